@@ -1,0 +1,16 @@
+"""How a step says that it will not answer: raised for one request, never seen by its neighbours in a dynamic batch."""
+
+
+class InvalidInput(Exception):
+    """The request's tensors do not make sense; becomes INVALID_ARGUMENT. The text must not echo the input."""
+
+
+class EarlyExit(Exception):
+    """There is nothing left to do; becomes ALREADY_EXISTS with the message ``EARLY_EXIT[reason]``.
+
+    Triton and gRPC never answer ALREADY_EXISTS themselves, so the code alone already tells an exit from a fault.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"EARLY_EXIT[{reason}]")
+        self.reason = reason

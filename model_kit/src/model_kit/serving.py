@@ -1,0 +1,56 @@
+"""The seam between a model's pure functions and Triton's Python backend."""
+
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from model_kit.outcomes import EarlyExit, InvalidInput
+
+Outputs = Mapping[str, np.ndarray]
+
+
+def answer_each(requests: Sequence[Any], answer: Callable[[Any], Outputs]) -> list[Any]:
+    """Answer every request of a batch on its own: a fault in one never fails, or shows its text to, another.
+
+    Args:
+        requests: what Triton hands to ``execute``.
+        answer: one request -> its output tensors by name; may raise EarlyExit or InvalidInput.
+    """
+    return [_response_of(request, answer) for request in requests]
+
+
+def error_of(exc: Exception) -> Any:
+    """The TritonError of what a step raised; anything unforeseen is logged here and named ``internal`` outside."""
+    if isinstance(exc, EarlyExit):
+        return pb_utils.TritonError(str(exc), pb_utils.TritonError.ALREADY_EXISTS)
+    if isinstance(exc, InvalidInput):
+        return pb_utils.TritonError(str(exc), pb_utils.TritonError.INVALID_ARG)
+    pb_utils.Logger.log_error("".join(traceback.format_exception(exc)))
+    return pb_utils.TritonError("internal", pb_utils.TritonError.INTERNAL)
+
+
+def tensors_of(outputs: Outputs) -> list[Any]:
+    return [pb_utils.Tensor(name, array) for name, array in outputs.items()]
+
+
+def input_of(request: Any, name: str) -> np.ndarray | None:
+    """The input as an array (BYTES: dtype object, elements ``bytes``), or None where an optional one was not sent."""
+    tensor = pb_utils.get_input_tensor_by_name(request, name)
+    return None if tensor is None else tensor.as_numpy()
+
+
+def bytes_tensor(values: Sequence[bytes], shape: Sequence[int]) -> np.ndarray:
+    """A BYTES tensor that keeps its rank when it is empty."""
+    array = np.empty(len(values), dtype=np.object_)
+    array[:] = list(values)
+    return array.reshape(shape)
+
+
+def _response_of(request: Any, answer: Callable[[Any], Outputs]) -> Any:
+    try:
+        return pb_utils.InferenceResponse(tensors_of(answer(request)))
+    except Exception as exc:
+        return pb_utils.InferenceResponse(error=error_of(exc))

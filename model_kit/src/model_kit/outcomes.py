@@ -14,3 +14,18 @@ class EarlyExit(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(f"EARLY_EXIT[{reason}]")
         self.reason = reason
+
+
+class Cancelled(Exception):
+    """Nobody waits for the rest of the answer; becomes CANCELLED."""
+
+    def __init__(self) -> None:
+        super().__init__("cancelled")
+
+
+class Overloaded(Exception):
+    """A step below has no room for the request; becomes UNAVAILABLE, as Triton answers for a full queue."""
+
+
+class Cancelled(Exception):
+    """Whoever asked has left; becomes CANCELLED, and what would have followed is not run."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from model_kit.outcomes import EarlyExit, InvalidInput
+from model_kit.outcomes import Cancelled, EarlyExit, InvalidInput
 
 Outputs = Mapping[str, np.ndarray]
 
@@ -28,6 +28,8 @@ def error_of(exc: Exception) -> Any:
         return pb_utils.TritonError(str(exc), pb_utils.TritonError.ALREADY_EXISTS)
     if isinstance(exc, InvalidInput):
         return pb_utils.TritonError(str(exc), pb_utils.TritonError.INVALID_ARG)
+    if isinstance(exc, Cancelled):
+        return pb_utils.TritonError(str(exc), pb_utils.TritonError.CANCELLED)
     pb_utils.Logger.log_error("".join(traceback.format_exception(exc)))
     return pb_utils.TritonError("internal", pb_utils.TritonError.INTERNAL)
 

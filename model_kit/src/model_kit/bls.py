@@ -1,0 +1,72 @@
+"""What a BLS model needs around its script: calls to other models, and their errors under the right code again."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from model_kit.outcomes import Cancelled, InvalidInput, Overloaded
+from model_kit.serving import Outputs, error_of, tensors_of
+
+# Triton's own texts for a step whose queue refused the request.
+OVERLOAD_MARKS = ("Exceeds maximum queue size", "Request timeout expired")
+
+
+async def answer_together(requests: Sequence[Any], answer: Callable[[Any], Awaitable[Outputs]]) -> list[Any]:
+    """Answer the requests of a batch at the same time, so that one's wait for a child is another's turn.
+
+    Like ``serving.answer_each``: a fault in one request never reaches another.
+    """
+    return list(await asyncio.gather(*(_response_of(request, answer) for request in requests)))
+
+
+async def call(parent: Any, model: str, inputs: Outputs, outputs: Sequence[str], faults: Collection[str]) -> list[Any]:
+    """Run another model for ``parent``, under its request id, parameters and queue timeout.
+
+    Args:
+        faults: the child's texts that mean InvalidInput; BLS loses the code of an error and keeps its text.
+
+    Returns:
+        the named outputs as arrays, in the order asked for.
+
+    Raises:
+        Cancelled: the caller of ``parent`` has left, so the child is not started.
+        InvalidInput, Overloaded: as the child said.
+        RuntimeError: any other error of the child.
+    """
+    if parent.is_cancelled():
+        raise Cancelled("the request was cancelled")
+    response = await _request(parent, model, inputs, outputs).async_exec()
+    if response.has_error():
+        raise exception_of(response.error().message(), faults)
+    return [pb_utils.get_output_tensor_by_name(response, name).as_numpy() for name in outputs]
+
+
+def exception_of(message: str, faults: Collection[str]) -> Exception:
+    """What a child's error means, from its text alone."""
+    if message in faults:
+        return InvalidInput(message)
+    if any(mark in message for mark in OVERLOAD_MARKS):
+        return Overloaded("a step of the model has no room for the request")
+    return RuntimeError(message)
+
+
+def _request(parent: Any, model: str, inputs: Outputs, outputs: Sequence[str]) -> Any:
+    return pb_utils.InferenceRequest(
+        model_name=model,
+        inputs=tensors_of(inputs),
+        requested_output_names=list(outputs),
+        request_id=parent.request_id(),
+        timeout=parent.timeout(),
+        trace=parent.trace(),
+        parameters=json.loads(parent.parameters()),
+    )
+
+
+async def _response_of(request: Any, answer: Callable[[Any], Awaitable[Outputs]]) -> Any:
+    try:
+        return pb_utils.InferenceResponse(tensors_of(await answer(request)))
+    except Exception as exc:
+        return pb_utils.InferenceResponse(error=error_of(exc))

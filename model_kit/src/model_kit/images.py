@@ -1,0 +1,84 @@
+"""An encoded image -> its pixels. Every limit is checked on the header, before anything is decoded."""
+
+from io import BytesIO
+
+import numpy as np
+from PIL import Image, ImageOps, ImageStat
+
+from model_kit.outcomes import InvalidInput
+
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
+MAX_PIXELS = 40_000_000
+MAX_SIDE_PX = 32_000  # OpenCV's warps address pixels with 16 bits
+
+NOT_ONE = "IMAGE must hold exactly one image: the batch dimension must be 1"
+UNKNOWN_FORMAT = "IMAGE is not a PNG, JPEG, WebP, BMP or GIF image"
+TOO_LARGE = "IMAGE is too large: at most 40 megapixels, and 32000 pixels on a side"
+CORRUPT = "IMAGE is truncated or corrupt"
+# All that this module ever says, so that a caller who sees only the text of an error can tell it from a fault.
+FAULTS = frozenset({NOT_ONE, UNKNOWN_FORMAT, TOO_LARGE, CORRUPT})
+
+Image.MAX_IMAGE_PIXELS = None  # replaced by _refuse_large, which is stricter and raises where Pillow would only warn
+
+
+def single_image(tensor: np.ndarray) -> bytes:
+    """The one encoded image of a BYTES tensor of shape [1, 1]; several have no rectangular answer.
+
+    Raises:
+        InvalidInput: another number of images.
+    """
+    if tensor.size != 1:
+        raise InvalidInput(NOT_ONE)
+    return tensor.item()
+
+
+def pixels_of(encoded: bytes) -> np.ndarray:
+    """Decode the first frame, upright by its EXIF orientation, without transparency.
+
+    Returns:
+        uint8 [height, width, 3], blue-green-red as OpenCV has it.
+
+    Raises:
+        InvalidInput: not an image, too large or broken; the text is one of FAULTS.
+    """
+    image = _opened(encoded)
+    _refuse_large(image.size)
+    return np.ascontiguousarray(_decoded(image)[:, :, ::-1])
+
+
+def _opened(encoded: bytes) -> Image.Image:
+    try:
+        return Image.open(BytesIO(encoded), formats=FORMATS)
+    except Exception as exc:  # parsers of hostile bytes raise anything
+        raise InvalidInput(UNKNOWN_FORMAT) from exc
+
+
+def _refuse_large(size: tuple[int, int]) -> None:
+    width, height = size
+    if width * height > MAX_PIXELS or max(size) > MAX_SIDE_PX:
+        raise InvalidInput(TOO_LARGE)
+
+
+def _decoded(image: Image.Image) -> np.ndarray:
+    try:
+        image.load()
+        return np.asarray(_opaque(ImageOps.exif_transpose(image)))
+    except Exception as exc:  # as above
+        raise InvalidInput(CORRUPT) from exc
+
+
+def _opaque(image: Image.Image) -> Image.Image:
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    ink = image.convert("RGBA")
+    sheet = Image.new("RGBA", ink.size, _sheet_colour(ink))
+    sheet.alpha_composite(ink)
+    return sheet.convert("RGB")
+
+
+def _sheet_colour(ink: Image.Image) -> str:
+    """White under dark ink and black under light ink, so that text on a transparent ground stays readable."""
+    alpha = ink.getchannel("A")
+    if alpha.getbbox() is None:
+        return "white"
+    return "black" if ImageStat.Stat(ink.convert("L"), mask=alpha).mean[0] > 127 else "white"

@@ -1,0 +1,68 @@
+"""The decoupled counterpart of ``serving``: many responses for a request, and exactly one FINAL whatever happens.
+
+FINAL travels in the same ``send`` as the last response or the error: an error with a separate FINAL after it crashes
+tritonserver 2.51 when the caller asked for gRPC errors in its stream.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from model_kit.serving import Outputs, error_of, tensors_of
+
+_FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+
+@dataclass(frozen=True)
+class Part:
+    """One response of a stream."""
+
+    outputs: Outputs
+    is_last: bool = False
+
+
+def stream_each(
+    requests: Sequence[Any],
+    accept: Callable[[Any, Callable[[], bool]], Iterable[Part] | None],
+    submit: Callable[[Callable[[], None]], None],
+) -> None:
+    """Start every request of a decoupled ``execute`` on its own; a refused one is answered at once.
+
+    Args:
+        requests: what Triton hands to ``execute``.
+        accept: one request, and a function that says whether its caller has gone -> its parts, made while they are
+            read, or None where there is nothing to answer; reads the tensors before it returns; may raise EarlyExit
+            or InvalidInput.
+        submit: runs what it is given later, on a thread of its own.
+    """
+    for request in requests:
+        sender = request.get_response_sender()
+        try:
+            parts = accept(request, sender.is_cancelled)
+        except Exception as exc:
+            _send_error(sender, exc)
+        else:
+            sender.send(flags=_FINAL) if parts is None else submit(partial(relay, sender, parts))
+
+
+def relay(sender: Any, parts: Iterable[Part]) -> None:
+    """Send the parts as they come; never raises. Parts that end without a last one are closed by a bare FINAL."""
+    try:
+        for part in parts:
+            response = pb_utils.InferenceResponse(tensors_of(part.outputs))
+            sender.send(response, flags=_FINAL if part.is_last else 0)
+            if part.is_last:
+                return
+        sender.send(flags=_FINAL)
+    except Exception as exc:
+        _send_error(sender, exc)
+
+
+def _send_error(sender: Any, exc: Exception) -> None:
+    try:
+        sender.send(pb_utils.InferenceResponse(error=error_of(exc)), flags=_FINAL)
+    except Exception as unsent:
+        pb_utils.Logger.log_error(f"a stream could not be ended: {type(unsent).__name__}")

@@ -25,7 +25,3 @@ class Cancelled(Exception):
 
 class Overloaded(Exception):
     """A step below has no room for the request; becomes UNAVAILABLE, as Triton answers for a full queue."""
-
-
-class Cancelled(Exception):
-    """Whoever asked has left; becomes CANCELLED, and what would have followed is not run."""

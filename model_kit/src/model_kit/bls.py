@@ -37,7 +37,7 @@ async def call(parent: Any, model: str, inputs: Outputs, outputs: Sequence[str],
         RuntimeError: any other error of the child.
     """
     if parent.is_cancelled():
-        raise Cancelled("the request was cancelled")
+        raise Cancelled
     response = await _request(parent, model, inputs, outputs).async_exec()
     if response.has_error():
         raise exception_of(response.error().message(), faults)

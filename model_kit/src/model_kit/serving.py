@@ -7,9 +7,16 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from model_kit.outcomes import Cancelled, EarlyExit, InvalidInput
+from model_kit.outcomes import Cancelled, EarlyExit, InvalidInput, Overloaded
 
 Outputs = Mapping[str, np.ndarray]
+
+CODE_BY_OUTCOME = {
+    EarlyExit: pb_utils.TritonError.ALREADY_EXISTS,
+    InvalidInput: pb_utils.TritonError.INVALID_ARG,
+    Overloaded: pb_utils.TritonError.UNAVAILABLE,
+    Cancelled: pb_utils.TritonError.CANCELLED,
+}
 
 
 def answer_each(requests: Sequence[Any], answer: Callable[[Any], Outputs]) -> list[Any]:
@@ -24,12 +31,8 @@ def answer_each(requests: Sequence[Any], answer: Callable[[Any], Outputs]) -> li
 
 def error_of(exc: Exception) -> Any:
     """The TritonError of what a step raised; anything unforeseen is logged here and named ``internal`` outside."""
-    if isinstance(exc, EarlyExit):
-        return pb_utils.TritonError(str(exc), pb_utils.TritonError.ALREADY_EXISTS)
-    if isinstance(exc, InvalidInput):
-        return pb_utils.TritonError(str(exc), pb_utils.TritonError.INVALID_ARG)
-    if isinstance(exc, Cancelled):
-        return pb_utils.TritonError(str(exc), pb_utils.TritonError.CANCELLED)
+    if type(exc) in CODE_BY_OUTCOME:
+        return pb_utils.TritonError(str(exc), CODE_BY_OUTCOME[type(exc)])
     pb_utils.Logger.log_error("".join(traceback.format_exception(exc)))
     return pb_utils.TritonError("internal", pb_utils.TritonError.INTERNAL)
 

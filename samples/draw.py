@@ -1,0 +1,30 @@
+"""Draws the sample images beside this file: ``python samples/draw.py`` (needs Pillow alone)."""
+
+from pathlib import Path
+
+from PIL import Image, ImageDraw, ImageFont
+
+HERE = Path(__file__).parent
+LINES = ["Hello Triton gateway", "Open daily 9 to 18", "Please ring the bell"]
+
+
+def main() -> None:
+    sheet().save(HERE / "blank.png", optimize=True)
+    sign().save(HERE / "sign.png", optimize=True)
+
+
+def sheet() -> Image.Image:
+    return Image.new("L", (640, 320), 255)
+
+
+def sign() -> Image.Image:
+    image = sheet()
+    draw = ImageDraw.Draw(image)
+    draw.rectangle((8, 8, 631, 311), outline=0, width=4)
+    for row, line in enumerate(LINES):
+        draw.text((60, 45 + 85 * row), line, fill=0, font=ImageFont.load_default(44))
+    return image
+
+
+if __name__ == "__main__":
+    main()

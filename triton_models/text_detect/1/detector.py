@@ -1,0 +1,26 @@
+"""The detection network of rapidocr-onnxruntime (PP-OCRv4) on a canvas of our own."""
+
+import cv2
+import numpy as np
+from model_kit.rapidocr import stage_settings
+from rapidocr_onnxruntime.ch_ppocr_det import TextDetector
+
+from .canvas import GRID_PX, boxes_in_image, canvas_of, placement_of
+from .reading_order import reading_order
+
+
+class Detector:
+    """Finds lines of text."""
+
+    def __init__(self, pixel_budget: int) -> None:
+        self._pixel_budget = pixel_budget
+        # A canvas already has the size that the network is to see; with this limit the package leaves it as it is.
+        self._network = TextDetector(stage_settings("Det", limit_type="min", limit_side_len=GRID_PX))
+
+    def boxes_in(self, pixels: np.ndarray) -> np.ndarray:
+        """uint8 [height, width, 3], BGR -> float32 [n, 4, 2]: corners in pixels, clockwise from the top left."""
+        placement = placement_of(*pixels.shape[:2], self._pixel_budget)
+        size = (placement.drawn_width, placement.drawn_height)
+        canvas = canvas_of(cv2.resize(pixels, size, interpolation=cv2.INTER_AREA))
+        found, _ = self._network(canvas)
+        return reading_order(boxes_in_image(found, placement))

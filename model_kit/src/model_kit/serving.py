@@ -11,11 +11,12 @@ from model_kit.outcomes import Cancelled, EarlyExit, InvalidInput, Overloaded
 
 Outputs = Mapping[str, np.ndarray]
 
+# By name: the backend adds TritonError to its module only after a model has been imported.
 CODE_BY_OUTCOME = {
-    EarlyExit: pb_utils.TritonError.ALREADY_EXISTS,
-    InvalidInput: pb_utils.TritonError.INVALID_ARG,
-    Overloaded: pb_utils.TritonError.UNAVAILABLE,
-    Cancelled: pb_utils.TritonError.CANCELLED,
+    EarlyExit: "ALREADY_EXISTS",
+    InvalidInput: "INVALID_ARG",
+    Overloaded: "UNAVAILABLE",
+    Cancelled: "CANCELLED",
 }
 
 
@@ -32,7 +33,7 @@ def answer_each(requests: Sequence[Any], answer: Callable[[Any], Outputs]) -> li
 def error_of(exc: Exception) -> Any:
     """The TritonError of what a step raised; anything unforeseen is logged here and named ``internal`` outside."""
     if type(exc) in CODE_BY_OUTCOME:
-        return pb_utils.TritonError(str(exc), CODE_BY_OUTCOME[type(exc)])
+        return pb_utils.TritonError(str(exc), getattr(pb_utils.TritonError, CODE_BY_OUTCOME[type(exc)]))
     pb_utils.Logger.log_error("".join(traceback.format_exception(exc)))
     return pb_utils.TritonError("internal", pb_utils.TritonError.INTERNAL)
 

@@ -1,0 +1,148 @@
+"""Own one tritonserver on a gateway's behalf; runs as a process: `python -I guard.py ... -- tritonserver ...`.
+
+A gateway that is killed cannot clean up, and a parent-death signal on Triton is not enough: its stub processes outlive
+it while they are busy, and so does their shared memory. So this small process stands between the two. Its standard
+input is a pipe from the gateway; when that closes, for whatever reason, it ends Triton, whatever Triton started, and
+what they left in /dev/shm. It does the same when Triton ends by itself, and leaves with Triton's exit status.
+
+Standard library only. The gateway imports `end_group` and `discard` to clean up after a guard that was itself killed.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+SHARED_MEMORY = Path("/dev/shm")
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class Charge:
+    """What is guarded: the command, what to add to its environment, what to discard after it, how long it may take."""
+
+    command: list[str]
+    environment: dict[str, str]
+    shm_prefix: str
+    folder: Path
+    grace_s: float
+
+
+def main(arguments: list[str]) -> int:
+    """Guard until Triton ends or the gateway is gone; return Triton's exit status."""
+    charge = _charge(arguments)
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        status = _run(charge)
+    finally:
+        _end_orphans()
+        discard(charge.shm_prefix, charge.folder)
+    return status if status >= 0 else 128 - status
+
+
+def _run(charge: Charge) -> int:
+    triton = _launch(charge)
+    os.write(1, b"%d\n" % triton.pid)
+    _wait_for_the_end(triton.pid, charge.grace_s)
+    end_group(triton.pid)
+    return triton.wait()
+
+
+def end_group(group: int) -> None:
+    """Kill every process of Triton's process group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def discard(shm_prefix: str, folder: Path) -> None:
+    """Remove the shared memory whose names begin with `shm_prefix`, and the temporary folder."""
+    for region in SHARED_MEMORY.glob(shm_prefix + "*"):
+        region.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _charge(arguments: list[str]) -> Charge:
+    parser = argparse.ArgumentParser(prog="guard")
+    parser.add_argument("--shm-prefix", required=True)
+    parser.add_argument("--folder", required=True, type=Path)
+    parser.add_argument("--grace-s", required=True, type=float)
+    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("command", nargs="+")
+    given = parser.parse_args(arguments)
+    environment = dict(pair.split("=", 1) for pair in given.env)
+    return Charge(given.command, environment, given.shm_prefix, given.folder, given.grace_s)
+
+
+def _launch(charge: Charge) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        charge.command,
+        stdin=subprocess.DEVNULL,
+        stdout=sys.stderr,
+        env={**os.environ, **charge.environment},
+        process_group=0,
+        preexec_fn=_dies_with(os.getpid()),  # noqa: PLW1509 - safe: no thread runs yet
+    )
+
+
+def _dies_with(guard: int) -> Callable[[], None]:
+    def ask_the_kernel() -> None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != guard:
+            os._exit(1)
+
+    return ask_the_kernel
+
+
+def _wait_for_the_end(triton: int, grace_s: float) -> None:
+    events: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: events.put("told to stop"))
+    _tell(events, "gateway gone", lambda: os.read(0, 1))
+    _tell(events, "triton ended", lambda: os.waitid(os.P_PID, triton, os.WEXITED | os.WNOWAIT))
+    if events.get() == "triton ended":
+        return
+    os.kill(triton, signal.SIGTERM)
+    with contextlib.suppress(queue.Empty):
+        while events.get(timeout=grace_s) != "triton ended":
+            continue
+
+
+def _tell(events: "queue.SimpleQueue[str]", event: str, wait: Callable[[], object]) -> None:
+    def tell() -> None:
+        wait()
+        events.put(event)
+
+    threading.Thread(target=tell, daemon=True).start()
+
+
+def _end_orphans() -> None:
+    # As subreaper this process inherits whatever Triton's processes leave behind, in any group, generation by
+    # generation; when no child is left, nothing of Triton is.
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            for child in _children(os.getpid()):
+                os.kill(child, signal.SIGKILL)
+            os.waitpid(-1, 0)
+
+
+def _children(parent: int) -> Iterator[int]:
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            after_name = stat.read_text(errors="replace").rpartition(")")[2].split()
+            if int(after_name[1]) == parent:
+                yield int(stat.parent.name)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

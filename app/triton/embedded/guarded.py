@@ -1,0 +1,102 @@
+"""One running Triton behind its guard process."""
+
+import asyncio
+import os
+import sys
+from asyncio.subprocess import PIPE, Process
+from pathlib import Path
+
+from app.triton.embedded import guard
+from app.triton.embedded.errors import StartFailed
+from app.triton.embedded.launch import Launch
+from app.triton.embedded.log import TritonLog
+
+
+class GuardedTriton:
+    """Made by `start`; alive until `ended` returns."""
+
+    def __init__(self, launch: Launch, process: Process, pid: int, log: asyncio.StreamReader) -> None:
+        self.launch = launch
+        self.pid = pid
+        self.log = TritonLog()
+        self._process = process
+        self._ended = asyncio.ensure_future(self._run(log))
+
+    @classmethod
+    async def start(cls, launch: Launch) -> "GuardedTriton":
+        """Start the guard, in a session of its own so that the terminal's Ctrl-C reaches only the gateway."""
+        log, log_end = os.pipe()
+        environment = dict(launch.options.environment)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *_guard_command(launch),
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=log_end,
+                env=environment,
+                start_new_session=True,
+            )
+        finally:
+            os.close(log_end)
+        return cls(launch, process, await _pid_from(process), await _reader(log))
+
+    @property
+    def has_ended(self) -> bool:
+        """True when Triton and all that belonged to it are gone."""
+        return self._ended.done()
+
+    async def ended(self) -> int:
+        """Wait until Triton, its guard and all they held are gone; Triton's exit status, 128 + n after signal n."""
+        return await asyncio.shield(self._ended)
+
+    async def stop(self) -> int:
+        """Let go of the guard, which ends Triton, and wait."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        return await self.ended()
+
+    async def _run(self, log: asyncio.StreamReader) -> int:
+        relay = asyncio.ensure_future(self._relay(log))
+        status = await self._process.wait()
+        if status < 0:
+            self._stand_in_for_guard()
+        await relay
+        return status if status >= 0 else 128 - status
+
+    def _stand_in_for_guard(self) -> None:
+        # The guard was killed: the kernel has ended Triton with it, its stubs and shared memory are left.
+        guard.end_group(self.pid)
+        guard.discard(self.launch.shm_prefix, self.launch.folder)
+
+    async def _relay(self, log: asyncio.StreamReader) -> None:
+        while data := await log.read(65536):
+            self.log.feed(data)
+
+
+async def _pid_from(process: Process) -> int:
+    assert process.stdout is not None
+    line = await process.stdout.readline()
+    if not line:
+        raise StartFailed("The process that guards Triton ended before it had started Triton.")
+    return int(line)
+
+
+async def _reader(descriptor: int) -> asyncio.StreamReader:
+    # Not asyncio's own pipe: its `Process.wait` may wait for every holder of such a pipe, stubs without guard included.
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb", 0))
+    return reader
+
+
+def _guard_command(launch: Launch) -> list[str]:
+    additions = (f"--env={name}={value}" for name, value in launch.environment().items())
+    return [
+        *(sys.executable, "-I", "-S", str(Path(guard.__file__).resolve())),
+        f"--shm-prefix={launch.shm_prefix}",
+        f"--folder={launch.folder}",
+        f"--grace-s={launch.grace_s}",
+        *additions,
+        "--",
+        *launch.command(),
+    ]

@@ -1,0 +1,96 @@
+"""One start of Triton, in words: its arguments, what is added to its environment, its names."""
+
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.triton.embedded.options import LOOPBACK, EmbeddedOptions, Ports
+from app.triton.embedded.repository import Repository
+from app.triton.embedded.wheel import ModelEnvironment
+
+# Without these Triton answers the engine's frequent keepalive pings with GOAWAY (too_many_pings).
+_KEEPALIVE = (
+    "--grpc-http2-min-recv-ping-interval-without-data=200",
+    "--grpc-http2-max-ping-strikes=0",
+    "--grpc-keepalive-permit-without-calls=1",
+)
+# Many single-threaded model processes share the cores; each with a thread pool of its own would fight over them.
+_THREAD_COUNTS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """`nonce` comes back as the server's name: the proof that the one who answers is the one that was started."""
+
+    options: EmbeddedOptions
+    ports: Ports
+    repository: Repository
+    models: ModelEnvironment
+    nonce: str
+    folder: Path
+
+    @classmethod
+    def prepare(
+        cls, options: EmbeddedOptions, ports: Ports, repository: Repository, models: ModelEnvironment
+    ) -> "Launch":
+        """Choose the names, and make the temporary folder with Triton's backends."""
+        folder = Path(tempfile.mkdtemp(prefix="triton-gateway-"))
+        models.link_backends(folder)
+        return cls(options, ports, repository, models, secrets.token_hex(8), folder)
+
+    @property
+    def shm_prefix(self) -> str:
+        """The beginning of the name of every shared-memory region of this start, and of no other."""
+        return f"triton_gateway_{self.nonce}_"
+
+    @property
+    def grace_s(self) -> float:
+        """How long Triton may take to end before it is killed: its own limit and what it adds to that."""
+        return self.options.exit_timeout_s + 2.0
+
+    def command(self) -> list[str]:
+        """The command line of `tritonserver`."""
+        return [
+            str(self.models.executable),
+            f"--id={self.nonce}",
+            *self._model_arguments(),
+            *self._address_arguments(),
+            *_KEEPALIVE,
+            f"--exit-timeout-secs={self.options.exit_timeout_s}",
+        ]
+
+    def environment(self) -> dict[str, str]:
+        """What Triton's environment has beyond the inherited one: the stubs run the `python3` found first on PATH."""
+        inherited = self.options.environment
+        return {
+            **{name: count for name, count in _THREAD_COUNTS.items() if name not in inherited},
+            "PATH": _joined(str(self.models.python.path.parent), inherited.get("PATH", os.defpath)),
+            **_library_path(self.models.python.library_folder, inherited),
+        }
+
+    def _model_arguments(self) -> Iterator[str]:
+        yield f"--model-repository={self.repository.path}"
+        yield f"--backend-directory={self.folder}"
+        yield "--model-control-mode=explicit"
+        yield "--load-model=*"
+        # A stub that cannot start would hold up loading for 30 s.
+        yield "--backend-config=python,stub-timeout-seconds=10"
+        yield f"--backend-config=python,shm-region-prefix-name={self.shm_prefix}"
+        if self.repository.is_complete:
+            yield "--disable-auto-complete-config"
+
+    def _address_arguments(self) -> Iterator[str]:
+        for service in ("grpc", "http", "metrics"):
+            yield f"--{service}-address={LOOPBACK}"
+            yield f"--{service}-port={getattr(self.ports, service)}"
+
+
+def _library_path(folder: str | None, inherited: Mapping[str, str]) -> dict[str, str]:
+    return {"LD_LIBRARY_PATH": _joined(folder, inherited.get("LD_LIBRARY_PATH", ""))} if folder else {}
+
+
+def _joined(first: str, rest: str) -> str:
+    return f"{first}{os.pathsep}{rest}" if rest else first

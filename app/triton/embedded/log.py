@@ -1,0 +1,62 @@
+"""Triton's own log: relayed to Python's logging, its latest lines kept to explain a failure."""
+
+import logging
+import re
+from collections import deque
+from collections.abc import Iterator
+
+logger = logging.getLogger(__name__)
+
+_LEVELS = {"I": logging.DEBUG, "W": logging.DEBUG, "E": logging.ERROR, "F": logging.CRITICAL}
+_PREFIX = re.compile(r"([IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ (\S+)\] ?(.*)", re.DOTALL)
+_LOADED = re.compile(r"\"successfully loaded '([^']+)'")
+_NOT_LOADED = re.compile(r"\"failed to load '([^']+)' version \d+: (.*)\"\Z", re.DOTALL)
+_NOT_POLLED = re.compile(r"\"?Poll failed for model directory '([^']+)': (.*?)\"?\Z", re.DOTALL)
+# Said at every start without a GPU, and of no consequence there.
+_HARMLESS = re.compile(r"CUDA|CudaDriverHelper|NVML|DCGM")
+_LINES_KEPT = 400
+_LONGEST_LINE = 16 * 1024
+
+
+class TritonLog:
+    """Takes the bytes of Triton's log as they come."""
+
+    def __init__(self) -> None:
+        self.loaded: list[str] = []
+        self.failures: dict[str, str] = {}
+        self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
+        self._rest = b""
+        self._level = logging.DEBUG
+
+    def feed(self, data: bytes) -> None:
+        """Take in the next bytes, which may end inside a line; a line without end is cut."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > _LONGEST_LINE:
+            lines, self._rest = [*lines, self._rest], b""
+        for line in lines:
+            self._take(line[:_LONGEST_LINE].decode("utf-8", "replace").rstrip())
+
+    def explanation(self) -> str:
+        """Why Triton ended, as far as its log says: the models that failed, else its last errors."""
+        if self.failures:
+            return "\n".join(f"model {name!r}: {reason}" for name, reason in sorted(self.failures.items()))
+        return "\n".join(self._errors()) or "\n".join([*self._lines][-8:]) or "it wrote no log"
+
+    def _take(self, line: str) -> None:
+        self._lines.append(line)
+        if match := _PREFIX.match(line):
+            self._level = _LEVELS[match[1]]
+            self._learn(match[3])
+        if line and not _HARMLESS.search(line):
+            logger.log(self._level, "triton: %s", line)
+
+    def _learn(self, message: str) -> None:
+        if match := _LOADED.match(message):
+            self.loaded.append(match[1])
+        elif match := _NOT_LOADED.match(message) or _NOT_POLLED.match(message):
+            self.failures[match[1].rpartition("/")[2]] = match[2].replace("\\n", "\n").strip()
+
+    def _errors(self) -> Iterator[str]:
+        for line in self._lines:
+            if line.startswith(("E", "F", "error:", "Failed")) and not _HARMLESS.search(line):
+                yield line

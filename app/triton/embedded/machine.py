@@ -1,0 +1,84 @@
+"""What the machine must offer before the wheel `nvidia-pytriton` is worth installing.
+
+Standard library only, and it runs on Python 3.8: the set-up imports this file before anything is installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+ARCHITECTURES = ("x86_64", "aarch64")
+OLDEST_GLIBC = (2, 35)
+GLIBCXX = "GLIBCXX_3.4.30"
+_SIDECAR = "run Triton as a container beside the gateway instead (`triton-gateway serve --triton HOST:PORT`)"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The facts that decide; `glibc` is None with another C library, `has_glibcxx` says GLIBCXX_3.4.30 is there."""
+
+    system: str
+    architecture: str
+    glibc: tuple[int, int] | None
+    has_glibcxx: bool
+
+    @classmethod
+    def here(cls) -> Machine:
+        """The machine this process runs on."""
+        return cls(platform.system(), platform.machine(), _glibc(), _has_glibcxx())
+
+
+def refusals(machine: Machine) -> list[str]:
+    """Why the wheel cannot run on `machine`, one message each with the way out; empty where it can."""
+    if machine.system != "Linux":
+        return [f"The embedded Triton needs Linux, this is {machine.system}: use a Linux container, or {_SIDECAR}."]
+    checks = (_architecture_refusal, _glibc_refusal, _glibcxx_refusal)
+    return [message for check in checks if (message := check(machine))]
+
+
+def _architecture_refusal(machine: Machine) -> str | None:
+    if machine.architecture in ARCHITECTURES:
+        return None
+    built_for = " or ".join(ARCHITECTURES)
+    return f"The embedded Triton is built for {built_for}, this is {machine.architecture}: {_SIDECAR}."
+
+
+def _glibc_refusal(machine: Machine) -> str | None:
+    if machine.glibc is not None and machine.glibc >= OLDEST_GLIBC:
+        return None
+    found = "another C library" if machine.glibc is None else "glibc {}.{}".format(*machine.glibc)
+    way_out = f"use Debian 12, Ubuntu 22.04 or newer, or {_SIDECAR}"
+    return "The embedded Triton needs glibc {}.{} or newer, this is {}: {}.".format(*OLDEST_GLIBC, found, way_out)
+
+
+def _glibcxx_refusal(machine: Machine) -> str | None:
+    if machine.has_glibcxx:
+        return None
+    return (
+        f"The embedded Triton needs a libstdc++ with {GLIBCXX} (GCC 12 or newer): install it "
+        f"(Debian and Ubuntu: `apt-get install libstdc++6`), or {_SIDECAR}."
+    )
+
+
+def _glibc() -> tuple[int, int] | None:
+    with contextlib.suppress(ValueError, OSError, AttributeError):
+        name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
+        major, minor = version.split(".")[:2]
+        return (int(major), int(minor)) if name == "glibc" else None
+    return None
+
+
+def _has_glibcxx() -> bool:
+    # The dynamic loader decides which libstdc++ is used, so it is asked rather than a list of folders.
+    try:
+        ctypes.CDLL("libstdc++.so.6")
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+        loaded = next(line.split(maxsplit=5)[5] for line in maps.splitlines() if "libstdc++.so" in line)
+        return GLIBCXX.encode() + b"\0" in Path(loaded).read_bytes()
+    except (OSError, StopIteration):
+        return False

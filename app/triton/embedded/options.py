@@ -1,0 +1,62 @@
+"""How an embedded Triton is to run."""
+
+import os
+import socket
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from app.triton.embedded.errors import PortTaken
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Ports:
+    """The three ports of one server, on the loopback address."""
+
+    grpc: int
+    http: int
+    metrics: int
+
+    @classmethod
+    def free(cls) -> "Ports":
+        """Three ports that nobody listens on now."""
+        with ExitStack() as held:
+            sockets = [held.enter_context(socket.socket()) for _ in range(3)]
+            for each in sockets:
+                each.bind((LOOPBACK, 0))
+            return cls(*(each.getsockname()[1] for each in sockets))
+
+    def require_free(self) -> None:
+        """Raise `PortTaken` for the first port that cannot be bound."""
+        for name, port in (("gRPC", self.grpc), ("HTTP", self.http), ("metrics", self.metrics)):
+            _require_free(name, port)
+
+
+def _require_free(name: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError as exc:
+            raise PortTaken(f"Port {port}, meant for Triton's {name}, is in use by another process.") from exc
+
+
+@dataclass(frozen=True)
+class EmbeddedOptions:
+    """What to serve, with which Python environment, and how long things may take.
+
+    `ports` left out are picked free at the first start and kept over restarts. `environment` is what Triton and the
+    models inherit.
+    """
+
+    repository: Path
+    venv: Path
+    ports: Ports | None = None
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    start_timeout_s: float = 300.0
+    exit_timeout_s: int = 4
+    first_restart_s: float = 0.5
+    longest_restart_s: float = 30.0

@@ -1,0 +1,39 @@
+"""How far the models have been loaded, and how a terminal shows it."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+
+@dataclass(frozen=True)
+class Loading:
+    """`ready` of `total` models can be called; `model` became so last, or is None before the first."""
+
+    ready: int
+    total: int
+    model: str | None = None
+
+    def __str__(self) -> str:
+        counted = f"{self.ready} of {self.total} models ready"
+        return f"{counted}: {self.model}" if self.model else counted
+
+
+OnProgress = Callable[[Loading], None]
+
+
+@contextmanager
+def shown_on(console: Console) -> Iterator[OnProgress]:
+    """A callback that draws a bar on a terminal, and prints plain lines anywhere else."""
+    if not console.is_terminal:
+        yield lambda loading: console.print(f"Triton: {loading}", highlight=False)
+        return
+    columns = (TextColumn("Triton"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("starting", total=None)
+        yield lambda loading: bar.update(
+            task, completed=loading.ready, total=loading.total, description=str(loading), refresh=True
+        )

@@ -1,0 +1,89 @@
+"""What a model repository on disk asks of the server."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
+
+from app.triton.embedded.errors import RepositoryUnservable
+
+ENSEMBLE = "ensemble"
+BACKENDS = ("python", ENSEMBLE)
+# Without a configuration Triton tells the backend from the file in the version folder.
+BACKEND_BY_FILE = {
+    "model.py": "python",
+    "model.onnx": "onnxruntime",
+    "model.plan": "tensorrt",
+    "model.pt": "pytorch",
+    "model.savedmodel": "tensorflow",
+    "model.graphdef": "tensorflow",
+    "model.xml": "openvino",
+    "model.json": "vllm",
+}
+
+
+@dataclass(frozen=True)
+class Repository:
+    """The models of a repository, and whether Triton may skip the slow completing of their configurations."""
+
+    path: Path
+    models: tuple[str, ...]
+    is_complete: bool
+
+    @classmethod
+    def read(cls, path: Path) -> "Repository":
+        """Read the configurations under `path`; raise `RepositoryUnservable` for what the wheel cannot serve."""
+        folders = _model_folders(path)
+        configs = {folder: _config_of(folder) for folder in folders}
+        for folder, config in configs.items():
+            _require_backend(folder, config)
+        return cls(path.resolve(), tuple(each.name for each in folders), all(map(is_complete, configs.values())))
+
+
+def is_complete(config: pb.ModelConfig) -> bool:
+    """True where Triton need not ask the model for what the configuration leaves out."""
+    tensors = (*config.input, *config.output)
+    return bool(_backend_named(config) and config.input and config.output) and all(map(_is_typed, tensors))
+
+
+def _is_typed(tensor: pb.ModelInput | pb.ModelOutput) -> bool:
+    return tensor.data_type != pb.TYPE_INVALID and len(tensor.dims) > 0
+
+
+def _model_folders(path: Path) -> list[Path]:
+    if not path.is_dir():
+        raise RepositoryUnservable(f"There is no model repository at {path}.")
+    folders = sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith((".", "__")))
+    if not folders:
+        raise RepositoryUnservable(f"The model repository {path} holds no model: each is a folder of its own.")
+    return folders
+
+
+def _config_of(folder: Path) -> pb.ModelConfig:
+    path = folder / "config.pbtxt"
+    if not path.is_file():
+        return pb.ModelConfig()
+    try:
+        return text_format.Parse(path.read_text(encoding="utf-8"), pb.ModelConfig())
+    except (text_format.ParseError, UnicodeDecodeError) as exc:
+        raise RepositoryUnservable(f"Model {folder.name!r}: {path} cannot be read: {exc}.") from exc
+
+
+def _require_backend(folder: Path, config: pb.ModelConfig) -> None:
+    backend = _backend_named(config) or _backend_by_file(folder.glob("*/*"))
+    if backend is not None and backend not in BACKENDS:
+        raise RepositoryUnservable(
+            f"Model {folder.name!r} needs the backend {backend!r}, which the embedded Triton does not have (only "
+            "python and ensembles). NVIDIA's image nvcr.io/nvidia/tritonserver has it: run that as a sidecar and "
+            "name it with `triton-gateway serve --triton HOST:PORT`."
+        )
+
+
+def _backend_named(config: pb.ModelConfig) -> str:
+    return str(config.backend or config.platform)
+
+
+def _backend_by_file(files: Iterable[Path]) -> str | None:
+    return next((BACKEND_BY_FILE[file.name] for file in files if file.name in BACKEND_BY_FILE), None)

@@ -1,0 +1,145 @@
+"""`EmbeddedTriton`: a Triton that lives and dies with this process."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+from app.triton.embedded.backoff import delays_s
+from app.triton.embedded.errors import EmbeddedTritonError, MachineUnfit, StartFailed, StartTimedOut
+from app.triton.embedded.guarded import GuardedTriton
+from app.triton.embedded.launch import Launch
+from app.triton.embedded.machine import Machine, refusals
+from app.triton.embedded.options import LOOPBACK, EmbeddedOptions, Ports
+from app.triton.embedded.probe import Probe
+from app.triton.embedded.progress import Loading, OnProgress
+from app.triton.embedded.repository import Repository
+from app.triton.embedded.wheel import ModelEnvironment
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 0.05
+_STABLE_S = 60.0
+
+
+class EmbeddedTriton:
+    """Start it, let `watch` run beside the gateway, stop it.
+
+    The addresses are chosen at the first start and stay the same over restarts.
+    """
+
+    def __init__(self, options: EmbeddedOptions) -> None:
+        self._options = options
+        self._ports = options.ports or Ports.free()
+        self._triton: GuardedTriton | None = None
+        self._launching = asyncio.Lock()
+        self._stopping = asyncio.Event()
+
+    @property
+    def grpc_url(self) -> str:
+        """`host:port` of Triton's gRPC service."""
+        return f"{LOOPBACK}:{self._ports.grpc}"
+
+    @property
+    def http_url(self) -> str:
+        """Where Triton's own HTTP service listens; never shown to a gateway's client."""
+        return f"http://{LOOPBACK}:{self._ports.http}"
+
+    @property
+    def metrics_url(self) -> str:
+        """Triton's page of Prometheus metrics."""
+        return f"http://{LOOPBACK}:{self._ports.metrics}/metrics"
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of `tritonserver`; None before the first start."""
+        return self._triton.pid if self._triton else None
+
+    async def start(self, on_progress: OnProgress = lambda _: None) -> None:
+        """Start Triton and wait until every model is ready; raise an `EmbeddedTritonError` that says why it is not."""
+        for message in refusals(Machine.here()):
+            raise MachineUnfit(message)
+        await self._launch(on_progress)
+
+    async def watch(self) -> None:
+        """Restart Triton whenever it dies, later and later while it keeps dying; return after `stop`."""
+        delays = self._delays()
+        while not self._stopping.is_set():
+            since = time.monotonic()
+            status = await self._ended()
+            if time.monotonic() - since > _STABLE_S:
+                delays = self._delays()
+            if not self._stopping.is_set():
+                logger.error("the embedded Triton ended with status %s; it is started again", status)
+                await self._restart(delays)
+
+    async def stop(self) -> None:
+        """End Triton and all that belongs to it; return when it is gone."""
+        self._stopping.set()
+        async with self._launching:
+            if self._triton is not None:
+                await self._triton.stop()
+
+    async def _launch(self, on_progress: OnProgress = lambda _: None) -> None:
+        async with self._launching:
+            launch = await asyncio.to_thread(self._prepare)
+            self._triton = triton = await GuardedTriton.start(launch)
+            try:
+                await self._until_ready(triton, on_progress)
+            except BaseException:
+                await triton.stop()
+                raise
+
+    def _prepare(self) -> Launch:
+        repository = Repository.read(self._options.repository)
+        models = ModelEnvironment.of(self._options.venv)
+        self._ports.require_free()
+        return Launch.prepare(self._options, self._ports, repository, models)
+
+    async def _until_ready(self, triton: GuardedTriton, on_progress: OnProgress) -> None:
+        try:
+            async with asyncio.timeout(self._options.start_timeout_s), Probe.open(self.grpc_url) as probe:
+                while not await probe.is_ready(triton.launch.nonce):
+                    self._require_alive(triton)
+                    on_progress(_loading(triton))
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError as exc:
+            waited = f"Triton was not ready after {self._options.start_timeout_s:g} s: {_loading(triton)}"
+            raise StartTimedOut(f"{waited}.") from exc
+        on_progress(_loaded(triton))
+
+    def _require_alive(self, triton: GuardedTriton) -> None:
+        if self._stopping.is_set():
+            raise StartFailed("Triton was told to stop before it was ready.")
+        if triton.has_ended:
+            raise StartFailed(f"Triton did not start:\n{triton.log.explanation()}")
+
+    async def _ended(self) -> int:
+        assert self._triton is not None, "watch() follows start()"
+        return await self._triton.ended()
+
+    async def _restart(self, delays: Iterator[float]) -> None:
+        while not await self._is_stopped_within(next(delays)):
+            try:
+                return await self._launch()
+            except (EmbeddedTritonError, OSError) as exc:
+                logger.error("the embedded Triton could not be started again: %s", exc)
+
+    async def _is_stopped_within(self, delay_s: float) -> bool:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), delay_s)
+        return self._stopping.is_set()
+
+    def _delays(self) -> Iterator[float]:
+        return delays_s(self._options.first_restart_s, self._options.longest_restart_s)
+
+
+def _loading(triton: GuardedTriton) -> Loading:
+    loaded = triton.log.loaded
+    return Loading(len(loaded), len(triton.launch.repository.models), loaded[-1] if loaded else None)
+
+
+def _loaded(triton: GuardedTriton) -> Loading:
+    total = len(triton.launch.repository.models)
+    return Loading(total, total)

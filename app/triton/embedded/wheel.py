@@ -1,0 +1,76 @@
+"""The models' Python environment, and the server of the wheel `nvidia-pytriton` inside it."""
+
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.triton.embedded import interpreter
+from app.triton.embedded.errors import ModelEnvironmentUnfit
+
+_PROBE = """
+import importlib.metadata as metadata, json
+def found(name):
+    try:
+        return metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return None
+numpy, wheel = found("numpy"), found("nvidia-pytriton")
+print(json.dumps([numpy and numpy.version, wheel and str(wheel.locate_file("pytriton/tritonserver"))]))
+"""
+
+
+@dataclass(frozen=True)
+class ModelEnvironment:
+    """An environment that can run Triton and its Python models; `server` is the wheel's `tritonserver` folder."""
+
+    python: interpreter.Interpreter
+    server: Path
+
+    @classmethod
+    def of(cls, venv: Path) -> "ModelEnvironment":
+        """Examine `venv`; raise `ModelEnvironmentUnfit` with the way out if models cannot run there."""
+        python = interpreter.inspect(venv / "bin" / "python3")
+        if python is None:
+            raise ModelEnvironmentUnfit(
+                f"There is no Python environment for the models in {venv}: `make run` makes one, "
+                "or `pip install triton-gateway[embedded]` with Python 3.11 or 3.12."
+            )
+        if not python.runs_models:
+            raise ModelEnvironmentUnfit(interpreter.refusal(python.path))
+        return cls(python, _server_in(python.path))
+
+    @property
+    def executable(self) -> Path:
+        """The `tritonserver` binary."""
+        return self.server / "bin" / "tritonserver"
+
+    def link_backends(self, folder: Path) -> None:
+        """Lay out the Python backend in `folder` as Triton expects it, by symbolic links into the wheel."""
+        python = folder / "python"
+        python.mkdir(parents=True)
+        stub = self.server / "python_backend_stubs" / "{}.{}".format(*self.python.version)
+        for source in (*(self.server / "backends" / "python").iterdir(), *stub.iterdir()):
+            (python / source.name).symlink_to(source)
+
+
+def _server_in(python: Path) -> Path:
+    answer = subprocess.run([str(python), "-I", "-c", _PROBE], stdout=subprocess.PIPE, check=True, timeout=30)
+    numpy, server = json.loads(answer.stdout)
+    _require_numpy_1(numpy, python)
+    if server is None:
+        raise ModelEnvironmentUnfit(
+            f"The environment of {python} does not hold the wheel nvidia-pytriton: "
+            "`make run` installs it, or `pip install triton-gateway[embedded]`."
+        )
+    return Path(server)
+
+
+def _require_numpy_1(version: str | None, python: Path) -> None:
+    if version is None:
+        raise ModelEnvironmentUnfit(f"The models' environment of {python} has no numpy: install numpy 1.26.")
+    if int(version.partition(".")[0]) >= 2:
+        raise ModelEnvironmentUnfit(
+            f"The models' environment of {python} has numpy {version}. Triton's Python backend silently corrupts "
+            "tensors with numpy 2 or newer: install numpy 1.26 there (`pip install 'numpy<2'`)."
+        )

@@ -1,0 +1,1 @@
+"""A REST and Server-Sent Events gateway for NVIDIA Triton Inference Server."""

@@ -1,0 +1,25 @@
+"""A deadline: a value that travels with a request, on the monotonic clock."""
+
+import time
+from dataclasses import dataclass
+from typing import Self
+
+FLOOR_S = 0.05
+"""Shorter deadlines are lengthened to this: storms of sub-millisecond ones crash Triton 2.51."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    expires_at: float
+    """Seconds on ``time.monotonic``."""
+
+    @classmethod
+    def after(cls, seconds: float) -> Self:
+        return cls(time.monotonic() + max(seconds, FLOOR_S))
+
+    def remaining_s(self) -> float:
+        return max(0.0, self.expires_at - time.monotonic())
+
+    @property
+    def has_passed(self) -> bool:
+        return time.monotonic() >= self.expires_at

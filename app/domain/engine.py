@@ -1,0 +1,29 @@
+"""What the gateway needs of an inference server."""
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Protocol
+
+from app.domain.deadline import Deadline
+from app.domain.inference import InferenceRequest, InferenceResponse
+from app.domain.model import ModelConfig, ModelState
+
+
+class Engine(Protocol):
+    """Every method raises the errors of :mod:`app.domain.errors` and no others."""
+
+    async def is_live(self) -> bool:
+        """Whether the server answers at all; never raises."""
+
+    async def models(self) -> Sequence[ModelState]:
+        """The repository index."""
+
+    async def model_ready(self, model: str, version: str = "") -> bool: ...
+
+    async def model_config(self, model: str, version: str = "") -> ModelConfig:
+        """The model's configuration as the server holds it now. Raises ModelNotReady."""
+
+    async def infer(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
+        """One request, one response. Cancelling the awaiting task cancels the call."""
+
+    def infer_stream(self, request: InferenceRequest, deadline: Deadline) -> AsyncGenerator[InferenceResponse]:
+        """One request, its responses as they come. Closing the generator cancels the call."""

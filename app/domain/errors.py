@@ -1,0 +1,211 @@
+"""Everything that can go wrong, as nouns; the HTTP status of each stands in one table in ``app.api.problems``.
+
+GatewayError
+  ClientError          InvalidJson, InvalidRequest, InvalidInput, UnknownPipeline, UnknownModel, MethodNotAllowed,
+                       SlowRequest, PayloadTooLarge, UnsupportedMediaType, HeadersTooLarge
+  Rejected             TooManyRequests, Draining
+  ModelError           UpstreamProtocol
+  ContractViolation
+  Unavailable          UpstreamUnavailable, ModelNotReady
+  DeadlineExceeded
+  Cancelled            ClientClosedRequest, SlowConsumer
+  Internal
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+
+class Outcome(StrEnum):
+    """How a request ended; the closed set that metrics and the log use."""
+
+    OK = "ok"
+    EARLY_EXIT = "early_exit"
+    CLIENT_ERROR = "client_error"
+    REJECTED = "rejected"
+    MODEL_ERROR = "model_error"
+    CONTRACT_VIOLATION = "contract_violation"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+    UNAVAILABLE = "unavailable"
+    INTERNAL = "internal"
+
+
+@dataclass(frozen=True, slots=True)
+class FieldProblem:
+    """What is wrong with one field of the request; ``problem`` never repeats the value."""
+
+    field: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamError:
+    """What Triton said: for early-exit rules and the log, never for the caller.
+
+    ``grpc_code`` is None for an error inside a stream, to which Triton gives none.
+    """
+
+    grpc_code: str | None
+    message: str
+
+
+class GatewayError(Exception):
+    """The base of all; ``detail`` and ``hint`` are shown to the caller, so they never hold upstream text or input."""
+
+    code: ClassVar[str]
+    title: ClassVar[str]
+    outcome: ClassVar[Outcome]
+    retryable: ClassVar[bool] = False
+    retry_after_s: ClassVar[int | None] = None
+
+    def __init__(self, detail: str, *, hint: str | None = None, errors: Sequence[FieldProblem] = ()) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.hint = hint
+        self.errors = tuple(errors)
+        self.upstream: UpstreamError | None = None
+
+
+class ClientError(GatewayError):
+    outcome = Outcome.CLIENT_ERROR
+
+
+class InvalidJson(ClientError):
+    code = "invalid_json"
+    title = "The body is not JSON"
+
+
+class InvalidRequest(ClientError):
+    code = "invalid_request"
+    title = "The request is malformed"
+
+
+class InvalidInput(ClientError):
+    code = "invalid_input"
+    title = "The input does not fit the pipeline"
+
+
+class UnknownPipeline(ClientError):
+    code = "unknown_pipeline"
+    title = "No such pipeline"
+
+
+class UnknownModel(ClientError):
+    code = "unknown_model"
+    title = "No such model"
+
+
+class NotFound(ClientError):
+    code = "not_found"
+    title = "No such address"
+
+
+class MethodNotAllowed(ClientError):
+    code = "method_not_allowed"
+    title = "The method is not allowed here"
+
+
+class SlowRequest(ClientError):
+    code = "slow_request"
+    title = "The request came too slowly"
+    retryable = True
+
+
+class PayloadTooLarge(ClientError):
+    code = "payload_too_large"
+    title = "The body is too large"
+
+
+class UnsupportedMediaType(ClientError):
+    code = "unsupported_media_type"
+    title = "The content type is not accepted"
+
+
+class HeadersTooLarge(ClientError):
+    code = "headers_too_large"
+    title = "The headers are too large"
+
+
+class Rejected(GatewayError):
+    outcome = Outcome.REJECTED
+    retryable = True
+    retry_after_s = 1
+
+
+class TooManyRequests(Rejected):
+    code = "too_many_requests"
+    title = "Too many requests"
+
+
+class Draining(Rejected):
+    code = "draining"
+    title = "The gateway is shutting down"
+
+
+class ModelError(GatewayError):
+    code = "model_error"
+    title = "The model failed"
+    outcome = Outcome.MODEL_ERROR
+
+
+class UpstreamProtocol(ModelError):
+    code = "upstream_protocol"
+    title = "Triton's answer could not be read"
+
+
+class ContractViolation(GatewayError):
+    """An output broke its declared type, shape or contract; ``tensor`` says which."""
+
+    code = "contract_violation"
+    title = "A tensor broke its contract"
+    outcome = Outcome.CONTRACT_VIOLATION
+
+    def __init__(self, detail: str, *, tensor: str, hint: str | None = None) -> None:
+        super().__init__(detail, hint=hint)
+        self.tensor = tensor
+
+
+class Unavailable(GatewayError):
+    outcome = Outcome.UNAVAILABLE
+    retryable = True
+    retry_after_s = 1
+
+
+class UpstreamUnavailable(Unavailable):
+    code = "upstream_unavailable"
+    title = "Triton is not available"
+
+
+class ModelNotReady(Unavailable):
+    code = "model_not_ready"
+    title = "The model is not ready"
+
+
+class DeadlineExceeded(GatewayError):
+    code = "deadline_exceeded"
+    title = "The deadline passed"
+    outcome = Outcome.TIMEOUT
+    retryable = True
+
+
+class Cancelled(GatewayError):
+    outcome = Outcome.CANCELLED
+
+
+class ClientClosedRequest(Cancelled):
+    code = "client_closed_request"
+    title = "The client went away"
+
+
+class SlowConsumer(Cancelled):
+    code = "slow_consumer"
+    title = "The stream was read too slowly"
+
+
+class Internal(GatewayError):
+    code = "internal"
+    title = "The gateway has a bug"
+    outcome = Outcome.INTERNAL

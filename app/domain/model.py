@@ -1,0 +1,59 @@
+"""A Triton model as its configuration describes it.
+
+Source: Triton's ``model_config.proto``. The configuration, not the metadata, is read: metadata lacks ``optional``,
+``decoupled`` and the steps of an ensemble.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A declared input or output; ``dims`` leaves the batch dimension out, and -1 is any size."""
+
+    name: str
+    datatype: str
+    dims: tuple[int, ...]
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of an ensemble. ``input_map`` and ``output_map``: (the step model's tensor, the ensemble's tensor)."""
+
+    model: str
+    version: str
+    input_map: tuple[tuple[str, str], ...]
+    output_map: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    name: str
+    backend: str
+    max_batch_size: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    decoupled: bool = False
+    steps: tuple[Step, ...] = ()
+    instance_count: int = 1
+    parameters: tuple[tuple[str, str], ...] = field(default=())
+
+    @property
+    def is_ensemble(self) -> bool:
+        return bool(self.steps)
+
+    def input(self, name: str) -> TensorSpec | None:
+        return next((spec for spec in self.inputs if spec.name == name), None)
+
+    def output(self, name: str) -> TensorSpec | None:
+        return next((spec for spec in self.outputs if spec.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """One row of Triton's repository index."""
+
+    name: str
+    version: str
+    ready: bool

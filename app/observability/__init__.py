@@ -1,0 +1,1 @@
+"""Metrics, the log, and what identifies a request."""

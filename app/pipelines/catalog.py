@@ -1,0 +1,179 @@
+"""The pipelines that are served now: kept in step with ``gateway.yaml`` and with the models in Triton."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from app.domain.deadline import Deadline
+from app.domain.engine import Engine
+from app.domain.errors import GatewayError, ModelNotReady, UnknownPipeline
+from app.domain.model import ModelConfig
+from app.pipelines.compile import PipelineMismatch, compile_pipeline, derived_spec
+from app.pipelines.file import ConfigError, GatewayFile, nearest, read_gateway_file
+from app.pipelines.pipeline import Pipeline
+from app.pipelines.run import run
+from app.pipelines.spec import PipelineSpec
+
+_log = logging.getLogger(__name__)
+
+
+class State(StrEnum):
+    READY = "ready"
+    WARMING = "warming"
+    MODEL_NOT_READY = "model_not_ready"
+    MISCONFIGURED = "misconfigured"
+
+
+@dataclass(slots=True)
+class Entry:
+    """One pipeline's place in the catalog; ``pipeline`` is None until its model was seen ready."""
+
+    spec: PipelineSpec
+    state: State = State.MODEL_NOT_READY
+    pipeline: Pipeline | None = None
+    complaint: str = ""
+
+
+@dataclass(slots=True)
+class Catalog:
+    """``path``: the file to follow, or None to serve every ready model by its own name."""
+
+    engine: Engine
+    path: Path | None = None
+    early_exit_key: bytes | None = None
+    triton_is_up: bool = field(default=False, init=False)
+    reload_failed: bool = field(default=False, init=False)
+    entries: dict[str, Entry] = field(default_factory=dict, init=False)
+    _file: GatewayFile | None = field(default=None, init=False)
+    _stamp: tuple[int, int] = field(default=(0, 0), init=False)
+
+    def load_file(self) -> None:
+        """Read the file for the first time. Raises ConfigError."""
+        if self.path is not None:
+            self._stamp = _stamp_of(self.path)
+            self._use(read_gateway_file(self.path))
+
+    def pipeline(self, name: str) -> Pipeline:
+        """Raises UnknownPipeline or ModelNotReady."""
+        entry = self.entries.get(name)
+        if entry is None:
+            raise UnknownPipeline(f"There is no such pipeline{nearest(name, list(self.entries))[:512]}.")
+        if entry.pipeline is None:
+            raise ModelNotReady(f"Pipeline '{name}' is not ready: {entry.state.value.replace('_', ' ')}.")
+        return entry.pipeline
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether Triton answers and every required pipeline is warm."""
+        required = [entry for entry in self.entries.values() if entry.spec.readiness == "required"]
+        return self.triton_is_up and all(entry.state is State.READY for entry in required)
+
+    async def refresh(self) -> None:
+        """Follow the file and the models; what cannot be followed now is tried again at the next call."""
+        self._follow_file()
+        self.triton_is_up = await self.engine.is_live()
+        try:
+            if self.path is None and self.triton_is_up:
+                await self._follow_repository()
+            for name, entry in list(self.entries.items()):
+                await self._refresh_entry(name, entry)
+        except GatewayError as exc:
+            _log.warning("catalog could not be refreshed: %s", exc.detail)
+
+    def _follow_file(self) -> None:
+        if self.path is None or (stamp := _stamp_of(self.path)) == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self._use(read_gateway_file(self.path))
+        except ConfigError as exc:
+            self.reload_failed = True
+            _log.error("gateway.yaml was changed and cannot be used; the old one stays: %s", exc)
+
+    def _use(self, file: GatewayFile) -> None:
+        self._file, self.reload_failed = file, False
+        self.entries = {name: self._kept_or_new(name, spec) for name, spec in file.spec.pipelines.items()}
+
+    def _kept_or_new(self, name: str, spec: PipelineSpec) -> Entry:
+        entry = self.entries.get(name)
+        return entry if entry is not None and entry.spec == spec else Entry(spec)
+
+    async def _follow_repository(self) -> None:
+        ready = {model.name for model in await self.engine.models() if model.ready}
+        for name in self.entries.keys() - ready:
+            del self.entries[name]
+        for name in sorted(ready - self.entries.keys()):
+            self.entries[name] = Entry(derived_spec(await self.engine.model_config(name)))
+
+    async def _refresh_entry(self, name: str, entry: Entry) -> None:
+        try:
+            ready = await self.engine.model_ready(entry.spec.model, entry.spec.version)
+            config = await self.engine.model_config(entry.spec.model, entry.spec.version) if ready else None
+        except GatewayError:
+            config = None
+        if config is None:
+            entry.state = State.MODEL_NOT_READY
+            return
+        if entry.pipeline is None or entry.pipeline.config != config:
+            await self._compile(name, entry, config)
+        if entry.pipeline is not None and entry.state is not State.READY:
+            await self._warm_up(entry, entry.pipeline)
+
+    async def _compile(self, name: str, entry: Entry, config: ModelConfig) -> None:
+        ensembles = await self._ensembles_below(config)
+        try:
+            entry.pipeline = compile_pipeline(name, entry.spec, config, ensembles, self.early_exit_key)
+            entry.state, entry.complaint = State.WARMING, ""
+        except PipelineMismatch as exc:
+            entry.pipeline, entry.state = None, State.MISCONFIGURED
+            self._complain(name, entry, exc)
+
+    def _complain(self, name: str, entry: Entry, mismatch: PipelineMismatch) -> None:
+        location = ("pipelines", name, *mismatch.location)
+        complaint = self._file.complaint(location, mismatch.text) if self._file else f"{name}: {mismatch.text}"
+        if complaint != entry.complaint:
+            _log.error(complaint)
+        entry.complaint = complaint
+
+    async def _ensembles_below(self, config: ModelConfig) -> frozenset[str]:
+        """The names of the ensembles that a request runs through, this model's own included if it is one."""
+        if not config.is_ensemble:
+            return frozenset()
+        below: set[str] = {config.name}
+        for step in config.steps:
+            below |= await self._ensembles_below(await self.engine.model_config(step.model, step.version))
+        return frozenset(below)
+
+    async def _warm_up(self, entry: Entry, pipeline: Pipeline) -> None:
+        """Run the sample once, so that no caller waits for what a model does only the first time."""
+        if pipeline.spec.sample is None or not pipeline.spec.warmup:
+            entry.state = State.READY
+            return
+        try:
+            request = pipeline.request_of(self.sample_values(pipeline))
+            await run(self.engine, pipeline, request, Deadline.after(pipeline.spec.timeout_s))
+            entry.state, entry.complaint = State.READY, ""
+        except (GatewayError, OSError) as exc:
+            complaint = f"pipeline '{pipeline.name}' failed on its sample: {exc}"
+            if complaint != entry.complaint:
+                _log.error(complaint)
+            entry.state, entry.complaint = State.WARMING, complaint
+
+    def sample_values(self, pipeline: Pipeline) -> Mapping[str, Any]:
+        """The sample as a caller's values; files are read from beside ``gateway.yaml``. Raises OSError."""
+        folder = self.path.parent if self.path is not None else Path()
+        files = {name.name for name in pipeline.inputs if name.is_file}
+        sample = pipeline.spec.sample or {}
+        return {name: (folder / value).read_bytes() if name in files else value for name, value in sample.items()}
+
+
+def _stamp_of(path: Path) -> tuple[int, int]:
+    """Modification time and size; zeros while the file is away, as for a moment when it is replaced."""
+    try:
+        status = path.stat()
+    except OSError:
+        return (0, 0)
+    return (status.st_mtime_ns, status.st_size)

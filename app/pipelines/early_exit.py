@@ -1,0 +1,83 @@
+"""When a pipeline left early because there was nothing to do: an ordinary empty result, not a fault.
+
+Only the pipeline's own rules decide, and the first that holds wins. An ``error`` rule compares the code, where Triton
+gives one, and the *whole* message after the prefixes that Triton puts in front: a prefix or a substring match would let
+text that a user typed, and a model repeats, pass for an exit.
+"""
+
+import hashlib
+import hmac
+import json
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from app.domain.errors import UpstreamError
+from app.pipelines.spec import EarlyExitRule, ErrorMatch
+
+_SIGNED = re.compile(r"EARLY_EXIT/1 (?P<mac>[0-9a-f]{64}) (?P<claim>\{[^\x00-\x1f]{1,512}\})")
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyExitRules:
+    """``ensembles``: the names that Triton may put in front of a message; ``key`` is that of signed markers."""
+
+    rules: tuple[EarlyExitRule, ...]
+    ensembles: frozenset[str]
+    key: bytes | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.rules)
+
+    def reason_of_error(self, error: UpstreamError, request_id: str) -> str | None:
+        """The reason of the first ``error`` rule that holds for what Triton said of this request."""
+        message = self.bare(error.message, request_id)
+        for rule in self.rules:
+            if rule.error is not None and self._holds(rule, rule.error, error.grpc_code, message, request_id):
+                return rule.reason
+        return None
+
+    def bare(self, message: str, request_id: str) -> str:
+        """The message without Triton's prefixes: each names an ensemble of this pipeline, or this very request."""
+        prefixes = (*(f"in ensemble '{name}', " for name in self.ensembles), f"[request id: {request_id}] ")
+        while prefix := next(filter(message.startswith, prefixes), ""):
+            message = message.removeprefix(prefix)
+        return message
+
+    def reason_of_outputs(self, written: Collection[str], empty: Collection[str]) -> str | None:
+        """The reason of the first ``missing`` or ``empty`` rule that holds, by tensor names.
+
+        ``empty``: of those written, the ones that had no element in the whole answer.
+        """
+        for rule in self.rules:
+            if rule.missing is not None and not any(name in written for name in rule.missing):
+                return rule.reason
+            if rule.empty is not None and all(name in empty for name in rule.empty):
+                return rule.reason
+        return None
+
+    def _holds(
+        self, rule: EarlyExitRule, match: ErrorMatch, grpc_code: str | None, message: str, request_id: str
+    ) -> bool:
+        if match.signed:
+            return match.code in ("any", grpc_code or match.code) and self._is_signed(message, rule.reason, request_id)
+        if match.code not in ("any", grpc_code):
+            return False
+        if match.message is not None:
+            return message == match.message
+        return re.fullmatch(match.message_pattern or "", message) is not None
+
+    def _is_signed(self, message: str, reason: str, request_id: str) -> bool:
+        found = _SIGNED.fullmatch(message)
+        if found is None or self.key is None:
+            return False
+        expected = hmac.new(self.key, found["claim"].encode(), hashlib.sha256).hexdigest()
+        return hmac.compare_digest(expected, found["mac"]) and _claims(found["claim"], reason, request_id)
+
+
+def _claims(claim: str, reason: str, request_id: str) -> bool:
+    try:
+        said = json.loads(claim)
+    except ValueError:
+        return False
+    return isinstance(said, dict) and said.get("reason") == reason and said.get("rid") == request_id

@@ -1,0 +1,135 @@
+"""How the values of a field look in JSON, by ``kind``, and the arrays they become and come from.
+
+Each function is chosen once, when a pipeline is compiled; at request time nothing asks for a kind again.
+"""
+
+import base64
+import binascii
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import orjson
+
+from app.domain.tensor import BYTES, DTYPE_BY_DATATYPE, Array
+
+ToArray = Callable[[Any], Array]
+"""A decoded value (JSON's for number and text, bytes for json, image and binary) -> an array. Raises ValueError."""
+
+FromArray = Callable[[Array], Any]
+"""An array of any shape -> what orjson can write, nested by shape. Raises ValueError."""
+
+IMAGE_MAGIC: dict[str, tuple[int, bytes]] = {
+    "PNG": (0, b"\x89PNG\r\n\x1a\n"),
+    "JPEG": (0, b"\xff\xd8\xff"),
+    "GIF": (0, b"GIF8"),
+    "WebP": (8, b"WEBP"),
+    "BMP": (0, b"BM"),
+    "TIFF (little-endian)": (0, b"II*\x00"),
+    "TIFF (big-endian)": (0, b"MM\x00*"),
+}
+"""Format -> where in the file its magic bytes stand, and which they are."""
+
+
+def to_array_of(kind: str, datatype: str) -> ToArray:
+    if kind == "number":
+        return _number_reader(datatype)
+    if kind == "text":
+        return _array_of_text
+    return _array_of_images if kind == "image" else _array_of_bytes
+
+
+def from_array_of(kind: str, datatype: str) -> FromArray:
+    if kind == "number":
+        return _wide_floats if datatype == "BF16" else _as_is
+    if kind == "text":
+        return lambda array: _each(array, lambda value: value.decode("utf-8", "replace"))
+    if kind == "json":
+        return lambda array: _each(array, orjson.loads)
+    return lambda array: _each(array, lambda value: base64.b64encode(value).decode("ascii"))
+
+
+def kind_fits(kind: str, datatype: str) -> bool:
+    return (kind == "number") == (datatype != BYTES)
+
+
+def bytes_of_base64(text: str) -> bytes:
+    """Base64, bare or as a data URL (RFC 2397). Raises ValueError."""
+    if text.startswith("data:"):
+        head, comma, text = text.partition(",")
+        if not comma or not head.endswith(";base64"):
+            raise ValueError("is a data URL without base64 data")
+    try:
+        return binascii.a2b_base64(text.encode("ascii"), strict_mode=True)
+    except (binascii.Error, UnicodeEncodeError) as exc:
+        raise ValueError("is not base64") from exc
+
+
+def check_image(content: bytes) -> None:
+    """Raises ValueError where no known format's magic bytes stand."""
+    if not any(content[start : start + len(magic)] == magic for start, magic in IMAGE_MAGIC.values()):
+        raise ValueError("is not an image of a known format (PNG, JPEG, GIF, WebP, BMP or TIFF)")
+
+
+def _number_reader(datatype: str) -> ToArray:
+    dtype = DTYPE_BY_DATATYPE[datatype]
+    is_float = datatype in {"FP16", "BF16", "FP32"}
+
+    def read(value: Any) -> Array:
+        try:
+            with np.errstate(over="ignore"):
+                array = np.array(value, dtype=dtype)
+        except OverflowError as exc:
+            raise ValueError(f"holds a number out of the range of {datatype}") from exc
+        except ValueError as exc:
+            raise ValueError("has lists of different lengths") from exc
+        if is_float and not np.isfinite(array).all():
+            raise ValueError(f"holds a number out of the range of {datatype}")
+        return array
+
+    return read
+
+
+def _array_of_text(value: Any) -> Array:
+    return _mapped(value, lambda text: text.encode("utf-8"))
+
+
+def _array_of_bytes(value: Any) -> Array:
+    return _mapped(value, lambda content: content)
+
+
+def _array_of_images(value: Any) -> Array:
+    array = _mapped(value, lambda content: content)
+    for content in array.flat:
+        check_image(content)
+    return array
+
+
+def _mapped(value: Any, convert: Callable[[Any], bytes]) -> Array:
+    """Nested lists, or one bare value, -> an object array of bytes."""
+    if not isinstance(value, list):
+        array = np.empty((), dtype=np.object_)
+        array[()] = convert(value)
+        return array
+    array = np.array(value, dtype=np.object_)
+    for index, element in enumerate(array.flat):
+        if isinstance(element, list):
+            raise ValueError("has lists of different lengths")
+        array.flat[index] = convert(element)
+    return array
+
+
+def _each(array: Array, convert: Callable[[bytes], Any]) -> Any:
+    converted = np.empty(array.shape, dtype=np.object_)
+    for index, element in enumerate(array.flat):
+        converted.flat[index] = convert(element)
+    return converted.tolist()
+
+
+def _as_is(array: Array) -> Any:
+    """orjson writes numpy arrays itself, NaN and infinity as null."""
+    return np.ascontiguousarray(array)
+
+
+def _wide_floats(array: Array) -> Any:
+    return np.ascontiguousarray(array, dtype=np.float32)

@@ -1,0 +1,102 @@
+"""A pipeline: one product endpoint over one Triton model, compiled once for the model's signature."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from app.domain.errors import FieldProblem, GatewayError, InvalidInput
+from app.domain.inference import InferenceRequest
+from app.domain.model import ModelConfig
+from app.domain.tensor import Tensor
+from app.pipelines.body import BodyReader
+from app.pipelines.collector import Collector
+from app.pipelines.contract import TensorContract
+from app.pipelines.early_exit import EarlyExitRules
+from app.pipelines.fields import InputField, OutputField, ParameterField
+from app.pipelines.spec import ContractSpec, PipelineSpec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pipeline:
+    name: str
+    spec: PipelineSpec
+    config: ModelConfig
+    inputs: tuple[InputField, ...]
+    parameters: tuple[ParameterField, ...]
+    outputs: tuple[OutputField, ...]
+    rules: EarlyExitRules
+    reader: BodyReader
+
+    def request_of_json(self, body: bytes | msgspec.Raw) -> InferenceRequest:
+        """Raises InvalidJson, InvalidRequest or InvalidInput."""
+        return self.request_of(self.reader.from_json(body))
+
+    def request_of_form(self, parts: Mapping[str, str | bytes]) -> InferenceRequest:
+        """Raises InvalidInput."""
+        return self.request_of(self.reader.from_form(parts))
+
+    def request_of(self, values: Mapping[str, Any]) -> InferenceRequest:
+        """Decoded values by field name -> a request whose types, shapes and data agree. Raises InvalidInput."""
+        problems: list[FieldProblem] = []
+        tensors = tuple(self._tensors(values, problems))
+        parameters = dict(self._parameter_values(values, problems))
+        if problems:
+            raise InvalidInput(f"'{problems[0].field}' {problems[0].problem}.", errors=problems)
+        return InferenceRequest(model=self.spec.model, version=self.spec.version, inputs=tensors, parameters=parameters)
+
+    def collector(self, request: InferenceRequest) -> Collector:
+        contracts = {
+            tensor: _contract_of(tensor, contract, request.parameters)
+            for tensor, contract in self.spec.contract.items()
+        }
+        return Collector(self.outputs, contracts, self.rules, request.request_id, decoupled=self.config.decoupled)
+
+    def caller_fault_of(self, error: GatewayError, request_id: str) -> GatewayError:
+        """The same error, or InvalidInput where a step of ``rejects_input`` refused what the caller sent.
+
+        A step names itself at the start of its message (``<model>: <text>``); the pipeline's own model need not.
+        """
+        upstream = error.upstream
+        if upstream is None or error.code != "model_error" or upstream.grpc_code not in ("INVALID_ARGUMENT", None):
+            return error
+        message = self.rules.bare(upstream.message, request_id)
+        named = any(message.startswith(f"{step}: ") for step in self.spec.rejects_input)
+        whole = upstream.grpc_code is not None and self.spec.model in self.spec.rejects_input
+        return InvalidInput("A step of the pipeline refused the input.") if named or whole else error
+
+    def _tensors(self, values: Mapping[str, Any], problems: list[FieldProblem]) -> Iterable[Tensor]:
+        fields: list[InputField | ParameterField] = [
+            *self.inputs,
+            *(f for f in self.parameters if f.tensor is not None),
+        ]
+        for field in fields:
+            value = values.get(field.name, field.spec.default)
+            if value is None:
+                continue
+            try:
+                yield field.read(value)
+            except ValueError as exc:
+                problems.append(FieldProblem(field.name, str(exc)))
+
+    def _parameter_values(
+        self, values: Mapping[str, Any], problems: list[FieldProblem]
+    ) -> Iterable[tuple[str, bool | int | float | str]]:
+        for field in self.parameters:
+            value = values.get(field.name, field.spec.default)
+            if value is None or field.tensor is not None:
+                continue
+            if field.spec.enum is not None and value not in field.spec.enum:
+                problems.append(FieldProblem(field.name, "is not one of the allowed values"))
+            yield field.name, float(value) if field.spec.type == "number" else value
+
+
+def _contract_of(tensor: str, contract: ContractSpec, parameters: Mapping[str, Any]) -> TensorContract:
+    limit = contract.max_items
+    return TensorContract(
+        tensor=tensor,
+        max_items=parameters.get(limit) if isinstance(limit, str) else limit,
+        shape=None if contract.shape is None else tuple(contract.shape),
+        not_growing=contract.not_growing,
+    )

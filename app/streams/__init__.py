@@ -1,0 +1,1 @@
+"""The life of one stream: numbering, the terminal event, cancellation."""

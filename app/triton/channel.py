@@ -1,0 +1,36 @@
+"""The gRPC channel to Triton and its options."""
+
+import grpc
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+"""Triton's own ceiling for a request; the same for an answer, so that no model can fill the gateway's memory."""
+
+RECONNECT_OPTIONS = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
+)
+"""gRPC's own backoff grows to two minutes: a Triton that was away for a minute would be missed for another."""
+
+SIZE_OPTIONS = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+)
+
+PATIENT_PING_OPTIONS = (("grpc.keepalive_time_ms", 300_000),)
+"""A server with default settings answers more frequent pings with GOAWAY."""
+
+TIGHT_PING_OPTIONS = (
+    ("grpc.keepalive_time_ms", 2_000),
+    ("grpc.keepalive_timeout_ms", 1_000),
+    ("grpc.http2.ping_timeout_ms", 1_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+"""Only for a Triton that was started to allow them (the embedded one): notices a stopped server within seconds."""
+
+
+def open_channel(url: str, *, tight_pings: bool = False) -> grpc.aio.Channel:
+    """``url``: ``host:port`` or ``unix:/path``; nothing is sent before the first call."""
+    pings = TIGHT_PING_OPTIONS if tight_pings else PATIENT_PING_OPTIONS
+    return grpc.aio.insecure_channel(url, options=[*RECONNECT_OPTIONS, *SIZE_OPTIONS, *pings])

@@ -1,0 +1,109 @@
+"""Pure conversions between the domain's inference and Triton's protobuf messages.
+
+Tensors travel as raw little-endian bytes (``raw_input_contents``, ``raw_output_contents``), BYTES elements each behind
+a 4-byte length. Source: Open Inference Protocol, "Tensor Data"; Triton's ``grpc_service.proto``.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from tritonclient.grpc import service_pb2
+from tritonclient.utils import serialize_byte_tensor
+
+from app.domain.errors import UpstreamProtocol
+from app.domain.inference import InferenceRequest, InferenceResponse, Parameter
+from app.domain.tensor import BYTES, DTYPE_BY_DATATYPE, Array, Tensor, bytes_array
+
+FINAL_RESPONSE = "triton_final_response"
+EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
+
+
+def request_message(request: InferenceRequest) -> service_pb2.ModelInferRequest:
+    message = service_pb2.ModelInferRequest(
+        model_name=request.model, model_version=request.version, id=request.request_id
+    )
+    for tensor in request.inputs:
+        message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        message.raw_input_contents.append(_raw_of(tensor))
+    for name, value in request.parameters.items():
+        _set_parameter(message.parameters[name], value)
+    return message
+
+
+def stream_request_message(request: InferenceRequest) -> service_pb2.ModelInferRequest:
+    """The same, asking that the end of the responses is always marked: without it a stream would just stay open."""
+    message = request_message(request)
+    message.parameters[EMPTY_FINAL_RESPONSE].bool_param = True
+    return message
+
+
+def response_of(message: service_pb2.ModelInferResponse) -> InferenceResponse:
+    """Raises UpstreamProtocol where a tensor's bytes do not fit its shape and datatype."""
+    if len(message.raw_output_contents) != len(message.outputs):
+        raise UpstreamProtocol("Triton answered tensors without their raw contents.")
+    outputs = {
+        output.name: _tensor_of(output, raw)
+        for output, raw in zip(message.outputs, message.raw_output_contents, strict=True)
+    }
+    return InferenceResponse(outputs, is_final=_is_final(message))
+
+
+def _is_final(message: service_pb2.ModelInferResponse) -> bool:
+    return FINAL_RESPONSE in message.parameters and message.parameters[FINAL_RESPONSE].bool_param
+
+
+def _set_parameter(slot: service_pb2.InferParameter, value: Parameter) -> None:
+    if isinstance(value, bool):
+        slot.bool_param = value
+    elif isinstance(value, int):
+        slot.int64_param = value
+    elif isinstance(value, float):
+        slot.double_param = value
+    else:
+        slot.string_param = value
+
+
+def _raw_of(tensor: Tensor) -> bytes:
+    if tensor.datatype != BYTES:
+        return tensor.array.tobytes()
+    if not tensor.array.size:
+        return b""
+    return bytes(serialize_byte_tensor(tensor.array).item())
+
+
+def _tensor_of(output: service_pb2.ModelInferResponse.InferOutputTensor, raw: bytes) -> Tensor:
+    dtype = DTYPE_BY_DATATYPE.get(output.datatype)
+    shape = tuple(output.shape)
+    if dtype is None:
+        raise UpstreamProtocol(f"Output '{output.name}' has a datatype that this gateway does not know.")
+    array = _bytes_array(raw, shape) if output.datatype == BYTES else _numeric_array(raw, dtype, shape)
+    if array is None:
+        raise UpstreamProtocol(f"The bytes of output '{output.name}' do not fit its shape {list(shape)}.")
+    return Tensor(output.name, output.datatype, array)
+
+
+def _numeric_array(raw: bytes, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array | None:
+    if min(shape, default=0) < 0 or len(raw) != math.prod(shape) * dtype.itemsize:
+        return None
+    return np.frombuffer(raw, dtype).reshape(shape)
+
+
+def _bytes_array(raw: bytes, shape: tuple[int, ...]) -> Array | None:
+    elements = _split(raw)
+    if elements is None or min(shape, default=0) < 0 or len(elements) != math.prod(shape):
+        return None
+    return bytes_array(elements, shape)
+
+
+def _split(raw: bytes) -> list[bytes] | None:
+    """The elements of a serialized BYTES tensor, or None where the lengths do not add up."""
+    elements: list[bytes] = []
+    offset = 0
+    while offset < len(raw):
+        end = offset + 4 + int.from_bytes(raw[offset : offset + 4], "little")
+        if offset + 4 > len(raw) or end > len(raw):
+            return None
+        elements.append(raw[offset + 4 : end])
+        offset = end
+    return elements

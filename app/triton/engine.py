@@ -1,0 +1,117 @@
+"""The engine over gRPC, on the stubs that Triton's own client carries.
+
+Not on that client's classes: its asyncio ``stream_infer`` ignores ``enable_empty_final_response`` (2.73), so the end of
+a stream would never be seen, and one gRPC stream a request is the only way to cancel one request.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from app.domain.deadline import FLOOR_S, Deadline
+from app.domain.errors import DeadlineExceeded, GatewayError, ModelNotReady, UpstreamProtocol
+from app.domain.inference import InferenceRequest, InferenceResponse
+from app.domain.model import ModelConfig, ModelState
+from app.triton.codec import request_message, response_of, stream_request_message
+from app.triton.config import model_config_of
+from app.triton.errors import gateway_error_of, triton_errors
+
+CONTROL_TIMEOUT_S = 5.0
+"""For health, index and configuration calls, which Triton answers within milliseconds."""
+
+OnCall = Callable[[str, str], None]
+"""Told of every finished inference call: the model and the gRPC code."""
+
+
+class TritonEngine:
+    """Implements :class:`app.domain.engine.Engine`. The channel is the caller's to close."""
+
+    def __init__(self, channel: grpc.aio.Channel, on_call: OnCall = lambda model, code: None) -> None:
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        self._on_call = on_call
+
+    async def is_live(self) -> bool:
+        try:
+            reply = await self._stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=CONTROL_TIMEOUT_S)
+        except grpc.aio.AioRpcError:
+            return False
+        return bool(reply.live)
+
+    async def models(self) -> Sequence[ModelState]:
+        with triton_errors():
+            reply = await self._stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(), timeout=CONTROL_TIMEOUT_S)
+        return [ModelState(model.name, model.version, model.state == "READY") for model in reply.models]
+
+    async def model_ready(self, model: str, version: str = "") -> bool:
+        with triton_errors(model):
+            reply = await self._stub.ModelReady(
+                service_pb2.ModelReadyRequest(name=model, version=version), timeout=CONTROL_TIMEOUT_S
+            )
+        return bool(reply.ready)
+
+    async def model_config(self, model: str, version: str = "") -> ModelConfig:
+        try:
+            with triton_errors(model):
+                reply = await self._stub.ModelConfig(
+                    service_pb2.ModelConfigRequest(name=model, version=version), timeout=CONTROL_TIMEOUT_S
+                )
+        except GatewayError as exc:
+            if exc.upstream is None or exc.upstream.grpc_code not in {"NOT_FOUND", "INVALID_ARGUMENT"}:
+                raise
+            raise ModelNotReady(f"Triton has no ready model '{model}'.") from exc
+        return model_config_of(reply.config)
+
+    async def infer(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
+        _refuse_if_passed(deadline, request.model)
+        with self._reported(request.model), triton_errors(request.model):
+            return response_of(await self._stub.ModelInfer(request_message(request), timeout=_timeout_s(deadline)))
+
+    async def infer_stream(self, request: InferenceRequest, deadline: Deadline) -> AsyncGenerator[InferenceResponse]:
+        _refuse_if_passed(deadline, request.model)
+        call = self._stub.ModelStreamInfer(timeout=_timeout_s(deadline))
+        try:
+            with self._reported(request.model), triton_errors(request.model):
+                await call.write(stream_request_message(request))
+                await call.done_writing()
+                async for message in call:
+                    response = _streamed_response(message, request.model)
+                    yield response
+                    if response.is_final:
+                        return
+                raise UpstreamProtocol("Triton closed the stream without marking its end.")
+        finally:
+            call.cancel()
+
+    @contextmanager
+    def _reported(self, model: str) -> Iterator[None]:
+        """Tells ``on_call`` how the call inside ended."""
+        code = "OK"
+        try:
+            yield
+        except GatewayError as exc:
+            code = exc.upstream.grpc_code or "UNKNOWN" if exc.upstream else "UNKNOWN"
+            raise
+        except (asyncio.CancelledError, GeneratorExit):
+            code = "CANCELLED"
+            raise
+        finally:
+            self._on_call(model, code)
+
+
+def _streamed_response(message: service_pb2.ModelStreamInferResponse, model: str) -> InferenceResponse:
+    """The first error is the end of the request, whatever the final flag says."""
+    if message.error_message:
+        raise gateway_error_of(None, message.error_message, model)
+    return response_of(message.infer_response)
+
+
+def _refuse_if_passed(deadline: Deadline, model: str) -> None:
+    if deadline.has_passed:
+        raise DeadlineExceeded(f"The deadline passed before model '{model}' was called.")
+
+
+def _timeout_s(deadline: Deadline) -> float:
+    return max(deadline.remaining_s(), FLOOR_S)

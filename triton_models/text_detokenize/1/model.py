@@ -1,0 +1,19 @@
+"""Token ids -> bytes, and what else the caller is to see of a generated response."""
+
+from pathlib import Path
+
+from model_kit.serving import answer_each, bytes_tensor, input_of
+from text_vocabulary import Vocabulary
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self._vocabulary = Vocabulary.from_file(Path(__file__).with_name("tokenizer.json"))
+
+    def execute(self, requests):
+        return answer_each(requests, self._answer)
+
+    def _answer(self, request):
+        ids, reason = input_of(request, "NEWEST_IDS"), input_of(request, "NEWEST_REASON")
+        outputs = {"TEXT": bytes_tensor([self._vocabulary.bytes_of(ids)], [1]), "TOKEN_ID": ids}
+        return outputs if reason is None else {**outputs, "FINISH_REASON": reason}

@@ -1,0 +1,52 @@
+"""The request parameters of a generation, checked."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from model_kit.outcomes import InvalidInput
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """How one text is to be written; a part carries ``chunk_tokens`` tokens at most."""
+
+    max_tokens: int = 64
+    temperature: float = 0.8
+    seed: int | None = None
+    chunk_tokens: int = 1
+
+
+def wishes_of(parameters: Mapping[str, Any]) -> Wishes:
+    """Read the parameters that a request carries; others (trace context, say) are passed over.
+
+    Raises:
+        InvalidInput: a parameter is of the wrong type or out of its range; the text names it, without its value.
+    """
+    return Wishes(
+        max_tokens=_integer(parameters, "max_tokens", Wishes.max_tokens, 1, 512),
+        temperature=_number(parameters, "temperature", Wishes.temperature, 0, 2),
+        seed=_seed(parameters),
+        chunk_tokens=_integer(parameters, "chunk_tokens", Wishes.chunk_tokens, 1, 64),
+    )
+
+
+def _integer(parameters: Mapping[str, Any], name: str, default: int, minimum: int, maximum: int) -> int:
+    value = parameters.get(name, default)
+    if type(value) is not int or not minimum <= value <= maximum:
+        raise InvalidInput(f"{name} must be an integer from {minimum} to {maximum}")
+    return value
+
+
+def _number(parameters: Mapping[str, Any], name: str, default: float, minimum: float, maximum: float) -> float:
+    value = parameters.get(name, default)
+    if type(value) not in (int, float) or not minimum <= value <= maximum:
+        raise InvalidInput(f"{name} must be a number from {minimum} to {maximum}")
+    return float(value)
+
+
+def _seed(parameters: Mapping[str, Any]) -> int | None:
+    seed = parameters.get("seed")
+    if seed is not None and type(seed) is not int:
+        raise InvalidInput("seed must be an integer")
+    return seed

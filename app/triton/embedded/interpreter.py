@@ -1,12 +1,11 @@
 """Which Python can run the models: 3.10 to 3.12 with a shared libpython, which Triton's stub processes load.
 
-Standard library only, and it runs on Python 3.8: the set-up imports this file before anything is installed.
+Standard library only, and it runs on Python 3.9: the set-up imports this file before anything is installed.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -70,7 +69,7 @@ def inspect(path: Path) -> Interpreter | None:
 def candidates(names: Iterable[str], environment: Mapping[str, str]) -> list[Path]:
     """Interpreters worth asking, best first: this one, those called `names` on PATH, then pyenv's."""
     on_path = [shutil.which(name, path=environment.get("PATH")) for name in (*names, "python3")]
-    pyenv = Path(environment.get("PYENV_ROOT") or os.path.expanduser("~/.pyenv")) / "versions"
+    pyenv = Path(environment.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
     versions = [folder for name in names for folder in sorted(pyenv.glob(name[len("python") :] + ".*"), reverse=True)]
     found = [sys.executable, *filter(None, on_path), *(str(folder / "bin" / "python3") for folder in versions)]
     return [Path(path) for path in dict.fromkeys(found)]

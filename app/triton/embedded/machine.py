@@ -1,6 +1,6 @@
 """What the machine must offer before the wheel `nvidia-pytriton` is worth installing.
 
-Standard library only, and it runs on Python 3.8: the set-up imports this file before anything is installed.
+Standard library only, and it runs on Python 3.9: the set-up imports this file before anything is installed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """How far the models have been loaded, and how a terminal shows it."""
 
-import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +22,19 @@ class Loading:
 
 
 OnProgress = Callable[[Loading], None]
+
+
+def changes_only(on_progress: OnProgress) -> OnProgress:
+    """`on_progress`, called only with what differs from the call before."""
+    last: Loading | None = None
+
+    def pass_on(loading: Loading) -> None:
+        nonlocal last
+        if loading != last:
+            on_progress(loading)
+        last = loading
+
+    return pass_on
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from app.triton.embedded.launch import Launch
 from app.triton.embedded.machine import Machine, refusals
 from app.triton.embedded.options import LOOPBACK, EmbeddedOptions, Ports
 from app.triton.embedded.probe import Probe
-from app.triton.embedded.progress import Loading, OnProgress
+from app.triton.embedded.progress import Loading, OnProgress, changes_only
 from app.triton.embedded.repository import Repository
 from app.triton.embedded.wheel import ModelEnvironment
 
@@ -60,7 +60,7 @@ class EmbeddedTriton:
         """Start Triton and wait until every model is ready; raise an `EmbeddedTritonError` that says why it is not."""
         for message in refusals(Machine.here()):
             raise MachineUnfit(message)
-        await self._launch(on_progress)
+        await self._launch(changes_only(on_progress))
 
     async def watch(self) -> None:
         """Restart Triton whenever it dies, later and later while it keeps dying; return after `stop`."""
@@ -122,9 +122,11 @@ class EmbeddedTriton:
     async def _restart(self, delays: Iterator[float]) -> None:
         while not await self._is_stopped_within(next(delays)):
             try:
-                return await self._launch()
+                await self._launch()
             except (EmbeddedTritonError, OSError) as exc:
                 logger.error("the embedded Triton could not be started again: %s", exc)
+            else:
+                return
 
     async def _is_stopped_within(self, delay_s: float) -> bool:
         with suppress(TimeoutError):

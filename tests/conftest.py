@@ -1,0 +1,31 @@
+"""What every test may ask for."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Require = Callable[[object, str], None]
+
+
+@pytest.fixture(scope="session")
+def require() -> Require:
+    """`require(found, "what is lacking")` skips a test on a machine that lacks it; with REQUIRE_ALL=1 it fails."""
+
+    def require(found: object, lacking: str) -> None:
+        if found:
+            return
+        if os.environ.get("REQUIRE_ALL") == "1":
+            pytest.fail(f"REQUIRE_ALL=1, but {lacking}")
+        pytest.skip(lacking)
+
+    return require
+
+
+@pytest.fixture(scope="session")
+def models_venv(pytestconfig: pytest.Config, require: Require) -> Path:
+    """The environment that holds the real Triton and what the models import."""
+    venv = pytestconfig.rootpath / ".venv-triton"
+    require((venv / "bin" / "python3").exists(), "there is no .venv-triton: `make test` makes it")
+    return venv

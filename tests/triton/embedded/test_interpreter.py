@@ -1,0 +1,70 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.triton.embedded.interpreter import Interpreter, candidates, choose, inspect, model_candidates, refusal
+
+SHARED = "/usr/lib"
+
+
+def interpreter(version, library_folder=SHARED):
+    return Interpreter(Path(f"/usr/bin/python{version[1]}"), version, library_folder)
+
+
+@pytest.mark.parametrize("minor", [10, 11, 12])
+def test_shared_3_10_to_3_12_run_models(minor):
+    assert interpreter((3, minor)).runs_models
+
+
+@pytest.mark.parametrize("unfit", [interpreter((3, 9)), interpreter((3, 13)), interpreter((3, 12), None)])
+def test_other_versions_and_static_pythons_do_not(unfit):
+    assert not unfit.runs_models
+
+
+def test_library_that_the_loader_finds_by_itself_will_do():
+    assert interpreter((3, 11), "").runs_models
+
+
+def test_first_that_suits_is_chosen():
+    answers = {
+        Path("a"): None,
+        Path("b"): interpreter((3, 13)),
+        Path("c"): interpreter((3, 11)),
+        Path("d"): interpreter((3, 12)),
+    }
+    assert choose(answers, answers.get, lambda found: found.runs_models) == answers[Path("c")]
+
+
+def test_none_is_chosen_where_none_suits():
+    assert choose([Path("a")], lambda _: None, lambda found: found.runs_models) is None
+
+
+def test_candidates_are_this_one_then_path_then_pyenv(tmp_path):
+    on_path = tmp_path / "bin" / "python3.12"
+    by_pyenv = tmp_path / "pyenv" / "versions" / "3.10.13" / "bin" / "python3"
+    for each in (on_path, by_pyenv):
+        each.parent.mkdir(parents=True)
+        each.touch(mode=0o755)
+    environment = {"PATH": str(on_path.parent), "PYENV_ROOT": str(tmp_path / "pyenv")}
+    assert model_candidates(environment) == [Path(sys.executable), on_path, by_pyenv]
+
+
+def test_a_name_found_twice_is_asked_once(tmp_path):
+    environment = {"PATH": str(Path(sys.executable).parent), "PYENV_ROOT": str(tmp_path)}
+    found = candidates(("python3",), environment)
+    assert len(found) == len(set(found))
+
+
+def test_running_interpreter_tells_its_version():
+    assert inspect(Path(sys.executable)).version == sys.version_info[:2]
+
+
+@pytest.mark.parametrize("path", ["/nonexistent/python3", "/bin/false"])
+def test_what_does_not_answer_is_no_interpreter(path):
+    assert inspect(Path(path)) is None
+
+
+def test_refusal_names_the_way_out():
+    assert "MODELS_PYTHON=" in refusal(None)
+    assert "/opt/python3.13 cannot run the models" in refusal(Path("/opt/python3.13"))

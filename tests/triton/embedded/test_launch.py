@@ -1,0 +1,54 @@
+from pathlib import Path
+
+import pytest
+
+from app.triton.embedded.interpreter import Interpreter
+from app.triton.embedded.launch import Launch
+from app.triton.embedded.options import EmbeddedOptions, Ports
+from app.triton.embedded.repository import Repository
+from app.triton.embedded.wheel import ModelEnvironment
+
+MODELS = ModelEnvironment(Interpreter(Path("/venv/bin/python3"), (3, 11), "/opt/python/lib"), Path("/wheel"))
+
+
+@pytest.fixture
+def launch():
+    def launch(is_complete=True, **inherited):
+        options = EmbeddedOptions(Path("/models"), Path("/venv"), environment=inherited)
+        repository = Repository(Path("/models"), ("ident",), is_complete)
+        return Launch(options, Ports(1, 2, 3), repository, MODELS, "0123", Path("/tmp/folder"))
+
+    return launch
+
+
+def test_server_listens_on_loopback_only(launch):
+    addresses = {each for each in launch().command() if "-address" in each}
+    assert addresses == {f"--{service}-address=127.0.0.1" for service in ("grpc", "http", "metrics")}
+
+
+def test_server_is_named_and_its_shared_memory_too(launch):
+    command = launch().command()
+    assert "--id=0123" in command
+    assert "--backend-config=python,shm-region-prefix-name=triton_gateway_0123_" in command
+
+
+def test_server_allows_the_pings_of_the_engine(launch):
+    assert "--grpc-http2-max-ping-strikes=0" in launch().command()
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_completing_is_switched_off_only_where_nothing_is_to_complete(launch, is_complete):
+    assert ("--disable-auto-complete-config" in launch(is_complete).command()) is is_complete
+
+
+def test_models_run_with_their_own_python_and_one_thread(launch):
+    assert launch(PATH="/usr/bin", LD_LIBRARY_PATH="/cuda").environment() == {
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "PATH": "/venv/bin:/usr/bin",
+        "LD_LIBRARY_PATH": "/opt/python/lib:/cuda",
+    }
+
+
+def test_thread_count_of_the_user_is_kept(launch):
+    assert "OMP_NUM_THREADS" not in launch(OMP_NUM_THREADS="4").environment()

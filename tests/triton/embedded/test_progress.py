@@ -1,0 +1,32 @@
+import io
+
+from rich.console import Console
+
+from app.triton.embedded.progress import Loading, changes_only, shown_on
+
+
+def test_progress_reads_as_a_sentence():
+    assert str(Loading(3, 8, "ocr_ensemble")) == "3 of 8 models ready: ocr_ensemble"
+    assert str(Loading(0, 8)) == "0 of 8 models ready"
+
+
+def test_same_progress_is_told_once():
+    told = []
+    on_progress = changes_only(told.append)
+    for loading in (Loading(0, 2), Loading(0, 2), Loading(1, 2, "a"), Loading(1, 2, "a")):
+        on_progress(loading)
+    assert told == [Loading(0, 2), Loading(1, 2, "a")]
+
+
+def test_pipe_gets_plain_lines():
+    written = io.StringIO()
+    with shown_on(Console(file=written)) as on_progress:
+        on_progress(Loading(1, 2, "a"))
+    assert written.getvalue() == "Triton: 1 of 2 models ready: a\n"
+
+
+def test_terminal_gets_a_bar():
+    written = io.StringIO()
+    with shown_on(Console(file=written, force_terminal=True, width=100)) as on_progress:
+        on_progress(Loading(1, 2, "a"))
+    assert "1 of 2 models ready: a" in written.getvalue()

@@ -1,0 +1,80 @@
+import pytest
+
+from app.triton.embedded.errors import RepositoryUnservable
+from app.triton.embedded.repository import Repository
+
+COMPLETE = """
+backend: "python"
+input { name: "X" data_type: TYPE_FP32 dims: [-1] }
+output { name: "Y" data_type: TYPE_FP32 dims: [-1] }
+"""
+
+
+@pytest.fixture
+def add_model(tmp_path):
+    def add_model(name, config=None, file="model.py"):
+        version = tmp_path / name / "1"
+        version.mkdir(parents=True)
+        (version / file).touch()
+        if config is not None:
+            (version.parent / "config.pbtxt").write_text(config)
+
+    return add_model
+
+
+def test_models_are_the_folders_in_order(add_model, tmp_path):
+    for name in ("b", "a", ".git", "__pycache__"):
+        add_model(name, COMPLETE)
+    (tmp_path / "README.md").touch()
+    assert Repository.read(tmp_path).models == ("a", "b")
+
+
+def test_complete_configurations_need_no_completing(add_model, tmp_path):
+    add_model("a", COMPLETE)
+    add_model("b", COMPLETE.replace('backend: "python"', 'platform: "ensemble"'))
+    assert Repository.read(tmp_path).is_complete
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        None,
+        "",
+        COMPLETE.replace('backend: "python"', ""),
+        COMPLETE.replace("output", "input"),
+        COMPLETE.replace("data_type: TYPE_FP32", "", 1),
+        COMPLETE.replace("dims: [-1]", "", 1),
+    ],
+)
+def test_one_incomplete_configuration_needs_completing(add_model, tmp_path, config):
+    add_model("a", COMPLETE)
+    add_model("b", config)
+    assert not Repository.read(tmp_path).is_complete
+
+
+@pytest.mark.parametrize(
+    ("config", "file", "backend"),
+    [
+        ('backend: "onnxruntime"', "model.onnx", "onnxruntime"),
+        ('platform: "tensorrt_plan"', "model.plan", "tensorrt_plan"),
+        (None, "model.pt", "pytorch"),
+    ],
+)
+def test_other_backend_is_refused_with_the_image_that_has_it(add_model, tmp_path, config, file, backend):
+    add_model("detector", config, file)
+    with pytest.raises(RepositoryUnservable) as refused:
+        Repository.read(tmp_path)
+    assert all(words in str(refused.value) for words in ("'detector'", f"'{backend}'", "nvidia/tritonserver"))
+
+
+def test_broken_configuration_is_refused_with_its_place(add_model, tmp_path):
+    add_model("a", COMPLETE + "\nnonsense: 1")
+    with pytest.raises(RepositoryUnservable, match=r"'a'.*config.pbtxt.*nonsense"):
+        Repository.read(tmp_path)
+
+
+def test_missing_or_empty_repository_is_refused(tmp_path):
+    with pytest.raises(RepositoryUnservable, match="no model repository"):
+        Repository.read(tmp_path / "absent")
+    with pytest.raises(RepositoryUnservable, match="holds no model"):
+        Repository.read(tmp_path)

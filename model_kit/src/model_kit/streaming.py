@@ -44,8 +44,11 @@ def stream_each(
             parts = accept(request, sender.is_cancelled)
         except Exception as exc:
             _send_error(sender, exc)
+            continue
+        if parts is None:
+            relay(sender, ())
         else:
-            sender.send(flags=_FINAL) if parts is None else submit(partial(relay, sender, parts))
+            submit(partial(relay, sender, parts))
 
 
 def relay(sender: Any, parts: Iterable[Part]) -> None:

@@ -1,0 +1,98 @@
+"""How a decoupled answer ends: with exactly one FINAL, in the same send as the last response or the error."""
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+FINAL = 1
+
+
+class Sender:
+    """Triton's response sender: after FINAL it refuses everything, as the real one does."""
+
+    def __init__(self):
+        self.sent = []
+
+    def send(self, response=None, flags=0):
+        if self.sent and self.sent[-1][1] == FINAL:
+            raise RuntimeError("Response sender has been closed")
+        self.sent.append((response, flags))
+
+    def is_cancelled(self):
+        return False
+
+
+@pytest.fixture
+def streaming(monkeypatch):
+    """``model_kit.streaming`` over the few names of the Python backend that it speaks to."""
+    backend = ModuleType("triton_python_backend_utils")
+    backend.TRITONSERVER_RESPONSE_COMPLETE_FINAL = FINAL
+    backend.Tensor = lambda name, array: (name, array.tolist())
+    backend.InferenceResponse = lambda tensors=(), error=None: error or list(tensors)
+    backend.TritonError = type("TritonError", (str,), {"__new__": lambda cls, text, code: str.__new__(cls, code)})
+    for code in ("INVALID_ARG", "CANCELLED", "INTERNAL"):
+        setattr(backend.TritonError, code, code)
+    backend.Logger = SimpleNamespace(log_error=lambda text: None)
+    monkeypatch.setitem(sys.modules, backend.__name__, backend)
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "model_kit/src"))
+    for module in ("model_kit", "model_kit.serving", "model_kit.streaming"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    return importlib.import_module("model_kit.streaming")
+
+
+@pytest.fixture
+def sent(streaming):
+    """What goes out for one request whose parts ``accept`` makes."""
+
+    def sent(accept):
+        sender = Sender()
+        streaming.stream_each([SimpleNamespace(get_response_sender=lambda: sender)], accept, lambda task: task())
+        return sender.sent
+
+    return sent
+
+
+def test_final_goes_with_the_last_part(streaming, sent):
+    parts = [streaming.Part({"X": np.array([1])}), streaming.Part({"X": np.array([2])}, is_last=True)]
+    assert sent(lambda request, is_gone: iter(parts)) == [([("X", [1])], 0), ([("X", [2])], FINAL)]
+
+
+def test_nothing_to_answer_is_a_bare_final(sent):
+    assert sent(lambda request, is_gone: None) == [(None, FINAL)]
+
+
+def test_parts_without_a_last_one_are_closed(streaming, sent):
+    assert sent(lambda request, is_gone: [streaming.Part({})]) == [([], 0), (None, FINAL)]
+
+
+def test_final_goes_with_the_error_of_a_refused_request(streaming, sent):
+    def accept(request, is_gone):
+        raise importlib.import_module("model_kit.outcomes").InvalidInput("no")
+
+    assert sent(accept) == [("INVALID_ARG", FINAL)]
+
+
+def test_final_goes_with_the_error_in_the_middle(streaming, sent):
+    def parts():
+        yield streaming.Part({})
+        raise importlib.import_module("model_kit.outcomes").Cancelled
+
+    assert sent(lambda request, is_gone: parts()) == [([], 0), ("CANCELLED", FINAL)]
+
+
+def test_a_fault_is_named_internal(sent):
+    def accept(request, is_gone):
+        raise ZeroDivisionError("the caller's words")
+
+    assert sent(accept) == [("INTERNAL", FINAL)]
+
+
+def test_a_sender_that_fails_does_not_end_the_thread(streaming):
+    closed = Sender()
+    closed.send(flags=FINAL)
+    streaming.relay(closed, [streaming.Part({}, is_last=True)])
+    assert len(closed.sent) == 1

@@ -1,0 +1,145 @@
+"""A tiny model repository, and the traces that a Triton leaves on a machine."""
+
+import asyncio
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+import tritonclient.grpc.aio as client
+
+from app.triton.embedded.options import EmbeddedOptions
+from app.triton.embedded.server import EmbeddedTriton
+
+CONFIG = """
+backend: "python"
+input {{ name: "X" data_type: TYPE_FP32 dims: [{dims}] }}
+output {{ name: "Y" data_type: TYPE_FP32 dims: [{dims}] }}
+"""
+
+MODEL = """
+import time
+import triton_python_backend_utils as pb
+
+class TritonPythonModel:
+    def initialize(self, args):
+        {initialize}
+
+    def execute(self, requests):
+        x = pb.get_input_tensor_by_name(requests[0], "X").as_numpy()
+        end = time.monotonic() + float(x[0])
+        while time.monotonic() < end:  # busy, as a generator is
+            pass
+        return [pb.InferenceResponse([pb.Tensor("Y", x)])]
+"""
+
+
+@dataclass(frozen=True)
+class Traces:
+    """What one start of Triton has on the machine: found by the unique prefix of its shared memory."""
+
+    prefix: str
+    folder: Path
+
+    @classmethod
+    def of(cls, pid: int) -> "Traces":
+        command = " ".join(psutil.Process(pid).cmdline())
+        prefix, folder = (re.search(rf"{option}=(\S+)", command)[1] for option in ("prefix-name", "backend-directory"))
+        return cls(prefix, Path(folder))
+
+    def processes(self) -> list[psutil.Process]:
+        return [each for each in psutil.process_iter() if self.prefix in " ".join(_command_of(each))]
+
+    def named(self, word: str) -> psutil.Process:
+        return next(each for each in self.processes() if word in " ".join(each.cmdline()[:4]))
+
+    def regions(self) -> list[Path]:
+        return list(Path("/dev/shm").glob(self.prefix + "*"))
+
+    def are_gone(self) -> bool:
+        return not self.processes() and not self.regions() and not self.folder.exists()
+
+
+def _command_of(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+@pytest.fixture
+def traces_of() -> Callable[[int], Traces]:
+    return Traces.of
+
+
+@pytest.fixture
+def eventually() -> Callable[..., None]:
+    def eventually(holds: Callable[[], bool], within_s: float = 20.0) -> None:
+        deadline = time.monotonic() + within_s
+        while not holds():
+            assert time.monotonic() < deadline, f"not so after {within_s} s"
+            time.sleep(0.05)
+
+    return eventually
+
+
+@pytest.fixture
+def add_model(tmp_path):
+    def add_model(name="ident", initialize="pass", dims="1", config=CONFIG):
+        version = tmp_path / "models" / name / "1"
+        version.mkdir(parents=True)
+        (version / "model.py").write_text(MODEL.format(initialize=initialize))
+        (version.parent / "config.pbtxt").write_text(config.format(dims=dims))
+
+    return add_model
+
+
+@pytest.fixture
+def options(tmp_path, models_venv, add_model):
+    add_model()
+    return EmbeddedOptions(tmp_path / "models", models_venv, first_restart_s=0.1)
+
+
+@pytest.fixture
+async def triton(options):
+    embedded = EmbeddedTriton(options)
+    await embedded.start()
+    yield embedded
+    await embedded.stop()
+
+
+@pytest.fixture
+def infer():
+    """Call the model, which is busy for the given time and then answers with it."""
+
+    async def infer(url: str, busy_s: float = 0.0) -> float:
+        async with client.InferenceServerClient(url) as server:
+            x = client.InferInput("X", [1], "FP32")
+            x.set_data_from_numpy(_fp32(busy_s))
+            return float((await server.infer("ident", [x])).as_numpy("Y")[0])
+
+    return infer
+
+
+def _fp32(value: float):
+    import numpy as np
+
+    return np.array([value], np.float32)
+
+
+@pytest.fixture
+async def busy(infer):
+    """Keep the model busy far beyond the test."""
+    calls = []
+
+    async def busy(url: str) -> None:
+        calls.append(asyncio.ensure_future(infer(url, 600.0)))
+        await asyncio.sleep(0.5)
+
+    yield busy
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)

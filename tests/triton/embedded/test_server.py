@@ -1,0 +1,197 @@
+"""With the real Triton of the wheel, on a repository of one tiny model."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from app.triton.embedded.errors import PortTaken, RepositoryUnservable, StartFailed, StartTimedOut
+from app.triton.embedded.options import Ports
+from app.triton.embedded.progress import Loading
+from app.triton.embedded.server import EmbeddedTriton
+
+ROOT = Path(__file__).parents[3]
+
+# A gateway in small: it starts Triton, says so, and waits to be killed.
+GATEWAY = """
+import asyncio, sys
+from pathlib import Path
+from app.triton.embedded.options import EmbeddedOptions
+from app.triton.embedded.server import EmbeddedTriton
+
+async def main():
+    triton = EmbeddedTriton(EmbeddedOptions(Path(sys.argv[1]), Path(sys.argv[2])))
+    await triton.start()
+    print(triton.pid, triton.grpc_url, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def gateway(options):
+    arguments = [sys.executable, "-c", GATEWAY, str(options.repository), str(options.venv)]
+    with subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
+
+
+async def test_start_tells_its_progress_and_ends_ready(options, add_model, infer):
+    add_model("second")
+    told = []
+    triton = EmbeddedTriton(options)
+    await triton.start(told.append)
+    try:
+        assert await infer(triton.grpc_url) == 0.0
+    finally:
+        await triton.stop()
+    assert told[0].total == 2
+    assert told[-1] == Loading(2, 2)
+
+
+async def test_stop_leaves_nothing(options, traces_of):
+    triton = EmbeddedTriton(options)
+    await triton.start()
+    traces = traces_of(triton.pid)
+    assert len(traces.processes()) == 3
+    assert traces.regions()
+    await triton.stop()
+    assert traces.are_gone()
+
+
+async def test_stop_of_a_busy_model_is_bounded(options, traces_of, busy):
+    triton = EmbeddedTriton(replace(options, exit_timeout_s=1))
+    await triton.start()
+    traces = traces_of(triton.pid)
+    await busy(triton.grpc_url)
+    before = time.monotonic()
+    await triton.stop()
+    assert time.monotonic() - before < 6
+    assert traces.are_gone()
+
+
+async def test_terminal_signals_reach_neither_triton_nor_guard(triton, traces_of):
+    ours = os.getsid(0)
+    assert all(os.getsid(each.pid) != ours for each in traces_of(triton.pid).processes())
+
+
+async def test_killed_gateway_leaves_nothing_of_a_busy_triton(gateway, traces_of, busy, eventually):
+    pid, url = gateway.stdout.readline().split()
+    traces = traces_of(int(pid))
+    await busy(url)
+    gateway.kill()
+    await asyncio.to_thread(eventually, traces.are_gone)
+
+
+async def test_killed_triton_is_restarted_on_the_same_ports(triton, traces_of, infer, busy):
+    watch = asyncio.create_task(triton.watch())
+    traces = traces_of(triton.pid)
+    await busy(triton.grpc_url)
+    killed = triton.pid
+    os.kill(killed, signal.SIGKILL)
+    await until_answered(infer, triton.grpc_url)
+    assert triton.pid != killed
+    assert traces.are_gone()
+    await triton.stop()
+    await watch
+
+
+async def test_killed_guard_takes_triton_along_and_both_are_restarted(triton, traces_of, infer, busy):
+    watch = asyncio.create_task(triton.watch())
+    traces = traces_of(triton.pid)
+    await busy(triton.grpc_url)
+    traces.named("guard.py").kill()
+    await until_answered(infer, triton.grpc_url)
+    assert traces.are_gone()
+    await triton.stop()
+    await watch
+
+
+async def test_stop_between_two_restarts_ends_the_watch(options):
+    triton = EmbeddedTriton(replace(options, first_restart_s=600.0, longest_restart_s=600.0))
+    await triton.start()
+    watch = asyncio.create_task(triton.watch())
+    os.kill(triton.pid, signal.SIGKILL)
+    await asyncio.sleep(1.0)
+    await triton.stop()
+    await asyncio.wait_for(watch, 1.0)
+
+
+async def test_restart_waits_for_a_port_that_is_stuck(options, infer, caplog):
+    triton = EmbeddedTriton(replace(options, longest_restart_s=0.2))
+    await triton.start()
+    port = int(triton.grpc_url.rpartition(":")[2])
+    os.kill(triton.pid, signal.SIGKILL)
+    await asyncio.sleep(0.5)
+    with listening_on(port):
+        watch = asyncio.create_task(triton.watch())
+        await asyncio.sleep(1.0)
+    await until_answered(infer, triton.grpc_url)
+    assert f"Port {port}" in caplog.text
+    await triton.stop()
+    await watch
+
+
+async def test_port_of_somebody_else_is_named(options):
+    ports = Ports.free()
+    with listening_on(ports.http), pytest.raises(PortTaken, match=f"Port {ports.http}.*HTTP"):
+        await EmbeddedTriton(replace(options, ports=ports)).start()
+
+
+async def test_model_that_does_not_load_is_named_with_its_reason(options, add_model, tmp_path):
+    add_model("broken", initialize='raise ValueError("the weights are missing")')
+    with pytest.raises(StartFailed, match=r"(?s)model 'broken'.*ValueError: the weights are missing"):
+        await EmbeddedTriton(options).start()
+
+
+async def test_ensemble_that_does_not_fit_is_named_with_its_reason(options, add_model):
+    step = (
+        'model_name: "ident" model_version: -1 input_map { key: "NOPE" value: "X" } output_map { key: "Y" value: "Y" }'
+    )
+    tensors = 'name: "{}" data_type: TYPE_FP32 dims: [1]'
+    add_model(
+        "chain",
+        config=f'platform: "ensemble" input {{{{ {tensors.format("X")} }}}} output {{{{ {tensors.format("Y")} }}}} '
+        f"ensemble_scheduling {{{{ step {{{{ {step.replace('{', '{{').replace('}', '}}')} }}}} }}}}",
+    )
+    with pytest.raises(StartFailed, match=r"NOPE"):
+        await EmbeddedTriton(options).start()
+
+
+async def test_backend_of_the_sidecar_image_is_refused(options, add_model):
+    add_model("detector", config='backend: "onnxruntime"')
+    with pytest.raises(RepositoryUnservable, match="detector"):
+        await EmbeddedTriton(options).start()
+
+
+async def test_slow_model_ends_the_start_in_time_and_leaves_nothing(options, add_model):
+    add_model("slow", initialize="time.sleep(600)")
+    started = []
+    triton = EmbeddedTriton(replace(options, start_timeout_s=2.0, exit_timeout_s=1))
+    with pytest.raises(StartTimedOut, match="1 of 2 models ready: ident"):
+        await triton.start(lambda loading: started.append(triton.pid))
+    with pytest.raises(ProcessLookupError):
+        os.kill(started[0], 0)
+
+
+async def until_answered(infer, url: str) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                await infer(url)
+            except Exception:
+                await asyncio.sleep(0.1)
+            else:
+                return
+
+
+def listening_on(port: int) -> socket.socket:
+    return socket.create_server(("127.0.0.1", port))

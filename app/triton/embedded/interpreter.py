@@ -71,7 +71,12 @@ def candidates(names: Iterable[str], environment: Mapping[str, str]) -> list[Pat
     on_path = [shutil.which(name, path=environment.get("PATH")) for name in (*names, "python3")]
     pyenv = Path(environment.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
     versions = [folder for name in names for folder in sorted(pyenv.glob(name[len("python") :] + ".*"), reverse=True)]
-    found = [sys.executable, *filter(None, on_path), *(str(folder / "bin" / "python3") for folder in versions)]
+    # Not `sys.executable`: that may be of an environment which is about to be made anew.
+    found = [
+        getattr(sys, "_base_executable", sys.executable),
+        *filter(None, on_path),
+        *(str(folder / "bin" / "python3") for folder in versions),
+    ]
     return [Path(path) for path in dict.fromkeys(found)]
 
 

@@ -47,11 +47,11 @@ def test_candidates_are_this_one_then_path_then_pyenv(tmp_path):
         each.parent.mkdir(parents=True)
         each.touch(mode=0o755)
     environment = {"PATH": str(on_path.parent), "PYENV_ROOT": str(tmp_path / "pyenv")}
-    assert model_candidates(environment) == [Path(sys.executable), on_path, by_pyenv]
+    assert model_candidates(environment) == [Path(sys._base_executable), on_path, by_pyenv]
 
 
 def test_a_name_found_twice_is_asked_once(tmp_path):
-    environment = {"PATH": str(Path(sys.executable).parent), "PYENV_ROOT": str(tmp_path)}
+    environment = {"PATH": str(Path(sys._base_executable).parent), "PYENV_ROOT": str(tmp_path)}
     found = candidates(("python3",), environment)
     assert len(found) == len(set(found))
 

@@ -1,0 +1,43 @@
+# `make` lists what there is. Python of the set-up and the gateway: `make run PYTHON=...`; of the models: MODELS_PYTHON=...
+PYTHON ?= python3
+BIN := .venv/bin
+# What tests and tools write lies in the checkout, temporary files included.
+SCRATCH := TMPDIR=$(CURDIR)/.cache/tmp
+UV := UV_CACHE_DIR=.cache/uv $(BIN)/uv
+COMPILE := $(UV) pip compile --quiet --universal --generate-hashes --no-header
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test test-full system-packages lint type bench lock
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## make .venv and .venv-triton with what is locked (run and test do it by themselves)
+	@$(PYTHON) deploy/bootstrap.py
+
+run: setup ## start a real Triton on triton_models/ and the gateway on http://127.0.0.1:8080
+	@exec $(BIN)/triton-gateway serve --embedded
+
+test: setup ## run the suite against the real Triton and whatever else the machine has
+	@$(SCRATCH) $(BIN)/python -m pytest -m "not full"
+
+test-full: setup ## run the long forms too: large counts, chaos, heavy clients
+	@$(SCRATCH) $(BIN)/python -m pytest
+
+system-packages: ## install what the suite can use of the system (Debian, as root)
+	@deploy/system-packages
+
+lint: setup ## ruff: rules and format
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+type: setup ## mypy, strict, on app/
+	@$(BIN)/mypy
+
+bench: setup ## measure the gateway against Triton itself
+	@$(SCRATCH) $(BIN)/python -m benchmarks
+
+lock: setup ## compile requirements/*.txt anew
+	@$(COMPILE) --python-version 3.11 requirements/bootstrap.in -o requirements/bootstrap.txt
+	@$(COMPILE) --python-version 3.11 pyproject.toml -o requirements/gateway.txt
+	@$(COMPILE) --python-version 3.11 --group dev pyproject.toml -c requirements/gateway.txt -o requirements/dev.txt
+	@$(COMPILE) --python-version 3.10 --no-deps requirements/triton.in -o requirements/triton.txt

@@ -1,0 +1,196 @@
+"""Set up a checkout for `make run` and `make test`: `.venv` for the gateway, `.venv-triton` for Triton and its models.
+
+Standard library only, Python 3.9 or newer. Everything is written inside the checkout, caches included. A second run
+with the same lock files ends at once.
+
+    python3 deploy/bootstrap.py
+
+`GATEWAY`'s Python is any of 3.11 to 3.13, the models' any of 3.10 to 3.12 with a shared libpython; `MODELS_PYTHON`
+names another one for the models.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from app.triton.embedded import interpreter, machine  # noqa: E402 - of this checkout, which is not installed yet
+from app.triton.embedded.interpreter import Interpreter  # noqa: E402
+
+CACHE = ROOT / ".cache"
+REQUIREMENTS = ROOT / "requirements"
+# pip's and uv's own settings (an index, a proxy) are inherited; what they would write elsewhere is kept here.
+TOOL_ENVIRONMENT = {
+    **os.environ,
+    "PIP_CACHE_DIR": str(CACHE / "pip"),
+    "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    "UV_CACHE_DIR": str(CACHE / "uv"),
+    "UV_PYTHON_DOWNLOADS": "never",
+    "TMPDIR": str(CACHE / "tmp"),
+}
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment and the files that decide what is in it."""
+
+    folder: Path
+    lock: Path
+    others: tuple[Path, ...]
+    chosen: str | None = None
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "bin" / "python3"
+
+    @property
+    def stamp(self) -> Path:
+        """Written last, so an environment without it is half made."""
+        return self.folder / ".set-up"
+
+    def fingerprint(self) -> str:
+        """Of the lock files, of the interpreter asked for, and of the place: environments cannot be moved."""
+        digest = hashlib.sha256(f"{self.folder} {self.chosen}".encode())
+        for path in (self.lock, *self.others):
+            digest.update(path.read_bytes())
+        return digest.hexdigest()
+
+    def is_current(self) -> bool:
+        return self.python.exists() and self.stamp.is_file() and self.stamp.read_text() == self.fingerprint()
+
+
+GATEWAY = Environment(
+    ROOT / ".venv", REQUIREMENTS / "dev.txt", (REQUIREMENTS / "bootstrap.txt", ROOT / "pyproject.toml")
+)
+MODELS = Environment(
+    ROOT / ".venv-triton",
+    REQUIREMENTS / "triton.txt",
+    (REQUIREMENTS / "bootstrap.txt",),
+    os.environ.get("MODELS_PYTHON"),
+)
+UV = GATEWAY.folder / "bin" / "uv"
+
+
+def main() -> None:
+    """Bring both environments up to date, the checks first."""
+    with only_one_at_a_time():
+        if GATEWAY.is_current() and MODELS.is_current():
+            return
+        require_fit_machine()
+        gateway_python, models_python = find_gateway_python(), find_models_python()
+        if not GATEWAY.is_current():
+            set_up_gateway(gateway_python)
+        if not MODELS.is_current():
+            set_up_models(models_python)
+
+
+@contextmanager
+def only_one_at_a_time() -> Iterator[None]:
+    (CACHE / "tmp").mkdir(parents=True, exist_ok=True)
+    with (CACHE / "set-up.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def require_fit_machine() -> None:
+    refusals = machine.refusals(machine.Machine.here())
+    if refusals:
+        sys.exit("\n".join(refusals))
+
+
+def find_gateway_python() -> Interpreter:
+    paths = interpreter.candidates(("python3.13", "python3.12", "python3.11"), outside_checkout())
+    found = interpreter.choose(paths, interpreter.inspect, can_run_gateway)
+    return found or sys.exit(
+        "The gateway needs Python 3.11 to 3.13 with venv and ensurepip, and none was found. Install one (Debian and "
+        "Ubuntu: `apt-get install python3-venv`), or name it: `make run PYTHON=/path/to/python3.12`."
+    )
+
+
+def find_models_python() -> Interpreter:
+    override = Path(MODELS.chosen) if MODELS.chosen else None
+    paths = [override] if override else interpreter.model_candidates(outside_checkout())
+    found = interpreter.choose(paths, interpreter.inspect, lambda each: each.runs_models)
+    return found or sys.exit(interpreter.refusal(override))
+
+
+def outside_checkout() -> dict[str, str]:
+    """The environment without this checkout's own interpreters on PATH, which an activated `.venv` puts first."""
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    return {**os.environ, "PATH": os.pathsep.join(each for each in folders if not each.startswith(f"{ROOT}{os.sep}"))}
+
+
+def can_run_gateway(found: Interpreter) -> bool:
+    if not (3, 11) <= found.version <= (3, 13):
+        return False
+    return subprocess.run([str(found.path), "-I", "-c", "import ensurepip, venv"], check=False).returncode == 0
+
+
+def set_up_gateway(python: Interpreter) -> None:
+    with being_made(GATEWAY, python):
+        if not UV.exists():
+            pip = (GATEWAY.python, "-m", "pip", "install", "--quiet", "--require-hashes")
+            run(*pip, "-r", REQUIREMENTS / "bootstrap.txt")
+        sync(GATEWAY)
+        run(UV, "pip", "install", "--python", GATEWAY.python, "--no-deps", "--no-build-isolation", "--editable", ROOT)
+
+
+def set_up_models(python: Interpreter) -> None:
+    with being_made(MODELS, python, "--without-pip"):
+        sync(MODELS)
+        site_packages = next(MODELS.folder.glob("lib/python3.*/site-packages"))
+        (site_packages / "model_kit.pth").write_text(f"{ROOT / 'model_kit' / 'src'}\n")
+
+
+@contextmanager
+def being_made(environment: Environment, python: Interpreter, *options: str) -> Iterator[None]:
+    """Make the environment unless a whole one only needs other packages; stamp it when all went well."""
+    fingerprint = environment.fingerprint()
+    say(f"Setting up {environment.folder.name} with Python {'.'.join(map(str, python.version))}")
+    if not is_whole(environment, python):
+        shutil.rmtree(environment.folder, ignore_errors=True)
+        run(python.path, "-m", "venv", *options, environment.folder)
+    environment.stamp.unlink(missing_ok=True)
+    yield
+    environment.stamp.write_text(fingerprint)
+
+
+def is_whole(environment: Environment, python: Interpreter) -> bool:
+    if not environment.stamp.is_file():
+        return False
+    current = interpreter.inspect(environment.python)
+    return current is not None and current.version == python.version
+
+
+def sync(environment: Environment) -> None:
+    run(UV, "pip", "sync", "--python", environment.python, "--require-hashes", environment.lock)
+
+
+def run(*command: str | Path) -> None:
+    status = subprocess.run([str(word) for word in command], cwd=ROOT, env=TOOL_ENVIRONMENT, check=False).returncode
+    if status != 0:
+        line = " ".join(map(str, command))
+        sys.exit(f"The set-up stopped because this command failed (status {status}); the next run goes on:\n  {line}")
+
+
+def say(message: str) -> None:
+    sys.stdout.write(f"{message}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

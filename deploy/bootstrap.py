@@ -5,7 +5,7 @@ with the same lock files ends at once.
 
     python3 deploy/bootstrap.py
 
-`GATEWAY`'s Python is any of 3.11 to 3.13, the models' any of 3.10 to 3.12 with a shared libpython; `MODELS_PYTHON`
+The gateway's Python is any of 3.11 to 3.13, the models' any of 3.10 to 3.12 with a shared libpython; `MODELS_PYTHON`
 names another one for the models.
 """
 

@@ -76,7 +76,7 @@ def _require_backend(folder: Path, config: pb.ModelConfig) -> None:
     if backend is not None and backend not in BACKENDS:
         raise RepositoryUnservable(
             f"Model {folder.name!r} needs the backend {backend!r}, which the embedded Triton does not have (only "
-            "python and ensembles). NVIDIA's image nvcr.io/nvidia/tritonserver has it: run that as a sidecar and "
+            "python and ensembles). NVIDIA's tritonserver image has it: run that as a sidecar and "
             "name it with `triton-gateway serve --triton HOST:PORT`."
         )
 

@@ -64,7 +64,7 @@ def test_other_backend_is_refused_with_the_image_that_has_it(add_model, tmp_path
     add_model("detector", config, file)
     with pytest.raises(RepositoryUnservable) as refused:
         Repository.read(tmp_path)
-    assert all(words in str(refused.value) for words in ("'detector'", f"'{backend}'", "nvidia/tritonserver"))
+    assert all(words in str(refused.value) for words in ("'detector'", f"'{backend}'", "tritonserver image"))
 
 
 def test_broken_configuration_is_refused_with_its_place(add_model, tmp_path):

@@ -1,17 +1,19 @@
 """The pipelines that are served now: kept in step with ``gateway.yaml`` and with the models in Triton."""
 
+import asyncio
+import base64
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+
+import orjson
 
 from app.domain.deadline import Deadline
 from app.domain.engine import Engine
 from app.domain.errors import GatewayError, ModelNotReady, UnknownPipeline
 from app.domain.model import ModelConfig
-from app.pipelines.compile import PipelineMismatch, compile_pipeline, derived_spec
+from app.pipelines.compile import PipelineMismatch, Surroundings, compile_pipeline, derived_spec
 from app.pipelines.file import ConfigError, GatewayFile, nearest, read_gateway_file
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import run
@@ -43,7 +45,7 @@ class Catalog:
 
     engine: Engine
     path: Path | None = None
-    early_exit_key: bytes | None = None
+    surroundings: Surroundings = field(default_factory=Surroundings)
     triton_is_up: bool = field(default=False, init=False)
     reload_failed: bool = field(default=False, init=False)
     entries: dict[str, Entry] = field(default_factory=dict, init=False)
@@ -83,6 +85,16 @@ class Catalog:
         except GatewayError as exc:
             _log.warning("catalog could not be refreshed: %s", exc.detail)
 
+    async def warm_up(self) -> None:
+        """Run the samples of the pipelines that are not warm yet; those that fail are tried again at the next call."""
+        cold = [entry for entry in self.entries.values() if entry.pipeline and entry.state is State.WARMING]
+        await asyncio.gather(*(self._warm_up(entry, entry.pipeline) for entry in cold if entry.pipeline))
+
+    @property
+    def complaints(self) -> list[str]:
+        """What does not fit between the file and the models."""
+        return [entry.complaint for entry in self.entries.values() if entry.state is State.MISCONFIGURED]
+
     def _follow_file(self) -> None:
         if self.path is None or (stamp := _stamp_of(self.path)) == self._stamp:
             return
@@ -119,13 +131,13 @@ class Catalog:
             return
         if entry.pipeline is None or entry.pipeline.config != config:
             await self._compile(name, entry, config)
-        if entry.pipeline is not None and entry.state is not State.READY:
-            await self._warm_up(entry, entry.pipeline)
+        elif entry.state is State.MODEL_NOT_READY:
+            entry.state = State.WARMING
 
     async def _compile(self, name: str, entry: Entry, config: ModelConfig) -> None:
         ensembles = await self._ensembles_below(config)
         try:
-            entry.pipeline = compile_pipeline(name, entry.spec, config, ensembles, self.early_exit_key)
+            entry.pipeline = compile_pipeline(name, entry.spec, config, ensembles, self.surroundings)
             entry.state, entry.complaint = State.WARMING, ""
         except PipelineMismatch as exc:
             entry.pipeline, entry.state = None, State.MISCONFIGURED
@@ -153,8 +165,8 @@ class Catalog:
             entry.state = State.READY
             return
         try:
-            request = pipeline.request_of(self.sample_values(pipeline))
-            await run(self.engine, pipeline, request, Deadline.after(pipeline.spec.timeout_s))
+            request = pipeline.request_of_json(self.sample_body(pipeline))
+            await run(self.engine, pipeline, request, Deadline.after(pipeline.timeout_s))
             entry.state, entry.complaint = State.READY, ""
         except (GatewayError, OSError) as exc:
             complaint = f"pipeline '{pipeline.name}' failed on its sample: {exc}"
@@ -162,12 +174,16 @@ class Catalog:
                 _log.error(complaint)
             entry.state, entry.complaint = State.WARMING, complaint
 
-    def sample_values(self, pipeline: Pipeline) -> Mapping[str, Any]:
-        """The sample as a caller's values; files are read from beside ``gateway.yaml``. Raises OSError."""
+    def sample_body(self, pipeline: Pipeline) -> bytes:
+        """The sample as the JSON body of a request, files read from beside ``gateway.yaml``. Raises OSError."""
         folder = self.path.parent if self.path is not None else Path()
-        files = {name.name for name in pipeline.inputs if name.is_file}
-        sample = pipeline.spec.sample or {}
-        return {name: (folder / value).read_bytes() if name in files else value for name, value in sample.items()}
+        files = {field.name for field in pipeline.inputs if field.is_file}
+        return orjson.dumps(
+            {
+                name: base64.b64encode((folder / value).read_bytes()).decode() if name in files else value
+                for name, value in (pipeline.spec.sample or {}).items()
+            }
+        )
 
 
 def _stamp_of(path: Path) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """The answer of one request, response by response: values in the pipeline's words, and how the whole ended."""
 
 import codecs
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,14 +30,15 @@ class Collector:
         fields: Sequence[OutputField],
         contracts: Mapping[str, TensorContract],
         rules: EarlyExitRules,
-        request_id: str,
+        judge: Callable[[GatewayError], str],
         *,
         decoupled: bool,
     ) -> None:
         self._fields = fields
         self._contract = ContractCheck(contracts)
         self._rules = rules
-        self._request_id = request_id
+        self.judge = judge
+        """An error that ended the answer -> the reason of the early exit that it is; raises what the caller is told."""
         self._decoupled = decoupled
         self._texts = {
             field.name: codecs.getincrementaldecoder("utf-8")("replace") for field in fields if field.is_text_run
@@ -61,10 +62,6 @@ class Collector:
         rests = self._rests_of_text()
         values = {**self.empty_values(), **rests} if rests else None
         return Ending(self._rules.reason_of_outputs(self._written, self._written - self._filled), values)
-
-    def reason_of(self, error: GatewayError) -> str | None:
-        """The reason, where the pipeline's rules take what Triton said for an early exit."""
-        return None if error.upstream is None else self._rules.reason_of_error(error.upstream, self._request_id)
 
     def empty_values(self) -> Values:
         """The typed empty value of every output."""

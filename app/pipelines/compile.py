@@ -1,6 +1,7 @@
 """A pipeline's words and its model's live configuration -> a Pipeline, or the key that does not fit."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from app.domain.model import ModelConfig, TensorSpec
@@ -22,8 +23,16 @@ class PipelineMismatch(Exception):
         self.text = text
 
 
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a pipeline is compiled with besides its own words and its model."""
+
+    timeout_s: float = 30.0
+    early_exit_key: bytes | None = None
+
+
 def compile_pipeline(
-    name: str, spec: PipelineSpec, config: ModelConfig, ensembles: frozenset[str], key: bytes | None
+    name: str, spec: PipelineSpec, config: ModelConfig, ensembles: frozenset[str], surroundings: Surroundings
 ) -> Pipeline:
     """Raises PipelineMismatch. ``ensembles``: the names of the ensembles that this pipeline runs through."""
     size, batch = config.max_batch_size, spec.batch
@@ -51,8 +60,9 @@ def compile_pipeline(
         inputs=tuple(inputs),
         parameters=tuple(parameters),
         outputs=tuple(outputs),
-        rules=EarlyExitRules(tuple(spec.early_exit), ensembles, key),
+        rules=EarlyExitRules(tuple(spec.early_exit), ensembles, surroundings.early_exit_key),
         reader=BodyReader(name, [*inputs, *parameters]),
+        timeout_s=spec.timeout_s or surroundings.timeout_s,
     )
 
 

@@ -1,12 +1,13 @@
 """A pipeline: one product endpoint over one Triton model, compiled once for the model's signature."""
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from app.domain.errors import FieldProblem, GatewayError, InvalidInput
+from app.domain.errors import FieldProblem, GatewayError, InvalidInput, UpstreamError
 from app.domain.inference import InferenceRequest
 from app.domain.model import ModelConfig
 from app.domain.tensor import Tensor
@@ -28,6 +29,8 @@ class Pipeline:
     outputs: tuple[OutputField, ...]
     rules: EarlyExitRules
     reader: BodyReader
+    timeout_s: float
+    """Of a unary request; a stream has its own in ``spec.stream``."""
 
     def request_of_json(self, body: bytes | msgspec.Raw) -> InferenceRequest:
         """Raises InvalidJson, InvalidRequest or InvalidInput."""
@@ -51,20 +54,28 @@ class Pipeline:
             tensor: _contract_of(tensor, contract, request.parameters)
             for tensor, contract in self.spec.contract.items()
         }
-        return Collector(self.outputs, contracts, self.rules, request.request_id, decoupled=self.config.decoupled)
+        judge = functools.partial(self.judge, request_id=request.request_id)
+        return Collector(self.outputs, contracts, self.rules, judge, decoupled=self.config.decoupled)
 
-    def caller_fault_of(self, error: GatewayError, request_id: str) -> GatewayError:
-        """The same error, or InvalidInput where a step of ``rejects_input`` refused what the caller sent.
+    def judge(self, error: GatewayError, request_id: str) -> str:
+        """The reason of the early exit that an error is by the pipeline's rules; else raises what the caller is told.
 
-        A step names itself at the start of its message (``<model>: <text>``); the pipeline's own model need not.
+        A step of ``rejects_input`` names itself at the start of its message (``<model>: <text>``); the pipeline's own
+        model need not.
         """
-        upstream = error.upstream
-        if upstream is None or error.code != "model_error" or upstream.grpc_code not in ("INVALID_ARGUMENT", None):
-            return error
+        if error.upstream is None:
+            raise error
+        reason = self.rules.reason_of_error(error.upstream, request_id)
+        if reason is None:
+            raise (_refused_by_step() if self._blames_caller(error, error.upstream, request_id) else error) from error
+        return reason
+
+    def _blames_caller(self, error: GatewayError, upstream: UpstreamError, request_id: str) -> bool:
+        if error.code != "model_error" or upstream.grpc_code not in ("INVALID_ARGUMENT", None):
+            return False
         message = self.rules.bare(upstream.message, request_id)
         named = any(message.startswith(f"{step}: ") for step in self.spec.rejects_input)
-        whole = upstream.grpc_code is not None and self.spec.model in self.spec.rejects_input
-        return InvalidInput("A step of the pipeline refused the input.") if named or whole else error
+        return named or (upstream.grpc_code is not None and self.spec.model in self.spec.rejects_input)
 
     def _tensors(self, values: Mapping[str, Any], problems: list[FieldProblem]) -> Iterable[Tensor]:
         fields: list[InputField | ParameterField] = [
@@ -90,6 +101,10 @@ class Pipeline:
             if field.spec.enum is not None and value not in field.spec.enum:
                 problems.append(FieldProblem(field.name, "is not one of the allowed values"))
             yield field.name, float(value) if field.spec.type == "number" else value
+
+
+def _refused_by_step() -> InvalidInput:
+    return InvalidInput("A step of the pipeline refused the input.")
 
 
 def _contract_of(tensor: str, contract: ContractSpec, parameters: Mapping[str, Any]) -> TensorContract:

@@ -32,9 +32,7 @@ async def run(engine: Engine, pipeline: Pipeline, request: InferenceRequest, dea
         await answer.read(engine, request, deadline)
         reason = answer.finish()
     except GatewayError as exc:
-        reason = collector.reason_of(exc)
-        if reason is None:
-            raise pipeline.caller_fault_of(exc, request.request_id) from exc
+        reason = collector.judge(exc)
     return Result(answer.values, reason, time.perf_counter() - started)
 
 

@@ -120,7 +120,8 @@ class PipelineSpec(_Section):
     stream: StreamSpec | None = None
     contract: dict[str, ContractSpec] = {}
     cancel: CancelSpec | None = None
-    timeout_s: Seconds = 30.0
+    timeout_s: Seconds | None = None
+    """Left out: ``GATEWAY_TIMEOUT_S``."""
     idempotent: bool = False
     readiness: Literal["required", "optional"] = "required"
     rejects_input: list[str] = []

@@ -1,0 +1,69 @@
+"""What ``GET /v1/pipelines`` says: fields, types, limits, the model, and samples ready to paste."""
+
+from typing import Any
+
+from app.api.samples import samples_of
+from app.pipelines.catalog import Catalog, Entry
+from app.pipelines.fields import InputField, OutputField, ParameterField
+from app.pipelines.pipeline import Pipeline
+from app.pipelines.schema import event_schema, request_schema, result_schema
+
+
+def summarize(name: str, entry: Entry) -> dict[str, Any]:
+    return {
+        "name": name,
+        "description": entry.spec.description,
+        "model": entry.spec.model,
+        "state": entry.state,
+        "streams": entry.spec.stream is not None,
+        "url": f"/v1/pipelines/{name}",
+    }
+
+
+def describe(pipeline: Pipeline, catalog: Catalog, base_url: str) -> dict[str, Any]:
+    spec, config = pipeline.spec, pipeline.config
+    return {
+        **summarize(pipeline.name, catalog.entries[pipeline.name]),
+        "version": spec.version or None,
+        "decoupled": config.decoupled,
+        "inputs": [_input(field) for field in pipeline.inputs],
+        "parameters": [_parameter(field) for field in pipeline.parameters],
+        "outputs": [_output(field) for field in pipeline.outputs],
+        "early_exit": list(dict.fromkeys(rule.reason for rule in spec.early_exit)),
+        "limits": {
+            "timeout_s": pipeline.timeout_s,
+            **({"stream": spec.stream.model_dump()} if spec.stream is not None else {}),
+        },
+        "schemas": {
+            "request": request_schema(pipeline),
+            "result": result_schema(pipeline),
+            "output_event": event_schema(pipeline) if spec.stream is not None else None,
+        },
+        "samples": samples_of(pipeline, base_url),
+    }
+
+
+def _input(field: InputField) -> dict[str, Any]:
+    return {
+        "name": field.name,
+        "kind": field.spec.kind,
+        "tensor": field.tensor.name,
+        "datatype": field.tensor.datatype,
+        "shape": field.tensor.dims,
+        "required": field.is_required,
+        "default": field.spec.default,
+    }
+
+
+def _parameter(field: ParameterField) -> dict[str, Any]:
+    return {"name": field.name, "required": field.is_required, **field.spec.model_dump(exclude_none=True)}
+
+
+def _output(field: OutputField) -> dict[str, Any]:
+    return {
+        "name": field.name,
+        "kind": field.spec.kind,
+        "tensor": field.tensor.name,
+        "datatype": field.tensor.datatype,
+        "shape": field.tensor.dims,
+    }

@@ -1,0 +1,32 @@
+"""Liveness and readiness, on the main and the admin port."""
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from app.api.rendering import json_response
+from app.api.state import Gateway, gateway_of
+
+router = APIRouter(prefix="/health")
+
+
+@router.get("/live")
+async def live(_request: Request) -> Response:
+    """The process answers; says nothing of Triton, so that a slow model load never restarts the gateway."""
+    return json_response({"status": "live"})
+
+
+@router.get("/ready")
+async def ready(request: Request) -> Response:
+    """Triton answers, every required pipeline is warm, and the gateway is not draining."""
+    gateway = gateway_of(request)
+    response = json_response(_readiness(gateway))
+    response.status_code = 200 if gateway.is_ready else 503
+    return response
+
+
+def _readiness(gateway: Gateway) -> dict[str, object]:
+    return {
+        "status": "ready" if gateway.is_ready else "draining" if gateway.is_draining else "not_ready",
+        "triton": "up" if gateway.catalog.triton_is_up else "down",
+        "pipelines": {name: entry.state for name, entry in gateway.catalog.entries.items()},
+    }

@@ -1,0 +1,62 @@
+"""``/v1/pipelines``: what there is, one answer, or a stream of outputs."""
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from app.api.bodies import read_inference
+from app.api.deadlines import deadline_of
+from app.api.descriptions import describe, summarize
+from app.api.disconnect import given_up_on_disconnect
+from app.api.inference import answer, open_stream
+from app.api.rendering import json_response
+from app.api.state import gateway_of, record_of
+from app.api.streaming import StreamResponse
+from app.domain.errors import InvalidRequest
+from app.pipelines.pipeline import Pipeline
+from app.pipelines.run import Result
+
+router = APIRouter(prefix="/v1/pipelines")
+
+
+@router.get("")
+async def list_pipelines(request: Request) -> Response:
+    entries = gateway_of(request).catalog.entries
+    return json_response({"pipelines": [summarize(name, entry) for name, entry in entries.items()]})
+
+
+@router.get("/{name}")
+async def get_pipeline(name: str, request: Request) -> Response:
+    catalog = gateway_of(request).catalog
+    return json_response(describe(catalog.pipeline(name), catalog, str(request.base_url).rstrip("/")))
+
+
+@router.post("/{name}")
+async def run_pipeline(name: str, request: Request) -> Response:
+    gateway, record = gateway_of(request), record_of(request)
+    pipeline = gateway.admit(name, record, "unary")
+    with gateway.counted(name):
+        deadline = deadline_of(request, pipeline.timeout_s)
+        inference = await read_inference(request, pipeline, gateway.limits)
+        async with given_up_on_disconnect(request.receive):
+            result = await answer(gateway, pipeline, inference, deadline, record)
+    return _result_response(pipeline, result)
+
+
+@router.post("/{name}/stream")
+async def stream_pipeline(name: str, request: Request) -> Response:
+    gateway, record = gateway_of(request), record_of(request)
+    pipeline = gateway.admit(name, record, "stream")
+    if pipeline.spec.stream is None:
+        raise InvalidRequest("This pipeline is not declared to stream.", hint="Declare `stream: true` in gateway.yaml.")
+    deadline = deadline_of(request, pipeline.spec.stream.timeout_s)
+    inference = await read_inference(request, pipeline, gateway.limits)
+    async with given_up_on_disconnect(request.receive):
+        stream, opening = await open_stream(gateway, pipeline, inference, deadline, record)
+    return StreamResponse(stream, opening, gateway.limits)
+
+
+def _result_response(pipeline: Pipeline, result: Result) -> Response:
+    if not pipeline.rules:
+        return json_response(result.values)
+    headers = {} if result.early_exit is None else {"X-Early-Exit": result.early_exit}
+    return json_response({**result.values, "early_exit": result.early_exit}, headers)

@@ -1,0 +1,88 @@
+"""The command line: ``triton-gateway serve | models``."""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from app import __version__
+from app.observability.log import configure_logging
+from app.pipelines.file import ConfigError
+from app.serving import PortTaken, serve
+from app.settings import PREFIX, Settings, SettingsError, read_settings, service_links
+from app.triton.channel import open_channel
+from app.triton.embedded.errors import EmbeddedTritonError
+from app.triton.engine import TritonEngine
+
+UNUSABLE = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status 0; 2 where the settings, gateway.yaml, a port or the embedded Triton cannot be used."""
+    given = vars(_parser().parse_args(arguments))
+    command = given.pop("command")
+    try:
+        settings = read_settings(os.environ, {name: value for name, value in given.items() if value is not None})
+        configure_logging(settings.log_level, settings.log_format)
+        _name_service_links()
+        uvloop.run(command(settings))
+    except (SettingsError, ConfigError, PortTaken, EmbeddedTritonError) as exc:
+        print(f"triton-gateway: {exc}", file=sys.stderr)  # noqa: T201 - the command's own answer
+        return UNUSABLE
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="triton-gateway", description="REST and SSE in front of NVIDIA Triton.")
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    serving = commands.add_parser("serve", help="run the gateway")
+    serving.set_defaults(command=serve)
+    for name, field in Settings.model_fields.items():
+        _add_flag(serving, name, field.annotation, f"{field.description} ({PREFIX}{name.upper()})")
+    models = commands.add_parser("models", help="a table of Triton's models")
+    models.set_defaults(command=show_models)
+    _add_flag(models, "triton_url", str, "Triton's gRPC address")
+    return parser
+
+
+def _add_flag(parser: argparse.ArgumentParser, name: str, annotation: Any, text: str) -> None:
+    flags = [f"--{name.replace('_', '-')}", *(["--triton"] if name == "triton_url" else [])]
+    action = argparse.BooleanOptionalAction if annotation is bool else "store"
+    parser.add_argument(*flags, dest=name, action=action, help=text.replace("%", "%%"))
+
+
+async def show_models(settings: Settings) -> None:
+    """Prints a table: kind, inputs, outputs, readiness."""
+    table = Table("model", "kind", "inputs", "outputs", "ready")
+    async with open_channel(settings.triton_url) as channel:
+        engine = TritonEngine(channel)
+        for state in sorted(await engine.models(), key=lambda state: state.name):
+            table.add_row(*await _row(engine, state.name, ready=state.ready))
+    Console().print(table)
+
+
+async def _row(engine: TritonEngine, name: str, *, ready: bool) -> tuple[str, ...]:
+    if not ready:
+        return name, "", "", "", "no"
+    config = await engine.model_config(name)
+    kind = config.backend + (", decoupled" if config.decoupled else "")
+    inputs, outputs = (
+        "\n".join(f"{spec.name} {spec.datatype} {list(spec.dims)}" for spec in specs)
+        for specs in (config.inputs, config.outputs)
+    )
+    return name, kind, inputs, outputs, "yes"
+
+
+def _name_service_links() -> None:
+    if links := service_links(os.environ):
+        logging.getLogger(__name__).warning(
+            "ignored: variables that Kubernetes injects for a Service called 'gateway' (set enableServiceLinks: false)",
+            extra={"variables": links},
+        )

@@ -1,0 +1,61 @@
+"""The wiring: the applications of the main and the admin port over one Gateway."""
+
+from fastapi import FastAPI, Request
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import RedirectResponse, Response
+
+from app.api.failures import add_failure_handlers
+from app.api.middleware.recording import RecordingMiddleware
+from app.api.routes import docs, health, metrics, pipelines
+from app.api.state import Gateway
+
+EXPOSED_HEADERS = ["X-Request-ID", "X-Early-Exit", "Server-Timing", "Location", "Retry-After"]
+ALLOWED_HEADERS = [
+    "Authorization",
+    "X-API-Key",
+    "Content-Type",
+    "Last-Event-ID",
+    "traceparent",
+    "X-Request-Timeout",
+    "X-Request-ID",
+]
+
+
+def create_app(gateway: Gateway, *, cors_origins: tuple[str, ...] = (), with_docs: bool = True) -> FastAPI:
+    app = _bare_app(gateway)
+    app.include_router(health.router)
+    app.include_router(pipelines.router)
+    if with_docs:
+        app.include_router(docs.router)
+        app.router.routes.append(docs.assets)
+        app.add_api_route("/", _front, include_in_schema=False)
+    if cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=cors_origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=ALLOWED_HEADERS,
+            expose_headers=EXPOSED_HEADERS,
+        )
+    app.add_middleware(RecordingMiddleware, metrics=gateway.metrics)
+    return app
+
+
+def create_admin_app(gateway: Gateway) -> FastAPI:
+    app = _bare_app(gateway)
+    app.include_router(health.router)
+    app.include_router(metrics.router)
+    app.add_middleware(RecordingMiddleware, metrics=gateway.metrics)
+    return app
+
+
+def _bare_app(gateway: Gateway) -> FastAPI:
+    """Without FastAPI's own documentation: ours is made from the live models."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.state.gateway = gateway
+    add_failure_handlers(app)
+    return app
+
+
+async def _front(_request: Request) -> Response:
+    return RedirectResponse("/docs")

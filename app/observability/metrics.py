@@ -1,0 +1,60 @@
+"""What Prometheus is told. Labels come from closed sets, never from a caller's text."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from app.domain.errors import Outcome
+
+NO_PIPELINE = "-"
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
+
+
+class Metrics:
+    """One set for one gateway, on a registry of its own."""
+
+    def __init__(self, version: str) -> None:
+        self.registry = CollectorRegistry()
+        by_request = ("pipeline", "transport", "outcome")
+        self.requests = self._counter("requests", "Requests that ended, by outcome", *by_request)
+        self.request_duration = self._histogram(
+            "request_duration_seconds", "From the first byte of a request to the last of its answer", *by_request
+        )
+        self.overhead = self._histogram(
+            "overhead_seconds", "Time spent outside Triton", "pipeline", "transport", buckets=_OVERHEAD_SECONDS
+        )
+        self.time_to_first_output = self._histogram(
+            "time_to_first_output_seconds", "From a stream's request to its first output", "pipeline"
+        )
+        self.inter_output = self._histogram("inter_output_seconds", "Between two outputs of a stream", "pipeline")
+        self.stream_outputs = self._counter("stream_outputs", "Outputs of streams", "pipeline")
+        self.in_flight = self._gauge("in_flight_requests", "Unary requests under way", "pipeline")
+        self.active_streams = self._gauge("active_streams", "Streams under way", "pipeline")
+        self.early_exits = self._counter("early_exits", "Requests with nothing to do", "pipeline", "reason")
+        self.rejected = self._counter("rejected", "Requests refused for load, by error code", "reason")
+        self.contract_violations = self._counter(
+            "contract_violations", "Outputs that broke their contract", "pipeline", "tensor"
+        )
+        self.triton_calls = self._counter("triton_calls", "Inference calls to Triton", "model", "code")
+        self.triton_up = self._gauge("triton_up", "Whether Triton answers")
+        self.model_ready = self._gauge("model_ready", "Whether the model of a pipeline is ready", "model")
+        self.config_reload_failed = self._gauge(
+            "config_reload_failed", "Whether gateway.yaml was changed to something that cannot be used"
+        )
+        self._gauge("build_info", "The running version, as a label", "version").labels(version).set(1)
+
+    def count_triton_call(self, model: str, code: str) -> None:
+        self.triton_calls.labels(model, code).inc()
+
+    def count_request(self, pipeline: str, transport: str, outcome: Outcome, duration_s: float) -> None:
+        self.requests.labels(pipeline, transport, outcome).inc()
+        self.request_duration.labels(pipeline, transport, outcome).observe(duration_s)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"triton_gateway_{name}", text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"triton_gateway_{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, *labels: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
+        return Histogram(f"triton_gateway_{name}", text, labels, registry=self.registry, buckets=buckets)

@@ -1,0 +1,90 @@
+"""The settings: frozen, from ``GATEWAY_*`` variables or the flags of ``serve``; an unknown one is refused."""
+
+import difflib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+PREFIX = "GATEWAY_"
+DEFAULT_CONFIG = Path("gateway.yaml")
+
+_SERVICE_LINK = re.compile(
+    r"GATEWAY(_[A-Z0-9_]+)?_(SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_[A-Z]+)?)?)"
+)
+
+
+class SettingsError(Exception):
+    """A setting is unknown or wrong; the message names each."""
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8080, ge=0, le=65535, description="port of the API")
+    admin_port: int = Field(8081, ge=0, le=65535, description="port of /metrics and /health, for operators")
+    triton_url: str = Field("127.0.0.1:8001", description="Triton's gRPC address, host:port or unix:/path")
+    triton_metrics_url: str | None = Field(None, description="Triton's Prometheus page, relayed at /metrics/triton")
+    config: Path | None = Field(
+        None,
+        description="the file of pipelines (gateway.yaml, if there); without: every ready model by its own name",
+    )
+    embedded: bool = Field(False, description="start a Triton beside the gateway")
+    embedded_repository: Path = Field(Path("triton_models"), description="the embedded Triton's model repository")
+    embedded_venv: Path = Field(Path(".venv-triton"), description="the Python environment of its models")
+    cors_origins: tuple[str, ...] = Field((), description="origins whose pages may call, separated by commas")
+    max_body_bytes: int = Field(8 * 1024 * 1024, ge=1, le=64 * 1024 * 1024, description="largest request body")
+    timeout_s: float = Field(30.0, gt=0, le=86_400, description="deadline of a pipeline that declares none")
+    drain_s: float = Field(30.0, ge=0, le=86_400, description="how long streams may go on after SIGTERM")
+    docs: bool = Field(True, description="serve /docs and /openapi.json")
+    early_exit_key: str | None = Field(None, min_length=16, description="key of signed early exits", repr=False)
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level logged")
+    log_format: Literal["json", "text"] = Field("json", description="one JSON object a line, or plain text")
+
+    @property
+    def config_path(self) -> Path | None:
+        """The file to follow: the one that is named, else ``gateway.yaml`` where there is one."""
+        return self.config or (DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None)
+
+    @field_validator("cors_origins", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+def read_settings(environment: Mapping[str, str], flags: Mapping[str, Any]) -> Settings:
+    """Flags win over the environment. Raises SettingsError."""
+    named = {name: value for name, value in environment.items() if name.startswith(PREFIX)}
+    given = {name: value for name, value in named.items() if not is_service_link(name, value)}
+    unknown = [name for name in given if name.removeprefix(PREFIX).lower() not in Settings.model_fields]
+    if unknown:
+        raise SettingsError("\n".join(f"{name} is not a setting{_nearest(name)}" for name in sorted(unknown)))
+    values = {name.removeprefix(PREFIX).lower(): value for name, value in given.items()}
+    try:
+        return Settings(**(values | dict(flags)))
+    except ValidationError as exc:
+        raise SettingsError("\n".join(_complaint(error["loc"], error["msg"]) for error in exc.errors())) from exc
+
+
+def service_links(environment: Mapping[str, str]) -> list[str]:
+    """The variables that Kubernetes injected for a Service whose name begins with ``gateway``; they are no settings."""
+    return sorted(name for name, value in environment.items() if is_service_link(name, value))
+
+
+def is_service_link(name: str, value: str) -> bool:
+    if not _SERVICE_LINK.fullmatch(name):
+        return False
+    return name != "GATEWAY_PORT" or "://" in value
+
+
+def _complaint(location: tuple[int | str, ...], text: str) -> str:
+    return f"{PREFIX}{str(location[0]).upper()} is wrong: {text}"
+
+
+def _nearest(name: str) -> str:
+    valid = [PREFIX + field.upper() for field in Settings.model_fields]
+    found = difflib.get_close_matches(name, valid, n=1)
+    return f"; did you mean {found[0]}?" if found else ""

@@ -1,0 +1,21 @@
+"""One event of a stream, as it stands in the log and goes over the wire."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+EventName = Literal["output", "done", "error"]
+
+TERMINAL: frozenset[str] = frozenset({"done", "error"})
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """``id`` counts from 1 without gaps; ``data`` is JSON on one line."""
+
+    id: int
+    name: EventName
+    data: bytes
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.name in TERMINAL

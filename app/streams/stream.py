@@ -1,0 +1,162 @@
+"""The one place that owns a stream's life: it numbers the events and writes exactly one terminal event, last."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import orjson
+
+from app.domain.errors import ClientClosedRequest, DeadlineExceeded, GatewayError, Internal, Outcome
+from app.domain.inference import InferenceResponse
+from app.streams.event import Event, EventName
+from app.streams.log import EventLog
+
+_log = logging.getLogger(__name__)
+
+Values = dict[str, Any]
+
+
+class Ending(Protocol):
+    @property
+    def early_exit(self) -> str | None: ...
+    @property
+    def values(self) -> Values | None: ...
+
+
+class Answer(Protocol):
+    """What turns responses into a caller's values."""
+
+    @property
+    def judge(self) -> Callable[[GatewayError], str]: ...
+    def add(self, response: InferenceResponse) -> Values | None: ...
+    def finish(self) -> Ending: ...
+    def empty_values(self) -> Values: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """What a stream is made of. ``on_output`` is told of each output, ``on_abandoned`` if Triton works in vain.
+
+    ``on_end`` is told last, once, when the terminal event is written.
+    """
+
+    request_id: str
+    responses: AsyncGenerator[InferenceResponse]
+    answer: Answer
+    progress_s: float
+    problem_of: Callable[[GatewayError], Values]
+    on_output: Callable[[], None] = lambda: None
+    on_abandoned: Callable[[], None] = lambda: None
+    on_end: Callable[["Stream"], None] = lambda stream: None
+
+
+class Stream:
+    """Runs as a task of its own from :meth:`start`; its events are in ``log``."""
+
+    def __init__(self, plan: StreamPlan) -> None:
+        self._plan = plan
+        self._last_id = 0
+        self._outputs = 0
+        self._cause: GatewayError | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.log = EventLog()
+        self.outcome: Outcome | None = None
+        self.early_exit: str | None = None
+        self.error: GatewayError | None = None
+        self.own_s = 0.0
+        """Seconds spent on the responses here, outside Triton."""
+
+    def start(self) -> asyncio.Task[None]:
+        """The task is done when the terminal event is written."""
+        self._task = asyncio.create_task(self._run())
+        self._task.add_done_callback(self._settle)
+        return self._task
+
+    def _settle(self, _task: asyncio.Task[None]) -> None:
+        """A task cancelled before its first step never enters its own ``try``; its terminal event is written here."""
+        if self.outcome is None:
+            self._end_with(self._cause or ClientClosedRequest("The stream was given up."))
+
+    def end(self, cause: GatewayError) -> None:
+        """Stop the work; the terminal event says why. Does nothing to a stream that has ended."""
+        if self._task is not None and self._cause is None:
+            self._cause = cause
+            self._task.cancel()
+
+    async def ended(self) -> None:
+        """Waits until the terminal event is written and the call to Triton is gone."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        try:
+            self._end_well(await self._relay())
+        except GatewayError as exc:
+            self._judge(exc)
+        except asyncio.CancelledError:
+            self._end_with(self._cause or ClientClosedRequest("The stream was given up."))
+        except Exception:
+            _log.exception("a stream failed")
+            self._end_with(Internal("The gateway failed; its log says more under the request's id."))
+
+    async def _relay(self) -> str | None:
+        """Every response as an output; the reason of an early exit, if it was one."""
+        try:
+            async with asyncio.timeout(self._plan.progress_s) as silence, aclosing(self._plan.responses) as responses:
+                async for response in responses:
+                    silence.reschedule(asyncio.get_running_loop().time() + self._plan.progress_s)
+                    self._add(response)
+        except TimeoutError as exc:
+            raise DeadlineExceeded(f"The model was silent for {self._plan.progress_s:g} s.") from exc
+        ending = self._plan.answer.finish()
+        if ending.values is not None:
+            self._output(ending.values)
+        return ending.early_exit
+
+    def _add(self, response: InferenceResponse) -> None:
+        started = time.perf_counter()
+        values = self._plan.answer.add(response)
+        if values is not None:
+            self._output(values)
+        self.own_s += time.perf_counter() - started
+
+    def _output(self, values: Values) -> None:
+        self._append("output", values)
+        self._outputs += 1
+        self._plan.on_output()
+
+    def _judge(self, error: GatewayError) -> None:
+        try:
+            self._end_well(self._plan.answer.judge(error))
+        except GatewayError as judged:
+            self._end_with(judged)
+
+    def _end_well(self, early_exit: str | None) -> None:
+        if early_exit is not None and not self._outputs:
+            self._output(self._plan.answer.empty_values())
+        self.early_exit = early_exit
+        self.outcome = Outcome.OK if early_exit is None else Outcome.EARLY_EXIT
+        done = {
+            "reason": "complete" if early_exit is None else "early_exit",
+            "early_exit": early_exit,
+            "outputs": self._outputs,
+            "request_id": self._plan.request_id,
+        }
+        self._append("done", done)
+        self._plan.on_end(self)
+
+    def _end_with(self, error: GatewayError) -> None:
+        self.error, self.outcome = error, error.outcome
+        if error.outcome in {Outcome.CANCELLED, Outcome.TIMEOUT, Outcome.REJECTED, Outcome.CONTRACT_VIOLATION}:
+            self._plan.on_abandoned()
+        self._append("error", self._plan.problem_of(error))
+        self._plan.on_end(self)
+
+    def _append(self, name: EventName, data: Values) -> None:
+        event = Event(self._last_id + 1, name, orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY))
+        self.log.append(event)
+        self._last_id = event.id

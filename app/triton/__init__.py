@@ -1,0 +1,1 @@
+"""The engine over gRPC: the only place that knows grpc and tritonclient."""

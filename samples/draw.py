@@ -1,5 +1,6 @@
 """Draws the sample images beside this file: ``python samples/draw.py`` (needs Pillow alone)."""
 
+import random
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
@@ -11,6 +12,7 @@ LINES = ["Hello Triton gateway", "Open daily 9 to 18", "Please ring the bell"]
 def main() -> None:
     sheet().save(HERE / "blank.png", optimize=True)
     sign().save(HERE / "sign.png", optimize=True)
+    scribble().save(HERE / "scribble.png", optimize=True)
 
 
 def sheet() -> Image.Image:
@@ -23,6 +25,14 @@ def sign() -> Image.Image:
     draw.rectangle((8, 8, 631, 311), outline=0, width=4)
     for row, line in enumerate(LINES):
         draw.text((60, 45 + 85 * row), line, fill=0, font=ImageFont.load_default(44))
+    return image
+
+
+def scribble() -> Image.Image:
+    """Looks like a line of handwriting and says nothing."""
+    image, hand = sheet(), random.Random(0)
+    steps = range(60, 560, 9)
+    ImageDraw.Draw(image).line([(x, hand.randint(120, 180)) for x in steps], fill=0, width=4, joint="curve")
     return image
 
 

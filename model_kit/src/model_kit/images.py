@@ -3,11 +3,28 @@
 from io import BytesIO
 
 import numpy as np
-from PIL import Image, ImageOps, ImageStat
+from PIL import (
+    BmpImagePlugin,
+    GifImagePlugin,
+    Image,
+    ImageOps,
+    ImageStat,
+    JpegImagePlugin,
+    PngImagePlugin,
+    WebPImagePlugin,
+)
 
 from model_kit.outcomes import InvalidInput
 
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
+# Imported here, or Pillow would look for the format among all its plugins on the first request.
+PARSERS = (
+    PngImagePlugin.PngImageFile,
+    JpegImagePlugin.JpegImageFile,
+    WebPImagePlugin.WebPImageFile,
+    BmpImagePlugin.BmpImageFile,
+    GifImagePlugin.GifImageFile,
+)
+FORMATS = [parser.format for parser in PARSERS]
 MAX_PIXELS = 40_000_000
 MAX_SIDE_PX = 32_000  # OpenCV's warps address pixels with 16 bits
 
@@ -36,14 +53,14 @@ def pixels_of(encoded: bytes) -> np.ndarray:
     """Decode the first frame, upright by its EXIF orientation, without transparency.
 
     Returns:
-        uint8 [height, width, 3], blue-green-red as OpenCV has it.
+        uint8 [height, width, 3], blue-green-red as OpenCV has it, not writeable.
 
     Raises:
         InvalidInput: not an image, too large or broken; the text is one of FAULTS.
     """
     image = _opened(encoded)
     _refuse_large(image.size)
-    return np.ascontiguousarray(_decoded(image)[:, :, ::-1])
+    return _decoded(image)
 
 
 def _opened(encoded: bytes) -> Image.Image:
@@ -62,7 +79,8 @@ def _refuse_large(size: tuple[int, int]) -> None:
 def _decoded(image: Image.Image) -> np.ndarray:
     try:
         image.load()
-        return np.asarray(_opaque(ImageOps.exif_transpose(image)))
+        upright = _opaque(ImageOps.exif_transpose(image))
+        return np.frombuffer(upright.tobytes("raw", "BGR"), dtype=np.uint8).reshape(upright.height, upright.width, 3)
     except Exception as exc:  # as above
         raise InvalidInput(CORRUPT) from exc
 

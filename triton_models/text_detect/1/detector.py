@@ -16,6 +16,7 @@ class Detector:
         self._pixel_budget = pixel_budget
         # A canvas already has the size that the network is to see; with this limit the package leaves it as it is.
         self._network = TextDetector(stage_settings("Det", limit_type="min", limit_side_len=GRID_PX))
+        self.boxes_in(np.zeros((GRID_PX, GRID_PX, 3), dtype=np.uint8))  # so that the first request is not the slow one
 
     def boxes_in(self, pixels: np.ndarray) -> np.ndarray:
         """uint8 [height, width, 3], BGR -> float32 [n, 4, 2]: corners in pixels, clockwise from the top left."""

@@ -1,19 +1,28 @@
 """The recognition network of rapidocr-onnxruntime (PP-OCRv4: Chinese and Latin script)."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from model_kit.rapidocr import stage_settings
+from rapidocr_onnxruntime.ch_ppocr_cls import TextClassifier
 from rapidocr_onnxruntime.ch_ppocr_rec import TextRecognizer
 
 from .strips import strip_of
 
 
 class Recognizer:
-    """Reads lines of text."""
+    """Reads lines of text, those that stand on their head too."""
 
     def __init__(self) -> None:
-        self._network = TextRecognizer(stage_settings("Rec"))
+        self._turner = TextClassifier(stage_settings("Cls"))
+        self._reader = TextRecognizer(stage_settings("Rec"))
+        self._read([np.zeros((48, 320, 3), dtype=np.uint8)])  # so that the first request is not the slow one
 
     def read(self, pixels: np.ndarray, boxes: np.ndarray) -> tuple[list[str], list[float]]:
         """The text in each of boxes [n, 4, 2] of uint8 [height, width, 3], BGR, and how sure it is (0 to 1)."""
-        lines, _ = self._network([strip_of(pixels, box) for box in boxes])
+        lines = self._read([strip_of(pixels, box) for box in boxes])
         return [text for text, _ in lines], [score for _, score in lines]
+
+    def _read(self, strips: list[np.ndarray]) -> Sequence[tuple[str, float]]:
+        upright, *_ = self._turner(strips)
+        return self._reader(upright)[0]

@@ -86,3 +86,7 @@ def _name_service_links() -> None:
             "ignored: variables that Kubernetes injects for a Service called 'gateway' (set enableServiceLinks: false)",
             extra={"variables": links},
         )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

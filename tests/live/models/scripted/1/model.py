@@ -1,0 +1,49 @@
+"""One response as the script says.
+
+SCRIPT is JSON: ``sleep_s``; ``error`` {code, message}; ``raise`` (a text); ``crash`` (true); ``omit`` (names of outputs);
+``text``; ``numbers``; ``shape`` (of NUMBERS); ``notice`` (a file that is told when a cancellation was seen).
+"""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request):
+        script = json.loads(pb_utils.get_input_tensor_by_name(request, "SCRIPT").as_numpy()[0])
+        self._sleep(request, script)
+        if "crash" in script:
+            os._exit(1)
+        if "raise" in script:
+            raise ValueError(script["raise"])
+        if "error" in script:
+            code = getattr(pb_utils.TritonError, script["error"]["code"])
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError(script["error"]["message"], code))
+        return pb_utils.InferenceResponse(
+            [tensor for tensor in _tensors(script) if tensor.name() not in script.get("omit", [])]
+        )
+
+    def _sleep(self, request, script):
+        ends = time.monotonic() + script.get("sleep_s", 0)
+        while time.monotonic() < ends:
+            if "notice" in script and request.is_cancelled():
+                Path(script["notice"]).write_text(str(time.monotonic()))
+                return
+            time.sleep(0.005)
+
+
+def _tensors(script):
+    text = np.array([script.get("text", "hello").encode()], dtype=np.object_)
+    numbers = np.array(script.get("numbers", [1.0, 2.0]), dtype=np.float32)
+    return [
+        pb_utils.Tensor("TEXT", text),
+        pb_utils.Tensor("NUMBERS", numbers.reshape(script["shape"]) if "shape" in script else numbers),
+    ]

@@ -1,0 +1,73 @@
+"""Responses as the script says, each request in a thread of its own.
+
+SCRIPT is JSON: ``outputs`` (how many, default 3); ``interval_s`` between them; ``texts`` (hexadecimal bytes, one a
+response, round and round); ``items`` (how many ids each response holds, by index; the last one stays); ``bytes`` (of
+text a response); ``then``: ``final`` (default), ``final_with_last``, ``error``, ``silence`` (neither response nor end,
+until cancelled) or ``crash``; ``error`` {code, message}; ``notice`` (a file that is told when a cancellation was seen,
+and how many responses were sent by then).
+"""
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            script = json.loads(pb_utils.get_input_tensor_by_name(request, "SCRIPT").as_numpy()[0])
+            threading.Thread(target=_answer, args=(request.get_response_sender(), script), daemon=True).start()
+
+
+def _answer(sender, script):
+    count = script.get("outputs", 3)
+    then = script.get("then", "final")
+    for index in range(count):
+        if _waited_in_vain(sender, script, script.get("interval_s", 0.0), index):
+            sender.send(flags=FINAL)
+            return
+        last = then == "final_with_last" and index == count - 1
+        sender.send(_response(script, index), flags=FINAL if last else 0)
+    if then == "silence":
+        _waited_in_vain(sender, script, 3600.0, count)
+    if then == "crash":
+        os._exit(1)
+    if then == "error":
+        error = script.get("error", {"code": "INTERNAL", "message": "scripted"})
+        code = getattr(pb_utils.TritonError, error["code"])
+        sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(error["message"], code)), flags=FINAL)
+    elif then != "final_with_last":
+        sender.send(flags=FINAL)
+
+
+def _waited_in_vain(sender, script, seconds, sent):
+    """Whether the request was cancelled while waiting; polled every 5 ms, once at least."""
+    ends = time.monotonic() + seconds
+    while True:
+        if sender.is_cancelled():
+            if "notice" in script:
+                Path(script["notice"]).write_text(f"{time.monotonic()} {sent}")
+            return True
+        if time.monotonic() >= ends:
+            return False
+        time.sleep(0.005)
+
+
+def _response(script, index):
+    if "bytes" in script:
+        text = b"x" * script["bytes"]
+    else:
+        texts = script.get("texts", [b"word ".hex()])
+        text = bytes.fromhex(texts[index % len(texts)])
+    items = script.get("items", [1])
+    ids = np.arange(items[min(index, len(items) - 1)], dtype=np.int32)
+    return pb_utils.InferenceResponse(
+        [pb_utils.Tensor("TEXT", np.array([text], dtype=np.object_)), pb_utils.Tensor("TOKEN_ID", ids)]
+    )

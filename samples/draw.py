@@ -30,7 +30,7 @@ def sign() -> Image.Image:
 
 def scribble() -> Image.Image:
     """Looks like a line of handwriting and says nothing."""
-    image, hand = sheet(), random.Random(0)
+    image, hand = sheet(), random.Random(9)
     steps = range(60, 560, 9)
     ImageDraw.Draw(image).line([(x, hand.randint(120, 180)) for x in steps], fill=0, width=4, joint="curve")
     return image

@@ -7,11 +7,9 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from model_kit.outcomes import Cancelled, InvalidInput, Overloaded
+from model_kit.child_errors import exception_of
+from model_kit.outcomes import Cancelled
 from model_kit.serving import Outputs, error_of, tensors_of
-
-# Triton's own texts for a step whose queue refused the request.
-OVERLOAD_MARKS = ("Exceeds maximum queue size", "Request timeout expired")
 
 
 async def answer_together(requests: Sequence[Any], answer: Callable[[Any], Awaitable[Outputs]]) -> list[Any]:
@@ -42,15 +40,6 @@ async def call(parent: Any, model: str, inputs: Outputs, outputs: Sequence[str],
     if response.has_error():
         raise exception_of(response.error().message(), faults)
     return [pb_utils.get_output_tensor_by_name(response, name).as_numpy() for name in outputs]
-
-
-def exception_of(message: str, faults: Collection[str]) -> Exception:
-    """What a child's error means, from its text alone."""
-    if message in faults:
-        return InvalidInput(message)
-    if any(mark in message for mark in OVERLOAD_MARKS):
-        return Overloaded("a step of the model has no room for the request")
-    return RuntimeError(message)
 
 
 def _request(parent: Any, model: str, inputs: Outputs, outputs: Sequence[str]) -> Any:

@@ -86,6 +86,10 @@ def _decoded(image: Image.Image) -> np.ndarray:
 
 
 def _opaque(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I;16"):
+        image = Image.fromarray(
+            (np.asarray(image) >> 8).astype(np.uint8)
+        )  # Pillow itself would cut off what is above 255
     if not image.has_transparency_data:
         return image.convert("RGB")
     ink = image.convert("RGBA")

@@ -1,6 +1,6 @@
 """One response as the script says.
 
-SCRIPT is JSON: ``sleep_s``; ``error`` {code, message}; ``raise`` (a text); ``crash`` (true); ``omit`` (names of outputs);
+SCRIPT is JSON: ``sleep_s``; ``error`` {code, message}; ``raise`` (a text); ``crash`` (true); ``omit`` (outputs);
 ``text``; ``numbers``; ``shape`` (of NUMBERS); ``notice`` (a file that is told when a cancellation was seen).
 """
 

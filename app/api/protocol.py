@@ -9,7 +9,7 @@ import uuid
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from app.api.problems import MEDIA_TYPE, problem_response
-from app.domain.errors import GatewayError, HeadersTooLarge, SlowRequest
+from app.domain.errors import GatewayError, HeadersTooLarge, InvalidRequest, SlowRequest
 
 MAX_HEAD_BYTES = 16 * 1024
 HEAD_TIMEOUT_S = 5.0
@@ -34,7 +34,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._head_bytes += len(data)
         super().data_received(data)
         if self._head_timer is not None and self._head_bytes > MAX_HEAD_BYTES:
-            self._refuse(HeadersTooLarge(f"The request's line and headers are larger than {MAX_HEAD_BYTES} bytes."))
+            self._refuse(_head_too_large())
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -43,8 +43,16 @@ class BoundedProtocol(HttpToolsProtocol):
         self.scope["state"]["abort"] = self.transport.abort
 
     def on_headers_complete(self) -> None:
+        """Raises where the head is too large: the parser then hands over nothing more of the request."""
         self._head_arrived()
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD_BYTES:
+            self._refuse(_head_too_large())
+            raise ValueError("head too large")
         super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """What the parser could not read is answered like every other error."""
+        self._refuse(InvalidRequest("The request is not valid HTTP."))
 
     def _await_head(self) -> None:
         self._head_bytes = 0
@@ -74,3 +82,7 @@ class BoundedProtocol(HttpToolsProtocol):
         )
         self.transport.write(head.encode("ascii") + bytes(response.body))
         self.transport.close()
+
+
+def _head_too_large() -> HeadersTooLarge:
+    return HeadersTooLarge(f"The request's line and headers are larger than {MAX_HEAD_BYTES} bytes.")

@@ -23,13 +23,14 @@ class Shape:
     heads: int = 6
     blocks: int = 4
     window: int = 512
+    dropout: float = 0.15
 
 
 class Block(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         width, residual_std = shape.width, 0.5 / math.sqrt(shape.width * 2 * shape.blocks)
-        self.heads = shape.heads
+        self.heads, self.dropout = shape.heads, shape.dropout
         self.attention_norm = nn.Parameter(torch.ones(width))
         self.attention_in = nn.Parameter(torch.randn(3 * width, width) / math.sqrt(width))
         self.attention_out = nn.Parameter(torch.randn(width, width) * residual_std)
@@ -39,11 +40,13 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], visible: Tensor | None) -> Tensor:
         """``x`` [batch, length, width] -> the same shape; ``visible`` [length, length], None where causal is enough."""
-        x = x + functional.linear(
-            self._attended(_normed(x, self.attention_norm), rotation, visible), self.attention_out
-        )
+        attended = self._attended(_normed(x, self.attention_norm), rotation, visible)
+        x = x + self._thinned(functional.linear(attended, self.attention_out))
         hidden = functional.relu(functional.linear(_normed(x, self.mlp_norm), self.mlp_in)).square()
-        return x + functional.linear(hidden, self.mlp_out)
+        return x + self._thinned(functional.linear(hidden, self.mlp_out))
+
+    def _thinned(self, x: Tensor) -> Tensor:
+        return functional.dropout(x, self.dropout, self.training)
 
     def _attended(self, x: Tensor, rotation: tuple[Tensor, Tensor], visible: Tensor | None) -> Tensor:
         batch, length, width = x.shape
@@ -68,7 +71,7 @@ class Network(nn.Module):
         length = token_ids.shape[1]
         rotation = _rotation(length, self.shape.width // self.shape.heads)
         visible = None if length <= self.shape.window else _visible(length, self.shape.window)
-        x = functional.embedding(token_ids, self.embedding)
+        x = functional.dropout(functional.embedding(token_ids, self.embedding), self.shape.dropout, self.training)
         for block in self.blocks:
             x = block(x, rotation, visible)
         return functional.linear(_normed(x, self.norm), self.embedding)

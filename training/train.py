@@ -40,6 +40,7 @@ def main() -> None:
     tokenizer = train_tokenizer(training, Shape.vocabulary)
     network = Network(Shape())
     fit(network, tokenizer, training, options)
+    network.eval()
     LOG.info("held-out loss %.3f", loss_over(network, token_stream(tokenizer, held_out)))
     LOG.info("training loss %.3f", loss_over(network, token_stream(tokenizer, training)))
     save(network, tokenizer)
@@ -47,7 +48,7 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--batch", type=int, default=8, help="crops of one window each in a step")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
@@ -104,7 +105,7 @@ def _optimizers(network: Network) -> list[torch.optim.Optimizer]:
     matrices = [p for p in network.blocks.parameters() if p.ndim == 2]
     others = [p for p in network.parameters() if not any(p is matrix for matrix in matrices)]
     return [
-        torch.optim.Muon(matrices, lr=0.02, momentum=0.95, weight_decay=0.05),
+        torch.optim.Muon(matrices, lr=0.02, momentum=0.95, weight_decay=0.1),
         torch.optim.AdamW(others, lr=4e-3, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 

@@ -101,13 +101,6 @@ def test_nothing_of_the_input_is_echoed(client: httpx.Client) -> None:
     assert "sesame" not in answer.text
 
 
-def test_a_truncated_image_is_refused_by_the_step_that_reads_it(
-    client: httpx.Client, pytestconfig: pytest.Config
-) -> None:
-    sign = (pytestconfig.rootpath / "samples" / "sign.png").read_bytes()
-    problem(client.post("/v1/pipelines/ocr", files={"image": sign[:200]}), 422, "invalid_input")
-
-
 def test_an_unknown_pipeline_is_404_with_the_nearest_name(client: httpx.Client) -> None:
     found = problem(client.post("/v1/pipelines/orc", json={}), 404, "unknown_pipeline")
     assert "'ocr'" in str(found["detail"])

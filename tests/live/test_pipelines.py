@@ -70,3 +70,9 @@ def test_write_streams_token_by_token(client: httpx.Client) -> None:
     assert outputs[-1]["reason"] == "complete"
     whole = client.post("/v1/pipelines/write", json=body).json()
     assert "".join(output["text"] for output in outputs[:-1]) == whole["text"]
+
+
+@pytest.mark.parametrize("pipeline", ["ocr", "ocr_bls"])
+def test_a_step_that_refuses_the_callers_input_is_422(client: httpx.Client, pipeline: str, sign: bytes) -> None:
+    answer = client.post(f"/v1/pipelines/{pipeline}", files={"image": sign[:200]})
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_input")

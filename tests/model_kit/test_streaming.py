@@ -37,6 +37,7 @@ def streaming(monkeypatch):
     for code in ("INVALID_ARG", "CANCELLED", "INTERNAL"):
         setattr(backend.TritonError, code, code)
     backend.Logger = SimpleNamespace(log_error=lambda text: None)
+    backend.get_model_dir = lambda: "/models/some_model/1"
     monkeypatch.setitem(sys.modules, backend.__name__, backend)
     monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "model_kit/src"))
     for module in ("model_kit", "model_kit.serving", "model_kit.streaming"):

@@ -38,7 +38,7 @@ async def call(parent: Any, model: str, inputs: Outputs, outputs: Sequence[str],
         raise Cancelled
     response = await _request(parent, model, inputs, outputs).async_exec()
     if response.has_error():
-        raise exception_of(response.error().message(), faults)
+        raise exception_of(response.error().message().removeprefix(f"{model}: "), faults)
     return [pb_utils.get_output_tensor_by_name(response, name).as_numpy() for name in outputs]
 
 

@@ -2,6 +2,7 @@
 
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ def answer_each(requests: Sequence[Any], answer: Callable[[Any], Outputs]) -> li
 def error_of(exc: Exception) -> Any:
     """The TritonError of what a step raised; anything unforeseen is logged here and named ``internal`` outside."""
     if type(exc) in CODE_BY_OUTCOME:
-        return pb_utils.TritonError(str(exc), getattr(pb_utils.TritonError, CODE_BY_OUTCOME[type(exc)]))
+        return pb_utils.TritonError(_text_of(exc), getattr(pb_utils.TritonError, CODE_BY_OUTCOME[type(exc)]))
     pb_utils.Logger.log_error("".join(traceback.format_exception(exc)))
     return pb_utils.TritonError("internal", pb_utils.TritonError.INTERNAL)
 
@@ -53,6 +54,11 @@ def bytes_tensor(values: Sequence[bytes], shape: Sequence[int]) -> np.ndarray:
     array = np.empty(len(values), dtype=np.object_)
     array[:] = list(values)
     return array.reshape(shape)
+
+
+def _text_of(exc: Exception) -> str:
+    """An InvalidInput names its model first: behind an ensemble, nothing else says which step refused."""
+    return f"{Path(pb_utils.get_model_dir()).parent.name}: {exc}" if isinstance(exc, InvalidInput) else str(exc)
 
 
 def _response_of(request: Any, answer: Callable[[Any], Outputs]) -> Any:

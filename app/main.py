@@ -6,7 +6,7 @@ from starlette.responses import RedirectResponse, Response
 
 from app.api.failures import add_failure_handlers
 from app.api.middleware.recording import RecordingMiddleware
-from app.api.routes import docs, health, metrics, pipelines
+from app.api.routes import docs, health, metrics, pipelines, streams
 from app.api.state import Gateway
 
 EXPOSED_HEADERS = ["X-Request-ID", "X-Early-Exit", "Server-Timing", "Location", "Retry-After"]
@@ -25,6 +25,7 @@ def create_app(gateway: Gateway, *, cors_origins: tuple[str, ...] = (), with_doc
     app = _bare_app(gateway)
     app.include_router(health.router)
     app.include_router(pipelines.router)
+    app.include_router(streams.router)
     if with_docs:
         app.include_router(docs.router)
         app.router.routes.append(docs.assets)

@@ -27,6 +27,7 @@ from app.pipelines.catalog import Catalog, State
 from app.pipelines.compile import Surroundings
 from app.pipelines.file import ConfigError, read_gateway_file
 from app.settings import PREFIX, Settings
+from app.streams.memory_store import MemoryStore
 from app.triton.channel import open_channel
 from app.triton.embedded.options import EmbeddedOptions
 from app.triton.embedded.progress import shown_on
@@ -116,15 +117,17 @@ async def _gateway(settings: Settings, config: Path | None, triton: _Triton) -> 
         await catalog.refresh()
         if catalog.complaints:
             raise ConfigError("\n".join(catalog.complaints))
+        store = MemoryStore()
         gateway = Gateway(
             engine=engine,
             catalog=catalog,
             metrics=metrics,
             canceller=Canceller(engine),
             limits=Limits(settings.max_body_bytes),
+            store=store,
             triton_metrics_url=triton.metrics_url,
         )
-        async with _background(_keep_fresh(gateway)):
+        async with store, _background(_keep_fresh(gateway)):
             yield gateway
         await gateway.canceller.close()
 

@@ -22,6 +22,11 @@ _TEXTS: dict[type[GatewayError], tuple[str, str]] = {
     errors.InvalidRequest: ("The request is malformed in a way that no field explains.", "The detail says what."),
     errors.UnknownPipeline: ("No pipeline has this name.", "GET /v1/pipelines lists them."),
     errors.NotFound: ("Nothing is served at this address.", "GET /docs shows every address."),
+    errors.UnknownStream: ("No stream has this id, or it has expired.", "Start one with POST /v1/streams."),
+    errors.StreamEvicted: (
+        "The stream's buffer no longer holds the events that follow this Last-Event-ID.",
+        "Start the stream anew; resume sooner, or ask for larger chunks.",
+    ),
     errors.MethodNotAllowed: ("The address exists, for another method.", "The Allow header names the methods."),
     errors.SlowRequest: ("The headers or the body took too long to arrive.", "Send the request in one go."),
     errors.PayloadTooLarge: ("The body is over the gateway's limit.", "Raise GATEWAY_MAX_BODY_BYTES, or send less."),

@@ -3,6 +3,8 @@
 import asyncio
 import functools
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from app.api.problems import problem_of
 from app.api.state import Gateway
@@ -13,21 +15,29 @@ from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import Result, run
-from app.pipelines.spec import StreamSpec
 from app.streams.event import Event
 from app.streams.stream import Stream, StreamPlan
 
 
-async def answer(
-    gateway: Gateway, pipeline: Pipeline, inference: InferenceRequest, deadline: Deadline, record: RequestRecord
-) -> Result:
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One checked call of a pipeline."""
+
+    pipeline: Pipeline
+    inference: InferenceRequest
+    deadline: Deadline
+    record: RequestRecord
+
+
+async def answer(gateway: Gateway, call: Call) -> Result:
     """One unary answer. What nobody waits for any more is also stopped inside Triton."""
-    record.triton_request_id = inference.request_id
+    record = call.record
+    record.triton_request_id = call.inference.request_id
     started = time.perf_counter()
     try:
-        result = await run(gateway.engine, pipeline, inference, deadline)
+        result = await run(gateway.engine, call.pipeline, call.inference, call.deadline)
     except (asyncio.CancelledError, DeadlineExceeded):
-        gateway.canceller.cancel(pipeline, inference)
+        gateway.canceller.cancel(call.pipeline, call.inference)
         raise
     finally:
         record.triton_s = time.perf_counter() - started
@@ -35,30 +45,15 @@ async def answer(
     return result
 
 
-async def open_stream(
-    gateway: Gateway, pipeline: Pipeline, inference: InferenceRequest, deadline: Deadline, record: RequestRecord
-) -> tuple[Stream, list[Event]]:
+async def open_stream(gateway: Gateway, call: Call) -> tuple[Stream, list[Event]]:
     """A started stream and its first events, none if it is still silent after ``commit_s``.
 
     Raises the error of a stream that failed before its first output: it still gets an HTTP status.
     """
-    spec = pipeline.spec.stream or StreamSpec()
-    record.triton_request_id = inference.request_id
-    stream = Stream(
-        StreamPlan(
-            request_id=record.request_id,
-            responses=gateway.engine.infer_stream(inference, deadline),
-            answer=pipeline.collector(inference),
-            progress_s=spec.progress_s,
-            problem_of=functools.partial(problem_of, request_id=record.request_id),
-            on_output=OutputTimes(gateway.metrics, pipeline.name, record.started).note,
-            on_abandoned=functools.partial(gateway.canceller.cancel, pipeline, inference),
-            on_end=functools.partial(_note_end, gateway, record),
-        )
-    )
-    gateway.start_stream(stream, pipeline.name)
+    stream = Stream(_plan_of(gateway, call, functools.partial(_note_end, call.record)))
+    gateway.start_stream(stream, call.pipeline.name)
     try:
-        opening = await _first_events(stream, spec.commit_s)
+        opening = await _first_events(stream, call.pipeline.stream_spec().commit_s)
     except asyncio.CancelledError:
         stream.end(ClientClosedRequest("The client went away before the first output."))
         raise
@@ -67,15 +62,43 @@ async def open_stream(
     return stream, opening
 
 
+async def start_resumable(gateway: Gateway, call: Call) -> str:
+    """The id of a stream that goes on by itself. It is counted, and logged, when it ends: not with its POST."""
+    call = replace(call, record=call.record.handed_over())
+
+    def close_record(stream: Stream) -> None:
+        _note_end(call.record, stream)
+        call.record.close(gateway.metrics)
+
+    stream = Stream(_plan_of(gateway, call, close_record), gateway.store.new_log())
+    gateway.start_stream(stream, call.pipeline.name)
+    return await gateway.store.keep(stream, call.pipeline.stream_spec().resume_s)
+
+
+def _plan_of(gateway: Gateway, call: Call, on_end: Callable[[Stream], None]) -> StreamPlan:
+    pipeline, record = call.pipeline, call.record
+    record.triton_request_id = call.inference.request_id
+    return StreamPlan(
+        request_id=record.request_id,
+        responses=gateway.engine.infer_stream(call.inference, call.deadline),
+        answer=pipeline.collector(call.inference),
+        progress_s=pipeline.stream_spec().progress_s,
+        problem_of=functools.partial(problem_of, request_id=record.request_id),
+        on_output=OutputTimes(gateway.metrics, pipeline.name, record.started).note,
+        on_abandoned=functools.partial(gateway.canceller.cancel, pipeline, call.inference),
+        on_end=on_end,
+    )
+
+
 async def _first_events(stream: Stream, commit_s: float) -> list[Event]:
     try:
         async with asyncio.timeout(commit_s):
-            return await stream.log.read()
+            return await stream.log.read(0)
     except TimeoutError:
         return []
 
 
-def _note_end(gateway: Gateway, record: RequestRecord, stream: Stream) -> None:
+def _note_end(record: RequestRecord, stream: Stream) -> None:
     record.triton_s = max(record.duration_s - stream.own_s, 0.0)
     record.exit_early(stream.early_exit)
     if stream.error is not None:

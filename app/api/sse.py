@@ -6,6 +6,9 @@ Source: WHATWG HTML, "Server-sent events". Data is JSON on one line, so nothing 
 from app.streams.event import Event
 
 PING = b":\n\n"
+RETRY = b"retry: 1000\n\n"
+"""Milliseconds after which a browser's EventSource connects again."""
+
 MEDIA_TYPE = "text/event-stream"
 HEADERS = {
     "Cache-Control": "no-store, no-transform",

@@ -15,6 +15,7 @@ from app.observability.record import RequestRecord
 from app.pipelines.cancellation import Canceller
 from app.pipelines.catalog import Catalog
 from app.pipelines.pipeline import Pipeline
+from app.streams.store import StreamStore
 from app.streams.stream import Stream
 
 
@@ -35,6 +36,7 @@ class Gateway:
     metrics: Metrics
     canceller: Canceller
     limits: Limits
+    store: StreamStore
     triton_metrics_url: str | None = None
     is_draining: bool = False
     streams: set[Stream] = field(default_factory=set)

@@ -1,9 +1,13 @@
-"""A stream sent to one client: frames as they come, comments while it is silent, never more than the client takes.
+"""A stream's events sent to one client: frames as they come, comments while it is silent, never more than it takes.
 
 Written here rather than with sse-starlette: see docs/decisions/0003-own-event-stream-response.md.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -11,55 +15,80 @@ from starlette.types import Receive, Scope, Send
 from app.api.disconnect import given_up_on_disconnect
 from app.api.sse import HEADERS, MEDIA_TYPE, PING, frame_of
 from app.api.state import Limits
-from app.domain.errors import ClientClosedRequest, SlowConsumer
+from app.domain.errors import ClientClosedRequest, GatewayError, SlowConsumer, StreamEvicted
 from app.streams.event import Event
-from app.streams.stream import Stream
+
+
+class Events(Protocol):
+    async def read(self, after: int) -> list[Event]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where an answer starts: behind which event, with which bytes, and the events that are at hand already."""
+
+    after: int = 0
+    preamble: bytes = b""
+    events: Sequence[Event] = ()
 
 
 class StreamResponse(Response):
-    """Ends its stream when the client goes away or does not read."""
+    """``on_left`` is told when the client went away or does not read; ``closing`` is awaited at the very end."""
 
     media_type = MEDIA_TYPE
 
-    def __init__(self, stream: Stream, opening: list[Event], limits: Limits) -> None:
+    def __init__(
+        self,
+        events: Events,
+        limits: Limits,
+        *,
+        start: Start,
+        on_left: Callable[[GatewayError], None],
+        closing: Callable[[], Awaitable[None]],
+    ) -> None:
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
-        self._stream = stream
-        self._opening = opening
+        self._events = events
         self._limits = limits
+        self._start = start
+        self._on_left = on_left
+        self._closing = closing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with given_up_on_disconnect(receive):
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                await self._send_events(scope, send)
+                await self._send_all(scope, send)
         except ClientClosedRequest as exc:
-            self._stream.end(exc)
-        await self._stream.ended()
+            self._on_left(exc)
+        finally:
+            await self._closing()
 
-    async def _send_events(self, scope: Scope, send: Send) -> None:
-        events = self._opening
-        while not (events and events[-1].is_terminal):
-            await self._send(scope, send, b"".join(map(frame_of, events)) if events else PING)
-            events = await self._next_events()
-        await self._send(scope, send, b"".join(map(frame_of, events)), more=False)
+    async def _send_all(self, scope: Scope, send: Send) -> None:
+        after, body, events = self._start.after, self._start.preamble, self._start.events
+        with suppress(StreamEvicted):
+            while not (events and events[-1].is_terminal):
+                await self._send(scope, send, (body + b"".join(map(frame_of, events))) or PING)
+                after = events[-1].id if events else after
+                body, events = b"", await self._next(after)
+        await self._send(scope, send, body + b"".join(map(frame_of, events)), more=False)
 
-    async def _next_events(self) -> list[Event]:
-        """The unread events; none where the model was silent for a while."""
+    async def _next(self, after: int) -> list[Event]:
+        """The events behind ``after``; none where the model was silent for a while."""
         try:
             async with asyncio.timeout(self._limits.ping_s):
-                return await self._stream.log.read()
+                return await self._events.read(after)
         except TimeoutError:
             return []
 
     async def _send(self, scope: Scope, send: Send, body: bytes, *, more: bool = True) -> None:
-        """Raises ClientClosedRequest where the client takes nothing, after the stream was ended for it."""
+        """A client that takes nothing for a while is given as long again to see why its stream ends, then dropped."""
         message = {"type": "http.response.body", "body": body, "more_body": more}
         try:
             async with asyncio.timeout(self._limits.send_s):
                 return await send(message)
         except TimeoutError:
-            self._stream.end(SlowConsumer(f"Nothing was read for {self._limits.send_s:g} s."))
+            self._on_left(SlowConsumer(f"Nothing was read for {self._limits.send_s:g} s."))
         try:
             async with asyncio.timeout(self._limits.send_s):
                 return await send(message)

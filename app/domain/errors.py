@@ -2,7 +2,8 @@
 
 GatewayError
   ClientError          InvalidJson, InvalidRequest, InvalidInput, UnknownPipeline, UnknownModel, MethodNotAllowed,
-                       SlowRequest, PayloadTooLarge, UnsupportedMediaType, HeadersTooLarge
+                       SlowRequest, PayloadTooLarge, UnsupportedMediaType, HeadersTooLarge, NotFound,
+                           UnknownStream, StreamEvicted
   Rejected             TooManyRequests, Draining
   ModelError           UpstreamProtocol
   ContractViolation
@@ -127,6 +128,16 @@ class UnsupportedMediaType(ClientError):
 class HeadersTooLarge(ClientError):
     code = "headers_too_large"
     title = "The headers are too large"
+
+
+class UnknownStream(ClientError):
+    code = "unknown_stream"
+    title = "No such stream"
+
+
+class StreamEvicted(ClientError):
+    code = "stream_evicted"
+    title = "The events are gone"
 
 
 class Rejected(GatewayError):

@@ -4,7 +4,7 @@ import logging
 import re
 import time
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from app.domain.errors import ContractViolation, GatewayError, Outcome
 from app.observability.metrics import NO_PIPELINE, Metrics
@@ -38,6 +38,12 @@ class RequestRecord:
 
     def fail(self, error: GatewayError) -> None:
         self.error, self.outcome = error, error.outcome
+
+    def handed_over(self) -> "RequestRecord":
+        """A record of its own for work that outlives this request, which then counts as no inference itself."""
+        own = replace(self)
+        self.transport = None
+        return own
 
     def exit_early(self, reason: str | None) -> None:
         if reason is not None:

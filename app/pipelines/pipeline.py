@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from app.domain.errors import FieldProblem, GatewayError, InvalidInput, UpstreamError
+from app.domain.errors import FieldProblem, GatewayError, InvalidInput, InvalidRequest, UpstreamError
 from app.domain.inference import InferenceRequest
 from app.domain.model import ModelConfig
 from app.domain.tensor import Tensor
@@ -16,7 +16,7 @@ from app.pipelines.collector import Collector
 from app.pipelines.contract import TensorContract
 from app.pipelines.early_exit import EarlyExitRules
 from app.pipelines.fields import InputField, OutputField, ParameterField
-from app.pipelines.spec import ContractSpec, PipelineSpec
+from app.pipelines.spec import ContractSpec, PipelineSpec, StreamSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,6 +48,14 @@ class Pipeline:
         if problems:
             raise InvalidInput(f"'{problems[0].field}' {problems[0].problem}.", errors=problems)
         return InferenceRequest(model=self.spec.model, version=self.spec.version, inputs=tensors, parameters=parameters)
+
+    def stream_spec(self) -> StreamSpec:
+        """Raises InvalidRequest where the pipeline does not stream."""
+        if self.spec.stream is None:
+            raise InvalidRequest(
+                "This pipeline is not declared to stream.", hint="Declare `stream: true` for it in gateway.yaml."
+            )
+        return self.spec.stream
 
     def collector(self, request: InferenceRequest) -> Collector:
         contracts = {

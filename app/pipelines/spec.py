@@ -65,6 +65,8 @@ class StreamSpec(_Section):
     progress_s: Seconds = 30.0
     """The longest silence of the model."""
     timeout_s: Seconds = 600.0
+    resume_s: Seconds = 60.0
+    """How long a resumable stream goes on, and is kept, without a reader."""
     commit_s: Annotated[float, Field(ge=0, le=3600)] = 5.0
     """How long a failure before the first output is still an ordinary HTTP error."""
 

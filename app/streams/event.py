@@ -17,5 +17,10 @@ class Event:
     data: bytes
 
     @property
+    def size(self) -> int:
+        """Bytes held by the event, its own few aside."""
+        return len(self.data)
+
+    @property
     def is_terminal(self) -> bool:
         return self.name in TERMINAL

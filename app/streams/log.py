@@ -1,37 +1,95 @@
-"""The events of one stream between the task that makes them and the one that sends them."""
+"""The events of one stream between the task that makes them and those that send them."""
 
 import asyncio
 from collections import deque
+from typing import Protocol
 
-from app.domain.errors import SlowConsumer
+from app.domain.errors import InvalidRequest, SlowConsumer, StreamEvicted
 from app.streams.event import Event
 
 MAX_UNREAD_BYTES = 128 * 1024
+MAX_REPLAY_BYTES = 1024 * 1024
 
 
-class EventLog:
-    """One writer, one reader. What was read is dropped; what is unread is bounded."""
+class EventLog(Protocol):
+    """Written by one stream, in the order of the events' ids."""
+
+    def append(self, event: Event) -> None:
+        """Never waits. Raises SlowConsumer where there is no room; a terminal event always has room."""
+
+    async def read(self, after: int) -> list[Event]:
+        """The events behind ``after``, at least one, waiting for it; reading on takes the last id read."""
+
+
+class LiveLog:
+    """For one reader that is there from the start: what was read is dropped, what is unread is bounded."""
 
     def __init__(self, max_unread_bytes: int = MAX_UNREAD_BYTES) -> None:
         self._max_unread_bytes = max_unread_bytes
-        self._events: deque[Event] = deque()
+        self._events: list[Event] = []
         self._unread_bytes = 0
         self._grown = asyncio.Event()
 
     def append(self, event: Event) -> None:
-        """Raises SlowConsumer where the reader is too far behind; a terminal event always has room."""
-        if self._unread_bytes + len(event.data) > self._max_unread_bytes and self._events and not event.is_terminal:
+        if self._events and not event.is_terminal and self._unread_bytes + event.size > self._max_unread_bytes:
             raise SlowConsumer("The stream was not read as fast as the model answered.")
         self._events.append(event)
-        self._unread_bytes += len(event.data)
+        self._unread_bytes += event.size
         self._grown.set()
 
-    async def read(self) -> list[Event]:
-        """All unread events, at least one."""
+    async def read(self, after: int) -> list[Event]:
         while not self._events:
             self._grown.clear()
             await self._grown.wait()
-        events = list(self._events)
-        self._events.clear()
-        self._unread_bytes = 0
+        events, self._events, self._unread_bytes = self._events, [], 0
         return events
+
+
+def check_resume(after: int, first_id: int, last_id: int, *, has_ended: bool) -> bool:
+    """Whether anything is, or will be, behind ``after`` in a log that still holds ``first_id`` to ``last_id``.
+
+    Raises StreamEvicted where the event behind ``after`` is gone, InvalidRequest where ``after`` was never written.
+    """
+    if after > last_id:
+        raise InvalidRequest("Last-Event-ID names no event of this stream.")
+    if after + 1 < first_id:
+        raise StreamEvicted("The events behind this id are gone: the stream's buffer keeps the newest only.")
+    return not (has_ended and after == last_id)
+
+
+class ReplayLog:
+    """For readers that come, go and come back: the newest events stay, the oldest are dropped."""
+
+    def __init__(self, max_bytes: int = MAX_REPLAY_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._events: deque[Event] = deque()
+        self._bytes = 0
+        self._grown = asyncio.Event()
+
+    def append(self, event: Event) -> None:
+        self._events.append(event)
+        self._bytes += event.size
+        while self._bytes > self._max_bytes and len(self._events) > 1:
+            self._bytes -= self._events.popleft().size
+        self._grown.set()
+        self._grown = asyncio.Event()
+
+    async def read(self, after: int) -> list[Event]:
+        """Raises StreamEvicted where events behind ``after`` were dropped already."""
+        while self.last_id <= after:
+            await self._grown.wait()
+        self.resume(after)
+        return [event for event in self._events if event.id > after]
+
+    def resume(self, after: int) -> bool:
+        """As :func:`check_resume`."""
+        first_id = self._events[0].id if self._events else 1
+        return check_resume(after, first_id, self.last_id, has_ended=self.has_ended)
+
+    @property
+    def last_id(self) -> int:
+        return self._events[-1].id if self._events else 0
+
+    @property
+    def has_ended(self) -> bool:
+        return bool(self._events) and self._events[-1].is_terminal

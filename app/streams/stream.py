@@ -13,7 +13,7 @@ import orjson
 from app.domain.errors import ClientClosedRequest, DeadlineExceeded, GatewayError, Internal, Outcome
 from app.domain.inference import InferenceResponse
 from app.streams.event import Event, EventName
-from app.streams.log import EventLog
+from app.streams.log import EventLog, LiveLog
 
 _log = logging.getLogger(__name__)
 
@@ -57,13 +57,13 @@ class StreamPlan:
 class Stream:
     """Runs as a task of its own from :meth:`start`; its events are in ``log``."""
 
-    def __init__(self, plan: StreamPlan) -> None:
+    def __init__(self, plan: StreamPlan, log: EventLog | None = None) -> None:
         self._plan = plan
         self._last_id = 0
         self._outputs = 0
         self._cause: GatewayError | None = None
         self._task: asyncio.Task[None] | None = None
-        self.log = EventLog()
+        self.log: EventLog = log or LiveLog()
         self.outcome: Outcome | None = None
         self.early_exit: str | None = None
         self.error: GatewayError | None = None

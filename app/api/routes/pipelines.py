@@ -7,11 +7,10 @@ from app.api.bodies import read_inference
 from app.api.deadlines import deadline_of
 from app.api.descriptions import describe, summarize
 from app.api.disconnect import given_up_on_disconnect
-from app.api.inference import answer, open_stream
+from app.api.inference import Call, answer, open_stream
 from app.api.rendering import json_response
 from app.api.state import gateway_of, record_of
-from app.api.streaming import StreamResponse
-from app.domain.errors import InvalidRequest
+from app.api.streaming import Start, StreamResponse
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import Result
 
@@ -38,7 +37,7 @@ async def run_pipeline(name: str, request: Request) -> Response:
         deadline = deadline_of(request, pipeline.timeout_s)
         inference = await read_inference(request, pipeline, gateway.limits)
         async with given_up_on_disconnect(request.receive):
-            result = await answer(gateway, pipeline, inference, deadline, record)
+            result = await answer(gateway, Call(pipeline, inference, deadline, record))
     return _result_response(pipeline, result)
 
 
@@ -46,13 +45,14 @@ async def run_pipeline(name: str, request: Request) -> Response:
 async def stream_pipeline(name: str, request: Request) -> Response:
     gateway, record = gateway_of(request), record_of(request)
     pipeline = gateway.admit(name, record, "stream")
-    if pipeline.spec.stream is None:
-        raise InvalidRequest("This pipeline is not declared to stream.", hint="Declare `stream: true` in gateway.yaml.")
-    deadline = deadline_of(request, pipeline.spec.stream.timeout_s)
+    spec = pipeline.stream_spec()
+    deadline = deadline_of(request, spec.timeout_s)
     inference = await read_inference(request, pipeline, gateway.limits)
     async with given_up_on_disconnect(request.receive):
-        stream, opening = await open_stream(gateway, pipeline, inference, deadline, record)
-    return StreamResponse(stream, opening, gateway.limits)
+        stream, opening = await open_stream(gateway, Call(pipeline, inference, deadline, record))
+    return StreamResponse(
+        stream.log, gateway.limits, start=Start(events=opening), on_left=stream.end, closing=stream.ended
+    )
 
 
 def _result_response(pipeline: Pipeline, result: Result) -> Response:

@@ -58,13 +58,17 @@ class Bert:
         seen = np.empty_like(states)
         for span in spans:
             seen[span] = self._attention(query[span], key[span], value[span])
-        states = self._normed(f"{name}attention.output.LayerNorm", self._dense(f"{name}attention.output.dense", seen) + states)
+        states = self._normed(
+            f"{name}attention.output.LayerNorm", self._dense(f"{name}attention.output.dense", seen) + states
+        )
         inner = gelu(self._dense(f"{name}intermediate.dense", states))
         return self._normed(f"{name}output.LayerNorm", self._dense(f"{name}output.dense", inner) + states)
 
     def _attention(self, query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.ndarray:
         """[n, width] each -> [n, width]; every token sees every token of its text."""
-        query, key, value = (part.reshape(len(part), self._head_count, -1).swapaxes(0, 1) for part in (query, key, value))
+        query, key, value = (
+            part.reshape(len(part), self._head_count, -1).swapaxes(0, 1) for part in (query, key, value)
+        )
         scores = query @ key.swapaxes(1, 2)
         scores /= np.sqrt(np.float32(query.shape[-1]))
         return (softmax(scores) @ value).swapaxes(0, 1).reshape(query.shape[1], -1)

@@ -1,7 +1,7 @@
 """The seam between a model's pure functions and Triton's Python backend."""
 
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,21 @@ def answer_each(requests: Sequence[Any], answer: Callable[[Any], Outputs]) -> li
         answer: one request -> its output tensors by name; may raise EarlyExit or InvalidInput.
     """
     return [_response_of(request, answer) for request in requests]
+
+
+def answer_batch(
+    requests: Sequence[Any], read: Callable[[Any], Any], compute: Callable[[list[Any]], Iterable[Outputs]]
+) -> list[Any]:
+    """Answer a batch by one computation over all its requests; one that cannot be read fails alone.
+
+    Args:
+        read: one request -> what is to be computed of it; may raise InvalidInput.
+        compute: what was read -> the output tensors for each, in order.
+    """
+    read_ones = [_outcome_of(read, request) for request in requests]
+    computed = iter(_computed([each for each in read_ones if not isinstance(each, Exception)], compute))
+    outcomes = [each if isinstance(each, Exception) else next(computed) for each in read_ones]
+    return [_response_with(outcome) for outcome in outcomes]
 
 
 def error_of(exc: Exception) -> Any:
@@ -62,7 +77,23 @@ def _text_of(exc: Exception) -> str:
 
 
 def _response_of(request: Any, answer: Callable[[Any], Outputs]) -> Any:
+    return _response_with(_outcome_of(answer, request))
+
+
+def _response_with(outcome: Outputs | Exception) -> Any:
+    if isinstance(outcome, Exception):
+        return pb_utils.InferenceResponse(error=error_of(outcome))
+    return pb_utils.InferenceResponse(tensors_of(outcome))
+
+
+def _outcome_of(function: Callable[[Any], Any], argument: Any) -> Any:
+    """What the function returns, or what it raises."""
     try:
-        return pb_utils.InferenceResponse(tensors_of(answer(request)))
+        return function(argument)
     except Exception as exc:
-        return pb_utils.InferenceResponse(error=error_of(exc))
+        return exc
+
+
+def _computed(items: list[Any], compute: Callable[[list[Any]], Iterable[Outputs]]) -> list[Outputs | Exception]:
+    results = _outcome_of(lambda these: list(compute(these)), items)
+    return [results] * len(items) if isinstance(results, Exception) else results

@@ -1,0 +1,49 @@
+"""The sentence encoder with its real weights, in the models' own environment, against the original.
+
+``fixtures/sentence_vectors.npz`` holds what sentence-transformers 6.2.0 on torch 2.13.0 (CPU) makes of its weights.
+"""
+
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+FIXTURE = Path(__file__).with_name("fixtures") / "sentence_vectors.npz"
+SCRIPT = Path(__file__).with_name("encode_texts.py")
+
+
+@pytest.fixture(scope="module")
+def original():
+    with np.load(FIXTURE) as arrays:
+        return dict(arrays)
+
+
+@pytest.fixture(scope="module")
+def encoded(original, models_venv):
+    """``alone`` and ``together``: the vectors of the fixture's texts, [n, 384]."""
+    run = subprocess.run(
+        [models_venv / "bin/python3", SCRIPT],
+        input=json.dumps(original["texts"].tolist()).encode(),
+        capture_output=True,
+        check=True,
+        env={"OMP_NUM_THREADS": "1"},
+    )
+    return {name: np.array(rows) for name, rows in json.loads(run.stdout).items()}
+
+
+@pytest.mark.parametrize("way", ["alone", "together"])
+def test_vectors_equal_the_originals(original, encoded, way):
+    assert np.abs(encoded[way] - original["vectors"]).max() < 3e-7
+
+
+def test_the_texts_compared_are_hard_ones(original):
+    texts = original["texts"].tolist()
+    assert "" in texts
+    assert max(len(text.split()) for text in texts) > 256
+    assert any(ord(character) > 0xFFFF for text in texts for character in text)
+
+
+def test_vectors_have_length_one(encoded):
+    assert np.linalg.norm(encoded["alone"], axis=1) == pytest.approx(1)

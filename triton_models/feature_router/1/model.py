@@ -1,0 +1,12 @@
+"""FEATURES -> the same tensor once for each head, for servers and backends that cannot share one (docs/fan-out.md)."""
+
+from model_kit.serving import answer_each, input_of
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return answer_each(requests, self._answer)
+
+    def _answer(self, request):
+        features = input_of(request, "FEATURES")
+        return {"TOPIC_FEATURES": features, "SENTIMENT_FEATURES": features}

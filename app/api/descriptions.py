@@ -5,6 +5,7 @@ from typing import Any
 from app.api.samples import samples_of
 from app.pipelines.catalog import Catalog, Entry
 from app.pipelines.fields import InputField, OutputField, ParameterField
+from app.pipelines.graph import End, Graph
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.schema import event_schema, request_schema, result_schema
 
@@ -29,6 +30,7 @@ def describe(pipeline: Pipeline, catalog: Catalog, base_url: str) -> dict[str, A
         "inputs": [_input(field) for field in pipeline.inputs],
         "parameters": [_parameter(field) for field in pipeline.parameters],
         "outputs": [_output(field) for field in pipeline.outputs],
+        "graph": _graph(pipeline.graph),
         "early_exit": list(dict.fromkeys(rule.reason for rule in spec.early_exit)),
         "limits": {
             "timeout_s": pipeline.timeout_s,
@@ -41,6 +43,31 @@ def describe(pipeline: Pipeline, catalog: Catalog, base_url: str) -> dict[str, A
         },
         "samples": samples_of(pipeline, base_url),
     }
+
+
+def _graph(graph: Graph) -> dict[str, Any]:
+    """``step`` is null for a tensor of the request or of the response."""
+    return {
+        "steps": [
+            {"name": step.name, "model": step.model, "backend": step.backend, "decoupled": step.decoupled}
+            | ({"ensemble": step.ensemble} if step.ensemble else {})
+            for step in graph.steps
+        ],
+        "edges": [
+            {
+                "from": _end(edge.source),
+                "to": _end(edge.target),
+                "tensor": edge.name,
+                "datatype": edge.datatype,
+                "shape": edge.shape,
+            }
+            for edge in graph.edges
+        ],
+    }
+
+
+def _end(end: End) -> dict[str, Any]:
+    return {"step": end.step.name if end.step else None, "tensor": end.tensor.name}
 
 
 def _input(field: InputField) -> dict[str, Any]:

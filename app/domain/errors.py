@@ -18,6 +18,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
+from app.domain.fault import Fault
+
+NO_TENSOR = "-"
+"""Where it is not known which tensor broke its contract."""
+
 
 class Outcome(StrEnum):
     """How a request ended; the closed set that metrics and the log use."""
@@ -68,6 +73,7 @@ class GatewayError(Exception):
         self.hint = hint
         self.errors = tuple(errors)
         self.upstream: UpstreamError | None = None
+        self.fault: Fault | None = None
 
 
 class ClientError(GatewayError):

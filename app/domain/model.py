@@ -43,11 +43,34 @@ class ModelConfig:
     def is_ensemble(self) -> bool:
         return bool(self.steps)
 
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """The models that this one runs: an ensemble's steps, and what a BLS model declares."""
+        return (*(step.model for step in self.steps), *self.bls_calls)
+
     def input(self, name: str) -> TensorSpec | None:
         return next((spec for spec in self.inputs if spec.name == name), None)
 
     def output(self, name: str) -> TensorSpec | None:
         return next((spec for spec in self.outputs if spec.name == name), None)
+
+    def parameter(self, name: str) -> str:
+        """Empty where the configuration does not set it."""
+        return dict(self.parameters).get(name, "")
+
+    def names_in(self, parameter: str) -> tuple[str, ...]:
+        """The names that a parameter lists, separated by commas."""
+        return tuple(name for part in self.parameter(parameter).split(",") if (name := part.strip()))
+
+    @property
+    def may_omit(self) -> tuple[str, ...]:
+        """Outputs that the model's author says may be left out of a response."""
+        return self.names_in("may_omit")
+
+    @property
+    def bls_calls(self) -> tuple[str, ...]:
+        """Models that the model's script calls, as its author says."""
+        return self.names_in("bls_calls")
 
 
 @dataclass(frozen=True, slots=True)

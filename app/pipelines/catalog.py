@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import logging
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -135,9 +136,9 @@ class Catalog:
             entry.state = State.WARMING
 
     async def _compile(self, name: str, entry: Entry, config: ModelConfig) -> None:
-        ensembles = await self._ensembles_below(config)
+        models = await self._models_of(config)
         try:
-            entry.pipeline = compile_pipeline(name, entry.spec, config, ensembles, self.surroundings)
+            entry.pipeline = compile_pipeline(name, entry.spec, config, models, self.surroundings)
             entry.state, entry.complaint = State.WARMING, ""
         except PipelineMismatch as exc:
             entry.pipeline, entry.state = None, State.MISCONFIGURED
@@ -150,14 +151,19 @@ class Catalog:
             _log.error(complaint)
         entry.complaint = complaint
 
-    async def _ensembles_below(self, config: ModelConfig) -> frozenset[str]:
-        """The names of the ensembles that a request runs through, this model's own included if it is one."""
-        if not config.is_ensemble:
-            return frozenset()
-        below: set[str] = {config.name}
-        for step in config.steps:
-            below |= await self._ensembles_below(await self.engine.model_config(step.model, step.version))
-        return frozenset(below)
+    async def _models_of(self, config: ModelConfig) -> dict[str, ModelConfig]:
+        """The models that a request runs through, this one included; of a BLS model's, those that it declares."""
+        models = {config.name: config}
+        waiting = [config]
+        while waiting:
+            caller = waiting.pop()
+            for name in caller.calls:
+                if name in models:
+                    continue
+                with contextlib.suppress(*([ModelNotReady] if name in caller.bls_calls else [])):
+                    models[name] = await self.engine.model_config(name)
+                    waiting.append(models[name])
+        return models
 
     async def _warm_up(self, entry: Entry, pipeline: Pipeline) -> None:
         """Run the sample once, so that no caller waits for what a model does only the first time."""

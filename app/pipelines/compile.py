@@ -1,6 +1,6 @@
 """A pipeline's words and its model's live configuration -> a Pipeline, or the key that does not fit."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,7 @@ from app.pipelines.body import BodyReader
 from app.pipelines.early_exit import EarlyExitRules
 from app.pipelines.fields import InputField, OutputField, ParameterField
 from app.pipelines.file import nearest
+from app.pipelines.graph import graph_of
 from app.pipelines.kinds import kind_fits
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.spec import ContractSpec, InputSpec, OutputSpec, PipelineSpec
@@ -32,9 +33,9 @@ class Surroundings:
 
 
 def compile_pipeline(
-    name: str, spec: PipelineSpec, config: ModelConfig, ensembles: frozenset[str], surroundings: Surroundings
+    name: str, spec: PipelineSpec, config: ModelConfig, models: Mapping[str, ModelConfig], surroundings: Surroundings
 ) -> Pipeline:
-    """Raises PipelineMismatch. ``ensembles``: the names of the ensembles that this pipeline runs through."""
+    """Raises PipelineMismatch. ``models``: those that a request runs through, by name."""
     size, batch = config.max_batch_size, spec.batch
     inputs = [
         InputField.compile(
@@ -53,14 +54,16 @@ def compile_pipeline(
         for field, given in (_derived_outputs(config) if spec.outputs is None else spec.outputs).items()
     ]
     _check_whole(spec, config, inputs, parameters)
+    graph = graph_of(config, models)
     return Pipeline(
         name=name,
         spec=spec,
         config=config,
+        graph=graph,
         inputs=tuple(inputs),
         parameters=tuple(parameters),
         outputs=tuple(outputs),
-        rules=EarlyExitRules(tuple(spec.early_exit), ensembles, surroundings.early_exit_key),
+        rules=EarlyExitRules(tuple(spec.early_exit), graph.ensembles, surroundings.early_exit_key),
         reader=BodyReader(name, [*inputs, *parameters]),
         timeout_s=spec.timeout_s or surroundings.timeout_s,
     )

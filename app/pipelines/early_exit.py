@@ -37,6 +37,12 @@ class EarlyExitRules:
                 return rule.reason
         return None
 
+    def reason_but_for_code(self, error: UpstreamError, request_id: str) -> str | None:
+        """The reason of a rule that has this very message but another code: BLS loses a child's, streams have none."""
+        message = self.bare(error.message, request_id)
+        said = (rule.reason for rule in self.rules if rule.error is not None and rule.error.message == message)
+        return next(said, None)
+
     def bare(self, message: str, request_id: str) -> str:
         """The message without Triton's prefixes: each names an ensemble of this pipeline, or this very request."""
         prefixes = (*(f"in ensemble '{name}', " for name in self.ensembles), f"[request id: {request_id}] ")

@@ -15,7 +15,9 @@ from app.pipelines.body import BodyReader
 from app.pipelines.collector import Collector
 from app.pipelines.contract import TensorContract
 from app.pipelines.early_exit import EarlyExitRules
+from app.pipelines.explain import explain
 from app.pipelines.fields import InputField, OutputField, ParameterField
+from app.pipelines.graph import Graph
 from app.pipelines.spec import ContractSpec, PipelineSpec, StreamSpec
 
 
@@ -24,6 +26,7 @@ class Pipeline:
     name: str
     spec: PipelineSpec
     config: ModelConfig
+    graph: Graph
     inputs: tuple[InputField, ...]
     parameters: tuple[ParameterField, ...]
     outputs: tuple[OutputField, ...]
@@ -75,8 +78,17 @@ class Pipeline:
             raise error
         reason = self.rules.reason_of_error(error.upstream, request_id)
         if reason is None:
+            self._explain(error, error.upstream, request_id)
             raise (_refused_by_step() if self._blames_caller(error, error.upstream, request_id) else error) from error
         return reason
+
+    def _explain(self, error: GatewayError, upstream: UpstreamError, request_id: str) -> None:
+        explain(error, self.graph)
+        if intended := self.rules.reason_but_for_code(upstream, request_id):
+            error.hint = (
+                f"The message is that of the early exit '{intended}', its code is not. A BLS script must answer with "
+                "TritonError and the code again, which it loses of its children; for streams the rule needs code: any."
+            )
 
     def _blames_caller(self, error: GatewayError, upstream: UpstreamError, request_id: str) -> bool:
         if error.code != "model_error" or upstream.grpc_code not in ("INVALID_ARGUMENT", None):

@@ -17,7 +17,7 @@ def model_config_of(message: model_config_pb2.ModelConfig) -> ModelConfig:
         outputs=tuple(TensorSpec(spec.name, _datatype_of(spec.data_type), _dims_of(spec)) for spec in message.output),
         decoupled=message.model_transaction_policy.decoupled,
         steps=tuple(_step_of(step) for step in message.ensemble_scheduling.step),
-        instance_count=sum(max(group.count, 1) for group in message.instance_group) or 1,
+        instance_count=sum(max(group.count, 1) * max(len(group.gpus), 1) for group in message.instance_group) or 1,
         parameters=tuple(sorted((name, value.string_value) for name, value in message.parameters.items())),
     )
 

@@ -11,6 +11,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from app.domain.errors import (
+    NO_TENSOR,
     ContractViolation,
     DeadlineExceeded,
     GatewayError,
@@ -21,6 +22,8 @@ from app.domain.errors import (
     UpstreamProtocol,
     UpstreamUnavailable,
 )
+from app.domain.fault import FaultKind
+from app.triton.faults import fault_in
 
 
 @contextmanager
@@ -36,8 +39,23 @@ def triton_errors(model: str = "") -> Iterator[None]:
 
 def gateway_error_of(grpc_code: str | None, message: str, model: str) -> GatewayError:
     """The error of a failed call; ``grpc_code`` is None for an error inside a stream, which carries only text."""
-    error = _error_by_text(grpc_code, message) or _ERROR_BY_CODE.get(grpc_code or "", _model_failed)(model)
+    error = (
+        _error_by_text(grpc_code, message)
+        or _error_by_fault(grpc_code, message)
+        or _ERROR_BY_CODE.get(grpc_code or "", _model_failed)(model)
+    )
     error.upstream = UpstreamError(grpc_code, message)
+    return error
+
+
+def _error_by_fault(grpc_code: str | None, message: str) -> GatewayError | None:
+    """Which step and tensor it was is for the pipeline to say, which knows its graph: app.pipelines.explain."""
+    fault = fault_in(message) if grpc_code in _FAULT_CODES else None
+    if fault is None:
+        return None
+    broken = _BROKEN_TENSOR.get(fault.kind)
+    error = ContractViolation(broken, tensor=NO_TENSOR) if broken else ModelError(_FAILED_MODEL[fault.kind])
+    error.fault = fault
     return error
 
 
@@ -68,25 +86,6 @@ def _process_died(_found: re.Match[str]) -> GatewayError:
     )
 
 
-def _unexpected_shape(found: re.Match[str]) -> GatewayError:
-    tensor, model, expected, seen = found.group("tensor", "model", "expected", "seen")
-    return ContractViolation(
-        f"Input '{tensor}' of step '{model}' expects shape {expected} and was given {seen}.",
-        tensor=tensor,
-        hint=f"The step that feeds '{tensor}' wrote another shape than '{model}' declares.",
-    )
-
-
-def _not_written(found: re.Match[str]) -> GatewayError:
-    tensor, model = found.group("tensor", "model")
-    return ContractViolation(
-        f"Step '{model}' was not given its input '{tensor}'.",
-        tensor=tensor,
-        hint=f"An earlier step answered without the tensor that feeds '{tensor}' of '{model}': "
-        "let it always write that tensor, or declare the input optional.",
-    )
-
-
 def _text_too_long(_found: re.Match[str]) -> GatewayError:
     return ModelError(
         "The model failed with an error text too long for gRPC to carry.",
@@ -114,23 +113,25 @@ _ERROR_BY_TEXT: tuple[tuple[frozenset[str], re.Pattern[str], Callable[[re.Match[
     (frozenset({"NOT_FOUND", "UNAVAILABLE"}), re.compile(_PREFIX + r"Request for unknown model: '"), _not_loaded),
     (frozenset({"INTERNAL"}), re.compile(_PREFIX + r"Stub process '[^']*' is not healthy\."), _process_died),
     (frozenset({"RESOURCE_EXHAUSTED"}), re.compile(r"metadata size exceeds"), _text_too_long),
-    (
-        frozenset({"INVALID_ARGUMENT"}),
-        re.compile(
-            _PREFIX + r"unexpected shape for input '(?P<tensor>[^']*)' for model '(?P<model>[^']*)'\. "
-            r"Expected (?P<expected>\[[-\d,]*\]), got (?P<seen>\[[-\d,]*\])"
-        ),
-        _unexpected_shape,
-    ),
-    (
-        frozenset({"INVALID_ARGUMENT"}),
-        re.compile(
-            _PREFIX + r"expected \d+ inputs but got \d+ inputs for model '(?P<model>[^']*)'\."
-            r".*missing required input\(s\) \['(?P<tensor>[^']*)'"
-        ),
-        _not_written,
-    ),
 )
+
+_FAULT_CODES = frozenset({"INVALID_ARGUMENT", "INTERNAL", "UNIMPLEMENTED", None})
+"""Those with which Triton, or a BLS model that loses its child's code, says that something is wrong inside a chain."""
+
+_BROKEN_TENSOR = {
+    FaultKind.NOT_GIVEN: "A step was not given an input that it requires.",
+    FaultKind.SHAPE: "A step was given an input of another shape than it declares.",
+    FaultKind.DATATYPE: "A step was given an input of another datatype than it declares.",
+    FaultKind.SPLIT: "An output could not be divided among the requests of its batch.",
+}
+_FAILED_MODEL = {
+    FaultKind.RESPONSE_COUNT: "A model's script returned another number of responses than it was given requests.",
+    FaultKind.RETURNED_DECOUPLED: "The script of a decoupled model returned its responses instead of sending them.",
+    FaultKind.DEADLOCK: "An output of an ensemble was never set.",
+    FaultKind.CHILD_DECOUPLED: "A BLS script called a decoupled model as if it had one response.",
+    FaultKind.CHILD_NOT_READY: "A BLS script called a model that is not ready.",
+    FaultKind.RAISED: "A model's script raised an exception.",
+}
 
 _ERROR_BY_CODE: dict[str, Callable[[str], GatewayError]] = {
     "DEADLINE_EXCEEDED": _deadline_passed,

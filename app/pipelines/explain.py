@@ -1,0 +1,175 @@
+"""Triton's opaque words about a chain, explained: which step, which tensor, what to do.
+
+A fault's names are claims of a text that a model may have written. Only names that the pipeline's graph knows are
+shown; the rest of the text never is.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from app.domain.errors import ContractViolation, GatewayError
+from app.domain.fault import Fault, FaultKind
+from app.domain.model import TensorSpec
+from app.pipelines.fields import shape_text
+from app.pipelines.graph import Edge, Graph
+
+
+def explain(error: GatewayError, graph: Graph) -> None:
+    """Completes an error that carries a fault with what the graph knows: detail, hint and the tensor at fault."""
+    if error.fault is None:
+        return
+    fault = _known(error.fault, graph)
+    edge = graph.into(fault.model, fault.tensor, fault.ensemble) if fault.tensor else None
+    detail = _DETAIL.get(fault.kind)
+    if detail is not None and fault.model and fault.tensor:
+        error.detail = detail(fault)
+    hint = _HINT[fault.kind](fault, edge, graph)
+    error.hint = hint[0].upper() + hint[1:]
+    if isinstance(error, ContractViolation) and fault.tensor:
+        error.tensor = fault.tensor
+
+
+def _known(fault: Fault, graph: Graph) -> Fault:
+    """The fault without the names that the graph does not know."""
+    return replace(
+        fault,
+        ensemble=fault.ensemble if fault.ensemble in graph.ensembles else "",
+        model=fault.model if fault.model in graph.models else "",
+        tensor=fault.tensor if fault.tensor in graph.tensors else "",
+    )
+
+
+def _not_given(fault: Fault, edge: Edge | None, _graph: Graph) -> str:
+    if edge is None:
+        return f"{_some_step(fault)} Let the step before it always write that tensor, or declare the input optional."
+    if edge.source.step is None:
+        return f"The request left out '{edge.source.tensor.name}', which {_reader(edge)} requires."
+    return (
+        f"{_writer(edge)} answered without it: let it always write it, leave early with an error instead, "
+        f"or declare '{fault.tensor}' optional in the configuration of '{fault.model}'."
+    )
+
+
+def _other_shape(fault: Fault, edge: Edge | None, _graph: Graph) -> str:
+    if edge is None:
+        return f"{_some_step(fault)} A step wrote shape {fault.seen} where {fault.expected} is declared."
+    seen, expected = _sizes(fault.seen), _sizes(fault.expected)
+    if 0 in seen and len(seen) != len(expected):
+        return (
+            f"{_writer(edge)} wrote nothing as {fault.seen}: an empty tensor keeps its rank "
+            f"(like {_empty(expected, edge.target.tensor)}), or the step leaves early with an error instead."
+        )
+    return (
+        f"{_writer(edge)} wrote {fault.seen}: let it write {fault.expected}, or correct `dims` of '{fault.tensor}' in "
+        f"the configuration of '{fault.model}'. If it grows from response to response, send only what is new."
+    )
+
+
+def _other_datatype(fault: Fault, edge: Edge | None, _graph: Graph) -> str:
+    if edge is None:
+        return f"{_some_step(fault)} A step wrote {fault.seen} where {fault.expected} is declared."
+    return f"{_writer(edge)} wrote {fault.seen}: let it convert to {fault.expected} before it answers."
+
+
+def _not_split(fault: Fault, _edge: Edge | None, graph: Graph) -> str:
+    edge = graph.out_of(fault.tensor, fault.ensemble) if fault.tensor else None
+    who = _writer(edge) if edge else "A step with dynamic batching"
+    return (
+        f"{who} gave one batch of requests an output whose first dimension is not the size of the batch: export the "
+        "network with a dynamic batch axis in every output, or set max_batch_size: 0 for it."
+    )
+
+
+def _response_count(fault: Fault, _edge: Edge | None, _graph: Graph) -> str:
+    return (
+        f"`execute` of {_model(fault)} must return one InferenceResponse for each request, in their order. A script "
+        "with a response sender needs model_transaction_policy { decoupled: true } and returns None."
+    )
+
+
+def _returned_decoupled(fault: Fault, _edge: Edge | None, _graph: Graph) -> str:
+    return (
+        f"`execute` of {_model(fault)} must send every response with the request's response sender and return None, "
+        "or its configuration must lose model_transaction_policy { decoupled: true }."
+    )
+
+
+def _deadlock(fault: Fault, _edge: Edge | None, graph: Graph) -> str:
+    written = ", ".join(f"'{edge.name}' by {_writer(edge)}" for edge in graph.into_response())
+    return (
+        f"A step of {_ensemble(fault)} answered without a tensor on the way to an output. Outputs are written: "
+        f"{written}. Let each step write every mapped output, and give every tensor of the ensemble its own name."
+    )
+
+
+def _child_decoupled(fault: Fault, _edge: Edge | None, _graph: Graph) -> str:
+    return f"Call {_model(fault)} with exec(decoupled=True) and read all its responses."
+
+
+def _child_not_ready(fault: Fault, _edge: Edge | None, _graph: Graph) -> str:
+    return f"Load {_model(fault)} in Triton, or correct the name that the script calls."
+
+
+def _raised(fault: Fault, _edge: Edge | None, _graph: Graph) -> str:
+    return (
+        f"Triton fails every request of a batch with what `execute` of {_model(fault)} raises. Catch it for each "
+        "request and answer InferenceResponse(error=TritonError(...)). Triton's log has the traceback."
+    )
+
+
+_DETAIL: dict[FaultKind, Callable[[Fault], str]] = {
+    FaultKind.NOT_GIVEN: lambda fault: f"Step '{fault.model}' was not given its input '{fault.tensor}'.",
+    FaultKind.SHAPE: lambda fault: _expects("shape", fault),
+    FaultKind.DATATYPE: lambda fault: _expects("datatype", fault),
+}
+
+_HINT: dict[FaultKind, Callable[[Fault, Edge | None, Graph], str]] = {
+    FaultKind.NOT_GIVEN: _not_given,
+    FaultKind.SHAPE: _other_shape,
+    FaultKind.DATATYPE: _other_datatype,
+    FaultKind.SPLIT: _not_split,
+    FaultKind.RESPONSE_COUNT: _response_count,
+    FaultKind.RETURNED_DECOUPLED: _returned_decoupled,
+    FaultKind.DEADLOCK: _deadlock,
+    FaultKind.CHILD_DECOUPLED: _child_decoupled,
+    FaultKind.CHILD_NOT_READY: _child_not_ready,
+    FaultKind.RAISED: _raised,
+}
+
+
+def _expects(what: str, fault: Fault) -> str:
+    return f"Input '{fault.tensor}' of step '{fault.model}' expects {what} {fault.expected} and was given {fault.seen}."
+
+
+def _writer(edge: Edge) -> str:
+    step = edge.source.step
+    return "the request" if step is None else f"step '{step.name}' (its output '{edge.source.tensor.name}')"
+
+
+def _reader(edge: Edge) -> str:
+    return "the response" if edge.target.step is None else f"step '{edge.target.step.name}'"
+
+
+def _model(fault: Fault) -> str:
+    return f"'{fault.model}'" if fault.model else "the model"
+
+
+def _ensemble(fault: Fault) -> str:
+    return f"ensemble '{fault.ensemble}'" if fault.ensemble else "an ensemble"
+
+
+def _some_step(fault: Fault) -> str:
+    """For a fault below a BLS model, whose calls are in no configuration unless they are declared."""
+    if fault.model:
+        return f"This is about an input of '{fault.model}', which a model's script calls."
+    return "A model that a script calls is at fault; declare `bls_calls` in the script's config.pbtxt to see its name."
+
+
+def _sizes(shape: str) -> list[int]:
+    return [int(size) for size in shape.strip("[]").split(",") if size]
+
+
+def _empty(expected: list[int], spec: TensorSpec) -> str:
+    """The shape of nothing: every size that is free is 0, but for the batch dimension in front of the declared ones."""
+    batch = (1,) * (len(expected) - len(spec.dims))
+    return shape_text(batch + tuple(max(dim, 0) for dim in spec.dims))

@@ -1,0 +1,139 @@
+"""The steps that a request of a pipeline runs through, and the tensors between them; pure, from configurations alone.
+
+Ensembles are opened, nested ones too, so every step is a model that computes. A BLS model is one step: what its script
+calls is not in its configuration.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from app.domain.model import ModelConfig, Step, TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class GraphStep:
+    """``name`` is the model's, with ``#2`` and so on where the model has several places in the pipeline."""
+
+    name: str
+    model: str
+    ensemble: str
+    """The innermost ensemble that it is a step of; empty where the pipeline's model is not an ensemble."""
+    backend: str
+    decoupled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A tensor of a step. ``step`` is None at the edge of the pipeline: a tensor of the request or of the response."""
+
+    step: GraphStep | None
+    tensor: TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    source: End
+    target: End
+    name: str
+    """What the ensemble of the target calls the tensor."""
+
+    @property
+    def datatype(self) -> str:
+        return self.source.tensor.datatype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As the source declares it, without the batch dimension; -1 is any size."""
+        return self.source.tensor.dims
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """``models`` and ``tensors``: all names of models that a request runs through, and of their inputs and outputs.
+
+    Ensembles and declared ``bls_calls`` are among them. ``ensembles``: those that Triton may name in an error.
+    """
+
+    steps: tuple[GraphStep, ...] = ()
+    edges: tuple[Edge, ...] = ()
+    models: frozenset[str] = frozenset()
+    tensors: frozenset[str] = frozenset()
+    ensembles: frozenset[str] = frozenset()
+
+    def into(self, model: str, tensor: str, ensemble: str = "") -> Edge | None:
+        """The edge into an input of a step; None where none or, ``ensemble`` left open, several fit."""
+        return _only(edge for edge in self.edges if _is(edge.target, model, tensor, ensemble))
+
+    def out_of(self, tensor: str, ensemble: str = "") -> Edge | None:
+        """An edge out of the one step that has an output of this name."""
+        found = [edge for edge in self.edges if edge.source.step and _is(edge.source, "", tensor, ensemble)]
+        return found[0] if len({edge.source.step for edge in found}) == 1 else None
+
+    def into_response(self) -> list[Edge]:
+        return [edge for edge in self.edges if edge.target.step is None]
+
+
+def graph_of(config: ModelConfig, models: Mapping[str, ModelConfig]) -> Graph:
+    """``models``: by name, at least those that a request runs through."""
+    builder = _Builder(models)
+    written = builder.run(config, {spec.name: (End(None, spec), spec.name) for spec in config.inputs}, "")
+    answered = [Edge(written[spec.name], End(None, spec), spec.name) for spec in config.outputs if spec.name in written]
+    return Graph(
+        steps=tuple(builder.steps),
+        edges=(*builder.edges, *answered),
+        models=frozenset(models),
+        tensors=frozenset(spec.name for each in models.values() for spec in (*each.inputs, *each.outputs)),
+        ensembles=frozenset(name for name, each in models.items() if each.is_ensemble),
+    )
+
+
+class _Builder:
+    def __init__(self, models: Mapping[str, ModelConfig]) -> None:
+        self._models = models
+        self.steps: list[GraphStep] = []
+        self.edges: list[Edge] = []
+
+    def run(self, config: ModelConfig, given: Mapping[str, tuple[End, str]], ensemble: str) -> dict[str, End]:
+        """The ends that write the model's outputs. ``given``: input -> the end that feeds it, and the edge's name."""
+        return self._open(config, given) if config.is_ensemble else self._add(config, given, ensemble)
+
+    def _add(self, config: ModelConfig, given: Mapping[str, tuple[End, str]], ensemble: str) -> dict[str, End]:
+        places = sum(step.model == config.name for step in self.steps) + 1
+        name = config.name if places == 1 else f"{config.name}#{places}"
+        step = GraphStep(name, config.name, ensemble, config.backend, config.decoupled)
+        self.steps.append(step)
+        for spec in config.inputs:
+            if spec.name in given:
+                source, edge_name = given[spec.name]
+                self.edges.append(Edge(source, End(step, spec), edge_name))
+        return {spec.name: End(step, spec) for spec in config.outputs}
+
+    def _open(self, config: ModelConfig, given: Mapping[str, tuple[End, str]]) -> dict[str, End]:
+        ends = {tensor: end for tensor, (end, _) in given.items()}
+        for step in _in_order(config.steps, set(ends)):
+            inputs = {name: (ends[tensor], tensor) for name, tensor in step.input_map}
+            outputs = self.run(self._models[step.model], inputs, config.name)
+            ends |= {tensor: outputs[name] for name, tensor in step.output_map if name in outputs}
+        return ends
+
+
+def _in_order(steps: tuple[Step, ...], written: set[str]) -> Iterator[Step]:
+    """The steps, each behind those that write its inputs; what can never run is left out."""
+    waiting = list(steps)
+    while ready := [step for step in waiting if all(tensor in written for _, tensor in step.input_map)]:
+        yield from ready
+        written = written | {tensor for step in ready for _, tensor in step.output_map}
+        waiting = [step for step in waiting if step not in ready]
+
+
+def _is(end: End, model: str, tensor: str, ensemble: str) -> bool:
+    """Whether the end is that tensor; an empty ``model`` or ``ensemble`` is any."""
+    step = end.step
+    return (
+        step is not None and end.tensor.name == tensor and model in ("", step.model) and ensemble in ("", step.ensemble)
+    )
+
+
+def _only(edges: Iterator[Edge]) -> Edge | None:
+    found = list(edges)
+    return found[0] if len(found) == 1 else None

@@ -1,0 +1,117 @@
+"""One feature vector to two heads: every way of composing the steps gives the same answer over real wires."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from app.triton.embedded.server import EmbeddedTriton
+
+BOTH = ["insights", "insights_direct", "insights_bls"]
+ALL = [*BOTH, "insights_topic", "insights_sentiment"]
+TOPICS = ["politics", "business", "sport", "technology", "science", "health", "travel", "food", "entertainment"]
+TEXTS = {
+    "The prime minister resigned after losing a confidence vote.": ("politics", None),
+    "The goalkeeper saved a penalty in extra time, what a fantastic match!": ("sport", "positive"),
+    "The curry was cold and the waiter was rude.": ("food", "negative"),
+    "The museum is open from ten to six and two hours away by train.": ("travel", "neutral"),
+}
+
+
+def answer(client: httpx.Client, pipeline: str, text: str, **fields: object) -> dict[str, Any]:
+    response = client.post(f"/v1/pipelines/{pipeline}", json={"text": text, **fields})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def same(first: dict[str, Any], second: dict[str, Any]) -> bool:
+    """Equal but for rounding: a text's vector depends in its last bit on what else is in the batch."""
+    return all(
+        value == pytest.approx(second[name], abs=1e-5) if isinstance(value, list) else value == second[name]
+        for name, value in first.items()
+    )
+
+
+@pytest.mark.parametrize("pipeline", BOTH)
+def test_the_answers_make_sense(client: httpx.Client, pipeline: str) -> None:
+    for text, (topic, sentiment) in TEXTS.items():
+        found = answer(client, pipeline, text)
+        assert found["topic"] == topic
+        assert sentiment in (None, found["sentiment"])
+
+
+@pytest.mark.parametrize("text", [*TEXTS, "", " ", "Grüße, 你好 🐍\u0000", "word salad " * 20_000])
+def test_every_variant_gives_the_same_answer(client: httpx.Client, text: str) -> None:
+    whole = answer(client, "insights", text)
+    assert len(whole["topic_scores"]) == len(TOPICS)
+    assert whole["topic"] == TOPICS[whole["topic_scores"].index(max(whole["topic_scores"]))]
+    assert sum(whole["sentiment_scores"]) == pytest.approx(1, abs=1e-5)
+    for pipeline in ALL:
+        assert same(answer(client, pipeline, text), whole), pipeline
+
+
+def test_a_long_text_counts_up_to_the_models_limit(client: httpx.Client) -> None:
+    within = "The goalkeeper saved a penalty. " * 60
+    first, second = (answer(client, "embed", within + end) for end in ("", "Interest rates rose again. " * 40))
+    assert first["embedding"] == pytest.approx(second["embedding"], abs=1e-6)
+    assert sum(number * number for number in first["embedding"]) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("pipeline", BOTH)
+def test_the_caller_may_bring_labels(client: httpx.Client, pipeline: str) -> None:
+    text = "The curry was cold and the waiter was rude."
+    found = answer(client, pipeline, text, topics=["Gärten 🌻", "restaurants"], sentiments=["angry", "happy", "afraid"])
+    assert found["topic"] == "restaurants"
+    assert len(found["topic_scores"]) == 2
+    assert found["sentiment"] == "angry"
+    assert len(found["sentiment_scores"]) == 3
+
+
+@pytest.mark.parametrize("pipeline", BOTH)
+@pytest.mark.parametrize("topics", [[], [""], ["a", "a"], ["x" * 101], [str(number) for number in range(33)]])
+def test_labels_that_make_no_sense_are_the_callers_fault(
+    client: httpx.Client, pipeline: str, topics: list[str]
+) -> None:
+    response = client.post(f"/v1/pipelines/{pipeline}", json={"text": "x", "topics": topics})
+    assert response.status_code == 422
+    assert response.json()["code"] == "invalid_input"
+
+
+@pytest.mark.parametrize(("pipeline", "skipped"), [("insights_topic", "sentiment"), ("insights_sentiment", "topic")])
+def test_a_head_that_is_not_asked_for_never_runs(
+    client: httpx.Client, triton: EmbeddedTriton, pipeline: str, skipped: str
+) -> None:
+    before = executions(triton, f"head_{skipped}")
+    for _ in range(10):
+        assert skipped not in answer(client, pipeline, "The dog is in the garden.")
+    assert executions(triton, f"head_{skipped}") == before
+    answer(client, "insights", "The dog is in the garden.")
+    assert executions(triton, f"head_{skipped}") == before + 1
+
+
+@pytest.mark.parametrize("pipeline", BOTH)
+async def test_64_concurrent_calls_are_all_answered_each_with_its_own(
+    client: httpx.Client, gateway: Any, pipeline: str
+) -> None:
+    bodies = [{"text": text, "topics": [*TOPICS, f"label {n}"]} for n, text in enumerate([*TEXTS] * 16)]
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as many:
+        answers = await asyncio.gather(*(many.post(f"/v1/pipelines/{pipeline}", json=body) for body in bodies))
+    assert [each.status_code for each in answers] == [200] * 64
+    for body, each in zip(bodies, answers, strict=True):
+        assert same(each.json(), answer(client, "insights", **body))
+
+
+async def test_a_refused_request_does_not_touch_its_neighbours_in_a_batch(gateway: Any) -> None:
+    bodies = [{"text": "The goalkeeper saved a penalty.", "topics": TOPICS if n % 3 else []} for n in range(60)]
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as many:
+        answers = await asyncio.gather(*(many.post("/v1/pipelines/insights_bls", json=body) for body in bodies))
+    assert [each.status_code for each in answers] == [200 if n % 3 else 422 for n in range(60)]
+    assert {each.json()["topic"] for each in answers if each.status_code == 200} == {"sport"}
+
+
+def executions(triton: EmbeddedTriton, model: str) -> float:
+    """``nv_inference_exec_count`` of a model so far."""
+    lines = httpx.get(triton.metrics_url).text.splitlines()
+    (value,) = (line.split()[-1] for line in lines if line.startswith(f'nv_inference_exec_count{{model="{model}"'))
+    return float(value)

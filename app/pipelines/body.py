@@ -6,6 +6,7 @@ was refused is read a second time, field by field, to name everything that is wr
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -49,10 +50,10 @@ class BodyReader:
         """Form fields or a query string: files are bytes, numbers are text. Raises InvalidInput."""
         values: dict[str, Any] = {}
         problems = self._names_that_do_not_fit(parts)
-        for name in parts.keys() & self._fields.keys():
+        for name in (name for name in self._fields if name in parts):
             try:
                 values[name] = _form_value(self._fields[name], parts[name])
-            except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+            except (msgspec.MsgspecError, UnicodeError, RecursionError) as exc:
                 problems.append(_problem_of(name, exc))
         if problems:
             raise _refused(problems)
@@ -68,19 +69,19 @@ class BodyReader:
         return _refused(self._names_that_do_not_fit(values) + self._values_that_do_not_fit(values))
 
     def _names_that_do_not_fit(self, values: Mapping[str, Any]) -> list[FieldProblem]:
-        unknown = [
-            FieldProblem(_printable(name), "is not a field of this pipeline") for name in values.keys() - self._fields
+        unknown = islice((name for name in values if name not in self._fields), MAX_PROBLEMS)
+        absent = [name for name, field in self._fields.items() if field.is_required and not _has(values, field)]
+        return [FieldProblem(_printable(name), "is not a field of this pipeline") for name in unknown] + [
+            FieldProblem(name, "is required") for name in absent
         ]
-        absent = [name for name, field in self._fields.items() if field.is_required and values.get(name) is None]
-        return unknown[:MAX_PROBLEMS] + [FieldProblem(name, "is required") for name in absent]
 
     def _values_that_do_not_fit(self, values: Mapping[str, Any]) -> list[FieldProblem]:
         problems = []
-        for name in values.keys() & self._fields.keys():
-            if values[name] is None or self._fields[name].json_type is msgspec.Raw:
+        for name, field in self._fields.items():
+            if values.get(name) is None or field.json_type is msgspec.Raw:
                 continue
             try:
-                msgspec.convert(values[name], self._fields[name].json_type)
+                msgspec.convert(values[name], field.json_type)
             except msgspec.ValidationError as exc:
                 problems.append(_problem_of(name, exc))
         return problems
@@ -94,10 +95,15 @@ def _struct_field(attribute: str, field: Field) -> tuple[str, Any] | tuple[str, 
     return attribute, field.json_type | None | msgspec.UnsetType, msgspec.UNSET
 
 
+def _has(values: Mapping[str, Any], field: Field) -> bool:
+    """Null is as good as nothing, except where any JSON is a value."""
+    return values.get(field.name) is not None or (field.json_type is msgspec.Raw and field.name in values)
+
+
 def _form_value(field: Field, part: str | bytes) -> Any:
     if isinstance(field, ParameterField):
         return msgspec.convert(_text_of(part), field.json_type, strict=False)
-    if field.spec.kind == "json" or field.is_file:
+    if field.is_file:
         return part.encode() if isinstance(part, str) else part
     if field.spec.kind == "text" and field.is_bare:
         return msgspec.convert(_text_of(part), field.json_type)
@@ -116,7 +122,7 @@ def _refused(problems: list[FieldProblem]) -> InvalidInput:
 
 def _problem_of(name: str, exc: Exception) -> FieldProblem:
     if not isinstance(exc, msgspec.ValidationError):
-        return FieldProblem(name, "is not JSON" if isinstance(exc, msgspec.DecodeError) else "is not UTF-8 text")
+        return FieldProblem(name, "is not UTF-8 text" if isinstance(exc, UnicodeError) else "is not JSON")
     text = str(exc)
     found = _PATH.search(text)
     path = found["path"] if found else ""

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import contextlib
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -39,6 +40,12 @@ class Entry:
     pipeline: Pipeline | None = None
     complaint: str = ""
 
+    def complain(self, text: str) -> None:
+        """Logged when it is new."""
+        if text != self.complaint:
+            _log.error(text)
+        self.complaint = text
+
 
 @dataclass(slots=True)
 class Catalog:
@@ -57,7 +64,8 @@ class Catalog:
         """Read the file for the first time. Raises ConfigError."""
         if self.path is not None:
             self._stamp = _stamp_of(self.path)
-            self._use(read_gateway_file(self.path))
+            self._file = read_gateway_file(self.path)
+            self.entries = {name: Entry(spec) for name, spec in self._file.spec.pipelines.items()}
 
     def pipeline(self, name: str) -> Pipeline:
         """Raises UnknownPipeline or ModelNotReady."""
@@ -76,80 +84,83 @@ class Catalog:
 
     async def refresh(self) -> None:
         """Follow the file and the models; what cannot be followed now is tried again at the next call."""
-        self._follow_file()
         self.triton_is_up = await self.engine.is_live()
-        try:
-            if self.path is None and self.triton_is_up:
-                await self._follow_repository()
-            for name, entry in list(self.entries.items()):
-                await self._refresh_entry(name, entry)
-        except GatewayError as exc:
-            _log.warning("catalog could not be refreshed: %s", exc.detail)
+        await self._follow_file()
+        await self._follow_repository()
+        for name, entry in list(self.entries.items()):
+            await self._refresh_entry(name, entry, self._file)
 
     async def warm_up(self) -> None:
         """Run the samples of the pipelines that are not warm yet; those that fail are tried again at the next call."""
-        cold = [entry for entry in self.entries.values() if entry.pipeline and entry.state is State.WARMING]
-        await asyncio.gather(*(self._warm_up(entry, entry.pipeline) for entry in cold if entry.pipeline))
+        await self._warm_up_all(self.entries.values())
 
     @property
     def complaints(self) -> list[str]:
         """What does not fit between the file and the models."""
         return [entry.complaint for entry in self.entries.values() if entry.state is State.MISCONFIGURED]
 
-    def _follow_file(self) -> None:
+    async def _follow_file(self) -> None:
+        """A change is used as a whole or not at all, and only when its pipelines are compiled and warm."""
         if self.path is None or (stamp := _stamp_of(self.path)) == self._stamp:
             return
         self._stamp = stamp
         try:
-            self._use(read_gateway_file(self.path))
+            file = read_gateway_file(self.path)
+            self.entries = await self._entries_of(file)
         except ConfigError as exc:
             self.reload_failed = True
             _log.error("gateway.yaml was changed and cannot be used; the old one stays: %s", exc)
+        else:
+            self._file, self.reload_failed = file, False
 
-    def _use(self, file: GatewayFile) -> None:
-        self._file, self.reload_failed = file, False
-        self.entries = {name: self._kept_or_new(name, spec) for name, spec in file.spec.pipelines.items()}
+    async def _entries_of(self, file: GatewayFile) -> dict[str, Entry]:
+        """Those that did not change stay as they are. Raises ConfigError where one does not fit its model."""
+        entries = {name: self._kept_or_new(name, spec) for name, spec in file.spec.pipelines.items()}
+        changed = {name: entry for name, entry in entries.items() if entry is not self.entries.get(name)}
+        for name, entry in changed.items():
+            await self._refresh_entry(name, entry, file)
+        if misfits := [entry.complaint for entry in changed.values() if entry.state is State.MISCONFIGURED]:
+            raise ConfigError("\n".join(misfits))
+        await self._warm_up_all(changed.values())
+        return entries
 
     def _kept_or_new(self, name: str, spec: PipelineSpec) -> Entry:
         entry = self.entries.get(name)
         return entry if entry is not None and entry.spec == spec else Entry(spec)
 
     async def _follow_repository(self) -> None:
-        ready = {model.name for model in await self.engine.models() if model.ready}
-        for name in self.entries.keys() - ready:
-            del self.entries[name]
-        for name in sorted(ready - self.entries.keys()):
-            self.entries[name] = Entry(derived_spec(await self.engine.model_config(name)))
-
-    async def _refresh_entry(self, name: str, entry: Entry) -> None:
-        try:
-            ready = await self.engine.model_ready(entry.spec.model, entry.spec.version)
-            config = await self.engine.model_config(entry.spec.model, entry.spec.version) if ready else None
-        except GatewayError:
-            config = None
-        if config is None:
-            entry.state = State.MODEL_NOT_READY
+        if self.path is not None or not self.triton_is_up:
             return
-        if entry.pipeline is None or entry.pipeline.config != config:
-            await self._compile(name, entry, config)
-        elif entry.state is State.MODEL_NOT_READY:
-            entry.state = State.WARMING
+        try:
+            ready = {model.name for model in await self.engine.models() if model.ready}
+        except GatewayError as exc:
+            _log.warning("Triton's models could not be listed: %s", exc.detail)
+            return
+        self.entries = {name: self.entries.get(name) or Entry(derived_spec(name)) for name in sorted(ready)}
 
-    async def _compile(self, name: str, entry: Entry, config: ModelConfig) -> None:
-        models = await self._models_of(config)
+    async def _refresh_entry(self, name: str, entry: Entry, file: GatewayFile | None) -> None:
+        try:
+            if not await self.engine.model_ready(entry.spec.model, entry.spec.version):
+                entry.state = State.MODEL_NOT_READY
+                return
+            config = await self.engine.model_config(entry.spec.model, entry.spec.version)
+            if entry.pipeline is None or entry.pipeline.config != config:
+                self._compile(name, entry, config, await self._models_of(config), file)
+            elif entry.state is State.MODEL_NOT_READY:
+                entry.state = State.WARMING
+        except GatewayError:
+            entry.state = State.MODEL_NOT_READY
+
+    def _compile(
+        self, name: str, entry: Entry, config: ModelConfig, models: dict[str, ModelConfig], file: GatewayFile | None
+    ) -> None:
         try:
             entry.pipeline = compile_pipeline(name, entry.spec, config, models, self.surroundings)
             entry.state, entry.complaint = State.WARMING, ""
         except PipelineMismatch as exc:
             entry.pipeline, entry.state = None, State.MISCONFIGURED
-            self._complain(name, entry, exc)
-
-    def _complain(self, name: str, entry: Entry, mismatch: PipelineMismatch) -> None:
-        location = ("pipelines", name, *mismatch.location)
-        complaint = self._file.complaint(location, mismatch.text) if self._file else f"{name}: {mismatch.text}"
-        if complaint != entry.complaint:
-            _log.error(complaint)
-        entry.complaint = complaint
+            location = ("pipelines", name, *exc.location)
+            entry.complain(file.complaint(location, exc.text) if file else f"{name}: {exc.text}")
 
     async def _models_of(self, config: ModelConfig) -> dict[str, ModelConfig]:
         """The models that a request runs through, this one included; of a BLS model's, those that it declares."""
@@ -165,6 +176,10 @@ class Catalog:
                     waiting.append(models[name])
         return models
 
+    async def _warm_up_all(self, entries: Iterable[Entry]) -> None:
+        cold = [(entry, entry.pipeline) for entry in entries if entry.state is State.WARMING]
+        await asyncio.gather(*(self._warm_up(entry, pipeline) for entry, pipeline in cold if pipeline is not None))
+
     async def _warm_up(self, entry: Entry, pipeline: Pipeline) -> None:
         """Run the sample once, so that no caller waits for what a model does only the first time."""
         if pipeline.spec.sample is None or not pipeline.spec.warmup:
@@ -174,14 +189,14 @@ class Catalog:
             request = pipeline.request_of_json(self.sample_body(pipeline))
             await run(self.engine, pipeline, request, Deadline.after(pipeline.timeout_s))
             entry.state, entry.complaint = State.READY, ""
-        except (GatewayError, OSError) as exc:
-            complaint = f"pipeline '{pipeline.name}' failed on its sample: {exc}"
-            if complaint != entry.complaint:
-                _log.error(complaint)
-            entry.state, entry.complaint = State.WARMING, complaint
+        except (GatewayError, OSError, TypeError, ValueError) as exc:
+            entry.complain(f"pipeline '{pipeline.name}' failed on its sample: {exc}")
 
     def sample_body(self, pipeline: Pipeline) -> bytes:
-        """The sample as the JSON body of a request, files read from beside ``gateway.yaml``. Raises OSError."""
+        """The sample as the JSON body of a request, files read from beside ``gateway.yaml``.
+
+        Raises OSError for a file that cannot be read, TypeError or ValueError for a value that has no JSON form.
+        """
         folder = self.path.parent if self.path is not None else Path()
         files = {field.name for field in pipeline.inputs if field.is_file}
         return orjson.dumps(

@@ -9,7 +9,7 @@ from app.domain.errors import ContractViolation, GatewayError
 from app.domain.inference import InferenceResponse
 from app.pipelines.contract import ContractCheck, TensorContract
 from app.pipelines.early_exit import EarlyExitRules
-from app.pipelines.fields import OutputField
+from app.pipelines.outputs import OutputField
 
 Values = dict[str, Any]
 
@@ -51,6 +51,8 @@ class Collector:
         if not response.outputs:
             return None
         self._contract.check(response)
+        self._written.update(response.outputs)
+        self._filled.update(name for name, tensor in response.outputs.items() if tensor.array.size)
         values = {field.name: self._value_of(field, response) for field in self._fields}
         if response.is_final:
             for name, rest in self._rests_of_text().items():
@@ -58,17 +60,18 @@ class Collector:
         return values
 
     def finish(self) -> Ending:
-        """After the last response."""
+        """After the last response. Raises ContractViolation where an ordinary model left an output out."""
+        reason = self._rules.reason_of_outputs(self._written, self._written - self._filled)
+        if reason is None and not self._decoupled:
+            self._check_complete()
         rests = self._rests_of_text()
-        values = {**self.empty_values(), **rests} if rests else None
-        return Ending(self._rules.reason_of_outputs(self._written, self._written - self._filled), values)
+        return Ending(reason, {**self.empty_values(), **rests} if rests else None)
 
     def empty_values(self) -> Values:
         """The typed empty value of every output."""
         return {field.name: self._empty_value(field) for field in self._fields}
 
-    def check_complete(self) -> None:
-        """Raises ContractViolation where an output was never written."""
+    def _check_complete(self) -> None:
         absent = [field.tensor.name for field in self._fields if field.tensor.name not in self._written]
         if absent:
             raise ContractViolation(
@@ -82,10 +85,8 @@ class Collector:
         if tensor is None:
             return self._empty_value(field)
         array = field.array_of(tensor)
-        self._written.add(tensor.name)
         if not array.size:
             return self._empty_value(field)
-        self._filled.add(tensor.name)
         if field.name in self._texts:
             return self._texts[field.name].decode(array.flat[0])
         return field.value_of(array)

@@ -1,18 +1,21 @@
 """A pipeline's words and its model's live configuration -> a Pipeline, or the key that does not fit."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from app.domain.model import ModelConfig, TensorSpec
+from app.domain.tensor import DTYPE_BY_DATATYPE
 from app.pipelines.body import BodyReader
 from app.pipelines.early_exit import EarlyExitRules
-from app.pipelines.fields import InputField, OutputField, ParameterField
+from app.pipelines.fields import InputField, ParameterField
 from app.pipelines.file import nearest
 from app.pipelines.graph import graph_of
 from app.pipelines.kinds import kind_fits
+from app.pipelines.outputs import OutputField
 from app.pipelines.pipeline import Pipeline
-from app.pipelines.spec import ContractSpec, InputSpec, OutputSpec, PipelineSpec
+from app.pipelines.spec import ContractSpec, InputSpec, OutputSpec, PipelineSpec, StreamSpec
 
 
 class PipelineMismatch(Exception):
@@ -36,25 +39,10 @@ def compile_pipeline(
     name: str, spec: PipelineSpec, config: ModelConfig, models: Mapping[str, ModelConfig], surroundings: Surroundings
 ) -> Pipeline:
     """Raises PipelineMismatch. ``models``: those that a request runs through, by name."""
-    size, batch = config.max_batch_size, spec.batch
-    inputs = [
-        InputField.compile(
-            field, given, _tensor(config.inputs, given, ("inputs", field)), max_batch_size=size, batch=batch
-        )
-        for field, given in (_derived_inputs(spec, config) if spec.inputs is None else spec.inputs).items()
-    ]
-    parameters = [
-        ParameterField.compile(field, given, _parameter_tensor(config, field, given.tensor), max_batch_size=size)
-        for field, given in spec.parameters.items()
-    ]
-    outputs = [
-        OutputField.compile(
-            field, given, _tensor(config.outputs, given, ("outputs", field)), max_batch_size=size, batch=batch
-        )
-        for field, given in (_derived_outputs(config) if spec.outputs is None else spec.outputs).items()
-    ]
-    _check_whole(spec, config, inputs, parameters)
+    inputs, parameters, outputs = _inputs(spec, config), _parameters(spec, config), _outputs(spec, config)
     graph = graph_of(config, models)
+    _check_whole(spec, config, inputs, parameters)
+    _check_rules(spec, config, has_key=surroundings.early_exit_key is not None)
     return Pipeline(
         name=name,
         spec=spec,
@@ -69,9 +57,53 @@ def compile_pipeline(
     )
 
 
-def derived_spec(config: ModelConfig) -> PipelineSpec:
+def derived_spec(model: str) -> PipelineSpec:
     """What a ready model is served as where no file says anything."""
-    return PipelineSpec(model=config.name, stream={})  # type: ignore[arg-type]
+    return PipelineSpec(model=model, stream=StreamSpec())
+
+
+def _inputs(spec: PipelineSpec, config: ModelConfig) -> list[InputField]:
+    fields = []
+    for name, given in (_derived_inputs(spec, config) if spec.inputs is None else spec.inputs).items():
+        tensor = _tensor(config.inputs, given, ("inputs", name))
+        with _at("inputs", name):
+            fields.append(
+                InputField.compile(name, given, tensor, max_batch_size=config.max_batch_size, batch=spec.batch)
+            )
+    return fields
+
+
+def _parameters(spec: PipelineSpec, config: ModelConfig) -> list[ParameterField]:
+    fields = []
+    for name, given in spec.parameters.items():
+        location = ("parameters", name, "tensor")
+        tensor = None if given.tensor is None else _named(config.inputs, given.tensor, location)
+        with _at("parameters", name):
+            fields.append(ParameterField.compile(name, given, tensor, max_batch_size=config.max_batch_size))
+    return fields
+
+
+def _outputs(spec: PipelineSpec, config: ModelConfig) -> list[OutputField]:
+    outputs = _derived_outputs(config) if spec.outputs is None else spec.outputs
+    return [
+        OutputField.compile(
+            name,
+            given,
+            _tensor(config.outputs, given, ("outputs", name)),
+            max_batch_size=config.max_batch_size,
+            batch=spec.batch,
+        )
+        for name, given in outputs.items()
+    ]
+
+
+@contextmanager
+def _at(*location: str) -> Iterator[None]:
+    """A ValueError inside is about the key at ``location``."""
+    try:
+        yield
+    except ValueError as exc:
+        raise PipelineMismatch(location, str(exc)) from exc
 
 
 def _derived_inputs(spec: PipelineSpec, config: ModelConfig) -> dict[str, InputSpec]:
@@ -93,39 +125,47 @@ def _kind_of(tensor: TensorSpec) -> Any:
 
 def _tensor(tensors: Iterable[TensorSpec], given: InputSpec | OutputSpec, location: tuple[str, str]) -> TensorSpec:
     tensor = _named(tensors, given.tensor, (*location, "tensor"))
+    if tensor.datatype not in DTYPE_BY_DATATYPE:
+        raise PipelineMismatch((*location, "tensor"), f"has datatype {tensor.datatype}, which has no JSON form")
     if not kind_fits(given.kind, tensor.datatype):
         raise PipelineMismatch((*location, "kind"), f"'{given.kind}' does not fit {tensor.datatype}")
     return tensor
 
 
-def _named(tensors: Iterable[TensorSpec], name: str, location: tuple[str, ...]) -> TensorSpec:
+def _named(tensors: Iterable[TensorSpec], name: str, location: tuple[str | int, ...]) -> TensorSpec:
     by_name = {tensor.name: tensor for tensor in tensors}
     if name not in by_name:
         raise PipelineMismatch(location, f"'{name}' is no such tensor of the model" + nearest(name, list(by_name)))
     return by_name[name]
 
 
-def _parameter_tensor(config: ModelConfig, field: str, name: str | None) -> TensorSpec | None:
-    return None if name is None else _named(config.inputs, name, ("parameters", field, "tensor"))
-
-
 def _check_whole(
     spec: PipelineSpec, config: ModelConfig, inputs: list[InputField], parameters: list[ParameterField]
 ) -> None:
-    """What no field sees alone: inputs left out; rules and contracts about what is not there."""
-    given = {field.tensor.name for field in inputs} | {field.spec.tensor for field in parameters}
+    """What no field sees alone: inputs of the model left out or given twice, and a batch that it has not."""
+    given = [field.tensor.name for field in inputs]
+    given += [field.tensor.name for field in parameters if field.tensor is not None]
     for tensor in config.inputs:
         if tensor.name not in given and not tensor.optional:
             raise PipelineMismatch(("inputs",), f"leave out '{tensor.name}', which the model requires")
-    for index, rule in enumerate(spec.early_exit):
-        for key in ("missing", "empty"):
-            for name in getattr(rule, key) or ():
-                _named(config.outputs, name, ("early_exit", str(index), key))
+        if given.count(tensor.name) > 1:
+            raise PipelineMismatch(("inputs",), f"give '{tensor.name}' twice")
     for name, contract in spec.contract.items():
         _named(config.outputs, name, ("contract", name))
         _check_max_items(contract, ("contract", name, "max_items"), parameters)
     if spec.batch and config.max_batch_size == 0:
         raise PipelineMismatch(("batch",), "is on, but the model has no batch dimension (max_batch_size is 0)")
+
+
+def _check_rules(spec: PipelineSpec, config: ModelConfig, *, has_key: bool) -> None:
+    for index, rule in enumerate(spec.early_exit):
+        for key in ("missing", "empty"):
+            for name in getattr(rule, key) or ():
+                _named(config.outputs, name, ("early_exit", index, key))
+        if rule.error is not None and rule.error.signed and not has_key:
+            raise PipelineMismatch(
+                ("early_exit", index, "error", "signed"), "needs the key: set GATEWAY_EARLY_EXIT_KEY"
+            )
 
 
 def _check_max_items(contract: ContractSpec, location: tuple[str, ...], parameters: list[ParameterField]) -> None:

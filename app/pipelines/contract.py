@@ -10,16 +10,18 @@ from dataclasses import dataclass
 from app.domain.errors import ContractViolation
 from app.domain.inference import InferenceResponse
 from app.domain.tensor import Tensor
-from app.pipelines.fields import fits, shape_text
+from app.pipelines.shapes import fits, shape_text, without_batch
 
 
 @dataclass(frozen=True, slots=True)
 class TensorContract:
     tensor: str
     max_items: int | None = None
-    """Batch dimension aside, never more elements than this."""
+    """Never more elements than this."""
     shape: tuple[int, ...] | None = None
+    """Without the batch dimension, if ``takes_batch``; -1 is any size."""
     not_growing: bool = False
+    takes_batch: bool = False
 
 
 class ContractCheck:
@@ -37,10 +39,12 @@ class ContractCheck:
                 self._check(tensor, contract)
 
     def _check(self, tensor: Tensor, contract: TensorContract) -> None:
-        size = tensor.array.size
+        size, shape = tensor.array.size, tensor.shape
         if contract.max_items is not None and size > contract.max_items:
             raise _violation(tensor, f"at most {contract.max_items} items were agreed")
-        if contract.shape is not None and not fits(tensor.shape, contract.shape):
+        if contract.takes_batch:
+            shape = without_batch(tensor.array).shape
+        if contract.shape is not None and not fits(shape, contract.shape):
             raise _violation(tensor, f"{shape_text(contract.shape)} was agreed")
         if contract.not_growing and size > self._first_size.setdefault(tensor.name, size):
             raise _violation(

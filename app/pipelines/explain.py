@@ -10,8 +10,8 @@ from dataclasses import replace
 from app.domain.errors import ContractViolation, GatewayError
 from app.domain.fault import Fault, FaultKind
 from app.domain.model import TensorSpec
-from app.pipelines.fields import shape_text
 from app.pipelines.graph import Edge, Graph
+from app.pipelines.shapes import shape_text
 
 
 def explain(error: GatewayError, graph: Graph) -> None:

@@ -1,59 +1,67 @@
-"""The fields of a pipeline: what a caller may send or is given under one name, compiled for one model signature."""
+"""What a caller may send under one name, compiled for one model signature."""
 
-import functools
+import dataclasses
+import math
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
-from msgspec import Meta
 
-from app.domain.errors import ContractViolation
+from app.domain.inference import Parameter
 from app.domain.model import TensorSpec
-from app.domain.tensor import DTYPE_BY_DATATYPE, INTEGER_DATATYPES, Array, Tensor
-from app.pipelines.kinds import FromArray, ToArray, bytes_of_base64, from_array_of, to_array_of
-from app.pipelines.spec import InputSpec, OutputSpec, ParameterSpec
+from app.domain.tensor import BYTES, FLOAT_DATATYPES, INTEGER_DATATYPES, Array, Tensor
+from app.pipelines.json_types import input_type, parameter_type
+from app.pipelines.kinds import ToArray, bytes_of_base64, json_bytes_of, to_array_of
+from app.pipelines.shapes import fits, is_bare_item, shape_text
+from app.pipelines.spec import InputSpec, ParameterSpec
 
-_INT64 = np.iinfo(np.int64)
-
-
-def shape_text(shape: tuple[int, ...]) -> str:
-    return "[" + ",".join(str(size) for size in shape) + "]"
-
-
-def fits(shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:
-    """Whether a shape agrees with declared dims, where -1 is any size."""
-    return len(shape) == len(dims) and all(dim in (-1, size) for size, dim in zip(shape, dims, strict=True))
+_DATATYPES_BY_TYPE = {
+    "integer": INTEGER_DATATYPES,
+    "number": FLOAT_DATATYPES,
+    "boolean": frozenset({"BOOL"}),
+    "string": frozenset({BYTES}),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class InputField:
-    """``json_type`` is the type that msgspec decodes and describes; ``read`` may raise ValueError."""
+    """``json_type`` is the type that msgspec decodes and describes; ``default`` is what is sent where nothing came."""
 
     name: str
     spec: InputSpec
     tensor: TensorSpec
     json_type: Any
-    is_bare: bool
     batched: bool
+    """Whether the caller's values are a list of items."""
     adds_batch: bool
     _to_array: ToArray
+    _allowed: Array | None
+    default: Tensor | None = None
 
     @classmethod
     def compile(
         cls, name: str, spec: InputSpec, tensor: TensorSpec, *, max_batch_size: int, batch: bool
     ) -> "InputField":
-        is_bare = tensor.dims in ((), (1,)) and not batch
-        return cls(
+        """Raises ValueError where the bounds, the enum or the default do not fit."""
+        depth = batch + (0 if is_bare_item(tensor) else len(tensor.dims))
+        to_array = to_array_of(spec.kind, tensor.datatype)
+        field = cls(
             name=name,
             spec=spec,
             tensor=tensor,
-            json_type=_json_type(spec, tensor, is_bare=is_bare, depth=len(tensor.dims) + batch),
-            is_bare=is_bare,
+            json_type=input_type(spec, tensor, depth=depth),
             batched=batch,
             adds_batch=max_batch_size > 0 and not batch,
-            _to_array=to_array_of(spec.kind, tensor.datatype),
+            _to_array=to_array,
+            _allowed=to_array(spec.enum) if spec.enum and spec.kind == "number" else None,
         )
+        return field if spec.default is None else dataclasses.replace(field, default=field._default())
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether the caller gives one value rather than a list."""
+        return is_bare_item(self.tensor) and not self.batched
 
     @property
     def is_file(self) -> bool:
@@ -64,31 +72,32 @@ class InputField:
         return not self.spec.optional and self.spec.default is None
 
     def read(self, value: Any) -> Tensor:
-        """A decoded value -> the tensor that Triton is sent."""
+        """A decoded value -> the tensor that Triton is sent. Raises ValueError."""
         array = self._reshaped(self._to_array(self._unwrapped(value)))
-        self._check_enum(array)
-        if self.adds_batch:
-            array = array[np.newaxis]
-        return Tensor(self.tensor.name, self.tensor.datatype, array)
+        if self._allowed is not None and not np.isin(array, self._allowed).all():
+            raise ValueError("is not one of the allowed values")
+        return Tensor(self.tensor.name, self.tensor.datatype, array[np.newaxis] if self.adds_batch else array)
+
+    def _default(self) -> Tensor:
+        """Raises ValueError."""
+        if self.spec.kind == "json":
+            return self.read(msgspec.json.encode(self.spec.default))
+        return self.read(_converted(self.spec.default, self.json_type))
 
     def _unwrapped(self, value: Any) -> Any:
         if self.spec.kind == "json":
-            return bytes(value)
+            return json_bytes_of(value)
         return _content_of(value) if self.is_file else value
 
     def _reshaped(self, array: Array) -> Array:
         dims = ((-1,) if self.batched else ()) + self.tensor.dims
-        if self.is_bare and array.size == 1:
-            return array.reshape(self.tensor.dims)
+        if is_bare_item(self.tensor) and (self.batched or array.size == 1):
+            return array.reshape(array.shape[: self.batched] + self.tensor.dims)
         if array.size == 0 and array.ndim < len(dims):
             array = array.reshape(array.shape + tuple(max(dim, 0) for dim in dims[array.ndim :]))
         if not fits(array.shape, dims):
             raise ValueError(f"has shape {shape_text(array.shape)}; expected {shape_text(dims)}")
         return array
-
-    def _check_enum(self, array: Array) -> None:
-        if self.spec.enum is not None and self.spec.kind == "number" and not np.isin(array, self.spec.enum).all():
-            raise ValueError("is not one of the allowed values")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,93 +106,51 @@ class ParameterField:
     spec: ParameterSpec
     tensor: TensorSpec | None
     json_type: Any
-    adds_batch: bool
+    has_batch: bool
 
     @classmethod
     def compile(
         cls, name: str, spec: ParameterSpec, tensor: TensorSpec | None, *, max_batch_size: int
     ) -> "ParameterField":
-        return cls(name, spec, tensor, _parameter_type(spec), max_batch_size > 0)
+        """Raises ValueError where the bounds, the enum, the default or the tensor do not fit."""
+        if tensor is not None:
+            _check_parameter_tensor(spec, tensor)
+        field = cls(name, spec, tensor, parameter_type(spec), max_batch_size > 0)
+        if spec.default is not None:
+            field.checked(_converted(spec.default, field.json_type))
+        return field
 
     @property
     def is_required(self) -> bool:
         return not self.spec.optional and self.spec.default is None
 
-    def read(self, value: Any) -> Tensor:
-        """The value as a tensor of one element, for a parameter that is one. Raises ValueError."""
+    def checked(self, value: Any) -> Parameter:
+        """A decoded value -> the value of a request parameter. Raises ValueError."""
+        if self.spec.type != "number":
+            return value  # type: ignore[no-any-return]
+        number = float(value)
+        if not math.isfinite(number):
+            raise ValueError("must be a finite number")
+        if self.spec.enum is not None and number not in self.spec.enum:
+            raise ValueError("is not one of the allowed values")
+        return number
+
+    def read(self, value: Any, batch_size: int) -> Tensor:
+        """The value as a tensor of one element, for a parameter that is one; again for each item. Raises ValueError."""
         assert self.tensor is not None
-        array = to_array_of("text" if isinstance(value, str) else "number", self.tensor.datatype)(value)
-        array = array.reshape(self.tensor.dims)
-        return Tensor(self.tensor.name, self.tensor.datatype, array[np.newaxis] if self.adds_batch else array)
+        array = to_array_of("text" if self.spec.type == "string" else "number", self.tensor.datatype)(
+            self.checked(value)
+        ).reshape(self.tensor.dims)
+        if self.has_batch:
+            array = np.repeat(array[np.newaxis], batch_size, axis=0)
+        return Tensor(self.tensor.name, self.tensor.datatype, array)
 
 
-@dataclass(frozen=True, slots=True)
-class OutputField:
-    name: str
-    spec: OutputSpec
-    tensor: TensorSpec
-    is_bare: bool
-    takes_batch: bool
-    batched: bool
-    _from_array: FromArray
-
-    @classmethod
-    def compile(
-        cls, name: str, spec: OutputSpec, tensor: TensorSpec, *, max_batch_size: int, batch: bool
-    ) -> "OutputField":
-        return cls(
-            name=name,
-            spec=spec,
-            tensor=tensor,
-            is_bare=tensor.dims in ((), (1,)) and not batch,
-            takes_batch=max_batch_size > 0 and not batch,
-            batched=batch,
-            _from_array=from_array_of(spec.kind, tensor.datatype),
-        )
-
-    @property
-    def join(self) -> str:
-        return self.spec.join or ("concatenate" if self.spec.kind == "text" else "list")
-
-    @property
-    def is_text_run(self) -> bool:
-        """Whether each response carries the next piece of one text, whose characters may be split between pieces."""
-        return self.is_bare and self.spec.kind == "text" and self.join == "concatenate"
-
-    @property
-    def empty_value(self) -> Any:
-        return None if self.is_bare else []
-
-    def array_of(self, tensor: Tensor) -> Array:
-        """The array without its batch dimension. Raises ContractViolation where it is not what is declared."""
-        if tensor.datatype != self.tensor.datatype:
-            raise ContractViolation(
-                f"Output '{tensor.name}' is {tensor.datatype}; {self.tensor.datatype} is declared.", tensor=tensor.name
-            )
-        array = tensor.array[0] if self.takes_batch and len(tensor.array) == 1 else tensor.array
-        dims = ((-1,) if self.batched else ()) + self.tensor.dims
-        if not fits(array.shape, dims) and array.size:
-            raise ContractViolation(
-                f"Output '{tensor.name}' has shape {shape_text(array.shape)}; {shape_text(dims)} is declared.",
-                tensor=tensor.name,
-            )
-        return array
-
-    def value_of(self, array: Array) -> Any:
-        """What the caller is given. Raises ContractViolation where ``kind: json`` is not JSON."""
-        if self.is_bare:
-            array = array.reshape(-1)
-            if not array.size:
-                return self.empty_value
-        try:
-            value = self._from_array(array)
-        except ValueError as exc:
-            raise ContractViolation(f"Output '{self.tensor.name}' is not JSON.", tensor=self.tensor.name) from exc
-        return _bare(value[0]) if self.is_bare else value
-
-
-def _bare(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
+def _check_parameter_tensor(spec: ParameterSpec, tensor: TensorSpec) -> None:
+    if tensor.datatype not in _DATATYPES_BY_TYPE[spec.type]:
+        raise ValueError(f"is of type {spec.type}, which does not fit {tensor.datatype}")
+    if any(dim not in (-1, 1) for dim in tensor.dims):
+        raise ValueError(f"is one value, which does not fit the dimensions {shape_text(tensor.dims)}")
 
 
 def _content_of(value: Any) -> Any:
@@ -193,49 +160,9 @@ def _content_of(value: Any) -> Any:
     return bytes_of_base64(value) if isinstance(value, str) else value
 
 
-def _json_type(spec: InputSpec, tensor: TensorSpec, *, is_bare: bool, depth: int) -> Any:
-    if spec.kind == "json":
-        return msgspec.Raw
-    element = _element_type(spec, tensor.datatype)
-    if is_bare:
-        return element | Annotated[_list_of(element), Meta(min_length=1, max_length=1)]
-    return functools.reduce(lambda inner, _: _list_of(inner), range(depth), element)
-
-
-def _list_of(element: Any) -> Any:
-    return list[element]
-
-
-def _element_type(spec: InputSpec, datatype: str) -> Any:
-    if spec.kind == "number":
-        return _number_type(spec, datatype)
-    if spec.kind == "text":
-        return Literal[tuple(spec.enum)] if spec.enum else str
-    schema = {"contentEncoding": "base64", "contentMediaType": "image/*" if spec.kind == "image" else "*/*"}
-    return Annotated[str, Meta(extra_json_schema=schema)]
-
-
-def _number_type(spec: InputSpec, datatype: str) -> Any:
-    if datatype == "BOOL":
-        return bool
-    if datatype not in INTEGER_DATATYPES:
-        return _bounded(float, spec.minimum, spec.maximum)
-    limits = np.iinfo(DTYPE_BY_DATATYPE[datatype])
-    low = max(int(limits.min), int(spec.minimum)) if spec.minimum is not None else int(limits.min)
-    high = min(int(limits.max), int(spec.maximum)) if spec.maximum is not None else int(limits.max)
-    return _bounded(int, low, high if high <= _INT64.max else None)
-
-
-def _parameter_type(spec: ParameterSpec) -> Any:
-    if spec.enum is not None and spec.type in {"integer", "string"}:
-        return Literal[tuple(spec.enum)]
-    if spec.type == "integer":
-        low = int(_INT64.min if spec.minimum is None else spec.minimum)
-        return _bounded(int, low, int(_INT64.max if spec.maximum is None else spec.maximum))
-    if spec.type == "number":
-        return _bounded(float, spec.minimum, spec.maximum)
-    return bool if spec.type == "boolean" else str
-
-
-def _bounded(base: type, minimum: float | None, maximum: float | None) -> Any:
-    return base if minimum is None and maximum is None else Annotated[base, Meta(ge=minimum, le=maximum)]
+def _converted(default: Any, json_type: Any) -> Any:
+    """A default as a caller might send it. Raises ValueError."""
+    try:
+        return msgspec.convert(default, json_type)
+    except msgspec.ValidationError as exc:
+        raise ValueError(f"has a default that does not fit: {exc}") from exc

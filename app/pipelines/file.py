@@ -33,21 +33,30 @@ class GatewayFile:
 
 def read_gateway_file(path: Path) -> GatewayFile:
     """Raises ConfigError."""
+    node, values = _parsed(path)
     try:
-        text = path.read_text(encoding="utf-8")
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{path}: cannot be read: {exc}") from exc
-    except yaml.YAMLError as exc:
-        raise ConfigError(f"{path}: {exc}") from exc
-    lines = dict(_lines_of(node, ()))
+        lines = dict(_lines_of(node, ()))
+    except RecursionError as exc:
+        raise ConfigError(f"{path}: an alias holds itself") from exc
     if twice := _keys_used_twice(node, ()):
         raise ConfigError("\n".join(_complaint(path, {loc: line}, loc, "is used twice") for loc, line in twice))
     try:
-        spec = GatewaySpec.model_validate(yaml.safe_load(text))
+        spec = GatewaySpec.model_validate(values)
     except ValidationError as exc:
-        raise ConfigError("\n".join(_complaint_of(path, lines, error) for error in exc.errors())) from exc
+        complaints = dict.fromkeys(_complaint_of(path, lines, error) for error in exc.errors())
+        raise ConfigError("\n".join(complaints)) from exc
     return GatewayFile(path, spec, lines)
+
+
+def _parsed(path: Path) -> tuple[yaml.Node | None, Any]:
+    """The file as nodes, which know their lines, and as values. Raises ConfigError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        return yaml.compose(text, Loader=yaml.SafeLoader), yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{path}: cannot be read: {exc}") from exc
+    except (yaml.YAMLError, ValueError) as exc:
+        raise ConfigError(f"{path}: {exc}") from exc
 
 
 def nearest(name: str, valid: Sequence[str]) -> str:
@@ -59,7 +68,7 @@ def nearest(name: str, valid: Sequence[str]) -> str:
 
 
 def _complaint(path: Path, lines: dict[Location, int], location: Location, text: str) -> str:
-    known = next((location[:n] for n in range(len(location), -1, -1) if location[:n] in lines), ())
+    known = _known_part(lines, location)
     where = ".".join(str(part) for part in location) or "the file"
     return f"{path}:{lines.get(known, 1)}: {where} {text}"
 
@@ -70,7 +79,14 @@ def _complaint_of(path: Path, lines: dict[Location, int], error: ErrorDetails) -
         text = "is not a known key" + nearest(str(location[-1]), _keys_at(location[:-1]))
     else:
         text = f"is wrong: {error['msg'].removeprefix('Value error, ')}"
+        if error["type"] != "missing":
+            location = _known_part(lines, location)
     return _complaint(path, lines, location, text)
+
+
+def _known_part(lines: dict[Location, int], location: Location) -> Location:
+    """The longest part of a location that stands in the file: behind it, pydantic names the types that it tried."""
+    return next((location[:n] for n in range(len(location), 0, -1) if location[:n] in lines), ())
 
 
 def _keys_at(location: Location) -> list[str]:

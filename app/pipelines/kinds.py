@@ -8,6 +8,7 @@ import binascii
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import orjson
 
@@ -65,6 +66,16 @@ def bytes_of_base64(text: str) -> bytes:
         raise ValueError("is not base64") from exc
 
 
+def json_bytes_of(text: bytes | bytearray | memoryview | msgspec.Raw) -> bytes:
+    """The bytes of a JSON value that a decoder has passed over, which looks at everything but UTF-8."""
+    content = bytes(text)
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError as exc:
+        raise ValueError("is not UTF-8 text") from exc
+    return content
+
+
 def check_image(content: bytes) -> None:
     """Raises ValueError where no known format's magic bytes stand."""
     if not any(content[start : start + len(magic)] == magic for start, magic in IMAGE_MAGIC.values()):
@@ -91,7 +102,10 @@ def _number_reader(datatype: str) -> ToArray:
 
 
 def _array_of_text(value: Any) -> Array:
-    return _mapped(value, lambda text: text.encode("utf-8"))
+    try:
+        return _mapped(value, lambda text: text.encode("utf-8"))
+    except UnicodeEncodeError as exc:
+        raise ValueError("holds half a surrogate pair") from exc
 
 
 def _array_of_bytes(value: Any) -> Array:

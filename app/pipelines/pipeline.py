@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from app.domain.errors import FieldProblem, GatewayError, InvalidInput, InvalidRequest, UpstreamError
-from app.domain.inference import InferenceRequest
+from app.domain.inference import InferenceRequest, Parameter
 from app.domain.model import ModelConfig
 from app.domain.tensor import Tensor
 from app.pipelines.body import BodyReader
@@ -16,8 +16,9 @@ from app.pipelines.collector import Collector
 from app.pipelines.contract import TensorContract
 from app.pipelines.early_exit import EarlyExitRules
 from app.pipelines.explain import explain
-from app.pipelines.fields import InputField, OutputField, ParameterField
+from app.pipelines.fields import InputField, ParameterField
 from app.pipelines.graph import Graph
+from app.pipelines.outputs import OutputField
 from app.pipelines.spec import ContractSpec, PipelineSpec, StreamSpec
 
 
@@ -46,8 +47,8 @@ class Pipeline:
     def request_of(self, values: Mapping[str, Any]) -> InferenceRequest:
         """Decoded values by field name -> a request whose types, shapes and data agree. Raises InvalidInput."""
         problems: list[FieldProblem] = []
-        tensors = tuple(self._tensors(values, problems))
-        parameters = dict(self._parameter_values(values, problems))
+        tensors = self._tensors(values, problems)
+        parameters = self._parameter_values(values, problems)
         if problems:
             raise InvalidInput(f"'{problems[0].field}' {problems[0].problem}.", errors=problems)
         return InferenceRequest(model=self.spec.model, version=self.spec.version, inputs=tensors, parameters=parameters)
@@ -62,11 +63,21 @@ class Pipeline:
 
     def collector(self, request: InferenceRequest) -> Collector:
         contracts = {
-            tensor: _contract_of(tensor, contract, request.parameters)
+            tensor: self._contract_of(tensor, contract, request.parameters)
             for tensor, contract in self.spec.contract.items()
         }
         judge = functools.partial(self.judge, request_id=request.request_id)
         return Collector(self.outputs, contracts, self.rules, judge, decoupled=self.config.decoupled)
+
+    def _contract_of(self, tensor: str, contract: ContractSpec, parameters: Mapping[str, Parameter]) -> TensorContract:
+        limit = parameters.get(contract.max_items) if isinstance(contract.max_items, str) else contract.max_items
+        return TensorContract(
+            tensor=tensor,
+            max_items=None if limit is None else int(limit),
+            shape=None if contract.shape is None else tuple(contract.shape),
+            not_growing=contract.not_growing,
+            takes_batch=self.config.max_batch_size > 0 and not self.spec.batch,
+        )
 
     def judge(self, error: GatewayError, request_id: str) -> str:
         """The reason of the early exit that an error is by the pipeline's rules; else raises what the caller is told.
@@ -97,41 +108,54 @@ class Pipeline:
         named = any(message.startswith(f"{step}: ") for step in self.spec.rejects_input)
         return named or (upstream.grpc_code is not None and self.spec.model in self.spec.rejects_input)
 
-    def _tensors(self, values: Mapping[str, Any], problems: list[FieldProblem]) -> Iterable[Tensor]:
-        fields: list[InputField | ParameterField] = [
-            *self.inputs,
-            *(f for f in self.parameters if f.tensor is not None),
-        ]
-        for field in fields:
+    def _tensors(self, values: Mapping[str, Any], problems: list[FieldProblem]) -> tuple[Tensor, ...]:
+        tensors: list[Tensor] = []
+        for field in self.inputs:
+            value = values.get(field.name)
+            try:
+                tensor = field.default if value is None else field.read(value)
+            except ValueError as exc:
+                problems.append(FieldProblem(field.name, str(exc)))
+                continue
+            if tensor is not None:
+                tensors.append(tensor)
+        batch_size = self._batch_size(tensors, problems) if self.spec.batch else 1
+        return (*tensors, *self._parameter_tensors(values, batch_size, problems))
+
+    def _batch_size(self, tensors: list[Tensor], problems: list[FieldProblem]) -> int:
+        """How many items the caller sent, the same of every input."""
+        sizes = {tensor.shape[0] for tensor in tensors} or {1}
+        size = sizes.pop()
+        if sizes:
+            problems.append(FieldProblem("batch", "has inputs with different numbers of items"))
+        elif not 1 <= size <= self.config.max_batch_size:
+            problems.append(FieldProblem("batch", f"has {size} items; expected 1 to {self.config.max_batch_size}"))
+        return size
+
+    def _parameter_tensors(
+        self, values: Mapping[str, Any], batch_size: int, problems: list[FieldProblem]
+    ) -> Iterable[Tensor]:
+        for field in self.parameters:
             value = values.get(field.name, field.spec.default)
-            if value is None:
+            if value is None or field.tensor is None:
                 continue
             try:
-                yield field.read(value)
+                yield field.read(value, batch_size)
             except ValueError as exc:
                 problems.append(FieldProblem(field.name, str(exc)))
 
-    def _parameter_values(
-        self, values: Mapping[str, Any], problems: list[FieldProblem]
-    ) -> Iterable[tuple[str, bool | int | float | str]]:
+    def _parameter_values(self, values: Mapping[str, Any], problems: list[FieldProblem]) -> dict[str, Parameter]:
+        parameters: dict[str, Parameter] = {}
         for field in self.parameters:
             value = values.get(field.name, field.spec.default)
             if value is None or field.tensor is not None:
                 continue
-            if field.spec.enum is not None and value not in field.spec.enum:
-                problems.append(FieldProblem(field.name, "is not one of the allowed values"))
-            yield field.name, float(value) if field.spec.type == "number" else value
+            try:
+                parameters[field.name] = field.checked(value)
+            except ValueError as exc:
+                problems.append(FieldProblem(field.name, str(exc)))
+        return parameters
 
 
 def _refused_by_step() -> InvalidInput:
     return InvalidInput("A step of the pipeline refused the input.")
-
-
-def _contract_of(tensor: str, contract: ContractSpec, parameters: Mapping[str, Any]) -> TensorContract:
-    limit = contract.max_items
-    return TensorContract(
-        tensor=tensor,
-        max_items=parameters.get(limit) if isinstance(limit, str) else limit,
-        shape=None if contract.shape is None else tuple(contract.shape),
-        not_growing=contract.not_growing,
-    )

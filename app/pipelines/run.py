@@ -11,7 +11,7 @@ from app.domain.engine import Engine
 from app.domain.errors import GatewayError
 from app.domain.inference import InferenceRequest
 from app.pipelines.collector import Collector, Values
-from app.pipelines.fields import OutputField
+from app.pipelines.outputs import OutputField
 from app.pipelines.pipeline import Pipeline
 
 
@@ -48,11 +48,7 @@ class SingleAnswer:
         self.values = self._collector.add(response) or self.values
 
     def finish(self) -> str | None:
-        """The reason of an early exit. Raises ContractViolation where an output is missing without one."""
-        reason = self._collector.finish().early_exit
-        if reason is None:
-            self._collector.check_complete()
-        return reason
+        return self._collector.finish().early_exit
 
 
 class JoinedAnswer:

@@ -6,7 +6,8 @@ import msgspec
 
 from app.domain.model import TensorSpec
 from app.domain.tensor import FLOAT_DATATYPES, INTEGER_DATATYPES
-from app.pipelines.fields import InputField, OutputField, ParameterField
+from app.pipelines.fields import InputField, ParameterField
+from app.pipelines.outputs import OutputField
 from app.pipelines.pipeline import Pipeline
 
 Schema = dict[str, Any]
@@ -58,7 +59,7 @@ def _output_schema(field: OutputField, *, joined: bool) -> Schema:
     elif field.is_bare:
         schema = {"anyOf": [element, {"type": "null"}]} if element else {}
     else:
-        schema = _nested(element, len(field.tensor.dims) + field.batched)
+        schema = _nested(element, field.depth)
     return schema | {"description": f"{field.spec.kind}; tensor {_tensor_text(field.tensor)}"}
 
 
@@ -67,7 +68,7 @@ def _joined_schema(field: OutputField, element: Schema) -> Schema:
         return {"type": "string"}
     if field.join == "last" and field.is_bare:
         return {"anyOf": [element, {"type": "null"}]} if element else {}
-    return _nested(element, max(len(field.tensor.dims), 1))
+    return _nested(element, max(field.depth, 1))
 
 
 def _nested(element: Schema, depth: int) -> Schema:

@@ -1,6 +1,7 @@
 """What ``gateway.yaml`` may say, as types; every default that users see stands here."""
 
-from typing import Annotated, Any, Literal
+import re
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -8,6 +9,9 @@ Kind = Literal["number", "text", "json", "image", "binary"]
 Join = Literal["concatenate", "list", "last"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Bound = int | Annotated[float, Field(allow_inf_nan=False)]
+Names = Annotated[list[str], Field(min_length=1)]
+Enum = Annotated[list[Any], Field(min_length=1)]
 GrpcCode = Literal[
     "CANCELLED",
     "UNKNOWN",
@@ -30,9 +34,27 @@ GrpcCode = Literal[
 
 RESERVED_NAMES = frozenset({"early_exit"})
 
+RESERVED_PARAMETERS = re.compile(
+    r"(triton_|sequence_|shared_memory_).*|priority|timeout|headers|binary_data|binary_data_output|classification"
+)
+"""Request parameters by which Triton is told how to treat a request; those that begin with ``triton_`` it refuses."""
+
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+def _check_constraints(spec: "InputSpec | ParameterSpec", *, ordered: bool, listed: bool, text: bool) -> None:
+    """``ordered``: may have bounds; ``listed``: may have an enum, of strings if ``text``. Raises ValueError."""
+    if not ordered and (spec.minimum is not None or spec.maximum is not None):
+        raise ValueError("has a minimum or maximum, which only numbers can have")
+    if spec.minimum is not None and spec.maximum is not None and spec.minimum > spec.maximum:
+        raise ValueError("has a minimum above its maximum")
+    if spec.enum is None:
+        return
+    types: tuple[type, ...] = (str,) if text else (int, float)
+    if not listed or not all(isinstance(value, types) and not isinstance(value, bool) for value in spec.enum):
+        raise ValueError("has an enum that does not fit it")
 
 
 class InputSpec(_Section):
@@ -40,9 +62,15 @@ class InputSpec(_Section):
     kind: Kind = "number"
     optional: bool = False
     default: Any = None
-    minimum: float | None = None
-    maximum: float | None = None
-    enum: list[Any] | None = None
+    minimum: Bound | None = None
+    maximum: Bound | None = None
+    enum: Enum | None = None
+
+    @model_validator(mode="after")
+    def _constraints_fit(self) -> Self:
+        is_number, is_text = self.kind == "number", self.kind == "text"
+        _check_constraints(self, ordered=is_number, listed=is_number or is_text, text=is_text)
+        return self
 
 
 class OutputSpec(_Section):
@@ -50,15 +78,27 @@ class OutputSpec(_Section):
     kind: Kind = "number"
     join: Join | None = None
 
+    @model_validator(mode="after")
+    def _only_text_is_concatenated(self) -> Self:
+        if self.join == "concatenate" and self.kind != "text":
+            raise ValueError("has join: concatenate, which only kind: text can have")
+        return self
+
 
 class ParameterSpec(_Section):
     type: Literal["integer", "number", "string", "boolean"]
-    minimum: float | None = None
-    maximum: float | None = None
-    enum: list[Any] | None = None
-    default: bool | int | float | str | None = None
+    minimum: Bound | None = None
+    maximum: Bound | None = None
+    enum: Enum | None = None
+    default: Any = None
     optional: bool = False
     tensor: str | None = None
+
+    @model_validator(mode="after")
+    def _constraints_fit(self) -> Self:
+        is_number, is_text = self.type in ("integer", "number"), self.type == "string"
+        _check_constraints(self, ordered=is_number, listed=is_number or is_text, text=is_text)
+        return self
 
 
 class StreamSpec(_Section):
@@ -80,27 +120,36 @@ class ErrorMatch(_Section):
     signed: bool = False
 
     @model_validator(mode="after")
-    def _exactly_one(self) -> "ErrorMatch":
+    def _exactly_one(self) -> Self:
         if sum((self.message is not None, self.message_pattern is not None, self.signed)) != 1:
             raise ValueError("needs exactly one of message, message_pattern and signed")
         return self
+
+    @field_validator("message_pattern")
+    @classmethod
+    def _compiles(cls, pattern: str | None) -> str | None:
+        try:
+            re.compile(pattern or "")
+        except re.error as exc:
+            raise ValueError(f"is no regular expression: {exc}") from exc
+        return pattern
 
 
 class EarlyExitRule(_Section):
     reason: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
     error: ErrorMatch | None = None
-    missing: list[str] | None = None
-    empty: list[str] | None = None
+    missing: Names | None = None
+    empty: Names | None = None
 
     @model_validator(mode="after")
-    def _exactly_one(self) -> "EarlyExitRule":
+    def _exactly_one(self) -> Self:
         if sum(rule is not None for rule in (self.error, self.missing, self.empty)) != 1:
             raise ValueError("needs exactly one of error, missing and empty")
         return self
 
 
 class ContractSpec(_Section):
-    max_items: int | str | None = None
+    max_items: Annotated[int, Field(ge=0)] | str | None = None
     """A number, or the name of a parameter whose value in the request is the number."""
     shape: list[int] | None = None
     not_growing: bool = False
@@ -134,16 +183,23 @@ class PipelineSpec(_Section):
     @field_validator("stream", mode="before")
     @classmethod
     def _stream_with_defaults(cls, value: Any) -> Any:
-        """``stream: true`` and ``stream:`` mean the defaults."""
-        return {} if value is True else value
+        """``stream: true`` and ``stream:`` mean the defaults, ``stream: false`` none."""
+        return {} if value in (True, None) else None if value is False else value
 
     @model_validator(mode="after")
-    def _names_are_free(self) -> "PipelineSpec":
+    def _names_are_free(self) -> Self:
         outputs, parameters, inputs = (set(names or ()) for names in (self.outputs, self.parameters, self.inputs))
         if reserved := (outputs | parameters | inputs) & RESERVED_NAMES:
             raise ValueError(f"the name '{reserved.pop()}' is reserved")
         if twice := inputs & parameters:
             raise ValueError(f"the name '{twice.pop()}' is used for an input and a parameter")
+        return self
+
+    @model_validator(mode="after")
+    def _parameters_are_the_models(self) -> Self:
+        for name, parameter in self.parameters.items():
+            if parameter.tensor is None and RESERVED_PARAMETERS.fullmatch(name):
+                raise ValueError(f"the parameter '{name}' is reserved by Triton")
         return self
 
 

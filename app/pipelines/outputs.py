@@ -1,0 +1,86 @@
+"""What a caller is given under one name, compiled for one model signature."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from app.domain.errors import ContractViolation
+from app.domain.model import TensorSpec
+from app.domain.tensor import Array, Tensor
+from app.pipelines.kinds import FromArray, from_array_of
+from app.pipelines.shapes import fits, is_bare_item, shape_text, without_batch
+from app.pipelines.spec import OutputSpec
+
+
+@dataclass(frozen=True, slots=True)
+class OutputField:
+    name: str
+    spec: OutputSpec
+    tensor: TensorSpec
+    takes_batch: bool
+    batched: bool
+    _from_array: FromArray
+
+    @classmethod
+    def compile(
+        cls, name: str, spec: OutputSpec, tensor: TensorSpec, *, max_batch_size: int, batch: bool
+    ) -> "OutputField":
+        return cls(
+            name=name,
+            spec=spec,
+            tensor=tensor,
+            takes_batch=max_batch_size > 0 and not batch,
+            batched=batch,
+            _from_array=from_array_of(spec.kind, tensor.datatype),
+        )
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether the caller is given one value rather than a list."""
+        return self.depth == 0
+
+    @property
+    def depth(self) -> int:
+        """How many lists stand around an element of one response."""
+        return self.batched + (0 if is_bare_item(self.tensor) else len(self.tensor.dims))
+
+    @property
+    def join(self) -> str:
+        return self.spec.join or ("concatenate" if self.spec.kind == "text" else "list")
+
+    @property
+    def is_text_run(self) -> bool:
+        """Whether each response carries the next piece of one text, whose characters may be split between pieces."""
+        return self.is_bare and self.spec.kind == "text" and self.join == "concatenate"
+
+    @property
+    def empty_value(self) -> Any:
+        return None if self.is_bare else []
+
+    def array_of(self, tensor: Tensor) -> Array:
+        """The array without its batch dimension. Raises ContractViolation where it is not what is declared."""
+        if tensor.datatype != self.tensor.datatype:
+            raise ContractViolation(
+                f"Output '{tensor.name}' is {tensor.datatype}; {self.tensor.datatype} is declared.", tensor=tensor.name
+            )
+        array = without_batch(tensor.array) if self.takes_batch else tensor.array
+        dims = ((-1,) if self.batched else ()) + self.tensor.dims
+        if array.size and not fits(array.shape, dims):
+            raise ContractViolation(
+                f"Output '{tensor.name}' has shape {shape_text(array.shape)}; {shape_text(dims)} is declared.",
+                tensor=tensor.name,
+            )
+        return array
+
+    def value_of(self, array: Array) -> Any:
+        """What the caller is given of an array that is not empty. Raises ContractViolation where JSON is none."""
+        try:
+            value = self._from_array(array.reshape(-1) if is_bare_item(self.tensor) else array)
+        except ValueError as exc:
+            raise ContractViolation(f"Output '{self.tensor.name}' is not JSON.", tensor=self.tensor.name) from exc
+        return _bare(value[0]) if self.is_bare else value
+
+
+def _bare(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value

@@ -1,0 +1,23 @@
+"""Shapes against declared dims, and the batch dimension that callers do not see."""
+
+from app.domain.model import TensorSpec
+from app.domain.tensor import Array
+
+
+def shape_text(shape: tuple[int, ...]) -> str:
+    return "[" + ",".join(str(size) for size in shape) + "]"
+
+
+def fits(shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:
+    """Whether a shape agrees with declared dims, where -1 is any size."""
+    return len(shape) == len(dims) and all(dim in (-1, size) for size, dim in zip(shape, dims, strict=True))
+
+
+def without_batch(array: Array) -> Array:
+    """The one item of a batch of one; anything else as it is, for the check of its shape to see."""
+    return array[0] if array.shape[:1] == (1,) else array
+
+
+def is_bare_item(tensor: TensorSpec) -> bool:
+    """Whether an item is a bare value rather than a list, batch aside."""
+    return tensor.dims in ((), (1,))

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import time
@@ -20,8 +21,11 @@ from app import __version__
 from app.api.protocol import BoundedProtocol
 from app.api.samples import samples_of
 from app.api.state import Gateway, Limits
+from app.checking import log_findings
+from app.domain.engine import Engine
 from app.main import create_admin_app, create_app
 from app.observability.metrics import Metrics
+from app.observability.tensors import TensorLog
 from app.pipelines.cancellation import Canceller
 from app.pipelines.catalog import Catalog, State
 from app.pipelines.compile import Surroundings
@@ -96,7 +100,9 @@ async def _triton(settings: Settings, stop: asyncio.Event) -> AsyncIterator[_Tri
     if not settings.embedded:
         yield _Triton(settings.triton_url, settings.triton_metrics_url, allows_tight_pings=False)
         return
-    embedded = EmbeddedTriton(EmbeddedOptions(settings.embedded_repository, settings.embedded_venv))
+    environment = os.environ | {f"{PREFIX}LOG_TENSORS": settings.log_tensors}
+    options = EmbeddedOptions(settings.embedded_repository, settings.embedded_venv, environment=environment)
+    embedded = EmbeddedTriton(options)
     try:
         with shown_on(_console) as on_progress:
             await _unless_stopped(embedded.start(on_progress), stop)
@@ -111,7 +117,9 @@ async def _gateway(settings: Settings, config: Path | None, triton: _Triton) -> 
     """Raises ConfigError where gateway.yaml does not fit the models of a Triton that is already there."""
     metrics = Metrics(__version__)
     async with open_channel(triton.grpc_url, tight_pings=triton.allows_tight_pings) as channel:
-        engine = TritonEngine(channel, metrics.count_triton_call)
+        engine: Engine = TritonEngine(channel, metrics.count_triton_call)
+        if settings.log_tensors == "shapes":
+            engine = TensorLog(engine)
         catalog = Catalog(engine, config, Surroundings(settings.timeout_s, _key_of(settings)))
         catalog.load_file()
         await catalog.refresh()
@@ -123,7 +131,7 @@ async def _gateway(settings: Settings, config: Path | None, triton: _Triton) -> 
             catalog=catalog,
             metrics=metrics,
             canceller=Canceller(engine),
-            limits=Limits(settings.max_body_bytes),
+            limits=Limits(settings.max_body_bytes, ping_s=settings.ping_s, send_s=settings.send_timeout_s),
             store=store,
             triton_metrics_url=triton.metrics_url,
         )
@@ -137,11 +145,15 @@ def _key_of(settings: Settings) -> bytes | None:
 
 
 async def _keep_fresh(gateway: Gateway) -> None:
-    """Follows the models and the file for as long as the gateway runs."""
+    """Follows the models and the file for as long as the gateway runs; checks them once, when all are ready."""
+    is_checked = False
     while True:
         await gateway.catalog.refresh()
         await gateway.catalog.warm_up()
         _measure(gateway)
+        if gateway.catalog.is_ready and not is_checked:
+            await log_findings(gateway.engine, gateway.catalog.file)
+            is_checked = True
         await asyncio.sleep(REFRESH_S if gateway.catalog.is_ready else REFRESH_UNREADY_S)
 
 

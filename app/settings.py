@@ -12,7 +12,7 @@ PREFIX = "GATEWAY_"
 DEFAULT_CONFIG = Path("gateway.yaml")
 
 _SERVICE_LINK = re.compile(
-    r"GATEWAY(_[A-Z0-9_]+)?_(SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_[A-Z]+)?)?)"
+    r"GATEWAY_([A-Z0-9_]+_)?(SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)|PORT_\d+_(TCP|UDP|SCTP)(_[A-Z]+)?)"
 )
 
 
@@ -39,20 +39,29 @@ class Settings(BaseModel):
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1, le=64 * 1024 * 1024, description="largest request body")
     timeout_s: float = Field(30.0, gt=0, le=86_400, description="deadline of a pipeline that declares none")
     drain_s: float = Field(30.0, ge=0, le=86_400, description="how long streams may go on after SIGTERM")
+    ping_s: float = Field(15.0, gt=0, le=3600, description="a comment is sent on a stream after so long a silence")
+    send_timeout_s: float = Field(10.0, gt=0, le=3600, description="how long a client may take nothing of a stream")
     docs: bool = Field(True, description="serve /docs and /openapi.json")
     early_exit_key: str | None = Field(None, min_length=16, description="key of signed early exits", repr=False)
+    log_tensors: Literal["off", "shapes"] = Field(
+        "off", description="log name, datatype and shape of each tensor by request id, here and in the models"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level logged")
     log_format: Literal["json", "text"] = Field("json", description="one JSON object a line, or plain text")
 
     @property
     def config_path(self) -> Path | None:
         """The file to follow: the one that is named, else ``gateway.yaml`` where there is one."""
-        return self.config or (DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None)
+        return self.config or default_config()
 
     @field_validator("cors_origins", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+def default_config() -> Path | None:
+    return DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None
 
 
 def read_settings(environment: Mapping[str, str], flags: Mapping[str, Any]) -> Settings:
@@ -75,9 +84,8 @@ def service_links(environment: Mapping[str, str]) -> list[str]:
 
 
 def is_service_link(name: str, value: str) -> bool:
-    if not _SERVICE_LINK.fullmatch(name):
-        return False
-    return name != "GATEWAY_PORT" or "://" in value
+    """``GATEWAY_SERVICE_HOST`` and its kind, or ``GATEWAY_PORT=tcp://...``, which is one by its value."""
+    return _SERVICE_LINK.fullmatch(name) is not None or (name.endswith("_PORT") and "://" in value)
 
 
 def _complaint(location: tuple[int | str, ...], text: str) -> str:

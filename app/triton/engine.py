@@ -15,7 +15,8 @@ from app.domain.deadline import FLOOR_S, Deadline
 from app.domain.errors import DeadlineExceeded, GatewayError, ModelNotReady, UpstreamProtocol
 from app.domain.inference import InferenceRequest, InferenceResponse
 from app.domain.model import ModelConfig, ModelState
-from app.triton.codec import request_message, response_of, stream_request_message
+from app.triton.cancels import PacedCancels
+from app.triton.codec import request_message, response_of, stream_request_message, streamed_response_of
 from app.triton.config import model_config_of
 from app.triton.errors import gateway_error_of, triton_errors
 
@@ -32,6 +33,7 @@ class TritonEngine:
     def __init__(self, channel: grpc.aio.Channel, on_call: OnCall = lambda model, code: None) -> None:
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         self._on_call = on_call
+        self._cancels = PacedCancels()
 
     async def is_live(self) -> bool:
         try:
@@ -67,7 +69,12 @@ class TritonEngine:
     async def infer(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
         _refuse_if_passed(deadline, request.model)
         with self._reported(request.model), triton_errors(request.model):
-            return response_of(await self._stub.ModelInfer(request_message(request), timeout=_timeout_s(deadline)))
+            call = self._stub.ModelInfer(request_message(request), timeout=_timeout_s(deadline))
+            try:
+                await _done(call)
+            finally:
+                self._cancels.cancel(call)
+            return response_of(await call)
 
     async def infer_stream(self, request: InferenceRequest, deadline: Deadline) -> AsyncGenerator[InferenceResponse]:
         _refuse_if_passed(deadline, request.model)
@@ -76,14 +83,15 @@ class TritonEngine:
             with self._reported(request.model), triton_errors(request.model):
                 await call.write(stream_request_message(request))
                 await call.done_writing()
+                is_final = False
                 async for message in call:
                     response = _streamed_response(message, request.model)
+                    is_final = response.is_final
                     yield response
-                    if response.is_final:
-                        return
-                raise UpstreamProtocol("Triton closed the stream without marking its end.")
+                if not is_final:
+                    raise UpstreamProtocol("Triton closed the stream without marking its end.")
         finally:
-            call.cancel()
+            self._cancels.cancel(call)
 
     @contextmanager
     def _reported(self, model: str) -> Iterator[None]:
@@ -101,11 +109,18 @@ class TritonEngine:
             self._on_call(model, code)
 
 
+async def _done(call: grpc.aio.Call) -> None:
+    """Waits for a unary call; unlike awaiting the call itself, giving up does not cancel it at once."""
+    done = asyncio.Event()
+    call.add_done_callback(lambda _: done.set())
+    await done.wait()
+
+
 def _streamed_response(message: service_pb2.ModelStreamInferResponse, model: str) -> InferenceResponse:
     """The first error is the end of the request, whatever the final flag says."""
     if message.error_message:
         raise gateway_error_of(None, message.error_message, model)
-    return response_of(message.infer_response)
+    return streamed_response_of(message.infer_response)
 
 
 def _refuse_if_passed(deadline: Deadline, model: str) -> None:

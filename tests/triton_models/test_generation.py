@@ -91,16 +91,14 @@ def test_cancelled_before_the_next_token(generation, wishes, network):
     running = generation.generate(network, np.array([300]), wishes(seed=1), lambda: bool(gone))
     assert len(list(islice(running, 3))) == 3
     gone.append(True)
-    with pytest.raises(Exception, match="cancelled"):
-        next(running)
+    assert list(running) == []
 
 
 def test_cancelled_before_it_begins(generation, wishes):
     class Unread:
         pass
 
-    with pytest.raises(Exception, match="cancelled"):
-        next(generation.generate(Unread(), np.array([300]), wishes(), lambda: True))
+    assert list(generation.generate(Unread(), np.array([300]), wishes(), lambda: True)) == []
 
 
 def test_prompt_keeps_its_newest_window(generation, network):

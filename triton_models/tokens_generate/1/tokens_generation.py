@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from model_kit.outcomes import Cancelled, InvalidInput
+from model_kit.outcomes import InvalidInput
 from tokens_parameters import Wishes
 from tokens_sampling import generator_of, pick
 from tokens_transformer import Network
@@ -36,8 +36,8 @@ def generate(
 ) -> Iterator[Chunk]:
     """Continue ``prompt_ids`` [n], 0 < n <= window.
 
-    Raises:
-        Cancelled: before the next token, once ``is_cancelled()``.
+    Once ``is_cancelled()`` it ends before the next token, with no finish reason. Not with an error: one that follows
+    responses keeps Triton 2.51 from ever unloading the ensemble around this model.
     """
     newest: list[int] = []
     for token_id, finish_reason in _tokens(network, prompt_ids, wishes, is_cancelled):
@@ -51,15 +51,15 @@ def _tokens(
     network: Network, prompt_ids: np.ndarray, wishes: Wishes, is_cancelled: Callable[[], bool]
 ) -> Iterator[tuple[int, str | None]]:
     chance = generator_of(wishes.seed)
-    _stop_if(is_cancelled())
+    if is_cancelled():
+        return
     cache, logits = network.read(prompt_ids)
     for left in reversed(range(wishes.max_tokens)):
         token_id = pick(logits, wishes.temperature, chance)
         finish_reason = _finish_reason(token_id == network.end_id, left)
         yield token_id, finish_reason
-        if finish_reason:
+        if finish_reason or is_cancelled():
             return
-        _stop_if(is_cancelled())
         logits = network.advance(cache, token_id)
 
 
@@ -67,8 +67,3 @@ def _finish_reason(is_end: bool, left: int) -> str | None:
     if is_end:
         return "stop"
     return None if left else "length"
-
-
-def _stop_if(cancelled: bool) -> None:
-    if cancelled:
-        raise Cancelled

@@ -1,0 +1,30 @@
+"""Cancelling calls no faster than Triton bears: storms of cancelled streams kill 2.51."""
+
+import asyncio
+import time
+
+import grpc
+
+CANCELS_PER_S = 200.0
+BURST = 50
+"""See docs/streaming.md for the measurement behind both."""
+
+
+class PacedCancels:
+    """A leaky bucket: cancels go out at once up to the rate, behind each other above it."""
+
+    def __init__(self, per_s: float = CANCELS_PER_S, burst: int = BURST) -> None:
+        self._interval_s = 1.0 / per_s
+        self._slack_s = burst * self._interval_s
+        self._next = 0.0
+
+    def cancel(self, call: grpc.aio.Call) -> None:
+        """Does nothing to a call that is done."""
+        if call.done():
+            return
+        now = time.monotonic()
+        self._next = max(self._next, now - self._slack_s) + self._interval_s
+        if self._next <= now:
+            call.cancel()
+        else:
+            asyncio.get_running_loop().call_later(self._next - now, call.cancel)

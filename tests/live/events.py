@@ -1,0 +1,50 @@
+"""Server-Sent Events as a test reads them: a parser by the standard, strict about our promises."""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+
+@dataclass(frozen=True)
+class Event:
+    id: int
+    name: str
+    data: dict[str, Any]
+
+
+def parsed(text: str) -> list[Event]:
+    return list(events_in(text.split("\n")))
+
+
+def events_in(lines: Iterable[str]) -> Iterator[Event]:
+    fields: dict[str, str] = {}
+    for line in lines:
+        if line:
+            name, _, value = line.partition(":")
+            if name:
+                assert name not in fields, f"{name} twice in one event"
+                fields[name] = value.removeprefix(" ")
+        elif "data" in fields:
+            yield Event(int(fields["id"]), fields["event"], json.loads(fields["data"]))
+            fields = {}
+        else:
+            fields = {}
+
+
+def read_stream(client: httpx.Client, pipeline: str, body: dict[str, Any], **options: Any) -> list[Event]:
+    """All events of a stream, checked for the promises that hold of every one."""
+    with client.stream("POST", f"/v1/pipelines/{pipeline}/stream", json=body, **options) as answer:
+        assert answer.status_code == 200, answer.read()
+        events = list(events_in(answer.iter_lines()))
+    return checked(events)
+
+
+def checked(events: list[Event], first_id: int = 1) -> list[Event]:
+    """Ids without gaps, exactly one terminal event, and nothing after it."""
+    assert [event.id for event in events] == list(range(first_id, first_id + len(events)))
+    assert [event.name for event in events[:-1]] == ["output"] * (len(events) - 1)
+    assert events[-1].name in {"done", "error"}
+    return events

@@ -1,0 +1,195 @@
+"""One terminal event, always: each way in which a stream can end, on the real Triton."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.triton.embedded.options import EmbeddedOptions
+from app.triton.embedded.server import EmbeddedTriton
+from tests.live.conftest import GatewayProcess, StartGateway, running_gateway, running_triton, wait_until_ready
+from tests.live.events import Event, checked, events_in, read_stream
+
+SCRIPTED: dict[str, tuple[dict[str, Any], int, str, str]] = {
+    "complete, final apart": ({"outputs": 3}, 3, "done", "complete"),
+    "complete, final with the last": ({"outputs": 3, "then": "final_with_last"}, 3, "done", "complete"),
+    "zero outputs": ({"outputs": 0}, 0, "done", "complete"),
+    "early exit before any output": (
+        {"outputs": 0, "then": "error", "error": {"code": "ALREADY_EXISTS", "message": "EARLY_EXIT[nothing]"}},
+        1,
+        "done",
+        "early_exit",
+    ),
+    "early exit after two outputs": (
+        {"outputs": 2, "then": "error", "error": {"code": "ALREADY_EXISTS", "message": "EARLY_EXIT[nothing]"}},
+        2,
+        "done",
+        "early_exit",
+    ),
+    "model error after two outputs": ({"outputs": 2, "then": "error"}, 2, "error", "model_error"),
+    "contract broken at the third": ({"outputs": 5, "items": [1, 2, 5]}, 2, "error", "contract_violation"),
+    "silence": ({"outputs": 2, "then": "silence"}, 2, "error", "deadline_exceeded"),
+    "total deadline": ({"outputs": 1000, "interval_s": 0.5}, -1, "error", "deadline_exceeded"),
+    "the model's process dies": ({"outputs": 2, "then": "crash"}, 2, "error", "model_error"),
+}
+
+
+@pytest.fixture(scope="module")
+def mortal(
+    repository: Path, models_venv: Path, config_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[EmbeddedTriton, GatewayProcess]]:
+    """A Triton and a gateway of their own, for tests that kill models and servers."""
+    folder = tmp_path_factory.mktemp("mortal")
+    models = folder / "models"
+    models.mkdir()
+    for name in ("scripted", "scripted_stream"):
+        (models / name).symlink_to((repository / name).resolve())
+    config = folder / "gateway.yaml"
+    config.write_text((Path(__file__).parent / "gateway.yaml").read_text())
+    with (
+        running_triton(EmbeddedOptions(models, models_venv)) as triton,
+        running_gateway(folder / "gateway", triton_url=triton.grpc_url, config=str(config), drain_s="1") as gateway,
+    ):
+        yield triton, gateway
+
+
+def script(**words: Any) -> dict[str, str]:
+    return {"script": json.dumps(words)}
+
+
+@pytest.mark.parametrize("name", [name for name in SCRIPTED if name != "the model's process dies"])
+def test_a_stream_ends_with_one_terminal_event(client: httpx.Client, name: str) -> None:
+    words, outputs, terminal, reason = SCRIPTED[name]
+    check_ending(read_stream(client, "scripted_stream", script(**words)), outputs, terminal, reason)
+
+
+def check_ending(events: list[Event], outputs: int, terminal: str, reason: str) -> None:
+    last = events[-1]
+    assert last.name == terminal
+    assert last.data["reason" if terminal == "done" else "code"] == reason
+    if outputs >= 0:
+        assert len(events) - 1 == outputs
+    if terminal == "done":
+        assert last.data["outputs"] == len(events) - 1
+        assert last.data["early_exit"] == ("nothing" if reason == "early_exit" else None)
+
+
+def test_a_failure_before_the_first_output_keeps_its_status(client: httpx.Client) -> None:
+    answer = client.post("/v1/pipelines/scripted_stream/stream", json=script(outputs=0, then="error"))
+    assert (answer.status_code, answer.json()["code"]) == (502, "model_error")
+
+
+def test_a_failure_before_the_first_output_but_after_the_commitment_is_an_event(client: httpx.Client) -> None:
+    events = read_stream(client, "scripted_stream", script(outputs=1, interval_s=0.6, then="error"))
+    assert [event.name for event in events] == ["output", "error"]
+
+
+def test_a_plain_model_streams_one_output(client: httpx.Client) -> None:
+    events = read_stream(client, "scripted", script(text="once"))
+    assert [event.name for event in events] == ["output", "done"]
+    assert events[0].data == {"text": "once", "numbers": [1.0, 2.0]}
+
+
+def test_missing_outputs_of_a_plain_model_are_an_early_exit_at_the_end(client: httpx.Client) -> None:
+    events = read_stream(client, "scripted_exit", script(omit=["TEXT"]))
+    assert events[0].data == {"text": None, "numbers": [1.0, 2.0]}
+    assert events[-1].data["early_exit"] == "no_text"
+
+
+def test_whole_characters_even_when_split_over_four_responses(client: httpx.Client) -> None:
+    pieces = [byte.to_bytes().hex() for byte in "a\U0001f642é".encode()]
+    events = read_stream(client, "scripted_stream", script(outputs=len(pieces), texts=pieces))
+    texts = [event.data["text"] for event in events[:-1]]
+    assert texts == ["a", "", "", "", "\U0001f642", "", "é"]
+
+
+def test_bytes_that_never_become_a_character_are_replaced_at_the_end(client: httpx.Client) -> None:
+    events = read_stream(client, "scripted_stream", script(outputs=2, texts=["61", "f09f"]))
+    assert "".join(event.data["text"] for event in events[:-1]) == "a\ufffd"
+
+
+def test_control_characters_in_text_cannot_end_a_field(client: httpx.Client) -> None:
+    hostile = "\r\nevent: done\r\n\ndata: {}\n\n\x00\u2028"
+    events = read_stream(client, "scripted_stream", script(outputs=1, texts=[hostile.encode().hex()]))
+    assert events[0].data["text"] == hostile
+
+
+def test_silence_keeps_the_connection_alive_with_comments(start_gateway: StartGateway, config_path: Path) -> None:
+    gateway = start_gateway(config=str(config_path), ping_s="0.2")
+    with httpx.stream(
+        "POST", f"{gateway.url}/v1/pipelines/scripted_stream/stream", json=script(outputs=1, interval_s=0.9)
+    ) as answer:
+        text = answer.read().decode()
+    assert text.count(":\n\n") >= 2
+    checked(list(events_in(text.split("\n"))))
+
+
+def test_drain_ends_a_stream_with_a_farewell_and_status_zero(start_gateway: StartGateway, config_path: Path) -> None:
+    gateway = start_gateway(config=str(config_path), drain_s="0.5")
+    with httpx.stream(
+        "POST", f"{gateway.url}/v1/pipelines/scripted_stream/stream", json=script(outputs=100, interval_s=0.1)
+    ) as answer:
+        lines = answer.iter_lines()
+        first = [next(lines) for _ in range(4)]
+        gateway.process.send_signal(signal.SIGTERM)
+        events = checked(list(events_in([*first, *lines])))
+    assert (events[-1].name, events[-1].data["code"]) == ("error", "draining")
+    assert gateway.process.wait(10) == 0
+
+
+def test_drain_lets_a_short_stream_finish(start_gateway: StartGateway, config_path: Path) -> None:
+    gateway = start_gateway(config=str(config_path), drain_s="5")
+    with httpx.stream(
+        "POST", f"{gateway.url}/v1/pipelines/scripted_stream/stream", json=script(outputs=10, interval_s=0.05)
+    ) as answer:
+        lines = answer.iter_lines()
+        first = [next(lines) for _ in range(4)]
+        gateway.process.send_signal(signal.SIGTERM)
+        events = checked(list(events_in([*first, *lines])))
+    assert (events[-1].name, len(events)) == ("done", 11)
+    assert gateway.process.wait(10) == 0
+
+
+class TestMortal:
+    """In the order in which they stand: each leaves its server as the next needs it."""
+
+    def test_triton_stopped_is_noticed_as_silence(self, mortal: tuple[EmbeddedTriton, GatewayProcess]) -> None:
+        triton, gateway = mortal
+        events = stream_and_do(gateway, lambda: os.kill(pid_of(triton), signal.SIGSTOP))
+        os.kill(pid_of(triton), signal.SIGCONT)
+        assert events[-1].data["code"] in {"deadline_exceeded", "upstream_unavailable"}
+        wait_until_ready(gateway)
+
+    def test_the_models_process_dies(self, mortal: tuple[EmbeddedTriton, GatewayProcess]) -> None:
+        words, outputs, terminal, reason = SCRIPTED["the model's process dies"]
+        with httpx.Client(base_url=mortal[1].url, timeout=20) as client:
+            check_ending(read_stream(client, "scripted_patient", script(**words)), outputs, terminal, reason)
+
+    def test_triton_killed(self, mortal: tuple[EmbeddedTriton, GatewayProcess]) -> None:
+        triton, gateway = mortal
+        with httpx.Client(base_url=gateway.url, timeout=20) as client:
+            assert client.post("/v1/pipelines/scripted", json=script()).status_code == 200
+            os.kill(pid_of(triton), signal.SIGKILL)
+            answer = client.post("/v1/pipelines/scripted", json=script())
+            assert (answer.status_code, answer.json()["code"]) == (503, "upstream_unavailable")
+            assert "Retry-After" in answer.headers
+
+
+def pid_of(triton: EmbeddedTriton) -> int:
+    assert triton.pid is not None
+    return triton.pid
+
+
+def stream_and_do(gateway: GatewayProcess, act: Any) -> list[Event]:
+    """The events of a stream during which something happens after the first output."""
+    body = script(outputs=50, interval_s=0.1)
+    with httpx.stream("POST", f"{gateway.url}/v1/pipelines/scripted_stream/stream", json=body, timeout=20) as answer:
+        lines = answer.iter_lines()
+        first = [next(lines) for _ in range(4)]
+        act()
+        return checked(list(events_in([*first, *lines])))

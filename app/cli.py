@@ -1,10 +1,12 @@
-"""The command line: ``triton-gateway serve | models``."""
+"""The command line: ``triton-gateway serve | check | models``."""
 
 import argparse
+import asyncio
 import logging
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -12,27 +14,31 @@ from rich.console import Console
 from rich.table import Table
 
 from app import __version__
+from app.checking import DEFAULT_REPOSITORY, CheckImpossible, CheckOptions, report_of, run_check
 from app.observability.log import configure_logging
 from app.pipelines.file import ConfigError
 from app.serving import PortTaken, serve
-from app.settings import PREFIX, Settings, SettingsError, read_settings, service_links
+from app.settings import PREFIX, Settings, SettingsError, default_config, read_settings, service_links
 from app.triton.channel import open_channel
 from app.triton.embedded.errors import EmbeddedTritonError
 from app.triton.engine import TritonEngine
+from app.triton.repository import RepositoryUnreadable
 
 UNUSABLE = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0; 2 where the settings, gateway.yaml, a port or the embedded Triton cannot be used."""
+    """Exit status 0; 1 where ``check`` finds a fault; 2 where what is needed or to be checked cannot be used."""
     given = vars(_parser().parse_args(arguments))
     command = given.pop("command")
     try:
+        if command is _check:
+            return _check(CheckOptions(**given))
         settings = read_settings(os.environ, {name: value for name, value in given.items() if value is not None})
         configure_logging(settings.log_level, settings.log_format)
         _name_service_links()
         uvloop.run(command(settings))
-    except (SettingsError, ConfigError, PortTaken, EmbeddedTritonError) as exc:
+    except (SettingsError, ConfigError, PortTaken, EmbeddedTritonError, RepositoryUnreadable, CheckImpossible) as exc:
         print(f"triton-gateway: {exc}", file=sys.stderr)  # noqa: T201 - the command's own answer
         return UNUSABLE
     return 0
@@ -46,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     serving.set_defaults(command=serve)
     for name, field in Settings.model_fields.items():
         _add_flag(serving, name, field.annotation, f"{field.description} ({PREFIX}{name.upper()})")
+    _add_check(commands)
     models = commands.add_parser("models", help="a table of Triton's models")
     models.set_defaults(command=show_models)
     _add_flag(models, "triton_url", str, "Triton's gRPC address")
@@ -56,6 +63,23 @@ def _add_flag(parser: argparse.ArgumentParser, name: str, annotation: Any, text:
     flags = [f"--{name.replace('_', '-')}", *(["--triton"] if name == "triton_url" else [])]
     action = argparse.BooleanOptionalAction if annotation is bool else "store"
     parser.add_argument(*flags, dest=name, action=action, help=text.replace("%", "%%"))
+
+
+def _add_check(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    checking = commands.add_parser("check", help="find faults in a model repository before Triton or a request does")
+    checking.set_defaults(command=_check)
+    checking.add_argument("repository", nargs="?", type=Path, default=DEFAULT_REPOSITORY, metavar="MODEL_REPOSITORY")
+    checking.add_argument("--config", type=Path, default=default_config(), help="gateway.yaml, checked against it")
+    checking.add_argument("--triton", metavar="HOST:PORT", help="check the models of a running Triton instead")
+    checking.add_argument("--strict", action="store_true", help="warnings too give exit status 1")
+    checking.add_argument("--format", choices=["text", "json"], default="text")
+
+
+def _check(options: CheckOptions) -> int:
+    """Prints what is found; the exit status. Raises CheckImpossible, RepositoryUnreadable or ConfigError."""
+    findings, status = asyncio.run(run_check(options))
+    print(report_of(findings, options.format))  # noqa: T201 - the command's own answer
+    return status
 
 
 async def show_models(settings: Settings) -> None:

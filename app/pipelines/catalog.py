@@ -95,6 +95,11 @@ class Catalog:
         await self._warm_up_all(self.entries.values())
 
     @property
+    def file(self) -> GatewayFile | None:
+        """The file that is followed, as it was last read well."""
+        return self._file
+
+    @property
     def complaints(self) -> list[str]:
         """What does not fit between the file and the models."""
         return [entry.complaint for entry in self.entries.values() if entry.state is State.MISCONFIGURED]

@@ -14,6 +14,8 @@ from app.pipelines.spec import GatewaySpec
 
 Location = tuple[str | int, ...]
 
+_MOST_LISTED = 12
+
 
 class ConfigError(Exception):
     """The file cannot be used; the message has a line for each complaint."""
@@ -64,7 +66,8 @@ def nearest(name: str, valid: Sequence[str]) -> str:
     found = difflib.get_close_matches(name, valid, n=1)
     if found:
         return f"; did you mean '{found[0]}'?"
-    return f"; valid here: {', '.join(sorted(valid))}" if valid else ""
+    listed = sorted(valid)[:_MOST_LISTED] + ["..."] * (len(valid) > _MOST_LISTED)
+    return f"; valid here: {', '.join(listed)}" if valid else ""
 
 
 def _complaint(path: Path, lines: dict[Location, int], location: Location, text: str) -> str:

@@ -74,7 +74,7 @@ class Graph:
 
 
 def graph_of(config: ModelConfig, models: Mapping[str, ModelConfig]) -> Graph:
-    """``models``: by name, at least those that a request runs through."""
+    """``models``: by name, those that a request runs through; a step whose model is not among them is left out."""
     builder = _Builder(models)
     written = builder.run(config, {spec.name: (End(None, spec), spec.name) for spec in config.inputs}, "")
     answered = [Edge(written[spec.name], End(None, spec), spec.name) for spec in config.outputs if spec.name in written]
@@ -111,8 +111,9 @@ class _Builder:
     def _open(self, config: ModelConfig, given: Mapping[str, tuple[End, str]]) -> dict[str, End]:
         ends = {tensor: end for tensor, (end, _) in given.items()}
         for step in _in_order(config.steps, set(ends)):
-            inputs = {name: (ends[tensor], tensor) for name, tensor in step.input_map}
-            outputs = self.run(self._models[step.model], inputs, config.name)
+            child = self._models.get(step.model)
+            inputs = {name: (ends[tensor], tensor) for name, tensor in step.input_map if tensor in ends}
+            outputs = self.run(child, inputs, config.name) if child is not None else {}
             ends |= {tensor: outputs[name] for name, tensor in step.output_map if name in outputs}
         return ends
 

@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from app.triton.embedded.errors import RepositoryUnservable
+from app.triton.repository import CONFIG_FILE, RepositoryUnreadable, model_folders, read_config
 
 ENSEMBLE = "ensemble"
 BACKENDS = ("python", ENSEMBLE)
@@ -53,22 +53,17 @@ def _is_typed(tensor: pb.ModelInput | pb.ModelOutput) -> bool:
 
 
 def _model_folders(path: Path) -> list[Path]:
-    if not path.is_dir():
-        raise RepositoryUnservable(f"There is no model repository at {path}.")
-    folders = sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith((".", "__")))
-    if not folders:
-        raise RepositoryUnservable(f"The model repository {path} holds no model: each is a folder of its own.")
-    return folders
+    try:
+        return model_folders(path)
+    except RepositoryUnreadable as exc:
+        raise RepositoryUnservable(str(exc)) from exc
 
 
 def _config_of(folder: Path) -> pb.ModelConfig:
-    path = folder / "config.pbtxt"
-    if not path.is_file():
-        return pb.ModelConfig()
     try:
-        return text_format.Parse(path.read_text(encoding="utf-8"), pb.ModelConfig())
-    except (text_format.ParseError, UnicodeDecodeError) as exc:
-        raise RepositoryUnservable(f"Model {folder.name!r}: {path} cannot be read: {exc}.") from exc
+        return read_config(folder)
+    except ValueError as exc:
+        raise RepositoryUnservable(f"Model {folder.name!r}: {folder / CONFIG_FILE} cannot be read: {exc}.") from exc
 
 
 def _require_backend(folder: Path, config: pb.ModelConfig) -> None:

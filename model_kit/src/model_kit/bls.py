@@ -9,7 +9,7 @@ import triton_python_backend_utils as pb_utils
 
 from model_kit.child_errors import exception_of
 from model_kit.outcomes import Cancelled
-from model_kit.serving import Outputs, error_of, tensors_of
+from model_kit.serving import Outputs, response_with, tensors_of
 
 
 async def answer_together(requests: Sequence[Any], answer: Callable[[Any], Awaitable[Outputs]]) -> list[Any]:
@@ -56,6 +56,6 @@ def _request(parent: Any, model: str, inputs: Outputs, outputs: Sequence[str]) -
 
 async def _response_of(request: Any, answer: Callable[[Any], Awaitable[Outputs]]) -> Any:
     try:
-        return pb_utils.InferenceResponse(tensors_of(await answer(request)))
+        return response_with(request, await answer(request))
     except Exception as exc:
-        return pb_utils.InferenceResponse(error=error_of(exc))
+        return response_with(request, exc)

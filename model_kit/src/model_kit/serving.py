@@ -9,6 +9,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from model_kit.outcomes import Cancelled, EarlyExit, InvalidInput, Overloaded
+from model_kit.tensor_log import notes_on
 
 Outputs = Mapping[str, np.ndarray]
 
@@ -43,7 +44,7 @@ def answer_batch(
     read_ones = [_outcome_of(read, request) for request in requests]
     computed = iter(_computed([each for each in read_ones if not isinstance(each, Exception)], compute))
     outcomes = [each if isinstance(each, Exception) else next(computed) for each in read_ones]
-    return [_response_with(outcome) for outcome in outcomes]
+    return [response_with(request, outcome) for request, outcome in zip(requests, outcomes, strict=True)]
 
 
 def error_of(exc: Exception) -> Any:
@@ -52,6 +53,14 @@ def error_of(exc: Exception) -> Any:
         return pb_utils.TritonError(_text_of(exc), getattr(pb_utils.TritonError, CODE_BY_OUTCOME[type(exc)]))
     pb_utils.Logger.log_error("".join(traceback.format_exception(exc)))
     return pb_utils.TritonError("internal", pb_utils.TritonError.INTERNAL)
+
+
+def response_with(request: Any, outcome: Outputs | Exception) -> Any:
+    """The response to a request that ended so."""
+    if isinstance(outcome, Exception):
+        return pb_utils.InferenceResponse(error=error_of(outcome))
+    notes_on(request)(outcome)
+    return pb_utils.InferenceResponse(tensors_of(outcome))
 
 
 def tensors_of(outputs: Outputs) -> list[Any]:
@@ -77,13 +86,7 @@ def _text_of(exc: Exception) -> str:
 
 
 def _response_of(request: Any, answer: Callable[[Any], Outputs]) -> Any:
-    return _response_with(_outcome_of(answer, request))
-
-
-def _response_with(outcome: Outputs | Exception) -> Any:
-    if isinstance(outcome, Exception):
-        return pb_utils.InferenceResponse(error=error_of(outcome))
-    return pb_utils.InferenceResponse(tensors_of(outcome))
+    return response_with(request, _outcome_of(answer, request))
 
 
 def _outcome_of(function: Callable[[Any], Any], argument: Any) -> Any:

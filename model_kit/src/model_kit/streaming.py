@@ -12,6 +12,7 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from model_kit.serving import Outputs, error_of, tensors_of
+from model_kit.tensor_log import notes_on
 
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
@@ -48,13 +49,18 @@ def stream_each(
         if parts is None:
             relay(sender, ())
         else:
-            submit(partial(relay, sender, parts))
+            submit(partial(relay, sender, parts, notes_on(request)))
 
 
-def relay(sender: Any, parts: Iterable[Part]) -> None:
-    """Send the parts as they come; never raises. Parts that end without a last one are closed by a bare FINAL."""
+def relay(sender: Any, parts: Iterable[Part], note: Callable[[Outputs], None] = lambda outputs: None) -> None:
+    """Send the parts as they come; never raises. Parts that end without a last one are closed by a bare FINAL.
+
+    Args:
+        note: told of the tensors of each response.
+    """
     try:
         for part in parts:
+            note(part.outputs)
             response = pb_utils.InferenceResponse(tensors_of(part.outputs))
             sender.send(response, flags=_FINAL if part.is_last else 0)
             if part.is_last:

@@ -1,0 +1,1 @@
+"""What is wrong with a model repository and gateway.yaml, said before Triton or a request does; pure."""

@@ -1,0 +1,73 @@
+"""Every check over a repository's models and gateway.yaml."""
+
+from collections.abc import Iterator, Sequence
+
+from app.domain.repository import RepositoryModel
+from app.pipelines.file import GatewayFile
+from app.pipelines.linter import cycles, edges, gateway, names, omissions
+from app.pipelines.linter.findings import Code, Finding
+from app.pipelines.linter.wiring import ENSEMBLE, Models, Wiring, wiring_of
+
+
+def check(repository: Sequence[RepositoryModel], file: GatewayFile | None = None) -> list[Finding]:
+    """``file`` None: only the models are checked."""
+    models = {model.folder: model.config for model in repository}
+    readable = {model.folder: model.config for model in repository if not model.complaint}
+    wirings = [wiring_of(config, readable) for config in readable.values() if config.backend == ENSEMBLE]
+    return [
+        *_folders(repository),
+        *cycles.ensemble_cycles(repository),
+        *cycles.bls_cycles(repository),
+        *(finding for wiring in wirings for finding in _ensemble(wiring, models, repository)),
+        *_omissions(models, wirings, file),
+        *(_gateway(file, readable) if file is not None else ()),
+    ]
+
+
+def _folders(repository: Sequence[RepositoryModel]) -> Iterator[Finding]:
+    for model in repository:
+        if model.complaint:
+            yield Finding(Code.UNREADABLE_CONFIG, f"config.pbtxt cannot be read: {model.complaint}", model.folder)
+        elif model.config.name != model.folder:
+            text = f"the folder is '{model.folder}' and the configuration says name: '{model.config.name}'"
+            yield Finding(Code.FOLDER_NAME, text, model.folder)
+        if not model.versions:
+            yield Finding(Code.UNKNOWN_VERSION, "there is no version: a folder named 1 or so", model.folder)
+
+
+def _ensemble(wiring: Wiring, models: Models, repository: Sequence[RepositoryModel]) -> Iterator[Finding]:
+    yield from names.unknown_models(wiring, models)
+    yield from _versions(wiring, repository)
+    yield from names.unknown_tensors(wiring)
+    yield from names.unmapped_inputs(wiring)
+    yield from names.unwritten_tensors(wiring)
+    yield from names.unread_tensors(wiring)
+    yield from names.written_twice(wiring)
+    yield from cycles.tensor_cycles(wiring)
+    yield from edges.mismatches(wiring)
+    yield from edges.batch_sizes(wiring)
+    yield from edges.decoupled_joins(wiring, models)
+    yield from edges.unordered_streams(wiring, models)
+    yield from edges.routers_needed(wiring)
+    yield from names.unknown_edges(wiring)
+
+
+def _versions(wiring: Wiring, repository: Sequence[RepositoryModel]) -> Iterator[Finding]:
+    versions = {model.folder: model.versions for model in repository}
+    for place in wiring.places:
+        wanted, there = place.step.version, versions.get(place.step.model)
+        if there and wanted and wanted not in there:
+            text = f"{place} needs version {wanted} of a model that has {', '.join(there)}"
+            yield Finding(Code.UNKNOWN_VERSION, text, wiring.name, place.number)
+
+
+def _omissions(models: Models, wirings: Sequence[Wiring], file: GatewayFile | None) -> Iterator[Finding]:
+    pipelines = file.spec.pipelines.values() if file is not None else ()
+    omissible = omissions.omissible_outputs(models, wirings, pipelines)
+    for wiring in wirings:
+        yield from omissions.omitted_inputs(wiring, omissible)
+
+
+def _gateway(file: GatewayFile, models: Models) -> Iterator[Finding]:
+    yield from gateway.misfits(file, models)
+    yield from gateway.cancel_instances(file, models)

@@ -1,0 +1,57 @@
+"""What the linter can find: one stable code each, which has a page in docs/checks."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Severity(StrEnum):
+    ERROR = "error"
+    """Triton refuses to load it, or requests will fail or be lost."""
+    WARNING = "warning"
+    """It runs, and may hurt."""
+    UNKNOWN = "unknown"
+    """Cannot be judged from what is written down; never a fault."""
+
+
+class Code(StrEnum):
+    UNREADABLE_CONFIG = "unreadable-config"
+    FOLDER_NAME = "folder-name"
+    UNKNOWN_MODEL = "unknown-model"
+    UNKNOWN_VERSION = "unknown-version"
+    UNKNOWN_TENSOR = "unknown-tensor"
+    UNMAPPED_INPUT = "unmapped-input"
+    UNWRITTEN_TENSOR = "unwritten-tensor"
+    UNREAD_TENSOR = "unread-tensor"
+    WRITTEN_TWICE = "written-twice"
+    CYCLE = "cycle"
+    DATATYPE_MISMATCH = "datatype-mismatch"
+    SHAPE_MISMATCH = "shape-mismatch"
+    BATCH_MISMATCH = "batch-mismatch"
+    DECOUPLED_JOIN = "decoupled-join"
+    OMITTED_INPUT = "omitted-input"
+    BLS_CYCLE = "bls-cycle"
+    CANCEL_INSTANCES = "cancel-instances"
+    GATEWAY_YAML = "gateway-yaml"
+    ROUTER_NEEDED = "router-needed"
+    UNORDERED_STREAM = "unordered-stream"
+    UNKNOWN_EDGE = "unknown-edge"
+
+
+_WARNINGS = frozenset({Code.ROUTER_NEEDED, Code.UNORDERED_STREAM})
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """``step`` counts from 1 within ``model``, an ensemble; it and ``tensor`` are None where they say nothing."""
+
+    code: Code
+    text: str
+    model: str | None = None
+    step: int | None = None
+    tensor: str | None = None
+
+    @property
+    def severity(self) -> Severity:
+        if self.code is Code.UNKNOWN_EDGE:
+            return Severity.UNKNOWN
+        return Severity.WARNING if self.code in _WARNINGS else Severity.ERROR

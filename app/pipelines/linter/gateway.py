@@ -1,0 +1,65 @@
+"""Checks of gateway.yaml against the models of a repository."""
+
+from collections.abc import Iterator
+
+from app.pipelines.compile import PipelineMismatch, Surroundings, compile_pipeline
+from app.pipelines.file import GatewayFile, nearest
+from app.pipelines.linter.findings import Code, Finding
+from app.pipelines.linter.wiring import Models, is_auto_completed
+from app.pipelines.spec import PipelineSpec
+
+_ANY_KEY = b"only to compile: what it is matters to no check"
+
+
+def misfits(file: GatewayFile, models: Models) -> Iterator[Finding]:
+    for name, spec in file.spec.pipelines.items():
+        for location, text in _misfits_of(name, spec, models):
+            yield Finding(
+                Code.GATEWAY_YAML, file.complaint(("pipelines", name, *location), text), model=spec.model or None
+            )
+
+
+def cancel_instances(file: GatewayFile, models: Models) -> Iterator[Finding]:
+    for name, spec in file.spec.pipelines.items():
+        model = spec.cancel.model if spec.cancel else ""
+        count = models[model].instance_count if model in models else 1
+        if count > 1:
+            text = (
+                f"pipeline '{name}' cancels by a call to '{model}', which has {count} instances: the call may reach "
+                "another than the one that works; give it one"
+            )
+            yield Finding(Code.CANCEL_INSTANCES, text, model)
+
+
+def _misfits_of(name: str, spec: PipelineSpec, models: Models) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    if spec.model not in models:
+        yield ("model",), _no_model(spec.model, models)
+        return
+    yield from _cancel_misfits(spec, models)
+    for index, step in enumerate(spec.rejects_input):
+        if step not in models:
+            yield ("rejects_input", index), _no_model(step, models)
+    if not is_auto_completed(models[spec.model]):
+        try:
+            compile_pipeline(name, spec, models[spec.model], {}, Surroundings(early_exit_key=_ANY_KEY))
+        except PipelineMismatch as exc:
+            yield exc.location, exc.text
+
+
+def _cancel_misfits(spec: PipelineSpec, models: Models) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    cancel = spec.cancel
+    if cancel is None:
+        return
+    config = models.get(cancel.model)
+    if config is None:
+        yield (
+            ("cancel", "model"),
+            f"'{cancel.model}' is no model of the repository{nearest(cancel.model, list(models))}",
+        )
+    elif config.input(cancel.input) is None and not is_auto_completed(config):
+        inputs = [each.name for each in config.inputs]
+        yield ("cancel", "input"), f"'{cancel.input}' is no input of '{cancel.model}'{nearest(cancel.input, inputs)}"
+
+
+def _no_model(name: str, models: Models) -> str:
+    return f"'{name}' is no model of the repository{nearest(name, sorted(models))}"

@@ -1,0 +1,72 @@
+# Two images, both without anything that is not locked:
+#   docker build -t triton-gateway:0.1.0 .
+#   docker build -t triton-gateway-models:0.1.0 --target triton .
+# BASE_IMAGE is any image with Python 3.11 to 3.13 as python3, its venv module and pip; glibc, because the locked wheels are.
+ARG BASE_IMAGE=python:3.13-slim-bookworm
+# Triton's own image. The reference models need its Python backend, and numpy 1.26 needs Python 3.10 to 3.12.
+ARG TRITON_BASE_IMAGE=nvcr.io/nvidia/tritonserver:26.10-py3
+
+FROM ${TRITON_BASE_IMAGE} AS triton-packages
+WORKDIR /build
+COPY requirements/triton.txt .
+# nvidia-pytriton is a second Triton: here the base image is the server. The folder is found by PYTHONPATH, so the
+# packages of the base image stay as they are.
+RUN sed '/^nvidia-pytriton==/,/[^\\]$/d' triton.txt > models.txt \
+    && python3 -m pip install --no-cache-dir --require-hashes --no-deps --only-binary=:all: \
+        --target /opt/model-packages --requirement models.txt
+COPY model_kit/src/ /opt/model-packages/
+
+FROM ${TRITON_BASE_IMAGE} AS triton
+ARG VERSION=0.0.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="triton-gateway-models" \
+      org.opencontainers.image.description="NVIDIA Triton with the reference models of triton-gateway" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
+COPY --from=triton-packages /opt/model-packages /opt/model-packages
+COPY triton_models /models
+# One thread a model process: many of them share the cores.
+ENV PYTHONPATH=/opt/model-packages \
+    PYTHONDONTWRITEBYTECODE=1 \
+    HOME=/tmp \
+    OMP_NUM_THREADS=1 \
+    OPENBLAS_NUM_THREADS=1
+USER 10001:10001
+EXPOSE 8000 8001 8002
+# The entry point is the base image's: it makes CUDA's compatibility libraries known and runs these words.
+CMD ["tritonserver", "--model-repository=/models", "--disable-auto-complete-config"]
+
+FROM ${BASE_IMAGE} AS build
+WORKDIR /build
+COPY requirements/build.txt requirements/gateway.txt requirements/
+RUN python3 -m venv tools \
+    && tools/bin/pip install --no-cache-dir --require-hashes --only-binary=:all: --requirement requirements/build.txt \
+    && python3 -m venv --without-pip /opt/triton-gateway \
+    && tools/bin/pip --python /opt/triton-gateway/bin/python3 install \
+        --no-cache-dir --require-hashes --only-binary=:all: --requirement requirements/gateway.txt
+COPY pyproject.toml README.md LICENSE ./
+COPY app app
+RUN tools/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir wheels . \
+    && tools/bin/pip --python /opt/triton-gateway/bin/python3 install --no-cache-dir --no-deps --no-index wheels/*.whl
+
+FROM ${BASE_IMAGE} AS gateway
+ARG VERSION=0.0.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="triton-gateway" \
+      org.opencontainers.image.description="A REST and Server-Sent Events gateway for NVIDIA Triton Inference Server" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
+COPY --from=build /opt/triton-gateway /opt/triton-gateway
+# The pipelines of the reference models; mount another file over it, or name one with GATEWAY_CONFIG.
+WORKDIR /app
+COPY gateway.yaml .
+COPY samples samples
+ENV PATH=/opt/triton-gateway/bin:${PATH} \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    GATEWAY_HOST=0.0.0.0
+USER 10001:10001
+EXPOSE 8080 8081
+ENTRYPOINT ["/opt/triton-gateway/bin/triton-gateway"]
+CMD ["serve"]

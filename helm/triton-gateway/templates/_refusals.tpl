@@ -1,0 +1,40 @@
+{{/* What the schema cannot say: values that need each other. */}}
+{{- define "triton-gateway.refuse" -}}
+{{- $models := .Values.triton.models -}}
+{{- if and (not .Values.triton.enabled) (not .Values.triton.external.grpcUrl) -}}
+{{ fail "triton.external.grpcUrl is needed with triton.enabled: false" }}
+{{- end -}}
+{{- if and .Values.triton.enabled .Values.triton.external.grpcUrl -}}
+{{ fail "triton.external.grpcUrl is not used: set triton.enabled: false" }}
+{{- end -}}
+{{- if and (eq $models.source "persistentVolumeClaim") (not $models.persistentVolumeClaim.claimName) -}}
+{{ fail "triton.models.persistentVolumeClaim.claimName is needed with triton.models.source: persistentVolumeClaim" }}
+{{- end -}}
+{{- if and (eq $models.source "objectStore") (not $models.objectStore.url) -}}
+{{ fail "triton.models.objectStore.url is needed with triton.models.source: objectStore" }}
+{{- end -}}
+{{- if and (eq $models.source "containerImage") (not $models.containerImage.reference) -}}
+{{ fail "triton.models.containerImage.reference is needed with triton.models.source: containerImage" }}
+{{- end -}}
+{{- if and (eq $models.source "containerImage") (semverCompare "<1.35-0" .Capabilities.KubeVersion.Version) -}}
+{{ fail (printf "triton.models.source: containerImage needs Kubernetes 1.35 or newer (image volumes); this is %s" .Capabilities.KubeVersion.Version) }}
+{{- end -}}
+{{- if ne (eq .Values.config.source "inline") (not (empty .Values.config.gatewayYaml)) -}}
+{{ fail "config.source: inline and config.gatewayYaml need each other" }}
+{{- end -}}
+{{- if and (ne .Values.config.source "inline") (or .Values.config.files .Values.config.binaryFiles) -}}
+{{ fail "config.files and config.binaryFiles are not used: set config.source: inline" }}
+{{- end -}}
+{{- if and .Values.autoscaling.enabled (gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas)) -}}
+{{ fail "autoscaling.minReplicas is above autoscaling.maxReplicas" }}
+{{- end -}}
+{{- if and .Values.ingress.enabled (not .Values.ingress.hosts) -}}
+{{ fail "ingress.hosts is needed with ingress.enabled" }}
+{{- end -}}
+{{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) -}}
+{{ fail "httpRoute.parentRefs is needed with httpRoute.enabled" }}
+{{- end -}}
+{{- if and .Values.prometheusRule.enabled (not .Values.podMonitor.enabled) -}}
+{{ fail "prometheusRule.enabled needs podMonitor.enabled: its alerts name the PodMonitor's job" }}
+{{- end -}}
+{{- end }}

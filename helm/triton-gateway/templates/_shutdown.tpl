@@ -1,0 +1,24 @@
+{{/* Seconds from the pod's deletion to SIGKILL. */}}
+{{- define "triton-gateway.gracePeriodSeconds" -}}
+{{- with .Values.shutdown -}}
+{{ add .preStopSeconds .longestStreamSeconds .tritonExitSeconds .marginSeconds }}
+{{- end -}}
+{{- end }}
+
+{{- define "triton-gateway.holdsGpus" -}}
+{{ and .Values.triton.enabled (gt (int .Values.triton.gpus) 0) | ternary "true" "" }}
+{{- end }}
+
+{{- define "triton-gateway.strategy" -}}
+{{- $holdsGpus := include "triton-gateway.holdsGpus" . -}}
+{{- if .Values.strategy -}}
+{{ toYaml .Values.strategy }}
+{{- else if and $holdsGpus (not .Values.autoscaling.enabled) (le (int .Values.replicas) 1) -}}
+type: Recreate
+{{- else -}}
+type: RollingUpdate
+rollingUpdate:
+  maxSurge: {{ empty $holdsGpus | ternary 1 0 }}
+  maxUnavailable: {{ empty $holdsGpus | ternary 0 1 }}
+{{- end -}}
+{{- end }}

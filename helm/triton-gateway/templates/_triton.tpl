@@ -1,0 +1,123 @@
+{{/* Triton: an init container that stays, so that it starts before the gateway and stops after it. */}}
+{{- define "triton-gateway.tritonContainer" -}}
+name: triton
+image: {{ include "triton-gateway.image" (list .Values.triton.image .Chart) }}
+imagePullPolicy: {{ .Values.triton.image.pullPolicy }}
+restartPolicy: Always
+args:
+  - tritonserver
+  - --model-repository={{ include "triton-gateway.modelRepository" . }}
+  # Every model that can be loaded is served; which of them a pod cannot be ready without is the gateway's to say.
+  - --model-control-mode=explicit
+  - --load-model=*
+  - --exit-on-error=false
+  {{- if not .Values.triton.autoCompleteConfig }}
+  - --disable-auto-complete-config
+  {{- end }}
+  - --grpc-address=127.0.0.1
+  - --grpc-port=8001
+  - --http-address=127.0.0.1
+  - --http-port=8000
+  - --metrics-address=0.0.0.0
+  - --metrics-port=8002
+  - --exit-timeout-secs={{ .Values.shutdown.tritonExitSeconds }}
+  {{- with .Values.triton.extraArgs }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+ports:
+  - name: triton-metrics
+    containerPort: 8002
+# Commands in the container: Triton's API listens on loopback, and the kubelet's own probes call the pod's address.
+startupProbe:
+  exec:
+    command: &isLive
+      - curl
+      - --fail
+      - --silent
+      - --max-time
+      - "4"
+      - http://127.0.0.1:8000/v2/health/live
+  periodSeconds: 2
+  timeoutSeconds: 5
+  failureThreshold: {{ div (add .Values.triton.startupSeconds 1) 2 }}
+livenessProbe:
+  exec:
+    command: *isLive
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 6
+{{- $earlyExitKey := .Values.gateway.earlyExitKey }}
+{{- if or .Values.triton.env $earlyExitKey.secretName }}
+env:
+  {{- with $earlyExitKey.secretName }}
+  - name: EARLY_EXIT_KEY
+    valueFrom:
+      secretKeyRef:
+        name: {{ . }}
+        key: {{ $earlyExitKey.secretKey }}
+  {{- end }}
+  {{- with .Values.triton.env }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end }}
+{{- if and (eq .Values.triton.models.source "objectStore") .Values.triton.models.objectStore.secretName }}
+envFrom:
+  - secretRef:
+      name: {{ .Values.triton.models.objectStore.secretName }}
+{{- end }}
+resources:
+  {{- include "triton-gateway.tritonResources" . | nindent 2 }}
+securityContext:
+  {{- toYaml .Values.triton.securityContext | nindent 2 }}
+volumeMounts:
+  - name: shm
+    mountPath: /dev/shm
+  - name: triton-tmp
+    mountPath: /tmp
+  {{- if has .Values.triton.models.source (list "persistentVolumeClaim" "containerImage") }}
+  - name: models
+    mountPath: {{ .Values.triton.models.path }}
+    readOnly: true
+    {{- if eq .Values.triton.models.source "persistentVolumeClaim" }}
+    {{- with .Values.triton.models.persistentVolumeClaim.subPath }}
+    subPath: {{ . }}
+    {{- end }}
+    {{- end }}
+  {{- end }}
+{{- end }}
+
+{{- define "triton-gateway.modelRepository" -}}
+{{ eq .Values.triton.models.source "objectStore" | ternary .Values.triton.models.objectStore.url .Values.triton.models.path }}
+{{- end }}
+
+{{- define "triton-gateway.tritonResources" -}}
+{{- $resources := deepCopy .Values.triton.resources -}}
+{{- if include "triton-gateway.holdsGpus" . -}}
+{{- $limits := merge (dict .Values.triton.gpuResource (int .Values.triton.gpus)) (default (dict) $resources.limits) -}}
+{{- $_ := set $resources "limits" $limits -}}
+{{- end -}}
+{{ toYaml $resources }}
+{{- end }}
+
+{{- define "triton-gateway.tritonVolumes" -}}
+- name: shm
+  emptyDir:
+    medium: Memory
+    sizeLimit: {{ .Values.triton.shmSize }}
+- name: triton-tmp
+  emptyDir:
+    sizeLimit: {{ .Values.triton.tmpSize }}
+{{- with .Values.triton.models }}
+{{- if eq .source "persistentVolumeClaim" }}
+- name: models
+  persistentVolumeClaim:
+    claimName: {{ .persistentVolumeClaim.claimName }}
+    readOnly: true
+{{- else if eq .source "containerImage" }}
+- name: models
+  image:
+    reference: {{ .containerImage.reference }}
+    pullPolicy: {{ .containerImage.pullPolicy }}
+{{- end }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,11 @@
+{{/* A ConfigMap's key cannot hold a slash: `samples/sign.png` is kept as `samples__sign.png`. */}}
+{{- define "triton-gateway.configKey" -}}
+{{ replace "/" "__" . }}
+{{- end }}
+
+{{- define "triton-gateway.configItems" -}}
+{{- range concat (list "gateway.yaml") (keys .Values.config.files | sortAlpha) (keys .Values.config.binaryFiles | sortAlpha) }}
+- key: {{ include "triton-gateway.configKey" . }}
+  path: {{ . }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,104 @@
+{{- define "triton-gateway.gatewayContainer" -}}
+name: gateway
+image: {{ include "triton-gateway.image" (list .Values.gateway.image .Chart) }}
+imagePullPolicy: {{ .Values.gateway.image.pullPolicy }}
+# Not the image's own folder: a gateway.yaml there is read even where none is wanted.
+workingDir: /tmp
+ports:
+  - name: http
+    containerPort: 8080
+  - name: admin
+    containerPort: 8081
+env:
+  {{- include "triton-gateway.settings" . | nindent 2 }}
+  {{- with .Values.gateway.env }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+startupProbe:
+  httpGet:
+    path: /health/live
+    port: admin
+  periodSeconds: 1
+  failureThreshold: 60
+# Says nothing of Triton or of models: a slow load must never restart the gateway.
+livenessProbe:
+  httpGet:
+    path: /health/live
+    port: admin
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 6
+readinessProbe:
+  httpGet:
+    path: /health/ready
+    port: admin
+  periodSeconds: 5
+  timeoutSeconds: 3
+  failureThreshold: 2
+lifecycle:
+  preStop:
+    sleep:
+      seconds: {{ .Values.shutdown.preStopSeconds }}
+resources:
+  {{- toYaml .Values.gateway.resources | nindent 2 }}
+securityContext:
+  {{- toYaml .Values.gateway.securityContext | nindent 2 }}
+volumeMounts:
+  - name: gateway-tmp
+    mountPath: /tmp
+  {{- if eq .Values.config.source "inline" }}
+  - name: config
+    mountPath: /etc/triton-gateway
+    readOnly: true
+  {{- end }}
+{{- end }}
+
+{{/* GATEWAY_* of the container; the address to listen on is the image's. */}}
+{{- define "triton-gateway.settings" -}}
+- name: GATEWAY_HOST
+  value: 0.0.0.0
+- name: GATEWAY_PORT
+  value: "8080"
+- name: GATEWAY_ADMIN_PORT
+  value: "8081"
+- name: GATEWAY_TRITON_URL
+  value: {{ .Values.triton.enabled | ternary "127.0.0.1:8001" .Values.triton.external.grpcUrl }}
+{{- $metricsUrl := .Values.triton.enabled | ternary "http://127.0.0.1:8002/metrics" .Values.triton.external.metricsUrl }}
+{{- with $metricsUrl }}
+- name: GATEWAY_TRITON_METRICS_URL
+  value: {{ . }}
+{{- end }}
+{{- with include "triton-gateway.configPath" . }}
+- name: GATEWAY_CONFIG
+  value: {{ . }}
+{{- end }}
+- name: GATEWAY_DRAIN_S
+  value: {{ .Values.shutdown.longestStreamSeconds | toString | quote }}
+- name: GATEWAY_TIMEOUT_S
+  value: {{ .Values.gateway.timeoutSeconds | toString | quote }}
+- name: GATEWAY_MAX_BODY_BYTES
+  value: {{ .Values.gateway.maxBodyBytes | int64 | toString | quote }}
+{{- with .Values.gateway.corsOrigins }}
+- name: GATEWAY_CORS_ORIGINS
+  value: {{ join "," . | quote }}
+{{- end }}
+- name: GATEWAY_DOCS
+  value: {{ .Values.gateway.docs | toString | quote }}
+- name: GATEWAY_LOG_LEVEL
+  value: {{ .Values.gateway.logLevel }}
+- name: GATEWAY_LOG_FORMAT
+  value: {{ .Values.gateway.logFormat }}
+{{- with .Values.gateway.earlyExitKey }}
+{{- if .secretName }}
+- name: GATEWAY_EARLY_EXIT_KEY
+  valueFrom:
+    secretKeyRef:
+      name: {{ .secretName }}
+      key: {{ .secretKey }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "triton-gateway.configPath" -}}
+{{ get (dict "image" "/app/gateway.yaml" "inline" "/etc/triton-gateway/gateway.yaml" "models" "") .Values.config.source }}
+{{- end }}

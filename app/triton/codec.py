@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from tritonclient.grpc import service_pb2
-from tritonclient.utils import serialize_byte_tensor
 
 from app.domain.errors import UpstreamProtocol
 from app.domain.inference import InferenceRequest, InferenceResponse, Parameter
@@ -39,14 +38,22 @@ def stream_request_message(request: InferenceRequest) -> service_pb2.ModelInferR
 
 
 def response_of(message: service_pb2.ModelInferResponse) -> InferenceResponse:
-    """Raises UpstreamProtocol where a tensor's bytes do not fit its shape and datatype."""
+    """The one response of a unary call. Raises UpstreamProtocol where a tensor's bytes do not fit its shape."""
+    return InferenceResponse(_outputs_of(message))
+
+
+def streamed_response_of(message: service_pb2.ModelInferResponse) -> InferenceResponse:
+    """One response of a stream; the last is marked. Raises UpstreamProtocol."""
+    return InferenceResponse(_outputs_of(message), is_final=_is_final(message))
+
+
+def _outputs_of(message: service_pb2.ModelInferResponse) -> dict[str, Tensor]:
     if len(message.raw_output_contents) != len(message.outputs):
         raise UpstreamProtocol("Triton answered tensors without their raw contents.")
-    outputs = {
+    return {
         output.name: _tensor_of(output, raw)
         for output, raw in zip(message.outputs, message.raw_output_contents, strict=True)
     }
-    return InferenceResponse(outputs, is_final=_is_final(message))
 
 
 def _is_final(message: service_pb2.ModelInferResponse) -> bool:
@@ -67,9 +74,7 @@ def _set_parameter(slot: service_pb2.InferParameter, value: Parameter) -> None:
 def _raw_of(tensor: Tensor) -> bytes:
     if tensor.datatype != BYTES:
         return tensor.array.tobytes()
-    if not tensor.array.size:
-        return b""
-    return bytes(serialize_byte_tensor(tensor.array).item())
+    return b"".join(len(element).to_bytes(4, "little") + element for element in tensor.array.flat)
 
 
 def _tensor_of(output: service_pb2.ModelInferResponse.InferOutputTensor, raw: bytes) -> Tensor:

@@ -1,0 +1,70 @@
+"""Configurations, responses and compiled pipelines in few words."""
+
+from typing import Any
+
+import numpy as np
+
+from app.domain.errors import GatewayError, ModelError, UpstreamError
+from app.domain.inference import InferenceResponse
+from app.domain.model import ModelConfig, Step, TensorSpec
+from app.domain.tensor import BYTES, DTYPE_BY_DATATYPE, Tensor, bytes_array
+from app.pipelines.compile import Surroundings, compile_pipeline
+from app.pipelines.pipeline import Pipeline
+from app.pipelines.spec import PipelineSpec
+
+KEY = b"a key of sixteen bytes or more"
+
+
+def tensor_spec(text: str) -> TensorSpec:
+    """``"X FP32 [-1,4]"``, or ``"X FP32 [1] optional"``."""
+    name, datatype, dims, *rest = text.split(" ")
+    return TensorSpec(name, datatype, tuple(int(dim) for dim in dims.strip("[]").split(",") if dim), bool(rest))
+
+
+def model(
+    inputs: str | list[str] = (), outputs: str | list[str] = (), *, name: str = "model", **more: Any
+) -> ModelConfig:
+    given, written = ([text] if isinstance(text, str) else text for text in (inputs, outputs))
+    return ModelConfig(
+        name=name,
+        backend=more.pop("backend", "python"),
+        max_batch_size=more.pop("max_batch_size", 0),
+        inputs=tuple(map(tensor_spec, given)),
+        outputs=tuple(map(tensor_spec, written)),
+        **more,
+    )
+
+
+def ensemble(name: str, config: ModelConfig) -> ModelConfig:
+    """An ensemble of one step with the same tensors."""
+    step = Step(
+        config.name,
+        "",
+        tuple((spec.name, spec.name) for spec in config.inputs),
+        tuple((spec.name, spec.name) for spec in config.outputs),
+    )
+    return ModelConfig(name, "ensemble", config.max_batch_size, config.inputs, config.outputs, steps=(step,))
+
+
+def pipeline(config: ModelConfig, *below: ModelConfig, key: bytes | None = KEY, **spec: Any) -> Pipeline:
+    """``spec``: as in gateway.yaml, the model aside."""
+    models = {each.name: each for each in (config, *below)}
+    checked = PipelineSpec.model_validate({"model": config.name, **spec})
+    return compile_pipeline("p", checked, config, models, Surroundings(early_exit_key=key))
+
+
+def tensor(name: str, datatype: str, values: Any) -> Tensor:
+    if datatype != BYTES:
+        return Tensor(name, datatype, np.array(values, dtype=DTYPE_BY_DATATYPE[datatype]))
+    return Tensor(name, datatype, bytes_array(values, (len(values),)))
+
+
+def response(*tensors: Tensor, is_final: bool = True) -> InferenceResponse:
+    return InferenceResponse({each.name: each for each in tensors}, is_final)
+
+
+def refusal(message: str, grpc_code: str | None = "ALREADY_EXISTS") -> GatewayError:
+    """A model's own error as the seam hands it on."""
+    error = ModelError("Model 'model' failed.")
+    error.upstream = UpstreamError(grpc_code, message)
+    return error

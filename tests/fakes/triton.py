@@ -1,0 +1,103 @@
+"""Triton's wire with a script behind it: a real gRPC server whose ModelInfer and ModelStreamInfer a test writes."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import grpc
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
+
+Unary = Callable[[pb.ModelInferRequest, grpc.aio.ServicerContext], Awaitable[pb.ModelInferResponse]]
+Streamed = Callable[[pb.ModelInferRequest, grpc.aio.ServicerContext], AsyncIterator[pb.ModelStreamInferResponse]]
+
+
+async def _no_unary(request: pb.ModelInferRequest, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:
+    raise NotImplementedError
+
+
+async def _no_stream(
+    request: pb.ModelInferRequest, context: grpc.aio.ServicerContext
+) -> AsyncIterator[pb.ModelStreamInferResponse]:
+    raise NotImplementedError
+    yield
+
+
+@dataclass
+class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
+    """Keeps the requests it was sent; ``cancelled`` is set when a call ended before its script did."""
+
+    unary: Unary = _no_unary
+    streamed: Streamed = _no_stream
+    ready: dict[str, str] = field(default_factory=dict)
+    """Model -> its state in the repository index."""
+    requests: list[pb.ModelInferRequest] = field(default_factory=list)
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    url: str = ""
+
+    async def ServerLive(self, request: object, context: object) -> pb.ServerLiveResponse:  # noqa: N802 - gRPC's name
+        return pb.ServerLiveResponse(live=True)
+
+    async def RepositoryIndex(self, request: object, context: object) -> pb.RepositoryIndexResponse:  # noqa: N802
+        answer = pb.RepositoryIndexResponse()
+        for name, state in self.ready.items():
+            answer.models.add(name=name, version="1", state=state)
+        return answer
+
+    async def ModelReady(self, request: pb.ModelReadyRequest, context: object) -> pb.ModelReadyResponse:  # noqa: N802
+        return pb.ModelReadyResponse(ready=self.ready.get(request.name) == "READY")
+
+    async def ModelConfig(  # noqa: N802
+        self, request: pb.ModelConfigRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ModelConfigResponse:
+        if request.name not in self.ready:
+            text = f"Request for unknown model: '{request.name}' is not found"
+            await context.abort(grpc.StatusCode.NOT_FOUND, text)
+        answer = pb.ModelConfigResponse()
+        answer.config.name, answer.config.backend = request.name, "python"
+        return answer
+
+    async def ModelInfer(  # noqa: N802
+        self, request: pb.ModelInferRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ModelInferResponse:
+        self.requests.append(request)
+        try:
+            return await self.unary(request, context)
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+
+    async def ModelStreamInfer(  # noqa: N802
+        self, requests: AsyncIterator[pb.ModelInferRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.ModelStreamInferResponse]:
+        try:
+            async for request in requests:
+                self.requests.append(request)
+                async for answer in self.streamed(request, context):
+                    yield answer
+        except (asyncio.CancelledError, GeneratorExit):
+            self.cancelled.set()
+            raise
+
+
+def piece(number: int | None = None, *, final: bool = False) -> pb.ModelStreamInferResponse:
+    """One response of a stream: output Y with one number, or none; marked as Triton marks it."""
+    answer = pb.ModelStreamInferResponse()
+    answer.infer_response.parameters["triton_final_response"].bool_param = final
+    if number is not None:
+        answer.infer_response.outputs.add(name="Y", datatype="INT32", shape=[1])
+        answer.infer_response.raw_output_contents.append(number.to_bytes(4, "little"))
+    return answer
+
+
+@asynccontextmanager
+async def serving(triton: FakeTriton) -> AsyncIterator[FakeTriton]:
+    server = grpc.aio.server()
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(triton, server)
+    triton.url = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    try:
+        yield triton
+    finally:
+        await server.stop(None)

@@ -1,0 +1,166 @@
+"""Round trips through Triton's own messages, and what must not pass: bytes that do not fit their shape."""
+
+import struct
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+from tritonclient.grpc import service_pb2
+from tritonclient.utils import serialize_byte_tensor
+
+from app.domain.errors import UpstreamProtocol
+from app.domain.inference import InferenceRequest
+from app.domain.tensor import BYTES, DTYPE_BY_DATATYPE, Tensor, bytes_array
+from app.triton.codec import request_message, response_of, stream_request_message, streamed_response_of
+
+NUMERIC = sorted(set(DTYPE_BY_DATATYPE) - {BYTES})
+
+
+def echoed(*tensors: Tensor) -> service_pb2.ModelInferResponse:
+    """A server's answer with the very tensors of the request."""
+    asked = request_message(InferenceRequest("m", tensors))
+    answer = service_pb2.ModelInferResponse(model_name="m", raw_output_contents=asked.raw_input_contents)
+    for each in asked.inputs:
+        answer.outputs.add(name=each.name, datatype=each.datatype, shape=each.shape)
+    return answer
+
+
+def answer(datatype: str, shape: list[int], raw: bytes) -> service_pb2.ModelInferResponse:
+    message = service_pb2.ModelInferResponse(raw_output_contents=[raw])
+    message.outputs.add(name="Y", datatype=datatype, shape=shape)
+    return message
+
+
+@st.composite
+def numeric_tensors(draw: st.DrawFn) -> Tensor:
+    datatype = draw(st.sampled_from(NUMERIC))
+    dtype = DTYPE_BY_DATATYPE[datatype]
+    shape = draw(npst.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4))
+    size = int(np.prod(shape)) * dtype.itemsize
+    raw = draw(st.binary(min_size=size, max_size=size))
+    raw = bytes(byte & 1 for byte in raw) if datatype == "BOOL" else raw
+    return Tensor("Y", datatype, np.frombuffer(raw, dtype).reshape(shape))
+
+
+@given(numeric_tensors())
+def test_numbers_come_back_bit_by_bit(tensor: Tensor) -> None:
+    back = response_of(echoed(tensor)).outputs["Y"]
+    assert back.datatype == tensor.datatype
+    assert back.shape == tensor.shape
+    assert back.array.dtype == tensor.array.dtype
+    assert back.array.tobytes() == tensor.array.tobytes()
+
+
+@given(st.lists(st.binary(max_size=40), max_size=6), st.sampled_from([(-1,), (1, -1), (-1, 1, 1)]))
+def test_bytes_come_back_with_nuls_and_empty_ones(values: list[bytes], form: tuple[int, ...]) -> None:
+    shape = tuple(len(values) if side == -1 else side for side in form)
+    back = response_of(echoed(Tensor("Y", BYTES, bytes_array(values, shape)))).outputs["Y"]
+    assert back.shape == shape
+    assert list(back.array.flat) == values
+
+
+@given(st.lists(st.binary(max_size=40), min_size=1, max_size=6))
+def test_bytes_are_written_as_tritons_own_client_writes_them(values: list[bytes]) -> None:
+    array = bytes_array(values, (len(values),))
+    message = request_message(InferenceRequest("m", (Tensor("X", BYTES, array),)))
+    assert message.raw_input_contents[0] == serialize_byte_tensor(array).item()
+
+
+def test_a_view_is_written_in_the_order_it_reads() -> None:
+    array = np.arange(6, dtype=np.int32).reshape(2, 3).T
+    back = response_of(echoed(Tensor("Y", "INT32", array))).outputs["Y"].array
+    assert back.tolist() == array.tolist()
+
+
+def test_bfloat16_is_not_mistaken_for_float16() -> None:
+    array = np.array([1.0, -2.5, 3e38], dtype=ml_dtypes.bfloat16)
+    assert response_of(echoed(Tensor("Y", "BF16", array))).outputs["Y"].array.tolist() == array.tolist()
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "raw"),
+    [
+        ("FP32", [2], b"\0" * 7),
+        ("FP32", [2], b"\0" * 9),
+        ("FP32", [2], b""),
+        ("FP32", [], b""),
+        ("FP32", [0], b"\0" * 4),
+        ("FP32", [-1], b"\0" * 4),
+        ("FP32", [-1, -4], b"\0" * 16),
+        ("FP32", [2**62, 4], b""),
+        ("UINT8", [2**32, 2**32], b""),
+        ("INT8", [2**63 - 1, 2**63 - 1, 2**63 - 1], b"\0"),
+        ("BYTES", [1], b""),
+        ("BYTES", [2], struct.pack("<I", 1) + b"a"),
+        ("BYTES", [0], struct.pack("<I", 1) + b"a"),
+        ("BYTES", [1], struct.pack("<I", 2) + b"a"),
+        ("BYTES", [1], b"\1\0\0"),
+        ("BYTES", [1], b"\xff\xff\xff\xff"),
+        ("BYTES", [-1], struct.pack("<I", 1) + b"a"),
+        ("BYTES", [2**62, 4], b""),
+    ],
+)
+def test_bytes_that_do_not_fit_their_shape_are_refused(datatype: str, shape: list[int], raw: bytes) -> None:
+    with pytest.raises(UpstreamProtocol, match="do not fit its shape"):
+        response_of(answer(datatype, shape, raw))
+
+
+@pytest.mark.parametrize("datatype", ["", "FP8", "STRING", "fp32", "JSON"])
+def test_an_unknown_datatype_is_refused(datatype: str) -> None:
+    with pytest.raises(UpstreamProtocol, match="datatype"):
+        response_of(answer(datatype, [1], b"\0\0\0\0"))
+
+
+def test_tensors_without_raw_contents_are_refused() -> None:
+    message = answer("FP32", [1], b"\0\0\0\0")
+    del message.raw_output_contents[:]
+    with pytest.raises(UpstreamProtocol, match="without their raw contents"):
+        response_of(message)
+
+
+@pytest.mark.parametrize(
+    ("value", "field"),
+    [
+        (True, "bool_param"),
+        (False, "bool_param"),
+        (0, "int64_param"),
+        (-(2**63), "int64_param"),
+        (2**63 - 1, "int64_param"),
+        (0.0, "double_param"),
+        (1e308, "double_param"),
+        ("", "string_param"),
+        ("a\0ü", "string_param"),
+    ],
+)
+def test_a_parameter_keeps_its_type(value: Any, field: str) -> None:
+    message = request_message(InferenceRequest("m", (), parameters={"p": value}))
+    assert message.parameters["p"].WhichOneof("parameter_choice") == field
+    assert getattr(message.parameters["p"], field) == value
+
+
+def test_a_request_names_its_model_its_version_and_its_id() -> None:
+    request = InferenceRequest("m", (), version="3")
+    message = request_message(request)
+    assert (message.model_name, message.model_version, message.id) == ("m", "3", request.request_id)
+
+
+def test_only_a_stream_asks_for_its_end_to_be_marked() -> None:
+    request = InferenceRequest("m", ())
+    assert not request_message(request).parameters
+    assert stream_request_message(request).parameters["triton_enable_empty_final_response"].bool_param
+
+
+def test_a_unary_answer_is_the_last() -> None:
+    assert response_of(echoed()).is_final
+
+
+@pytest.mark.parametrize("said", [None, False, True])
+def test_a_streamed_answer_is_the_last_only_if_marked(said: bool | None) -> None:
+    message = echoed()
+    if said is not None:
+        message.parameters["triton_final_response"].bool_param = said
+    assert streamed_response_of(message).is_final is bool(said)

@@ -1,0 +1,282 @@
+"""The engine against a real gRPC server that answers with real codes."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import grpc
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+
+from app.domain.deadline import Deadline
+from app.domain.errors import (
+    DeadlineExceeded,
+    GatewayError,
+    ModelError,
+    ModelNotReady,
+    TooManyRequests,
+    UpstreamProtocol,
+    UpstreamUnavailable,
+)
+from app.domain.inference import InferenceRequest, InferenceResponse
+from app.domain.model import ModelState
+from app.domain.tensor import Tensor
+from app.triton.channel import open_channel
+from app.triton.engine import TritonEngine
+from tests.fakes.triton import FakeTriton, piece, serving
+
+REQUEST = InferenceRequest("m", (Tensor("X", "INT32", np.array([7], np.int32)),), parameters={"seed": 3})
+LONG_S = 20.0
+
+
+@pytest.fixture
+async def triton() -> AsyncIterator[FakeTriton]:
+    async with serving(FakeTriton()) as server:
+        yield server
+
+
+@pytest.fixture
+def calls() -> list[tuple[str, str]]:
+    return []
+
+
+@pytest.fixture
+async def engine(triton: FakeTriton, calls: list[tuple[str, str]]) -> AsyncIterator[TritonEngine]:
+    async with open_channel(triton.url) as channel:
+        yield TritonEngine(channel, lambda model, code: calls.append((model, code)))
+
+
+async def everything(engine: TritonEngine, seconds: float = LONG_S) -> list[InferenceResponse]:
+    async with aclosing(engine.infer_stream(REQUEST, Deadline.after(seconds))) as responses:
+        return [response async for response in responses]
+
+
+def numbers(responses: list[InferenceResponse]) -> list[list[int]]:
+    return [tensor.array.tolist() for response in responses for tensor in response.outputs.values()]
+
+
+async def echo(request: pb.ModelInferRequest, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:
+    answer = pb.ModelInferResponse(raw_output_contents=request.raw_input_contents)
+    answer.outputs.add(name="Y", datatype="INT32", shape=[1])
+    return answer
+
+
+class TestUnary:
+    async def test_a_request_and_its_answer(
+        self, engine: TritonEngine, triton: FakeTriton, calls: list[tuple[str, str]]
+    ) -> None:
+        triton.unary = echo
+        answer = await engine.infer(REQUEST, Deadline.after(LONG_S))
+        assert numbers([answer]) == [[7]]
+        assert answer.is_final
+        assert triton.requests[0].id == REQUEST.request_id
+        assert triton.requests[0].parameters["seed"].int64_param == 3
+        assert calls == [("m", "OK")]
+
+    @pytest.mark.parametrize(
+        ("code", "text", "error"),
+        [
+            (grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size", TooManyRequests),
+            (grpc.StatusCode.UNAVAILABLE, "gone", UpstreamUnavailable),
+            (grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'm' is not found", ModelNotReady),
+            (grpc.StatusCode.DEADLINE_EXCEEDED, "late", DeadlineExceeded),
+            *(
+                (code, "no boxes", ModelError)
+                for code in grpc.StatusCode
+                if code.name not in {"OK", "UNAVAILABLE", "DEADLINE_EXCEEDED"}
+            ),
+        ],
+    )
+    async def test_each_status(
+        self,
+        engine: TritonEngine,
+        triton: FakeTriton,
+        calls: list[tuple[str, str]],
+        code: grpc.StatusCode,
+        text: str,
+        error: type[GatewayError],
+    ) -> None:
+        async def refuse(request: pb.ModelInferRequest, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:
+            return await context.abort(code, text)
+
+        triton.unary = refuse
+        with pytest.raises(GatewayError) as caught:
+            await engine.infer(REQUEST, Deadline.after(LONG_S))
+        assert type(caught.value) is error
+        assert caught.value.upstream is not None
+        assert (caught.value.upstream.grpc_code, caught.value.upstream.message) == (code.name, text)
+        assert calls == [("m", code.name)]
+
+    async def test_a_model_that_does_not_answer_in_time(
+        self, engine: TritonEngine, triton: FakeTriton, calls: list[tuple[str, str]]
+    ) -> None:
+        triton.unary = hang
+        with pytest.raises(DeadlineExceeded):
+            await engine.infer(REQUEST, Deadline.after(0.05))
+        assert calls == [("m", "DEADLINE_EXCEEDED")]
+        await asyncio.wait_for(triton.cancelled.wait(), LONG_S)
+
+    async def test_giving_up_cancels_the_call(
+        self, engine: TritonEngine, triton: FakeTriton, calls: list[tuple[str, str]]
+    ) -> None:
+        triton.unary = hang
+        work = asyncio.create_task(engine.infer(REQUEST, Deadline.after(LONG_S)))
+        await until(lambda: bool(triton.requests))
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        await asyncio.wait_for(triton.cancelled.wait(), LONG_S)
+        assert calls == [("m", "CANCELLED")]
+
+    async def test_an_answer_that_cannot_be_read(
+        self, engine: TritonEngine, triton: FakeTriton, calls: list[tuple[str, str]]
+    ) -> None:
+        async def short(request: pb.ModelInferRequest, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:
+            answer = await echo(request, context)
+            answer.outputs[0].shape[0] = 2
+            return answer
+
+        triton.unary = short
+        with pytest.raises(UpstreamProtocol):
+            await engine.infer(REQUEST, Deadline.after(LONG_S))
+        assert len(calls) == 1
+
+
+class TestStream:
+    @pytest.mark.parametrize(
+        "ending", [[piece(1), piece(2), piece(final=True)], [piece(1), piece(2, final=True)]], ids=["apart", "on last"]
+    )
+    async def test_the_final_flag_apart_or_on_the_last_output(
+        self,
+        engine: TritonEngine,
+        triton: FakeTriton,
+        calls: list[tuple[str, str]],
+        ending: list[pb.ModelStreamInferResponse],
+    ) -> None:
+        triton.streamed = scripted(ending)
+        responses = await everything(engine)
+        assert numbers(responses) == [[1], [2]]
+        assert [response.is_final for response in responses] == [False] * (len(ending) - 1) + [True]
+        assert triton.requests[0].parameters["triton_enable_empty_final_response"].bool_param
+        assert calls == [("m", "OK")]
+
+    async def test_no_response_but_the_end(self, engine: TritonEngine, triton: FakeTriton) -> None:
+        triton.streamed = scripted([piece(final=True)])
+        assert numbers(await everything(engine)) == []
+
+    async def test_an_error_inside_the_stream_has_no_code_and_ends_it(
+        self, engine: TritonEngine, triton: FakeTriton, calls: list[tuple[str, str]]
+    ) -> None:
+        triton.streamed = scripted([piece(1), pb.ModelStreamInferResponse(error_message="no boxes"), piece(2)])
+        seen: list[InferenceResponse] = []
+        with pytest.raises(ModelError) as caught:
+            async for response in engine.infer_stream(REQUEST, Deadline.after(LONG_S)):
+                seen.append(response)
+        assert numbers(seen) == [[1]]
+        assert caught.value.upstream is not None
+        assert (caught.value.upstream.grpc_code, caught.value.upstream.message) == (None, "no boxes")
+        assert calls == [("m", "UNKNOWN")]
+
+    async def test_a_stream_that_closes_without_its_end_is_broken(
+        self, engine: TritonEngine, triton: FakeTriton
+    ) -> None:
+        triton.streamed = scripted([piece(1)])
+        with pytest.raises(UpstreamProtocol, match="without marking its end"):
+            await everything(engine)
+
+    @pytest.mark.parametrize("code", [code for code in grpc.StatusCode if code.name != "OK"])
+    async def test_a_status_in_the_middle(
+        self, engine: TritonEngine, triton: FakeTriton, calls: list[tuple[str, str]], code: grpc.StatusCode
+    ) -> None:
+        async def broken(
+            request: pb.ModelInferRequest, context: grpc.aio.ServicerContext
+        ) -> AsyncIterator[pb.ModelStreamInferResponse]:
+            yield piece(1)
+            await context.abort(code, "gone")
+
+        triton.streamed = broken
+        with pytest.raises(GatewayError) as caught:
+            await everything(engine)
+        assert caught.value.upstream is not None
+        assert caught.value.upstream.grpc_code == code.name
+        assert calls == [("m", code.name)]
+
+    async def test_silence_until_the_deadline(self, engine: TritonEngine, triton: FakeTriton) -> None:
+        triton.streamed = scripted([piece(1)], hangs=True)
+        with pytest.raises(DeadlineExceeded):
+            await everything(engine, 0.1)
+
+    async def test_closing_the_generator_cancels_the_call(
+        self, engine: TritonEngine, triton: FakeTriton, calls: list[tuple[str, str]]
+    ) -> None:
+        triton.streamed = scripted([piece(1)], hangs=True)
+        responses = engine.infer_stream(REQUEST, Deadline.after(LONG_S))
+        assert numbers([await anext(responses)]) == [[1]]
+        await responses.aclose()
+        await asyncio.wait_for(triton.cancelled.wait(), LONG_S)
+        assert calls == [("m", "CANCELLED")]
+
+
+class TestBeforeTheCall:
+    async def test_a_deadline_that_has_passed(
+        self, engine: TritonEngine, triton: FakeTriton, calls: list[tuple[str, str]]
+    ) -> None:
+        passed = Deadline(expires_at=0.0)
+        with pytest.raises(DeadlineExceeded):
+            await engine.infer(REQUEST, passed)
+        with pytest.raises(DeadlineExceeded):
+            await anext(engine.infer_stream(REQUEST, passed))
+        assert triton.requests == []
+        assert calls == []
+
+    async def test_nobody_listens(self) -> None:
+        async with open_channel("127.0.0.1:1") as channel:
+            engine = TritonEngine(channel)
+            assert not await engine.is_live()
+            with pytest.raises(UpstreamUnavailable):
+                await engine.infer(REQUEST, Deadline.after(LONG_S))
+            with pytest.raises(UpstreamUnavailable):
+                await everything(engine)
+            with pytest.raises(UpstreamUnavailable):
+                await engine.models()
+
+
+class TestModels:
+    async def test_the_index_says_what_is_ready(self, engine: TritonEngine, triton: FakeTriton) -> None:
+        triton.ready = {"a": "READY", "b": "UNAVAILABLE"}
+        assert await engine.is_live()
+        assert await engine.models() == [ModelState("a", "1", ready=True), ModelState("b", "1", ready=False)]
+        assert await engine.model_ready("a")
+        assert not await engine.model_ready("b")
+
+    async def test_a_configuration(self, engine: TritonEngine, triton: FakeTriton) -> None:
+        triton.ready = {"a": "READY"}
+        assert (await engine.model_config("a")).backend == "python"
+
+    async def test_an_unknown_model_is_not_ready(self, engine: TritonEngine) -> None:
+        with pytest.raises(ModelNotReady, match="'nobody'"):
+            await engine.model_config("nobody")
+
+
+async def hang(request: pb.ModelInferRequest, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:
+    await asyncio.sleep(3600)
+    raise AssertionError
+
+
+def scripted(pieces: list[pb.ModelStreamInferResponse], *, hangs: bool = False):  # noqa: ANN201
+    async def stream(
+        request: pb.ModelInferRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.ModelStreamInferResponse]:
+        for each in pieces:
+            yield each
+        if hangs:
+            await asyncio.sleep(3600)
+
+    return stream
+
+
+async def until(condition) -> None:  # noqa: ANN001
+    async with asyncio.timeout(LONG_S):
+        while not condition():
+            await asyncio.sleep(0.005)

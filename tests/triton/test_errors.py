@@ -1,0 +1,153 @@
+"""Every text and code that Triton was seen to use -> the gateway's own error; nothing of the text reaches a caller."""
+
+import grpc
+import pytest
+from google.protobuf.message import DecodeError
+from grpc.aio import AioRpcError, Metadata
+
+from app.domain.errors import (
+    ContractViolation,
+    DeadlineExceeded,
+    GatewayError,
+    ModelError,
+    ModelNotReady,
+    TooManyRequests,
+    UpstreamProtocol,
+    UpstreamUnavailable,
+)
+from app.domain.fault import FaultKind
+from app.triton.errors import gateway_error_of, triton_errors
+
+PREFIXES = [
+    "",
+    "in ensemble 'e', ",
+    "in ensemble 'outer', in ensemble 'inner', ",
+    "[request id: 5] ",
+    "in ensemble 'outer', in ensemble 'e', [request id: 0123abc] ",
+]
+NOT_GIVEN = (
+    "expected 1 inputs but got 0 inputs for model 'ident'. Got input(s) [], but missing required input(s) ['X']. "
+    "Please provide all required input(s)."
+)
+SHAPE = "unexpected shape for input 'TOK' for model 'post1'. Expected [1], got [2]."
+
+BY_TEXT = [
+    ("UNAVAILABLE", "Exceeds maximum queue size", TooManyRequests),
+    ("UNAVAILABLE", "Request timeout expired", UpstreamUnavailable),
+    ("NOT_FOUND", "Request for unknown model: 'x' is not found", ModelNotReady),
+    ("NOT_FOUND", "Request for unknown model: 'x' has no available versions", ModelNotReady),
+    ("UNAVAILABLE", "Request for unknown model: 'x' has no available versions", ModelNotReady),
+    ("INTERNAL", "Stub process 'm_0_0' is not healthy.", ModelError),
+    ("INVALID_ARGUMENT", NOT_GIVEN, ContractViolation),
+    ("INVALID_ARGUMENT", SHAPE, ContractViolation),
+]
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize(("code", "text", "error"), BY_TEXT)
+def test_a_known_text_behind_its_prefixes(code: str, text: str, error: type[GatewayError], prefix: str) -> None:
+    found = gateway_error_of(code, prefix + text, "m")
+    assert type(found) is error
+    assert found.upstream is not None
+    assert (found.upstream.grpc_code, found.upstream.message) == (code, prefix + text)
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize(("_code", "text", "error"), BY_TEXT)
+def test_the_same_text_inside_a_stream_which_has_no_code(
+    _code: str, text: str, error: type[GatewayError], prefix: str
+) -> None:
+    assert type(gateway_error_of(None, prefix + text, "m")) is error
+
+
+@pytest.mark.parametrize(("code", "text", "_error"), BY_TEXT)
+def test_the_same_text_with_a_code_that_does_not_go_with_it_is_the_models(
+    code: str, text: str, _error: type[GatewayError]
+) -> None:
+    assert code != "DATA_LOSS"
+    assert type(gateway_error_of("DATA_LOSS", text, "m")) is ModelError
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "user says: Exceeds maximum queue size",
+        "Exceeds maximum queue size\n",
+        "Exceeds maximum queue size, and more",
+        "in ensemble 'e' Exceeds maximum queue size",
+    ],
+)
+def test_a_user_who_quotes_triton_is_not_triton(text: str) -> None:
+    assert type(gateway_error_of("UNAVAILABLE", text, "m")) is UpstreamUnavailable
+    assert type(gateway_error_of(None, text, "m")) is ModelError
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("DEADLINE_EXCEEDED", DeadlineExceeded),
+        ("UNAVAILABLE", UpstreamUnavailable),
+        ("RESOURCE_EXHAUSTED", ModelError),
+        ("INVALID_ARGUMENT", ModelError),
+        ("NOT_FOUND", ModelError),
+        ("ALREADY_EXISTS", ModelError),
+        ("CANCELLED", ModelError),
+        ("INTERNAL", ModelError),
+        ("UNKNOWN", ModelError),
+        ("UNIMPLEMENTED", ModelError),
+        (None, ModelError),
+    ],
+)
+def test_a_code_whose_text_says_nothing(code: str | None, error: type[GatewayError]) -> None:
+    assert type(gateway_error_of(code, "whatever", "m")) is error
+
+
+def test_a_text_too_long_for_grpc_gets_a_hint() -> None:
+    error = gateway_error_of(
+        "RESOURCE_EXHAUSTED", "Stream removed (received metadata size exceeds hard limit (value length 16385))", "m"
+    )
+    assert type(error) is ModelError
+    assert "4 KiB" in (error.hint or "")
+
+
+def test_a_dead_process_gets_a_hint() -> None:
+    assert "load the model" in (gateway_error_of("INTERNAL", "Stub process 'm_0_0' is not healthy.", "m").hint or "")
+
+
+def test_a_fault_inside_a_chain_is_taken_apart_but_not_shown() -> None:
+    error = gateway_error_of("INVALID_ARGUMENT", "in ensemble 'e', [request id: r1] " + SHAPE, "m")
+    assert error.fault is not None
+    assert error.fault.kind is FaultKind.SHAPE
+    assert (error.fault.ensemble, error.fault.model, error.fault.tensor) == ("e", "post1", "TOK")
+    assert "TOK" not in error.detail
+
+
+@pytest.mark.parametrize("code", ["INTERNAL", "UNKNOWN", "INVALID_ARGUMENT", "ALREADY_EXISTS", None])
+def test_no_word_of_the_text_is_shown(code: str | None) -> None:
+    text = "Failed to process the request(s) for model 'm_0_0', message: ValueError: secret\n\nAt:\n  /abs/model.py(21)"
+    error = gateway_error_of(code, text, "m")
+    for shown in (error.detail, error.hint or ""):
+        assert "secret" not in shown
+        assert "/abs" not in shown
+
+
+class TestTheSeam:
+    def test_a_call_that_failed(self) -> None:
+        with pytest.raises(UpstreamUnavailable) as caught, triton_errors("m"):
+            raise AioRpcError(grpc.StatusCode.UNAVAILABLE, Metadata(), Metadata(), "Socket closed")
+        assert isinstance(caught.value.__cause__, AioRpcError)
+
+    def test_a_call_that_failed_without_a_word(self) -> None:
+        with pytest.raises(ModelError), triton_errors("m"):
+            raise AioRpcError(grpc.StatusCode.INTERNAL, Metadata(), Metadata(), None)
+
+    @pytest.mark.parametrize(
+        "broken", [grpc.aio.UsageError("channel is closed"), grpc.aio.InternalError("x"), DecodeError("x")]
+    )
+    def test_an_exchange_that_broke_down(self, broken: Exception) -> None:
+        with pytest.raises(UpstreamProtocol), triton_errors("m"):
+            raise broken
+
+    def test_the_gateways_own_errors_pass(self) -> None:
+        with pytest.raises(DeadlineExceeded), triton_errors("m"):
+            raise DeadlineExceeded("it passed")

@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = vars(_parser().parse_args(arguments))
     command = given.pop("command")
     try:
-        if command is _check:
+        if command is None:
             return _check(CheckOptions(**given))
         settings = read_settings(os.environ, {name: value for name, value in given.items() if value is not None})
         configure_logging(settings.log_level, settings.log_format)
@@ -67,7 +67,7 @@ def _add_flag(parser: argparse.ArgumentParser, name: str, annotation: Any, text:
 
 def _add_check(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     checking = commands.add_parser("check", help="find faults in a model repository before Triton or a request does")
-    checking.set_defaults(command=_check)
+    checking.set_defaults(command=None)
     checking.add_argument("repository", nargs="?", type=Path, default=DEFAULT_REPOSITORY, metavar="MODEL_REPOSITORY")
     checking.add_argument("--config", type=Path, default=default_config(), help="gateway.yaml, checked against it")
     checking.add_argument("--triton", metavar="HOST:PORT", help="check the models of a running Triton instead")

@@ -5,8 +5,8 @@ from typing import Any
 from app.api.samples import samples_of
 from app.pipelines.catalog import Catalog, Entry
 from app.pipelines.fields import InputField, ParameterField
-from app.pipelines.outputs import OutputField
 from app.pipelines.graph import End, Graph
+from app.pipelines.outputs import OutputField
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.schema import event_schema, request_schema, result_schema
 

@@ -1,0 +1,191 @@
+"""A small broken model repository for each finding of the linter, written where a test wants it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+SCRIPT = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([]) for _ in requests]
+"""
+DECOUPLED = "model_transaction_policy { decoupled: true }"
+
+
+@dataclass(frozen=True)
+class Repository:
+    """Writes models into ``path``. A tensor is ``NAME``, ``NAME:INT64`` or ``NAME:FP32:4,2``; FP32 of any length else."""
+
+    path: Path
+
+    def model(self, name: str, inputs: str, outputs: str, rest: str = "", *, batch: int = 0) -> None:
+        tensors = [f"input {{ {_spec(each)} }}" for each in inputs.split()]
+        tensors += [f"output {{ {_spec(each)} }}" for each in outputs.split()]
+        self.write(
+            name, "\n".join([f'name: "{name}"', f"max_batch_size: {batch}", 'backend: "python"', *tensors, rest])
+        )
+        (self.path / name / "1" / "model.py").write_text(SCRIPT)
+
+    def ensemble(self, name: str, inputs: str, outputs: str, *steps: str, batch: int = 0) -> None:
+        """A step is ``model IN=tensor ... > OUT=tensor ...``."""
+        tensors = [f"input {{ {_spec(each)} }}" for each in inputs.split()]
+        tensors += [f"output {{ {_spec(each)} }}" for each in outputs.split()]
+        scheduling = "\n".join(["ensemble_scheduling {", *map(_step, steps), "}"])
+        head = [f'name: "{name}"', f"max_batch_size: {batch}", 'platform: "ensemble"']
+        self.write(name, "\n".join([*head, *tensors, scheduling]))
+
+    def write(self, name: str, config: str) -> None:
+        (self.path / name / "1").mkdir(parents=True)
+        (self.path / name / "config.pbtxt").write_text(config)
+
+
+def _spec(text: str) -> str:
+    name, datatype, dims, rest = [*text.split(":"), *["", "", ""]][:4]
+    optional = " optional: true" if rest == "optional" else ""
+    return f'name: "{name}" data_type: TYPE_{datatype or "FP32"} dims: [ {dims or "-1"} ]{optional}'
+
+
+def _step(text: str) -> str:
+    head, _, outputs = text.partition(">")
+    model, *inputs = head.split()
+    maps = [_map("input_map", each) for each in inputs] + [_map("output_map", each) for each in outputs.split()]
+    return f'step {{ model_name: "{model}" model_version: -1 {" ".join(maps)} }}'
+
+
+def _map(kind: str, text: str) -> str:
+    key, value = text.split("=")
+    return f'{kind} {{ key: "{key}" value: "{value}" }}'
+
+
+def sound(repository: Repository) -> None:
+    """What the broken ones are made of; nothing is wrong with it."""
+    repository.model("ident", "X", "Y")
+    repository.model("join", "A B", "Y")
+    repository.model("fork", "X", "P Q")
+    repository.model("tokens", "X", "Y", DECOUPLED)
+    repository.ensemble("sound", "X", "Y", "ident X=X > Y=t", "ident X=t > Y=Y")
+
+
+def _unreadable(repository: Repository) -> None:
+    repository.write("broken", 'name: "broken"\nbackend: "python"\ninputs [ ]')
+
+
+def _folder_name(repository: Repository) -> None:
+    repository.model("broken", "X", "Y")
+    config = repository.path / "broken" / "config.pbtxt"
+    config.write_text(config.read_text().replace('"broken"', '"borken"'))
+
+
+def _unknown_version(repository: Repository) -> None:
+    repository.ensemble("broken", "X", "Y", "ident X=X > Y=Y")
+    config = repository.path / "broken" / "config.pbtxt"
+    config.write_text(config.read_text().replace("model_version: -1", "model_version: 7"))
+
+
+def _datatype(repository: Repository) -> None:
+    repository.model("whole", "X:INT64", "Y:INT64")
+    repository.ensemble("broken", "X", "Y:INT64", "ident X=X > Y=t", "whole X=t > Y=Y")
+
+
+def _shape(repository: Repository) -> None:
+    repository.model("pairs", "X:FP32:-1,2", "Y:FP32:-1,2")
+    repository.ensemble("broken", "X", "Y:FP32:-1,2", "ident X=X > Y=t", "pairs X=t > Y=Y")
+
+
+def _batch(repository: Repository) -> None:
+    repository.model("pair_at_most", "X", "Y", batch=2)
+    repository.ensemble("broken", "X", "Y", "pair_at_most X=X > Y=Y", batch=4)
+
+
+def _omitted(repository: Repository) -> None:
+    repository.model("shy", "X", "Y", 'parameters { key: "may_omit" value { string_value: "Y" } }')
+    repository.ensemble("broken", "X", "Y", "shy X=X > Y=t", "ident X=t > Y=Y")
+
+
+def _bls_cycle(repository: Repository) -> None:
+    repository.model("broken", "X", "Y")
+    script = repository.path / "broken" / "1" / "model.py"
+    script.write_text(
+        SCRIPT + '\n\ndef again(x):\n    return pb_utils.InferenceRequest(model_name="broken", inputs=[x])\n'
+    )
+
+
+def _cancel(repository: Repository) -> None:
+    two = "instance_group [ { kind: KIND_CPU count: 2 } ]"
+    repository.model("broken", "X STOP:STRING:1:optional", "Y", f"{DECOUPLED}\n{two}")
+
+
+def _router(repository: Repository) -> None:
+    on_gpu = 'parameters { key: "FORCE_CPU_ONLY_INPUT_TENSORS" value { string_value: "no" } }'
+    repository.model("head", "X", "Y", on_gpu)
+    repository.ensemble(
+        "broken", "X", "Y Z", "ident X=X > Y=features", "head X=features > Y=Y", "ident X=features > Y=Z"
+    )
+
+
+def _unordered(repository: Repository) -> None:
+    repository.model("post", "X", "Y", "instance_group [ { kind: KIND_CPU count: 4 } ]")
+    repository.ensemble("broken", "X", "Y", "tokens X=X > Y=t", "post X=t > Y=Y")
+
+
+def _auto(repository: Repository) -> None:
+    repository.write("auto", 'name: "auto"\nbackend: "python"')
+    (repository.path / "auto" / "1" / "model.py").write_text(SCRIPT)
+    repository.ensemble("broken", "X", "Y", "auto X=X > Y=t", "ident X=t > Y=Y")
+
+
+def _steps(inputs: str, outputs: str, *steps: str) -> Callable[[Repository], None]:
+    return lambda repository: repository.ensemble("broken", inputs, outputs, *steps)
+
+
+@dataclass(frozen=True)
+class Broken:
+    """``refused``: Triton itself does not load it."""
+
+    build: Callable[[Repository], None]
+    refused: bool
+    gateway: str = ""
+
+    def write(self, path: Path) -> Path | None:
+        """The repository under ``path``, and the file of pipelines if there is one."""
+        repository = Repository(path / "models")
+        sound(repository)
+        self.build(repository)
+        if not self.gateway:
+            return None
+        (path / "gateway.yaml").write_text(self.gateway)
+        return path / "gateway.yaml"
+
+
+BROKEN = {
+    "unreadable-config": Broken(_unreadable, refused=True),
+    "folder-name": Broken(_folder_name, refused=True),
+    "unknown-model": Broken(_steps("X", "Y", "idnet X=X > Y=Y"), refused=True),
+    "unknown-version": Broken(_unknown_version, refused=True),
+    "unknown-tensor": Broken(_steps("X", "Y", "ident X=X > Z=Y"), refused=True),
+    "unmapped-input": Broken(_steps("X", "Y", "join A=X > Y=Y"), refused=True),
+    "unwritten-tensor": Broken(_steps("X", "Y", "ident X=X > Y=mid", "join A=mid B=mit > Y=Y"), refused=True),
+    "unread-tensor": Broken(_steps("X", "Y", "fork X=X > P=Y Q=rest"), refused=True),
+    "written-twice": Broken(_steps("X", "Y", "ident X=X > Y=Y", "ident X=X > Y=Y"), refused=True),
+    "cycle": Broken(_steps("X", "Y", "join A=X B=b > Y=a", "fork X=a > P=b Q=Y"), refused=True),
+    "datatype-mismatch": Broken(_datatype, refused=True),
+    "shape-mismatch": Broken(_shape, refused=True),
+    "batch-mismatch": Broken(_batch, refused=True),
+    "decoupled-join": Broken(_steps("X", "Y", "tokens X=X > Y=t", "join A=t B=X > Y=Y"), refused=True),
+    "omitted-input": Broken(_omitted, refused=False),
+    "bls-cycle": Broken(_bls_cycle, refused=False),
+    "cancel-instances": Broken(
+        _cancel, refused=False, gateway="pipelines: {write: {model: broken, cancel: {model: broken, input: STOP}}}\n"
+    ),
+    "gateway-yaml": Broken(
+        _steps("X", "Y", "ident X=X > Y=Y"),
+        refused=False,
+        gateway="pipelines:\n  broken:\n    model: broken\n    outputs: {answer: {tensor: YY}}\n",
+    ),
+    "router-needed": Broken(_router, refused=False),
+    "unordered-stream": Broken(_unordered, refused=False),
+    "unknown-edge": Broken(_auto, refused=False),
+}

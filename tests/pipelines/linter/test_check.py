@@ -1,0 +1,151 @@
+"""The linter on one broken repository for each of its codes, on sound ones, and on the reference models."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from app.checking import report_of
+from app.pipelines.file import read_gateway_file
+from app.pipelines.linter.check import check
+from app.pipelines.linter.findings import Code, Finding
+from app.triton.repository import read_repository
+from tests.broken_repositories import BROKEN, DECOUPLED, Broken, Repository, sound
+
+
+def findings_of(broken: Broken, path: Path) -> list[Finding]:
+    config = broken.write(path)
+    return check(read_repository(path / "models"), read_gateway_file(config) if config else None)
+
+
+def test_every_code_has_a_broken_repository() -> None:
+    assert set(BROKEN) == set(Code)
+
+
+@pytest.mark.parametrize("code", BROKEN)
+def test_a_broken_repository_has_its_finding_and_no_other(code: str, tmp_path: Path) -> None:
+    assert [finding.code for finding in findings_of(BROKEN[code], tmp_path)] == [code]
+
+
+@pytest.mark.parametrize("code", BROKEN)
+def test_the_page_of_a_code_shows_what_the_linter_says(code: str, tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    page = (pytestconfig.rootpath / "docs" / "checks" / f"{code}.md").read_text()
+    line = report_of(findings_of(BROKEN[code], tmp_path), "text").splitlines()[0]
+    assert line.replace(f"{tmp_path}/", "") in page
+
+
+def test_every_page_is_of_a_code(pytestconfig: pytest.Config) -> None:
+    assert {page.stem for page in (pytestconfig.rootpath / "docs" / "checks").iterdir()} == set(Code)
+
+
+def test_the_reference_models_have_no_finding(pytestconfig: pytest.Config) -> None:
+    repository = read_repository(pytestconfig.rootpath / "triton_models")
+    assert check(repository, read_gateway_file(pytestconfig.rootpath / "gateway.yaml")) == []
+
+
+@pytest.fixture
+def found(tmp_path: Path) -> Callable[[Callable[[Repository], None]], list[tuple[str, int | None, str | None]]]:
+    """Code, step and tensor of what is found once a function has added to a sound repository."""
+
+    def found(add: Callable[[Repository], None]) -> list[tuple[str, int | None, str | None]]:
+        repository = Repository(tmp_path)
+        sound(repository)
+        add(repository)
+        return [(each.code, each.step, each.tensor) for each in check(read_repository(tmp_path))]
+
+    return found
+
+
+def test_a_sound_repository_has_no_finding(found) -> None:
+    assert found(lambda repository: None) == []
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        ("tokens X=X > Y=a", "ident X=a > Y=Y"),
+        ("ident X=X > Y=a", "tokens X=a > Y=Y"),
+        ("tokens X=X > Y=a", "tokens X=a > Y=Y"),
+        ("both X=X > P=p Q=q", "ident X=p > Y=r", "join A=r B=q > Y=Y"),
+    ],
+)
+def test_what_comes_from_one_decoupled_step_may_be_joined(found, steps: tuple[str, ...]) -> None:
+    def add(repository: Repository) -> None:
+        repository.model("both", "X", "P Q", DECOUPLED)
+        repository.ensemble("chain", "X", "Y", *steps)
+
+    assert found(add) == []
+
+
+@pytest.mark.parametrize(
+    ("outputs", "steps", "where"),
+    [
+        ("Y", ("ident X=X > Y=p", "tokens X=p > Y=t", "join A=t B=p > Y=Y"), (3, "p")),
+        ("Y Z", ("ident X=X > Y=Z", "tokens X=Z > Y=Y"), (None, "Z")),
+        ("Y", ("tokens X=X > Y=t", "tokens X=t > Y=u", "join A=t B=u > Y=Y"), (3, "u")),
+        ("Y", ("inner X=X > Y=t", "join A=t B=X > Y=Y"), (2, "X")),
+    ],
+)
+def test_a_decoupled_output_joins_nothing_else(found, outputs: str, steps: tuple[str, ...], where: tuple) -> None:
+    def add(repository: Repository) -> None:
+        repository.ensemble("inner", "X", "Y", "tokens X=X > Y=Y")
+        repository.ensemble("chain", "X", outputs, *steps)
+
+    assert found(add) == [("decoupled-join", *where)]
+
+
+def test_ensembles_that_run_each_other_are_a_cycle(found) -> None:
+    def add(repository: Repository) -> None:
+        repository.ensemble("one", "X", "Y", "two X=X > Y=Y")
+        repository.ensemble("two", "X", "Y", "one X=X > Y=Y")
+
+    assert found(add) == [("cycle", None, None)]
+
+
+def test_scripts_that_call_each_other_through_an_ensemble_are_a_cycle(found) -> None:
+    def add(repository: Repository) -> None:
+        calls = 'parameters {{ key: "bls_calls" value {{ string_value: "{}" }} }}'
+        repository.model("script", "X", "Y", calls.format("ident, chain"))
+        repository.ensemble("chain", "X", "Y", "other X=X > Y=Y")
+        repository.model("other", "X", "Y", calls.format("script"))
+
+    assert found(add) == [("bls-cycle", None, None)]
+
+
+def test_an_output_that_may_be_left_out_may_feed_an_optional_input(found) -> None:
+    def add(repository: Repository) -> None:
+        repository.model("shy", "X", "Y", 'parameters { key: "may_omit" value { string_value: "Y" } }')
+        repository.model("patient", "A B:FP32:-1:optional", "Y")
+        repository.ensemble("chain", "X", "Y", "shy X=X > Y=t", "patient A=X B=t > Y=Y")
+
+    assert found(add) == []
+
+
+def test_an_omission_is_seen_through_a_nested_ensemble(found) -> None:
+    def add(repository: Repository) -> None:
+        repository.model("shy", "X", "Y", 'parameters { key: "may_omit" value { string_value: "Y" } }')
+        repository.ensemble("inner", "X", "Y", "shy X=X > Y=Y")
+        repository.ensemble("chain", "X", "Y", "inner X=X > Y=t", "ident X=t > Y=Y")
+
+    assert found(add) == [("omitted-input", 2, "t")]
+
+
+@pytest.mark.parametrize(
+    ("step", "dims", "fits"),
+    [("plain X=X > Y=Y", "4", True), ("plain X=X > Y=Y", "-1", True), ("flat X=X > Y=Y", "-1", False)],
+)
+def test_a_model_without_batches_fits_a_batching_ensemble_with_the_batch_in_its_dims(found, step, dims, fits) -> None:
+    def add(repository: Repository) -> None:
+        repository.model("plain", "X:FP32:-1,4", "Y:FP32:-1,4")
+        repository.model("flat", "X", "Y")
+        repository.ensemble("chain", f"X:FP32:{dims}", f"Y:FP32:{dims}", step, batch=4)
+
+    expected = [] if fits else [("batch-mismatch", 1, "X"), ("batch-mismatch", 1, "Y")]
+    assert found(add) == expected
+
+
+def test_a_tensor_of_the_request_that_a_step_writes_too_is_written_twice(found) -> None:
+    def add(repository: Repository) -> None:
+        repository.ensemble("chain", "X", "Y Z", "ident X=X > Y=Y", "ident X=Y > Y=Z", "fork X=Z > P=X")
+
+    assert ("written-twice", 3, "X") in found(add)

@@ -1,0 +1,73 @@
+"""``triton-gateway check``: what it prints, and its exit status."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from app.cli import main
+from tests.broken_repositories import BROKEN
+
+
+@pytest.fixture
+def checked(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    """Exit status, standard output and standard error of a check of one broken repository."""
+    monkeypatch.chdir(tmp_path)
+
+    def checked(code: str, *flags: str) -> tuple[int, str, str]:
+        BROKEN[code].write(tmp_path)
+        status = main(["check", "models", *flags])
+        return (status, *capsys.readouterr())
+
+    return checked
+
+
+def test_an_error_is_status_1(checked) -> None:
+    status, said, _ = checked("cycle")
+    assert status == 1
+    assert said.splitlines()[-1] == "1 error, 0 warning, 0 unknown"
+
+
+def test_a_warning_is_status_0_unless_strict(checked) -> None:
+    assert checked("unordered-stream")[0] == 0
+
+
+def test_a_warning_is_status_1_where_strict(checked) -> None:
+    assert checked("unordered-stream", "--strict")[0] == 1
+
+
+def test_what_is_unknown_is_no_fault_even_where_strict(checked) -> None:
+    assert checked("unknown-edge", "--strict")[0] == 0
+
+
+def test_gateway_yaml_beside_is_checked_too(checked) -> None:
+    assert "gateway.yaml:4: pipelines.broken.outputs.answer.tensor" in checked("gateway-yaml")[1]
+
+
+def test_json_is_for_machines(checked) -> None:
+    status, said, _ = checked("unwritten-tensor", "--format", "json")
+    (finding,) = json.loads(said)["findings"]
+    assert status == 1
+    assert finding["text"].startswith("nobody writes 'mit'")
+    assert {key: finding[key] for key in finding if key != "text"} == {
+        "severity": "error",
+        "code": "unwritten-tensor",
+        "model": "broken",
+        "step": 2,
+        "tensor": "mit",
+        "page": "docs/checks/unwritten-tensor.md",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["absent"], "There is no model repository at absent."),
+        (["models", "--config", "absent.yaml"], "absent.yaml: cannot be read"),
+        (["--triton", "127.0.0.1:9"], "127.0.0.1:9: Triton cannot be reached."),
+    ],
+)
+def test_what_cannot_be_checked_is_status_2(checked, capsys, arguments: list[str], complaint: str) -> None:
+    checked("cycle")
+    assert main(["check", *arguments]) == 2
+    assert complaint in capsys.readouterr().err

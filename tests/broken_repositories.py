@@ -17,17 +17,19 @@ DECOUPLED = "model_transaction_policy { decoupled: true }"
 
 @dataclass(frozen=True)
 class Repository:
-    """Writes models into ``path``. A tensor is ``NAME``, ``NAME:INT64`` or ``NAME:FP32:4,2``; FP32 of any length else."""
+    """Writes models into ``path``. A tensor is ``NAME`` (FP32 of any length), ``NAME:INT64`` or ``NAME:FP32:4,2``."""
 
     path: Path
 
-    def model(self, name: str, inputs: str, outputs: str, rest: str = "", *, batch: int = 0) -> None:
+    def model(
+        self, name: str, inputs: str, outputs: str, rest: str = "", *, batch: int = 0, script: str = SCRIPT
+    ) -> None:
         tensors = [f"input {{ {_spec(each)} }}" for each in inputs.split()]
         tensors += [f"output {{ {_spec(each)} }}" for each in outputs.split()]
         self.write(
             name, "\n".join([f'name: "{name}"', f"max_batch_size: {batch}", 'backend: "python"', *tensors, rest])
         )
-        (self.path / name / "1" / "model.py").write_text(SCRIPT)
+        (self.path / name / "1" / "model.py").write_text(script)
 
     def ensemble(self, name: str, inputs: str, outputs: str, *steps: str, batch: int = 0) -> None:
         """A step is ``model IN=tensor ... > OUT=tensor ...``."""

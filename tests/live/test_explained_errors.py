@@ -1,0 +1,195 @@
+"""Triton's opaque texts about a chain, said by the real one, and what the gateway makes of them."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.triton.embedded.options import EmbeddedOptions
+from tests.broken_repositories import DECOUPLED, Repository
+from tests.live.conftest import running_gateway, running_triton
+
+SCRIPTS = Path(__file__).parent / "fault_scripts"
+PIPELINES = {
+    "chain": {"stream": True},
+    "outer": {},
+    "stream_chain": {"stream": True},
+    "writer": {},
+    "stream_writer": {"stream": True},
+    "declared_script": {"early_exit": [{"reason": "nothing", "error": {"code": "ALREADY_EXISTS", "message": "EXIT"}}]},
+    "script": {},
+}
+NAMES = ("writer", "ident", "chain", "outer", "[0]", "'X'", "'T'")
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterator[httpx.Client]:
+    """A gateway in front of a Triton whose models do wrong on demand."""
+    folder = tmp_path_factory.mktemp("faulty")
+    _write_models(Repository(folder / "models"))
+    config = {"pipelines": {name: {"model": name, **spec, "timeout_s": 10} for name, spec in PIPELINES.items()}}
+    (folder / "gateway.yaml").write_text(json.dumps(config))
+    with (
+        running_triton(EmbeddedOptions(folder / "models", models_venv)) as triton,
+        running_gateway(folder, triton_url=triton.grpc_url, config=str(folder / "gateway.yaml")) as gateway,
+        httpx.Client(base_url=f"{gateway.url}/v1/pipelines/", timeout=30) as client,
+    ):
+        yield client
+
+
+def _write_models(repository: Repository) -> None:
+    image, script = "FP32:-1,3,4", "SCRIPT:STRING:1"
+    one = "instance_group [ { kind: KIND_CPU count: 1 } ]"
+    calls = f'{one}\nparameters {{ key: "bls_calls" value {{ string_value: "chain, stream_writer" }} }}'
+    sources = {path.stem: path.read_text() for path in SCRIPTS.iterdir() if path.suffix == ".py"}
+    repository.model("writer", script, f"T:{image}", one, script=sources["writer"])
+    repository.model("stream_writer", script, f"T:{image}", f"{one}\n{DECOUPLED}", script=sources["stream_writer"])
+    repository.model("ident", f"X:{image}", f"Y:{image}", one, script=sources["ident"])
+    repository.model("script", script, f"Y:{image}", one, script=sources["script"])
+    repository.model("declared_script", script, f"Y:{image}", calls, script=sources["script"])
+    for name, writer in (("chain", "writer"), ("stream_chain", "stream_writer")):
+        repository.ensemble(name, script, f"Y:{image}", f"{writer} SCRIPT=SCRIPT > T=mid", "ident X=mid > Y=Y")
+    repository.ensemble("outer", script, f"Y:{image}", "chain SCRIPT=SCRIPT > Y=Y")
+
+
+def ask(faulty: httpx.Client, pipeline: str, **script: object) -> httpx.Response:
+    return faulty.post(pipeline, json={"SCRIPT": json.dumps(script)})
+
+
+def test_the_chain_works_when_nobody_does_wrong(faulty: httpx.Client) -> None:
+    for pipeline in ("chain", "outer", "script", "declared_script"):
+        assert ask(faulty, pipeline).json()["Y"] == [[[0.0] * 4] * 3]
+
+
+@pytest.mark.parametrize("pipeline", ["chain", "outer"])
+def test_not_written(faulty: httpx.Client, pipeline: str) -> None:
+    problem = ask(faulty, pipeline, omit=True).json()
+    assert problem["code"] == "contract_violation"
+    assert problem["detail"] == "Step 'ident' was not given its input 'X'."
+    assert problem["hint"] == (
+        "Step 'writer' (its output 'T') answered without it: let it always write it, leave early with an error "
+        "instead, or declare 'X' optional in the configuration of 'ident'."
+    )
+
+
+def test_an_empty_tensor_without_its_rank(faulty: httpx.Client) -> None:
+    problem = ask(faulty, "chain", shape=[0]).json()
+    assert problem["status"] == 502
+    assert problem["detail"] == "Input 'X' of step 'ident' expects shape [-1,3,4] and was given [0]."
+    assert problem["hint"] == (
+        "Step 'writer' (its output 'T') wrote nothing as [0]: an empty tensor keeps its rank (like [0,3,4]), "
+        "or the step leaves early with an error instead."
+    )
+
+
+def test_another_shape(faulty: httpx.Client) -> None:
+    problem = ask(faulty, "outer", shape=[1, 3, 5]).json()
+    assert problem["detail"] == "Input 'X' of step 'ident' expects shape [-1,3,4] and was given [1,3,5]."
+    assert problem["hint"].startswith("Step 'writer' (its output 'T') wrote [1,3,5]: let it write [-1,3,4], or correct")
+
+
+def test_another_datatype(faulty: httpx.Client) -> None:
+    problem = ask(faulty, "chain", float64=True).json()
+    assert problem["detail"] == "Input 'X' of step 'ident' expects datatype FP32 and was given FP64."
+    assert problem["hint"] == ("Step 'writer' (its output 'T') wrote FP64: let it convert to FP32 before it answers.")
+
+
+@pytest.mark.parametrize("count", [0, 2])
+@pytest.mark.parametrize("pipeline", ["writer", "chain"])
+def test_another_number_of_responses(faulty: httpx.Client, pipeline: str, count: int) -> None:
+    problem = ask(faulty, pipeline, count=count).json()
+    assert problem["code"] == "model_error"
+    assert "`execute` of 'writer' must return one InferenceResponse for each request" in problem["hint"]
+    assert "response sender needs model_transaction_policy { decoupled: true }" in problem["hint"]
+
+
+def test_a_batch_that_cannot_be_split(faulty: httpx.Client) -> None:
+    """The text of the C++ backends, which this server does not have; a script says it in their place."""
+    text = (
+        "failed to split the output tensor 'T' in responses: expected batch size of at least 2 in model output, got 1"
+    )
+    problem = ask(faulty, "chain", error=["UNSUPPORTED", text]).json()
+    assert problem["code"] == "contract_violation"
+    assert problem["hint"].startswith("Step 'writer' (its output 'T') gave one batch of requests an output whose first")
+
+
+def test_a_deadlock(faulty: httpx.Client) -> None:
+    """The server's own text, which 2.51 could not be brought to say; a script says it in its place."""
+    text = "unexpected deadlock, at least one output is not set while no more ensemble steps can be made"
+    problem = ask(faulty, "chain", error=["INVALID_ARG", text]).json()
+    assert problem["detail"] == "An output of an ensemble was never set."
+    assert problem["hint"].startswith(
+        "A step of ensemble 'chain' answered without a tensor on the way to an output. Outputs are written: "
+        "'Y' by step 'ident' (its output 'Y')."
+    )
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_fault_below_a_script_that_declares_its_calls(faulty: httpx.Client, raises: bool) -> None:
+    problem = ask(faulty, "declared_script", shape=[0], raises=raises).json()
+    assert problem["code"] == "contract_violation"
+    assert problem["detail"] == "Input 'X' of step 'ident' expects shape [-1,3,4] and was given [0]."
+    assert "which a model's script calls" in problem["hint"]
+
+
+def test_a_fault_below_a_script_that_declares_nothing_names_nothing(faulty: httpx.Client) -> None:
+    problem = ask(faulty, "script", omit=True).json()
+    assert problem["code"] == "contract_violation"
+    assert "declare `bls_calls`" in problem["hint"]
+    assert not any(name in f"{problem['detail']}{problem['hint']}" for name in NAMES)
+
+
+def test_a_script_that_calls_a_decoupled_model_as_an_ordinary_one(faulty: httpx.Client) -> None:
+    problem = ask(faulty, "declared_script", child="stream_writer").json()
+    assert problem["hint"] == "Call 'stream_writer' with exec(decoupled=True) and read all its responses."
+
+
+def test_a_script_that_calls_what_is_not_there(faulty: httpx.Client) -> None:
+    problem = ask(faulty, "declared_script", child="nowhere").json()
+    assert problem["hint"] == "Load the model in Triton, or correct the name that the script calls."
+
+
+def test_an_early_exit_whose_code_a_script_lost(faulty: httpx.Client) -> None:
+    problem = ask(faulty, "declared_script", error=["ALREADY_EXISTS", "EXIT"]).json()
+    assert problem["code"] == "model_error"
+    assert problem["hint"].startswith("The message is that of the early exit 'nothing', its code is not.")
+
+
+def test_what_a_script_raises_is_not_repeated(faulty: httpx.Client) -> None:
+    answer = ask(faulty, "declared_script", error=["INTERNAL", "a user's secret"], raises=True)
+    assert answer.json()["detail"] == "A model's script raised an exception."
+    assert "what `execute` of 'declared_script' raises" in answer.json()["hint"]
+    assert "secret" not in answer.text
+
+
+@pytest.mark.parametrize("script", [{"omit": True}, {"shape": [0]}])
+def test_a_stream_ends_with_the_same_explanation(faulty: httpx.Client, script: dict[str, object]) -> None:
+    problem = faulty.post("stream_chain/stream", json={"SCRIPT": json.dumps(script)}).json()
+    assert problem["code"] == "contract_violation"
+    assert problem["detail"].startswith(("Step 'ident'", "Input 'X' of step 'ident'"))
+    assert problem["hint"].startswith("Step 'stream_writer' (its output 'T')")
+
+
+def test_a_decoupled_script_that_returns(faulty: httpx.Client) -> None:
+    problem = faulty.post("stream_writer/stream", json={"SCRIPT": json.dumps({"returns": True})}).json()
+    assert problem["hint"].startswith("`execute` of 'stream_writer' must send every response")
+
+
+def test_a_text_that_names_what_is_not_there_shows_nothing_of_it(faulty: httpx.Client) -> None:
+    text = "unexpected shape for input 'my card is 4111' for model 'sesame'. Expected [1], got [2]. "
+    answer = ask(faulty, "chain", error=["INVALID_ARG", text])
+    assert answer.json()["code"] == "contract_violation"
+    assert "4111" not in answer.text
+    assert "sesame" not in answer.text
+
+
+def test_the_graph_of_a_nested_ensemble_is_open(faulty: httpx.Client) -> None:
+    graph = faulty.get("outer").json()["graph"]
+    assert [step["name"] for step in graph["steps"]] == ["writer", "ident"]
+    assert [(edge["from"], edge["to"], edge["shape"]) for edge in graph["edges"]] == [
+        ({"step": None, "tensor": "SCRIPT"}, {"step": "writer", "tensor": "SCRIPT"}, [1]),
+        ({"step": "writer", "tensor": "T"}, {"step": "ident", "tensor": "X"}, [-1, 3, 4]),
+        ({"step": "ident", "tensor": "Y"}, {"step": None, "tensor": "Y"}, [-1, 3, 4]),
+    ]

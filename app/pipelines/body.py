@@ -15,6 +15,7 @@ from app.domain.errors import FieldProblem, InvalidInput, InvalidJson, InvalidRe
 from app.pipelines.fields import InputField, ParameterField
 
 MAX_PROBLEMS = 8
+_BY_NAME = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _PATH = re.compile(r" - at `\$(?P<path>[^`]*)`\Z")
 
 Field = InputField | ParameterField
@@ -61,28 +62,33 @@ class BodyReader:
 
     def _refusal_of(self, body: bytes | msgspec.Raw) -> InvalidInput | InvalidRequest | InvalidJson:
         try:
-            values = msgspec.json.decode(body)
+            values = _BY_NAME.decode(body)
+        except msgspec.ValidationError:
+            return InvalidRequest("The body must be one JSON object.", hint='Send {"<input>": <value>, ...}.')
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
             return InvalidJson("The body is not JSON, or it is nested too deeply.")
-        if not isinstance(values, dict):
-            return InvalidRequest("The body must be one JSON object.", hint='Send {"<input>": <value>, ...}.')
-        return _refused(self._names_that_do_not_fit(values) + self._values_that_do_not_fit(values))
+        present = {name: value for name, value in values.items() if bytes(value) != b"null" or self._takes_null(name)}
+        return _refused(self._names_that_do_not_fit(present) + self._values_that_do_not_fit(present))
+
+    def _takes_null(self, name: str) -> bool:
+        """Null is as good as nothing, except where any JSON is a value."""
+        return name in self._fields and self._fields[name].json_type is msgspec.Raw
 
     def _names_that_do_not_fit(self, values: Mapping[str, Any]) -> list[FieldProblem]:
         unknown = islice((name for name in values if name not in self._fields), MAX_PROBLEMS)
-        absent = [name for name, field in self._fields.items() if field.is_required and not _has(values, field)]
+        absent = [name for name, field in self._fields.items() if field.is_required and name not in values]
         return [FieldProblem(_printable(name), "is not a field of this pipeline") for name in unknown] + [
             FieldProblem(name, "is required") for name in absent
         ]
 
-    def _values_that_do_not_fit(self, values: Mapping[str, Any]) -> list[FieldProblem]:
+    def _values_that_do_not_fit(self, values: Mapping[str, msgspec.Raw]) -> list[FieldProblem]:
         problems = []
         for name, field in self._fields.items():
-            if values.get(name) is None or field.json_type is msgspec.Raw:
+            if name not in values:
                 continue
             try:
-                msgspec.convert(values[name], field.json_type)
-            except msgspec.ValidationError as exc:
+                msgspec.json.decode(values[name], type=field.json_type)
+            except (msgspec.MsgspecError, UnicodeError) as exc:
                 problems.append(_problem_of(name, exc))
         return problems
 
@@ -93,11 +99,6 @@ def _struct_field(attribute: str, field: Field) -> tuple[str, Any] | tuple[str, 
     if field.json_type is msgspec.Raw:
         return attribute, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET
     return attribute, field.json_type | None | msgspec.UnsetType, msgspec.UNSET
-
-
-def _has(values: Mapping[str, Any], field: Field) -> bool:
-    """Null is as good as nothing, except where any JSON is a value."""
-    return values.get(field.name) is not None or (field.json_type is msgspec.Raw and field.name in values)
 
 
 def _form_value(field: Field, part: str | bytes) -> Any:

@@ -1,7 +1,7 @@
 """``gateway.yaml`` read and checked; every complaint says the line, the key and the nearest valid name."""
 
 import difflib
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -13,6 +13,9 @@ from pydantic_core import ErrorDetails
 from app.pipelines.spec import GatewaySpec
 
 Location = tuple[str | int, ...]
+
+Lines = dict[tuple[str, ...], int]
+"""The line of each key; a list's items count as keys, and every key as the text that stands in the file."""
 
 _MOST_LISTED = 12
 
@@ -27,7 +30,7 @@ class GatewayFile:
 
     path: Path
     spec: GatewaySpec
-    lines: dict[Location, int]
+    lines: Lines
 
     def complaint(self, location: Location, text: str) -> str:
         return _complaint(self.path, self.lines, location, text)
@@ -70,13 +73,13 @@ def nearest(name: str, valid: Sequence[str]) -> str:
     return f"; valid here: {', '.join(listed)}" if valid else ""
 
 
-def _complaint(path: Path, lines: dict[Location, int], location: Location, text: str) -> str:
+def _complaint(path: Path, lines: Lines, location: Location, text: str) -> str:
     known = _known_part(lines, location)
     where = ".".join(str(part) for part in location) or "the file"
-    return f"{path}:{lines.get(known, 1)}: {where} {text}"
+    return f"{path}:{lines.get(_text(known), 1)}: {where} {text}"
 
 
-def _complaint_of(path: Path, lines: dict[Location, int], error: ErrorDetails) -> str:
+def _complaint_of(path: Path, lines: Lines, error: ErrorDetails) -> str:
     location = tuple(part for part in error["loc"] if part != "[key]")
     if error["type"] == "extra_forbidden":
         text = "is not a known key" + nearest(str(location[-1]), _keys_at(location[:-1]))
@@ -87,9 +90,13 @@ def _complaint_of(path: Path, lines: dict[Location, int], error: ErrorDetails) -
     return _complaint(path, lines, location, text)
 
 
-def _known_part(lines: dict[Location, int], location: Location) -> Location:
+def _known_part(lines: Lines, location: Location) -> Location:
     """The longest part of a location that stands in the file: behind it, pydantic names the types that it tried."""
-    return next((location[:n] for n in range(len(location), 0, -1) if location[:n] in lines), ())
+    return next((location[:n] for n in range(len(location), 0, -1) if _text(location[:n]) in lines), ())
+
+
+def _text(location: Location) -> tuple[str, ...]:
+    return tuple(map(str, location))
 
 
 def _keys_at(location: Location) -> list[str]:
@@ -120,7 +127,7 @@ def _class_in(annotation: Any) -> Any:
     return None
 
 
-def _lines_of(node: yaml.Node | None, location: Location) -> Iterator[tuple[Location, int]]:
+def _lines_of(node: yaml.Node | None, location: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
     if node is None:
         return
     if not location:
@@ -130,18 +137,18 @@ def _lines_of(node: yaml.Node | None, location: Location) -> Iterator[tuple[Loca
         yield from _lines_of(child, (*location, key))
 
 
-def _children(node: yaml.Node) -> Iterator[tuple[Any, yaml.Node, yaml.Node]]:
+def _children(node: yaml.Node) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
     if isinstance(node, yaml.MappingNode):
         for key_node, child in node.value:
-            yield key_node.value, key_node, child
+            yield str(key_node.value), key_node, child
     elif isinstance(node, yaml.SequenceNode):
         for index, child in enumerate(node.value):
-            yield index, child, child
+            yield str(index), child, child
 
 
-def _keys_used_twice(node: yaml.Node | None, location: Location) -> list[tuple[Location, int]]:
-    twice: list[tuple[Location, int]] = []
-    seen: set[Hashable] = set()
+def _keys_used_twice(node: yaml.Node | None, location: tuple[str, ...]) -> list[tuple[tuple[str, ...], int]]:
+    twice: list[tuple[tuple[str, ...], int]] = []
+    seen: set[str] = set()
     for key, key_node, child in _children(node) if node else ():
         if key in seen:
             twice.append(((*location, key), key_node.start_mark.line + 1))

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import orjson
 
-from app.domain.tensor import BYTES, DTYPE_BY_DATATYPE, Array
+from app.domain.tensor import BYTES, DTYPE_BY_DATATYPE, FLOAT_DATATYPES, Array
 
 ToArray = Callable[[Any], Array]
 """A decoded value (JSON's for number and text, bytes for json, image and binary) -> an array. Raises ValueError."""
@@ -84,7 +84,7 @@ def check_image(content: bytes) -> None:
 
 def _number_reader(datatype: str) -> ToArray:
     dtype = DTYPE_BY_DATATYPE[datatype]
-    is_float = datatype in {"FP16", "BF16", "FP32"}
+    is_float = datatype in FLOAT_DATATYPES
 
     def read(value: Any) -> Array:
         try:

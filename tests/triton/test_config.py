@@ -7,7 +7,8 @@ from app.triton.config import model_config_of, parse_config
 
 PLAIN = """
 name: "plain" backend: "python" max_batch_size: 8
-input [ { name: "X" data_type: TYPE_FP32 dims: [ -1, 4 ] }, { name: "NOTE" data_type: TYPE_STRING dims: 1 optional: true } ]
+input [ { name: "X" data_type: TYPE_FP32 dims: [ -1, 4 ] },
+        { name: "NOTE" data_type: TYPE_STRING dims: 1 optional: true } ]
 output [ { name: "Y" data_type: TYPE_BF16 dims: [ 2 ] } ]
 model_transaction_policy { decoupled: true }
 instance_group [ { count: 2 kind: KIND_CPU }, { kind: KIND_CPU } ]

@@ -1,7 +1,7 @@
 """The engine against a real gRPC server that answers with real codes."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 
 import grpc
@@ -24,7 +24,7 @@ from app.domain.model import ModelState
 from app.domain.tensor import Tensor
 from app.triton.channel import open_channel
 from app.triton.engine import TritonEngine
-from tests.fakes.triton import FakeTriton, piece, serving
+from tests.fakes.triton import FakeTriton, Streamed, piece, serving
 
 REQUEST = InferenceRequest("m", (Tensor("X", "INT32", np.array([7], np.int32)),), parameters={"seed": 3})
 LONG_S = 20.0
@@ -75,7 +75,7 @@ class TestUnary:
         assert calls == [("m", "OK")]
 
     @pytest.mark.parametrize(
-        ("code", "text", "error"),
+        "refusal",
         [
             (grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size", TooManyRequests),
             (grpc.StatusCode.UNAVAILABLE, "gone", UpstreamUnavailable),
@@ -93,10 +93,10 @@ class TestUnary:
         engine: TritonEngine,
         triton: FakeTriton,
         calls: list[tuple[str, str]],
-        code: grpc.StatusCode,
-        text: str,
-        error: type[GatewayError],
+        refusal: tuple[grpc.StatusCode, str, type[GatewayError]],
     ) -> None:
+        code, text, error = refusal
+
         async def refuse(request: pb.ModelInferRequest, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:
             return await context.abort(code, text)
 
@@ -169,11 +169,10 @@ class TestStream:
         self, engine: TritonEngine, triton: FakeTriton, calls: list[tuple[str, str]]
     ) -> None:
         triton.streamed = scripted([piece(1), pb.ModelStreamInferResponse(error_message="no boxes"), piece(2)])
-        seen: list[InferenceResponse] = []
+        responses = engine.infer_stream(REQUEST, Deadline.after(LONG_S))
+        assert numbers([await anext(responses)]) == [[1]]
         with pytest.raises(ModelError) as caught:
-            async for response in engine.infer_stream(REQUEST, Deadline.after(LONG_S)):
-                seen.append(response)
-        assert numbers(seen) == [[1]]
+            await anext(responses)
         assert caught.value.upstream is not None
         assert (caught.value.upstream.grpc_code, caught.value.upstream.message) == (None, "no boxes")
         assert calls == [("m", "UNKNOWN")]
@@ -264,7 +263,7 @@ async def hang(request: pb.ModelInferRequest, context: grpc.aio.ServicerContext)
     raise AssertionError
 
 
-def scripted(pieces: list[pb.ModelStreamInferResponse], *, hangs: bool = False):  # noqa: ANN201
+def scripted(pieces: list[pb.ModelStreamInferResponse], *, hangs: bool = False) -> Streamed:
     async def stream(
         request: pb.ModelInferRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.ModelStreamInferResponse]:
@@ -276,7 +275,7 @@ def scripted(pieces: list[pb.ModelStreamInferResponse], *, hangs: bool = False):
     return stream
 
 
-async def until(condition) -> None:  # noqa: ANN001
+async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(LONG_S):
         while not condition():
             await asyncio.sleep(0.005)

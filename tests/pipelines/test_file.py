@@ -1,0 +1,113 @@
+"""A wrong ``gateway.yaml`` is refused with the line, the key and the nearest valid name."""
+
+from pathlib import Path
+
+import pytest
+
+from app.pipelines.file import ConfigError, nearest, read_gateway_file
+
+GOOD = """\
+pipelines:
+  ocr:
+    model: ocr_ensemble
+    inputs:
+      image: {tensor: IMAGE, kind: image}
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "gateway.yaml"
+
+
+def complaint_about(path: Path, text: str | bytes) -> str:
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ConfigError) as caught:
+        read_gateway_file(path)
+    return str(caught.value).replace(f"{path}:", "")
+
+
+def test_the_reference_file_is_right(pytestconfig: pytest.Config) -> None:
+    file = read_gateway_file(pytestconfig.rootpath / "gateway.yaml")
+    assert {"ocr", "ocr_bls", "write"} <= file.spec.pipelines.keys()
+
+
+def test_a_key_is_found_again_by_its_line(path: Path) -> None:
+    path.write_text(GOOD)
+    file = read_gateway_file(path)
+    assert file.complaint(("pipelines", "ocr", "inputs", "image", "tensor"), "is odd") == (
+        f"{path}:5: pipelines.ocr.inputs.image.tensor is odd"
+    )
+    assert file.complaint(("pipelines", "ocr", "outputs", "texts"), "is odd").startswith(f"{path}:2: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (GOOD + "    timeout: 5\n", "6: pipelines.ocr.timeout is not a known key; did you mean 'timeout_s'?"),
+        (GOOD + "    steam: true\n", "6: pipelines.ocr.steam is not a known key; did you mean 'stream'?"),
+        (GOOD.replace("kind", "knd"), "5: pipelines.ocr.inputs.image.knd is not a known key; did you mean 'kind'?"),
+        (
+            GOOD + "    early_exit:\n      - {reason: x, eror: {}}\n",
+            "7: pipelines.ocr.early_exit.0.eror is not a known key; did you mean 'error'?",
+        ),
+        (GOOD.replace("pipelines:", "pipes:"), "1: pipes is not a known key; did you mean 'pipelines'?"),
+        (GOOD + "    zzz: 1\n", "6: pipelines.ocr.zzz is not a known key; valid here: batch, "),
+        (GOOD + "    model: other\n", "6: pipelines.ocr.model is used twice"),
+        (GOOD + "  ocr: {model: m}\n", "6: pipelines.ocr is used twice"),
+        (GOOD.replace("    model: ocr_ensemble\n", ""), "2: pipelines.ocr.model is wrong: Field required"),
+        (GOOD + "    timeout_s: soon\n", "6: pipelines.ocr.timeout_s is wrong: Input should be a valid number"),
+        (GOOD + "    timeout_s: 0\n", "6: pipelines.ocr.timeout_s is wrong: Input should be greater than 0"),
+        (GOOD + "    timeout_s: .nan\n", "6: pipelines.ocr.timeout_s is wrong: "),
+        (GOOD + '    batch: "yes"\n', "6: pipelines.ocr.batch is wrong: Input should be a valid boolean"),
+        (GOOD.replace("kind: image", "kind: picture"), "5: pipelines.ocr.inputs.image.kind is wrong: "),
+        (GOOD.replace("  ocr:", '  "o c r":'), "2: pipelines.o c r is wrong: String should match pattern"),
+        (GOOD.replace("  ocr:", "  12:"), "2: pipelines.12 is wrong: Input should be a valid string"),
+        (
+            GOOD + "    parameters: {n: {type: integer, minimum: few}}\n",
+            "6: pipelines.ocr.parameters.n.minimum is wrong: ",
+        ),
+        (
+            GOOD + "    parameters:\n      triton_x: {type: integer}\n",
+            "2: pipelines.ocr is wrong: the parameter 'triton_x' is reserved by Triton",
+        ),
+        (
+            GOOD + "    outputs: {early_exit: {tensor: Y}}\n",
+            "2: pipelines.ocr is wrong: the name 'early_exit' is reserved",
+        ),
+        (
+            GOOD + "    parameters: {image: {type: integer}}\n",
+            "2: pipelines.ocr is wrong: the name 'image' is used for an input and a parameter",
+        ),
+        ("", "1: the file is wrong: "),
+        ("- 1\n", "1: the file is wrong: "),
+        ("pipelines: [\n", " while parsing"),
+        ("pipelines: {? [a, b] : 1}\n", " while constructing"),
+        ("pipelines: &a [*a]\n", " an alias holds itself"),
+        (b"pipelines: \xff\n", " cannot be read: "),
+        ("pipelines:\n  ocr: \x07\n", " "),
+        ("pipelines: 2026-99-99\n", " "),
+    ],
+)
+def test_what_is_wrong(path: Path, text: str | bytes, complaint: str) -> None:
+    said = complaint_about(path, text)
+    assert any(line.startswith(complaint) for line in said.splitlines()), said
+
+
+def test_a_wrong_value_is_complained_of_once_not_for_each_type_it_might_have_had(path: Path) -> None:
+    said = complaint_about(path, GOOD + "    contract: {Y: {max_items: [1]}}\n")
+    assert {line.split(" is wrong")[0] for line in said.splitlines()} == {"6: pipelines.ocr.contract.Y.max_items"}
+
+
+def test_every_complaint_has_a_line_of_its_own(path: Path) -> None:
+    said = complaint_about(path, GOOD + "    timeout: 5\n    batch: 1\n")
+    assert len(said.splitlines()) == 2
+
+
+def test_a_file_that_is_not_there(path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_gateway_file(path)
+
+
+def test_nothing_is_near_and_nothing_is_valid() -> None:
+    assert nearest("x", []) == ""

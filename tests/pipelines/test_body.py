@@ -1,0 +1,230 @@
+"""Bodies that are malformed, hostile or merely wrong: the answer names what is wrong and repeats nothing of it."""
+
+import json
+import tracemalloc
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.domain.errors import GatewayError, InvalidInput, InvalidJson, InvalidRequest
+from app.pipelines.pipeline import Pipeline
+from tests.fakes.models import model, pipeline
+
+CONFIG = model(["X FP32 [-1]", "NOTE BYTES [1]", "DOC BYTES [1] optional", "FILE BYTES [1] optional"])
+
+
+def wide() -> Pipeline:
+    """A number list, a text, an optional JSON, an optional image and two parameters."""
+    return pipeline(
+        CONFIG,
+        inputs={
+            "x": {"tensor": "X"},
+            "note": {"tensor": "NOTE", "kind": "text"},
+            "doc": {"tensor": "DOC", "kind": "json", "optional": True},
+            "image": {"tensor": "FILE", "kind": "image", "optional": True},
+        },
+        parameters={"n": {"type": "integer", "default": 1}, "t": {"type": "number", "optional": True}},
+    )
+
+
+P = wide()
+GOOD = {"x": [1.0], "note": "hi"}
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def refusal(body: bytes) -> GatewayError:
+    with pytest.raises(GatewayError) as caught:
+        P.request_of_json(body)
+    return caught.value
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps({**GOOD, **fields}).encode()
+
+
+class TestMalformedJson:
+    @pytest.mark.parametrize(
+        "text",
+        [
+            b"",
+            b" ",
+            b"{",
+            b'{"x": [1',
+            b'{"x": [1]}, 2',
+            b"{x: 1}",
+            b"{'x': 1}",
+            b'{"x": [1],}',
+            b'{"x": 01}',
+            b'{"x": [NaN], "note": ""}',
+            b'{"x": [Infinity], "note": ""}',
+            b'{"note": "\x01", "x": []}',
+            b'{"note": "\xff", "x": []}',
+            b'{"note": "\\ud800", "x": []}',
+            b'{"note": "\\x41", "x": []}',
+            b"\xef\xbb\xbf{}",
+            '{"note": "a", "x": []}'.encode("utf-16"),
+            '{"note": "a", "x": []}'.encode("utf-32-le"),
+            b"x=1&note=hi",
+            b"\0",
+        ],
+    )
+    def test_it_is_invalid_json(self, text: bytes) -> None:
+        assert type(refusal(text)) is InvalidJson
+
+    @pytest.mark.parametrize("text", [b"[]", b"1", b"null", b'"x"', b"true", b"[{}]"])
+    def test_json_that_is_no_object(self, text: bytes) -> None:
+        assert type(refusal(text)) is InvalidRequest
+
+    @pytest.mark.parametrize("where", ["x", "note", "doc", "image", "n", "unknown"])
+    @pytest.mark.parametrize("bomb", ["[" * 100_000, "[" * 100_000 + "]" * 100_000, '{"a":' * 100_000])
+    def test_a_depth_bomb(self, where: str, bomb: str) -> None:
+        error = refusal(f'{{"{where}": {bomb}}}'.encode())
+        assert type(error) in {InvalidJson, InvalidInput}
+
+    def test_a_depth_bomb_as_the_body(self) -> None:
+        assert type(refusal(b"[" * 200_000)) in {InvalidJson, InvalidRequest}
+
+    def test_of_a_key_given_twice_the_last_wins(self) -> None:
+        request = P.request_of_json(b'{"x": [1], "note": "a", "note": "b"}')
+        assert request.inputs[1].array.tolist() == [b"b"]
+
+    def test_the_place_is_said_and_nothing_of_the_text(self) -> None:
+        error = refusal(b'{"note": secret}')
+        assert "byte 9" in error.detail
+        assert "secret" not in error.detail
+
+
+class TestFields:
+    def test_unknown_fields_are_named(self) -> None:
+        error = refusal(body(nota="x"))
+        assert type(error) is InvalidInput
+        assert [(found.field, found.problem) for found in error.errors] == [("nota", "is not a field of this pipeline")]
+
+    def test_a_thousand_unknown_fields_name_eight(self) -> None:
+        error = refusal(body(**{f"f{index}": index for index in range(1000)}))
+        assert [found.field for found in error.errors] == [f"f{index}" for index in range(8)]
+
+    def test_the_name_of_an_unknown_field_is_cut_and_made_harmless(self) -> None:
+        error = refusal(body(**{"\r\nX: \0" + "y" * 1000: 1}))
+        assert error.errors[0].field == "??X: ?" + "y" * 58
+
+    @pytest.mark.parametrize("name", ["early_exit", "triton_enable_empty_final_response", "__proto__", ""])
+    def test_reserved_names_are_unknown(self, name: str) -> None:
+        assert refusal(body(**{name: 1})).errors[0].problem == "is not a field of this pipeline"
+
+    def test_everything_that_is_wrong_is_said_at_once(self) -> None:
+        error = refusal(b'{"x": ["a"], "zzz": 1, "n": 1.5}')
+        assert {found.field: found.problem for found in error.errors} == {
+            "zzz": "is not a field of this pipeline",
+            "note": "is required",
+            "x[0]": "must be float, not str",
+            "n": "must be int | null, not float" if "null" in error.errors[-1].problem else "must be int, not float",
+        }
+        assert "(3 more)" in error.detail
+
+    @pytest.mark.parametrize("number", ["1e400", "-1e999", "9" * 400, "1" * 5000])
+    def test_a_number_that_no_float_can_hold(self, number: str) -> None:
+        error = refusal(f'{{"x": [0, {number}], "note": ""}}'.encode())
+        assert [(found.field, found.problem) for found in error.errors] == [("x[1]", "is out of range")]
+
+    @pytest.mark.parametrize("value", [True, "1", None, [1], {"a": 1}])
+    def test_what_is_no_number_inside_a_list(self, value: Any) -> None:
+        assert refusal(body(x=[value])).errors[0].field == "x[0]"
+
+    def test_nothing_of_the_input_is_repeated(self) -> None:
+        secret = "s3cret" * 100
+        for fields in ({"x": secret}, {"x": [secret]}, {"n": secret}, {"image": secret + "?"}, {"note": {secret: 1}}):
+            error = refusal(body(**fields))
+            assert "s3cret" not in repr((error.detail, error.hint, error.errors))
+
+    def test_json_inside_a_field_that_is_no_utf8(self) -> None:
+        error = refusal(b'{"x": [], "note": "", "doc": {"a": "\xff"}}')
+        assert error.errors[0].problem == "is not UTF-8 text"
+
+    def test_a_wrong_body_costs_a_few_times_its_size(self) -> None:
+        text = body(x=["wrong"] * 100_000)
+        tracemalloc.start()
+        refusal(text)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 4 * len(text)
+
+
+class TestForms:
+    def test_every_kind_as_a_form_field(self) -> None:
+        request = P.request_of_form(
+            {"x": "[1, 2]", "note": '"quoted" \0', "doc": '{"a": 1}', "image": PNG, "n": "7", "t": "0.5"}
+        )
+        assert [tensor.array.tolist() for tensor in request.inputs] == [
+            [1.0, 2.0],
+            [b'"quoted" \0'],
+            [b'{"a": 1}'],
+            [PNG],
+        ]
+        assert request.parameters == {"n": 7, "t": 0.5}
+
+    def test_text_and_json_may_come_as_files(self) -> None:
+        request = P.request_of_form({"x": b"[1]", "note": "ü".encode(), "doc": b"[]"})
+        assert [tensor.array.tolist() for tensor in request.inputs] == [[1.0], ["ü".encode()], [b"[]"]]
+
+    @pytest.mark.parametrize(
+        ("field", "part", "problem"),
+        [
+            ("x", "[1, 2", "is not JSON"),
+            ("x", "[NaN]", "is not JSON"),
+            ("x", "1", "must be array, not int"),
+            ("doc", "[" * 100_000, "is not JSON"),
+            ("x", b"\xff", "is not JSON"),
+            ("x", "\ud800", "is not UTF-8 text"),
+            ("note", b"\xff", "is not UTF-8 text"),
+            ("note", "a\ud800", "holds half a surrogate pair"),
+            ("doc", "{", "is not JSON"),
+            ("doc", b'"\xff"', "is not UTF-8 text"),
+            ("image", "iVBORw0KGgo=", "is not an image of a known format (PNG, JPEG, GIF, WebP, BMP or TIFF)"),
+            ("image", "\ud800", "is not UTF-8 text"),
+            ("n", "1.5", "must be int, not str"),
+            ("n", "", "must be int, not str"),
+            ("n", "\u0663", "must be int, not str"),
+            ("n", b"\xff", "is not UTF-8 text"),
+            ("t", "nan", "must be a finite number"),
+            ("t", "Infinity", "must be a finite number"),
+            ("t", "1e999", "is out of range"),
+            ("zzz", "1", "is not a field of this pipeline"),
+        ],
+    )
+    def test_what_is_wrong(self, field: str, part: str | bytes, problem: str) -> None:
+        with pytest.raises(InvalidInput) as caught:
+            P.request_of_form({"x": "[1]", "note": "hi", field: part})
+        assert [(found.field, found.problem) for found in caught.value.errors] == [(field, problem)]
+
+    def test_a_missing_part(self) -> None:
+        with pytest.raises(InvalidInput, match="'x' is required"):
+            P.request_of_form({"note": "hi"})
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.sampled_from(["x", "note", "doc", "image", "n", "t", "zz"]), json_values))
+def test_any_object_is_a_request_or_a_clients_mistake(fields: dict[str, Any]) -> None:
+    with suppress(InvalidJson, InvalidInput):
+        P.request_of_json(json.dumps(fields).encode())
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_clients_mistake(text: bytes) -> None:
+    with pytest.raises((InvalidJson, InvalidInput, InvalidRequest)):
+        P.request_of_json(text)
+
+
+@given(st.dictionaries(st.sampled_from(["x", "note", "doc", "image", "n", "t", "zz"]), st.text() | st.binary()))
+def test_any_form_is_a_request_or_a_clients_mistake(parts: dict[str, str | bytes]) -> None:
+    with suppress(InvalidInput):
+        P.request_of_form(parts)

@@ -1,6 +1,7 @@
 """Checks of what flows along an edge: datatype, shape, batch, and how many responses it comes with.
 
-The rules are those by which Triton 2.51 loads an ensemble, observed on the server.
+The rules are those by which Triton 2.51 loads and runs an ensemble, observed on the server: where only one end of an
+edge has a batch dimension, it takes the dimension away or adds one, as long as the batch is of one.
 """
 
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ _FREE = -1
 
 def mismatches(wiring: Wiring) -> Iterator[Finding]:
     for tensor, writer, reader in wiring.edges():
-        if found := _mismatch(tensor, writer, reader):
+        if found := _mismatch(tensor, writer, reader, wiring.config.max_batch_size):
             code, text = found
             where = reader.place or writer.place
             yield Finding(code, text, wiring.name, where.number if where else None, tensor)
@@ -65,20 +66,21 @@ def routers_needed(wiring: Wiring) -> Iterator[Finding]:
                 yield Finding(Code.ROUTER_NEEDED, text, wiring.name, place.number, tensor)
 
 
-def _mismatch(tensor: str, writer: End, reader: End) -> tuple[Code, str] | None:
+def _mismatch(tensor: str, writer: End, reader: End, largest_batch: int) -> tuple[Code, str] | None:
     given, wanted = writer.spec, reader.spec
     if given is None or wanted is None:
         return None
     if given.datatype != wanted.datatype:
         return Code.DATATYPE_MISMATCH, _difference(tensor, writer, reader, given.datatype, wanted.datatype)
-    whole = _whole(writer, given.dims), _whole(reader, wanted.dims)
-    if _agree(*whole):
+    if _agree(_whole(writer, given.dims), _whole(reader, wanted.dims)):
         return None
-    if writer.is_batched == reader.is_batched:
-        sides = [shape_text(given.dims), shape_text(wanted.dims)]
-        return Code.SHAPE_MISMATCH, _difference(tensor, writer, reader, *sides)
-    sides = [f"{shape_text(shape)} {_batch_words(end)}" for shape, end in zip(whole, (writer, reader), strict=True)]
-    return Code.BATCH_MISMATCH, _difference(tensor, writer, reader, *sides)
+    shapes = shape_text(given.dims), shape_text(wanted.dims)
+    if not _agree(given.dims, wanted.dims):
+        return Code.SHAPE_MISMATCH, _difference(tensor, writer, reader, *shapes)
+    if writer.is_batched and not reader.is_batched and largest_batch > 1:
+        sides = (f"up to {largest_batch} of {shapes[0]}", f"one {shapes[1]}: a batch of one fits, a larger one fails")
+        return Code.BATCH_MISMATCH, _difference(tensor, writer, reader, *sides)
+    return None
 
 
 def _difference(tensor: str, writer: End, reader: End, given: str, wanted: str) -> str:
@@ -103,7 +105,3 @@ def _whole(end: End, dims: tuple[int, ...]) -> tuple[int, ...]:
 
 def _agree(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
     return len(one) == len(other) and all(a == b or _FREE in (a, b) for a, b in zip(one, other, strict=True))
-
-
-def _batch_words(end: End) -> str:
-    return "with the batch dimension" if end.is_batched else "without a batch dimension"

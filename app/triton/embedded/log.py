@@ -14,6 +14,8 @@ _NOT_LOADED = re.compile(r"\"failed to load '([^']+)' version \d+: (.*)\"\Z", re
 _NOT_POLLED = re.compile(r"\"?Poll failed for model directory '([^']+)': (.*?)\"?\Z", re.DOTALL)
 # Said at every start without a GPU, and of no consequence there.
 _HARMLESS = re.compile(r"CUDA|CudaDriverHelper|NVML|DCGM")
+# The models' side of GATEWAY_LOG_TENSORS (model_kit.tensor_log): asked for, so shown where other notes are not.
+_TENSORS = re.compile(r'"?tensors triton_request_id=')
 _LINES_KEPT = 400
 _LONGEST_LINE = 16 * 1024
 
@@ -45,7 +47,7 @@ class TritonLog:
     def _take(self, line: str) -> None:
         self._lines.append(line)
         if match := _PREFIX.match(line):
-            self._level = _LEVELS[match[1]]
+            self._level = logging.INFO if _TENSORS.match(match[3]) else _LEVELS[match[1]]
             self._learn(match[3])
         if line and not _HARMLESS.search(line):
             logger.log(self._level, "triton: %s", line)

@@ -1,0 +1,102 @@
+"""The linter against the real Triton: what it calls an error is refused there, or fails there, or why not is said."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as client
+from tritonclient.utils import InferenceServerException
+
+from app.cli import main
+from app.triton.embedded.options import EmbeddedOptions
+from tests.broken_repositories import BROKEN, Repository, sound
+from tests.live.conftest import GatewayProcess, StartGateway, running_triton
+
+Triton = tuple[client.InferenceServerClient, Path]
+
+
+@pytest.fixture(scope="module")
+def explicit(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterator[Triton]:
+    """A Triton that loads when it is told to, and its repository, in which all is sound at the start."""
+    repository = tmp_path_factory.mktemp("explicit")
+    sound(Repository(repository))
+    with running_triton(EmbeddedOptions(repository, models_venv)) as triton:
+        yield client.InferenceServerClient(triton.grpc_url), repository
+
+
+def load(explicit: Triton, code: str, tmp_path: Path) -> None:
+    """Puts the broken models of a code beside the sound ones and loads ``broken``."""
+    server, repository = explicit
+    BROKEN[code].write(tmp_path)
+    for folder in (tmp_path / "models").iterdir():
+        if not (repository / folder.name).exists():
+            folder.rename(repository / folder.name)
+    try:
+        server.load_model("broken")
+    finally:
+        server.unload_model("broken")
+        (repository / "broken").rename(tmp_path / "was_loaded")
+
+
+@pytest.mark.parametrize("code", [code for code, broken in BROKEN.items() if broken.refused])
+def test_triton_refuses_what_is_said_to_be_refused(explicit: Triton, code: str, tmp_path: Path) -> None:
+    with pytest.raises(InferenceServerException, match="broken"):
+        load(explicit, code, tmp_path)
+
+
+# An auto-completed model needs a Triton that completes; this one was started without.
+@pytest.mark.parametrize("code", sorted({code for code in BROKEN if not BROKEN[code].refused} - {"unknown-edge"}))
+def test_triton_loads_what_only_the_linter_sees(explicit: Triton, code: str, tmp_path: Path) -> None:
+    load(explicit, code, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def batches(explicit: Triton) -> Callable[[str, list[int]], list[int]]:
+    """Sends a tensor of a shape through an ensemble with a batch dimension at one end; the shape of the answer."""
+    server, repository = explicit
+    ident = (Path(__file__).parent / "fault_scripts" / "ident.py").read_text()
+    build = Repository(repository)
+    build.model("flat", "X", "Y", script=ident)
+    build.model("batching", "X", "Y", batch=4, script=ident)
+    build.ensemble("batches_over_flat", "X", "Y", "flat X=X > Y=Y", batch=4)
+    build.ensemble("flat_over_batches", "X", "Y", "batching X=X > Y=Y")
+
+    def through(ensemble: str, shape: list[int]) -> list[int]:
+        server.load_model(ensemble)
+        tensor = client.InferInput("X", shape, "FP32")
+        tensor.set_data_from_numpy(np.zeros(shape, np.float32))
+        return list(server.infer(ensemble, [tensor]).as_numpy("Y").shape)
+
+    return through
+
+
+@pytest.mark.parametrize(("ensemble", "shape"), [("batches_over_flat", [1, 3]), ("flat_over_batches", [3])])
+def test_a_batch_of_one_fits_where_one_end_has_no_batch_dimension(batches, ensemble: str, shape: list[int]) -> None:
+    assert batches(ensemble, shape) == shape
+
+
+def test_a_larger_batch_fails_where_the_reader_has_no_batch_dimension(batches) -> None:
+    with pytest.raises(InferenceServerException, match="unexpected shape for input"):
+        batches("batches_over_flat", [2, 3])
+
+
+def test_a_running_triton_with_the_reference_models_is_clean(
+    gateway: GatewayProcess, triton: object, config_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", "--triton", triton.grpc_url, "--config", str(config_path)]) == 0
+    assert capsys.readouterr().out.startswith("0 error, 0 warning")
+
+
+def test_serve_logs_what_it_finds_and_serves(
+    models_venv: Path, start_gateway: StartGateway, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    repository = Repository(tmp_path_factory.mktemp("unordered"))
+    sound(repository)
+    BROKEN["unordered-stream"].build(repository)
+    with running_triton(EmbeddedOptions(repository.path, models_venv)) as server:
+        gateway = start_gateway(triton_url=server.grpc_url)
+        lines = [json.loads(line) for line in gateway.log.splitlines() if line.startswith("{")]
+    found = [line for line in lines if line.get("code") == "unordered-stream"]
+    assert [(line["level"], line["model"], line["step"]) for line in found] == [("WARNING", "broken", 2)]

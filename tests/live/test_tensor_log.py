@@ -1,0 +1,57 @@
+"""``GATEWAY_LOG_TENSORS=shapes``: the same tensors seen from the gateway's side and from the models', by request id."""
+
+import json
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.live.conftest import GatewayProcess, running_gateway
+
+PROMPT = "four words nobody logs"
+
+
+@pytest.fixture(scope="module")
+def logging(tmp_path_factory: pytest.TempPathFactory, models_venv: Path, pytestconfig: pytest.Config) -> GatewayProcess:
+    """A gateway with its own Triton that has streamed ``write`` once and ended, its log whole."""
+    settings = {
+        "embedded": "true",
+        "embedded_repository": str(pytestconfig.rootpath / "triton_models"),
+        "embedded_venv": str(models_venv),
+        "config": str(pytestconfig.rootpath / "gateway.yaml"),
+        "log_tensors": "shapes",
+    }
+    with running_gateway(tmp_path_factory.mktemp("logging"), **settings) as gateway:
+        body = {"prompt": PROMPT, "max_tokens": 3, "seed": 1}
+        url = f"{gateway.url}/v1/pipelines/write/stream"
+        httpx.post(url, json=body, headers={"X-Request-ID": "streamed"}, timeout=30).raise_for_status()
+    return gateway
+
+
+@pytest.fixture
+def triton_request_id(logging: GatewayProcess) -> str:
+    """The id under which Triton knew the streamed request."""
+    return str(logging.log_lines("streamed")[0]["triton_request_id"])
+
+
+def test_a_line_for_each_response(logging: GatewayProcess, triton_request_id: str) -> None:
+    lines = [json.loads(line) for line in logging.log.splitlines() if line.startswith("{")]
+    seen = [line for line in lines if line.get("triton_request_id") == triton_request_id and "tensors" in line]
+    with_tensors = [line for line in seen if line["tensors"]]
+    assert [line["response"] for line in seen] == list(range(1, len(seen) + 1))
+    assert len(with_tensors) == 3
+    assert with_tensors[0]["model"] == "text_generate"
+    assert set(with_tensors[0]["tensors"].split()) >= {"TEXT:BYTES[1]", "TOKEN_ID:INT32[1]"}
+    assert seen[-1]["final"] is True
+
+
+def test_the_same_line_from_the_models(logging: GatewayProcess, triton_request_id: str) -> None:
+    said = re.findall(rf"tensors triton_request_id={triton_request_id} ([^\"\\]*)", logging.log)
+    assert any(tensors.startswith("TOKEN_IDS:INT32[") for tensors in said), "the tokenizer's"
+    assert sum("TOKEN_ID:INT32[1]" in tensors and "TEXT" not in tensors for tensors in said) == 3, "the generator's"
+    assert sum("TEXT:BYTES[1]" in tensors for tensors in said) == 3, "the detokenizer's"
+
+
+def test_never_a_value(logging: GatewayProcess) -> None:
+    assert PROMPT not in logging.log

@@ -1,0 +1,68 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from app.domain.model import ModelConfig
+from app.pipelines.graph import Edge, End, graph_of
+from app.triton.repository import read_repository
+from tests.broken_repositories import Repository, sound
+
+
+def named(end: End) -> str:
+    return f"{end.step.name if end.step else '-'}.{end.tensor.name}"
+
+
+def arrow(edge: Edge) -> str:
+    return f"{named(edge.source)} > {named(edge.target)} {edge.name} {edge.datatype}{list(edge.shape)}"
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> dict[str, ModelConfig]:
+    repository = Repository(tmp_path)
+    sound(repository)
+    repository.ensemble("outer", "IN", "OUT", "sound X=IN > Y=a", "join A=a B=IN > Y=OUT")
+    return {model.folder: model.config for model in read_repository(tmp_path)}
+
+
+def test_a_plain_model_is_one_step(models: dict[str, ModelConfig]) -> None:
+    graph = graph_of(models["ident"], models)
+    assert [(step.name, step.ensemble) for step in graph.steps] == [("ident", "")]
+    assert [arrow(edge) for edge in graph.edges] == ["-.X > ident.X X FP32[-1]", "ident.Y > -.Y Y FP32[-1]"]
+
+
+def test_a_nested_ensemble_is_opened_and_repeated_models_are_numbered(models: dict[str, ModelConfig]) -> None:
+    graph = graph_of(models["outer"], models)
+    assert [(step.name, step.ensemble) for step in graph.steps] == [
+        ("ident", "sound"),
+        ("ident#2", "sound"),
+        ("join", "outer"),
+    ]
+    assert [arrow(edge) for edge in graph.edges] == [
+        "-.IN > ident.X X FP32[-1]",
+        "ident.Y > ident#2.X t FP32[-1]",
+        "ident#2.Y > join.A a FP32[-1]",
+        "-.IN > join.B IN FP32[-1]",
+        "join.Y > -.OUT OUT FP32[-1]",
+    ]
+
+
+def test_steps_may_be_listed_in_any_order(models: dict[str, ModelConfig]) -> None:
+    turned = replace(models["outer"], steps=models["outer"].steps[::-1])
+    assert set(map(arrow, graph_of(turned, models).edges)) == set(map(arrow, graph_of(models["outer"], models).edges))
+
+
+def test_ensembles_are_those_that_an_error_may_name(models: dict[str, ModelConfig]) -> None:
+    below = {name: models[name] for name in ("outer", "sound", "ident", "join")}
+    assert graph_of(models["outer"], below).ensembles == {"outer", "sound"}
+
+
+def test_a_step_whose_model_is_gone_is_left_out(models: dict[str, ModelConfig]) -> None:
+    graph = graph_of(models["outer"], {"outer": models["outer"], "join": models["join"]})
+    assert [step.name for step in graph.steps] == ["join"]
+
+
+def test_an_input_that_several_steps_have_has_no_one_edge(models: dict[str, ModelConfig]) -> None:
+    graph = graph_of(models["outer"], models)
+    assert graph.into("ident", "X") is None
+    assert graph.into("join", "A", "outer") is not None

@@ -64,14 +64,14 @@ class OutputField:
             raise ContractViolation(
                 f"Output '{tensor.name}' is {tensor.datatype}; {self.tensor.datatype} is declared.", tensor=tensor.name
             )
-        array = without_batch(tensor.array) if self.takes_batch else tensor.array
-        dims = ((-1,) if self.batched else ()) + self.tensor.dims
-        if array.size and not fits(array.shape, dims):
+        batch = (1,) if self.takes_batch else (-1,) if self.batched else ()
+        if tensor.array.size and not fits(tensor.shape, batch + self.tensor.dims):
             raise ContractViolation(
-                f"Output '{tensor.name}' has shape {shape_text(array.shape)}; {shape_text(dims)} is declared.",
+                f"Output '{tensor.name}' has shape {shape_text(tensor.shape)}; "
+                f"{shape_text(batch + self.tensor.dims)} is declared.",
                 tensor=tensor.name,
             )
-        return array
+        return without_batch(tensor.array) if self.takes_batch else tensor.array
 
     def value_of(self, array: Array) -> Any:
         """What the caller is given of an array that is not empty. Raises ContractViolation where JSON is none."""

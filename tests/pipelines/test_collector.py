@@ -1,0 +1,128 @@
+"""An answer, response by response: values, whole characters, what was never written, and how it ended."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.domain.errors import ContractViolation
+from app.domain.inference import InferenceResponse
+from app.domain.tensor import BYTES
+from app.pipelines.collector import Collector
+from app.pipelines.pipeline import Pipeline
+from tests.fakes.models import model, pipeline, response, tensor
+
+RULES = [{"reason": "no_text", "missing": ["TEXT"]}, {"reason": "no_ids", "empty": ["IDS"]}]
+
+
+def streamed(**spec: Any) -> Pipeline:
+    return pipeline(model([], ["TEXT BYTES [1]", "IDS INT32 [-1]"], decoupled=True), **spec)
+
+
+def collector(p: Pipeline) -> Collector:
+    return p.collector(p.request_of_json(b"{}"))
+
+
+def piece(text: bytes | None = None, ids: list[int] | None = None, *, is_final: bool = False) -> InferenceResponse:
+    tensors = [] if text is None else [tensor("TEXT", BYTES, [text])]
+    tensors += [] if ids is None else [tensor("IDS", "INT32", ids)]
+    return response(*tensors, is_final=is_final)
+
+
+@given(st.text(max_size=20), st.data())
+def test_text_cut_anywhere_comes_out_whole(text: str, data: st.DataObject) -> None:
+    content = text.encode()
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(content)), max_size=5)))
+    pieces = [content[a:b] for a, b in zip([0, *cuts], [*cuts, len(content)], strict=True)]
+    c = collector(streamed())
+    values = [c.add(piece(each, [1], is_final=place == len(pieces) - 1)) for place, each in enumerate(pieces)]
+    assert "".join(value["TEXT"] for value in values if value) == text
+    assert c.finish().values is None
+
+
+@given(st.lists(st.binary(max_size=6), min_size=1, max_size=6), st.booleans())
+def test_bytes_that_never_become_characters_are_replaced_at_the_end(pieces: list[bytes], apart: bool) -> None:
+    c = collector(streamed())
+    texts = []
+    for place, each in enumerate(pieces):
+        values = c.add(piece(each, is_final=not apart and place == len(pieces) - 1))
+        texts.append(values["TEXT"] if values else "")
+    ending = c.finish()
+    texts.append(ending.values["TEXT"] if ending.values else "")
+    assert "".join(texts) == b"".join(pieces).decode("utf-8", "replace")
+
+
+def test_a_response_without_outputs_is_no_output() -> None:
+    assert collector(streamed()).add(InferenceResponse({}, is_final=True)) is None
+
+
+def test_an_output_left_out_of_one_response_is_typed_and_empty() -> None:
+    c = collector(streamed())
+    values = c.add(piece(ids=[1]))
+    assert values is not None
+    assert values["TEXT"] == ""
+    values = c.add(piece(text=b"a"))
+    assert values is not None
+    assert values["IDS"] == []
+
+
+def test_two_outputs_may_show_one_tensor() -> None:
+    words = {"a": {"tensor": "TEXT", "kind": "text"}, "b": {"tensor": "TEXT", "kind": "binary"}}
+    assert collector(streamed(outputs=words)).add(piece(b"hi")) == {"a": "hi", "b": "aGk="}
+
+
+class TestEndings:
+    def test_a_stream_of_nothing_is_an_ordinary_end(self) -> None:
+        assert collector(streamed()).finish().early_exit is None
+
+    def test_missing_is_judged_over_the_whole_stream(self) -> None:
+        c = collector(streamed(early_exit=RULES))
+        c.add(piece(ids=[1]))
+        assert c.finish().early_exit == "no_text"
+        c = collector(streamed(early_exit=RULES))
+        c.add(piece(ids=[1]))
+        c.add(piece(text=b"a"))
+        assert c.finish().early_exit is None
+
+    def test_empty_is_judged_over_the_whole_stream(self) -> None:
+        c = collector(streamed(early_exit=RULES))
+        c.add(piece(b"a", []))
+        c.add(piece(b"b", []))
+        assert c.finish().early_exit == "no_ids"
+        c = collector(streamed(early_exit=RULES))
+        c.add(piece(b"a", []))
+        c.add(piece(b"b", [1]))
+        assert c.finish().early_exit is None
+
+    def test_a_rule_sees_tensors_that_no_caller_is_shown(self) -> None:
+        p = streamed(early_exit=RULES, outputs={"text": {"tensor": "TEXT", "kind": "text"}})
+        c = collector(p)
+        c.add(piece(b"a", [1]))
+        assert c.finish().early_exit is None
+        c = collector(p)
+        c.add(piece(b"a", []))
+        assert c.finish().early_exit == "no_ids"
+
+    def test_an_ordinary_model_writes_every_output_or_leaves_early(self) -> None:
+        config = model([], ["TEXT BYTES [1]", "IDS INT32 [-1]"])
+        c = collector(pipeline(config))
+        c.add(piece(b"a", is_final=True))
+        with pytest.raises(ContractViolation, match="'IDS' was not written") as caught:
+            c.finish()
+        assert caught.value.tensor == "IDS"
+        c = collector(pipeline(config, early_exit=[{"reason": "no_ids", "missing": ["IDS"]}]))
+        c.add(piece(b"a", is_final=True))
+        assert c.finish().early_exit == "no_ids"
+
+
+def test_a_tensor_of_another_type_is_a_violation() -> None:
+    with pytest.raises(ContractViolation):
+        collector(streamed()).add(response(tensor("IDS", "INT64", [1])))
+
+
+def test_numbers_are_not_walked_through_one_by_one() -> None:
+    values = collector(streamed()).add(piece(ids=[1, 2]))
+    assert values is not None
+    assert isinstance(values["IDS"], np.ndarray)

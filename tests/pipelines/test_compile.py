@@ -1,0 +1,96 @@
+"""A pipeline's words against its model: what does not fit is refused with the key, what is left out is derived."""
+
+from typing import Any
+
+import pytest
+
+from app.domain.model import ModelConfig
+from app.pipelines.compile import PipelineMismatch, derived_spec
+from tests.fakes.models import ensemble, model, pipeline
+
+CONFIG = model(["X FP32 [2]", "NOTE BYTES [1] optional"], ["Y FP32 [2]", "TEXT BYTES [1]"])
+
+
+def mismatch(config: ModelConfig = CONFIG, **words: Any) -> PipelineMismatch:
+    with pytest.raises(PipelineMismatch) as caught:
+        pipeline(config, **words)
+    return caught.value
+
+
+def test_fields_are_derived_where_nothing_is_said() -> None:
+    p = pipeline(CONFIG)
+    assert [(field.name, field.spec.kind, field.is_required) for field in p.inputs] == [
+        ("X", "number", True),
+        ("NOTE", "text", False),
+    ]
+    assert [(field.name, field.spec.kind) for field in p.outputs] == [("Y", "number"), ("TEXT", "text")]
+
+
+def test_a_tensor_that_a_parameter_fills_is_no_derived_input() -> None:
+    p = pipeline(CONFIG, parameters={"note": {"type": "string", "tensor": "NOTE"}})
+    assert [field.name for field in p.inputs] == ["X"]
+
+
+def test_a_model_without_a_file_may_be_streamed() -> None:
+    spec = derived_spec("m")
+    assert spec.model == "m"
+    assert spec.stream is not None
+
+
+def test_the_time_limit_is_the_pipelines_or_the_gateways() -> None:
+    assert pipeline(CONFIG).timeout_s == 30
+    assert pipeline(CONFIG, timeout_s=2).timeout_s == 2
+
+
+def test_the_ensembles_of_the_rules_are_those_of_the_graph() -> None:
+    inner = ensemble("inner", CONFIG)
+    p = pipeline(ensemble("outer", inner), inner, CONFIG)
+    assert p.rules.ensembles == {"outer", "inner"}
+    assert pipeline(CONFIG).rules.ensembles == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("words", "location", "text"),
+    [
+        ({"inputs": {"x": {"tensor": "Z"}}}, ("inputs", "x", "tensor"), "'Z' is no such tensor of the model"),
+        ({"outputs": {"y": {"tensor": "TEX"}}}, ("outputs", "y", "tensor"), "did you mean 'TEXT'?"),
+        ({"inputs": {"x": {"tensor": "X", "kind": "text"}}}, ("inputs", "x", "kind"), "'text' does not fit FP32"),
+        ({"outputs": {"t": {"tensor": "TEXT"}}}, ("outputs", "t", "kind"), "'number' does not fit BYTES"),
+        ({"inputs": {}}, ("inputs",), "leave out 'X'"),
+        ({"inputs": {"a": {"tensor": "X"}, "b": {"tensor": "X"}}}, ("inputs",), "give 'X' twice"),
+        (
+            {"inputs": {"x": {"tensor": "X"}}, "parameters": {"n": {"type": "string", "tensor": "NOPE"}}},
+            ("parameters", "n", "tensor"),
+            "did you mean 'NOTE'?",
+        ),
+        ({"early_exit": [{"reason": "a", "missing": ["Z"]}]}, ("early_exit", 0, "missing"), "'Z' is no such tensor"),
+        ({"early_exit": [{"reason": "a", "empty": ["X"]}]}, ("early_exit", 0, "empty"), "'X' is no such tensor"),
+        ({"contract": {"Z": {"max_items": 1}}}, ("contract", "Z"), "'Z' is no such tensor"),
+        ({"contract": {"Y": {"max_items": "n"}}}, ("contract", "Y", "max_items"), "'n' is no integer parameter"),
+        ({"batch": True}, ("batch",), "no batch dimension"),
+    ],
+)
+def test_what_does_not_fit(words: dict[str, Any], location: tuple[str | int, ...], text: str) -> None:
+    found = mismatch(**words)
+    assert found.location == location
+    assert text in found.text
+
+
+def test_a_limit_is_a_parameter_of_the_request_not_a_tensor() -> None:
+    words: dict[str, Any] = {
+        "parameters": {"n": {"type": "number"}, "k": {"type": "integer", "tensor": "K"}},
+        "contract": {"Y": {"max_items": "k"}},
+    }
+    assert "no integer parameter" in mismatch(model("K INT32 [1]", "Y FP32 [-1]"), **words).text
+
+
+def test_signed_rules_need_the_key() -> None:
+    rules = [{"reason": "a", "error": {"code": "any", "signed": True}}]
+    with pytest.raises(PipelineMismatch, match="GATEWAY_EARLY_EXIT_KEY") as caught:
+        pipeline(CONFIG, key=None, early_exit=rules)
+    assert caught.value.location == ("early_exit", 0, "error", "signed")
+    assert pipeline(CONFIG, early_exit=rules).rules
+
+
+def test_a_datatype_without_a_json_form() -> None:
+    assert "datatype INVALID" in mismatch(model("X INVALID [1]")).text

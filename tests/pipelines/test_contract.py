@@ -1,0 +1,83 @@
+"""The growing-token fault and its kin, found at the first response that shows it."""
+
+import numpy as np
+import pytest
+
+from app.domain.errors import ContractViolation
+from app.domain.inference import InferenceResponse
+from app.domain.tensor import Tensor
+from app.pipelines.contract import ContractCheck, TensorContract
+from tests.fakes.models import model, pipeline, response
+
+
+def of_shape(*shape: int) -> InferenceResponse:
+    return response(Tensor("T", "INT32", np.zeros(shape, np.int32)))
+
+
+def failing_at(contract: TensorContract, *responses: InferenceResponse) -> int:
+    """The place of the first response that breaks the contract."""
+    check = ContractCheck({"T": contract})
+    for place, each in enumerate(responses):
+        try:
+            check.check(each)
+        except ContractViolation:
+            return place
+    return -1
+
+
+def test_no_more_items_than_agreed() -> None:
+    contract = TensorContract("T", max_items=2)
+    assert failing_at(contract, of_shape(1), of_shape(2), of_shape(0), of_shape(3)) == 3
+    assert failing_at(contract, of_shape(1, 2), of_shape(2, 2)) == 1
+
+
+def test_the_shape_agreed() -> None:
+    assert failing_at(TensorContract("T", shape=(-1, 2)), of_shape(5, 2), of_shape(0, 2), of_shape(2, 3)) == 2
+    assert failing_at(TensorContract("T", shape=(1,)), of_shape(1, 1)) == 0
+
+
+def test_the_batch_dimension_is_no_part_of_the_shape() -> None:
+    contract = TensorContract("T", shape=(1,), takes_batch=True)
+    assert failing_at(contract, of_shape(1, 1), of_shape(1, 2)) == 1
+    assert failing_at(contract, of_shape(2, 1)) == 0
+
+
+def test_none_larger_than_the_first() -> None:
+    contract = TensorContract("T", not_growing=True)
+    assert failing_at(contract, of_shape(2), of_shape(1), of_shape(2), of_shape(3)) == 3
+
+
+def test_responses_without_the_tensor_say_nothing() -> None:
+    contract = TensorContract("T", max_items=0, shape=(1,), not_growing=True)
+    assert failing_at(contract, response(), InferenceResponse({})) == -1
+
+
+def test_the_detail_says_what_was_seen_and_what_was_agreed() -> None:
+    with pytest.raises(ContractViolation) as caught:
+        ContractCheck({"T": TensorContract("T", max_items=1)}).check(of_shape(2))
+    assert caught.value.tensor == "T"
+    assert caught.value.detail == "Output 'T' has shape [2]; at most 1 items were agreed."
+    assert "only what is new" in (caught.value.hint or "")
+
+
+def test_a_parameter_of_the_request_may_be_the_limit() -> None:
+    p = pipeline(
+        model([], "T INT32 [-1]", max_batch_size=4),
+        parameters={"chunk": {"type": "integer", "default": 1}},
+        contract={"T": {"max_items": "chunk", "shape": [-1]}},
+    )
+    collector = p.collector(p.request_of_json(b'{"chunk": 2}'))
+    collector.add(of_shape(1, 2))
+    with pytest.raises(ContractViolation, match="at most 2"):
+        collector.add(of_shape(1, 3))
+    with pytest.raises(ContractViolation, match="at most 1"):
+        p.collector(p.request_of_json(b"{}")).add(of_shape(1, 2))
+
+
+def test_an_optional_limit_that_was_not_given_limits_nothing() -> None:
+    p = pipeline(
+        model([], "T INT32 [-1]"),
+        parameters={"chunk": {"type": "integer", "optional": True}},
+        contract={"T": {"max_items": "chunk"}},
+    )
+    assert p.collector(p.request_of_json(b"{}")).add(of_shape(100)) is not None

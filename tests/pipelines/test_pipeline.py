@@ -1,0 +1,56 @@
+"""A pipeline's words as one request."""
+
+import pytest
+
+from app.domain.errors import InvalidInput, InvalidRequest, ModelError, UpstreamUnavailable
+from tests.fakes.models import model, pipeline, refusal
+
+CONFIG = model(["X FP32 [2]", "Y INT32 [1]"], ["Z FP32 [1]"])
+
+
+def test_a_request_is_for_the_model_and_the_version() -> None:
+    p = pipeline(CONFIG, version="3", parameters={"n": {"type": "integer"}})
+    request = p.request_of_json(b'{"X": [1, 2], "Y": 3, "n": 4}')
+    assert (request.model, request.version) == ("model", "3")
+    assert [(tensor.name, tensor.datatype, tensor.shape) for tensor in request.inputs] == [
+        ("X", "FP32", (2,)),
+        ("Y", "INT32", (1,)),
+    ]
+    assert request.parameters == {"n": 4}
+
+
+def test_every_request_has_an_id_that_nobody_can_guess() -> None:
+    p = pipeline(model([], "Z FP32 [1]"))
+    ids = {p.request_of_json(b"{}").request_id for _ in range(100)}
+    assert len(ids) == 100
+    assert all(len(each) == 32 for each in ids)
+
+
+def test_all_problems_of_the_values_are_said_at_once() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        pipeline(model(["X FP32 [2]", "Y FP32 [3]"])).request_of_json(b'{"X": [1], "Y": []}')
+    assert [found.field for found in caught.value.errors] == ["X", "Y"]
+
+
+def test_a_pipeline_that_does_not_stream_says_so() -> None:
+    with pytest.raises(InvalidRequest):
+        pipeline(CONFIG).stream_spec()
+    assert pipeline(CONFIG, stream=True).stream_spec().progress_s == 30
+
+
+class TestJudging:
+    P = pipeline(CONFIG, early_exit=[{"reason": "no", "error": {"code": "ALREADY_EXISTS", "message": "EXIT"}}])
+
+    def test_an_exit_by_the_rules(self) -> None:
+        assert self.P.judge(refusal("EXIT"), "rid") == "no"
+
+    def test_an_error_without_upstream_is_raised_as_it_is(self) -> None:
+        error = UpstreamUnavailable("gone")
+        with pytest.raises(UpstreamUnavailable) as caught:
+            self.P.judge(error, "rid")
+        assert caught.value is error
+
+    def test_the_right_message_with_the_wrong_code_gets_a_hint(self) -> None:
+        with pytest.raises(ModelError) as caught:
+            self.P.judge(refusal("EXIT", "INTERNAL"), "rid")
+        assert "'no'" in (caught.value.hint or "")

@@ -1,0 +1,193 @@
+"""One unary run over an engine that answers as scripted."""
+
+import asyncio
+from typing import Any
+
+import orjson
+import pytest
+
+from app.domain.deadline import Deadline
+from app.domain.errors import ContractViolation, GatewayError, InvalidInput, ModelError, UpstreamUnavailable
+from app.domain.inference import InferenceResponse
+from app.domain.tensor import BYTES
+from app.pipelines.pipeline import Pipeline
+from app.pipelines.run import Result, run
+from tests.fakes.engine import Answer, FakeEngine
+from tests.fakes.models import ensemble, model, pipeline, refusal, response, tensor
+
+OUTPUTS = ["TEXT BYTES [1]", "IDS INT32 [-1]", "REASON BYTES [1]", "SCORE FP32 [1]"]
+WORDS = {
+    "text": {"tensor": "TEXT", "kind": "text"},
+    "ids": {"tensor": "IDS"},
+    "reason": {"tensor": "REASON", "kind": "text", "join": "last"},
+    "score": {"tensor": "SCORE"},
+}
+RULES = [{"reason": "nothing", "error": {"code": "ALREADY_EXISTS", "message": "EXIT"}}]
+
+
+async def ran(p: Pipeline, *answers: Answer) -> tuple[dict[str, Any], str | None]:
+    result = await outcome(p, *answers)
+    return orjson.loads(orjson.dumps(result.values, option=orjson.OPT_SERIALIZE_NUMPY)), result.early_exit
+
+
+async def outcome(p: Pipeline, *answers: Answer) -> Result:
+    return await run(FakeEngine(answers=list(answers)), p, p.request_of_json(b"{}"), Deadline.after(20))
+
+
+def whole(text: bytes = b"hi", ids: tuple[int, ...] = (1, 2), *, is_final: bool = True) -> InferenceResponse:
+    return response(
+        tensor("TEXT", BYTES, [text]),
+        tensor("IDS", "INT32", list(ids)),
+        tensor("REASON", BYTES, [b"stop"]),
+        tensor("SCORE", "FP32", [0.5]),
+        is_final=is_final,
+    )
+
+
+EMPTY = {"text": None, "ids": [], "reason": None, "score": None}
+
+
+class TestAnOrdinaryModel:
+    P = pipeline(model([], OUTPUTS), outputs=WORDS, early_exit=RULES)
+
+    async def test_its_one_response(self) -> None:
+        assert await ran(self.P, whole()) == ({"text": "hi", "ids": [1, 2], "reason": "stop", "score": 0.5}, None)
+
+    async def test_text_that_ends_inside_a_character(self) -> None:
+        assert (await ran(self.P, whole("hi€".encode()[:-1])))[0]["text"] == "hi\ufffd"
+
+    async def test_an_early_exit_is_the_empty_result(self) -> None:
+        assert await ran(self.P, refusal("EXIT")) == (EMPTY, "nothing")
+
+    async def test_another_error_is_an_error(self) -> None:
+        with pytest.raises(ModelError):
+            await ran(self.P, refusal("EXIT "))
+        with pytest.raises(ModelError):
+            await ran(self.P, refusal("EXIT", "INTERNAL"))
+
+    async def test_an_output_left_out_is_a_violation(self) -> None:
+        with pytest.raises(ContractViolation, match="'IDS' was not written"):
+            await ran(self.P, response(tensor("TEXT", BYTES, [b"hi"])))
+
+    async def test_a_partial_result_keeps_what_was_written(self) -> None:
+        p = pipeline(model([], OUTPUTS), outputs=WORDS, early_exit=[{"reason": "no_ids", "missing": ["IDS"]}])
+        answer = response(tensor("TEXT", BYTES, [b"hi"]), tensor("SCORE", "FP32", [0.5]))
+        assert await ran(p, answer) == ({"text": "hi", "ids": [], "reason": None, "score": 0.5}, "no_ids")
+
+    async def test_no_output_at_all(self) -> None:
+        p = pipeline(model([], OUTPUTS), outputs=WORDS, early_exit=[{"reason": "none", "missing": ["IDS", "TEXT"]}])
+        assert await ran(p, InferenceResponse({})) == (EMPTY, "none")
+
+
+class TestADecoupledModel:
+    CONFIG = model([], OUTPUTS, decoupled=True)
+    P = pipeline(CONFIG, outputs=WORDS, early_exit=RULES)
+
+    async def test_responses_are_joined_each_output_in_its_way(self) -> None:
+        answers = [whole(b"a", (1,), is_final=False), whole(b"b", (2, 3), is_final=False), InferenceResponse({})]
+        assert await ran(self.P, *answers) == (
+            {"text": "ab", "ids": [1, 2, 3], "reason": "stop", "score": [0.5, 0.5]},
+            None,
+        )
+
+    async def test_no_response_is_an_ordinary_end(self) -> None:
+        assert await ran(self.P, InferenceResponse({})) == ({"text": "", "ids": [], "reason": None, "score": []}, None)
+
+    async def test_an_exit_after_some_responses_keeps_them(self) -> None:
+        values, reason = await ran(self.P, whole(b"a", (1,), is_final=False), refusal("EXIT"))
+        assert (values["text"], values["ids"], reason) == ("a", [1], "nothing")
+
+    async def test_a_character_in_two_pieces(self) -> None:
+        first, second = "€".encode()[:1], "€".encode()[1:]
+        values, _ = await ran(self.P, whole(first, is_final=False), whole(second))
+        assert values["text"] == "€"
+
+    async def test_a_character_that_never_ends(self) -> None:
+        values, _ = await ran(self.P, whole("€".encode()[:2], is_final=False), InferenceResponse({}))
+        assert values["text"] == "\ufffd"
+        assert values["score"] == [0.5]
+
+    async def test_lists_of_text_and_of_rows(self) -> None:
+        p = pipeline(
+            model([], ["WORDS BYTES [-1]", "BOXES FP32 [-1,2]", "DOC BYTES [1]"], decoupled=True),
+            outputs={
+                "words": {"tensor": "WORDS", "kind": "text"},
+                "boxes": {"tensor": "BOXES"},
+                "doc": {"tensor": "DOC", "kind": "json"},
+            },
+        )
+        piece = response(
+            tensor("WORDS", BYTES, [b"a", b"b"]),
+            tensor("BOXES", "FP32", [[1, 2]]),
+            tensor("DOC", BYTES, [b'{"a": [1]}']),
+            is_final=False,
+        )
+        assert (await ran(p, piece, piece))[0] == {
+            "words": ["a", "b", "a", "b"],
+            "boxes": [[1, 2], [1, 2]],
+            "doc": [{"a": [1]}, {"a": [1]}],
+        }
+
+    async def test_a_broken_contract_ends_it_and_closes_the_call(self) -> None:
+        p = pipeline(self.CONFIG, outputs=WORDS, contract={"IDS": {"max_items": 1}})
+        engine = FakeEngine(answers=[whole(ids=(1,), is_final=False), whole(ids=(1, 2), is_final=False), 3600.0])
+        with pytest.raises(ContractViolation):
+            await run(engine, p, p.request_of_json(b"{}"), Deadline.after(20))
+        assert engine.closed == 1
+
+    async def test_giving_up_closes_the_call(self) -> None:
+        engine = FakeEngine(answers=[whole(is_final=False), 3600.0])
+        work = asyncio.create_task(run(engine, self.P, self.P.request_of_json(b"{}"), Deadline.after(20)))
+        await asyncio.sleep(0)
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        assert engine.closed == 1
+
+
+class TestBlame:
+    """A step of ``rejects_input`` makes its INVALID_ARGUMENT the caller's fault: 422."""
+
+    CONFIG = model([], OUTPUTS, name="step")
+    P = pipeline(ensemble("whole", CONFIG), CONFIG, outputs=WORDS, rejects_input=["step"])
+
+    @pytest.mark.parametrize("code", ["INVALID_ARGUMENT", None])
+    async def test_a_step_that_names_itself(self, code: str | None) -> None:
+        with pytest.raises(InvalidInput) as caught:
+            await ran(self.P, refusal("in ensemble 'whole', step: secret is too small", code))
+        assert "secret" not in caught.value.detail
+
+    @pytest.mark.parametrize(
+        ("message", "code"),
+        [
+            ("in ensemble 'whole', other: no", "INVALID_ARGUMENT"),
+            ("in ensemble 'whole', user wrote step: no", "INVALID_ARGUMENT"),
+            ("in ensemble 'foreign', step: no", "INVALID_ARGUMENT"),
+            ("in ensemble 'whole', step: no", "INTERNAL"),
+        ],
+    )
+    async def test_anything_else_is_the_models(self, message: str, code: str) -> None:
+        with pytest.raises(ModelError):
+            await ran(self.P, refusal(message, code))
+
+    async def test_the_pipelines_own_model_need_not_name_itself(self) -> None:
+        p = pipeline(model([], OUTPUTS), outputs=WORDS, rejects_input=["model"])
+        with pytest.raises(InvalidInput):
+            await ran(p, refusal("whatever", "INVALID_ARGUMENT"))
+        with pytest.raises(ModelError):
+            await ran(p, refusal("whatever", None))
+
+
+@pytest.mark.parametrize("error", [UpstreamUnavailable("gone"), ContractViolation("no", tensor="Y")])
+async def test_what_the_gateway_itself_says_is_no_early_exit(error: GatewayError) -> None:
+    p = pipeline(
+        model([], OUTPUTS),
+        outputs=WORDS,
+        early_exit=[{"reason": "x", "error": {"code": "any", "message_pattern": ".*"}}],
+    )
+    with pytest.raises(type(error)):
+        await ran(p, error)
+
+
+async def test_the_time_with_triton_is_measured() -> None:
+    assert (await outcome(TestAnOrdinaryModel.P, 0.02, whole())).triton_s >= 0.02

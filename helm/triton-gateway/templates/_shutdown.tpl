@@ -1,8 +1,7 @@
 {{/* Seconds from the pod's deletion to SIGKILL. */}}
 {{- define "triton-gateway.gracePeriodSeconds" -}}
-{{- with .Values.shutdown -}}
-{{ add .preStopSeconds .longestStreamSeconds .tritonExitSeconds .marginSeconds }}
-{{- end -}}
+{{- $shutdown := .Values.shutdown -}}
+{{ add $shutdown.preStopSeconds $shutdown.longestStreamSeconds $shutdown.tritonExitSeconds $shutdown.marginSeconds }}
 {{- end }}
 
 {{- define "triton-gateway.holdsGpus" -}}

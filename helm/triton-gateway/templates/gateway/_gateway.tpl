@@ -88,14 +88,13 @@ volumeMounts:
   value: {{ .Values.gateway.logLevel }}
 - name: GATEWAY_LOG_FORMAT
   value: {{ .Values.gateway.logFormat }}
-{{- with .Values.gateway.earlyExitKey }}
-{{- if .secretName }}
+{{- $earlyExitKey := .Values.gateway.earlyExitKey }}
+{{- if $earlyExitKey.secretName }}
 - name: GATEWAY_EARLY_EXIT_KEY
   valueFrom:
     secretKeyRef:
-      name: {{ .secretName }}
-      key: {{ .secretKey }}
-{{- end }}
+      name: {{ $earlyExitKey.secretName }}
+      key: {{ $earlyExitKey.secretKey }}
 {{- end }}
 {{- end }}
 

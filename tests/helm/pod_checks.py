@@ -1,0 +1,182 @@
+"""That a pod is whole, safe and ends in order: each check yields what is wrong."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from tests.helm.pod_security import breaches
+from tests.helm.release import Release
+
+QUANTITY = re.compile(r"\d+(\.\d+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?")
+UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+IMAGE = re.compile(r"[a-z0-9][a-z0-9._/:-]*(:[A-Za-z0-9_][A-Za-z0-9._-]*|@sha256:[0-9a-f]{64})")
+EXTERNAL_SECRETS = {"early-exit", "bucket-credentials", "inference-tls", "registry-credentials"}
+"""What ci/ expects to be there before the release."""
+FAREWELL_S = 5
+
+
+def mounts(release: Release) -> Iterator[str]:
+    for name, pod in release.pods.items():
+        volumes = {volume["name"] for volume in pod.get("volumes", [])}
+        containers = [*pod.get("initContainers", []), *pod["containers"]]
+        mounted = {mount["name"] for each in containers for mount in each.get("volumeMounts", [])}
+        yield from (f"{name}: {each} is mounted and is no volume" for each in mounted - volumes)
+        yield from (f"{name}: volume {each} is not mounted" for each in volumes - mounted)
+
+
+def config_items(release: Release) -> Iterator[str]:
+    """Every key that a volume takes from a ConfigMap of the release is there, and every key is taken."""
+    maps = {
+        each["metadata"]["name"]: {**each.get("data", {}), **each.get("binaryData", {})}
+        for each in release.of("ConfigMap")
+    }
+    for pod in release.pods.values():
+        for volume in pod.get("volumes", []):
+            if source := volume.get("configMap"):
+                taken, there = {item["key"] for item in source["items"]}, set(maps.get(source["name"], {}))
+                yield from (f"ConfigMap {source['name']} and its volume differ in {key}" for key in taken ^ there)
+
+
+def references(release: Release) -> Iterator[str]:
+    accounts = release.names("ServiceAccount") | {"default"}
+    for name, pod in release.pods.items():
+        if pod.get("serviceAccountName") not in accounts:
+            yield f"{name}: there is no ServiceAccount {pod.get('serviceAccountName')}"
+    yield from (f"there is no Secret {name}" for name in set(_secrets(release.documents)) - EXTERNAL_SECRETS)
+
+
+def _secrets(node: Any) -> Iterator[str]:
+    if isinstance(node, dict):
+        yield from (node[key]["name"] for key in ("secretKeyRef", "secretRef") if key in node)
+        yield from (each["name"] for each in node.get("imagePullSecrets", []))
+        yield from (node[key] for key in ("secretName",) if key in node)
+    for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from _secrets(child)
+
+
+def probe_ports(release: Release) -> Iterator[str]:
+    for container in release.containers():
+        own = {port["name"] for port in container.get("ports", [])}
+        for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
+            port = container.get(kind, {}).get("httpGet", {}).get("port")
+            if port is not None and port not in own:
+                yield f"{container['name']}: {kind} asks port {port}, which it has not"
+
+
+def liveness_ignores_readiness(release: Release) -> Iterator[str]:
+    for container in release.containers():
+        for kind in ("startupProbe", "livenessProbe"):
+            if "ready" in str(container.get(kind, "")):
+                yield f"{container['name']}: {kind} asks for readiness"
+
+
+def grace(release: Release) -> Iterator[str]:
+    (deployment,) = release.of("Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    (gateway,) = pod["containers"]
+    needed = gateway["lifecycle"]["preStop"]["sleep"]["seconds"] + FAREWELL_S
+    needed += float(next(each["value"] for each in gateway["env"] if each["name"] == "GATEWAY_DRAIN_S"))
+    for triton in pod.get("initContainers", []):
+        needed += float(next(word for word in triton["args"] if "--exit-timeout-secs=" in word).partition("=")[2])
+    if pod["terminationGracePeriodSeconds"] < needed:
+        yield f"the grace period is {pod['terminationGracePeriodSeconds']} s, and {needed:g} s may be needed"
+
+
+def sidecar_order(release: Release) -> Iterator[str]:
+    """An init container that does not stay would have to end before the gateway begins: Triton never does."""
+    for pod in release.pods.values():
+        for container in pod.get("initContainers", []):
+            if container.get("restartPolicy") != "Always":
+                yield f"{container['name']} is no sidecar"
+
+
+def loopback(release: Release) -> Iterator[str]:
+    """Triton's API is for the gateway alone."""
+    for container in release.containers():
+        for service in ("http", "grpc"):
+            said = [word for word in container.get("args", []) if word.startswith(f"--{service}-address=")]
+            if container["name"] == "triton" and said != [f"--{service}-address=127.0.0.1"]:
+                yield f"Triton's {service} is not on loopback: {said}"
+
+
+def triton_address(release: Release) -> Iterator[str]:
+    """The gateway calls the port that its own Triton listens on."""
+    for pod in release.pods.values():
+        urls = [e["value"] for c in pod["containers"] for e in c.get("env", []) if e["name"] == "GATEWAY_TRITON_URL"]
+        ports = [w.partition("=")[2] for c in pod.get("initContainers", []) for w in c["args"] if "--grpc-port=" in w]
+        if ports and urls != [f"127.0.0.1:{ports[0]}"]:
+            yield f"the gateway calls {urls}, Triton listens on port {ports}"
+
+
+def quantities(release: Release) -> Iterator[str]:
+    for container in release.containers():
+        resources = container.get("resources", {})
+        said = [value for side in resources.values() for value in side.values()]
+        yield from (f"{container['name']}: {each} is no quantity" for each in said if not QUANTITY.fullmatch(str(each)))
+        for name, wanted in resources.get("requests", {}).items():
+            limit = resources.get("limits", {}).get(name)
+            if limit is not None and amount(wanted) > amount(limit):
+                yield f"{container['name']}: requests {wanted} of {name}, is limited to {limit}"
+        if "memory" not in resources.get("limits", {}):
+            yield f"{container['name']}: has no limit of memory"
+
+
+def shared_memory(release: Release) -> Iterator[str]:
+    """/dev/shm counts against the memory limit of who fills it."""
+    for pod in release.pods.values():
+        sizes = {
+            each["name"]: each["emptyDir"].get("sizeLimit") for each in pod.get("volumes", []) if "emptyDir" in each
+        }
+        for container in pod.get("initContainers", []):
+            if "/dev/shm" not in {mount["mountPath"] for mount in container.get("volumeMounts", [])}:
+                yield f"{container['name']}: /dev/shm has the runtime's 64 MiB"
+            elif amount(sizes["shm"]) > amount(container["resources"]["limits"]["memory"]) / 2:
+                yield f"{container['name']}: /dev/shm may take more than half of its memory"
+
+
+def amount(quantity: str | int) -> float:
+    """In the base unit: cores or bytes."""
+    match = re.fullmatch(r"([\d.]+)([A-Za-z]*)", str(quantity))
+    if match is None:
+        return float("nan")
+    return float(match[1]) * (1e-3 if match[2] == "m" else UNITS.get(match[2], float("nan")))
+
+
+def images(release: Release) -> Iterator[str]:
+    for container in release.containers():
+        if not IMAGE.fullmatch(container["image"]) or container["image"].endswith(":latest"):
+            yield f"{container['name']}: {container['image']} names no one image"
+
+
+def environments(release: Release) -> Iterator[str]:
+    for container in release.containers():
+        names = [each["name"] for each in container.get("env", [])]
+        yield from (f"{container['name']}: {name} is set twice" for name in {n for n in names if names.count(n) > 1})
+        numbers = [each["name"] for each in container.get("env", []) if not isinstance(each.get("value", ""), str)]
+        yield from (f"{container['name']}: {name} is no text" for name in numbers)
+
+
+def writable_folders(release: Release) -> Iterator[str]:
+    for container in release.containers():
+        mounted = {mount["mountPath"] for mount in container.get("volumeMounts", [])}
+        is_server = container["name"] != "test"
+        if is_server and container["securityContext"].get("readOnlyRootFilesystem") and "/tmp" not in mounted:
+            yield f"{container['name']}: has no /tmp to write to"
+
+
+def service_links(release: Release) -> Iterator[str]:
+    for name, pod in release.pods.items():
+        if pod.get("enableServiceLinks") is not False:
+            yield f"{name}: a Service called `gateway` would set GATEWAY_PORT"
+        if pod.get("automountServiceAccountToken") is not False:
+            yield f"{name}: carries a token that it has no use for"
+
+
+def pod_security(release: Release) -> Iterator[str]:
+    for name, pod in release.pods.items():
+        yield from (f"{name}: {breach}" for breach in breaches(pod))
+
+
+def unique_names(release: Release) -> Iterator[str]:
+    seen = [(each["kind"], each["metadata"]["name"]) for each in release.documents]
+    yield from (f"{kind} {name} is there twice" for kind, name in {each for each in seen if seen.count(each) > 1})

@@ -1,0 +1,84 @@
+"""The chart rendered by the real helm, and what it says looked up by kind."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "helm" / "triton-gateway"
+CI_FILES = sorted((CHART / "ci").glob("*-values.yaml"))
+KUBERNETES_VERSIONS = ("1.30", "1.33", "1.36")
+RELEASE, NAMESPACE = "demo", "inference"
+
+Document = dict[str, Any]
+
+
+class ChartRefused(Exception):
+    """helm's own words."""
+
+
+def helm(*arguments: str, stdin: str = "") -> str:
+    """Raises ChartRefused."""
+    command = [str(Path(sys.executable).parent / "helm"), *arguments]
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise ChartRefused(done.stdout + done.stderr)
+    return done.stdout
+
+
+def render_text(values: Document | Path | None = None, *, kubernetes: str = "1.33", chart: Path = CHART) -> str:
+    """The YAML of a release called ``demo`` in the namespace ``inference``. Raises ChartRefused."""
+    chosen = [] if values is None else ["--values", str(values) if isinstance(values, Path) else "-"]
+    stdin = json.dumps(values) if isinstance(values, dict) else ""
+    options = ["--namespace", NAMESPACE, "--kube-version", kubernetes, *chosen]
+    return helm("template", RELEASE, str(chart), *options, stdin=stdin)
+
+
+def render(values: Document | Path | None = None, *, kubernetes: str = "1.33", chart: Path = CHART) -> list[Document]:
+    """Raises ChartRefused."""
+    return [each for each in yaml.safe_load_all(render_text(values, kubernetes=kubernetes, chart=chart)) if each]
+
+
+def combinations() -> list[tuple[Path, str]]:
+    """Every file of ci/ with every Kubernetes version that can run it."""
+    return [
+        (path, version)
+        for path in CI_FILES
+        for version in KUBERNETES_VERSIONS
+        if path.name != "image-volume-values.yaml" or version == "1.36"
+    ]
+
+
+def of_kind(documents: list[Document], kind: str) -> list[Document]:
+    return [each for each in documents if each["kind"] == kind]
+
+
+def the(documents: list[Document], kind: str) -> Document:
+    """The only one of its kind."""
+    (found,) = of_kind(documents, kind)
+    return found
+
+
+def pod_spec(documents: list[Document]) -> Document:
+    """Of the Deployment."""
+    spec: Document = the(documents, "Deployment")["spec"]["template"]["spec"]
+    return spec
+
+
+def gateway_container(documents: list[Document]) -> Document:
+    (container,) = pod_spec(documents)["containers"]
+    return dict(container)
+
+
+def triton_container(documents: list[Document]) -> Document:
+    (container,) = pod_spec(documents)["initContainers"]
+    return dict(container)
+
+
+def environment_of(container: Document) -> dict[str, str]:
+    """The variables that have a value of their own."""
+    return {each["name"]: each["value"] for each in container.get("env", []) if "value" in each}

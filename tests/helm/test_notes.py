@@ -1,0 +1,50 @@
+"""NOTES.txt: the next command, which works."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.helm.rendering import CHART, CI_FILES, NAMESPACE, RELEASE, Document, render, the
+
+
+@pytest.fixture
+def chart_that_shows_its_notes(tmp_path: Path) -> Path:
+    """helm shows notes of an installed release only, so a copy of the chart has them in a document."""
+    chart = tmp_path / "chart"
+    shutil.copytree(CHART, chart)
+    notes = (chart / "templates" / "NOTES.txt").read_text()
+    document = '\nkind: Notes\napiVersion: v1\nmetadata:\n  name: notes\ntext: {{ include "notes" . | toJson }}\n'
+    (chart / "templates" / "notes.yaml").write_text(f'{{{{ define "notes" }}}}{notes}{{{{ end }}}}{document}')
+    return chart
+
+
+@pytest.mark.parametrize(
+    "values", [path for path in CI_FILES if "image-volume" not in path.name], ids=lambda path: path.stem
+)
+def test_they_name_what_was_installed(chart_that_shows_its_notes: Path, values: Path) -> None:
+    documents = render(values, chart=chart_that_shows_its_notes)
+    notes, name = the(documents, "Notes")["text"], the(documents, "Deployment")["metadata"]["name"]
+    assert f"kubectl --namespace {NAMESPACE} rollout status deployment/{name}" in notes
+    assert f"helm test {RELEASE} --namespace {NAMESPACE}" in notes
+
+
+def notes_of(chart: Path, values: Document) -> str:
+    return str(the(render(values, chart=chart), "Notes")["text"])
+
+
+def test_they_forward_the_port_that_the_service_has(chart_that_shows_its_notes: Path) -> None:
+    notes = notes_of(chart_that_shows_its_notes, {"service": {"port": 8000}})
+    assert "port-forward service/demo-triton-gateway 8080:8000 &\n  curl http://127.0.0.1:8080/v1/pipelines" in notes
+
+
+def test_they_call_the_host_of_an_ingress(chart_that_shows_its_notes: Path) -> None:
+    ingress = {"enabled": True, "hosts": ["a.example"], "tlsSecretName": "tls"}
+    assert "curl https://a.example/v1/pipelines" in notes_of(chart_that_shows_its_notes, {"ingress": ingress})
+
+
+def test_they_begin_with_the_two_builds_where_no_registry_is_named(chart_that_shows_its_notes: Path) -> None:
+    bare = notes_of(chart_that_shows_its_notes, {})
+    assert bare.index("--target triton .") < bare.index("kubectl")
+    pushed = {"gateway": {"image": {"repository": "registry.example.com/triton-gateway"}}}
+    assert "docker build" not in notes_of(chart_that_shows_its_notes, pushed)

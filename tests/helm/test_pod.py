@@ -1,0 +1,168 @@
+"""What runs where: the sidecar, GPUs, model sources, strategy, budget."""
+
+import pytest
+
+from tests.helm.pod_security import breaches
+from tests.helm.rendering import Document, gateway_container, of_kind, pod_spec, render, the, triton_container
+
+
+def strategy(values: Document) -> Document:
+    return dict(the(render(values), "Deployment")["spec"]["strategy"])
+
+
+def volume(documents: list[Document], name: str) -> Document:
+    (found,) = (each for each in pod_spec(documents)["volumes"] if each["name"] == name)
+    return dict(found)
+
+
+def test_the_defaults_fit_the_restricted_standard_test_pod_included() -> None:
+    documents = render()
+    assert list(breaches(pod_spec(documents))) == []
+    assert list(breaches(the(documents, "Pod")["spec"])) == []
+
+
+def test_triton_is_a_native_sidecar_and_the_gateway_the_only_main_container() -> None:
+    documents = render()
+    assert [each["name"] for each in pod_spec(documents)["containers"]] == ["gateway"]
+    assert triton_container(documents)["restartPolicy"] == "Always"
+
+
+def test_triton_listens_on_loopback_but_for_its_metrics() -> None:
+    addresses = {word for word in triton_container(render())["args"] if "-address=" in word}
+    assert addresses == {"--grpc-address=127.0.0.1", "--http-address=127.0.0.1", "--metrics-address=0.0.0.0"}
+    assert [port["containerPort"] for port in triton_container(render())["ports"]] == [8002]
+
+
+@pytest.mark.parametrize(("seconds", "tries"), [(10, 5), (601, 301)])
+def test_models_may_take_as_long_to_load_as_the_value_says(seconds: int, tries: int) -> None:
+    probe = triton_container(render({"triton": {"startupSeconds": seconds}}))["startupProbe"]
+    assert probe["failureThreshold"] == tries
+    assert probe["periodSeconds"] * tries >= seconds
+
+
+def test_readiness_is_the_gateway_s_alone() -> None:
+    documents = render()
+    assert "readinessProbe" not in triton_container(documents)
+    assert gateway_container(documents)["readinessProbe"]["httpGet"]["path"] == "/health/ready"
+
+
+def test_shared_memory_is_as_large_as_the_value_says() -> None:
+    documents = render({"triton": {"shmSize": "3Gi"}})
+    assert volume(documents, "shm")["emptyDir"] == {"medium": "Memory", "sizeLimit": "3Gi"}
+
+
+def test_the_only_gpu_pod_is_recreated_for_there_may_be_no_second_gpu() -> None:
+    assert strategy({}) == {"type": "Recreate"}
+
+
+@pytest.mark.parametrize("values", [{"replicas": 2}, {"autoscaling": {"enabled": True}}], ids=str)
+def test_several_gpu_pods_roll_without_asking_for_another_gpu(values: Document) -> None:
+    assert strategy(values)["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+
+
+@pytest.mark.parametrize(
+    "values", [{"triton": {"gpus": 0}}, {"triton": {"enabled": False, "external": {"grpcUrl": "a:1"}}}], ids=str
+)
+def test_pods_without_gpus_roll_without_a_gap(values: Document) -> None:
+    assert strategy(values)["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+
+
+def test_a_strategy_of_one_s_own_wins() -> None:
+    own = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 2, "maxUnavailable": 0}}
+    assert strategy({"strategy": own}) == own
+
+
+def test_a_gpu_pod_asks_for_its_gpus_and_tolerates_their_taint() -> None:
+    documents = render({"triton": {"gpus": 2, "runtimeClassName": "nvidia"}})
+    assert triton_container(documents)["resources"]["limits"]["nvidia.com/gpu"] == 2
+    assert pod_spec(documents)["tolerations"] == [
+        {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    ]
+    assert pod_spec(documents)["runtimeClassName"] == "nvidia"
+
+
+def test_no_runtime_class_is_asked_for_by_default() -> None:
+    assert "runtimeClassName" not in pod_spec(render())
+
+
+def test_one_switch_takes_everything_about_gpus_away() -> None:
+    documents = render({"triton": {"gpus": 0, "runtimeClassName": "nvidia"}})
+    assert "nvidia" not in str(pod_spec(documents))
+
+
+def test_gpus_are_added_to_limits_and_leave_them_be() -> None:
+    limits = triton_container(render({"triton": {"resources": {"limits": {"memory": "9Gi", "cpu": 3}}}}))["resources"][
+        "limits"
+    ]
+    assert limits == {"memory": "9Gi", "cpu": 3, "nvidia.com/gpu": 1}
+
+
+def test_models_in_the_image_need_no_volume() -> None:
+    documents = render()
+    assert "--model-repository=/models" in triton_container(documents)["args"]
+    assert [each["name"] for each in pod_spec(documents)["volumes"]] == ["gateway-tmp", "shm", "triton-tmp"]
+
+
+def test_models_on_a_claim_are_mounted_read_only() -> None:
+    claim = {"claimName": "models", "subPath": "v3"}
+    documents = render({"triton": {"models": {"source": "persistentVolumeClaim", "persistentVolumeClaim": claim}}})
+    assert volume(documents, "models")["persistentVolumeClaim"] == {"claimName": "models", "readOnly": True}
+    assert {"name": "models", "mountPath": "/models", "readOnly": True, "subPath": "v3"} in triton_container(documents)[
+        "volumeMounts"
+    ]
+
+
+def test_models_of_a_bucket_come_with_its_credentials() -> None:
+    store = {"url": "s3://bucket/models", "secretName": "bucket"}
+    triton = triton_container(render({"triton": {"models": {"source": "objectStore", "objectStore": store}}}))
+    assert "--model-repository=s3://bucket/models" in triton["args"]
+    assert triton["envFrom"] == [{"secretRef": {"name": "bucket"}}]
+
+
+def test_models_in_an_image_of_their_own_are_an_image_volume() -> None:
+    source = {"source": "containerImage", "containerImage": {"reference": "models:1"}}
+    documents = render({"triton": {"models": source}}, kubernetes="1.36")
+    assert volume(documents, "models")["image"] == {"reference": "models:1", "pullPolicy": "IfNotPresent"}
+
+
+def test_a_triton_elsewhere_leaves_nothing_of_the_sidecar() -> None:
+    documents = render(
+        {"triton": {"enabled": False, "external": {"grpcUrl": "triton:8001"}}, "podMonitor": {"enabled": True}}
+    )
+    spec = pod_spec(documents)
+    assert "initContainers" not in spec
+    assert "nvidia" not in str(spec)
+    assert [each["name"] for each in spec["volumes"]] == ["gateway-tmp"]
+    assert [each["port"] for each in the(documents, "PodMonitor")["spec"]["podMetricsEndpoints"]] == ["admin"]
+
+
+def test_a_digest_takes_the_tag_s_place() -> None:
+    digest = f"sha256:{'0' * 64}"
+    image = {"repository": "registry.example.com:5000/gateway", "tag": "1.0", "digest": digest}
+    assert (
+        gateway_container(render({"gateway": {"image": image}}))["image"]
+        == f"registry.example.com:5000/gateway@{digest}"
+    )
+
+
+def test_the_budget_lets_a_node_drain() -> None:
+    spec = the(render(), "PodDisruptionBudget")["spec"]
+    assert (spec["maxUnavailable"], spec["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
+
+
+def test_the_autoscaler_counts_requests_under_way_and_shrinks_slowly() -> None:
+    documents = render({"autoscaling": {"enabled": True, "targetInFlight": 16}})
+    spec = the(documents, "HorizontalPodAutoscaler")["spec"]
+    (metric,) = spec["metrics"]
+    assert metric["pods"]["metric"]["name"] == "triton_gateway_requests_under_way"
+    assert metric["pods"]["target"]["averageValue"] == "16"
+    assert spec["behavior"]["scaleDown"]["stabilizationWindowSeconds"] == 300
+    assert spec["behavior"]["scaleDown"]["policies"] == [{"type": "Pods", "value": 1, "periodSeconds": 120}]
+    assert "replicas" not in the(documents, "Deployment")["spec"]
+
+
+def test_the_test_pod_is_a_hook_whose_log_can_be_read_afterwards() -> None:
+    (pod,) = of_kind(render(), "Pod")
+    assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    assert "hook-succeeded" not in pod["metadata"]["annotations"]["helm.sh/hook-delete-policy"]
+    assert pod["spec"]["containers"][0]["image"] == gateway_container(render())["image"]

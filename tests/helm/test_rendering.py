@@ -1,0 +1,82 @@
+"""Every branch of every template, on every Kubernetes version, past helm, the API's schemas and the cross checks."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.helm.cross_checks import faults
+from tests.helm.rendering import CHART, KUBERNETES_VERSIONS, ChartRefused, combinations, helm, render, render_text
+from tests.helm.schema_check import schema_faults
+
+every_combination = pytest.mark.parametrize(
+    ("values", "kubernetes"), combinations(), ids=lambda each: each.stem if isinstance(each, Path) else each
+)
+
+
+@every_combination
+def test_helm_lints_it(values: Path, kubernetes: str) -> None:
+    said = helm("lint", "--strict", str(CHART), "--values", str(values), "--kube-version", kubernetes)
+    assert "0 chart(s) failed" in said
+
+
+@every_combination
+def test_kubernetes_schemas_accept_it(values: Path, kubernetes: str) -> None:
+    assert list(schema_faults(render(values, kubernetes=kubernetes), kubernetes)) == []
+
+
+@every_combination
+def test_its_documents_fit_each_other(values: Path, kubernetes: str) -> None:
+    assert faults(render(values, kubernetes=kubernetes)) == {}
+
+
+@pytest.mark.parametrize("kubernetes", KUBERNETES_VERSIONS)
+def test_the_defaults_pass_too(kubernetes: str) -> None:
+    documents = render(kubernetes=kubernetes)
+    assert list(schema_faults(documents, kubernetes)) == []
+    assert faults(documents) == {}
+
+
+def test_an_older_kubernetes_is_refused() -> None:
+    with pytest.raises(ChartRefused, match="kubeVersion"):
+        render(kubernetes="1.29")
+
+
+def test_it_packages(tmp_path: Path) -> None:
+    helm("package", str(CHART), "--destination", str(tmp_path))
+    (package,) = tmp_path.iterdir()
+    shutil.unpack_archive(package, tmp_path / "unpacked")
+    inside = {str(each.relative_to(tmp_path / "unpacked")) for each in (tmp_path / "unpacked").rglob("*")}
+    assert "triton-gateway/files/rules.yaml" in inside
+    assert not any("/ci" in each for each in inside)
+
+
+def test_every_branch_is_taken_and_left_out(tmp_path: Path) -> None:
+    """A comment behind each `if`, `else`, `with` and `range` tells in which of the ci files it was reached."""
+    chart, branches = _marked_copy(tmp_path)
+    rendered = [render_text(values, kubernetes=version, chart=chart) for values, version in combinations()]
+    seen = {branch: sum(f"# branch {branch} #" in text for text in rendered) for branch in branches}
+    assert [branch for branch, times in seen.items() if times == 0] == [], "never taken"
+    conditional = {branch for branch, action in branches.items() if action != "range"}
+    assert [branch for branch in conditional if seen[branch] == len(rendered)] == [], "never left out"
+
+
+def _marked_copy(folder: Path) -> tuple[Path, dict[str, str]]:
+    """The chart with a comment behind every line that begins a branch, and the action of each by its name."""
+    chart = folder / "chart"
+    shutil.copytree(CHART, chart)
+    branches: dict[str, str] = {}
+    for path in [*chart.rglob("templates/**/*.yaml"), *chart.rglob("templates/**/*.tpl")]:
+        if path.name != "_refusals.tpl":
+            lines = path.read_text().splitlines(keepends=True)
+            path.write_text("".join(_marked(line, f"{path.name}:{n}", branches) for n, line in enumerate(lines, 1)))
+    return chart, branches
+
+
+def _marked(line: str, name: str, branches: dict[str, str]) -> str:
+    action = re.fullmatch(r"\s*\{\{-? (if|else|with|range)\b.*\}\}\s*", line)
+    if action is None:
+        return line
+    branches[name] = action[1]
+    return f'{line.rstrip()}{{{{ "\\n# branch {name} #\\n" }}}}\n'

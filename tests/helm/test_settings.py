@@ -1,0 +1,147 @@
+"""The container's variables read back through the gateway's own settings, and gateway.yaml through its own reader."""
+
+import base64
+from pathlib import Path
+
+import pytest
+import yaml
+
+from app import __version__
+from app.pipelines.file import read_gateway_file
+from app.settings import Settings, read_settings
+from tests.helm.rendering import (
+    CHART,
+    CI_FILES,
+    ROOT,
+    Document,
+    combinations,
+    environment_of,
+    gateway_container,
+    pod_spec,
+    render,
+    the,
+    triton_container,
+)
+
+
+def settings_of(documents: list[Document], **injected: str) -> Settings:
+    return read_settings(environment_of(gateway_container(documents)) | injected, {})
+
+
+@pytest.mark.parametrize(("values", "kubernetes"), combinations(), ids=str)
+def test_every_configuration_is_read_by_the_gateway(values: Path, kubernetes: str) -> None:
+    settings = settings_of(render(values, kubernetes=kubernetes))
+    assert (settings.host, settings.port, settings.admin_port) == ("0.0.0.0", 8080, 8081)
+    assert not settings.embedded
+
+
+def test_each_value_of_the_gateway_arrives() -> None:
+    gateway = {
+        "timeoutSeconds": 2.5,
+        "maxBodyBytes": 67_108_864,
+        "corsOrigins": ["https://a.example", "https://b.example"],
+        "docs": False,
+        "logLevel": "warning",
+        "logFormat": "text",
+    }
+    settings = settings_of(render({"gateway": gateway}))
+    assert settings.timeout_s == 2.5
+    assert settings.max_body_bytes == 67_108_864
+    assert settings.cors_origins == ("https://a.example", "https://b.example")
+    assert settings.docs is False
+    assert (settings.log_level, settings.log_format) == ("warning", "text")
+
+
+def test_the_chart_and_the_gateway_agree_on_defaults() -> None:
+    """But for what a container needs otherwise."""
+    own, charts = Settings(), settings_of(render())
+    differing = {name for name in Settings.model_fields if getattr(own, name) != getattr(charts, name)}
+    assert differing == {"host", "triton_metrics_url", "config", "drain_s"}
+
+
+def test_variables_that_a_service_called_gateway_injects_are_no_settings() -> None:
+    documents = render({"fullnameOverride": "gateway"})
+    assert pod_spec(documents)["enableServiceLinks"] is False
+    injected = {
+        "GATEWAY_SERVICE_HOST": "10.0.0.7",
+        "GATEWAY_SERVICE_PORT_HTTP": "80",
+        "GATEWAY_PORT_80_TCP": "tcp://10.0.0.7:80",
+    }
+    assert settings_of(documents, **injected).port == 8080
+
+
+def test_an_unknown_variable_stops_the_gateway_not_the_chart() -> None:
+    documents = render({"gateway": {"env": [{"name": "GATEWAY_DRAIN", "value": "5"}]}})
+    with pytest.raises(Exception, match="did you mean GATEWAY_DRAIN_S"):
+        settings_of(documents)
+
+
+@pytest.mark.parametrize(
+    "values", [path for path in CI_FILES if "inline" in path.read_text()], ids=lambda path: path.stem
+)
+def test_the_config_map_is_a_gateway_yaml_that_the_gateway_reads(values: Path, tmp_path: Path) -> None:
+    """Laid out as the volume would lay it out."""
+    documents = render(values)
+    config_map = the(documents, "ConfigMap")
+    (volume,) = (each for each in pod_spec(documents)["volumes"] if each["name"] == "config")
+    for item in volume["configMap"]["items"]:
+        target = tmp_path / item["path"]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if item["key"] in config_map["data"]:
+            target.write_text(config_map["data"][item["key"]])
+        else:
+            target.write_bytes(base64.b64decode(config_map["binaryData"][item["key"]], validate=True))
+    assert settings_of(documents).config == Path("/etc/triton-gateway/gateway.yaml")
+    file = read_gateway_file(tmp_path / "gateway.yaml")
+    wanted = yaml.safe_load(values.read_text())["config"]["gatewayYaml"]
+    assert set(file.spec.pipelines) == set(yaml.safe_load(wanted)["pipelines"])
+    for pipeline in file.spec.pipelines.values():
+        for name in (pipeline.sample or {}).values():
+            assert (tmp_path / name).is_file()
+
+
+def test_text_of_any_shape_arrives_unchanged() -> None:
+    awkward = "  begins with blanks\n\n# no comment\n{{ .Values.x }}: 'quotes\"\n\ttab\n---\n\n"
+    documents = render({"config": {"source": "inline", "gatewayYaml": awkward, "files": {"a/b.txt": awkward}}})
+    assert the(documents, "ConfigMap")["data"] == {"gateway.yaml": awkward, "a__b.txt": awkward}
+
+
+def test_a_changed_gateway_yaml_changes_the_pods() -> None:
+    def checksum(text: str) -> str:
+        documents = render({"config": {"source": "inline", "gatewayYaml": text}})
+        annotations: dict[str, str] = the(documents, "Deployment")["spec"]["template"]["metadata"]["annotations"]
+        return annotations["checksum/config"]
+
+    assert checksum("pipelines: {}") == checksum("pipelines: {}")
+    assert checksum("pipelines: {}") != checksum("pipelines: {a: {model: b}}")
+
+
+def test_the_reference_pipelines_are_the_image_s_own() -> None:
+    """The Dockerfile copies gateway.yaml and what its samples name to the folder that the chart points at."""
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    assert settings_of(render()).config == Path("/app/gateway.yaml")
+    assert "WORKDIR /app\nCOPY gateway.yaml .\nCOPY samples samples\n" in dockerfile
+
+
+def test_models_by_their_own_names_need_no_file() -> None:
+    documents = render({"config": {"source": "models"}})
+    assert settings_of(documents).config is None
+    assert gateway_container(documents)["workingDir"] != "/app"
+
+
+def test_a_triton_elsewhere_is_called_at_its_address() -> None:
+    external = {"grpcUrl": "triton.inference.svc:8001", "metricsUrl": "http://triton.inference.svc:8002/metrics"}
+    settings = settings_of(render({"triton": {"enabled": False, "external": external}}))
+    assert settings.triton_url == external["grpcUrl"]
+    assert settings.triton_metrics_url == external["metricsUrl"]
+
+
+def test_the_key_of_signed_early_exits_reaches_both_sides() -> None:
+    documents = render({"gateway": {"earlyExitKey": {"secretName": "keys", "secretKey": "exit"}}})
+    source = {"secretKeyRef": {"name": "keys", "key": "exit"}}
+    assert {"name": "GATEWAY_EARLY_EXIT_KEY", "valueFrom": source} in gateway_container(documents)["env"]
+    assert {"name": "EARLY_EXIT_KEY", "valueFrom": source} in triton_container(documents)["env"]
+
+
+def test_the_chart_is_of_this_version() -> None:
+    assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == __version__

@@ -1,0 +1,27 @@
+"""One end for three clocks: the pod's grace period, the gateway's drain and Triton's exit timeout."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.settings import read_settings
+from tests.helm.cross_checks import faults
+from tests.helm.rendering import environment_of, gateway_container, pod_spec, render, triton_container
+
+seconds = {
+    "preStopSeconds": st.integers(1, 600),
+    "longestStreamSeconds": st.integers(1, 86_400),
+    "tritonExitSeconds": st.integers(1, 3_600),
+    "marginSeconds": st.integers(10, 3_600),
+}
+
+
+@settings(max_examples=40, deadline=None)
+@given(shutdown=st.fixed_dictionaries(seconds))
+def test_grace_period_drain_and_exit_timeout_agree(shutdown: dict[str, int]) -> None:
+    documents = render({"shutdown": shutdown})
+    gateway, triton = gateway_container(documents), triton_container(documents)
+    assert pod_spec(documents)["terminationGracePeriodSeconds"] == sum(shutdown.values())
+    assert gateway["lifecycle"]["preStop"]["sleep"]["seconds"] == shutdown["preStopSeconds"]
+    assert read_settings(environment_of(gateway), {}).drain_s == shutdown["longestStreamSeconds"]
+    assert f"--exit-timeout-secs={shutdown['tritonExitSeconds']}" in triton["args"]
+    assert faults(documents) == {}

@@ -1,0 +1,79 @@
+"""Routes that let streams through, and who may reach which port."""
+
+from tests.helm.rendering import Document, render, the
+
+HOSTS = {"ingress": {"enabled": True, "hosts": ["a.example", "b.example"]}}
+
+
+def annotations(values: Document) -> dict[str, str]:
+    found: dict[str, str] = the(render(HOSTS | values), "Ingress")["metadata"]["annotations"]
+    return found
+
+
+def test_an_ingress_buffers_nothing_and_waits_as_long_as_the_longest_stream() -> None:
+    said = annotations({"shutdown": {"longestStreamSeconds": 1800}})
+    assert said["nginx.ingress.kubernetes.io/proxy-buffering"] == "off"
+    assert said["nginx.ingress.kubernetes.io/proxy-read-timeout"] == "1800"
+    assert said["nginx.ingress.kubernetes.io/proxy-send-timeout"] == "1800"
+    assert said["nginx.org/proxy-buffering"] == "False"
+    assert said["nginx.org/proxy-read-timeout"] == said["haproxy.org/timeout-server"] == "1800s"
+
+
+def test_an_ingress_lets_bodies_up_to_the_gateway_s_own_limit_through() -> None:
+    said = annotations({"gateway": {"maxBodyBytes": 67_108_864}})
+    assert said["nginx.ingress.kubernetes.io/proxy-body-size"] == said["nginx.org/client-max-body-size"] == "67108864"
+
+
+def test_annotations_of_one_s_own_win() -> None:
+    own = {"nginx.ingress.kubernetes.io/proxy-body-size": "1m", "a.example/b": "c"}
+    said = annotations({"ingress": {**HOSTS["ingress"], "annotations": own}})
+    assert own.items() <= said.items()
+    assert said["nginx.ingress.kubernetes.io/proxy-buffering"] == "off"
+
+
+def test_every_host_is_served_and_none_by_tls_unless_asked() -> None:
+    spec = the(render(HOSTS), "Ingress")["spec"]
+    assert [rule["host"] for rule in spec["rules"]] == ["a.example", "b.example"]
+    assert "tls" not in spec
+
+
+def test_an_http_route_sets_no_timeout() -> None:
+    route = the(render({"httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]}}), "HTTPRoute")
+    (rule,) = route["spec"]["rules"]
+    assert rule["timeouts"] == {"request": "0s", "backendRequest": "0s"}
+
+
+def ingress_rules(values: Document) -> dict[int, list[Document] | None]:
+    """Who is let in, by port; None is anyone."""
+    policy = the(render(values), "NetworkPolicy")["spec"]
+    return {port["port"]: rule.get("from") for rule in policy["ingress"] for port in rule["ports"]}
+
+
+def test_only_who_monitors_reaches_the_metrics() -> None:
+    prometheus = [{"podSelector": {"matchLabels": {"app": "prometheus"}}}]
+    rules = ingress_rules({"networkPolicy": {"monitoring": prometheus}})
+    assert rules == {8080: None, 8081: prometheus, 8002: prometheus}
+
+
+def test_named_clients_and_the_test_pod_reach_the_api_and_nobody_else() -> None:
+    peer = {"namespaceSelector": {"matchLabels": {"team": "web"}}}
+    documents = render({"networkPolicy": {"clients": [peer]}})
+    rules = the(documents, "NetworkPolicy")["spec"]["ingress"]
+    allowed = next(rule["from"] for rule in rules if rule["ports"] == [{"port": 8080}])
+    test_labels = the(documents, "Pod")["metadata"]["labels"]
+    assert allowed == [peer, {"podSelector": {"matchLabels": test_labels}}]
+
+
+def test_closed_egress_leaves_names_and_a_triton_elsewhere() -> None:
+    values = {
+        "networkPolicy": {"restrictEgress": True},
+        "triton": {"enabled": False, "external": {"grpcUrl": "triton:9001"}},
+    }
+    spec = the(render(values), "NetworkPolicy")["spec"]
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+    assert [port["port"] for rule in spec["egress"] for port in rule["ports"]] == [53, 53, 9001]
+
+
+def test_the_service_leads_to_the_api_only() -> None:
+    (port,) = the(render({"service": {"port": 8000}}), "Service")["spec"]["ports"]
+    assert (port["port"], port["targetPort"]) == (8000, "http")

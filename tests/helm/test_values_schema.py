@@ -1,0 +1,166 @@
+"""values.schema.json is closed: nothing misspelt and nothing out of range gets through helm."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.helm.rendering import CHART, ChartRefused, Document, render_text
+
+VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+HANDED_ON = {("definitions", "kubernetesObject"), ("properties", "global")}
+
+NEEDS = {
+    "triton.external.grpcUrl is needed": {"triton": {"enabled": False}},
+    "triton.external.grpcUrl is not used": {"triton": {"external": {"grpcUrl": "triton:8001"}}},
+    "claimName is needed": {"triton": {"models": {"source": "persistentVolumeClaim"}}},
+    "objectStore.url is needed": {"triton": {"models": {"source": "objectStore"}}},
+    "containerImage.reference is needed": {"triton": {"models": {"source": "containerImage"}}},
+    "needs Kubernetes 1.35": {"triton": {"models": {"source": "containerImage", "containerImage": {"reference": "m"}}}},
+    "config.source: inline and config.gatewayYaml need each other": {"config": {"source": "inline"}},
+    "config.files and config.binaryFiles are not used": {"config": {"files": {"chat.jinja": ""}}},
+    "minReplicas is above": {"autoscaling": {"enabled": True, "minReplicas": 9}},
+    "ingress.hosts is needed": {"ingress": {"enabled": True}},
+    "httpRoute.parentRefs is needed": {"httpRoute": {"enabled": True}},
+    "prometheusRule.enabled needs podMonitor.enabled": {"prometheusRule": {"enabled": True}},
+}  # fmt: skip
+
+Path = tuple[str, ...]
+
+
+def resolved(schema: Document) -> Document:
+    if "$ref" not in schema:
+        return schema
+    definition: Document = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]]
+    return definition
+
+
+def keys(values: Document, schema: Document = SCHEMA, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Every key of ``values`` that the schema names, and its value."""
+    for key, value in values.items():
+        if "properties" in schema:
+            yield (*path, key), value
+            if isinstance(value, dict):
+                yield from keys(value, resolved(schema["properties"][key]), (*path, key))
+
+
+def schema_keys(schema: Document, path: Path = ()) -> Iterator[tuple[Path, Document]]:
+    for key, inner in resolved(schema).get("properties", {}).items():
+        yield (*path, key), resolved(inner)
+        yield from schema_keys(inner, (*path, key))
+
+
+def put(values: Document, path: Path, value: Any) -> None:
+    for key in path[:-1]:
+        values = values.setdefault(key, {})
+    values[path[-1]] = value
+
+
+def refusals(values: Document) -> dict[str, str]:
+    """What helm says of each path, all its complaints at once."""
+    with pytest.raises(ChartRefused) as refused:
+        render_text(values)
+    said: dict[str, str] = {}
+    for place, complaint in re.findall(r"^- ([^:]+): (.+)$", str(refused.value), re.MULTILINE):
+        said[place] = f"{said.get(place, '')} {complaint}"
+    return said
+
+
+def test_every_key_misspelt_by_one_letter_is_refused() -> None:
+    values: Document = {}
+    wrong = {(*path[:-1], f"{path[-1]}x"): value for path, value in keys(VALUES)}
+    for path, value in wrong.items():
+        put(values, path, value)
+    said = refusals(values)
+    expected = {path: f"Additional property {path[-1]} is not allowed" for path in wrong}
+    missed = [path for path, text in expected.items() if text not in said.get(".".join(path[:-1]) or "(root)", "")]
+    assert missed == []
+    assert len(wrong) > 120
+
+
+def beyond(schema: Document) -> Iterator[Any]:
+    """Values that the schema must refuse: one for each of its keywords that narrow."""
+    if "enum" in schema:
+        yield "nonsense"
+    if "minimum" in schema:
+        yield schema["minimum"] - 1
+    if "exclusiveMinimum" in schema:
+        yield schema["exclusiveMinimum"]
+    if "maximum" in schema:
+        yield schema["maximum"] + 1
+    if "pattern" in schema:
+        yield "\x00 nonsense/"
+    if "maxLength" in schema:
+        yield "a" * (schema["maxLength"] + 1)
+    if "minItems" in schema:
+        yield []
+    if schema.get("type") == "array":
+        yield from ([value] for value in beyond(resolved(schema["items"])))
+    if "type" in schema:
+        yield {"object": "text", "array": {}, "string": 1, "boolean": "true"}.get(schema["type"], "many")
+
+
+def rounds() -> Iterator[dict[Path, Any]]:
+    """Every wrong value of every path, as few helm runs as can be: no path twice in one, and none within another."""
+    left = [(path, value) for path, schema in schema_keys(SCHEMA) for value in beyond(schema)]
+    while left:
+        chosen: dict[Path, Any] = {}
+        for path, value in left:
+            if not any(path[: len(other)] == other or other[: len(path)] == path for other in chosen):
+                chosen[path] = value
+        left = [each for each in left if not (each[0] in chosen and chosen[each[0]] is each[1])]
+        yield chosen
+
+
+def test_every_value_beyond_an_enum_a_range_a_pattern_or_a_type_is_refused() -> None:
+    missed, tried = [], 0
+    for wrong in rounds():
+        values: Document = {}
+        for path, value in wrong.items():
+            put(values, path, value)
+        places = refusals(values)
+        missed += [(p, v) for p, v in wrong.items() if not any(f"{at}.".startswith(f"{'.'.join(p)}.") for at in places)]
+        tried += len(wrong)
+    assert missed == []
+    assert tried > 200
+
+
+@pytest.mark.parametrize("said", NEEDS)
+def test_values_that_need_others_say_which(said: str) -> None:
+    with pytest.raises(ChartRefused, match=re.escape(said)):
+        render_text(NEEDS[said])
+
+
+def test_every_refusal_of_the_templates_has_its_case() -> None:
+    assert (CHART / "templates" / "_refusals.tpl").read_text().count("{{ fail ") == len(NEEDS)
+
+
+def objects(node: Any, place: Path = ()) -> Iterator[tuple[Path, Document]]:
+    if isinstance(node, dict):
+        if node.get("type") == "object":
+            yield place, node
+        for key, child in node.items():
+            yield from objects(child, (*place, key))
+
+
+def test_it_is_closed_at_every_level() -> None:
+    """Maps of free names say what their values are; what Kubernetes defines is handed on as it is."""
+    for place, schema in objects(SCHEMA):
+        further = schema.get("additionalProperties")
+        assert place in HANDED_ON or further is False or isinstance(further, dict), place
+
+
+def test_it_speaks_the_draft_that_helm_reads() -> None:
+    assert SCHEMA["$schema"] == "http://json-schema.org/draft-07/schema#"
+
+
+def test_it_names_the_keys_of_values_yaml_and_no_others() -> None:
+    """But `global`, which is helm's own, and what Kubernetes lets resources and security contexts hold besides."""
+    named = {path for path, _ in keys(VALUES)}
+    in_schema = {path for path, _ in schema_keys(SCHEMA) if path != ("global",)}
+    besides = {path for path in in_schema - named if {"securityContext", "resources"} & set(path)}
+    assert in_schema - besides == named

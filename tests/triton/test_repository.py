@@ -1,0 +1,78 @@
+from pathlib import Path
+
+import pytest
+
+from app.domain.repository import RepositoryModel
+from app.triton.repository import RepositoryUnreadable, read_repository
+from tests.broken_repositories import Repository
+
+CALL = "pb_utils.InferenceRequest(model_name={}, inputs=[])"
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    repository = Repository(tmp_path)
+    repository.model("ident", "X", "Y")
+    return repository
+
+
+def only(path: Path) -> RepositoryModel:
+    (model,) = read_repository(path)
+    return model
+
+
+def test_a_configuration_without_a_name_has_its_folders(repository: Repository) -> None:
+    config = repository.path / "ident" / "config.pbtxt"
+    config.write_text(config.read_text().replace('name: "ident"', ""))
+    assert only(repository.path).config.name == "ident"
+
+
+def test_a_model_without_a_configuration_is_left_to_auto_completion(repository: Repository) -> None:
+    (repository.path / "ident" / "config.pbtxt").unlink()
+    model = only(repository.path)
+    assert (model.config.inputs, model.complaint) == ((), "")
+
+
+def test_versions_are_the_folders_with_a_number(repository: Repository) -> None:
+    for name in ("12", "samples", "__pycache__"):
+        (repository.path / "ident" / name).mkdir()
+    assert only(repository.path).versions == ("1", "12")
+
+
+def test_a_broken_configuration_says_where(repository: Repository) -> None:
+    (repository.path / "ident" / "config.pbtxt").write_text("name: 7")
+    assert only(repository.path).complaint.startswith("1:7")
+
+
+@pytest.mark.parametrize(
+    ("script", "calls"),
+    [
+        (CALL.format('"ocr"'), {"ocr"}),
+        (CALL.format('"ocr"').replace("pb_utils.", ""), {"ocr"}),
+        (CALL.format("name"), set()),
+        ("def broken(:", set()),
+        ("requests = [1]", set()),
+    ],
+)
+def test_a_scripts_literal_calls_are_found(repository: Repository, script: str, calls: set[str]) -> None:
+    (repository.path / "ident" / "1" / "model.py").write_text(script)
+    assert only(repository.path).calls == calls
+
+
+def test_declared_calls_are_found_too(repository: Repository) -> None:
+    config = repository.path / "ident" / "config.pbtxt"
+    config.write_text(config.read_text() + 'parameters { key: "bls_calls" value { string_value: "a , b," } }')
+    assert only(repository.path).calls == {"a", "b"}
+
+
+def test_instances_on_several_gpus_are_counted(repository: Repository) -> None:
+    config = repository.path / "ident" / "config.pbtxt"
+    config.write_text(config.read_text() + "instance_group [ { kind: KIND_GPU count: 2 gpus: [ 0, 1 ] } ]")
+    assert only(repository.path).config.instance_count == 4
+
+
+def test_no_folder_and_no_model_are_unreadable(tmp_path: Path) -> None:
+    with pytest.raises(RepositoryUnreadable, match="no model repository"):
+        read_repository(tmp_path / "absent")
+    with pytest.raises(RepositoryUnreadable, match="holds no model"):
+        read_repository(tmp_path)

@@ -115,7 +115,7 @@ class ParameterField:
         """Raises ValueError where the bounds, the enum, the default or the tensor do not fit."""
         if tensor is not None:
             _check_parameter_tensor(spec, tensor)
-        field = cls(name, spec, tensor, parameter_type(spec), max_batch_size > 0)
+        field = cls(name, spec, tensor, parameter_type(spec, tensor), max_batch_size > 0)
         if spec.default is not None:
             field.checked(_converted(spec.default, field.json_type))
         return field

@@ -25,10 +25,11 @@ def input_type(spec: InputSpec, tensor: TensorSpec, *, depth: int) -> Any:
     return functools.reduce(lambda inner, _: _list_of(inner), range(depth), element)
 
 
-def parameter_type(spec: ParameterSpec) -> Any:
-    """Raises ValueError."""
+def parameter_type(spec: ParameterSpec, tensor: TensorSpec | None) -> Any:
+    """``tensor``: the input that the parameter fills, if it is one. Raises ValueError."""
     if spec.type == "integer":
-        return _integer_type(spec, int(_INT64.min), int(_INT64.max))
+        limits = _INT64 if tensor is None else np.iinfo(DTYPE_BY_DATATYPE[tensor.datatype])
+        return _integer_type(spec, int(limits.min), int(limits.max))
     if spec.type == "number":
         return _float_type(spec)
     return Literal[tuple(spec.enum)] if spec.enum else bool if spec.type == "boolean" else str

@@ -1,0 +1,51 @@
+"""The call that stops a step which Triton will not stop."""
+
+import asyncio
+
+import pytest
+
+from app.domain.errors import UpstreamUnavailable
+from app.pipelines.cancellation import Canceller
+from tests.fakes.engine import FakeEngine
+from tests.fakes.models import model, pipeline
+
+WITH_CANCEL = pipeline(model([], "Y FP32 [1]"), cancel={"model": "generator", "input": "CANCEL"})
+
+
+async def test_the_cancel_model_is_told_the_requests_id() -> None:
+    engine = FakeEngine()
+    canceller = Canceller(engine)
+    request = WITH_CANCEL.request_of_json(b"{}")
+    canceller.cancel(WITH_CANCEL, request)
+    await canceller.close()
+    (call,) = engine.requests
+    assert call.model == "generator"
+    assert [(tensor.name, tensor.array.tolist()) for tensor in call.inputs] == [
+        ("CANCEL", [request.request_id.encode()])
+    ]
+    assert call.request_id != request.request_id
+
+
+async def test_a_pipeline_that_declares_none_calls_nobody() -> None:
+    engine = FakeEngine()
+    plain = pipeline(model([], "Y FP32 [1]"))
+    canceller = Canceller(engine)
+    canceller.cancel(plain, plain.request_of_json(b"{}"))
+    await canceller.close()
+    assert engine.requests == []
+
+
+async def test_a_call_that_fails_is_logged_and_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    canceller = Canceller(FakeEngine(answers=[UpstreamUnavailable("gone")]))
+    canceller.cancel(WITH_CANCEL, WITH_CANCEL.request_of_json(b"{}"))
+    await canceller.close()
+    assert "cancel call to model 'generator' failed" in caplog.text
+
+
+async def test_closing_waits_for_the_calls_under_way() -> None:
+    engine = FakeEngine(answers=[0.02])
+    canceller = Canceller(engine)
+    canceller.cancel(WITH_CANCEL, WITH_CANCEL.request_of_json(b"{}"))
+    await asyncio.sleep(0)
+    await canceller.close()
+    assert engine.closed == 1

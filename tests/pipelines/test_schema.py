@@ -1,0 +1,152 @@
+"""The JSON Schema of requests and results says what the decoder and the writer do."""
+
+import json
+from typing import Any
+
+import jsonschema
+import orjson
+import pytest
+
+from app.domain.deadline import Deadline
+from app.domain.errors import InvalidInput
+from app.domain.inference import InferenceResponse
+from app.pipelines.pipeline import Pipeline
+from app.pipelines.run import run
+from app.pipelines.schema import event_schema, form_schema, request_schema, result_schema
+from tests.fakes.engine import FakeEngine
+from tests.fakes.models import model, pipeline, response, tensor
+
+INPUTS = ["N INT32 [1]", "L FP32 [-1,2]", "T BYTES [1]", "J BYTES [1]", "F BYTES [1]", "B BOOL [-1]"]
+WORDS: dict[str, Any] = {
+    "inputs": {
+        "n": {"tensor": "N", "minimum": 1, "maximum": 3},
+        "l": {"tensor": "L", "optional": True},
+        "t": {"tensor": "T", "kind": "text", "enum": ["a", "b"], "default": "a"},
+        "j": {"tensor": "J", "kind": "json", "optional": True},
+        "f": {"tensor": "F", "kind": "image", "optional": True},
+        "b": {"tensor": "B", "optional": True},
+    },
+    "parameters": {
+        "i": {"type": "integer", "minimum": 1, "default": 2},
+        "s": {"type": "string", "enum": ["x", "y"], "optional": True},
+        "r": {"type": "number", "enum": [0.5, 1], "optional": True},
+    },
+}
+P = pipeline(model([text + (" optional" if text[0] != "N" else "") for text in INPUTS]), **WORDS)
+
+
+def accepts(schema: Any, value: Any) -> bool:
+    return jsonschema.Draft202012Validator(schema).is_valid(value)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 1},
+        {"n": [2]},
+        {"n": 0},
+        {"n": 4},
+        {"n": 1.5},
+        {"n": "1"},
+        {"n": True},
+        {"n": None},
+        {},
+        {"n": 1, "l": [[1, 2], [3, 4.5]]},
+        {"n": 1, "l": [1]},
+        {"n": 1, "l": None},
+        {"n": 1, "l": [["1", 2]]},
+        {"n": 1, "t": "b"},
+        {"n": 1, "t": "c"},
+        {"n": 1, "j": {"any": [1]}},
+        {"n": 1, "b": [True]},
+        {"n": 1, "b": [1]},
+        {"n": 1, "i": 1},
+        {"n": 1, "i": 0},
+        {"n": 1, "s": "x"},
+        {"n": 1, "s": "z"},
+        {"n": 1, "r": 0.5},
+        {"n": 1, "r": 0.6},
+        {"n": 1, "zzz": 1},
+    ],
+)
+def test_the_schema_of_a_request_accepts_what_the_decoder_does(fields: dict[str, Any]) -> None:
+    try:
+        P.request_of_json(json.dumps(fields).encode())
+        accepted = True
+    except InvalidInput:
+        accepted = False
+    assert accepts(request_schema(P), fields) is accepted
+
+
+def test_defaults_and_tensors_are_described() -> None:
+    properties = request_schema(P)["properties"]
+    assert properties["i"]["default"] == 2
+    assert properties["t"]["default"] == "a"
+    assert "tensor L FP32 [-1, 2]" in properties["l"]["description"]
+
+
+def test_files_of_a_form_are_binary() -> None:
+    assert form_schema(P)["properties"]["f"] == {"type": "string", "format": "binary"}
+    assert "format" not in request_schema(P)["properties"]["f"]
+
+
+OUTPUTS = ["N FP32 [1]", "L INT64 [-1,2]", "T BYTES [1]", "W BYTES [-1]", "J BYTES [1]", "B BOOL [1]", "R BYTES [1]"]
+ANSWER = response(
+    tensor("N", "FP32", [0.5]),
+    tensor("L", "INT64", [[1, 2]]),
+    tensor("T", "BYTES", [b"a"]),
+    tensor("W", "BYTES", [b"a", b"b"]),
+    tensor("J", "BYTES", [b'{"a": 1}']),
+    tensor("B", "BOOL", [True]),
+    tensor("R", "BYTES", [b"stop"]),
+    is_final=False,
+)
+
+
+def answering(*, decoupled: bool) -> Pipeline:
+    kinds = {"T": "text", "W": "text", "J": "json", "R": "text"}
+    return pipeline(
+        model([], OUTPUTS, decoupled=decoupled),
+        outputs={
+            text[0].lower(): {"tensor": text[0], "kind": kinds.get(text[0], "number")}
+            | ({"join": "last"} if text[0] == "R" else {})
+            for text in OUTPUTS
+        },
+        early_exit=[{"reason": "no", "missing": ["N"]}, {"reason": "no", "empty": ["N"]}],
+    )
+
+
+def as_read(values: Any) -> Any:
+    return orjson.loads(orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY))
+
+
+def test_a_result_and_an_event_fit_their_schemas_full_and_empty() -> None:
+    p = answering(decoupled=False)
+    collector = p.collector(p.request_of_json(b"{}"))
+    for values in (collector.add(ANSWER), collector.empty_values()):
+        assert accepts(event_schema(p), as_read(values))
+        assert accepts(result_schema(p), as_read({**(values or {}), "early_exit": None}))
+    assert not accepts(result_schema(p), as_read({**collector.empty_values(), "early_exit": "other"}))
+    assert not accepts(result_schema(p), {})
+
+
+async def test_a_joined_result_fits_its_schema_full_and_empty() -> None:
+    p = answering(decoupled=True)
+    assert accepts(result_schema(p), await joined(p, InferenceResponse({})))
+    values = await joined(p, ANSWER, ANSWER)
+    assert accepts(result_schema(p), values)
+    assert (values["t"], values["n"], values["w"]) == ("aa", [0.5, 0.5], ["a", "b", "a", "b"])
+    assert not accepts(result_schema(p), {**values, "t": ["a"]})
+
+
+async def joined(p: Pipeline, *answers: InferenceResponse) -> Any:
+    result = await run(FakeEngine(answers=list(answers)), p, p.request_of_json(b"{}"), Deadline.after(20))
+    return as_read({**result.values, "early_exit": result.early_exit})
+
+
+def test_a_batch_adds_a_level() -> None:
+    p = pipeline(model("X FP32 [1]", "Y FP32 [1]", max_batch_size=4), batch=True)
+    assert accepts(request_schema(p), {"X": [1, 2]})
+    assert not accepts(request_schema(p), {"X": 1})
+    assert accepts(result_schema(p), {"Y": [1, 2]})
+    assert not accepts(result_schema(p), {"Y": 1})

@@ -1,0 +1,70 @@
+"""The one-way order of HOUSE, and what may import or read what, as code."""
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LAYERS = {
+    "domain": set[str](),
+    "triton": {"domain"},
+    "pipelines": {"domain"},
+    "streams": {"domain"},
+    "observability": {"domain"},
+    "api": {"domain", "pipelines", "streams", "observability"},
+    "console": {"domain", "pipelines", "streams", "observability", "api"},
+}
+"""Package -> those that it may import, itself aside; what lies in ``app`` itself wires them and may import all."""
+
+READ_SETTINGS = {"settings", "main", "cli", "serving"}
+MODULES = sorted((ROOT / "app").rglob("*.py"))
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Every module that a file names, those inside functions too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            yield f"{node.module}"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def parts_of(path: Path) -> tuple[str, ...]:
+    """``app/triton/codec.py`` -> (triton, codec)."""
+    return path.relative_to(ROOT / "app").with_suffix("").parts
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: "/".join(parts_of(path)))
+def test_imports_go_one_way(path: Path) -> None:
+    package, *rest = parts_of(path)
+    for name in imports_of(path):
+        top, *inner = name.split(".")
+        if top == "app" and inner and rest:
+            assert inner[0] in LAYERS[package] | {package} or inner == ["__version__"], f"{package} imports {name}"
+        if top in {"grpc", "tritonclient"}:
+            assert package == "triton", f"only app/triton talks gRPC, not {path.name}"
+        if name.startswith("app.settings"):
+            assert not rest
+            assert package in READ_SETTINGS, f"{path.name} reads settings"
+
+
+def test_every_package_has_its_place_in_the_order() -> None:
+    packages = {path.name for path in (ROOT / "app").iterdir() if (path / "__init__.py").exists()}
+    assert packages <= LAYERS.keys()
+
+
+def test_every_dependency_says_why_it_is_there() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    listed = [
+        *project["dependencies"],
+        *(name for extra in project["optional-dependencies"].values() for name in extra),
+    ]
+    named = {re.match(r"[A-Za-z0-9-]+", each)[0] for each in listed}  # type: ignore[index]
+    explained = set(re.findall(r"^\| `([a-z0-9-]+)` \| \S", (ROOT / "docs" / "dependencies.md").read_text(), re.M))
+    assert named == explained

@@ -19,6 +19,11 @@ _log = logging.getLogger(__name__)
 
 Values = dict[str, Any]
 
+_GIVEN_UP = frozenset(
+    {Outcome.CANCELLED, Outcome.TIMEOUT, Outcome.REJECTED, Outcome.CONTRACT_VIOLATION, Outcome.INTERNAL}
+)
+"""Endings that the gateway decides while the model may still be at work."""
+
 
 class Ending(Protocol):
     @property
@@ -151,7 +156,7 @@ class Stream:
 
     def _end_with(self, error: GatewayError) -> None:
         self.error, self.outcome = error, error.outcome
-        if error.outcome in {Outcome.CANCELLED, Outcome.TIMEOUT, Outcome.REJECTED, Outcome.CONTRACT_VIOLATION}:
+        if error.outcome in _GIVEN_UP:
             self._plan.on_abandoned()
         self._append("error", self._plan.problem_of(error))
         self._plan.on_end(self)

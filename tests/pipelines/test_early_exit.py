@@ -300,7 +300,7 @@ def behind_user_text(prefix: str, text: str, tail: str) -> None:
 
 
 QUICK = settings(max_examples=500, deadline=None)
-LONG = settings(max_examples=30_000, deadline=None, suppress_health_check=list(HealthCheck))
+LONG = settings(max_examples=12_000, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 class TestAnyMessage:

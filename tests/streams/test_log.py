@@ -1,0 +1,117 @@
+"""Both logs: what a live reader is given, and what one that comes back can still have."""
+
+import asyncio
+
+import pytest
+
+from app.domain.errors import InvalidRequest, SlowConsumer, StreamEvicted
+from app.streams.event import Event
+from app.streams.log import LiveLog, ReplayLog
+
+
+def output(number: int, size: int = 10) -> Event:
+    return Event(number, "output", b"x" * size)
+
+
+def done(number: int) -> Event:
+    return Event(number, "done", b"{}")
+
+
+def ids(events: list[Event]) -> list[int]:
+    return [event.id for event in events]
+
+
+class TestLive:
+    async def test_all_that_is_unread_at_once_and_nothing_twice(self) -> None:
+        log = LiveLog()
+        log.append(output(1))
+        log.append(output(2))
+        assert ids(await log.read(0)) == [1, 2]
+        log.append(done(3))
+        assert ids(await log.read(2)) == [3]
+
+    async def test_a_reader_waits_for_the_next(self) -> None:
+        log = LiveLog()
+        reading = asyncio.create_task(log.read(0))
+        await asyncio.sleep(0)
+        assert not reading.done()
+        log.append(output(1))
+        assert ids(await reading) == [1]
+
+    async def test_a_reader_that_gives_up_loses_nothing(self) -> None:
+        log = LiveLog()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await log.read(0)
+        log.append(output(1))
+        assert ids(await log.read(0)) == [1]
+
+    async def test_what_is_unread_is_bounded(self) -> None:
+        log = LiveLog(max_unread_bytes=20)
+        log.append(output(1))
+        log.append(output(2))
+        with pytest.raises(SlowConsumer):
+            log.append(output(3))
+        assert ids(await log.read(0)) == [1, 2]
+        log.append(output(3))
+
+    def test_one_event_larger_than_the_bound_passes(self) -> None:
+        LiveLog(max_unread_bytes=20).append(output(1, 100))
+
+    async def test_the_terminal_event_always_has_room(self) -> None:
+        log = LiveLog(max_unread_bytes=20)
+        log.append(output(1, 100))
+        log.append(done(2))
+        assert ids(await log.read(0)) == [1, 2]
+
+
+class TestReplay:
+    async def test_every_reader_gets_everything_behind_what_it_has(self) -> None:
+        log = ReplayLog()
+        for event in (output(1), output(2), done(3)):
+            log.append(event)
+        assert ids(await log.read(0)) == [1, 2, 3]
+        assert ids(await log.read(1)) == [2, 3]
+        assert ids(await log.read(0)) == [1, 2, 3]
+
+    async def test_readers_wait_together(self) -> None:
+        log = ReplayLog()
+        readers = [asyncio.create_task(log.read(0)) for _ in range(3)]
+        await asyncio.sleep(0)
+        log.append(output(1))
+        assert [ids(await each) for each in readers] == [[1]] * 3
+
+    async def test_the_oldest_are_dropped_and_asking_for_them_is_told(self) -> None:
+        log = ReplayLog(max_bytes=25)
+        for number in range(1, 5):
+            log.append(output(number))
+        assert ids(await log.read(2)) == [3, 4]
+        with pytest.raises(StreamEvicted):
+            await log.read(1)
+        with pytest.raises(StreamEvicted):
+            log.resume(0)
+
+    async def test_an_event_larger_than_the_bound_is_kept_alone(self) -> None:
+        log = ReplayLog(max_bytes=25)
+        log.append(output(1))
+        log.append(output(2, 100))
+        assert ids(await log.read(1)) == [2]
+
+    @pytest.mark.parametrize(("after", "is_left"), [(0, True), (1, True), (2, False)])
+    def test_after_the_end_only_the_terminal_id_has_nothing_left(self, after: int, is_left: bool) -> None:
+        log = ReplayLog()
+        log.append(output(1))
+        log.append(done(2))
+        assert log.resume(after) is is_left
+
+    def test_a_running_stream_may_be_awaited_at_its_newest_event(self) -> None:
+        log = ReplayLog()
+        assert log.resume(0)
+        log.append(output(1))
+        assert log.resume(1)
+
+    def test_an_id_that_was_never_given_is_refused(self) -> None:
+        log = ReplayLog()
+        log.append(output(1))
+        with pytest.raises(InvalidRequest):
+            log.resume(2)

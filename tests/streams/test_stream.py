@@ -1,0 +1,291 @@
+"""Every way a stream can end: numbered from 1 without gaps, exactly one terminal event, nothing behind it."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.domain.errors import (
+    ClientClosedRequest,
+    ContractViolation,
+    DeadlineExceeded,
+    Draining,
+    GatewayError,
+    ModelError,
+    Outcome,
+    SlowConsumer,
+    UpstreamUnavailable,
+)
+from app.domain.inference import InferenceResponse
+from app.streams.event import Event
+from app.streams.log import EventLog, LiveLog, ReplayLog
+from app.streams.stream import Stream, StreamPlan
+from tests.fakes.engine import Answer, FakeEngine
+from tests.fakes.models import response, tensor
+
+FINAL = InferenceResponse({}, is_final=True)
+EXIT = ModelError("left early")
+
+
+def token(value: int) -> InferenceResponse:
+    return response(tensor("T", "INT32", [value]), is_final=False)
+
+
+@dataclass
+class Ended:
+    early_exit: str | None = None
+    values: dict[str, Any] | None = None
+
+
+@dataclass
+class FakeAnswer:
+    """Values are the response's numbers; ``EXIT`` is an early exit, other errors are what they are."""
+
+    ending: Ended = field(default_factory=Ended)
+    breaks: BaseException | None = None
+
+    def add(self, given: InferenceResponse) -> dict[str, Any] | None:
+        if self.breaks is not None:
+            raise self.breaks
+        return {name: each.array for name, each in given.outputs.items()} or None
+
+    def finish(self) -> Ended:
+        return self.ending
+
+    def empty_values(self) -> dict[str, Any]:
+        return {"T": []}
+
+    def judge(self, error: GatewayError) -> str:
+        if error is EXIT:
+            return "nothing"
+        raise error
+
+
+@dataclass
+class Life:
+    """One stream and everything that was told of it."""
+
+    stream: Stream
+    log: EventLog
+    outputs: list[None]
+    abandoned: list[None]
+    ended: list[Stream]
+    engine: FakeEngine
+
+    async def events(self) -> list[tuple[int, str, Any]]:
+        """All of them, once the stream has ended."""
+        await self.stream.ended()
+        await asyncio.sleep(0)
+        assert len(self.ended) == 1
+        return [(event.id, event.name, json.loads(event.data)) for event in await self.log.read(0)]
+
+    async def ending(self) -> str:
+        """The code of the error, or the reason of ``done``; checks what holds of every stream."""
+        events = await self.events()
+        assert [number for number, _, _ in events] == list(range(1, len(events) + 1))
+        assert [name for _, name, _ in events[:-1]] == ["output"] * (len(events) - 1)
+        _, name, data = events[-1]
+        assert name in {"done", "error"}
+        assert len(self.outputs) == len(events) - 1
+        return str(data["reason"] if name == "done" else data["code"])
+
+
+def live(
+    *answers: Answer, answer: FakeAnswer | None = None, progress_s: float = 20, log: EventLog | None = None
+) -> Life:
+    """A stream that has started over an engine with these answers."""
+    engine = FakeEngine(answers=list(answers))
+    outputs: list[None] = []
+    abandoned: list[None] = []
+    ended: list[Stream] = []
+    log = log or ReplayLog()
+    plan = StreamPlan(
+        request_id="rid",
+        responses=engine.infer_stream(None, None),  # type: ignore[arg-type]
+        answer=answer or FakeAnswer(),
+        progress_s=progress_s,
+        problem_of=lambda error: {"code": error.code},
+        on_output=lambda: outputs.append(None),
+        on_abandoned=lambda: abandoned.append(None),
+        on_end=ended.append,
+    )
+    stream = Stream(plan, log)
+    stream.start()
+    return Life(stream, log, outputs, abandoned, ended, engine)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+class TestGoodEndings:
+    async def test_outputs_then_done(self) -> None:
+        life = live(token(1), token(2), FINAL)
+        assert await life.events() == [
+            (1, "output", {"T": [1]}),
+            (2, "output", {"T": [2]}),
+            (3, "done", {"reason": "complete", "early_exit": None, "outputs": 2, "request_id": "rid"}),
+        ]
+        assert life.stream.outcome is Outcome.OK
+        assert life.abandoned == []
+        assert life.engine.closed == 1
+
+    async def test_no_output_is_an_ordinary_end(self) -> None:
+        assert await live(FINAL).ending() == "complete"
+
+    async def test_values_held_back_come_before_the_end(self) -> None:
+        life = live(token(1), FINAL, answer=FakeAnswer(Ended(None, {"T": ["\ufffd"]})))
+        assert [name for _, name, _ in await life.events()] == ["output", "output", "done"]
+
+    async def test_an_exit_before_any_output_is_the_empty_result(self) -> None:
+        for life in (live(EXIT), live(FINAL, answer=FakeAnswer(Ended("nothing")))):
+            assert await life.events() == [
+                (1, "output", {"T": []}),
+                (2, "done", {"reason": "early_exit", "early_exit": "nothing", "outputs": 1, "request_id": "rid"}),
+            ]
+            assert life.stream.outcome is Outcome.EARLY_EXIT
+            assert life.stream.early_exit == "nothing"
+
+    async def test_an_exit_after_some_outputs_is_only_done(self) -> None:
+        life = live(token(1), EXIT)
+        assert [name for _, name, _ in await life.events()] == ["output", "done"]
+
+    async def test_numpy_and_nan_are_written(self) -> None:
+        nan = response(tensor("T", "FP32", [np.nan, 1.5]), is_final=False)
+        assert (await live(nan, FINAL).events())[0] == (1, "output", {"T": [None, 1.5]})
+
+
+class TestBadEndings:
+    @pytest.mark.parametrize("before", [[], [token(1)], [token(1), token(2)]])
+    @pytest.mark.parametrize("error", [ModelError("no"), UpstreamUnavailable("gone"), DeadlineExceeded("late")])
+    async def test_an_error_of_tritons(self, before: list[Answer], error: GatewayError) -> None:
+        life = live(*before, error)
+        assert await life.ending() == error.code
+        assert life.stream.error is error
+        assert life.stream.outcome is error.outcome
+        assert len(life.outputs) == len(before)
+
+    async def test_a_deadline_leaves_the_model_at_work(self) -> None:
+        life = live(DeadlineExceeded("late"))
+        await life.ending()
+        assert len(life.abandoned) == 1
+
+    async def test_an_error_of_the_models_does_not(self) -> None:
+        life = live(ModelError("no"))
+        await life.ending()
+        assert life.abandoned == []
+
+    async def test_a_broken_contract_stops_the_model(self) -> None:
+        life = live(token(1), 3600.0, answer=FakeAnswer(breaks=ContractViolation("grew", tensor="T")))
+        assert await life.ending() == "contract_violation"
+        assert len(life.abandoned) == 1
+        assert life.engine.closed == 1
+
+    async def test_a_bug_is_internal_and_stops_the_model(self, caplog: pytest.LogCaptureFixture) -> None:
+        life = live(token(1), 3600.0, answer=FakeAnswer(breaks=ZeroDivisionError()))
+        assert await life.ending() == "internal"
+        assert len(life.abandoned) == 1
+        assert "a stream failed" in caplog.text
+
+    async def test_a_value_that_cannot_be_written_is_internal(self) -> None:
+        answer = FakeAnswer(Ended(None, {"T": object()}))
+        assert await live(FINAL, answer=answer).ending() == "internal"
+
+    async def test_silence_ends_it_and_each_response_puts_it_off(self) -> None:
+        life = live(token(1), 0.05, token(2), 0.05, token(3), 3600.0, progress_s=0.2)
+        assert await life.ending() == "deadline_exceeded"
+        assert len(life.outputs) == 3
+        assert len(life.abandoned) == 1
+        assert life.engine.closed == 1
+
+    async def test_silence_before_the_first_response(self) -> None:
+        assert await live(3600.0, progress_s=0.02).ending() == "deadline_exceeded"
+
+
+class TestEndingFromOutside:
+    CAUSES = (ClientClosedRequest("gone"), Draining("bye"), SlowConsumer("slow"))
+
+    @pytest.mark.parametrize("cause", CAUSES)
+    async def test_in_the_middle(self, cause: GatewayError) -> None:
+        life = live(token(1), 3600.0)
+        await until(lambda: life.outputs)
+        life.stream.end(cause)
+        assert await life.ending() == cause.code
+        assert life.stream.error is cause
+        assert len(life.abandoned) == 1
+        assert life.engine.closed == 1
+
+    @pytest.mark.parametrize("cause", CAUSES)
+    async def test_before_its_first_step(self, cause: GatewayError) -> None:
+        life = live(token(1), FINAL)
+        life.stream.end(cause)
+        assert await life.ending() == cause.code
+        assert life.engine.requests == []
+
+    async def test_the_first_cause_counts(self) -> None:
+        life = live(3600.0)
+        life.stream.end(self.CAUSES[0])
+        life.stream.end(self.CAUSES[1])
+        assert await life.ending() == self.CAUSES[0].code
+
+    async def test_a_stream_that_has_ended_is_left_alone(self) -> None:
+        life = live(token(1), FINAL)
+        await life.stream.ended()
+        life.stream.end(self.CAUSES[0])
+        assert await life.ending() == "complete"
+
+    async def test_at_every_moment(self) -> None:
+        for steps in range(12):
+            life = live(token(1), 0.0, token(2), 0.0, FINAL)
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            life.stream.end(self.CAUSES[1])
+            assert await life.ending() in {"draining", "complete"}
+
+    async def test_a_task_that_is_cancelled_without_a_cause(self) -> None:
+        life = live(3600.0)
+        task = next(each for each in asyncio.all_tasks() if "Stream._run" in repr(each))
+        await asyncio.sleep(0)
+        task.cancel()
+        assert await life.ending() == "client_closed_request"
+
+    async def test_a_stream_that_never_started_is_ended_by_nobody(self) -> None:
+        async def none() -> AsyncGenerator[InferenceResponse]:
+            return
+            yield
+
+        stream = Stream(StreamPlan("rid", none(), FakeAnswer(), 1, lambda error: {}))
+        stream.end(self.CAUSES[0])
+        await stream.ended()
+        assert stream.outcome is None
+
+
+class TestASlowReader:
+    async def test_what_is_unread_is_bounded_and_ends_the_stream(self) -> None:
+        log = LiveLog(max_unread_bytes=30)
+        life = live(*[token(value) for value in range(10)], 3600.0, log=log)
+        assert await life.ending() == "slow_consumer"
+        assert life.stream.outcome is Outcome.CANCELLED
+        assert len(life.abandoned) == 1
+        assert 1 <= len(life.outputs) < 10
+
+    async def test_an_exit_that_finds_no_room_is_still_one_ending(self) -> None:
+        class Full(ReplayLog):
+            def append(self, event: Event) -> None:
+                if not event.is_terminal:
+                    raise SlowConsumer("full")
+                super().append(event)
+
+        assert await live(EXIT, log=Full()).ending() == "slow_consumer"
+
+
+async def test_the_time_spent_here_is_told_from_tritons() -> None:
+    life = live(0.05, token(1), FINAL)
+    await life.stream.ended()
+    assert 0 < life.stream.own_s < 0.05

@@ -13,7 +13,7 @@ import pytest
 from app.triton.embedded.options import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, StartGateway, running_gateway, running_triton, wait_until_ready
-from tests.live.events import Event, checked, events_in, read_stream
+from tests.live.events import Event, checked, events_in, lines_of, read_stream
 
 SCRIPTED: dict[str, tuple[dict[str, Any], int, str, str]] = {
     "complete, final apart": ({"outputs": 3}, 3, "done", "complete"),
@@ -35,7 +35,12 @@ SCRIPTED: dict[str, tuple[dict[str, Any], int, str, str]] = {
     "contract broken at the third": ({"outputs": 5, "items": [1, 2, 5]}, 2, "error", "contract_violation"),
     "silence": ({"outputs": 2, "then": "silence"}, 2, "error", "deadline_exceeded"),
     "total deadline": ({"outputs": 1000, "interval_s": 0.5}, -1, "error", "deadline_exceeded"),
-    "the model's process dies": ({"outputs": 2, "then": "crash"}, 2, "error", "model_error"),
+    "the model's process dies, which Triton does not tell": (
+        {"outputs": 2, "then": "crash"},
+        2,
+        "error",
+        "deadline_exceeded",
+    ),
 }
 
 
@@ -62,7 +67,9 @@ def script(**words: Any) -> dict[str, str]:
     return {"script": json.dumps(words)}
 
 
-@pytest.mark.parametrize("name", [name for name in SCRIPTED if name != "the model's process dies"])
+@pytest.mark.parametrize(
+    "name", [name for name in SCRIPTED if name != "the model's process dies, which Triton does not tell"]
+)
 def test_a_stream_ends_with_one_terminal_event(client: httpx.Client, name: str) -> None:
     words, outputs, terminal, reason = SCRIPTED[name]
     check_ending(read_stream(client, "scripted_stream", script(**words)), outputs, terminal, reason)
@@ -134,7 +141,7 @@ def test_drain_ends_a_stream_with_a_farewell_and_status_zero(start_gateway: Star
     with httpx.stream(
         "POST", f"{gateway.url}/v1/pipelines/scripted_stream/stream", json=script(outputs=100, interval_s=0.1)
     ) as answer:
-        lines = answer.iter_lines()
+        lines = lines_of(answer)
         first = [next(lines) for _ in range(4)]
         gateway.process.send_signal(signal.SIGTERM)
         events = checked(list(events_in([*first, *lines])))
@@ -147,7 +154,7 @@ def test_drain_lets_a_short_stream_finish(start_gateway: StartGateway, config_pa
     with httpx.stream(
         "POST", f"{gateway.url}/v1/pipelines/scripted_stream/stream", json=script(outputs=10, interval_s=0.05)
     ) as answer:
-        lines = answer.iter_lines()
+        lines = lines_of(answer)
         first = [next(lines) for _ in range(4)]
         gateway.process.send_signal(signal.SIGTERM)
         events = checked(list(events_in([*first, *lines])))
@@ -166,9 +173,9 @@ class TestMortal:
         wait_until_ready(gateway)
 
     def test_the_models_process_dies(self, mortal: tuple[EmbeddedTriton, GatewayProcess]) -> None:
-        words, outputs, terminal, reason = SCRIPTED["the model's process dies"]
+        words, outputs, terminal, reason = SCRIPTED["the model's process dies, which Triton does not tell"]
         with httpx.Client(base_url=mortal[1].url, timeout=20) as client:
-            check_ending(read_stream(client, "scripted_patient", script(**words)), outputs, terminal, reason)
+            check_ending(read_stream(client, "scripted_stream", script(**words)), outputs, terminal, reason)
 
     def test_triton_killed(self, mortal: tuple[EmbeddedTriton, GatewayProcess]) -> None:
         triton, gateway = mortal
@@ -189,7 +196,7 @@ def stream_and_do(gateway: GatewayProcess, act: Any) -> list[Event]:
     """The events of a stream during which something happens after the first output."""
     body = script(outputs=50, interval_s=0.1)
     with httpx.stream("POST", f"{gateway.url}/v1/pipelines/scripted_stream/stream", json=body, timeout=20) as answer:
-        lines = answer.iter_lines()
+        lines = lines_of(answer)
         first = [next(lines) for _ in range(4)]
         act()
         return checked(list(events_in([*first, *lines])))

@@ -1,0 +1,138 @@
+"""A client that goes away cancels the work in Triton, and leaves nothing behind."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import psutil
+import pytest
+
+from app.triton.embedded.server import EmbeddedTriton
+from tests.live.conftest import GatewayProcess
+
+NOTICE_WITHIN_S = 5.0
+
+
+def request_bytes(path: str, body: dict[str, Any]) -> bytes:
+    content = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    )
+    return head.encode() + content
+
+
+async def leave_after(
+    gateway: GatewayProcess, request: bytes, until: bytes = b"", pause_s: float = 0.0
+) -> tuple[bytes, float]:
+    """Sends a request, reads until ``until`` was seen, waits, leaves; what was read, and when it left."""
+    address = urlsplit(gateway.url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    try:
+        writer.write(request)
+        await writer.drain()
+        seen = b""
+        while until not in seen:
+            chunk = await reader.read(65536)
+            assert chunk, seen
+            seen += chunk
+        await asyncio.sleep(pause_s)
+        return seen, time.monotonic()
+    finally:
+        writer.transport.abort()
+
+
+def eventually(holds: Callable[[], bool], within_s: float = NOTICE_WITHIN_S) -> None:
+    ends = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < ends, "it never came to hold"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("path", "words", "until"),
+    [
+        ("/v1/pipelines/scripted_stream/stream", {"outputs": 50, "interval_s": 0.05}, b"id: 3"),
+        ("/v1/pipelines/scripted_stream/stream", {"outputs": 1, "interval_s": 0.9}, b""),
+        ("/v1/pipelines/scripted_stream/stream", {"outputs": 1, "interval_s": 0.9}, b"200 OK"),
+        ("/v1/pipelines/scripted_stream", {"outputs": 50, "interval_s": 0.05}, b""),
+        ("/v1/pipelines/scripted", {"sleep_s": 4}, b""),
+    ],
+    ids=["mid-stream", "before headers", "headers but no output yet", "unary over a decoupled model", "unary"],
+)
+async def test_the_model_sees_that_its_client_left(
+    gateway: GatewayProcess, tmp_path: Path, path: str, words: dict[str, Any], until: bytes
+) -> None:
+    notice = tmp_path / "notice"
+    request = request_bytes(path, {"script": json.dumps({**words, "notice": str(notice)})})
+    _, left = await leave_after(gateway, request, until, pause_s=0.1)
+    await asyncio.to_thread(eventually, lambda: notice.exists() and bool(notice.read_text()))
+    assert float(notice.read_text().split()[0]) >= left - 0.1
+
+
+async def test_it_is_counted_and_logged_as_cancelled(gateway: GatewayProcess) -> None:
+    before = gateway.metric("requests_total", pipeline="scripted", outcome="cancelled")
+    request = request_bytes("/v1/pipelines/scripted", {"script": json.dumps({"sleep_s": 1})})
+    await leave_after(gateway, request, pause_s=0.1)
+    await asyncio.to_thread(
+        eventually, lambda: gateway.metric("requests_total", pipeline="scripted", outcome="cancelled") == before + 1
+    )
+
+
+async def test_the_cancel_hook_stops_a_step_inside_an_ensemble(gateway: GatewayProcess, triton: EmbeddedTriton) -> None:
+    """Triton itself would compute all 500 tokens."""
+
+    def executed() -> float:
+        page = httpx.get(triton.metrics_url).text
+        return next(
+            float(line.rsplit(" ", 1)[1])
+            for line in page.splitlines()
+            if line.startswith('nv_inference_exec_count{model="text_detokenize"')
+        )
+
+    await asyncio.sleep(0.2)
+    before = executed()
+    body = {"prompt": "The for statement", "max_tokens": 500, "seed": 3, "temperature": 1.0}
+    seen, _ = await leave_after(gateway, request_bytes("/v1/pipelines/write/stream", body), b"id: 5\n")
+    await asyncio.sleep(0.5)
+    after_half_a_second = executed()
+    await asyncio.sleep(0.5)
+    assert executed() == after_half_a_second
+    computed_in_vain = after_half_a_second - before - seen.count(b"event: output")
+    assert computed_in_vain <= 100, f"{computed_in_vain} tokens after the client left"
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=[pytest.mark.full, pytest.mark.timeout(900)])])
+async def test_nothing_is_left_of_many_cancelled_streams(
+    gateway: GatewayProcess, triton: EmbeddedTriton, count: int
+) -> None:
+    process = psutil.Process(gateway.process.pid)
+    pid = triton.pid
+    request = request_bytes(
+        "/v1/pipelines/scripted_stream/stream", {"script": json.dumps({"outputs": 100, "interval_s": 0.02})}
+    )
+    await cancel_many(gateway, request, 20)
+    await asyncio.to_thread(eventually, lambda: gateway.metric("active_streams") == 0)
+    descriptors, threads = process.num_fds(), process.num_threads()
+    await cancel_many(gateway, request, count)
+    await asyncio.to_thread(eventually, lambda: gateway.metric("active_streams") == 0, 30.0)
+    await asyncio.to_thread(eventually, lambda: process.num_fds() <= descriptors + 5, 30.0)
+    assert process.num_threads() <= threads + 2
+    assert triton.pid == pid, "Triton died and was started again"
+    async with httpx.AsyncClient(base_url=gateway.url) as client:
+        assert (await client.post("/v1/pipelines/scripted", json={"script": "{}"})).status_code == 200
+
+
+async def cancel_many(gateway: GatewayProcess, request: bytes, count: int) -> None:
+    """20 at a time."""
+    waiting = iter(range(count))
+
+    async def client() -> None:
+        for _ in waiting:
+            await leave_after(gateway, request, b"id: 1\n")
+
+    await asyncio.gather(*(client() for _ in range(20)))

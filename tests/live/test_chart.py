@@ -1,0 +1,118 @@
+"""What the chart runs, run: Triton by the sidecar's own arguments and probe, and `helm test`'s script."""
+
+import asyncio
+import dataclasses
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+
+from app.triton.embedded.guarded import GuardedTriton
+from app.triton.embedded.launch import Launch
+from app.triton.embedded.options import EmbeddedOptions, Ports
+from app.triton.embedded.repository import Repository
+from app.triton.embedded.wheel import ModelEnvironment
+from app.triton.engine import TritonEngine
+from tests.conftest import Require
+from tests.helm.rendering import CHART, Document, environment_of, render, the, triton_container
+from tests.live.conftest import GatewayProcess
+
+START_S = 60.0
+
+
+@dataclass(frozen=True)
+class SidecarLaunch(Launch):
+    """The wheel's Triton with a container's arguments; only the places are this machine's."""
+
+    container: Document = dataclasses.field(default_factory=dict)
+
+    def command(self) -> list[str]:
+        placed = {
+            "--model-repository": str(self.repository.path),
+            "--grpc-port": str(self.ports.grpc),
+            "--http-port": str(self.ports.http),
+            "--metrics-port": str(self.ports.metrics),
+            "--metrics-address": "127.0.0.1",
+        }
+        words = [word.partition("=") for word in self.container["args"][1:]]
+        own = [f"--id={self.nonce}", f"--backend-directory={self.folder}"]
+        shm = f"--backend-config=python,shm-region-prefix-name={self.shm_prefix}"
+        return [str(self.models.executable), *own, shm, *(f"{n}={placed.get(n, v)}" if v else n for n, _, v in words)]
+
+    def is_live(self) -> bool:
+        """By the command of the container's own probe."""
+        words = self.container["livenessProbe"]["exec"]["command"]
+        here = [word.replace(":8000/", f":{self.ports.http}/") for word in words]
+        return subprocess.run(here, check=False, capture_output=True).returncode == 0
+
+
+@pytest.fixture
+def half_broken(tmp_path: Path) -> Path:
+    """A model that works, and one that cannot be loaded."""
+    for name in ("whole", "broken"):
+        shutil.copytree(Path(__file__).parent / "models" / "scripted", tmp_path / name)
+        config = tmp_path / name / "config.pbtxt"
+        config.write_text(config.read_text().replace('name: "scripted"', f'name: "{name}"'))
+    (tmp_path / "broken" / "1" / "model.py").write_text("raise RuntimeError('cannot be imported')\n")
+    return tmp_path
+
+
+async def test_triton_starts_by_the_sidecar_s_arguments_and_a_broken_model_keeps_no_other_away(
+    half_broken: Path, models_venv: Path, require: Require
+) -> None:
+    require(shutil.which("curl"), "there is no curl, which the sidecar's probe runs")
+    container = triton_container(render(CHART / "ci" / "cpu-demo-values.yaml"))
+    prepared = Launch.prepare(
+        EmbeddedOptions(half_broken, models_venv),
+        Ports.free(),
+        Repository.read(half_broken),
+        ModelEnvironment.of(models_venv),
+    )
+    launch = SidecarLaunch(**vars(prepared), container=container)
+    triton = await GuardedTriton.start(launch)
+    try:
+        async with asyncio.timeout(START_S):
+            while not await asyncio.to_thread(launch.is_live):
+                assert not triton.has_ended, triton.log.explanation()
+                await asyncio.sleep(0.1)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{launch.ports.grpc}") as channel:
+            states = {state.name: state.ready for state in await TritonEngine(channel).models()}
+        assert states == {"whole": True, "broken": False}
+    finally:
+        await triton.stop()
+
+
+def smoke_test(gateway: GatewayProcess, **tests: str) -> subprocess.CompletedProcess[str]:
+    """The command of the test pod, with its variables but for the address."""
+    (container,) = the(render({"tests": tests}), "Pod")["spec"]["containers"]
+    environment = os.environ | environment_of(container) | {"URL": gateway.url, "WAIT_S": "5"}
+    command = [sys.executable, *container["command"][1:]]
+    return subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+
+
+def test_helm_test_passes_where_the_gateway_is_ready(gateway: GatewayProcess) -> None:
+    done = smoke_test(gateway)
+    assert (done.returncode, done.stdout) == (0, f"{gateway.url} is ready\n")
+
+
+def test_helm_test_calls_the_pipeline_that_it_is_given(gateway: GatewayProcess) -> None:
+    done = smoke_test(gateway, pipeline="write", body='{"prompt": "The", "max_tokens": 4, "seed": 7}')
+    assert done.returncode == 0, done.stderr
+    assert '"finish_reason"' in done.stdout
+
+
+def test_helm_test_fails_with_the_gateway_s_own_words(gateway: GatewayProcess) -> None:
+    done = smoke_test(gateway, pipeline="nothing")
+    assert done.returncode == 1
+    assert "unknown_pipeline" in done.stderr
+
+
+def test_the_values_for_a_first_install_call_a_reference_pipeline(gateway: GatewayProcess) -> None:
+    (container,) = the(render(CHART / "ci" / "cpu-demo-values.yaml"), "Pod")["spec"]["containers"]
+    said = environment_of(container)
+    assert smoke_test(gateway, pipeline=said["PIPELINE"], body=said["BODY"]).returncode == 0

@@ -1,0 +1,162 @@
+"""A real Prometheus scrapes gateway and Triton, and answers every query of the rules and the dashboard."""
+
+import json
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from app.triton.embedded.server import EmbeddedTriton
+from tests.conftest import Require
+from tests.live.conftest import GatewayProcess, free_ports
+
+ROOT = Path(__file__).parents[2]
+FILES = ROOT / "helm" / "triton-gateway" / "files"
+START_S = 30.0
+METRIC = re.compile(r"\b(triton_gateway_\w+|nv_\w+)\b")
+
+GPU_METRICS = {"nv_gpu_utilization", "nv_gpu_memory_used_bytes", "nv_gpu_memory_total_bytes"}
+"""Which a Triton without a GPU does not export. Source: Triton's user guide, "Metrics", table of GPU metrics."""
+
+SILENT_PANELS = {"GPU at work", "GPU memory", "Refused for load"}
+"""Without data here: no GPU, and nothing was refused."""
+
+
+def queries() -> dict[str, str]:
+    """Every query of the rules by its alert or record, and of the dashboard by panel and legend."""
+    rules = {
+        rule.get("alert", rule.get("record")): rule["expr"]
+        for group in yaml.safe_load((FILES / "rules.yaml").read_text())["groups"]
+        for rule in group["rules"]
+    }
+    (adapter,) = yaml.safe_load((FILES / "prometheus-adapter.yaml").read_text())["rules"]["custom"]
+    scaling = adapter["metricsQuery"].replace("<<.GroupBy>>", "instance").replace("<<.LabelMatchers>>", 'job="gateway"')
+    return rules | panel_queries() | {"triton_gateway_requests_under_way": scaling}
+
+
+def panel_queries() -> dict[str, str]:
+    dashboard = json.loads((FILES / "dashboard.json").read_text())
+    return {
+        f"{panel['title']} / {target['legendFormat']}": as_grafana_would(target["expr"])
+        for panel in dashboard["panels"]
+        for target in panel.get("targets", [])
+    }
+
+
+def as_grafana_would(query: str) -> str:
+    """With the dashboard's variables put in."""
+    for variable, value in {"$job": "gateway", "$pipeline": ".*", "$__rate_interval": "30s"}.items():
+        query = query.replace(variable, value)
+    return query
+
+
+class Prometheus:
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def query(self, query: str) -> list[dict[str, Any]]:
+        answer = httpx.get(f"{self.url}/api/v1/query", params={"query": query}).json()
+        assert answer["status"] == "success", (query, answer)
+        result: list[dict[str, Any]] = answer["data"]["result"]
+        return result
+
+    def scraped(self) -> float:
+        """Samples of the youngest of the two targets."""
+        with suppress(httpx.TransportError):
+            counts = [float(each["value"][1]) for each in self.query("count_over_time(up[1h]) and up == 1")]
+            return min(counts) if len(counts) == 2 else 0.0
+        return 0.0
+
+    def wait_for_scrapes(self, count: float) -> None:
+        ends = time.monotonic() + START_S
+        while self.scraped() < count:
+            assert time.monotonic() < ends, "Prometheus did not scrape both targets"
+            time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def prometheus(
+    triton: EmbeddedTriton, gateway: GatewayProcess, require: Require, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Prometheus]:
+    """With the delivered configuration and rules; only the addresses and the interval are the test's."""
+    program = shutil.which("prometheus")
+    require(program, "there is no prometheus: `make system-packages` installs it")
+    folder = tmp_path_factory.mktemp("prometheus")
+    config = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yaml").read_text())
+    config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    targets = [url.split("/")[2] for url in (gateway.admin_url, str(triton.metrics_url))]
+    config["scrape_configs"][0]["static_configs"] = [{"targets": targets}]
+    (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
+    shutil.copy(FILES / "rules.yaml", folder)
+    (port,) = free_ports(1)
+    options = [f"--config.file={folder}/prometheus.yaml", f"--storage.tsdb.path={folder}/data"]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [str(program), *options, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log
+        )
+    try:
+        started = Prometheus(f"http://127.0.0.1:{port}")
+        started.wait_for_scrapes(1)
+        yield started
+    finally:
+        process.terminate()
+        process.wait(START_S)
+
+
+@pytest.fixture(scope="module")
+def after_traffic(prometheus: Prometheus, client: httpx.Client) -> Prometheus:
+    """Something of everything: answers, an early exit, a stream, an error, a broken contract; then two more scrapes."""
+    sign, blank = ((ROOT / "samples" / f"{name}.png").read_bytes() for name in ("sign", "blank"))
+    for _ in range(2):
+        for image in (sign, blank):
+            client.post("/v1/pipelines/ocr", files={"image": image}).raise_for_status()
+        client.post("/v1/pipelines/write/stream", json={"prompt": "The", "max_tokens": 8}).raise_for_status()
+        client.post("/v1/pipelines/write", json={"prompt": 1})
+        client.post("/v1/pipelines/scripted", json={"script": json.dumps({"omit": ["TEXT"]})})
+        prometheus.wait_for_scrapes(prometheus.scraped() + 3)
+    return prometheus
+
+
+@pytest.mark.parametrize("name", queries())
+def test_every_query_is_understood(name: str, after_traffic: Prometheus) -> None:
+    after_traffic.query(queries()[name])
+
+
+def test_every_metric_that_is_named_is_exported(after_traffic: Prometheus, gateway: GatewayProcess) -> None:
+    """Live, or declared on the page with a HELP line and no sample yet."""
+    exported = {each["metric"]["__name__"] for each in after_traffic.query('{job="gateway"}')}
+    page = httpx.get(f"{gateway.admin_url}/metrics").text
+    exported |= set(re.findall(r"^# TYPE (\w+) ", page, re.MULTILINE))
+    named = {name for query in queries().values() for name in METRIC.findall(query)} - METRIC_PATTERNS
+    assert named - exported == GPU_METRICS
+
+
+METRIC_PATTERNS = {"triton_gateway_"}
+"""The beginning of an expression over names, whose alternatives are checked by their own panels."""
+
+
+def test_every_label_that_is_named_is_on_its_metrics(after_traffic: Prometheus) -> None:
+    labels = {label for each in after_traffic.query('{job="gateway"}') for label in each["metric"]}
+    named = set()
+    for query in queries().values():
+        named |= {label.strip() for group in re.findall(r"by \(([^)]*)\)", query) for label in group.split(",")}
+        named |= set(re.findall(r"(\w+)(?:=~|!~|!=|=)\"", query))
+    assert named - labels - {"__name__"} == {"namespace"}, "which Kubernetes adds"
+
+
+@pytest.mark.parametrize("name", [name for name in panel_queries() if name.split(" / ")[0] not in SILENT_PANELS])
+def test_every_panel_shows_something(name: str, after_traffic: Prometheus) -> None:
+    assert after_traffic.query(panel_queries()[name]) != []
+
+
+def test_an_idle_pod_counts_nothing_for_the_autoscaler(prometheus: Prometheus) -> None:
+    values = [each["value"][1] for each in prometheus.query(queries()["triton_gateway_requests_under_way"])]
+    assert values == ["0"]

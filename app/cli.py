@@ -15,6 +15,7 @@ from rich.table import Table
 
 from app import __version__
 from app.checking import DEFAULT_REPOSITORY, CheckImpossible, CheckOptions, report_of, run_check
+from app.domain.errors import GatewayError
 from app.observability.log import configure_logging
 from app.pipelines.file import ConfigError
 from app.serving import PortTaken, serve
@@ -25,6 +26,15 @@ from app.triton.engine import TritonEngine
 from app.triton.repository import RepositoryUnreadable
 
 UNUSABLE = 2
+_UNUSABLE = (
+    SettingsError,
+    ConfigError,
+    PortTaken,
+    EmbeddedTritonError,
+    RepositoryUnreadable,
+    CheckImpossible,
+    GatewayError,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         configure_logging(settings.log_level, settings.log_format)
         _name_service_links()
         uvloop.run(command(settings))
-    except (SettingsError, ConfigError, PortTaken, EmbeddedTritonError, RepositoryUnreadable, CheckImpossible) as exc:
+    except _UNUSABLE as exc:
         print(f"triton-gateway: {exc}", file=sys.stderr)  # noqa: T201 - the command's own answer
         return UNUSABLE
     return 0

@@ -65,13 +65,13 @@ def default_config() -> Path | None:
 
 
 def read_settings(environment: Mapping[str, str], flags: Mapping[str, Any]) -> Settings:
-    """Flags win over the environment. Raises SettingsError."""
+    """Flags win over the environment; an empty variable is as good as none. Raises SettingsError."""
     named = {name: value for name, value in environment.items() if name.startswith(PREFIX)}
     given = {name: value for name, value in named.items() if not is_service_link(name, value)}
     unknown = [name for name in given if name.removeprefix(PREFIX).lower() not in Settings.model_fields]
     if unknown:
         raise SettingsError("\n".join(f"{name} is not a setting{_nearest(name)}" for name in sorted(unknown)))
-    values = {name.removeprefix(PREFIX).lower(): value for name, value in given.items()}
+    values = {name.removeprefix(PREFIX).lower(): value for name, value in given.items() if value}
     try:
         return Settings(**(values | dict(flags)))
     except ValidationError as exc:
@@ -93,6 +93,6 @@ def _complaint(location: tuple[int | str, ...], text: str) -> str:
 
 
 def _nearest(name: str) -> str:
-    valid = [PREFIX + field.upper() for field in Settings.model_fields]
-    found = difflib.get_close_matches(name, valid, n=1)
-    return f"; did you mean {found[0]}?" if found else ""
+    valid = [field.upper() for field in Settings.model_fields]
+    found = difflib.get_close_matches(name.removeprefix(PREFIX), valid, n=1)
+    return f"; did you mean {PREFIX}{found[0]}?" if found else ""

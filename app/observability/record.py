@@ -10,6 +10,8 @@ from app.domain.errors import ContractViolation, GatewayError, Outcome
 from app.observability.metrics import NO_PIPELINE, Metrics
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_STREAM_ID = re.compile(r"(?<=/streams/)[^/]+")
+"""Who has a stream's id may read and cancel the stream: it is not for the log."""
 
 _log = logging.getLogger("triton_gateway.request")
 
@@ -84,7 +86,7 @@ class RequestRecord:
         line: dict[str, object] = {
             "request_id": self.request_id,
             "method": self.method,
-            "path": self.path,
+            "path": _STREAM_ID.sub("***", self.path),
             "status": self.status,
             "outcome": str(self.outcome),
             "duration_ms": round(duration_s * 1e3, 2),

@@ -1,0 +1,37 @@
+"""One JSON object a line on standard error, whatever is logged."""
+
+import json
+import subprocess
+import sys
+
+SCRIPT = """
+import logging, sys
+from app.observability.log import configure_logging
+configure_logging("info", sys.argv[1])
+log = logging.getLogger("some.where")
+log.debug("unseen")
+log.info("a line\\nand\\x00 \\u2028 more", extra={"request_id": "rid", "number": 1.5, "odd": object})
+try:
+    1 / 0
+except ZeroDivisionError:
+    log.exception("failed")
+logging.getLogger("httpx").info("unseen")
+"""
+
+
+def lines(style: str) -> list[str]:
+    run = subprocess.run([sys.executable, "-c", SCRIPT, style], capture_output=True, text=True, check=True)
+    assert run.stdout == ""
+    return run.stderr.splitlines()
+
+
+def test_json_is_one_object_a_line() -> None:
+    first, second = map(json.loads, lines("json"))
+    assert first["message"] == "a line\nand\x00 \u2028 more"
+    assert (first["level"], first["logger"], first["request_id"], first["number"]) == ("INFO", "some.where", "rid", 1.5)
+    assert first["time"]
+    assert "ZeroDivisionError" in second["exc_info"]
+
+
+def test_text_is_for_people() -> None:
+    assert "INFO    some.where: a line" in lines("text")[0]

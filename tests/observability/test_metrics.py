@@ -1,0 +1,62 @@
+"""The names and labels that PRODUCT section 7 promises."""
+
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from app.domain.errors import Outcome
+from app.observability.metrics import Metrics
+
+PROMISED = {
+    "requests": {"pipeline", "transport", "outcome"},
+    "request_duration_seconds": {"pipeline", "transport", "outcome"},
+    "overhead_seconds": {"pipeline", "transport"},
+    "time_to_first_output_seconds": {"pipeline"},
+    "inter_output_seconds": {"pipeline"},
+    "stream_outputs": {"pipeline"},
+    "in_flight_requests": {"pipeline"},
+    "active_streams": {"pipeline"},
+    "early_exits": {"pipeline", "reason"},
+    "rejected": {"reason"},
+    "contract_violations": {"pipeline", "tensor"},
+    "triton_calls": {"model", "code"},
+    "triton_up": set[str](),
+    "model_ready": {"model"},
+    "config_reload_failed": set[str](),
+    "build_info": {"version"},
+}
+
+
+def filled() -> Metrics:
+    metrics = Metrics("1.2.3")
+    metrics.count_request("p", "unary", Outcome.OK, 0.1)
+    metrics.count_triton_call("m", "OK")
+    metrics.overhead.labels("p", "unary").observe(0.001)
+    for one in (metrics.time_to_first_output, metrics.inter_output):
+        one.labels("p").observe(0.1)
+    metrics.stream_outputs.labels("p").inc()
+    metrics.in_flight.labels("p").inc()
+    metrics.active_streams.labels("p").inc()
+    metrics.early_exits.labels("p", "no_text").inc()
+    metrics.rejected.labels("draining").inc()
+    metrics.contract_violations.labels("p", "T").inc()
+    metrics.model_ready.labels("m").set(1)
+    return metrics
+
+
+def test_every_metric_that_is_promised_and_no_other() -> None:
+    families = list(text_string_to_metric_families(generate_latest(filled().registry).decode()))
+    found = {
+        each.name.removeprefix("triton_gateway_"): {
+            label for one in each.samples for label in one.labels if label != "le"
+        }
+        for each in families
+        if not each.name.endswith("_created")
+    }
+    assert found == PROMISED
+    assert all(each.documentation for each in families)
+
+
+def test_each_gateway_counts_for_itself() -> None:
+    first, second = Metrics("1"), Metrics("1")
+    first.count_triton_call("m", "OK")
+    assert second.registry.get_sample_value("triton_gateway_triton_calls_total", {"model": "m", "code": "OK"}) is None

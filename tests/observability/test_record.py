@@ -1,0 +1,148 @@
+"""One line and a few numbers stay of each request."""
+
+import logging
+from typing import Any
+
+import pytest
+
+from app.domain.errors import (
+    ContractViolation,
+    GatewayError,
+    Internal,
+    InvalidInput,
+    Outcome,
+    TooManyRequests,
+    UpstreamError,
+)
+from app.observability.metrics import Metrics
+from app.observability.record import RequestRecord, request_id_of
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics("1.2.3")
+
+
+def sample(metrics: Metrics, name: str, **labels: str) -> float:
+    return metrics.registry.get_sample_value(f"triton_gateway_{name}", labels) or 0.0
+
+
+def line_of(record: RequestRecord, metrics: Metrics, caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
+    with caplog.at_level(logging.DEBUG, "triton_gateway"):
+        record.close(metrics)
+    (line,) = caplog.records
+    return vars(line)
+
+
+def inference(**more: Any) -> RequestRecord:
+    return RequestRecord("rid", "POST", "/v1/pipelines/p", pipeline="p", transport="unary", status=200, **more)
+
+
+@pytest.mark.parametrize("offered", ["a", "A-b_c.1", "x" * 128])
+def test_a_harmless_id_of_the_callers_is_kept(offered: str) -> None:
+    assert request_id_of(offered) == offered
+
+
+@pytest.mark.parametrize(
+    "offered", [None, "", "x" * 129, "a b", "a\n", "a\r\nX: y", "ä", "a/b", "a;b", "\u0661", "<b>"]
+)
+def test_any_other_is_replaced(offered: str | None) -> None:
+    made = request_id_of(offered)
+    assert made != offered
+    assert len(made) == 32
+
+
+def test_a_good_answer_is_counted_and_logged(metrics: Metrics, caplog: pytest.LogCaptureFixture) -> None:
+    line = line_of(inference(triton_request_id="tid"), metrics, caplog)
+    assert (line["outcome"], line["pipeline"], line["transport"], line["status"]) == ("ok", "p", "unary", 200)
+    assert (line["request_id"], line["triton_request_id"], line["levelname"]) == ("rid", "tid", "INFO")
+    assert "code" not in line
+    assert sample(metrics, "requests_total", pipeline="p", transport="unary", outcome="ok") == 1
+    assert sample(metrics, "overhead_seconds_count", pipeline="p", transport="unary") == 1
+
+
+def test_an_early_exit(metrics: Metrics, caplog: pytest.LogCaptureFixture) -> None:
+    record = inference()
+    record.exit_early(None)
+    assert record.outcome is Outcome.OK
+    record.exit_early("no_text")
+    assert line_of(record, metrics, caplog)["early_exit"] == "no_text"
+    assert sample(metrics, "requests_total", pipeline="p", transport="unary", outcome="early_exit") == 1
+    assert sample(metrics, "early_exits_total", pipeline="p", reason="no_text") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "metric", "labels"),
+    [
+        (TooManyRequests("full"), "rejected_total", {"reason": "too_many_requests"}),
+        (ContractViolation("grew", tensor="T"), "contract_violations_total", {"pipeline": "p", "tensor": "T"}),
+    ],
+)
+def test_errors_that_are_counted_by_themselves(
+    metrics: Metrics, error: GatewayError, metric: str, labels: dict[str, str]
+) -> None:
+    record = inference()
+    record.fail(error)
+    record.close(metrics)
+    assert sample(metrics, metric, **labels) == 1
+    assert sample(metrics, "requests_total", pipeline="p", transport="unary", outcome=error.outcome) == 1
+
+
+def test_what_triton_said_is_in_the_log_and_bounded(metrics: Metrics, caplog: pytest.LogCaptureFixture) -> None:
+    error = InvalidInput("no")
+    error.upstream = UpstreamError("INTERNAL", "x" * 5000)
+    record = inference()
+    record.fail(error)
+    line = line_of(record, metrics, caplog)
+    assert (line["code"], line["detail"], line["triton_code"]) == ("invalid_input", "no", "INTERNAL")
+    assert len(line["triton_message"]) == 1024
+
+
+def test_a_bug_is_an_error_in_the_log(metrics: Metrics, caplog: pytest.LogCaptureFixture) -> None:
+    record = inference()
+    record.fail(Internal("bug"))
+    assert line_of(record, metrics, caplog)["levelname"] == "ERROR"
+
+
+def test_what_is_no_inference_is_not_counted_and_whispered(metrics: Metrics, caplog: pytest.LogCaptureFixture) -> None:
+    record = RequestRecord("rid", "GET", "/health/live", status=200)
+    assert line_of(record, metrics, caplog)["levelname"] == "DEBUG"
+    assert not any(
+        each.samples and each.name.endswith("requests") for each in metrics.registry.collect() if each.type == "counter"
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "logged"),
+    [
+        ("/v1/streams/abc-DEF_123", "/v1/streams/***"),
+        ("/v1/streams/abc/x", "/v1/streams/***/x"),
+        ("/v1/streams", "/v1/streams"),
+    ],
+)
+def test_the_id_of_a_stream_is_masked(
+    metrics: Metrics, caplog: pytest.LogCaptureFixture, path: str, logged: str
+) -> None:
+    assert line_of(RequestRecord("rid", "GET", path), metrics, caplog)["path"] == logged
+
+
+def test_work_that_outlives_its_request_has_a_record_of_its_own(metrics: Metrics) -> None:
+    first = inference()
+    own = first.handed_over()
+    own.fail(TooManyRequests("full"))
+    first.close(metrics)
+    assert sample(metrics, "requests_total", pipeline="p", transport="unary", outcome="ok") == 0
+    own.close(metrics)
+    assert sample(metrics, "requests_total", pipeline="p", transport="unary", outcome="rejected") == 1
+
+
+def test_the_timing_header_splits_the_time() -> None:
+    record = inference(triton_s=0.001)
+    record.started -= 0.004
+    gateway, triton = record.server_timing().split(", ")
+    assert triton == "triton;dur=1.00"
+    assert float(gateway.removeprefix("gateway;dur=")) >= 3.0
+
+
+def test_more_time_with_triton_than_in_all_is_no_negative_overhead() -> None:
+    assert inference(triton_s=100.0).server_timing().startswith("gateway;dur=0.00")

@@ -1,0 +1,93 @@
+"""The command line: what it prints, and its exit status where something cannot be used."""
+
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from app import __version__, cli
+from tests.fakes.triton import FakeTriton, serving
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No ``gateway.yaml`` lies there, and logging stays as pytest has it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "configure_logging", lambda level, style: None)
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.strip() == __version__
+
+
+@pytest.mark.parametrize("arguments", [[], ["dance"], ["serve", "--nonsense"], ["models", "--port", "1"]])
+def test_what_nobody_understands(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+    assert "usage: triton-gateway" in capsys.readouterr().err
+
+
+def test_every_setting_is_a_flag_with_its_variable(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--help"])
+    text = capsys.readouterr().out
+    for name in cli.Settings.model_fields:
+        assert f"--{name.replace('_', '-')}" in text
+        assert f"GATEWAY_{name.upper()}" in text.replace("\n", "").replace(" ", "")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [("GATEWAY_PROT", "1", "did you mean GATEWAY_PORT?"), ("GATEWAY_PORT", "x", "GATEWAY_PORT is wrong")],
+)
+def test_wrong_settings_end_the_start(
+    variable: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(variable, value)
+    assert cli.main(["serve"]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_wrong_file_ends_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "wrong.yaml").write_text("pipelines: {p: {modle: m}}\n")
+    assert cli.main(["serve", "--config", "wrong.yaml"]) == 2
+    assert "did you mean 'model'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("setting", ["port", "admin_port"])
+def test_a_taken_port_ends_the_start_with_the_settings_name(setting: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        ports = {"port": "0", "admin_port": "0"} | {setting: port}
+        status = cli.main(["serve", *(f"--{name.replace('_', '-')}={value}" for name, value in ports.items())])
+    assert status == 2
+    assert f"GATEWAY_{setting.upper()}: cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err
+
+
+def test_the_models_of_a_triton_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["models", "--triton", "127.0.0.1:1"]) == 2
+    assert "Triton cannot be reached" in capsys.readouterr().err
+
+
+@pytest.fixture
+async def triton() -> AsyncIterator[FakeTriton]:
+    async with serving(FakeTriton(ready={"ocr": "READY", "broken": "UNAVAILABLE"})) as server:
+        yield server
+
+
+async def test_a_table_of_the_models(triton: FakeTriton, capsys: pytest.CaptureFixture[str]) -> None:
+    await cli.show_models(cli.Settings(triton_url=triton.url))
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert any("ocr" in row and "python" in row and "yes" in row for row in rows)
+    assert any("broken" in row and "no" in row for row in rows)
+
+
+def test_service_links_are_named_in_the_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("GATEWAY_SERVICE_HOST", "10.0.0.1")
+    cli.main(["models", "--triton", "127.0.0.1:1"])
+    assert any(getattr(record, "variables", None) == ["GATEWAY_SERVICE_HOST"] for record in caplog.records)

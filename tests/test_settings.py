@@ -1,0 +1,126 @@
+"""Settings from the environment and from flags; what is unknown or wrong is named."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from app.settings import Settings, SettingsError, is_service_link, read_settings, service_links
+
+
+def complaint(environment: dict[str, str], **flags: Any) -> str:
+    with pytest.raises(SettingsError) as caught:
+        read_settings(environment, flags)
+    return str(caught.value)
+
+
+def test_the_defaults() -> None:
+    settings = read_settings({}, {})
+    assert (settings.host, settings.port, settings.admin_port) == ("127.0.0.1", 8080, 8081)
+    assert settings.max_body_bytes == 8 * 1024 * 1024
+    assert (settings.timeout_s, settings.drain_s) == (30, 30)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("port", "9000", 9000),
+        ("admin_port", "9001", 9001),
+        ("embedded", "true", True),
+        ("embedded", "0", False),
+        ("docs", "off", False),
+        ("timeout_s", "2.5", 2.5),
+        ("config", "a/b.yaml", Path("a/b.yaml")),
+        ("cors_origins", "https://a, https://b,", ("https://a", "https://b")),
+        ("cors_origins", "", ()),
+        ("triton_url", "unix:/run/x.sock", "unix:/run/x.sock"),
+    ],
+)
+def test_a_variable_and_a_flag_say_the_same(name: str, text: str, value: Any) -> None:
+    assert getattr(read_settings({f"GATEWAY_{name.upper()}": text}, {}), name) == value
+    assert getattr(read_settings({}, {name: text}), name) == value
+
+
+def test_flags_win() -> None:
+    assert read_settings({"GATEWAY_PORT": "1"}, {"port": "2"}).port == 2
+
+
+def test_an_empty_variable_is_as_good_as_none() -> None:
+    settings = read_settings({"GATEWAY_CONFIG": "", "GATEWAY_EARLY_EXIT_KEY": "", "GATEWAY_PORT": ""}, {})
+    assert (settings.config, settings.early_exit_key, settings.port) == (None, None, 8080)
+
+
+def test_other_programs_variables_are_left_alone() -> None:
+    assert read_settings({"GATEWAYS": "1", "XGATEWAY_PORT": "x", "PATH": "/bin"}, {}) == Settings()
+
+
+def test_an_unknown_variable_is_refused_with_the_nearest() -> None:
+    assert complaint({"GATEWAY_TIMEOUT": "1"}) == "GATEWAY_TIMEOUT is not a setting; did you mean GATEWAY_TIMEOUT_S?"
+    assert (
+        complaint({"GATEWAY_Q": "", "GATEWAY_ZZZZZZ": "1"})
+        == "GATEWAY_Q is not a setting\nGATEWAY_ZZZZZZ is not a setting"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("PORT", "http"),
+        ("PORT", "70000"),
+        ("ADMIN_PORT", "-1"),
+        ("TIMEOUT_S", "0"),
+        ("TIMEOUT_S", "nan"),
+        ("MAX_BODY_BYTES", str(65 * 1024 * 1024)),
+        ("DRAIN_S", "-1"),
+        ("EMBEDDED", "perhaps"),
+        ("LOG_FORMAT", "xml"),
+        ("LOG_TENSORS", "values"),
+        ("EARLY_EXIT_KEY", "tooshort"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name_and_not_repeated(name: str, text: str) -> None:
+    said = complaint({f"GATEWAY_{name}": text})
+    assert said.startswith(f"GATEWAY_{name} is wrong: ")
+    assert "tooshort" not in said
+
+
+def test_every_wrong_value_has_a_line() -> None:
+    assert len(complaint({"GATEWAY_PORT": "x", "GATEWAY_DRAIN_S": "x"}).splitlines()) == 2
+
+
+def test_settings_are_frozen_and_keep_the_key_to_themselves() -> None:
+    settings = read_settings({"GATEWAY_EARLY_EXIT_KEY": "k" * 16}, {})
+    with pytest.raises(ValidationError):
+        settings.port = 1
+    assert "kkkk" not in repr(settings)
+
+
+class TestServiceLinks:
+    """What Kubernetes injects for a Service called ``gateway``, or ``gateway-...``."""
+
+    LINKS = (
+        ("GATEWAY_SERVICE_HOST", "10.0.0.1"),
+        ("GATEWAY_SERVICE_PORT", "80"),
+        ("GATEWAY_SERVICE_PORT_HTTP", "80"),
+        ("GATEWAY_PORT", "tcp://10.0.0.1:80"),
+        ("GATEWAY_PORT_80_TCP", "tcp://10.0.0.1:80"),
+        ("GATEWAY_PORT_80_TCP_ADDR", "10.0.0.1"),
+        ("GATEWAY_PORT_80_TCP_PROTO", "tcp"),
+        ("GATEWAY_PORT_53_UDP", "udp://10.0.0.1:53"),
+        ("GATEWAY_ADMIN_SERVICE_HOST", "10.0.0.2"),
+        ("GATEWAY_ADMIN_PORT", "tcp://10.0.0.2:81"),
+        ("GATEWAY_TRITON_PORT_8001_TCP_PORT", "8001"),
+    )
+
+    @pytest.mark.parametrize(("name", "value"), LINKS)
+    def test_they_are_told_apart(self, name: str, value: str) -> None:
+        assert is_service_link(name, value)
+        assert read_settings({name: value}, {}) == Settings()
+
+    @pytest.mark.parametrize("name", [f"GATEWAY_{name.upper()}" for name in Settings.model_fields])
+    def test_no_setting_is_taken_for_one(self, name: str) -> None:
+        assert not is_service_link(name, "8080")
+
+    def test_they_are_named(self) -> None:
+        assert service_links({**dict(self.LINKS), "GATEWAY_HOST": "x"}) == sorted(name for name, _ in self.LINKS)

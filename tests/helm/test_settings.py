@@ -43,13 +43,14 @@ def test_each_value_of_the_gateway_arrives() -> None:
         "docs": False,
         "logLevel": "warning",
         "logFormat": "text",
+        "logTensors": "shapes",
     }
     settings = settings_of(render({"gateway": gateway}))
     assert settings.timeout_s == 2.5
     assert settings.max_body_bytes == 67_108_864
     assert settings.cors_origins == ("https://a.example", "https://b.example")
     assert settings.docs is False
-    assert (settings.log_level, settings.log_format) == ("warning", "text")
+    assert (settings.log_level, settings.log_format, settings.log_tensors) == ("warning", "text", "shapes")
 
 
 def test_the_chart_and_the_gateway_agree_on_defaults() -> None:
@@ -141,6 +142,12 @@ def test_the_key_of_signed_early_exits_reaches_both_sides() -> None:
     source = {"secretKeyRef": {"name": "keys", "key": "exit"}}
     assert {"name": "GATEWAY_EARLY_EXIT_KEY", "valueFrom": source} in gateway_container(documents)["env"]
     assert {"name": "EARLY_EXIT_KEY", "valueFrom": source} in triton_container(documents)["env"]
+
+
+def test_shapes_are_logged_on_both_sides() -> None:
+    assert environment_of(triton_container(render({"gateway": {"logTensors": "shapes"}}))) == {
+        "GATEWAY_LOG_TENSORS": "shapes"
+    }
 
 
 def test_the_chart_is_of_this_version() -> None:

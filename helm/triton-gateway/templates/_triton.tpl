@@ -47,8 +47,13 @@ livenessProbe:
   timeoutSeconds: 5
   failureThreshold: 6
 {{- $earlyExitKey := .Values.gateway.earlyExitKey }}
-{{- if or .Values.triton.env $earlyExitKey.secretName }}
+{{- $logsTensors := eq .Values.gateway.logTensors "shapes" }}
+{{- if or .Values.triton.env $earlyExitKey.secretName $logsTensors }}
 env:
+  {{- if $logsTensors }}
+  - name: GATEWAY_LOG_TENSORS
+    value: shapes
+  {{- end }}
   {{- with $earlyExitKey.secretName }}
   - name: EARLY_EXIT_KEY
     valueFrom:

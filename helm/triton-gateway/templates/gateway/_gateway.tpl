@@ -88,6 +88,8 @@ volumeMounts:
   value: {{ .Values.gateway.logLevel }}
 - name: GATEWAY_LOG_FORMAT
   value: {{ .Values.gateway.logFormat }}
+- name: GATEWAY_LOG_TENSORS
+  value: {{ .Values.gateway.logTensors | quote }}
 {{- $earlyExitKey := .Values.gateway.earlyExitKey }}
 {{- if $earlyExitKey.secretName }}
 - name: GATEWAY_EARLY_EXIT_KEY

@@ -1,0 +1,1 @@
+"""What runs it without Kubernetes: images, compose, Prometheus, Grafana."""

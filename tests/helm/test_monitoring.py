@@ -1,0 +1,84 @@
+"""Rules and dashboard as a release carries them."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import yaml
+
+from tests.conftest import Require
+from tests.helm.rendering import CHART, NAMESPACE, RELEASE, Document, render, the
+
+MONITORED = {"podMonitor": {"enabled": True}, "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}}}
+JOB = f'job="{NAMESPACE}/{RELEASE}-triton-gateway"'
+
+
+def panels() -> list[Document]:
+    dashboard = json.loads((CHART / "files" / "dashboard.json").read_text())
+    return [each for each in dashboard["panels"] if each["type"] != "row"]
+
+
+def test_the_rules_of_a_release_are_about_its_own_job(tmp_path: Path, require: Require) -> None:
+    """The Prometheus operator names a PodMonitor's job namespace/name."""
+    documents = render(MONITORED)
+    assert the(documents, "PodMonitor")["metadata"]["name"] == f"{RELEASE}-triton-gateway"
+    rules = the(documents, "PrometheusRule")["spec"]
+    theirs, ours = queries(yaml.safe_load((CHART / "files" / "rules.yaml").read_text())), queries(rules)
+    assert ours == [query.replace('job="gateway"', JOB) for query in theirs]
+    assert ours != theirs
+    promtool = shutil.which("promtool")
+    require(promtool, "there is no promtool: Debian's package prometheus has it")
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules))
+    subprocess.run([str(promtool), "check", "rules", str(tmp_path / "rules.yaml")], check=True, capture_output=True)
+
+
+def queries(rules: Document) -> list[str]:
+    return [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+
+
+def test_every_selector_of_the_rules_names_the_job() -> None:
+    for query in queries(yaml.safe_load((CHART / "files" / "rules.yaml").read_text())):
+        assert query.count("{") == query.count('{job="gateway"')
+
+
+def test_both_ports_are_scraped_as_one_job() -> None:
+    endpoints = the(render(MONITORED), "PodMonitor")["spec"]["podMetricsEndpoints"]
+    assert [(each["port"], each["path"]) for each in endpoints] == [
+        ("admin", "/metrics"),
+        ("triton-metrics", "/metrics"),
+    ]
+
+
+def test_grafana_s_sidecar_finds_a_dashboard_that_is_json() -> None:
+    config_map = the(render({"dashboard": {"enabled": True}}), "ConfigMap")
+    assert config_map["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert json.loads(config_map["data"]["triton-gateway.json"])["uid"] == "triton-gateway"
+
+
+def test_every_panel_says_what_it_shows_and_in_which_unit() -> None:
+    for panel in panels():
+        assert panel["description"].endswith("."), panel["title"]
+        assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+        assert all(target["legendFormat"] for target in panel["targets"]), panel["title"]
+
+
+def test_panels_lie_side_by_side_and_never_on_each_other() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in json.loads((CHART / "files" / "dashboard.json").read_text())["panels"]:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken
+        assert place["x"] + place["w"] <= 24
+        taken |= cells
+
+
+def test_the_adapter_s_rule_makes_the_metric_that_the_autoscaler_asks_for() -> None:
+    adapter = yaml.safe_load((CHART / "files" / "prometheus-adapter.yaml").read_text())
+    (rule,) = adapter["rules"]["custom"]
+    (metric,) = the(render({"autoscaling": {"enabled": True}}), "HorizontalPodAutoscaler")["spec"]["metrics"]
+    assert rule["name"]["as"] == metric["pods"]["metric"]["name"]

@@ -100,8 +100,7 @@ async def _triton(settings: Settings, stop: asyncio.Event) -> AsyncIterator[_Tri
     if not settings.embedded:
         yield _Triton(settings.triton_url, settings.triton_metrics_url, allows_tight_pings=False)
         return
-    environment = os.environ | {f"{PREFIX}LOG_TENSORS": settings.log_tensors}
-    options = EmbeddedOptions(settings.embedded_repository, settings.embedded_venv, environment=environment)
+    options = EmbeddedOptions(settings.embedded_repository, settings.embedded_venv, environment=_environment(settings))
     embedded = EmbeddedTriton(options)
     try:
         with shown_on(_console) as on_progress:
@@ -110,6 +109,12 @@ async def _triton(settings: Settings, stop: asyncio.Event) -> AsyncIterator[_Tri
             yield _Triton(embedded.grpc_url, embedded.metrics_url, allows_tight_pings=True)
     finally:
         await embedded.stop()
+
+
+def _environment(settings: Settings) -> dict[str, str]:
+    """What the models of the embedded Triton are to know of the settings: names as in model_kit."""
+    key = {"EARLY_EXIT_KEY": settings.early_exit_key} if settings.early_exit_key else {}
+    return os.environ | {f"{PREFIX}LOG_TENSORS": settings.log_tensors} | key
 
 
 @asynccontextmanager

@@ -13,6 +13,8 @@ class FaultKind(StrEnum):
     """A step was not given a required input: the step before it answered without that tensor."""
     SHAPE = "shape"
     DATATYPE = "datatype"
+    ITEMS = "items"
+    """A step was given more items than were agreed, and says so itself: model_kit.contract."""
     SPLIT = "split"
     """A backend could not cut an output into the requests of its batch."""
     RESPONSE_COUNT = "response_count"
@@ -30,7 +32,10 @@ class FaultKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """``ensemble`` is the innermost that the text names; ``expected`` and ``seen`` are shapes or datatypes."""
+    """``ensemble`` is the innermost that the text names; ``expected`` and ``seen`` are shapes or datatypes.
+
+    Of ``ITEMS``, ``expected`` is a number.
+    """
 
     kind: FaultKind
     ensemble: str = ""

@@ -35,6 +35,11 @@ class Metrics:
         self.contract_violations = self._counter(
             "contract_violations", "Outputs that broke their contract", "pipeline", "tensor"
         )
+        self.model_exceptions = self._counter(
+            "model_exceptions",
+            "Requests that failed because a model's script raised, a whole batch at a time",
+            "pipeline",
+        )
         self.triton_calls = self._counter("triton_calls", "Inference calls to Triton", "model", "code")
         self.triton_up = self._gauge("triton_up", "Whether Triton answers")
         self.model_ready = self._gauge("model_ready", "Whether the model of a pipeline is ready", "model")

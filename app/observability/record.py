@@ -7,6 +7,7 @@ import uuid
 from dataclasses import dataclass, field, replace
 
 from app.domain.errors import ContractViolation, GatewayError, Outcome
+from app.domain.fault import FaultKind
 from app.observability.metrics import NO_PIPELINE, Metrics
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -76,6 +77,8 @@ class RequestRecord:
             metrics.rejected.labels(self.error.code).inc()
         if isinstance(self.error, ContractViolation):
             metrics.contract_violations.labels(self.pipeline, self.error.tensor).inc()
+        if self.error is not None and self.error.fault is not None and self.error.fault.kind is FaultKind.RAISED:
+            metrics.model_exceptions.labels(self.pipeline).inc()
 
     def _level(self) -> int:
         if self.outcome is Outcome.INTERNAL:

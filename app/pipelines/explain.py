@@ -71,6 +71,12 @@ def _other_datatype(fault: Fault, edge: Edge | None, _graph: Graph) -> str:
     return f"{_writer(edge)} wrote {fault.seen}: let it convert to {fault.expected} before it answers."
 
 
+def _too_many(fault: Fault, edge: Edge | None, _graph: Graph) -> str:
+    if edge is None:
+        return f"{_some_step(fault)} A step wrote {fault.seen} where {fault.expected} items are the most."
+    return f"{_writer(edge)} wrote {fault.seen}: let it send only what is new since its last response."
+
+
 def _not_split(fault: Fault, _edge: Edge | None, graph: Graph) -> str:
     edge = graph.out_of(fault.tensor, fault.ensemble) if fault.tensor else None
     who = _writer(edge) if edge else "A step with dynamic batching"
@@ -121,12 +127,14 @@ _DETAIL: dict[FaultKind, Callable[[Fault], str]] = {
     FaultKind.NOT_GIVEN: lambda fault: f"Step '{fault.model}' was not given its input '{fault.tensor}'.",
     FaultKind.SHAPE: lambda fault: _expects("shape", fault),
     FaultKind.DATATYPE: lambda fault: _expects("datatype", fault),
+    FaultKind.ITEMS: lambda fault: _expects("a number of items of at most", fault),
 }
 
 _HINT: dict[FaultKind, Callable[[Fault, Edge | None, Graph], str]] = {
     FaultKind.NOT_GIVEN: _not_given,
     FaultKind.SHAPE: _other_shape,
     FaultKind.DATATYPE: _other_datatype,
+    FaultKind.ITEMS: _too_many,
     FaultKind.SPLIT: _not_split,
     FaultKind.RESPONSE_COUNT: _response_count,
     FaultKind.RETURNED_DECOUPLED: _returned_decoupled,

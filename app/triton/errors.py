@@ -122,6 +122,7 @@ _BROKEN_TENSOR = {
     FaultKind.NOT_GIVEN: "A step was not given an input that it requires.",
     FaultKind.SHAPE: "A step was given an input of another shape than it declares.",
     FaultKind.DATATYPE: "A step was given an input of another datatype than it declares.",
+    FaultKind.ITEMS: "A step was given more items than were agreed.",
     FaultKind.SPLIT: "An output could not be divided among the requests of its batch.",
 }
 _FAILED_MODEL = {

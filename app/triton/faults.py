@@ -1,4 +1,5 @@
-"""Triton's texts about faults inside a chain, taken apart. Source: the server, 2.51, each text seen or in its binary.
+"""Triton's texts about faults inside a chain, taken apart. Source: the server, 2.51, each text seen or in its binary;
+and ``model_kit.contract``, by which a model says what Triton does not check.
 
 Searched for anywhere in the message: an ensemble puts ``in ensemble 'e', `` and ``[request id: r] `` in front, and a
 BLS script that passes a child's error on may put it anywhere. The first row that is found wins.
@@ -27,6 +28,11 @@ _PATTERN_BY_KIND = (
         FaultKind.DATATYPE,
         rf"inference input '(?P<tensor>[^']*)' data-type is '(?P<seen>[A-Z0-9]+)', but model {_MODEL} "
         r"expects '(?P<expected>[A-Z0-9]+)'",
+    ),
+    (
+        FaultKind.ITEMS,
+        rf"too many items in input '(?P<tensor>[^']*)' for model {_MODEL}\. "
+        rf"Expected at most (?P<expected>\d{{1,9}}), got (?P<seen>{_SHAPE})",
     ),
     (FaultKind.SPLIT, r"failed to split the output tensor '(?P<tensor>[^']*)' in responses"),
     (FaultKind.RESPONSE_COUNT, rf"{_SCRIPT}Number of InferenceResponse objects do not match"),

@@ -18,6 +18,7 @@ PROMISED = {
     "early_exits": {"pipeline", "reason"},
     "rejected": {"reason"},
     "contract_violations": {"pipeline", "tensor"},
+    "model_exceptions": {"pipeline"},
     "triton_calls": {"model", "code"},
     "triton_up": set[str](),
     "model_ready": {"model"},
@@ -39,6 +40,7 @@ def filled() -> Metrics:
     metrics.early_exits.labels("p", "no_text").inc()
     metrics.rejected.labels("draining").inc()
     metrics.contract_violations.labels("p", "T").inc()
+    metrics.model_exceptions.labels("p").inc()
     metrics.model_ready.labels("m").set(1)
     return metrics
 

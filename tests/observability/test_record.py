@@ -10,10 +10,12 @@ from app.domain.errors import (
     GatewayError,
     Internal,
     InvalidInput,
+    ModelError,
     Outcome,
     TooManyRequests,
     UpstreamError,
 )
+from app.domain.fault import Fault, FaultKind
 from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord, request_id_of
 
@@ -86,6 +88,17 @@ def test_errors_that_are_counted_by_themselves(
     record.close(metrics)
     assert sample(metrics, metric, **labels) == 1
     assert sample(metrics, "requests_total", pipeline="p", transport="unary", outcome=error.outcome) == 1
+
+
+@pytest.mark.parametrize(("kind", "counted"), [(FaultKind.RAISED, 1), (FaultKind.SHAPE, 0), (None, 0)])
+def test_what_a_script_raises_is_counted_apart(metrics: Metrics, kind: FaultKind | None, counted: int) -> None:
+    error = ModelError("failed")
+    error.fault = kind and Fault(kind)
+    record = inference()
+    record.fail(error)
+    record.close(metrics)
+    assert sample(metrics, "model_exceptions_total", pipeline="p") == counted
+    assert sample(metrics, "requests_total", pipeline="p", transport="unary", outcome="model_error") == 1
 
 
 def test_what_triton_said_is_in_the_log_and_bounded(metrics: Metrics, caplog: pytest.LogCaptureFixture) -> None:

@@ -33,6 +33,10 @@ SHAPE = "unexpected shape for input 'X' for model 'ident'. Expected [-1,3,320,32
             Fault(FaultKind.DATATYPE, "c", "ident", "X", "FP32", "FP64"),
         ),
         (
+            "in ensemble 'c', too many items in input 'IDS' for model 'post'. Expected at most 1, got [2].",
+            Fault(FaultKind.ITEMS, "c", "post", "IDS", "1", "[2]"),
+        ),
+        (
             "in ensemble 'c', failed to split the output tensor 'dets' in responses: expected batch size of at least 2 "
             "in model output, got 1",
             Fault(FaultKind.SPLIT, "c", tensor="dets"),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from model_kit.outcomes import Cancelled, EarlyExit, InvalidInput, Overloaded
+from model_kit.outcomes import Cancelled, ContractBroken, EarlyExit, InvalidInput, Overloaded
 from model_kit.tensor_log import notes_on
 
 Outputs = Mapping[str, np.ndarray]
@@ -17,6 +17,7 @@ Outputs = Mapping[str, np.ndarray]
 CODE_BY_OUTCOME = {
     EarlyExit: "ALREADY_EXISTS",
     InvalidInput: "INVALID_ARG",
+    ContractBroken: "INVALID_ARG",
     Overloaded: "UNAVAILABLE",
     Cancelled: "CANCELLED",
 }
@@ -81,8 +82,14 @@ def bytes_tensor(values: Sequence[bytes], shape: Sequence[int]) -> np.ndarray:
 
 
 def _text_of(exc: Exception) -> str:
-    """An InvalidInput names its model first: behind an ensemble, nothing else says which step refused."""
-    return f"{Path(pb_utils.get_model_dir()).parent.name}: {exc}" if isinstance(exc, InvalidInput) else str(exc)
+    """What is said of an input has the model's name in it: behind an ensemble, nothing else says which step refused."""
+    if isinstance(exc, ContractBroken):
+        return exc.text.format(model=_model_name())
+    return f"{_model_name()}: {exc}" if isinstance(exc, InvalidInput) else str(exc)
+
+
+def _model_name() -> str:
+    return Path(pb_utils.get_model_dir()).parent.name
 
 
 def _response_of(request: Any, answer: Callable[[Any], Outputs]) -> Any:

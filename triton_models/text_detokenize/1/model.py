@@ -1,7 +1,9 @@
 """Token ids -> bytes, and what else the caller is to see of a generated response."""
 
+import json
 from pathlib import Path
 
+from model_kit.contract import require_at_most
 from model_kit.serving import answer_each, bytes_tensor, input_of
 from text_vocabulary import Vocabulary
 
@@ -15,5 +17,11 @@ class TritonPythonModel:
 
     def _answer(self, request):
         ids, reason = input_of(request, "NEWEST_IDS"), input_of(request, "NEWEST_REASON")
+        require_at_most("NEWEST_IDS", ids, _newest_at_most(request))
         outputs = {"TEXT": bytes_tensor([self._vocabulary.bytes_of(ids)], [1]), "TOKEN_ID": ids}
         return outputs if reason is None else {**outputs, "FINISH_REASON": reason}
+
+
+def _newest_at_most(request):
+    """The ``chunk_tokens`` of the request, which every step of the chain can read; the generator checked it."""
+    return json.loads(request.parameters() or "{}").get("chunk_tokens", 1)

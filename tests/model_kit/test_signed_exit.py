@@ -1,0 +1,50 @@
+"""A signed marker is what the gateway accepts for this request, and for nothing else."""
+
+import pytest
+from model_kit.outcomes import EarlyExit
+from model_kit.signed_exit import key_of, signed_exit
+
+from app.domain.errors import UpstreamError
+from app.pipelines.early_exit import EarlyExitRules
+from app.pipelines.spec import EarlyExitRule, ErrorMatch
+
+KEY = b"a key of sixteen bytes or more"
+
+
+def reason(message, request_id="r1", key=KEY):
+    rule = EarlyExitRule(reason="no_text", error=ErrorMatch(code="any", signed=True))
+    return EarlyExitRules((rule,), frozenset({"ocr"}), key).reason_of_error(UpstreamError(None, message), request_id)
+
+
+def test_the_gateway_accepts_it_behind_an_ensemble_too():
+    marker = str(signed_exit("decide", "no_text", "r1", KEY))
+    assert reason(marker) == reason(f"in ensemble 'ocr', {marker}") == "no_text"
+
+
+@pytest.mark.parametrize(
+    "marker",
+    [
+        signed_exit("decide", "no_text", "r2", KEY),
+        signed_exit("decide", "no_face", "r1", KEY),
+        signed_exit("decide", "no_text", "r1", b"another key of sixteen bytes"),
+    ],
+    ids=["another request", "another reason", "another key"],
+)
+def test_the_gateway_refuses_one_of(marker):
+    assert reason(str(marker)) is None
+
+
+def test_it_is_an_early_exit_like_any_other():
+    exit_ = signed_exit("decide", "no_text", "r1", KEY)
+    assert type(exit_) is EarlyExit
+    assert exit_.reason == "no_text"
+
+
+def test_the_key_is_read_from_the_environment_of_triton():
+    assert key_of({"EARLY_EXIT_KEY": "ä" * 8}) == ("ä" * 8).encode()
+
+
+@pytest.mark.parametrize("environment", [{}, {"EARLY_EXIT_KEY": ""}])
+def test_a_model_without_the_key_says_which_variable_it_needs(environment):
+    with pytest.raises(RuntimeError, match=r"EARLY_EXIT_KEY is not set.*GATEWAY_EARLY_EXIT_KEY"):
+        key_of(environment)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
@@ -11,12 +12,18 @@ from model_kit.child_errors import exception_of
 from model_kit.outcomes import Cancelled
 from model_kit.serving import Outputs, response_with, tensors_of
 
+# Every child that is awaited holds a thread, and asyncio's own pool has a handful: with it, children of one request
+# wait for those of another. Made while the model is loaded, not by the first request.
+MAX_CHILDREN = 64
+_waiting = ThreadPoolExecutor(MAX_CHILDREN, thread_name_prefix="child")
+
 
 async def answer_together(requests: Sequence[Any], answer: Callable[[Any], Awaitable[Outputs]]) -> list[Any]:
     """Answer the requests of a batch at the same time, so that one's wait for a child is another's turn.
 
     Like ``serving.answer_each``: a fault in one request never reaches another.
     """
+    asyncio.get_running_loop().set_default_executor(_waiting)
     return list(await asyncio.gather(*(_response_of(request, answer) for request in requests)))
 
 

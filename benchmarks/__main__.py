@@ -1,0 +1,52 @@
+"""`python -m benchmarks [NAME ...] [--rounds N]`: prints markdown tables and writes them to artifacts/benchmarks/."""
+
+import argparse
+import asyncio
+import datetime
+import os
+import platform
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from benchmarks import bls, early_exit, fan_out, router, streams
+from benchmarks.table import Table
+
+ARTIFACTS = Path("artifacts/benchmarks")
+Run = Callable[[int], Awaitable[Sequence[Table]]]
+
+BENCHMARKS: dict[str, Run] = {
+    "fan-out": fan_out.run,
+    "router": router.run,
+    "bls": bls.run,
+    "early-exit": early_exit.run,
+    "streams": streams.run,
+}
+
+
+def main() -> None:
+    """Run the benchmarks named, or all, one after the other."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(BENCHMARKS)}; all where none is")
+    parser.add_argument("--rounds", type=int, default=30, help="measurements of each case (default 30)")
+    given = parser.parse_args()
+    if unknown := set(given.names) - BENCHMARKS.keys():
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
+    ARTIFACTS.mkdir(parents=True, exist_ok=True)
+    for name in given.names or BENCHMARKS:
+        text = f"## {name}\n\n{surroundings(given.rounds)}\n\n"
+        text += "\n".join(str(table) for table in asyncio.run(BENCHMARKS[name](given.rounds)))
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+        (ARTIFACTS / f"{name}.md").write_text(text)
+
+
+def surroundings(rounds: int) -> str:
+    """Where and when: times are comparable within one run only."""
+    now = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
+    machine = f"{os.cpu_count()} cores ({platform.machine()}), load before {os.getloadavg()[0]:.1f}"
+    return f"{now}, {machine}, {rounds} rounds. Milliseconds: median (10th to 90th percentile)."
+
+
+if __name__ == "__main__":
+    main()

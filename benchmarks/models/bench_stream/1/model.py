@@ -1,0 +1,46 @@
+"""A generator that computes nothing: what a stream costs besides its model.
+
+Request parameters: ``interval_ms`` between responses (default 0), ``notice`` (a file that is told when, on the monotonic
+clock, the model saw that its caller had gone).
+"""
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+POLL_S = 0.002
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            count = int(pb_utils.get_input_tensor_by_name(request, "COUNT").as_numpy()[0])
+            wishes = json.loads(request.parameters() or "{}")
+            threading.Thread(target=_answer, args=(request.get_response_sender(), count, wishes), daemon=True).start()
+
+
+def _answer(sender, count, wishes):
+    text = pb_utils.Tensor("TEXT", np.array([b"word "], dtype=np.object_))
+    interval_s = int(wishes.get("interval_ms", 0)) / 1000
+    for index in range(count):
+        if _left(sender, interval_s):
+            if "notice" in wishes:
+                Path(wishes["notice"]).write_text(repr(time.monotonic()))
+            break
+        sender.send(pb_utils.InferenceResponse([text, pb_utils.Tensor("TOKEN_ID", np.array([index], dtype=np.int32))]))
+    sender.send(flags=FINAL)
+
+
+def _left(sender, interval_s):
+    """Waits, and says whether the caller has gone; one look where there is nothing to wait for."""
+    ends = time.monotonic() + interval_s
+    while not sender.is_cancelled():
+        if time.monotonic() >= ends:
+            return False
+        time.sleep(POLL_S)
+    return True

@@ -1,0 +1,177 @@
+"""Where a benchmark plays: a real Triton with the reference models and the benchmarks' own, behind a real gateway."""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import yaml
+from tritonclient.grpc import InferInput
+from tritonclient.grpc.aio import InferenceServerClient
+from tritonclient.utils import np_to_triton_dtype
+
+from app.triton.embedded.options import EmbeddedOptions
+from app.triton.embedded.server import EmbeddedTriton
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+START_S = 60.0
+CALL_S = 60.0
+
+Inputs = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Triton:
+    """``client`` is NVIDIA's own, so that what is called direct has nothing of this project in it."""
+
+    grpc_url: str
+    http_url: str
+    metrics_url: str
+    client: InferenceServerClient
+
+    async def infer(self, model: str, inputs: Inputs, **parameters: object) -> Any:
+        """One unary call; raises InferenceServerException."""
+        tensors = [_tensor(name, array) for name, array in inputs.items()]
+        return await self.client.infer(model, tensors, parameters=parameters or None, client_timeout=CALL_S)
+
+    async def executions(self, *models: str) -> list[int]:
+        """How often each model has run so far."""
+        async with httpx.AsyncClient() as session:
+            lines = (await session.get(self.metrics_url)).text.splitlines()
+        return [_counter(lines, f'nv_inference_exec_count{{model="{model}"') for model in models]
+
+
+@dataclass(frozen=True)
+class Gateway:
+    client: httpx.AsyncClient
+    url: str
+    pid: int
+
+    async def post(self, pipeline: str, **fields: object) -> Any:
+        """The answer to a JSON body; raises where it is not 200."""
+        return (await self.client.post(f"/v1/pipelines/{pipeline}", json=fields)).raise_for_status().json()
+
+    async def post_file(self, pipeline: str, **files: bytes) -> Any:
+        """The answer to a form of files; raises where it is not 200."""
+        return (await self.client.post(f"/v1/pipelines/{pipeline}", files=files)).raise_for_status().json()
+
+
+@dataclass(frozen=True)
+class Stage:
+    triton: Triton
+    gateway: Gateway
+
+
+@asynccontextmanager
+async def stage() -> AsyncIterator[Stage]:
+    """Both started afresh; the gateway is ready, so its samples have been run."""
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        async with running_triton(Path(folder)) as triton, running_gateway(Path(folder), triton) as gateway:
+            yield Stage(triton, gateway)
+
+
+@asynccontextmanager
+async def running_triton(folder: Path) -> AsyncIterator[Triton]:
+    """A Triton alone, its models linked into ``folder``; no request has reached it yet."""
+    options = EmbeddedOptions(_linked_models(folder / "models"), ROOT / ".venv-triton")
+    embedded = EmbeddedTriton(options)
+    await embedded.start()
+    try:
+        async with InferenceServerClient(embedded.grpc_url) as client:
+            yield Triton(embedded.grpc_url, embedded.http_url, embedded.metrics_url, client)
+    finally:
+        await embedded.stop()
+
+
+@asynccontextmanager
+async def running_gateway(folder: Path, triton: Triton) -> AsyncIterator[Gateway]:
+    """A ready gateway, a process of its own, with the pipelines of the checkout and of this package."""
+    port, admin_port = _free_ports(2)
+    settings = {
+        "GATEWAY_PORT": str(port),
+        "GATEWAY_ADMIN_PORT": str(admin_port),
+        "GATEWAY_TRITON_URL": triton.grpc_url,
+        "GATEWAY_CONFIG": str(_joined_config(folder)),
+        "GATEWAY_LOG_LEVEL": "warning",
+    }
+    limits = httpx.Limits(max_connections=256, max_keepalive_connections=256)
+    with _process([sys.executable, "-m", "app.cli", "serve"], settings, folder / "gateway.log") as process:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=CALL_S, limits=limits) as client:
+            if not await _is_ready(client, process):
+                raise RuntimeError(f"the gateway did not become ready:\n{_end_of(folder / 'gateway.log')}")
+            yield Gateway(client, str(client.base_url), process.pid)
+
+
+def _linked_models(folder: Path) -> Path:
+    folder.mkdir()
+    for source in (ROOT / "triton_models", HERE / "models"):
+        for model in source.iterdir():
+            if (model / "config.pbtxt").exists():
+                (folder / model.name).symlink_to(model)
+    return folder
+
+
+def _joined_config(folder: Path) -> Path:
+    texts = [path.read_text() for path in (ROOT / "gateway.yaml", HERE / "gateway.yaml")]
+    pipelines = {name: spec for text in texts for name, spec in yaml.safe_load(text)["pipelines"].items()}
+    (folder / "samples").symlink_to(ROOT / "samples")
+    (folder / "gateway.yaml").write_text(yaml.safe_dump({"pipelines": pipelines}))
+    return folder / "gateway.yaml"
+
+
+@contextmanager
+def _process(command: list[str], settings: Mapping[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
+    with log.open("wb") as stream:
+        process = subprocess.Popen(command, env=inherited | settings, stderr=stream, cwd=ROOT, start_new_session=True)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(START_S)
+
+
+async def _is_ready(client: httpx.AsyncClient, process: subprocess.Popen[bytes]) -> bool:
+    """Waits until it is, until it has ended, or for ``START_S``."""
+    ends = time.monotonic() + START_S
+    while time.monotonic() < ends and process.poll() is None:
+        try:
+            if (await client.get("/health/ready")).status_code == 200:
+                return True
+        except httpx.TransportError:
+            pass
+        await asyncio.sleep(0.02)
+    return False
+
+
+def _end_of(log: Path) -> str:
+    return log.read_text()[-2000:]
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def _tensor(name: str, array: np.ndarray) -> InferInput:
+    tensor = InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+    tensor.set_data_from_numpy(array)
+    return tensor
+
+
+def _counter(lines: list[str], start: str) -> int:
+    return sum(round(float(line.split()[-1])) for line in lines if line.startswith(start))

@@ -93,9 +93,10 @@ async def _parts_of(request: Request, body: bytes) -> dict[str, str | bytes]:
     parser = MultiPartParser(
         request.headers, _once(body), max_files=MAX_PARTS, max_fields=MAX_PARTS, max_part_size=max(len(body), 1)
     )
+    parser.spool_max_size = len(body) + 1
     try:
         form = await parser.parse()
-    except (MultiPartException, KeyError) as exc:
+    except (MultiPartException, KeyError, ValueError) as exc:
         raise InvalidRequest("The multipart body is malformed, or has too many parts.") from exc
     try:
         return {name: await part.read() if isinstance(part, UploadFile) else part for name, part in form.multi_items()}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from app.api.problems import problem_of
 from app.api.state import Gateway
 from app.domain.deadline import Deadline
-from app.domain.errors import ClientClosedRequest, DeadlineExceeded
+from app.domain.errors import ClientClosedRequest, ContractViolation, DeadlineExceeded
 from app.domain.inference import InferenceRequest
 from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord
@@ -36,7 +36,7 @@ async def answer(gateway: Gateway, call: Call) -> Result:
     started = time.perf_counter()
     try:
         result = await run(gateway.engine, call.pipeline, call.inference, call.deadline)
-    except (asyncio.CancelledError, DeadlineExceeded):
+    except (asyncio.CancelledError, DeadlineExceeded, ContractViolation):
         gateway.canceller.cancel(call.pipeline, call.inference)
         raise
     finally:

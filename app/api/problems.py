@@ -35,7 +35,10 @@ STATUS_BY_ERROR: dict[type[GatewayError], int] = {
 }
 
 MEDIA_TYPE = "application/problem+json"
-MAX_TEXT = 512
+MAX_BYTES = 4096
+_MAX_TEXT = 512
+_MAX_ITEM = 96
+_MAX_ITEMS = 8
 
 
 def status_of(error: GatewayError) -> int:
@@ -43,21 +46,32 @@ def status_of(error: GatewayError) -> int:
 
 
 def problem_of(error: GatewayError, request_id: str) -> dict[str, Any]:
-    """The problem object; no text in it is longer than MAX_TEXT, so the whole stays under 4 KiB."""
+    """The problem object, never longer than MAX_BYTES as JSON."""
     problem: dict[str, Any] = {
         "type": f"/docs/errors/{error.code}",
         "title": error.title,
         "status": status_of(error),
-        "detail": error.detail[:MAX_TEXT],
+        "detail": _cut(error.detail, _MAX_TEXT),
         "code": error.code,
         "request_id": request_id,
         "retryable": error.retryable,
     }
     if error.errors:
-        problem["errors"] = [{"field": found.field[:128], "problem": found.problem[:128]} for found in error.errors[:8]]
+        problem["errors"] = [
+            {"field": _cut(found.field, _MAX_ITEM), "problem": _cut(found.problem, _MAX_ITEM)}
+            for found in error.errors[:_MAX_ITEMS]
+        ]
     if error.hint:
-        problem["hint"] = error.hint[:MAX_TEXT]
+        problem["hint"] = _cut(error.hint, _MAX_TEXT)
+    while problem.get("errors") and len(orjson.dumps(problem)) > MAX_BYTES:
+        problem["errors"].pop()
     return problem
+
+
+def _cut(text: str, size: int) -> str:
+    """At most ``size`` bytes of UTF-8, none of them a control character."""
+    plain = "".join(character if character.isprintable() else "?" for character in text[:size])
+    return plain.encode("utf-8", "replace")[:size].decode("utf-8", "ignore")
 
 
 def problem_response(error: GatewayError, request_id: str) -> Response:

@@ -1,9 +1,9 @@
 """Everything that can go wrong, as nouns; the HTTP status of each stands in one table in ``app.api.problems``.
 
 GatewayError
-  ClientError          InvalidJson, InvalidRequest, InvalidInput, UnknownPipeline, UnknownModel, MethodNotAllowed,
-                       SlowRequest, PayloadTooLarge, UnsupportedMediaType, HeadersTooLarge, NotFound,
-                           UnknownStream, StreamEvicted
+  ClientError          InvalidJson, InvalidRequest, InvalidInput, UnknownPipeline, UnknownStream, NotFound,
+                       MethodNotAllowed, SlowRequest, StreamEvicted, PayloadTooLarge, UnsupportedMediaType,
+                       HeadersTooLarge
   Rejected             TooManyRequests, Draining
   ModelError           UpstreamProtocol
   ContractViolation
@@ -98,11 +98,6 @@ class InvalidInput(ClientError):
 class UnknownPipeline(ClientError):
     code = "unknown_pipeline"
     title = "No such pipeline"
-
-
-class UnknownModel(ClientError):
-    code = "unknown_model"
-    title = "No such model"
 
 
 class NotFound(ClientError):

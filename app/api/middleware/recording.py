@@ -1,15 +1,23 @@
 """Gives every request its id and its record, and closes the record when the answer is sent."""
 
+import logging
+
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.api.problems import problem_response
 from app.domain.errors import Internal
 from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord, request_id_of
 
+_log = logging.getLogger(__name__)
+
 
 class RecordingMiddleware:
-    """``scope["state"]["record"]`` is the request's record; ``X-Request-ID`` and ``Server-Timing`` go on the answer."""
+    """Also answers what nobody foresaw, so that this answer too has its headers.
+
+    ``scope["state"]["record"]`` is the request's record; ``X-Request-ID`` and ``Server-Timing`` go on the answer.
+    """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app = app
@@ -20,7 +28,7 @@ class RecordingMiddleware:
             await self.app(scope, receive, send)
             return
         record = RequestRecord(request_id_of(Headers(scope=scope).get("x-request-id")), scope["method"], scope["path"])
-        scope["state"]["record"] = record
+        scope.setdefault("state", {})["record"] = record
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -32,8 +40,12 @@ class RecordingMiddleware:
 
         try:
             await self.app(scope, receive, send_with_headers)
-        except Exception as exc:
-            record.fail(Internal(f"unforeseen: {type(exc).__name__}"))
-            raise
+        except Exception:
+            error = Internal("The gateway failed; its log says more under the request's id.")
+            record.fail(error)
+            if record.status:
+                raise
+            _log.exception("a request failed", extra={"request_id": record.request_id})
+            await problem_response(error, record.request_id)(scope, receive, send_with_headers)
         finally:
             record.close(self.metrics)

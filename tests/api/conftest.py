@@ -1,0 +1,51 @@
+"""One gateway for each test, over an engine that answers as the test scripts."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from app.domain.inference import InferenceResponse
+from tests.fakes.engine import FakeEngine
+from tests.fakes.gateway import Served, served
+from tests.fakes.models import model, response, tensor
+
+CONFIG = """
+pipelines:
+  read:
+    description: Read <an> image.
+    model: reader
+    inputs: {image: {tensor: IMAGE, kind: image}, note: {tensor: NOTE, kind: text, optional: true}}
+    outputs: {text: {tensor: TEXT, kind: text}, scores: {tensor: SCORES}}
+    parameters: {n: {type: integer, minimum: 1, maximum: 9, default: 3}}
+    early_exit: [{reason: no_text, error: {code: ALREADY_EXISTS, message: EXIT}}]
+    sample: {image: sample.png}
+    warmup: false
+  write:
+    model: writer
+    inputs: {prompt: {tensor: PROMPT, kind: text}}
+    outputs: {text: {tensor: TEXT, kind: text}, token_id: {tensor: TOKEN_ID}}
+    parameters: {seed: {type: integer, optional: true}}
+    contract: {TOKEN_ID: {max_items: 1}}
+    cancel: {model: writer, input: CANCEL}
+    sample: {prompt: "It's <here> & now"}
+    warmup: false
+    stream: {commit_s: 0.05, progress_s: 5}
+"""
+PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 8
+READER = model(["IMAGE BYTES [1]", "NOTE BYTES [1] optional"], ["TEXT BYTES [1]", "SCORES FP32 [-1]"], name="reader")
+WRITER = model("PROMPT BYTES [1]", ["TEXT BYTES [1]", "TOKEN_ID INT32 [1]"], name="writer", decoupled=True)
+READ = response(tensor("TEXT", "BYTES", [b"hi"]), tensor("SCORES", "FP32", [0.5, float("nan")]))
+
+
+def word(text: bytes, token: int) -> InferenceResponse:
+    return response(tensor("TEXT", "BYTES", [text]), tensor("TOKEN_ID", "INT32", [token]), is_final=False)
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[Served]:
+    (tmp_path / "gateway.yaml").write_text(CONFIG)
+    (tmp_path / "sample.png").write_bytes(PNG)
+    engine = FakeEngine.of(READER, WRITER, answers=[READ])
+    async with served(engine, tmp_path / "gateway.yaml", origins=("https://page.example",)) as gateway:
+        yield gateway

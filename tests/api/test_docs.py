@@ -1,0 +1,147 @@
+"""What the gateway says of itself: descriptions, samples that work as pasted, OpenAPI, error pages."""
+
+import shlex
+from html.parser import HTMLParser
+from typing import Any
+
+import jsonschema
+import pytest
+
+from app.api.error_pages import ERROR_PAGES
+from tests.api.conftest import word
+from tests.fakes.gateway import Served
+
+
+def refs_of(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        own = [value["$ref"]] if isinstance(value.get("$ref"), str) else []
+        return own + [ref for inner in value.values() for ref in refs_of(inner)]
+    return [ref for inner in value for ref in refs_of(inner)] if isinstance(value, list) else []
+
+
+def found(document: Any, ref: str) -> Any:
+    for part in ref.removeprefix("#/").split("/"):
+        document = document[part]
+    return document
+
+
+class TestDescriptions:
+    async def test_the_list(self, api: Served) -> None:
+        listed = (await api.client.get("/v1/pipelines")).json()["pipelines"]
+        assert [(each["name"], each["state"], each["streams"]) for each in listed] == [
+            ("read", "ready", False),
+            ("write", "ready", True),
+        ]
+
+    async def test_one_pipeline(self, api: Served) -> None:
+        said = (await api.client.get("/v1/pipelines/read")).json()
+        assert said["inputs"][0] == {
+            "name": "image",
+            "kind": "image",
+            "tensor": "IMAGE",
+            "datatype": "BYTES",
+            "shape": [1],
+            "required": True,
+            "default": None,
+        }
+        assert said["parameters"][0] == {
+            "name": "n",
+            "required": False,
+            "type": "integer",
+            "minimum": 1,
+            "maximum": 9,
+            "default": 3,
+            "optional": False,
+        }
+        assert said["early_exit"] == ["no_text"]
+        assert said["schemas"]["output_event"] is None
+        assert (await api.client.get("/v1/pipelines/write")).json()["limits"]["stream"]["progress_s"] == 5
+
+    async def test_its_schemas_are_schemas(self, api: Served) -> None:
+        for name in ("read", "write"):
+            schemas = (await api.client.get(f"/v1/pipelines/{name}")).json()["schemas"]
+            for schema in filter(None, schemas.values()):
+                jsonschema.Draft202012Validator.check_schema(schema)
+                assert refs_of(schema) == []
+
+
+class TestSamples:
+    async def test_curl_works_as_pasted_quotes_and_all(self, api: Served) -> None:
+        api.engine.answers = [word(b"a", 1)]
+        sample = (await api.client.get("/v1/pipelines/write")).json()["samples"]["curl"]
+        curl, url, _, header, _, body = shlex.split(sample)
+        name, _, value = header.partition(": ")
+        answer = await api.client.post(url, content=body.encode(), headers={name: value})
+        assert (curl, answer.status_code) == ("curl", 200)
+        assert api.engine.requests[0].inputs[0].array.tolist() == [b"It's <here> & now"]
+
+    async def test_a_stream_has_a_sample_of_its_own(self, api: Served) -> None:
+        samples = (await api.client.get("/v1/pipelines/write")).json()["samples"]
+        assert shlex.split(samples["curl_stream"])[:3] == ["curl", "-N", "http://gateway/v1/pipelines/write/stream"]
+
+    async def test_a_file_is_a_part(self, api: Served) -> None:
+        samples = (await api.client.get("/v1/pipelines/read")).json()["samples"]
+        assert shlex.split(samples["curl"]) == ["curl", "http://gateway/v1/pipelines/read", "-F", "image=@sample.png"]
+        assert samples.keys() == {"curl", "javascript", "python"}
+
+    @pytest.mark.parametrize("name", ["read", "write"])
+    async def test_python_is_python(self, api: Served, name: str) -> None:
+        compile((await api.client.get(f"/v1/pipelines/{name}")).json()["samples"]["python"], "sample", "exec")
+
+
+class TestOpenApi:
+    async def test_it_is_typed_for_each_pipeline(self, api: Served) -> None:
+        document = (await api.client.get("/openapi.json")).json()
+        assert document["openapi"] == "3.1.0"
+        assert {"/v1/pipelines/read", "/v1/pipelines/write", "/v1/pipelines/write/stream"} <= document["paths"].keys()
+        assert "/v1/pipelines/read/stream" not in document["paths"]
+        read = document["paths"]["/v1/pipelines/read"]["post"]
+        assert read["requestBody"]["content"].keys() >= {"application/json", "multipart/form-data"}
+        assert "X-Early-Exit" in read["responses"]["200"]["headers"]
+
+    async def test_every_reference_leads_somewhere(self, api: Served) -> None:
+        document = (await api.client.get("/openapi.json")).json()
+        assert all(found(document, ref) for ref in refs_of(document))
+
+    async def test_operations_have_names_of_their_own(self, api: Served) -> None:
+        document = (await api.client.get("/openapi.json")).json()
+        names = [
+            op["operationId"] for path in document["paths"].values() for op in path.values() if "operationId" in op
+        ]
+        assert len(names) == len(set(names))
+
+    async def test_it_leaves_out_what_is_not_ready(self, api: Served) -> None:
+        api.gateway.catalog.entries["write"].pipeline = None
+        document = (await api.client.get("/openapi.json")).json()
+        assert "/v1/pipelines/write" not in document["paths"]
+
+
+class Page(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.addresses += [value for name, value in attrs if name in {"href", "src"} and value]
+
+
+class TestPages:
+    @pytest.mark.parametrize("code", sorted(ERROR_PAGES))
+    async def test_every_error_has_its_page(self, api: Served, code: str) -> None:
+        answer = await api.client.get(f"/docs/errors/{code}")
+        assert answer.status_code == 200
+        assert code in answer.text
+        assert str(ERROR_PAGES[code].status) in answer.text
+
+    async def test_the_list_of_errors_leads_to_each(self, api: Served) -> None:
+        page = Page()
+        page.feed((await api.client.get("/docs/errors")).text)
+        assert set(page.addresses) == {f"/docs/errors/{code}" for code in ERROR_PAGES}
+
+    async def test_the_documentation_needs_no_internet(self, api: Served) -> None:
+        page = Page()
+        page.feed((await api.client.get("/docs")).text)
+        assert not [address for address in page.addresses if "//" in address]
+        for address in page.addresses:
+            if not address.startswith("data:"):
+                assert (await api.client.get(address)).status_code == 200

@@ -1,0 +1,186 @@
+"""The routes over pipelines: answers, exits, errors and streams, and what is counted of each."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from app.domain.errors import DeadlineExceeded, ModelError, TooManyRequests, UpstreamUnavailable
+from app.domain.inference import InferenceResponse
+from tests.api.conftest import PNG, word
+from tests.fakes.gateway import Served
+from tests.fakes.models import refusal, response, tensor
+
+READ, WRITE = "/v1/pipelines/read", "/v1/pipelines/write"
+FINAL = InferenceResponse({}, is_final=True)
+GROWN = response(tensor("TEXT", "BYTES", [b"a"]), tensor("TOKEN_ID", "INT32", [1, 2]), is_final=False)
+
+
+def counted(api: Served, pipeline: str, transport: str) -> dict[str, float]:
+    """Outcome -> how often."""
+    return {
+        each.labels["outcome"]: each.value
+        for family in api.gateway.metrics.requests.collect()
+        for each in family.samples
+        if each.name.endswith("_total") and (each.labels["pipeline"], each.labels["transport"]) == (pipeline, transport)
+    }
+
+
+def events(answer: httpx.Response) -> list[tuple[int, str, Any]]:
+    frames = [frame.split("\n") for frame in answer.text.split("\n\n") if frame and not frame.startswith(":")]
+    return [(int(f[0].removeprefix("id: ")), f[1].removeprefix("event: "), json.loads(f[2][6:])) for f in frames]
+
+
+class TestUnary:
+    async def test_an_answer_has_its_headers(self, api: Served) -> None:
+        answer = await api.client.post(READ, files={"image": PNG}, headers={"X-Request-ID": "mine-1"})
+        assert answer.headers["x-request-id"] == "mine-1"
+        assert "gateway;dur=" in answer.headers["server-timing"]
+        assert "x-early-exit" not in answer.headers
+        assert api.engine.requests[0].request_id != "mine-1"
+        assert counted(api, "read", "unary") == {"ok": 1}
+
+    async def test_an_early_exit(self, api: Served) -> None:
+        api.engine.answers = [refusal("EXIT")]
+        answer = await api.client.post(READ, files={"image": PNG})
+        assert answer.status_code == 200
+        assert answer.json() == {"text": None, "scores": [], "early_exit": "no_text"}
+        assert answer.headers["x-early-exit"] == "no_text"
+        assert counted(api, "read", "unary") == {"early_exit": 1}
+
+    async def test_without_rules_there_is_no_early_exit_key(self, api: Served) -> None:
+        api.engine.answers = [word(b"a", 1), FINAL]
+        answer = await api.client.post(WRITE, json={"prompt": "x"})
+        assert answer.json() == {"text": "a", "token_id": [1]}
+
+    @pytest.mark.parametrize(
+        ("error", "status", "outcome"),
+        [
+            (ModelError("no"), 502, "model_error"),
+            (TooManyRequests("full"), 429, "rejected"),
+            (UpstreamUnavailable("gone"), 503, "unavailable"),
+            (DeadlineExceeded("late"), 504, "timeout"),
+        ],
+    )
+    async def test_errors_of_tritons(self, api: Served, error: Any, status: int, outcome: str) -> None:
+        api.engine.answers = [error]
+        answer = await api.client.post(READ, files={"image": PNG})
+        assert (answer.status_code, answer.json()["code"]) == (status, error.code)
+        assert ("retry-after" in answer.headers) is (status in {429, 503})
+        assert counted(api, "read", "unary") == {outcome: 1}
+
+    @pytest.mark.parametrize("ending", [DeadlineExceeded("late"), GROWN])
+    async def test_a_model_that_is_still_at_work_is_stopped(self, api: Served, ending: Any) -> None:
+        api.engine.answers = [ending]
+        answer = await api.client.post(WRITE, json={"prompt": "x"})
+        assert answer.status_code in {502, 504}
+        await api.gateway.canceller.close()
+        first, call = api.engine.requests
+        assert call.inputs[0].array.tolist() == [first.request_id.encode()]
+
+    async def test_what_nobody_foresaw_is_a_problem_too(self, api: Served, caplog: pytest.LogCaptureFixture) -> None:
+        api.engine.answers = [ZeroDivisionError("secret")]  # type: ignore[list-item]
+        answer = await api.client.post(READ, files={"image": PNG}, headers={"X-Request-ID": "mine-2"})
+        assert (answer.status_code, answer.json()["code"]) == (500, "internal")
+        assert answer.headers["x-request-id"] == answer.json()["request_id"] == "mine-2"
+        assert "secret" not in answer.text
+        assert "a request failed" in caplog.text
+        assert counted(api, "read", "unary") == {"internal": 1}
+
+    async def test_a_draining_gateway_takes_nothing_new(self, api: Served) -> None:
+        api.gateway.is_draining = True
+        answer = await api.client.post(READ, files={"image": PNG})
+        assert (answer.status_code, answer.json()["code"]) == (503, "draining")
+        assert (await api.client.get("/health/ready")).status_code == 503
+        assert (await api.client.get("/health/live")).status_code == 200
+
+
+class TestStream:
+    async def test_outputs_then_done(self, api: Served) -> None:
+        api.engine.answers = [word(b"\xe2", 1), word(b"\x82\xac", 2), FINAL]
+        answer = await api.client.post(f"{WRITE}/stream", json={"prompt": "x"})
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert events(answer) == [
+            (1, "output", {"text": "", "token_id": 1}),
+            (2, "output", {"text": "€", "token_id": 2}),
+            (
+                3,
+                "done",
+                {"reason": "complete", "early_exit": None, "outputs": 2, "request_id": answer.headers["x-request-id"]},
+            ),
+        ]
+        assert counted(api, "write", "stream") == {"ok": 1}
+
+    async def test_text_with_line_ends_cannot_end_a_field(self, api: Served) -> None:
+        api.engine.answers = [word(b"a\r\n\r\nevent: done\ndata: {}\n\n\0", 1), FINAL]
+        answer = await api.client.post(f"{WRITE}/stream", json={"prompt": "x"})
+        assert [name for _, name, _ in events(answer)] == ["output", "done"]
+
+    async def test_a_failure_before_the_first_output_is_an_ordinary_error(self, api: Served) -> None:
+        api.engine.answers = [ModelError("no")]
+        answer = await api.client.post(f"{WRITE}/stream", json={"prompt": "x"})
+        assert (answer.status_code, answer.json()["code"]) == (502, "model_error")
+        assert counted(api, "write", "stream") == {"model_error": 1}
+
+    async def test_a_failure_after_commit_is_an_event(self, api: Served) -> None:
+        api.engine.answers = [0.2, ModelError("no")]
+        answer = await api.client.post(f"{WRITE}/stream", json={"prompt": "x"})
+        assert answer.status_code == 200
+        assert answer.text.startswith(":")
+        ((number, name, problem),) = events(answer)
+        assert (number, name, problem["code"]) == (1, "error", "model_error")
+        assert problem["request_id"] == answer.headers["x-request-id"]
+        assert counted(api, "write", "stream") == {"model_error": 1}
+
+    async def test_a_growing_token_is_stopped_at_once(self, api: Served) -> None:
+        api.engine.answers = [word(b"a", 1), GROWN]
+        answer = await api.client.post(f"{WRITE}/stream", json={"prompt": "x"})
+        assert [name for _, name, _ in events(answer)] == ["output", "error"]
+        problem = events(answer)[-1][2]
+        assert problem["detail"] == "Output 'TOKEN_ID' has shape [2]; at most 1 items were agreed."
+        await api.gateway.canceller.close()
+        assert api.engine.requests[-1].inputs[0].name == "CANCEL"
+
+    async def test_a_pipeline_that_does_not_stream_says_so(self, api: Served) -> None:
+        answer = await api.client.post(f"{READ}/stream", files={"image": PNG})
+        assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
+
+
+class TestAddresses:
+    @pytest.mark.parametrize(
+        ("method", "path", "status", "code"),
+        [
+            ("POST", "/v1/pipelines/reed", 404, "unknown_pipeline"),
+            ("POST", "/v1/pipelines/..%2fread", 404, "not_found"),
+            ("POST", "/v1/pipelines/read/", 404, "not_found"),
+            ("POST", "/v1/pipelines/read%00", 404, "unknown_pipeline"),
+            ("GET", "/v1/pipelines/reed", 404, "unknown_pipeline"),
+            ("GET", "/nothing", 404, "not_found"),
+            ("GET", "/metrics", 404, "not_found"),
+            ("PUT", "/v1/pipelines/read", 405, "method_not_allowed"),
+            ("GET", "/docs/errors/nothing", 404, "not_found"),
+        ],
+    )
+    async def test_what_is_not_there(self, api: Served, method: str, path: str, status: int, code: str) -> None:
+        answer = await api.client.request(method, path, content=b"{}", headers={"Content-Type": "application/json"})
+        assert (answer.status_code, answer.json()["code"]) == (status, code)
+        assert answer.headers["x-request-id"] == answer.json()["request_id"]
+
+    async def test_an_unknown_pipeline_is_counted_under_no_name(self, api: Served) -> None:
+        await api.client.post("/v1/pipelines/" + "x" * 500, json={})
+        assert counted(api, "-", "unary") == {"client_error": 1}
+
+    async def test_a_page_of_an_allowed_origin_may_call_and_read_the_headers(self, api: Served) -> None:
+        headers = {"Origin": "https://page.example"}
+        answer = await api.client.get("/v1/pipelines", headers=headers)
+        assert answer.headers["access-control-allow-origin"] == "https://page.example"
+        assert "X-Early-Exit" in answer.headers["access-control-expose-headers"]
+        other = await api.client.get("/v1/pipelines", headers={"Origin": "https://other.example"})
+        assert "access-control-allow-origin" not in other.headers
+
+    async def test_the_admin_port_has_metrics_and_no_pipelines(self, api: Served) -> None:
+        assert "triton_gateway_build_info" in (await api.admin.get("/metrics")).text
+        assert (await api.admin.get("/metrics/triton")).status_code == 404
+        assert (await api.admin.get("/health/ready")).status_code == 200
+        assert (await api.admin.get("/v1/pipelines")).status_code == 404

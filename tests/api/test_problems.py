@@ -1,0 +1,101 @@
+"""Every error has a status, a page and an answer that is small and says nothing it should not."""
+
+import json
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.api.error_pages import ERROR_PAGES
+from app.api.problems import MAX_BYTES, STATUS_BY_ERROR, problem_of, problem_response, status_of
+from app.domain.errors import (
+    ContractViolation,
+    Draining,
+    FieldProblem,
+    GatewayError,
+    InvalidInput,
+    ModelError,
+    UpstreamError,
+)
+from tests.domain.test_errors import concrete
+
+PROMISED = {
+    400: {"invalid_json", "invalid_request"},
+    404: {"unknown_pipeline", "unknown_stream", "not_found"},
+    405: {"method_not_allowed"},
+    408: {"slow_request"},
+    410: {"stream_evicted"},
+    413: {"payload_too_large"},
+    415: {"unsupported_media_type"},
+    422: {"invalid_input"},
+    429: {"too_many_requests"},
+    431: {"headers_too_large"},
+    499: {"client_closed_request", "slow_consumer"},
+    500: {"internal"},
+    502: {"model_error", "contract_violation", "upstream_protocol"},
+    503: {"upstream_unavailable", "model_not_ready", "draining"},
+    504: {"deadline_exceeded"},
+}
+"""PRODUCT section 5, as far as it is built."""
+
+
+def made(error: type[GatewayError], detail: str = "It is so.") -> GatewayError:
+    return error(detail, tensor="T") if issubclass(error, ContractViolation) else error(detail)
+
+
+@pytest.mark.parametrize("error", concrete())
+def test_every_error_has_a_status_and_a_page(error: type[GatewayError]) -> None:
+    page = ERROR_PAGES[error.code]
+    assert page.status == status_of(made(error))
+    assert page.meaning.endswith(".")
+    assert page.remedy.endswith(".")
+
+
+def test_the_statuses_are_those_that_are_promised() -> None:
+    by_status: dict[int, set[str]] = {}
+    for error, status in STATUS_BY_ERROR.items():
+        by_status.setdefault(status, set()).add(error.code)
+    assert by_status == PROMISED
+
+
+def test_a_problem_is_that_of_the_standard_and_a_little_more() -> None:
+    error = InvalidInput("No.", hint="Try.", errors=[FieldProblem("x", "is required")])
+    error.upstream = UpstreamError("INTERNAL", "/secret/path")
+    response = problem_response(error, "rid")
+    assert response.status_code == 422
+    assert response.media_type == "application/problem+json"
+    assert json.loads(bytes(response.body)) == {
+        "type": "/docs/errors/invalid_input",
+        "title": "The input does not fit the pipeline",
+        "status": 422,
+        "detail": "No.",
+        "code": "invalid_input",
+        "request_id": "rid",
+        "retryable": False,
+        "errors": [{"field": "x", "problem": "is required"}],
+        "hint": "Try.",
+    }
+
+
+def test_what_may_be_tried_again_says_when() -> None:
+    assert problem_response(Draining("bye"), "rid").headers["Retry-After"] == "1"
+    assert "Retry-After" not in problem_response(ModelError("no"), "rid").headers
+
+
+long_text = st.text(alphabet=st.characters(), min_size=400, max_size=700) | st.sampled_from(
+    ["\0" * 9999, '"' * 9999, "\\" * 9999, "\U0001f600" * 9999, "\ud800" * 9999, "\u2028" * 9999, "x" * 10**6]
+)
+
+
+@given(long_text, long_text, st.lists(st.tuples(long_text, long_text), max_size=20))
+def test_no_answer_is_larger_than_four_kibibytes(detail: str, hint: str, items: list[tuple[str, str]]) -> None:
+    error = InvalidInput(detail, hint=hint, errors=[FieldProblem(*each) for each in items])
+    body = orjson.dumps(problem_of(error, "r" * 128))
+    assert len(body) <= MAX_BYTES == 4096
+    assert json.loads(body)["code"] == "invalid_input"
+    assert len(json.loads(body).get("errors", [])) <= 8
+
+
+def test_a_quotation_in_a_hint_is_kept() -> None:
+    assert problem_of(InvalidInput("", hint='Send {"x": 1}.'), "rid")["hint"] == 'Send {"x": 1}.'

@@ -1,0 +1,102 @@
+"""The HTTP protocol's own limits, on a real socket: large heads, slow heads, and what is no HTTP at all."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import uvicorn
+
+from app.api import protocol
+from app.api.protocol import MAX_HEAD_BYTES, BoundedProtocol
+
+GOOD = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def hello(scope: Any, receive: Any, send: Any) -> None:
+    await receive()
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"5")]})
+    await send({"type": "http.response.body", "body": b"hello"})
+
+
+@pytest.fixture
+async def port() -> AsyncIterator[int]:
+    bound = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(
+        uvicorn.Config(hello, http=BoundedProtocol, ws="none", lifespan="off", log_config=None, access_log=False)
+    )
+    serving = asyncio.create_task(server.serve(sockets=[bound]))
+    while not server.started:
+        await asyncio.sleep(0.005)
+    yield bound.getsockname()[1]
+    server.should_exit = True
+    await serving
+
+
+async def said(port: int, *chunks: bytes, pause_s: float = 0.0) -> bytes:
+    """Everything that comes back until the connection is closed."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        for chunk in chunks:
+            writer.write(chunk)
+            await writer.drain()
+            await asyncio.sleep(pause_s)
+        return await asyncio.wait_for(reader.read(), 20)
+    except ConnectionResetError:
+        return b""
+    finally:
+        writer.close()
+
+
+def problem(answer: bytes) -> tuple[int, str]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"content-type: application/problem+json" in head
+    assert b"connection: close" in head
+    found = json.loads(body)
+    assert f"x-request-id: {found['request_id']}".encode() in head
+    return int(head.split(b" ")[1]), found["code"]
+
+
+async def test_an_ordinary_request(port: int) -> None:
+    assert (await said(port, GOOD.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))).endswith(b"hello")
+
+
+@pytest.mark.parametrize("in_one_piece", [True, False])
+@pytest.mark.parametrize("where", ["header", "headers", "line"])
+async def test_a_head_too_large(port: int, where: str, in_one_piece: bool) -> None:
+    filling = b"x" * (MAX_HEAD_BYTES + 1000)
+    head = {
+        "header": b"GET / HTTP/1.1\r\nX: " + filling,
+        "headers": b"GET / HTTP/1.1\r\n" + b"".join(b"X%d: y\r\n" % number for number in range(3000)) + b"Z: z",
+        "line": b"GET /" + filling + b" HTTP/1.1\r\nX: y",
+    }[where]
+    chunks = [head + b"\r\n\r\n"] if in_one_piece else [head[i : i + 4000] for i in range(0, MAX_HEAD_BYTES + 1, 4000)]
+    assert problem(await said(port, *chunks, pause_s=0.01)) == (431, "headers_too_large")
+
+
+async def test_the_head_of_a_later_request_is_bounded_too(port: int) -> None:
+    filling = b"x" * (MAX_HEAD_BYTES + 1000)
+    answer = await said(port, GOOD, b"GET / HTTP/1.1\r\nX: " + filling + b"\r\n\r\n", pause_s=0.05)
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b"headers_too_large" in answer
+
+
+@pytest.mark.parametrize(
+    "text", [b"\x16\x03\x01\x02\0\r\n\r\n", b"GET\r\n\r\n", b"nonsense\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"]
+)
+async def test_what_is_no_http(port: int, text: bytes) -> None:
+    assert problem(await said(port, text)) == (400, "invalid_request")
+
+
+async def test_a_head_that_never_ends(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.1)
+    assert problem(await said(port, b"GET / HTTP/1.1\r\nX: ")) == (408, "slow_request")
+
+
+async def test_a_connection_that_says_nothing_is_closed_without_a_word(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.1)
+    assert await said(port) == b""

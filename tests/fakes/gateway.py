@@ -1,0 +1,56 @@
+"""A whole gateway in this process over the fake engine, reached without a socket."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from fastapi import FastAPI
+
+from app.api.state import Gateway, Limits
+from app.main import create_admin_app, create_app
+from app.observability.metrics import Metrics
+from app.pipelines.cancellation import Canceller
+from app.pipelines.catalog import Catalog
+from app.pipelines.compile import Surroundings
+from app.streams.memory_store import MemoryStore
+from tests.fakes.engine import FakeEngine
+from tests.fakes.models import KEY
+
+
+@dataclass
+class Served:
+    gateway: Gateway
+    engine: FakeEngine
+    app: FastAPI
+    client: httpx.AsyncClient
+    admin: httpx.AsyncClient
+
+
+@asynccontextmanager
+async def served(
+    engine: FakeEngine, config: Path | None = None, *, limits: Limits | None = None, origins: tuple[str, ...] = ()
+) -> AsyncIterator[Served]:
+    catalog = Catalog(engine, config, Surroundings(early_exit_key=KEY))
+    catalog.load_file()
+    await catalog.refresh()
+    await catalog.warm_up()
+    engine.requests.clear()
+    async with MemoryStore() as store:
+        gateway = Gateway(
+            engine=engine,
+            catalog=catalog,
+            metrics=Metrics("test"),
+            canceller=Canceller(engine),
+            limits=limits or Limits(64 * 1024),
+            store=store,
+        )
+        app = create_app(gateway, cors_origins=origins)
+        async with _client(app) as client, _client(create_admin_app(gateway)) as admin:
+            yield Served(gateway, engine, app, client, admin)
+
+
+def _client(app: FastAPI) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    return httpx.AsyncClient(transport=transport, base_url="http://gateway")

@@ -1,0 +1,70 @@
+"""checkov's policies for Kubernetes and for Dockerfiles; what it may find, and why that is so."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Require
+from tests.helm.rendering import CI_FILES, ROOT, render_text
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
+
+ACCEPTED = {
+    "CKV_K8S_11": "no CPU limits: throttling adds latency and protects nobody that requests do not protect",
+    "CKV_K8S_15": "IfNotPresent: a tag or digest names one image",
+    "CKV_K8S_21": "the namespace is whoever installs the release's to choose",
+    "CKV_K8S_35": "the gateway's settings are environment variables, the key of early exits among them",
+    "CKV_K8S_43": "a digest is a value of the chart; its default is the tag that the repository's builds have",
+}
+ACCEPTED_FOR_TEST_POD = {
+    "CKV_K8S_8": "a pod that ends by itself needs no liveness",
+    "CKV_K8S_9": "nor readiness: nothing calls it",
+    "CKV2_K8S_6": "it listens on no port",
+}
+ACCEPTED_WITHOUT_POLICY = {
+    "CKV2_K8S_6": "pvc-values.yaml turns the NetworkPolicy off, for clusters that have their own"
+}
+ACCEPTED_FOR_DOCKERFILE = {
+    "CKV_DOCKER_2": "Kubernetes and compose.yaml bring probes of their own",
+    "CKV_DOCKER_7": "the base is an argument, whose default has a version",
+}
+
+
+@pytest.fixture(scope="module")
+def checkov(require: Require) -> Path:
+    """In an environment of its own below .cache, from its own lock."""
+    folder, uv = ROOT / ".cache" / "checkov", Path(sys.executable).parent / "uv"
+    require(uv.exists(), "there is no uv beside this Python: `make test-full` sets it up")
+    environment = os.environ | {"UV_CACHE_DIR": str(ROOT / ".cache" / "uv")}
+    subprocess.run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, folder], check=True, env=environment)
+    sync = [uv, "pip", "sync", "--quiet", "--python", folder / "bin" / "python3", "--require-hashes"]
+    subprocess.run([*sync, ROOT / "requirements" / "checkov.txt"], check=True, env=environment)
+    return folder / "bin" / "checkov"
+
+
+def findings(checkov: Path, file: Path, framework: str) -> set[tuple[str, str]]:
+    """Policy and resource of everything that fails."""
+    options = ["--framework", framework, "--skip-download", "--compact", "--output", "json"]
+    done = subprocess.run([checkov, "--file", file, *options], check=False, capture_output=True, text=True)
+    report: dict[str, Any] = json.loads(done.stdout)
+    assert report["summary"]["passed"] > 20, "nothing was scanned"
+    return {(each["check_id"], each["resource"]) for each in report["results"]["failed_checks"]}
+
+
+@pytest.mark.parametrize("values", CI_FILES, ids=lambda path: path.stem)
+def test_the_chart_breaks_no_policy_but_those_with_a_reason(values: Path, checkov: Path, tmp_path: Path) -> None:
+    rendered = tmp_path / "rendered.yaml"
+    rendered.write_text(render_text(values, kubernetes="1.36"))
+    accepted = set(ACCEPTED) | (set(ACCEPTED_WITHOUT_POLICY) if "pvc" in values.name else set())
+    left = {(policy, which) for policy, which in findings(checkov, rendered, "kubernetes") if policy not in accepted}
+    assert {each for each in left if not (each[0] in ACCEPTED_FOR_TEST_POD and each[1].endswith("-test"))} == set()
+
+
+def test_the_dockerfile_breaks_no_policy_but_those_with_a_reason(checkov: Path) -> None:
+    found = {policy for policy, _ in findings(checkov, ROOT / "Dockerfile", "dockerfile")}
+    assert found == set(ACCEPTED_FOR_DOCKERFILE)

@@ -13,6 +13,7 @@ import orjson
 from app.domain.errors import ClientClosedRequest, DeadlineExceeded, GatewayError, Internal, Outcome
 from app.domain.inference import InferenceResponse
 from app.streams.event import Event, EventName
+from app.streams.leaving import QUIET_S, Leaving
 from app.streams.log import EventLog, LiveLog
 
 _log = logging.getLogger(__name__)
@@ -65,12 +66,14 @@ class Stream:
     def __init__(self, plan: StreamPlan, log: EventLog | None = None) -> None:
         self._plan = plan
         self._last_id = 0
-        self._outputs = 0
         self._cause: GatewayError | None = None
         self._task: asyncio.Task[None] | None = None
+        self._silence: asyncio.Timeout | None = None
+        self._leaving: Leaving | None = None
         self.log: EventLog = log or LiveLog()
         self.outcome: Outcome | None = None
         self.early_exit: str | None = None
+        self.outputs = 0
         self.error: GatewayError | None = None
         self.own_s = 0.0
         """Seconds spent on the responses here, outside Triton."""
@@ -88,9 +91,18 @@ class Stream:
 
     def end(self, cause: GatewayError) -> None:
         """Stop the work; the terminal event says why. Does nothing to a stream that has ended."""
-        if self._task is not None and self._cause is None:
+        if self._task is None or self._cause is not None or self._task.done():
+            return
+        if self._silence is None:
             self._cause = cause
             self._task.cancel()
+        else:
+            self._leave(cause, self._silence)
+
+    def _leave(self, cause: GatewayError, silence: asyncio.Timeout) -> None:
+        """From now on responses are dropped, until it is a good moment to hang up."""
+        self._cause, self._leaving = cause, Leaving()
+        silence.reschedule(_now() + QUIET_S)
 
     async def ended(self) -> None:
         """Waits until the terminal event is written and the call to Triton is gone."""
@@ -101,7 +113,7 @@ class Stream:
         try:
             self._end_well(await self._relay())
         except GatewayError as exc:
-            self._judge(exc)
+            self._judge(self._cause or exc)
         except asyncio.CancelledError:
             self._end_with(self._cause or ClientClosedRequest("The stream was given up."))
         except Exception:
@@ -112,15 +124,31 @@ class Stream:
         """Every response as an output; the reason of an early exit, if it was one."""
         try:
             async with asyncio.timeout(self._plan.progress_s) as silence, aclosing(self._plan.responses) as responses:
+                self._silence = silence
                 async for response in responses:
-                    silence.reschedule(asyncio.get_running_loop().time() + self._plan.progress_s)
-                    self._add(response)
+                    if self._leaving is None:
+                        self._take(response, silence)
+                    elif self._leaving.is_due():
+                        break
+                    else:
+                        silence.reschedule(_now() + QUIET_S)
         except TimeoutError as exc:
             raise DeadlineExceeded(f"The model was silent for {self._plan.progress_s:g} s.") from exc
+        finally:
+            self._silence = None
+        if self._cause is not None:
+            raise self._cause
         ending = self._plan.answer.finish()
         if ending.values is not None:
             self._output(ending.values)
         return ending.early_exit
+
+    def _take(self, response: InferenceResponse, silence: asyncio.Timeout) -> None:
+        silence.reschedule(_now() + self._plan.progress_s)
+        try:
+            self._add(response)
+        except GatewayError as exc:
+            self._leave(exc, silence)
 
     def _add(self, response: InferenceResponse) -> None:
         started = time.perf_counter()
@@ -131,7 +159,7 @@ class Stream:
 
     def _output(self, values: Values) -> None:
         self._append("output", values)
-        self._outputs += 1
+        self.outputs += 1
         self._plan.on_output()
 
     def _judge(self, error: GatewayError) -> None:
@@ -141,14 +169,14 @@ class Stream:
             self._end_with(judged)
 
     def _end_well(self, early_exit: str | None) -> None:
-        if early_exit is not None and not self._outputs:
+        if early_exit is not None and not self.outputs:
             self._output(self._plan.answer.empty_values())
         self.early_exit = early_exit
         self.outcome = Outcome.OK if early_exit is None else Outcome.EARLY_EXIT
         done = {
             "reason": "complete" if early_exit is None else "early_exit",
             "early_exit": early_exit,
-            "outputs": self._outputs,
+            "outputs": self.outputs,
             "request_id": self._plan.request_id,
         }
         self._append("done", done)
@@ -165,3 +193,7 @@ class Stream:
         event = Event(self._last_id + 1, name, orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY))
         self.log.append(event)
         self._last_id = event.id
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,8 +1,11 @@
 """One gateway for each test, over an engine that answers as the test scripts."""
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from app.domain.inference import InferenceResponse
@@ -35,11 +38,27 @@ pipelines:
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 8
 READER = model(["IMAGE BYTES [1]", "NOTE BYTES [1] optional"], ["TEXT BYTES [1]", "SCORES FP32 [-1]"], name="reader")
 WRITER = model("PROMPT BYTES [1]", ["TEXT BYTES [1]", "TOKEN_ID INT32 [1]"], name="writer", decoupled=True)
+FINAL = InferenceResponse({}, is_final=True)
 READ = response(tensor("TEXT", "BYTES", [b"hi"]), tensor("SCORES", "FP32", [0.5, float("nan")]))
 
 
 def word(text: bytes, token: int) -> InferenceResponse:
     return response(tensor("TEXT", "BYTES", [text]), tensor("TOKEN_ID", "INT32", [token]), is_final=False)
+
+
+def counted(api: Served, pipeline: str, transport: str) -> dict[str, float]:
+    """Outcome -> how often."""
+    return {
+        each.labels["outcome"]: each.value
+        for family in api.gateway.metrics.requests.collect()
+        for each in family.samples
+        if each.name.endswith("_total") and (each.labels["pipeline"], each.labels["transport"]) == (pipeline, transport)
+    }
+
+
+def events(answer: httpx.Response) -> list[tuple[int, str, Any]]:
+    frames = [frame.split("\n") for frame in answer.text.split("\n\n") if frame.startswith("id: ")]
+    return [(int(f[0].removeprefix("id: ")), f[1].removeprefix("event: "), json.loads(f[2][6:])) for f in frames]
 
 
 @pytest.fixture

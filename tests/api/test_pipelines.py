@@ -1,35 +1,16 @@
 """The routes over pipelines: answers, exits, errors and streams, and what is counted of each."""
 
-import json
 from typing import Any
 
-import httpx
 import pytest
 
 from app.domain.errors import DeadlineExceeded, ModelError, TooManyRequests, UpstreamUnavailable
-from app.domain.inference import InferenceResponse
-from tests.api.conftest import PNG, word
+from tests.api.conftest import FINAL, PNG, counted, events, word
 from tests.fakes.gateway import Served
 from tests.fakes.models import refusal, response, tensor
 
 READ, WRITE = "/v1/pipelines/read", "/v1/pipelines/write"
-FINAL = InferenceResponse({}, is_final=True)
 GROWN = response(tensor("TEXT", "BYTES", [b"a"]), tensor("TOKEN_ID", "INT32", [1, 2]), is_final=False)
-
-
-def counted(api: Served, pipeline: str, transport: str) -> dict[str, float]:
-    """Outcome -> how often."""
-    return {
-        each.labels["outcome"]: each.value
-        for family in api.gateway.metrics.requests.collect()
-        for each in family.samples
-        if each.name.endswith("_total") and (each.labels["pipeline"], each.labels["transport"]) == (pipeline, transport)
-    }
-
-
-def events(answer: httpx.Response) -> list[tuple[int, str, Any]]:
-    frames = [frame.split("\n") for frame in answer.text.split("\n\n") if frame and not frame.startswith(":")]
-    return [(int(f[0].removeprefix("id: ")), f[1].removeprefix("event: "), json.loads(f[2][6:])) for f in frames]
 
 
 class TestUnary:

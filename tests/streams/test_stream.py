@@ -1,10 +1,7 @@
 """Every way a stream can end: numbered from 1 without gaps, exactly one terminal event, nothing behind it."""
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,100 +19,11 @@ from app.domain.errors import (
 )
 from app.domain.inference import InferenceResponse
 from app.streams.event import Event
-from app.streams.log import EventLog, LiveLog, ReplayLog
+from app.streams.log import LiveLog, ReplayLog
 from app.streams.stream import Stream, StreamPlan
-from tests.fakes.engine import Answer, FakeEngine
+from tests.fakes.engine import Answer
 from tests.fakes.models import response, tensor
-
-FINAL = InferenceResponse({}, is_final=True)
-EXIT = ModelError("left early")
-
-
-def token(value: int) -> InferenceResponse:
-    return response(tensor("T", "INT32", [value]), is_final=False)
-
-
-@dataclass
-class Ended:
-    early_exit: str | None = None
-    values: dict[str, Any] | None = None
-
-
-@dataclass
-class FakeAnswer:
-    """Values are the response's numbers; ``EXIT`` is an early exit, other errors are what they are."""
-
-    ending: Ended = field(default_factory=Ended)
-    breaks: BaseException | None = None
-
-    def add(self, given: InferenceResponse) -> dict[str, Any] | None:
-        if self.breaks is not None:
-            raise self.breaks
-        return {name: each.array for name, each in given.outputs.items()} or None
-
-    def finish(self) -> Ended:
-        return self.ending
-
-    def empty_values(self) -> dict[str, Any]:
-        return {"T": []}
-
-    def judge(self, error: GatewayError) -> str:
-        if error is EXIT:
-            return "nothing"
-        raise error
-
-
-@dataclass
-class Life:
-    """One stream and everything that was told of it."""
-
-    stream: Stream
-    log: EventLog
-    outputs: list[None]
-    abandoned: list[None]
-    ended: list[Stream]
-    engine: FakeEngine
-
-    async def events(self) -> list[tuple[int, str, Any]]:
-        """All of them, once the stream has ended."""
-        await self.stream.ended()
-        await asyncio.sleep(0)
-        assert len(self.ended) == 1
-        return [(event.id, event.name, json.loads(event.data)) for event in await self.log.read(0)]
-
-    async def ending(self) -> str:
-        """The code of the error, or the reason of ``done``; checks what holds of every stream."""
-        events = await self.events()
-        assert [number for number, _, _ in events] == list(range(1, len(events) + 1))
-        assert [name for _, name, _ in events[:-1]] == ["output"] * (len(events) - 1)
-        _, name, data = events[-1]
-        assert name in {"done", "error"}
-        assert len(self.outputs) == len(events) - 1
-        return str(data["reason"] if name == "done" else data["code"])
-
-
-def live(
-    *answers: Answer, answer: FakeAnswer | None = None, progress_s: float = 20, log: EventLog | None = None
-) -> Life:
-    """A stream that has started over an engine with these answers."""
-    engine = FakeEngine(answers=list(answers))
-    outputs: list[None] = []
-    abandoned: list[None] = []
-    ended: list[Stream] = []
-    log = log or ReplayLog()
-    plan = StreamPlan(
-        request_id="rid",
-        responses=engine.infer_stream(None, None),  # type: ignore[arg-type]
-        answer=answer or FakeAnswer(),
-        progress_s=progress_s,
-        problem_of=lambda error: {"code": error.code},
-        on_output=lambda: outputs.append(None),
-        on_abandoned=lambda: abandoned.append(None),
-        on_end=ended.append,
-    )
-    stream = Stream(plan, log)
-    stream.start()
-    return Life(stream, log, outputs, abandoned, ended, engine)
+from tests.fakes.streams import EXIT, FINAL, Ended, FakeAnswer, live, token
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -1,0 +1,90 @@
+"""``/v1/streams``: started with a POST, read and resumed as a browser's EventSource does, deleted."""
+
+import asyncio
+
+import pytest
+
+from app.streams.log import ReplayLog
+from app.streams.memory_store import MemoryStore
+from tests.api.conftest import FINAL, counted, events, word
+from tests.fakes.gateway import Served
+
+GOOD = {"pipeline": "write", "inputs": {"prompt": "x", "seed": 3}}
+
+
+async def started(api: Served) -> str:
+    """The address of a stream that has ended."""
+    api.engine.answers = [word(b"a", 1), word(b"b", 2), FINAL]
+    answer = await api.client.post("/v1/streams", json=GOOD)
+    assert answer.status_code == 201
+    assert answer.headers["location"] == answer.json()["url"] == f"/v1/streams/{answer.json()['id']}"
+    await asyncio.gather(*(stream.ended() for stream in set(api.gateway.streams)))
+    return str(answer.headers["location"])
+
+
+async def test_it_is_started_then_read_as_often_as_needed(api: Served) -> None:
+    url = await started(api)
+    assert api.engine.requests[0].parameters == {"seed": 3}
+    for _ in range(2):
+        answer = await api.client.get(url)
+        assert answer.text.startswith("retry: ")
+        assert [name for _, name, _ in events(answer)] == ["output", "output", "done"]
+    assert counted(api, "write", "stream") == {"ok": 1}
+
+
+async def test_it_is_resumed_behind_the_last_event(api: Served) -> None:
+    url = await started(api)
+    answer = await api.client.get(url, headers={"Last-Event-ID": "2"})
+    assert [number for number, _, _ in events(answer)] == [3]
+
+
+async def test_behind_the_end_there_is_nothing_and_a_browser_stops(api: Served) -> None:
+    url = await started(api)
+    assert (await api.client.get(url, headers={"Last-Event-ID": "3"})).status_code == 204
+
+
+@pytest.mark.parametrize("last", ["4", "-1", "x", "1.0", "\u0661", "9" * 400])
+async def test_an_event_that_never_was(api: Served, last: str) -> None:
+    url = await started(api)
+    answer = await api.client.get(url, headers={"Last-Event-ID": last.encode()})
+    assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
+
+
+async def test_events_that_were_dropped_are_gone(api: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MemoryStore, "new_log", lambda self: ReplayLog(max_bytes=10))
+    url = await started(api)
+    answer = await api.client.get(url)
+    assert (answer.status_code, answer.json()["code"]) == (410, "stream_evicted")
+
+
+async def test_it_is_deleted(api: Served) -> None:
+    url = await started(api)
+    assert (await api.client.delete(url)).status_code == 204
+    for answer in (await api.client.delete(url), await api.client.get(url)):
+        assert (answer.status_code, answer.json()["code"]) == (404, "unknown_stream")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (b"", 400, "invalid_json"),
+        (b'{"inputs": ' + b"[" * 60_000, 400, "invalid_json"),
+        (b"[]", 422, "invalid_input"),
+        (b'{"pipeline": "write"}', 422, "invalid_input"),
+        (b'{"pipeline": 1, "inputs": {}}', 422, "invalid_input"),
+        (b'{"pipeline": "write", "inputs": {}, "more": 1}', 422, "invalid_input"),
+        (b'{"pipeline": "write", "inputs": {}}', 422, "invalid_input"),
+        (b'{"pipeline": "write", "inputs": []}', 400, "invalid_request"),
+        (b'{"pipeline": "write", "inputs": {"prompt": "\xff"}}', 400, "invalid_json"),
+        (b'{"pipeline": "nobody", "inputs": {}}', 404, "unknown_pipeline"),
+        (b'{"pipeline": "read", "inputs": {}}', 400, "invalid_request"),
+    ],
+)
+async def test_what_does_not_start_one(api: Served, body: bytes, status: int, code: str) -> None:
+    answer = await api.client.post("/v1/streams", content=body, headers={"Content-Type": "application/json"})
+    assert (answer.status_code, answer.json()["code"]) == (status, code)
+    assert api.engine.requests == []
+
+
+async def test_another_content_type(api: Served) -> None:
+    assert (await api.client.post("/v1/streams", content=b"{}")).status_code == 415

@@ -8,6 +8,7 @@ from app.api.failures import add_failure_handlers
 from app.api.middleware.recording import RecordingMiddleware
 from app.api.routes import docs, health, metrics, pipelines, streams
 from app.api.state import Gateway
+from app.console import page
 
 EXPOSED_HEADERS = ["X-Request-ID", "X-Early-Exit", "Server-Timing", "Location", "Retry-After"]
 ALLOWED_HEADERS = [
@@ -21,7 +22,9 @@ ALLOWED_HEADERS = [
 ]
 
 
-def create_app(gateway: Gateway, *, cors_origins: tuple[str, ...] = (), with_docs: bool = True) -> FastAPI:
+def create_app(
+    gateway: Gateway, *, cors_origins: tuple[str, ...] = (), with_docs: bool = True, with_console: bool = True
+) -> FastAPI:
     app = _bare_app(gateway)
     app.include_router(health.router)
     app.include_router(pipelines.router)
@@ -29,6 +32,10 @@ def create_app(gateway: Gateway, *, cors_origins: tuple[str, ...] = (), with_doc
     if with_docs:
         app.include_router(docs.router)
         app.router.routes.append(docs.assets)
+    if with_console:
+        app.include_router(page.router)
+        app.router.routes.append(page.files)
+    elif with_docs:
         app.add_api_route("/", _front, include_in_schema=False)
     if cors_origins:
         app.add_middleware(

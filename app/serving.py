@@ -75,7 +75,12 @@ async def serve(settings: Settings) -> None:
             main, admin = (stack.enter_context(_bound(settings, name)) for name in ("port", "admin_port"))
             triton = await stack.enter_async_context(_triton(settings, stop))
             gateway = await stack.enter_async_context(_gateway(settings, config, triton))
-            app = create_app(gateway, cors_origins=settings.cors_origins, with_docs=settings.docs)
+            app = create_app(
+                gateway,
+                cors_origins=settings.cors_origins,
+                with_docs=settings.docs,
+                with_console=settings.console,
+            )
             async with _running(app, main), _running(create_admin_app(gateway), admin):
                 await _until_stopped(gateway, f"http://{settings.host}:{main.getsockname()[1]}", stop)
                 await _drain(gateway, settings.drain_s)

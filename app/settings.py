@@ -41,6 +41,7 @@ class Settings(BaseModel):
     drain_s: float = Field(30.0, ge=0, le=86_400, description="how long streams may go on after SIGTERM")
     ping_s: float = Field(15.0, gt=0, le=3600, description="a comment is sent on a stream after so long a silence")
     send_timeout_s: float = Field(10.0, gt=0, le=3600, description="how long a client may take nothing of a stream")
+    console: bool = Field(True, description="serve the console at /")
     docs: bool = Field(True, description="serve /docs and /openapi.json")
     early_exit_key: str | None = Field(None, min_length=16, description="key of signed early exits", repr=False)
     log_tensors: Literal["off", "shapes"] = Field(

@@ -1,10 +1,14 @@
-"""What every test may ask for."""
+"""What every test may ask for; one real Triton and one real gateway are shared by all that do."""
 
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.processes import client, config_path, gateway, repository, start_gateway, triton
+
+__all__ = ["client", "config_path", "gateway", "repository", "start_gateway", "triton"]
 
 Require = Callable[[object, str], None]
 

@@ -42,8 +42,15 @@ def describe(pipeline: Pipeline, catalog: Catalog, base_url: str) -> dict[str, A
             "result": result_schema(pipeline),
             "output_event": event_schema(pipeline) if spec.stream is not None else None,
         },
+        "sample": _typed_sample(pipeline),
         "samples": samples_of(pipeline, base_url),
     }
+
+
+def _typed_sample(pipeline: Pipeline) -> dict[str, Any]:
+    """The sample's values without its files, which are paths on this machine."""
+    files = {field.name for field in pipeline.inputs if field.is_file}
+    return {name: value for name, value in (pipeline.spec.sample or {}).items() if name not in files}
 
 
 def _graph(graph: Graph) -> dict[str, Any]:

@@ -1,0 +1,89 @@
+"""The page as it is served: its own files only, and a policy that lets nothing else run."""
+
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from app.console import page
+from app.main import create_app
+from tests.fakes.engine import FakeEngine
+from tests.fakes.gateway import Served, served
+
+STATIC = Path(page.__file__).parent / "static"
+FILES = sorted(path.name for path in STATIC.iterdir())
+MODULES = [name for name in FILES if name.endswith(".js")]
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[Served]:
+    async with served(FakeEngine({})) as found:
+        yield found
+
+
+async def fetched(app: FastAPI, path: str) -> httpx.Response:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        return await client.get(path)
+
+
+async def test_the_page_is_at_the_root(gateway: Served) -> None:
+    answer = await gateway.client.get("/")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert "unsafe" not in answer.headers["content-security-policy"]
+
+
+async def test_every_file_that_the_page_names_is_served_under_the_same_policy(gateway: Served) -> None:
+    named = set(re.findall(r'(?:href|src)="(/console/[^"]+)"', (STATIC / "index.html").read_text()))
+    named |= {f"/console/{name}" for text in map(read, MODULES) for name in re.findall(r'from "\./([^"]+)"', text)}
+    assert {f"/console/{name}" for name in FILES} - named == {"/console/index.html"}, "a file that nothing names"
+    for path in named:
+        answer = await gateway.client.get(path)
+        assert answer.status_code == 200, path
+        assert answer.headers["content-security-policy"] == page.HEADERS["Content-Security-Policy"]
+        assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_nothing_comes_from_elsewhere(name: str) -> None:
+    addresses = set(re.findall(r"https?://[^\s\"'<>)]+", read(name)))
+    assert addresses <= {"http://www.w3.org/2000/svg"}
+
+
+def test_the_page_has_no_inline_script_or_style() -> None:
+    html = read("index.html")
+    assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\son\w+=|\sstyle=|javascript:", html)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_no_module_makes_markup_from_text(name: str) -> None:
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", read(name))
+
+
+async def test_without_the_console_the_root_leads_to_the_documentation(gateway: Served) -> None:
+    answer = await fetched(create_app(gateway.gateway, with_console=False), "/")
+    assert (answer.status_code, answer.headers["location"]) == (307, "/docs")
+
+
+async def test_without_either_there_is_nothing_at_the_root(gateway: Served) -> None:
+    app = create_app(gateway.gateway, with_console=False, with_docs=False)
+    assert [(await fetched(app, path)).status_code for path in ("/", "/console/console.js")] == [404, 404]
+
+
+def test_the_wheel_carries_the_files(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
+    subprocess.run(command, cwd=pytestconfig.rootpath, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        assert {f"app/console/static/{name}" for name in FILES} <= set(archive.namelist())
+
+
+def read(name: str) -> str:
+    return (STATIC / name).read_text()

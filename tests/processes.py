@@ -1,0 +1,182 @@
+"""One real Triton and one real gateway for the whole session, each a process of its own, reached over the wire."""
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+
+from app.triton.embedded.options import EmbeddedOptions
+from app.triton.embedded.server import EmbeddedTriton
+
+LIVE = Path(__file__).parent / "live"
+START_S = 60.0
+
+
+@dataclass(frozen=True)
+class GatewayProcess:
+    """A running ``triton-gateway serve``; ``log`` is what it wrote so far."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    admin_url: str
+    log_path: Path
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    def log_lines(self, request_id: str) -> list[dict[str, object]]:
+        """The JSON lines of one request."""
+        lines = [json.loads(line) for line in self.log.splitlines() if line.startswith("{")]
+        return [line for line in lines if line.get("request_id") == request_id]
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples that carry all of ``labels``."""
+        total = 0.0
+        for line in httpx.get(f"{self.admin_url}/metrics").text.splitlines():
+            head, _, value = line.rpartition(" ")
+            has_labels = all(f'{key}="{wanted}"' in head for key, wanted in labels.items())
+            if head.split("{")[0] == f"triton_gateway_{name}" and has_labels:
+                total += float(value)
+        return total
+
+
+StartGateway = Callable[..., GatewayProcess]
+
+
+@pytest.fixture(scope="session")
+def repository(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
+    """The reference models and the scripted ones in one folder of links."""
+    folder = tmp_path_factory.mktemp("repository")
+    for source in (pytestconfig.rootpath / "triton_models", LIVE / "models"):
+        for model in source.iterdir():
+            if model.is_dir():
+                (folder / model.name).symlink_to(model)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def triton(repository: Path, models_venv: Path) -> Iterator[EmbeddedTriton]:
+    """The session's Triton, run by an event loop in a thread of its own."""
+    with running_triton(EmbeddedOptions(repository, models_venv)) as server:
+        yield server
+
+
+@contextmanager
+def running_triton(options: EmbeddedOptions) -> Iterator[EmbeddedTriton]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    server = EmbeddedTriton(options)
+    try:
+        asyncio.run_coroutine_threadsafe(server.start(), loop).result(START_S)
+        yield server
+    finally:
+        asyncio.run_coroutine_threadsafe(server.stop(), loop).result(START_S)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+@pytest.fixture(scope="session")
+def config_path(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
+    """The reference ``gateway.yaml`` and the scripted pipelines in one file, samples beside it."""
+    folder = tmp_path_factory.mktemp("config")
+    (folder / "samples").symlink_to(pytestconfig.rootpath / "samples")
+    reference = yaml.safe_load((pytestconfig.rootpath / "gateway.yaml").read_text())
+    scripted = yaml.safe_load((LIVE / "gateway.yaml").read_text())
+    (folder / "gateway.yaml").write_text(yaml.safe_dump({"pipelines": reference["pipelines"] | scripted["pipelines"]}))
+    return folder / "gateway.yaml"
+
+
+@pytest.fixture(scope="session")
+def gateway(
+    triton: EmbeddedTriton, config_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayProcess]:
+    """The session's gateway, in front of the session's Triton."""
+    arguments = {
+        "triton_url": triton.grpc_url,
+        "triton_metrics_url": triton.metrics_url,
+        "config": str(config_path),
+        "drain_s": "2",
+    }
+    with running_gateway(tmp_path_factory.mktemp("gateway"), **arguments) as process:
+        yield process
+
+
+@pytest.fixture
+def start_gateway(triton: EmbeddedTriton, tmp_path: Path) -> Iterator[StartGateway]:
+    """Starts further gateways for one test: ``start_gateway(drain_s="1")``."""
+    running = []
+
+    def start(**settings: str) -> GatewayProcess:
+        context = running_gateway(tmp_path / f"gateway-{len(running)}", **({"triton_url": triton.grpc_url} | settings))
+        running.append(context)
+        return context.__enter__()
+
+    yield start
+    for context in running:
+        context.__exit__(None, None, None)
+
+
+@contextmanager
+def running_gateway(folder: Path, *, ready: bool = True, **settings: str) -> Iterator[GatewayProcess]:
+    """``settings`` are those of ``app.settings``; the ports are picked free."""
+    folder.mkdir(parents=True, exist_ok=True)
+    port, admin_port = free_ports(2)
+    named = {"port": str(port), "admin_port": str(admin_port)} | settings
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
+    environment |= {f"GATEWAY_{name.upper()}": value for name, value in named.items()}
+    log_path = folder / "log"
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "app.cli", "serve"], env=environment, stderr=log, cwd=folder, start_new_session=True
+        )
+    running = GatewayProcess(process, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}", log_path)
+    try:
+        if ready:
+            wait_until_ready(running)
+        yield running
+    finally:
+        process.terminate()
+        process.wait(START_S)
+
+
+def wait_until_ready(gateway: GatewayProcess, within_s: float = START_S) -> None:
+    ends = time.monotonic() + within_s
+    while time.monotonic() < ends:
+        if gateway.process.poll() is not None:
+            break
+        try:
+            if httpx.get(f"{gateway.url}/health/ready").status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.05)
+    pytest.fail(f"the gateway did not become ready:\n{gateway.log[-4000:]}")
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+@pytest.fixture(scope="session")
+def client(gateway: GatewayProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=gateway.url, timeout=30) as session:
+        yield session

@@ -1,6 +1,7 @@
 """The table of values in the chart's README is what values.yaml says."""
 
 import importlib.util
+import sys
 from types import ModuleType
 
 import pytest
@@ -15,10 +16,9 @@ def values_table() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    import sys
-
-    sys.modules["values_table"] = module
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, spec.name, module)
+        spec.loader.exec_module(module)
     return module
 
 

@@ -1,7 +1,8 @@
 """One response as the script says.
 
-SCRIPT is JSON: ``sleep_s``; ``error`` {code, message}; ``raise`` (a text); ``crash`` (true); ``omit`` (outputs);
-``text``; ``numbers``; ``shape`` (of NUMBERS); ``notice`` (a file that is told when a cancellation was seen).
+SCRIPT is JSON: ``sleep_s``; ``error`` {code, message, or ``signed``: a reason, and perhaps ``rid``}; ``raise`` (a
+text); ``crash`` (true); ``omit`` (outputs); ``text``; ``numbers``; ``shape`` (of NUMBERS); ``notice`` (a file that is
+told when a cancellation was seen).
 """
 
 import json
@@ -11,6 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
+from model_kit.signed_exit import key_of, signed_exit
+
+# A Triton that many tests share has no key of its own; the gateway in front of it is given this one.
+ENVIRONMENT = {"EARLY_EXIT_KEY": "the key of tests", **os.environ}
 
 
 class TritonPythonModel:
@@ -26,7 +31,7 @@ class TritonPythonModel:
             raise ValueError(script["raise"])
         if "error" in script:
             code = getattr(pb_utils.TritonError, script["error"]["code"])
-            return pb_utils.InferenceResponse(error=pb_utils.TritonError(script["error"]["message"], code))
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError(_text_of(script["error"], request), code))
         return pb_utils.InferenceResponse(
             [tensor for tensor in _tensors(script) if tensor.name() not in script.get("omit", [])]
         )
@@ -38,6 +43,12 @@ class TritonPythonModel:
                 Path(script["notice"]).write_text(str(time.monotonic()))
                 return
             time.sleep(0.005)
+
+
+def _text_of(error, request):
+    if "signed" not in error:
+        return error["message"]
+    return str(signed_exit("scripted", error["signed"], error.get("rid", request.request_id()), key_of(ENVIRONMENT)))
 
 
 def _tensors(script):

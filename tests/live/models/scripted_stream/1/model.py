@@ -3,8 +3,8 @@
 SCRIPT is JSON: ``outputs`` (how many, default 3); ``interval_s`` between them; ``texts`` (hexadecimal bytes, one a
 response, round and round); ``items`` (how many ids each response holds, by index; the last one stays); ``bytes`` (of
 text a response); ``then``: ``final`` (default), ``final_with_last``, ``error``, ``silence`` (neither response nor end,
-until cancelled) or ``crash``; ``error`` {code, message}; ``notice`` (a file that is told when a cancellation was seen,
-and how many responses were sent by then).
+until cancelled) or ``crash``; ``error`` {code, message, or ``signed``: a reason}; ``raise`` (a text); ``omit``
+(outputs); ``notice`` (a file that is told when a cancellation was seen, and how many responses were sent by then).
 """
 
 import json
@@ -15,18 +15,25 @@ from pathlib import Path
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
+from model_kit.signed_exit import key_of, signed_exit
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+# A Triton that many tests share has no key of its own; the gateway in front of it is given this one.
+ENVIRONMENT = {"EARLY_EXIT_KEY": "the key of tests", **os.environ}
 
 
 class TritonPythonModel:
     def execute(self, requests):
         for request in requests:
             script = json.loads(pb_utils.get_input_tensor_by_name(request, "SCRIPT").as_numpy()[0])
-            threading.Thread(target=_answer, args=(request.get_response_sender(), script), daemon=True).start()
+            if "raise" in script:
+                raise ValueError(script["raise"])
+            sender, request_id = request.get_response_sender(), request.request_id()
+            threading.Thread(target=_answer, args=(sender, script, request_id), daemon=True).start()
 
 
-def _answer(sender, script):
+def _answer(sender, script, request_id):
     count = script.get("outputs", 3)
     then = script.get("then", "final")
     for index in range(count):
@@ -42,9 +49,16 @@ def _answer(sender, script):
     if then == "error":
         error = script.get("error", {"code": "INTERNAL", "message": "scripted"})
         code = getattr(pb_utils.TritonError, error["code"])
-        sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(error["message"], code)), flags=FINAL)
+        message = _text_of(error, request_id)
+        sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(message, code)), flags=FINAL)
     elif then != "final_with_last":
         sender.send(flags=FINAL)
+
+
+def _text_of(error, request_id):
+    if "signed" not in error:
+        return error["message"]
+    return str(signed_exit("scripted", error["signed"], request_id, key_of(ENVIRONMENT)))
 
 
 def _waited_in_vain(sender, script, seconds, sent):
@@ -68,6 +82,5 @@ def _response(script, index):
         text = bytes.fromhex(texts[index % len(texts)])
     items = script.get("items", [1])
     ids = np.arange(items[min(index, len(items) - 1)], dtype=np.int32)
-    return pb_utils.InferenceResponse(
-        [pb_utils.Tensor("TEXT", np.array([text], dtype=np.object_)), pb_utils.Tensor("TOKEN_ID", ids)]
-    )
+    tensors = [pb_utils.Tensor("TEXT", np.array([text], dtype=np.object_)), pb_utils.Tensor("TOKEN_ID", ids)]
+    return pb_utils.InferenceResponse([each for each in tensors if each.name() not in script.get("omit", [])])

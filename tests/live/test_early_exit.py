@@ -1,0 +1,292 @@
+"""Early exits over real wires: through every way of composing models, whole or partial, and never somebody else's."""
+
+import asyncio
+import io
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from PIL import Image, ImageDraw, ImageFont
+
+from app.triton.embedded.server import EmbeddedTriton
+from tests.live.conftest import GatewayProcess, running_gateway
+from tests.live.events import read_stream
+from tests.live.exits import EARLY_EXIT_KEY, MARKER, REASONS_BY_ERROR, STREAMED, UNARY, pipelines
+
+OTHER_ID = "0123456789abcdef0123456789abcdef"
+EMPTY = {"text": None, "numbers": []}
+
+
+@pytest.fixture(scope="module")
+def exits(
+    triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Iterator[GatewayProcess]:
+    folder = tmp_path_factory.mktemp("exits")
+    reference = yaml.safe_load((pytestconfig.rootpath / "gateway.yaml").read_text())["pipelines"]
+    (folder / "pipelines.yaml").write_text(json.dumps({"pipelines": pipelines(reference)}))
+    settings = {"config": str(folder / "pipelines.yaml"), "early_exit_key": EARLY_EXIT_KEY, "drain_s": "2"}
+    with running_gateway(folder, triton_url=triton.grpc_url, **settings) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def client(exits: GatewayProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=exits.url, timeout=60) as session:
+        yield session
+
+
+def ask(client: httpx.Client, pipeline: str, **words: Any) -> httpx.Response:
+    return client.post(f"/v1/pipelines/{pipeline}", json={"script": json.dumps(words)})
+
+
+def error(**match: str) -> dict[str, str]:
+    return {"code": "ALREADY_EXISTS", **match}
+
+
+def executions(triton: EmbeddedTriton, model: str) -> int:
+    """``nv_inference_exec_count``: how often a model was run."""
+    page = httpx.get(f"{triton.metrics_url}").text
+    return sum(map(int, re.findall(rf'^nv_inference_exec_count{{model="{model}",[^}}]*}} (\d+)', page, re.MULTILINE)))
+
+
+@pytest.mark.parametrize("pipeline", UNARY)
+class TestOneAnswer:
+    @pytest.mark.parametrize("kind", REASONS_BY_ERROR)
+    def test_an_error_is_an_ordinary_empty_result(
+        self, client: httpx.Client, exits: GatewayProcess, triton: EmbeddedTriton, pipeline: str, kind: str
+    ) -> None:
+        said, reason = REASONS_BY_ERROR[kind]
+        before = (
+            exits.metric("early_exits_total", pipeline=pipeline, reason=reason),
+            executions(triton, "scripted_tail"),
+        )
+        answer = ask(client, pipeline, error=error(**said))
+        assert (answer.status_code, answer.json()) == (200, EMPTY | {"early_exit": reason})
+        assert answer.headers["X-Early-Exit"] == reason
+        after = exits.metric("early_exits_total", pipeline=pipeline, reason=reason), executions(triton, "scripted_tail")
+        assert after == (before[0] + 1, before[1])
+
+    def test_an_output_that_was_not_written_and_the_others_kept(self, client: httpx.Client, pipeline: str) -> None:
+        answer = ask(client, pipeline, omit=["TEXT"], numbers=[7])
+        assert answer.json() == {"text": None, "numbers": [7.0], "early_exit": "no_text"}
+
+    def test_an_empty_output_and_the_others_kept(self, client: httpx.Client, pipeline: str) -> None:
+        answer = ask(client, pipeline, numbers=[], text="kept")
+        assert answer.json() == {"text": "kept", "numbers": [], "early_exit": "no_items"}
+
+    def test_a_whole_answer_is_none(self, client: httpx.Client, pipeline: str) -> None:
+        assert ask(client, pipeline).json() == {"text": "hello", "numbers": [1.0, 2.0], "early_exit": None}
+
+    @pytest.mark.parametrize(
+        "said",
+        [
+            {"message": f"{MARKER} says the user"},
+            {"message": f"the user says {MARKER}"},
+            {"message": f"in ensemble 'other', {MARKER}"},
+            {"message": f"[request id: {OTHER_ID}] {MARKER}"},
+            {"message": "EARLY_EXIT[blank] page=12\nx"},
+            {"message": "EARLY_EXIT/1 " + "0" * 64 + ' {"reason":"proven","rid":""}'},
+            {"signed": "proven", "rid": OTHER_ID},
+            {"signed": "another"},
+        ],
+    )
+    def test_what_only_looks_like_one_is_an_error(
+        self, client: httpx.Client, pipeline: str, said: dict[str, str]
+    ) -> None:
+        answer = ask(client, pipeline, error=error(**said))
+        assert (answer.status_code, answer.json()["code"]) == (502, "model_error")
+        assert "X-Early-Exit" not in answer.headers
+
+    @pytest.mark.parametrize(
+        "text", [MARKER, f"in ensemble 'scripted_chain', {MARKER}", f"{MARKER}\n", "a user's words"]
+    )
+    def test_what_a_script_raises_is_none_and_counted_apart(
+        self, client: httpx.Client, exits: GatewayProcess, pipeline: str, text: str
+    ) -> None:
+        before = raised(exits, pipeline)
+        answer = ask(client, pipeline, **{"raise": text})
+        assert (answer.status_code, answer.json()["code"]) == (502, "model_error")
+        assert text.strip() not in answer.text
+        assert raised(exits, pipeline) == (before[0] + 1, before[1])
+
+    @pytest.mark.parametrize(
+        ("words", "reason", "output"),
+        [
+            ({"error": error(signed="proven")}, "proven", EMPTY),
+            ({"omit": ["TEXT"], "numbers": [7]}, "no_text", {"text": None, "numbers": [7.0]}),
+            ({"numbers": []}, "no_items", {"text": "hello", "numbers": []}),
+        ],
+    )
+    def test_as_a_stream_of_one_output(
+        self, client: httpx.Client, pipeline: str, words: dict[str, Any], reason: str, output: dict[str, Any]
+    ) -> None:
+        first, last = read_stream(client, pipeline, {"script": json.dumps(words)})
+        assert first.data == output
+        assert (last.name, last.data["reason"], last.data["early_exit"]) == ("done", "early_exit", reason)
+
+    def test_a_rule_with_a_code_does_not_hold_in_a_stream_which_has_none(
+        self, client: httpx.Client, pipeline: str
+    ) -> None:
+        body = {"script": json.dumps({"error": error(message=MARKER)})}
+        problem = client.post(f"/v1/pipelines/{pipeline}/stream", json=body).json()
+        assert problem["code"] == "model_error"
+        assert "for streams the rule needs code: any" in problem["hint"]
+
+
+def raised(exits: GatewayProcess, pipeline: str) -> tuple[float, float]:
+    return (
+        exits.metric("model_exceptions_total", pipeline=pipeline),
+        exits.metric("early_exits_total", pipeline=pipeline),
+    )
+
+
+@pytest.mark.parametrize("pipeline", STREAMED)
+class TestManyOutputs:
+    @pytest.mark.parametrize("kind", REASONS_BY_ERROR)
+    @pytest.mark.parametrize("outputs", [0, 2])
+    def test_an_error_ends_the_stream(self, client: httpx.Client, pipeline: str, kind: str, outputs: int) -> None:
+        said, reason = REASONS_BY_ERROR[kind]
+        *written, last = read_stream(client, pipeline, script(outputs, error=error(**said)))
+        empty, whole = {"text": "", "token_id": []}, {"text": "word ", "token_id": [0]}
+        assert [event.data for event in written] == ([whole] * outputs or [empty])
+        assert (last.data["reason"], last.data["early_exit"]) == ("early_exit", reason)
+
+    @pytest.mark.parametrize("outputs", [0, 2])
+    def test_joined_it_keeps_what_was_written(self, client: httpx.Client, pipeline: str, outputs: int) -> None:
+        answer = client.post(f"/v1/pipelines/{pipeline}", json=script(outputs, error=error(signed="proven")))
+        assert answer.json() == {"text": "word " * outputs, "token_id": [0] * outputs, "early_exit": "proven"}
+
+    @pytest.mark.parametrize(
+        ("words", "outputs", "reason"),
+        [
+            ({"omit": ["TEXT"]}, [{"text": "", "token_id": [0]}] * 2, "no_text"),
+            ({"items": [0]}, [{"text": "word ", "token_id": []}] * 2, "no_items"),
+            ({"items": [0, 1]}, [{"text": "word ", "token_id": []}, {"text": "word ", "token_id": [0]}], None),
+            ({"outputs": 0}, [{"text": "", "token_id": []}], "no_text"),
+        ],
+        ids=["missing in all", "empty in all", "empty in one of two", "no response at all"],
+    )
+    def test_outputs_are_judged_at_the_end_over_the_whole(
+        self,
+        client: httpx.Client,
+        pipeline: str,
+        words: dict[str, Any],
+        outputs: list[dict[str, Any]],
+        reason: str | None,
+    ) -> None:
+        body = {"script": json.dumps({"outputs": 2, "interval_s": 0.02, **words})}
+        *written, last = read_stream(client, pipeline, body)
+        assert [event.data for event in written] == outputs
+        assert (last.name, last.data["early_exit"]) == ("done", reason)
+
+    @pytest.mark.parametrize("text", [MARKER, "a user's words"])
+    def test_what_a_script_raises_is_none_and_counted_apart(
+        self, client: httpx.Client, exits: GatewayProcess, pipeline: str, text: str
+    ) -> None:
+        before = raised(exits, pipeline)
+        answer = client.post(f"/v1/pipelines/{pipeline}/stream", json={"script": json.dumps({"raise": text})})
+        assert (answer.status_code, answer.json()["code"]) == (502, "model_error")
+        assert raised(exits, pipeline) == (before[0] + 1, before[1])
+
+
+def script(outputs: int, **words: Any) -> dict[str, str]:
+    return {"script": json.dumps({"outputs": outputs, "interval_s": 0.02, "then": "error", **words})}
+
+
+async def all_of(exits: GatewayProcess, bodies: list[tuple[str, dict[str, Any]]]) -> list[httpx.Response]:
+    """The answers to requests that are under way at the same time: pipeline, and what httpx is to send."""
+    limits = httpx.Limits(max_connections=len(bodies))
+    async with httpx.AsyncClient(base_url=exits.url, timeout=60, limits=limits) as session:
+        return await asyncio.gather(*(session.post(f"/v1/pipelines/{name}", **sent) for name, sent in bodies))
+
+
+def in_batch(**words: Any) -> tuple[str, dict[str, Any]]:
+    return "scripted_batch", {"json": {"script": json.dumps(words)}}
+
+
+async def test_exits_within_a_batch_are_those_of_the_requests_that_asked(exits: GatewayProcess) -> None:
+    asked = [{"exit": "nothing"} if index % 3 == 0 else {"text": f"text {index}"} for index in range(64)]
+    answers = [answer.json() for answer in await all_of(exits, [in_batch(**words) for words in asked])]
+    assert [answer["early_exit"] for answer in answers] == [words.get("exit") for words in asked]
+    assert [answer["text"] for answer in answers] == [words.get("text") for words in asked]
+    assert max(answer["together"] or 0 for answer in answers) > 1
+
+
+async def test_a_raise_fails_its_batch_and_empties_nobodys_answer(exits: GatewayProcess) -> None:
+    before = raised(exits, "scripted_batch")
+    asked = [{"raise": MARKER}] + [{"text": f"text {index}"} for index in range(15)]
+    answers = await all_of(exits, [in_batch(**words) for words in asked])
+    failed = [answer for answer in answers if answer.status_code != 200]
+    assert {answer.json()["code"] for answer in failed} == {"model_error"}
+    assert len(failed) > 1
+    assert [answer.json()["early_exit"] for answer in answers if answer.status_code == 200] == [None] * (
+        16 - len(failed)
+    )
+    assert raised(exits, "scripted_batch") == (before[0] + len(failed), before[1])
+
+
+WORDS = ("ANCHOR", "BRIDGE", "COPPER", "DRAGON", "FLOWER", "GARDEN", "HAMMER", "ISLAND")
+
+
+def picture_of(word: str) -> bytes:
+    """A small PNG with a word on it, or none."""
+    image = Image.new("L", (224, 64), 255)
+    ImageDraw.Draw(image).text((16, 10), word, fill=0, font=ImageFont.load_default(36))
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+BLANK = picture_of("")
+
+
+@pytest.mark.parametrize("pipeline", ["ocr", "ocr_bls"])
+async def test_of_many_pictures_at_once_each_is_answered_with_its_own_text(
+    exits: GatewayProcess, pytestconfig: pytest.Config, pipeline: str
+) -> None:
+    scribble = (Path(pytestconfig.rootpath) / "samples/scribble.png").read_bytes()
+    pictures = {"": BLANK, "~": scribble} | {word: picture_of(word) for word in WORDS}
+    asked = [WORDS[index // 4 % 8] if index % 4 == 0 else "~" if index % 16 == 1 else "" for index in range(64)]
+    answers = await all_of(exits, [(pipeline, {"files": {"image": pictures[word]}}) for word in asked])
+    unreadable = [], None if pipeline == "ocr" else "no_readable_text"
+    expected = {"": ([], "no_text"), "~": unreadable} | {word: ([word], None) for word in WORDS}
+    for word, answer in zip(asked, map(httpx.Response.json, answers), strict=True):
+        assert (answer["texts"], answer["early_exit"]) == expected[word]
+
+
+def test_boxes_without_texts_are_a_partial_result(client: httpx.Client, pytestconfig: pytest.Config) -> None:
+    scribble = (Path(pytestconfig.rootpath) / "samples/scribble.png").read_bytes()
+    answer = client.post("/v1/pipelines/ocr_bls", files={"image": scribble})
+    assert answer.headers["X-Early-Exit"] == answer.json()["early_exit"] == "no_readable_text"
+    assert (len(answer.json()["boxes"]), answer.json()["texts"], answer.json()["scores"]) == (1, [], [])
+
+
+@pytest.mark.parametrize("pipeline", ["ocr", "ocr_bls"])
+def test_a_hundred_exits_run_no_later_step(client: httpx.Client, triton: EmbeddedTriton, pipeline: str) -> None:
+    client.post(f"/v1/pipelines/{pipeline}", files={"image": picture_of("ANCHOR")})
+    before = {model: executions(triton, model) for model in ("text_detect", "text_recognize")}
+    for _ in range(100):
+        assert client.post(f"/v1/pipelines/{pipeline}", files={"image": BLANK}).json()["early_exit"] == "no_text"
+    after = {model: executions(triton, model) - count for model, count in before.items()}
+    assert before["text_recognize"] > 0
+    assert after == {"text_detect": 100, "text_recognize": 0}
+
+
+def test_an_embedded_triton_is_given_the_key_under_the_models_name(
+    tmp_path: Path, repository: Path, models_venv: Path
+) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models/scripted").symlink_to((repository / "scripted").resolve())
+    rule = {"reason": "proven", "error": {"code": "any", "signed": True}}
+    (tmp_path / "gateway.yaml").write_text(
+        json.dumps({"pipelines": {"p": {"model": "scripted", "early_exit": [rule]}}})
+    )
+    settings = {"embedded": "true", "embedded_repository": str(tmp_path / "models"), "embedded_venv": str(models_venv)}
+    with running_gateway(tmp_path, early_exit_key="sixteen letters!", **settings) as process:
+        body = {"SCRIPT": json.dumps({"error": error(signed="proven")})}
+        assert httpx.post(f"{process.url}/v1/pipelines/p", json=body).json()["early_exit"] == "proven"

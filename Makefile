@@ -7,7 +7,7 @@ UV := UV_CACHE_DIR=.cache/uv $(BIN)/uv
 COMPILE := $(UV) pip compile --quiet --universal --generate-hashes --no-header
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-full system-packages lint type bench lock
+.PHONY: help setup run test test-full system-packages lint type bench openapi lock
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ type: setup ## mypy, strict, on app/
 
 bench: setup ## measure the gateway against Triton itself
 	@$(SCRATCH) $(BIN)/python -m benchmarks
+
+openapi: setup ## write openapi.json anew from the running reference pipelines
+	@$(SCRATCH) $(BIN)/python -m tests.live.openapi_document
 
 lock: setup ## compile requirements/*.txt anew
 	@$(COMPILE) --python-version 3.11 requirements/bootstrap.in -o requirements/bootstrap.txt

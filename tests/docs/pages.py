@@ -1,0 +1,30 @@
+"""The project's Markdown as tests read it: tables by heading, code blocks, links."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
+    (ROOT / "docs").rglob("*.md")
+)
+
+Row = tuple[str, ...]
+
+
+def rows_under(page: str, heading: str) -> list[Row]:
+    """The cells of the first table under a heading, its own head left out, as they stand."""
+    section = re.split(rf"^#+ {re.escape(heading)}$", (ROOT / page).read_text(), maxsplit=1, flags=re.M)[1]
+    table = re.search(r"(?:^\|.*\n)+", section, re.M)
+    assert table, f"{page} has no table under '{heading}'"
+    return [tuple(cell.strip() for cell in line.strip("|").split(" | ")) for line in table[0].splitlines()[2:]]
+
+
+def blocks_of(page: Path) -> list[tuple[str, str]]:
+    """(language, text) of every fenced block."""
+    return re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.M | re.S)
+
+
+def links_of(page: Path) -> list[str]:
+    """The targets of links, those of code aside."""
+    text = re.sub(r"^```.*?^```$|`[^`\n]*`", "", page.read_text(), flags=re.M | re.S)
+    return re.findall(r"\]\(([^)\s]+)\)", text)

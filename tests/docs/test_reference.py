@@ -1,0 +1,108 @@
+"""The reference pages say what the code does: settings, keys of gateway.yaml, errors, metrics."""
+
+import re
+import types
+from typing import Any, Union, get_args, get_origin
+
+import pytest
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from app.api.error_pages import ERROR_PAGES
+from app.api.problems import STATUS_BY_ERROR
+from app.observability.metrics import Metrics
+from app.pipelines import spec
+from app.pipelines.spec import GatewaySpec
+from app.settings import PREFIX, Settings
+from tests.docs.pages import ROOT, rows_under
+
+SECTIONS: dict[str, type[BaseModel]] = {
+    "The file": GatewaySpec,
+    "A pipeline": spec.PipelineSpec,
+    "inputs": spec.InputSpec,
+    "outputs": spec.OutputSpec,
+    "parameters": spec.ParameterSpec,
+    "stream": spec.StreamSpec,
+    "early_exit": spec.EarlyExitRule,
+    "early_exit: error": spec.ErrorMatch,
+    "contract": spec.ContractSpec,
+    "cancel": spec.CancelSpec,
+}
+"""Heading of docs/gateway-yaml.md -> what may stand there."""
+
+
+def default_text(field: FieldInfo) -> str:
+    """As the tables have it: `none` where nothing is set."""
+    default = field.default
+    if default is PydanticUndefined:
+        return "required"
+    if default is None or default in ("", (), [], {}):
+        return "none"
+    if isinstance(default, bool):
+        return f"`{str(default).lower()}`"
+    return f"`{default:g}`" if isinstance(default, float) else f"`{default}`"
+
+
+def keys_of(section: type[BaseModel]) -> list[tuple[str, str]]:
+    return [(f"`{name}`", default_text(field)) for name, field in section.model_fields.items()]
+
+
+def test_every_setting_is_documented_with_its_default() -> None:
+    documented = [row[:2] for row in rows_under("docs/settings.md", "Settings")]
+    assert documented == [(f"`{PREFIX}{key.strip('`').upper()}`", text) for key, text in keys_of(Settings)]
+
+
+@pytest.mark.parametrize("heading", SECTIONS)
+def test_every_key_of_gateway_yaml_is_documented_with_its_default(heading: str) -> None:
+    assert [row[:2] for row in rows_under("docs/gateway-yaml.md", heading)] == keys_of(SECTIONS[heading])
+
+
+def test_every_section_of_gateway_yaml_has_its_table() -> None:
+    found, waiting = set[type[BaseModel]](), [GatewaySpec]
+    while waiting:
+        section = waiting.pop()
+        found.add(section)
+        waiting += [inner for field in section.model_fields.values() for inner in sections_in(field.annotation)]
+    assert found == set(SECTIONS.values())
+
+
+def sections_in(annotation: Any) -> list[Any]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    holds_others = get_origin(annotation) in (dict, list, Union, types.UnionType)
+    return [found for inner in get_args(annotation) for found in sections_in(inner)] if holds_others else []
+
+
+def test_every_error_is_documented_as_its_own_page_says_it() -> None:
+    documented = {row[1]: row for row in rows_under("docs/errors.md", "Codes")}
+    assert list(documented) == [f"`{code}`" for code in ERROR_PAGES]
+    for error, status in STATUS_BY_ERROR.items():
+        page = ERROR_PAGES[error.code]
+        retry = "after `Retry-After`" if error.retry_after_s else "yes" if error.retryable else "no"
+        said = (str(status), f"`{error.code}`", f"`{error.outcome}`", retry, f"{page.meaning} {page.remedy}")
+        assert documented[f"`{error.code}`"] == said
+
+
+def test_every_metric_is_documented_with_its_type_and_labels() -> None:
+    documented = {row[:3] for row in rows_under("docs/metrics.md", "Metrics")}
+    assert documented == set(metrics_of(Metrics("0")))
+
+
+def metrics_of(metrics: Metrics) -> list[tuple[str, str, str]]:
+    """(name, type, labels); which labels a metric has that counted nothing yet, only the collector itself knows."""
+    rows = []
+    for collector in metrics.registry._collector_to_names:
+        family = next(iter(collector.collect()))
+        name = f"`{family.name}_total`" if family.type == "counter" else f"`{family.name}`"
+        labels = ", ".join(f"`{label}`" for label in getattr(collector, "_labelnames", ())) or "none"
+        rows.append((name, family.type, labels))
+    return rows
+
+
+def test_no_page_names_a_metric_that_there_is_not() -> None:
+    names = {row[0].strip("`") for row in rows_under("docs/metrics.md", "Metrics")}
+    bases = names | {f"{name}_{part}" for name in names for part in ("bucket", "sum", "count")}
+    for page in ("README.md", "docs/metrics.md", "docs/http.md", "docs/early-exit.md", "docs/errors.md"):
+        text = (ROOT / page).read_text()
+        assert set(re.findall(r"\btriton_gateway_\w+", text)) <= bases, page

@@ -11,7 +11,7 @@ QUIET_S = 0.1
 """Without any response for so long, it is such a moment."""
 _GAP_S = 0.002
 """A response that came so long behind the one before it left none waiting in between."""
-_FLOOD_S = 1.0
+_FLOOD_S = 10.0
 """A model that never pauses is hung up on after so long all the same."""
 
 

@@ -17,6 +17,12 @@ SIZE_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
 )
 
+WINDOW_OPTIONS = (
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 128 * 1024),
+)
+"""How much of an answer gRPC takes in ahead of its reader. Left alone it grows to megabytes a stream."""
+
 PATIENT_PING_OPTIONS = (("grpc.keepalive_time_ms", 300_000),)
 """A server with default settings answers more frequent pings with GOAWAY."""
 
@@ -33,4 +39,4 @@ TIGHT_PING_OPTIONS = (
 def open_channel(url: str, *, tight_pings: bool = False) -> grpc.aio.Channel:
     """``url``: ``host:port`` or ``unix:/path``; nothing is sent before the first call."""
     pings = TIGHT_PING_OPTIONS if tight_pings else PATIENT_PING_OPTIONS
-    return grpc.aio.insecure_channel(url, options=[*RECONNECT_OPTIONS, *SIZE_OPTIONS, *pings])
+    return grpc.aio.insecure_channel(url, options=[*RECONNECT_OPTIONS, *SIZE_OPTIONS, *WINDOW_OPTIONS, *pings])

@@ -1,0 +1,88 @@
+"""A client that stops reading is bounded in memory, then told, and its work in Triton is stopped."""
+
+import asyncio
+import json
+import socket
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+
+from app.triton.embedded.server import EmbeddedTriton
+from tests.live.conftest import GatewayProcess, StartGateway
+from tests.live.events import checked, parsed
+from tests.live.test_cancellation import eventually, request_bytes
+
+KIB = 1024
+ENDLESS = {"script": json.dumps({"outputs": 100_000, "bytes": 4_000, "interval_s": 0.003})}
+PATH = "/v1/pipelines/scripted_patient/stream"
+
+
+def stalled_reader(gateway: GatewayProcess) -> socket.socket:
+    """A connection with a small window that has asked for an endless stream and reads nothing of it."""
+    address = urlsplit(gateway.url)
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * KIB)
+    connection.connect((address.hostname, address.port))
+    connection.sendall(request_bytes(PATH, ENDLESS))
+    return connection
+
+
+async def test_a_stalled_reader_that_wakes_up_is_told_why_its_stream_ended(
+    start_gateway: StartGateway, config_path: str
+) -> None:
+    gateway = start_gateway(config=str(config_path), send_timeout_s="3")
+    with stalled_reader(gateway) as connection:
+        await asyncio.to_thread(eventually, lambda: gateway.metric("active_streams") == 0, 10.0)
+        connection.settimeout(5)
+        answer = await asyncio.to_thread(read_all, connection)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    events = checked(parsed(dechunked(body).decode()))
+    assert b"200 OK" in head
+    assert (events[-1].name, events[-1].data["code"]) == ("error", "slow_consumer")
+    assert gateway.metric("requests_total", pipeline="scripted_patient", outcome="cancelled") == 1
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(200, marks=[pytest.mark.full, pytest.mark.timeout(300)])])
+async def test_stalled_readers_cost_little_and_are_dropped(
+    start_gateway: StartGateway, config_path: str, triton: EmbeddedTriton, count: int
+) -> None:
+    gateway = start_gateway(config=str(config_path), send_timeout_s="1")
+    process = psutil.Process(gateway.process.pid)
+    before = process.memory_info().rss
+    readers = [stalled_reader(gateway) for _ in range(count)]
+    peak = 0
+    try:
+        for _ in range(200):
+            peak = max(peak, process.memory_info().rss)
+            ended = gateway.metric("requests_total", pipeline="scripted_patient", outcome="cancelled")
+            if ended == count:
+                break
+            await asyncio.sleep(0.05)
+        assert ended == count
+        assert (peak - before) / count < 256 * KIB + 8 * KIB * KIB / count
+        assert gateway.metric("active_streams") == 0
+    finally:
+        for reader in readers:
+            reader.close()
+
+
+def read_all(connection: socket.socket) -> bytes:
+    answer = b""
+    while not answer.endswith(b"0\r\n\r\n"):
+        chunk = connection.recv(65536)
+        if not chunk:
+            break
+        answer += chunk
+    return answer
+
+
+def dechunked(body: bytes) -> bytes:
+    """The content of a chunked body that ended as it should."""
+    content = b""
+    while True:
+        size, _, body = body.partition(b"\r\n")
+        length = int(size, 16)
+        if not length:
+            return content
+        content, body = content + body[:length], body[length + 2 :]

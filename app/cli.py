@@ -17,6 +17,7 @@ from app import __version__
 from app.checking import DEFAULT_REPOSITORY, CheckImpossible, CheckOptions, report_of, run_check
 from app.domain.errors import GatewayError
 from app.observability.log import configure_logging
+from app.observability.tracing import TracingUnavailable
 from app.pipelines.file import ConfigError
 from app.serving import PortTaken, serve
 from app.settings import PREFIX, Settings, SettingsError, default_config, read_settings, service_links
@@ -33,6 +34,7 @@ _UNUSABLE = (
     EmbeddedTritonError,
     RepositoryUnreadable,
     CheckImpossible,
+    TracingUnavailable,
     GatewayError,
 )
 

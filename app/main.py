@@ -6,6 +6,7 @@ from starlette.responses import RedirectResponse, Response
 
 from app.api.failures import add_failure_handlers
 from app.api.middleware.recording import RecordingMiddleware
+from app.api.middleware.tracing import TracingMiddleware
 from app.api.routes import docs, health, metrics, pipelines, streams
 from app.api.state import Gateway
 from app.console import page
@@ -45,6 +46,7 @@ def create_app(
             allow_headers=ALLOWED_HEADERS,
             expose_headers=EXPOSED_HEADERS,
         )
+    app.add_middleware(TracingMiddleware, tracer=gateway.tracer)
     app.add_middleware(RecordingMiddleware, metrics=gateway.metrics)
     return app
 

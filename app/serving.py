@@ -26,6 +26,7 @@ from app.domain.engine import Engine
 from app.main import create_admin_app, create_app
 from app.observability.metrics import Metrics
 from app.observability.tensors import TensorLog
+from app.observability.tracing import TracedEngine, Tracer, open_tracer
 from app.pipelines.cancellation import Canceller
 from app.pipelines.catalog import Catalog, State
 from app.pipelines.compile import Surroundings
@@ -73,8 +74,9 @@ async def serve(settings: Settings) -> None:
     with contextlib.suppress(_Stopped):
         async with AsyncExitStack() as stack:
             main, admin = (stack.enter_context(_bound(settings, name)) for name in ("port", "admin_port"))
+            tracer = await stack.enter_async_context(open_tracer(settings.traces_url, __version__))
             triton = await stack.enter_async_context(_triton(settings, stop))
-            gateway = await stack.enter_async_context(_gateway(settings, config, triton))
+            gateway = await stack.enter_async_context(_gateway(settings, config, triton, tracer))
             app = create_app(
                 gateway,
                 cors_origins=settings.cors_origins,
@@ -105,7 +107,12 @@ async def _triton(settings: Settings, stop: asyncio.Event) -> AsyncIterator[_Tri
     if not settings.embedded:
         yield _Triton(settings.triton_url, settings.triton_metrics_url, allows_tight_pings=False)
         return
-    options = EmbeddedOptions(settings.embedded_repository, settings.embedded_venv, environment=_environment(settings))
+    options = EmbeddedOptions(
+        settings.embedded_repository,
+        settings.embedded_venv,
+        environment=_environment(settings),
+        traces_url=settings.traces_url,
+    )
     embedded = EmbeddedTriton(options)
     try:
         with shown_on(_console) as on_progress:
@@ -123,13 +130,15 @@ def _environment(settings: Settings) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def _gateway(settings: Settings, config: Path | None, triton: _Triton) -> AsyncIterator[Gateway]:
+async def _gateway(settings: Settings, config: Path | None, triton: _Triton, tracer: Tracer) -> AsyncIterator[Gateway]:
     """Raises ConfigError where gateway.yaml does not fit the models of a Triton that is already there."""
     metrics = Metrics(__version__)
     async with open_channel(triton.grpc_url, tight_pings=triton.allows_tight_pings) as channel:
         engine: Engine = TritonEngine(channel, metrics.count_triton_call)
         if settings.log_tensors == "shapes":
             engine = TensorLog(engine)
+        if settings.traces_url is not None:
+            engine = TracedEngine(engine, tracer)
         catalog = Catalog(engine, config, Surroundings(settings.timeout_s, _key_of(settings)))
         catalog.load_file()
         await catalog.refresh()
@@ -144,6 +153,7 @@ async def _gateway(settings: Settings, config: Path | None, triton: _Triton) -> 
             limits=Limits(settings.max_body_bytes, ping_s=settings.ping_s, send_s=settings.send_timeout_s),
             store=store,
             triton_metrics_url=triton.metrics_url,
+            tracer=tracer,
         )
         async with store, _background(_keep_fresh(gateway)):
             yield gateway

@@ -47,6 +47,11 @@ class Settings(BaseModel):
     log_tensors: Literal["off", "shapes"] = Field(
         "off", description="log name, datatype and shape of each tensor by request id, here and in the models"
     )
+    otlp_endpoint: str | None = Field(
+        None,
+        pattern=r"^https?://[^\s?#]+$",
+        description="an OpenTelemetry collector (OTLP over HTTP, http://host:4318) that spans are sent to",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level logged")
     log_format: Literal["json", "text"] = Field("json", description="one JSON object a line, or plain text")
 
@@ -54,6 +59,11 @@ class Settings(BaseModel):
     def config_path(self) -> Path | None:
         """The file to follow: the one that is named, else ``gateway.yaml`` where there is one."""
         return self.config or default_config()
+
+    @property
+    def traces_url(self) -> str | None:
+        """Where spans go, path included."""
+        return None if self.otlp_endpoint is None else f"{self.otlp_endpoint.rstrip('/')}/v1/traces"
 
     @field_validator("cors_origins", mode="before")
     @classmethod

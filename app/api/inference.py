@@ -13,6 +13,7 @@ from app.domain.errors import ClientClosedRequest, ContractViolation, DeadlineEx
 from app.domain.inference import InferenceRequest
 from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord
+from app.observability.tracing import Kind, Span, end_stream_span
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import Result, run
 from app.streams.event import Event
@@ -32,10 +33,11 @@ class Call:
 async def answer(gateway: Gateway, call: Call) -> Result:
     """One unary answer. What nobody waits for any more is also stopped inside Triton."""
     record = call.record
-    record.triton_request_id = call.inference.request_id
+    inference = replace(call.inference, trace=record.trace)
+    record.triton_request_id = inference.request_id
     started = time.perf_counter()
     try:
-        result = await run(gateway.engine, call.pipeline, call.inference, call.deadline)
+        result = await run(gateway.engine, call.pipeline, inference, call.deadline)
     except (asyncio.CancelledError, DeadlineExceeded, ContractViolation):
         gateway.canceller.cancel(call.pipeline, call.inference)
         raise
@@ -78,16 +80,25 @@ async def start_resumable(gateway: Gateway, call: Call) -> str:
 def _plan_of(gateway: Gateway, call: Call, on_end: Callable[[Stream], None]) -> StreamPlan:
     pipeline, record = call.pipeline, call.record
     record.triton_request_id = call.inference.request_id
+    span = gateway.tracer.start(f"stream {pipeline.name}", Kind.INTERNAL, record.trace)
+    inference = replace(call.inference, trace=span.trace)
     return StreamPlan(
         request_id=record.request_id,
-        responses=gateway.engine.infer_stream(call.inference, call.deadline),
+        responses=gateway.engine.infer_stream(inference, call.deadline),
         answer=pipeline.collector(call.inference),
         progress_s=pipeline.stream_spec().progress_s,
         problem_of=functools.partial(problem_of, request_id=record.request_id),
         on_output=OutputTimes(gateway.metrics, pipeline.name, record.started).note,
         on_abandoned=functools.partial(gateway.canceller.cancel, pipeline, call.inference),
-        on_end=on_end,
+        on_end=functools.partial(_end, span, on_end),
     )
+
+
+def _end(span: Span, on_end: Callable[[Stream], None], stream: Stream) -> None:
+    end_stream_span(
+        span, outputs=stream.outputs, outcome=stream.outcome, error=stream.error, early_exit=stream.early_exit
+    )
+    on_end(stream)
 
 
 async def _first_events(stream: Stream, commit_s: float) -> list[Event]:

@@ -12,6 +12,7 @@ from app.domain.engine import Engine
 from app.domain.errors import Draining
 from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord
+from app.observability.tracing import NoTracer, Tracer
 from app.pipelines.cancellation import Canceller
 from app.pipelines.catalog import Catalog
 from app.pipelines.pipeline import Pipeline
@@ -38,6 +39,7 @@ class Gateway:
     limits: Limits
     store: StreamStore
     triton_metrics_url: str | None = None
+    tracer: Tracer = field(default_factory=NoTracer)
     is_draining: bool = False
     streams: set[Stream] = field(default_factory=set)
     in_flight: int = 0

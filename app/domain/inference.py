@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from app.domain.tensor import Tensor
+from app.domain.trace import TraceContext
 
 Parameter = bool | int | float | str
 
@@ -22,6 +23,8 @@ class InferenceRequest:
     """Empty: Triton's version policy chooses."""
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     request_id: str = field(default_factory=new_request_id)
+    trace: TraceContext | None = None
+    """Of the span that calls the model."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

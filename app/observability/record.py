@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from app.domain.errors import ContractViolation, GatewayError, Outcome
 from app.domain.fault import FaultKind
+from app.domain.trace import TraceContext
 from app.observability.metrics import NO_PIPELINE, Metrics
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -38,6 +39,8 @@ class RequestRecord:
     outcome: Outcome = Outcome.OK
     early_exit: str | None = None
     error: GatewayError | None = None
+    trace: TraceContext | None = None
+    """The request's own span, or the caller's where this gateway records none."""
 
     def fail(self, error: GatewayError) -> None:
         self.error, self.outcome = error, error.outcome
@@ -100,6 +103,8 @@ class RequestRecord:
             line["triton_request_id"] = self.triton_request_id
         if self.early_exit is not None:
             line["early_exit"] = self.early_exit
+        if self.trace is not None:
+            line |= {"trace_id": self.trace.trace_id, "span_id": self.trace.span_id}
         return line | self._error_of_line()
 
     def _error_of_line(self) -> dict[str, object]:

@@ -1,34 +1,18 @@
 """``GATEWAY_LOG_TENSORS=shapes``: what came over the wire, by request id; names, datatypes and shapes, never values."""
 
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from app.domain.deadline import Deadline
-from app.domain.engine import Engine
 from app.domain.inference import InferenceRequest, InferenceResponse
-from app.domain.model import ModelConfig, ModelState
+from app.observability.layer import EngineLayer
 
 _log = logging.getLogger("triton_gateway.tensors")
 
 
-class TensorLog:
+class TensorLog(EngineLayer):
     """An engine that logs a line for each response of the engine behind it."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    async def is_live(self) -> bool:
-        return await self._engine.is_live()
-
-    async def models(self) -> Sequence[ModelState]:
-        return await self._engine.models()
-
-    async def model_ready(self, model: str, version: str = "") -> bool:
-        return await self._engine.model_ready(model, version)
-
-    async def model_config(self, model: str, version: str = "") -> ModelConfig:
-        return await self._engine.model_config(model, version)
 
     async def infer(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
         response = await self._engine.infer(request, deadline)

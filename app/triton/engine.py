@@ -16,7 +16,13 @@ from app.domain.errors import DeadlineExceeded, GatewayError, ModelNotReady, Ups
 from app.domain.inference import InferenceRequest, InferenceResponse
 from app.domain.model import ModelConfig, ModelState
 from app.triton.cancels import PacedCancels
-from app.triton.codec import request_message, response_of, stream_request_message, streamed_response_of
+from app.triton.codec import (
+    request_message,
+    response_of,
+    stream_request_message,
+    streamed_response_of,
+    trace_metadata,
+)
 from app.triton.config import model_config_of
 from app.triton.errors import gateway_error_of, triton_errors
 
@@ -69,7 +75,9 @@ class TritonEngine:
     async def infer(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
         _refuse_if_passed(deadline, request.model)
         with self._reported(request.model), triton_errors(request.model):
-            call = self._stub.ModelInfer(request_message(request), timeout=_timeout_s(deadline))
+            call = self._stub.ModelInfer(
+                request_message(request), timeout=_timeout_s(deadline), metadata=trace_metadata(request)
+            )
             try:
                 await _done(call)
             finally:
@@ -78,7 +86,7 @@ class TritonEngine:
 
     async def infer_stream(self, request: InferenceRequest, deadline: Deadline) -> AsyncGenerator[InferenceResponse]:
         _refuse_if_passed(deadline, request.model)
-        call = self._stub.ModelStreamInfer(timeout=_timeout_s(deadline))
+        call = self._stub.ModelStreamInfer(timeout=_timeout_s(deadline), metadata=trace_metadata(request))
         try:
             with self._reported(request.model), triton_errors(request.model):
                 await call.write(stream_request_message(request))

@@ -33,8 +33,13 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
     ready: dict[str, str] = field(default_factory=dict)
     """Model -> its state in the repository index."""
     requests: list[pb.ModelInferRequest] = field(default_factory=list)
+    metadata: dict[str, str] = field(default_factory=dict)
+    """Of the latest call."""
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     url: str = ""
+
+    def trace_metadata(self) -> dict[str, str]:
+        return {name: value for name, value in self.metadata.items() if name.startswith("trace")}
 
     async def ServerLive(self, request: object, context: object) -> pb.ServerLiveResponse:  # noqa: N802 - gRPC's name
         return pb.ServerLiveResponse(live=True)
@@ -62,6 +67,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         self, request: pb.ModelInferRequest, context: grpc.aio.ServicerContext
     ) -> pb.ModelInferResponse:
         self.requests.append(request)
+        self.metadata = dict(context.invocation_metadata() or ())
         try:
             return await self.unary(request, context)
         except asyncio.CancelledError:
@@ -71,6 +77,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
     async def ModelStreamInfer(  # noqa: N802
         self, requests: AsyncIterator[pb.ModelInferRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.ModelStreamInferResponse]:
+        self.metadata = dict(context.invocation_metadata() or ())
         try:
             async for request in requests:
                 self.requests.append(request)

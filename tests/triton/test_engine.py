@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 
 import grpc
 import numpy as np
@@ -22,11 +23,13 @@ from app.domain.errors import (
 from app.domain.inference import InferenceRequest, InferenceResponse
 from app.domain.model import ModelState
 from app.domain.tensor import Tensor
+from app.domain.trace import TraceContext
 from app.triton.channel import open_channel
 from app.triton.engine import TritonEngine
 from tests.fakes.triton import FakeTriton, Streamed, piece, serving
 
 REQUEST = InferenceRequest("m", (Tensor("X", "INT32", np.array([7], np.int32)),), parameters={"seed": 3})
+TRACE = TraceContext("a" * 32, "b" * 16, 1, "a=1")
 LONG_S = 20.0
 
 
@@ -73,6 +76,26 @@ class TestUnary:
         assert triton.requests[0].id == REQUEST.request_id
         assert triton.requests[0].parameters["seed"].int64_param == 3
         assert calls == [("m", "OK")]
+
+    async def test_the_trace_goes_along_as_parent_and_as_parameter(
+        self, engine: TritonEngine, triton: FakeTriton
+    ) -> None:
+        triton.unary = echo
+        await engine.infer(replace(REQUEST, trace=TRACE), Deadline.after(LONG_S))
+        assert triton.requests[0].parameters["traceparent"].string_param == TRACE.traceparent
+        assert triton.trace_metadata() == {"traceparent": TRACE.traceparent, "tracestate": "a=1"}
+
+    async def test_an_unsampled_trace_is_no_parent(self, engine: TritonEngine, triton: FakeTriton) -> None:
+        triton.unary = echo
+        await engine.infer(replace(REQUEST, trace=replace(TRACE, flags=0)), Deadline.after(LONG_S))
+        assert triton.requests[0].parameters["traceparent"].string_param.endswith("-00")
+        assert triton.trace_metadata() == {}
+
+    async def test_without_a_trace_nothing_goes_along(self, engine: TritonEngine, triton: FakeTriton) -> None:
+        triton.unary = echo
+        await engine.infer(REQUEST, Deadline.after(LONG_S))
+        assert "traceparent" not in triton.requests[0].parameters
+        assert triton.trace_metadata() == {}
 
     @pytest.mark.parametrize(
         "refusal",

@@ -17,6 +17,8 @@ _KEEPALIVE = (
     "--grpc-http2-max-ping-strikes=0",
     "--grpc-keepalive-permit-without-calls=1",
 )
+# One request in so many begins a trace of its own; one that comes with a parent is always recorded, whatever the rate.
+_ONLY_WITH_PARENT = 2**31 - 1
 # Many single-threaded model processes share the cores; each with a thread pool of its own would fight over them.
 _THREAD_COUNTS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
@@ -59,6 +61,7 @@ class Launch:
             *self._model_arguments(),
             *self._address_arguments(),
             *_KEEPALIVE,
+            *self._trace_arguments(),
             f"--exit-timeout-secs={self.options.exit_timeout_s}",
         ]
 
@@ -86,6 +89,14 @@ class Launch:
         for service in ("grpc", "http", "metrics"):
             yield f"--{service}-address={LOOPBACK}"
             yield f"--{service}-port={getattr(self.ports, service)}"
+
+    def _trace_arguments(self) -> Iterator[str]:
+        if self.options.traces_url is None:
+            return
+        yield "--trace-config=mode=opentelemetry"
+        yield f"--trace-config=opentelemetry,url={self.options.traces_url}"
+        yield "--trace-config=level=TIMESTAMPS"
+        yield f"--trace-config=rate={_ONLY_WITH_PARENT}"
 
 
 def _library_path(folder: str | None, inherited: Mapping[str, str]) -> dict[str, str]:

@@ -49,12 +49,13 @@ class EmbeddedOptions:
     """What to serve, with which Python environment, and how long things may take.
 
     `ports` left out are picked free at the first start and kept over restarts. `environment` is what Triton and the
-    models inherit.
+    models inherit. `traces_url` is where Triton sends its spans, by OTLP over HTTP.
     """
 
     repository: Path
     venv: Path
     ports: Ports | None = None
+    traces_url: str | None = None
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     start_timeout_s: float = 300.0
     exit_timeout_s: int = 4

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,11 @@ def test_models_run_with_their_own_python_and_one_thread(launch):
 
 def test_thread_count_of_the_user_is_kept(launch):
     assert "OMP_NUM_THREADS" not in launch(OMP_NUM_THREADS="4").environment()
+
+
+def test_spans_go_to_a_collector_for_requests_that_come_with_a_parent_only(launch):
+    assert not any("trace" in argument for argument in launch().command())
+    traced = replace(launch().options, traces_url="http://collector:4318/v1/traces")
+    command = replace(launch(), options=traced).command()
+    assert "--trace-config=opentelemetry,url=http://collector:4318/v1/traces" in command
+    assert "--trace-config=rate=2147483647" in command

@@ -1,0 +1,88 @@
+"""Spans that are sent to an OpenTelemetry collector, by OTLP over HTTP; imported only where tracing is on."""
+
+import asyncio
+import threading
+
+from opentelemetry import trace as api
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+from app.domain.trace import TraceContext
+from app.observability.tracing import Attributes, Kind, Span
+
+SERVICE_NAME = "triton-gateway"
+CLOSE_S = 3.0
+"""For the spans that are left; a collector that is away must not hold up the end of the process."""
+
+_KINDS = {
+    Kind.SERVER: api.SpanKind.SERVER,
+    Kind.INTERNAL: api.SpanKind.INTERNAL,
+    Kind.CLIENT: api.SpanKind.CLIENT,
+}
+
+
+class OtlpTracer:
+    """Sends in the background, in batches, and drops what the collector does not take.
+
+    Sampling (by default as the caller's ``traceparent`` says, everything without one), batches and the resource are
+    those of OpenTelemetry's own ``OTEL_*`` variables.
+    """
+
+    def __init__(self, url: str, version: str) -> None:
+        """``url``: the collector's address for traces, path included."""
+        self._provider = TracerProvider(resource=_resource(version), shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=url)))
+        self._tracer = self._provider.get_tracer("triton_gateway", version)
+
+    def start(self, name: str, kind: Kind, parent: TraceContext | None) -> Span:
+        return OtlpSpan(self._tracer.start_span(name, _context_of(parent), _KINDS[kind]))
+
+    async def close(self) -> None:
+        closing = threading.Thread(target=self._provider.shutdown, daemon=True)
+        closing.start()
+        await asyncio.to_thread(closing.join, CLOSE_S)
+
+
+class OtlpSpan:
+    def __init__(self, span: api.Span) -> None:
+        self._span = span
+        own = span.get_span_context()
+        self.trace = TraceContext(
+            api.format_trace_id(own.trace_id),
+            api.format_span_id(own.span_id),
+            own.trace_flags,
+            own.trace_state.to_header(),
+        )
+
+    def end(self, attributes: Attributes, *, name: str | None = None, error: str | None = None) -> None:
+        self._span.set_attributes(attributes)
+        if name is not None:
+            self._span.update_name(name)
+        if error is not None:
+            self._span.set_status(api.StatusCode.ERROR, error)
+        self._span.end()
+
+
+def _resource(version: str) -> Resource:
+    """A name in ``OTEL_RESOURCE_ATTRIBUTES`` or ``OTEL_SERVICE_NAME`` wins; the SDK's stand-in for one does not."""
+    named = Resource.create()
+    if str(named.attributes["service.name"]).startswith("unknown_service"):
+        named = named.merge(Resource({"service.name": SERVICE_NAME}))
+    return named.merge(Resource({"service.version": version}))
+
+
+def _context_of(parent: TraceContext | None) -> Context:
+    """Empty without a parent: the span then begins a trace, whatever the running task has about it."""
+    if parent is None:
+        return Context()
+    above = api.SpanContext(
+        int(parent.trace_id, 16),
+        int(parent.span_id, 16),
+        is_remote=True,
+        trace_flags=api.TraceFlags(parent.flags),
+        trace_state=api.TraceState.from_header([parent.state] if parent.state else []),
+    )
+    return api.set_span_in_context(api.NonRecordingSpan(above), Context())

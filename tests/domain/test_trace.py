@@ -1,0 +1,87 @@
+"""The examples and the rules of W3C Trace Context."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.domain.trace import TraceContext
+
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+EXAMPLE = f"00-{TRACE}-{SPAN}-01"
+
+
+def test_the_standards_example_is_read() -> None:
+    trace = TraceContext.parse(EXAMPLE, "rojo=00f067aa0ba902b7,congo=t61rcWkgMzE")
+    assert trace == TraceContext(TRACE, SPAN, 1, "rojo=00f067aa0ba902b7,congo=t61rcWkgMzE")
+    assert trace.is_sampled
+    assert trace.traceparent == EXAMPLE
+
+
+def test_an_unsampled_trace_stays_unsampled() -> None:
+    trace = TraceContext.parse(f"00-{TRACE}-{SPAN}-00")
+    assert trace is not None
+    assert not trace.is_sampled
+    assert trace.traceparent.endswith("-00")
+
+
+@pytest.mark.parametrize(
+    "traceparent",
+    [
+        "",
+        "garbage",
+        EXAMPLE + "\n",
+        " " + EXAMPLE,
+        EXAMPLE + "-",
+        EXAMPLE + "-more",
+        EXAMPLE.upper(),
+        EXAMPLE.replace("-", ""),
+        f"ff-{TRACE}-{SPAN}-01",
+        f"0-{TRACE}-{SPAN}-01",
+        f"00-{'0' * 32}-{SPAN}-01",
+        f"00-{TRACE}-{'0' * 16}-01",
+        f"00-{TRACE[:-1]}-{SPAN}-01",
+        f"00-{TRACE}-{SPAN}-1",
+        f"00-{TRACE}-{SPAN}-0x",
+        f"01-{TRACE}-{SPAN}-01more",
+        f"01-{TRACE}-{SPAN}-01-a\r\nX-Evil: 1",
+        f"00-{TRACE[:-1]}\u0661-{SPAN}-01",
+    ],
+)
+def test_what_is_no_traceparent_to_the_letter_is_none(traceparent: str) -> None:
+    assert TraceContext.parse(traceparent) is None
+
+
+def test_a_later_version_is_passed_on_as_ours_without_what_we_do_not_know() -> None:
+    trace = TraceContext.parse(f"cc-{TRACE}-{SPAN}-f9-what-the-future-will-be-like")
+    assert trace is not None
+    assert trace.traceparent == EXAMPLE
+
+
+@pytest.mark.parametrize(
+    ("tracestate", "kept"),
+    [
+        ("", ""),
+        ("a=1 , b=2,\tc=3", "a=1,b=2,c=3"),
+        ("tenant@system=x", "tenant@system=x"),
+        ("a=1,,b=2", "a=1,b=2"),
+        ("A=1", ""),
+        ("a", ""),
+        ("a=1\r\nx: y", ""),
+        ("a=b=c", ""),
+        ("a=\u00e4", ""),
+        (",".join(f"k{number}=v" for number in range(33)), ""),
+        ("a=" + "x" * 520, ""),
+    ],
+)
+def test_a_tracestate_that_is_none_is_left_out_alone(tracestate: str, kept: str) -> None:
+    trace = TraceContext.parse(EXAMPLE, tracestate)
+    assert trace is not None
+    assert trace.state == kept
+
+
+@given(st.from_regex(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?|.*", fullmatch=True), st.text())
+def test_whatever_comes_in_what_goes_on_is_a_traceparent(traceparent: str, tracestate: str) -> None:
+    trace = TraceContext.parse(traceparent, tracestate)
+    if trace is not None:
+        assert TraceContext.parse(trace.traceparent, trace.state) == trace
+        assert (trace.traceparent + trace.state).isprintable()

@@ -1,0 +1,254 @@
+"""Traces from the caller to each step of an ensemble, as a collector gets them of the gateway and of Triton."""
+
+import json
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from tests.fakes.collector import Collector, Span, collecting
+from tests.live.conftest import GatewayProcess, StartGateway, running_gateway
+from tests.live.events import read_stream
+
+SCRIPTED = Path(__file__).parent / "models"
+MODELS = (
+    "insights",
+    "text_embed",
+    "feature_router",
+    "head_topic",
+    "head_sentiment",
+    "text_generate",
+    "text_tokenize",
+    "tokens_generate",
+    "text_detokenize",
+)
+INSIGHTS = {"text": "The match went to extra time.", "topics": ["sport", "art"], "sentiments": ["good", "bad"]}
+WRITE = {"prompt": "The sea", "max_tokens": 3}
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    with collecting() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def traced(
+    collector: Collector, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config, models_venv: Path
+) -> Iterator[GatewayProcess]:
+    """A gateway with an embedded Triton of its own, as ``serve --embedded`` starts it."""
+    folder = tmp_path_factory.mktemp("traced")
+    repository = folder / "models"
+    repository.mkdir()
+    for name in MODELS:
+        (repository / name).symlink_to(pytestconfig.rootpath / "triton_models" / name)
+    (repository / "scripted").symlink_to(SCRIPTED / "scripted")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+        settings = {
+            "embedded": "true",
+            "embedded_repository": str(repository),
+            "embedded_venv": str(models_venv),
+            "config": str(_config(folder, pytestconfig.rootpath)),
+            "otlp_endpoint": collector.url,
+        }
+        with running_gateway(folder, **settings) as process:
+            yield process
+
+
+def _config(folder: Path, root: Path) -> Path:
+    pipelines = yaml.safe_load((root / "gateway.yaml").read_text())["pipelines"]
+    pipelines |= yaml.safe_load((Path(__file__).parent / "gateway.yaml").read_text())["pipelines"]
+    wanted = {name: pipelines[name] for name in ("insights", "write", "scripted", "scripted_exit")}
+    (folder / "gateway.yaml").write_text(yaml.safe_dump({"pipelines": wanted}))
+    return folder / "gateway.yaml"
+
+
+@pytest.fixture
+def client(traced: GatewayProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=traced.url, timeout=30) as session:
+        yield session
+
+
+class Caller:
+    """Someone with a span of their own."""
+
+    def __init__(self, flags: str = "01") -> None:
+        self.trace_id, self.span_id, self.request_id = secrets.token_hex(16), secrets.token_hex(8), secrets.token_hex(8)
+        self.headers = {
+            "traceparent": f"00-{self.trace_id}-{self.span_id}-{flags}",
+            "tracestate": "caller=1",
+            "X-Request-ID": self.request_id,
+        }
+
+
+def tree(spans: list[Span], parent_id: str) -> dict[str, Any]:
+    """Names below a span."""
+    below = [span for span in spans if span.parent_id == parent_id]
+    return {span.name: tree(spans, span.span_id) for span in below}
+
+
+def named(spans: list[Span], name: str) -> Span:
+    (span,) = (each for each in spans if each.name == name)
+    return span
+
+
+def line_of(gateway: GatewayProcess, request_id: str) -> dict[str, object]:
+    """The request's line, which is written behind the last byte of the answer."""
+    ends = time.monotonic() + 5
+    while not (lines := gateway.log_lines(request_id)) and time.monotonic() < ends:
+        time.sleep(0.02)
+    (line,) = lines
+    return line
+
+
+STEP: dict[str, Any] = {"compute": {}}
+ALL_OF_INSIGHTS = 12
+
+
+def test_one_trace_leads_from_the_caller_to_every_step(
+    client: httpx.Client, traced: GatewayProcess, collector: Collector
+) -> None:
+    caller = Caller()
+    answer = client.post("/v1/pipelines/insights", json=INSIGHTS, headers=caller.headers)
+    assert answer.status_code == 200, answer.text
+    spans = collector.of(caller.trace_id, count=ALL_OF_INSIGHTS)
+    steps = dict.fromkeys(("text_embed", "feature_router", "head_topic", "head_sentiment"), STEP)
+    call = {"ModelInfer insights": {"InferRequest": {"insights": steps}}}
+    assert tree(spans, caller.span_id) == {"POST /v1/pipelines/{name}": call}
+    request = named(spans, "POST /v1/pipelines/{name}")
+    assert (request.service, request.attributes["http.response.status_code"]) == ("triton-gateway", 200)
+    assert named(spans, "InferRequest").service == "triton-inference-server"
+    triton_request_id = request.attributes["triton_gateway.triton_request_id"]
+    assert named(spans, "insights").attributes["triton.request_id"] == triton_request_id
+    line = line_of(traced, caller.request_id)
+    assert (line["trace_id"], line["span_id"]) == (caller.trace_id, request.span_id)
+
+
+def test_a_stream_has_a_span_that_ends_with_it(client: httpx.Client, collector: Collector) -> None:
+    caller = Caller()
+    events = read_stream(client, "write", WRITE, headers=caller.headers)
+    assert events[-1].name == "done"
+    spans = collector.of(caller.trace_id, "POST /v1/pipelines/{name}/stream", "stream write", "InferRequest")
+    below = tree(spans, caller.span_id)["POST /v1/pipelines/{name}/stream"]["stream write"][
+        "ModelStreamInfer text_generate"
+    ]
+    assert set(below["InferRequest"]["text_generate"]) == {"text_tokenize", "tokens_generate", "text_detokenize"}
+    stream = named(spans, "stream write")
+    assert stream.attributes == {
+        "triton_gateway.outputs": events[-1].data["outputs"],
+        "triton_gateway.outcome": "ok",
+    }
+    assert not stream.is_error
+
+
+def test_a_resumable_stream_goes_on_in_its_own_span(client: httpx.Client, collector: Collector) -> None:
+    caller = Caller()
+    started = client.post("/v1/streams", json={"pipeline": "write", "inputs": WRITE}, headers=caller.headers)
+    assert started.status_code == 201
+    with client.stream("GET", started.headers["Location"]) as reading:
+        assert "event: done" in reading.read().decode()
+    spans = collector.of(caller.trace_id, "POST /v1/streams", "stream write")
+    assert named(spans, "stream write").parent_id == named(spans, "POST /v1/streams").span_id
+    assert started.json()["id"] not in str(spans)
+
+
+@pytest.mark.parametrize(
+    ("script", "outcome", "is_error"),
+    [
+        ({"omit": ["TEXT"]}, {"triton_gateway.outcome": "early_exit", "triton_gateway.early_exit": "no_text"}, False),
+        (
+            {"error": {"code": "INTERNAL", "message": "broken"}},
+            {"triton_gateway.outcome": "model_error", "error.type": "model_error"},
+            True,
+        ),
+    ],
+    ids=["early exit", "error"],
+)
+def test_a_stream_span_tells_an_early_exit_from_an_error(
+    client: httpx.Client, collector: Collector, script: dict[str, Any], outcome: dict[str, str], is_error: bool
+) -> None:
+    caller = Caller()
+    client.post(
+        "/v1/pipelines/scripted_exit/stream", json={"script": json.dumps(script)}, headers=caller.headers
+    ).read()
+    spans = collector.of(caller.trace_id, "POST /v1/pipelines/{name}/stream", "stream scripted_exit")
+    stream, request = named(spans, "stream scripted_exit"), named(spans, "POST /v1/pipelines/{name}/stream")
+    assert (stream.is_error, request.is_error) == (is_error, is_error)
+    assert outcome.items() <= stream.attributes.items()
+    assert outcome.items() <= request.attributes.items()
+
+
+def test_a_trace_begins_here_where_the_caller_has_none(
+    client: httpx.Client, traced: GatewayProcess, collector: Collector
+) -> None:
+    request_id = secrets.token_hex(8)
+    headers = {"X-Request-ID": request_id, "traceparent": "00-" + "0" * 32 + "-" + "1" * 16 + "-01"}
+    client.post("/v1/pipelines/insights", json=INSIGHTS, headers=headers).raise_for_status()
+    line = line_of(traced, request_id)
+    spans = collector.of(str(line["trace_id"]), count=ALL_OF_INSIGHTS)
+    assert named(spans, "POST /v1/pipelines/{name}").parent_id == ""
+    assert line["trace_id"] != "0" * 32
+
+
+def test_an_unsampled_trace_is_recorded_nowhere_and_still_in_the_log(
+    client: httpx.Client, traced: GatewayProcess, collector: Collector
+) -> None:
+    unsampled, marker = Caller("00"), Caller()
+    for caller in (unsampled, marker):
+        client.post("/v1/pipelines/insights", json=INSIGHTS, headers=caller.headers).raise_for_status()
+    collector.of(marker.trace_id, count=ALL_OF_INSIGHTS)
+    assert [span for span in collector.spans if span.trace_id == unsampled.trace_id] == []
+    line = line_of(traced, unsampled.request_id)
+    assert line["trace_id"] == unsampled.trace_id
+
+
+def test_probes_pages_and_warm_ups_are_in_no_trace(client: httpx.Client, collector: Collector) -> None:
+    caller = Caller()
+    for path in ("/health/ready", "/v1/pipelines", "/openapi.json"):
+        client.get(path, headers=caller.headers)
+    client.post("/v1/pipelines/insights", json=INSIGHTS, headers=caller.headers).raise_for_status()
+    spans = collector.of(caller.trace_id, count=ALL_OF_INSIGHTS)
+    assert [span.name for span in spans if span.parent_id == caller.span_id] == ["POST /v1/pipelines/{name}"]
+    assert all(span.parent_id for span in collector.spans if span.service == "triton-inference-server")
+
+
+def test_no_value_of_a_tensor_is_in_any_span(client: httpx.Client, collector: Collector) -> None:
+    caller, secret = Caller(), "velvet-" + secrets.token_hex(8)
+    client.post("/v1/pipelines/insights", json=INSIGHTS | {"text": secret}, headers=caller.headers)
+    client.post("/v1/pipelines/scripted", json={"script": secret}, headers=caller.headers)
+    collector.of(caller.trace_id, "insights", "scripted", "ModelInfer insights", "ModelInfer scripted")
+    assert secret not in str(collector.spans)
+
+
+def test_without_a_collector_the_callers_context_reaches_the_log(
+    start_gateway: StartGateway, config_path: Path
+) -> None:
+    gateway, caller = start_gateway(config=str(config_path)), Caller("00")
+    httpx.post(f"{gateway.url}/v1/pipelines/write", json=WRITE, headers=caller.headers, timeout=30).raise_for_status()
+    line = line_of(gateway, caller.request_id)
+    assert (line["trace_id"], line["span_id"]) == (caller.trace_id, caller.span_id)
+
+
+@pytest.mark.parametrize("listens", [False, True], ids=["refuses", "is silent"])
+def test_a_collector_that_is_away_fails_no_request_and_holds_up_no_stop(
+    start_gateway: StartGateway, config_path: Path, listens: bool
+) -> None:
+    with socket.socket() as away:
+        away.bind(("127.0.0.1", 0))
+        if listens:
+            away.listen()
+        endpoint = f"http://127.0.0.1:{away.getsockname()[1]}"
+        gateway = start_gateway(config=str(config_path), otlp_endpoint=endpoint, drain_s="1")
+        with httpx.Client(base_url=gateway.url, timeout=30) as client:
+            for _ in range(20):
+                client.post("/v1/pipelines/scripted", json={"script": "{}"}).raise_for_status()
+        gateway.process.send_signal(signal.SIGTERM)
+        assert gateway.process.wait(15) == 0

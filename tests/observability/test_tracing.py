@@ -1,0 +1,217 @@
+"""Spans as a collector gets them, and no trace of tracing where it is off."""
+
+import asyncio
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
+
+import pytest
+
+from app.domain.deadline import Deadline
+from app.domain.errors import GatewayError, InvalidInput, ModelError, Outcome
+from app.domain.inference import InferenceRequest
+from app.domain.trace import TraceContext
+from app.observability.otlp import OtlpTracer
+from app.observability.record import RequestRecord
+from app.observability.tracing import (
+    Kind,
+    NoTracer,
+    TracedEngine,
+    Tracer,
+    TracingUnavailable,
+    end_request_span,
+    end_stream_span,
+    open_tracer,
+    trace_of,
+)
+from tests.fakes.collector import Collector, Span, collecting
+from tests.fakes.engine import FakeEngine
+from tests.fakes.models import model, refusal, response
+
+CALLER = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", 1)
+UNSAMPLED = TraceContext(CALLER.trace_id, CALLER.span_id, 0)
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with collecting() as running:
+        yield running
+
+
+@pytest.fixture
+async def tracer(collector: Collector) -> AsyncIterator[Tracer]:
+    async with open_tracer(f"{collector.url}/v1/traces", "1.2.3") as opened:
+        yield opened
+
+
+async def sent(tracer: Tracer, collector: Collector) -> list[Span]:
+    await tracer.close()
+    return collector.spans
+
+
+def failing(error: GatewayError) -> RequestRecord:
+    record = RequestRecord("rid", "POST", "/v1/pipelines/p", pipeline="p", transport="unary", status=502)
+    record.fail(error)
+    return record
+
+
+def test_the_callers_context_is_read_of_its_headers() -> None:
+    assert trace_of([CALLER.traceparent], ["a=1", "b=2"]) == TraceContext(CALLER.trace_id, CALLER.span_id, 1, "a=1,b=2")
+
+
+@pytest.mark.parametrize("traceparents", [[], ["garbage"], [CALLER.traceparent, CALLER.traceparent]])
+def test_not_exactly_one_valid_header_is_no_context(traceparents: list[str]) -> None:
+    assert trace_of(traceparents, ["a=1"]) is None
+
+
+def test_without_a_collector_children_are_the_callers() -> None:
+    assert NoTracer().start("POST", Kind.SERVER, CALLER).trace == CALLER
+    assert NoTracer().start("POST", Kind.SERVER, None).trace is None
+
+
+def test_without_a_collector_nothing_of_the_sdk_is_imported() -> None:
+    script = (
+        "import sys, app.serving; "
+        "sys.exit(any(name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter')) for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+async def test_a_collector_without_the_extra_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "app.observability.otlp", None)
+    with pytest.raises(TracingUnavailable, match=r"pip install 'triton-gateway\[otel\]'"):
+        async with open_tracer("http://127.0.0.1:1/v1/traces", "1.2.3"):
+            pass
+
+
+async def test_a_request_span_is_the_callers_child_and_says_how_it_ended(tracer: Tracer, collector: Collector) -> None:
+    record = RequestRecord(
+        "rid", "POST", "/v1/pipelines/p", pipeline="p", transport="unary", status=200, triton_request_id="tid"
+    )
+    record.exit_early("no_text")
+    span = tracer.start("POST", Kind.SERVER, CALLER)
+    end_request_span(span, record, "/v1/pipelines/{name}")
+    (seen,) = await sent(tracer, collector)
+    assert (seen.name, seen.kind, seen.service) == ("POST /v1/pipelines/{name}", 2, "triton-gateway")
+    assert (seen.trace_id, seen.parent_id) == (CALLER.trace_id, CALLER.span_id)
+    assert span.trace is not None
+    assert seen.span_id == span.trace.span_id
+    assert not seen.is_error
+    assert seen.attributes == {
+        "http.request.method": "POST",
+        "http.route": "/v1/pipelines/{name}",
+        "http.response.status_code": 200,
+        "triton_gateway.request_id": "rid",
+        "triton_gateway.triton_request_id": "tid",
+        "triton_gateway.pipeline": "p",
+        "triton_gateway.transport": "unary",
+        "triton_gateway.outcome": "early_exit",
+        "triton_gateway.early_exit": "no_text",
+    }
+
+
+@pytest.mark.parametrize(
+    ("error", "is_error"), [(ModelError("secret detail"), True), (InvalidInput("secret detail"), False)]
+)
+async def test_what_the_server_did_wrong_is_an_error_what_the_caller_did_is_not(
+    tracer: Tracer, collector: Collector, error: GatewayError, is_error: bool
+) -> None:
+    end_request_span(tracer.start("POST", Kind.SERVER, None), failing(error), None)
+    (seen,) = await sent(tracer, collector)
+    assert (seen.is_error, seen.attributes["error.type"], seen.name) == (is_error, error.code, "POST")
+    assert "secret" not in str(seen)
+
+
+async def test_a_stream_span_says_what_came_of_it(tracer: Tracer, collector: Collector) -> None:
+    span = tracer.start("stream p", Kind.INTERNAL, CALLER)
+    end_stream_span(span, outputs=3, outcome=Outcome.MODEL_ERROR, error=ModelError("x"), early_exit=None)
+    (seen,) = await sent(tracer, collector)
+    assert seen.is_error
+    assert seen.attributes == {
+        "triton_gateway.outputs": 3,
+        "triton_gateway.outcome": "model_error",
+        "error.type": "model_error",
+    }
+
+
+async def test_an_unsampled_trace_goes_on_and_nothing_is_recorded(tracer: Tracer, collector: Collector) -> None:
+    span = tracer.start("POST", Kind.SERVER, UNSAMPLED)
+    assert span.trace is not None
+    assert (span.trace.trace_id, span.trace.is_sampled) == (CALLER.trace_id, False)
+    end_request_span(span, failing(ModelError("x")), None)
+    assert await sent(tracer, collector) == []
+
+
+async def test_the_callers_tracestate_goes_on(tracer: Tracer) -> None:
+    parent = TraceContext(CALLER.trace_id, CALLER.span_id, 1, "a=1,b=2")
+    assert tracer.start("POST", Kind.SERVER, parent).trace.state == "a=1,b=2"  # type: ignore[union-attr]
+
+
+async def test_a_call_is_a_span_whose_child_triton_becomes(tracer: Tracer, collector: Collector) -> None:
+    fake = FakeEngine.of(model(name="m"), answers=[response()])
+    request = InferenceRequest("m", (), trace=CALLER)
+    await TracedEngine(fake, tracer).infer(request, Deadline.after(5))
+    (seen,) = await sent(tracer, collector)
+    assert (seen.name, seen.kind, seen.parent_id) == ("ModelInfer m", 3, CALLER.span_id)
+    assert seen.attributes == {
+        "rpc.system.name": "grpc",
+        "rpc.method": "inference.GRPCInferenceService/ModelInfer",
+        "rpc.response.status_code": "OK",
+        "triton.model_name": "m",
+        "triton.request_id": request.request_id,
+    }
+    given = fake.requests[0].trace
+    assert given == TraceContext(CALLER.trace_id, seen.span_id, 1)
+
+
+async def test_a_failed_call_names_its_code_and_never_its_message(tracer: Tracer, collector: Collector) -> None:
+    fake = FakeEngine.of(model(name="m"), answers=[refusal("user text", "INVALID_ARGUMENT")])
+    with pytest.raises(ModelError):
+        await TracedEngine(fake, tracer).infer(InferenceRequest("m", (), trace=CALLER), Deadline.after(5))
+    (seen,) = await sent(tracer, collector)
+    assert (seen.is_error, seen.attributes["rpc.response.status_code"]) == (True, "INVALID_ARGUMENT")
+    assert "user text" not in str(seen)
+
+
+async def test_a_stream_that_is_given_up_ends_its_call_as_cancelled(tracer: Tracer, collector: Collector) -> None:
+    fake = FakeEngine.of(model(name="m"), answers=[response(is_final=False), 30.0])
+    async with aclosing(
+        TracedEngine(fake, tracer).infer_stream(InferenceRequest("m", (), trace=CALLER), Deadline.after(5))
+    ) as responses:
+        await anext(responses)
+    (seen,) = await sent(tracer, collector)
+    assert (seen.name, seen.is_error) == ("ModelStreamInfer m", False)
+    assert seen.attributes["rpc.response.status_code"] == "CANCELLED"
+    assert fake.closed == 1
+
+
+async def test_the_gateways_own_calls_begin_no_trace(tracer: Tracer, collector: Collector) -> None:
+    fake = FakeEngine.of(model(name="m"), answers=[response()])
+    await TracedEngine(fake, tracer).infer(InferenceRequest("m", ()), Deadline.after(5))
+    assert await sent(tracer, collector) == []
+
+
+async def test_a_name_of_the_operators_own_is_kept(monkeypatch: pytest.MonkeyPatch, collector: Collector) -> None:
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "front-door")
+    tracer = OtlpTracer(f"{collector.url}/v1/traces", "1.2.3")
+    tracer.start("POST", Kind.SERVER, None).end({})
+    assert [span.service for span in await sent(tracer, collector)] == ["front-door"]
+
+
+async def test_closing_does_not_wait_for_a_collector_that_is_silent(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It takes the connection and never answers."""
+    monkeypatch.setattr("app.observability.otlp.CLOSE_S", 0.3)
+    silent = await asyncio.start_server(lambda _reader, _writer: asyncio.sleep(30), "127.0.0.1", 0)
+    port = silent.sockets[0].getsockname()[1]
+    with caplog.at_level(logging.CRITICAL):
+        tracer = OtlpTracer(f"http://127.0.0.1:{port}/v1/traces", "1.2.3")
+        tracer.start("POST", Kind.SERVER, None).end({})
+        started = time.monotonic()
+        await tracer.close()
+    assert time.monotonic() - started < 5.0
+    silent.close()

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from benchmarks import bls, early_exit, fan_out, router, streams
+from benchmarks import bls, early_exit, fan_out, router, sse_peers, streams
 from benchmarks.table import Table
 
 ARTIFACTS = Path("artifacts/benchmarks")
@@ -21,6 +21,7 @@ BENCHMARKS: dict[str, Run] = {
     "bls": bls.run,
     "early-exit": early_exit.run,
     "streams": streams.run,
+    "sse-peers": sse_peers.run,
 }
 
 

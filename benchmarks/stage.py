@@ -84,7 +84,7 @@ async def stage() -> AsyncIterator[Stage]:
 @asynccontextmanager
 async def running_triton(folder: Path) -> AsyncIterator[Triton]:
     """A Triton alone, its models linked into ``folder``; no request has reached it yet."""
-    options = EmbeddedOptions(_linked_models(folder / "models"), ROOT / ".venv-triton")
+    options = EmbeddedOptions(_linked_models(folder / "models"), ROOT / ".venv-triton", exit_timeout_s=20)
     embedded = EmbeddedTriton(options)
     await embedded.start()
     try:
@@ -97,7 +97,7 @@ async def running_triton(folder: Path) -> AsyncIterator[Triton]:
 @asynccontextmanager
 async def running_gateway(folder: Path, triton: Triton) -> AsyncIterator[Gateway]:
     """A ready gateway, a process of its own, with the pipelines of the checkout and of this package."""
-    port, admin_port = _free_ports(2)
+    port, admin_port = free_ports(2)
     settings = {
         "GATEWAY_PORT": str(port),
         "GATEWAY_ADMIN_PORT": str(admin_port),
@@ -106,11 +106,11 @@ async def running_gateway(folder: Path, triton: Triton) -> AsyncIterator[Gateway
         "GATEWAY_LOG_LEVEL": "warning",
     }
     limits = httpx.Limits(max_connections=256, max_keepalive_connections=256)
-    with _process([sys.executable, "-m", "app.cli", "serve"], settings, folder / "gateway.log") as process:
+    with process([sys.executable, "-m", "app.cli", "serve"], settings, folder / "gateway.log") as running:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=CALL_S, limits=limits) as client:
-            if not await _is_ready(client, process):
+            if not await _is_ready(client, running):
                 raise RuntimeError(f"the gateway did not become ready:\n{_end_of(folder / 'gateway.log')}")
-            yield Gateway(client, str(client.base_url), process.pid)
+            yield Gateway(client, str(client.base_url), running.pid)
 
 
 def _linked_models(folder: Path) -> Path:
@@ -131,7 +131,7 @@ def _joined_config(folder: Path) -> Path:
 
 
 @contextmanager
-def _process(command: list[str], settings: Mapping[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def process(command: list[str], settings: Mapping[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
     with log.open("wb") as stream:
         process = subprocess.Popen(command, env=inherited | settings, stderr=stream, cwd=ROOT, start_new_session=True)
@@ -159,7 +159,7 @@ def _end_of(log: Path) -> str:
     return log.read_text()[-2000:]
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [each.getsockname()[1] for each in sockets]
     for each in sockets:

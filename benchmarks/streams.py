@@ -108,9 +108,13 @@ async def _leave(on: Stage, notice: Path, until: bytes) -> float:
     await asyncio.sleep(0.05)
     left = time.monotonic()
     writer.transport.abort()
-    while not (notice.exists() and notice.read_text()):
+    while not (said := await asyncio.to_thread(_text_of, notice)):
         await asyncio.sleep(0.005)
-    return float(notice.read_text()) - left
+    return float(said) - left
+
+
+def _text_of(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
 
 
 async def _idle(on: Stage) -> Table:
@@ -130,7 +134,7 @@ async def _idle(on: Stage) -> Table:
 async def _open_idle(on: Stage, count: int) -> list[asyncio.StreamWriter]:
     writers = []
     for _ in range(count):
-        reader, writer = await _post(on.gateway.url, "bench_stream", {"count": 1_000, "interval_ms": 60_000})
+        _reader, writer = await _post(on.gateway.url, "bench_stream", {"count": 1_000, "interval_ms": 60_000})
         writers.append(writer)
     return writers
 

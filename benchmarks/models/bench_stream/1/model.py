@@ -1,7 +1,7 @@
 """A generator that computes nothing: what a stream costs besides its model.
 
-Request parameters: ``interval_ms`` between responses (default 0), ``notice`` (a file that is told when, on the monotonic
-clock, the model saw that its caller had gone).
+Request parameters: ``interval_ms`` between responses (default 0), ``notice`` (a file that is told when the model saw
+that its caller had gone, in seconds of the monotonic clock).
 """
 
 import json

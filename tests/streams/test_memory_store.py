@@ -1,115 +1,183 @@
-"""Streams that outlive a connection: read by who holds the id, resumed, deleted, given up when nobody comes."""
+"""The store of one process: who may read, for how long, and what ends a stream that nobody reads."""
 
 import asyncio
-import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
 
 import pytest
 
-from app.domain.errors import InvalidRequest, UnknownStream
+from app.domain.errors import ClientClosedRequest, GatewayError, InvalidRequest, StreamEvicted, UnknownStream
+from app.domain.inference import InferenceResponse
+from app.streams.event import Event
+from app.streams.log import ReplayLog
 from app.streams.memory_store import MemoryStore
-from app.streams.store import new_stream_id
-from app.streams.stream import Stream
-from tests.fakes.engine import Answer
-from tests.fakes.streams import FINAL, Life, live, token
+from app.streams.stream import Stream, StreamPlan
 
-LONG_S = 20.0
-SHORT_S = 0.05
+RESUME_S = 0.1
+LONG_S = 60.0
+
+
+class Numbers:
+    """An answer whose values are told by their count."""
+
+    seen = 0
+    early_exit = values = None
+
+    def add(self, response: InferenceResponse) -> dict[str, Any]:
+        self.seen += 1
+        return {"n": self.seen, "text": "x" * 100}
+
+    def finish(self) -> Any:
+        return self
+
+    def judge(self, error: GatewayError) -> str:
+        raise error
+
+    def empty_values(self) -> dict[str, Any]:
+        return {}
+
+
+async def responses(count: int, *, then_wait: bool) -> AsyncGenerator[InferenceResponse]:
+    for _ in range(count):
+        yield InferenceResponse({}, is_final=False)
+    if then_wait:
+        await asyncio.Event().wait()
+
+
+def problem_of(error: GatewayError) -> dict[str, Any]:
+    return {"code": error.code, "detail": error.detail}
 
 
 @pytest.fixture
 async def store() -> AsyncIterator[MemoryStore]:
-    async with MemoryStore() as kept:
-        yield kept
+    async with MemoryStore() as store:
+        yield store
 
 
-async def kept(store: MemoryStore, *answers: Answer, resume_s: float = LONG_S) -> tuple[str, Life]:
-    life = live(*answers, log=store.new_log())
-    return await store.keep(life.stream, resume_s), life
+async def kept(
+    store: MemoryStore, count: int = 3, *, runs_on: bool = False, resume_s: float = LONG_S, max_bytes: int = 10_000
+) -> tuple[Stream, str]:
+    plan = StreamPlan("r-1", responses(count, then_wait=runs_on), Numbers(), LONG_S, problem_of)
+    stream = Stream(plan, ReplayLog(max_bytes))
+    stream_id = await store.keep(stream, resume_s)
+    stream.start()
+    return stream, stream_id
 
 
-async def gone(store: MemoryStore, stream_id: str) -> bool:
-    try:
-        await (await store.reader(stream_id)).close()
-    except UnknownStream:
-        return True
-    return False
-
-
-def code_of(stream: Stream) -> str | None:
-    return stream.error.code if stream.error else None
-
-
-async def test_a_stream_is_read_and_read_again(store: MemoryStore) -> None:
-    stream_id, life = await kept(store, token(1), token(2), FINAL)
-    await life.stream.ended()
-    for _ in range(2):
-        reader = await store.reader(stream_id)
-        assert await reader.resume(0)
-        assert [event.id for event in await reader.read(0)] == [1, 2, 3]
-        await reader.close()
-
-
-async def test_it_is_resumed_behind_what_was_seen(store: MemoryStore) -> None:
-    stream_id, life = await kept(store, token(1), token(2), FINAL)
-    await life.stream.ended()
+async def read_all(store: MemoryStore, stream_id: str, after: int = 0) -> list[Event]:
     reader = await store.reader(stream_id)
-    (event,) = [event for event in await reader.read(1) if event.id == 2]
-    assert json.loads(event.data) == {"T": [2]}
-    assert not await reader.resume(3)
-    with pytest.raises(InvalidRequest):
-        await reader.resume(4)
+    events: list[Event] = []
+    while not (events and events[-1].is_terminal):
+        events += await reader.read(events[-1].id if events else after)
     await reader.close()
+    return events
 
 
-async def test_an_id_that_nobody_has(store: MemoryStore) -> None:
+def ids(events: list[Event]) -> list[int]:
+    return [event.id for event in events]
+
+
+async def test_a_reader_gets_every_event_and_may_resume_behind_any(store: MemoryStore) -> None:
+    _, stream_id = await kept(store)
+    assert ids(await read_all(store, stream_id)) == [1, 2, 3, 4]
+    assert ids(await read_all(store, stream_id, after=2)) == [3, 4]
+
+
+async def test_two_readers_at_once_get_the_same(store: MemoryStore) -> None:
+    _, stream_id = await kept(store)
+    first, second = await asyncio.gather(read_all(store, stream_id), read_all(store, stream_id))
+    assert first == second
+
+
+async def test_an_id_is_128_random_bits(store: MemoryStore) -> None:
+    ids = {(await kept(store))[1] for _ in range(20)}
+    assert len(ids) == 20
+    assert {len(each) for each in ids} == {22}
+
+
+async def test_nothing_is_left_behind_the_terminal_event(store: MemoryStore) -> None:
+    stream, stream_id = await kept(store)
+    await stream.ended()
+    reader = await store.reader(stream_id)
+    assert await reader.resume(3)
+    assert not await reader.resume(4)
+
+
+async def test_an_id_that_was_never_written_is_refused(store: MemoryStore) -> None:
+    stream, stream_id = await kept(store)
+    await stream.ended()
+    with pytest.raises(InvalidRequest):
+        await (await store.reader(stream_id)).resume(5)
+
+
+async def test_the_oldest_events_are_dropped_where_the_buffer_is_full(store: MemoryStore) -> None:
+    stream, stream_id = await kept(store, 10, max_bytes=500)
+    await stream.ended()
+    reader = await store.reader(stream_id)
+    with pytest.raises(StreamEvicted):
+        await reader.resume(0)
+    with pytest.raises(StreamEvicted):
+        await reader.read(1)
+    assert await reader.resume(9)
+
+
+async def test_a_stream_that_nobody_reads_is_ended_and_then_forgotten(store: MemoryStore) -> None:
+    stream, stream_id = await kept(store, runs_on=True, resume_s=RESUME_S)
+    await asyncio.wait_for(stream.ended(), 5)
+    assert isinstance(stream.error, ClientClosedRequest)
+    assert "Nobody read" in stream.error.detail
+    reader = await store.reader(stream_id)
+    await reader.close()
+    await asyncio.sleep(3 * RESUME_S)
     with pytest.raises(UnknownStream):
-        await store.reader("x")
-    with pytest.raises(UnknownStream):
-        await store.delete("x")
+        await store.reader(stream_id)
 
 
-async def test_deleting_ends_and_forgets(store: MemoryStore) -> None:
-    stream_id, life = await kept(store, token(1), 3600.0)
+async def test_a_reader_keeps_a_stream_going_until_the_last_one_leaves(store: MemoryStore) -> None:
+    stream, stream_id = await kept(store, runs_on=True, resume_s=RESUME_S)
+    first, second = await store.reader(stream_id), await store.reader(stream_id)
+    await asyncio.sleep(2 * RESUME_S)
+    await first.close()
+    await asyncio.sleep(2 * RESUME_S)
+    assert stream.outcome is None
+    await second.close()
+    await asyncio.wait_for(stream.ended(), 5)
+
+
+async def test_a_reader_that_comes_back_in_time_keeps_it_too(store: MemoryStore) -> None:
+    stream, stream_id = await kept(store, runs_on=True, resume_s=3 * RESUME_S)
+    for _ in range(4):
+        reader = await store.reader(stream_id)
+        await reader.close()
+        await asyncio.sleep(RESUME_S)
+    assert stream.outcome is None
+
+
+async def test_deleting_ends_the_work_and_readers_see_why(store: MemoryStore) -> None:
+    stream, stream_id = await kept(store, runs_on=True)
+    reading = asyncio.create_task(read_all(store, stream_id))
     await asyncio.sleep(0)
     await store.delete(stream_id)
-    await life.stream.ended()
-    assert code_of(life.stream) == "client_closed_request"
-    assert await gone(store, stream_id)
+    events = await reading
+    assert (events[-1].name, ids(events)) == ("error", list(range(1, len(events) + 1)))
+    assert stream.error is not None
+    assert "deleted" in stream.error.detail
+    for ask in (store.reader, store.delete):
+        with pytest.raises(UnknownStream):
+            await ask(stream_id)
 
 
-async def test_a_stream_without_a_reader_is_given_up_and_forgotten(store: MemoryStore) -> None:
-    stream_id, life = await kept(store, token(1), 3600.0, resume_s=SHORT_S)
-    async with asyncio.timeout(LONG_S):
-        await life.stream.ended()
-        while not await gone(store, stream_id):
-            await asyncio.sleep(SHORT_S * 3)
-    assert code_of(life.stream) == "client_closed_request"
+async def test_an_id_that_nobody_was_given_is_unknown(store: MemoryStore) -> None:
+    with pytest.raises(UnknownStream):
+        await store.reader("AAAAAAAAAAAAAAAAAAAAAA")
 
 
-async def test_a_reader_keeps_it_alive_and_its_leaving_starts_the_wait(store: MemoryStore) -> None:
-    stream_id, life = await kept(store, token(1), 3600.0, resume_s=SHORT_S)
-    first, second = await store.reader(stream_id), await store.reader(stream_id)
-    await asyncio.sleep(SHORT_S * 4)
-    await first.close()
-    await asyncio.sleep(SHORT_S * 4)
-    assert life.stream.outcome is None
-    await second.close()
-    async with asyncio.timeout(LONG_S):
-        await life.stream.ended()
-    assert code_of(life.stream) == "client_closed_request"
-
-
-async def test_a_reader_may_outlive_the_stream_it_deleted(store: MemoryStore) -> None:
-    stream_id, life = await kept(store, token(1), FINAL)
-    await life.stream.ended()
-    reader = await store.reader(stream_id)
-    await store.delete(stream_id)
-    assert [event.name for event in await reader.read(0)] == ["output", "done"]
-    await reader.close()
-
-
-def test_ids_are_long_and_random() -> None:
-    ids = {new_stream_id() for _ in range(1000)}
-    assert len(ids) == 1000
-    assert {len(each) for each in ids} == {22}
+async def test_closing_the_store_leaves_no_timer() -> None:
+    async with MemoryStore() as store:
+        stream, stream_id = await kept(store, runs_on=True, resume_s=RESUME_S)
+    await asyncio.sleep(2 * RESUME_S)
+    assert stream.outcome is None
+    with pytest.raises(UnknownStream):
+        await store.reader(stream_id)
+    stream.end(ClientClosedRequest("The test is over."))
+    await stream.ended()

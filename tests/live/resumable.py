@@ -1,0 +1,54 @@
+"""``/v1/streams`` as a client uses it."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+from tests.live.conftest import GatewayProcess
+from tests.live.events import Event, checked, events_in, lines_of
+
+
+def start(gateway: GatewayProcess, pipeline: str = "scripted_patient", **words: Any) -> str:
+    """The address of a new stream."""
+    body = {"pipeline": pipeline, "inputs": {"script": json.dumps(words)}}
+    answer = httpx.post(f"{gateway.url}/v1/streams", json=body)
+    assert answer.status_code == 201, answer.text
+    return str(answer.headers["location"])
+
+
+def ask(gateway: GatewayProcess, path: str, after: int | str | None = None) -> httpx.Response:
+    """A whole answer to GET."""
+    headers = {} if after is None else {"Last-Event-ID": str(after)}
+    return httpx.get(gateway.url + path, headers=headers, timeout=30)
+
+
+@contextmanager
+def reading(gateway: GatewayProcess, path: str, after: int = 0) -> Iterator[Iterator[Event]]:
+    """The events of a connection as they come; leaving it early drops the connection."""
+    with httpx.stream("GET", gateway.url + path, headers={"Last-Event-ID": str(after)}, timeout=30) as answer:
+        assert answer.status_code == 200, answer.read()
+        yield events_in(lines_of(answer))
+
+
+def read_all(gateway: GatewayProcess, path: str, after: int = 0) -> list[Event]:
+    with reading(gateway, path, after) as events:
+        return checked(list(events), after + 1)
+
+
+def read_some(gateway: GatewayProcess, path: str, count: int, after: int = 0) -> list[Event]:
+    """The first events of a connection that is then dropped."""
+    with reading(gateway, path, after) as events:
+        return [next(events) for _ in range(count)]
+
+
+def status(gateway: GatewayProcess, path: str) -> int:
+    """Of GET, without reading on."""
+    with httpx.stream("GET", gateway.url + path, timeout=30) as answer:
+        return answer.status_code
+
+
+def delete(gateway: GatewayProcess, path: str) -> int:
+    return httpx.delete(gateway.url + path, timeout=30).status_code

@@ -62,6 +62,7 @@ class BodyReader:
 
     def _refusal_of(self, body: bytes | msgspec.Raw) -> InvalidInput | InvalidRequest | InvalidJson:
         try:
+            msgspec.json.decode(body, type=msgspec.Raw)
             values = _BY_NAME.decode(body)
         except msgspec.ValidationError:
             return InvalidRequest("The body must be one JSON object.", hint='Send {"<input>": <value>, ...}.')

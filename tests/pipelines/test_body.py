@@ -81,11 +81,10 @@ class TestMalformedJson:
     @pytest.mark.parametrize("where", ["x", "note", "doc", "image", "n", "unknown"])
     @pytest.mark.parametrize("bomb", ["[" * 100_000, "[" * 100_000 + "]" * 100_000, '{"a":' * 100_000])
     def test_a_depth_bomb(self, where: str, bomb: str) -> None:
-        error = refusal(f'{{"{where}": {bomb}}}'.encode())
-        assert type(error) in {InvalidJson, InvalidInput}
+        assert type(refusal(f'{{"{where}": {bomb}}}'.encode())) is InvalidJson
 
     def test_a_depth_bomb_as_the_body(self) -> None:
-        assert type(refusal(b"[" * 200_000)) in {InvalidJson, InvalidRequest}
+        assert type(refusal(b"[" * 200_000)) is InvalidJson
 
     def test_of_a_key_given_twice_the_last_wins(self) -> None:
         request = P.request_of_json(b'{"x": [1], "note": "a", "note": "b"}')

@@ -1,0 +1,206 @@
+"""The growing-token fault and its like: stopped at the first response that breaks what was agreed."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import yaml
+
+from app.triton.embedded.server import EmbeddedTriton
+from tests.live.conftest import GatewayProcess, running_gateway
+from tests.live.events import read_stream
+from tests.live.test_cancellation import eventually
+
+GROWING = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]
+MEBIBYTE = 1 << 20
+CONTRACTS: dict[str, dict[str, Any]] = {
+    "at_most_four": {"max_items": 4},
+    "of_shape_one": {"shape": [1]},
+    "not_growing": {"not_growing": True},
+    "by_parameter": {"max_items": "chunk_tokens"},
+}
+BROKEN = {
+    "at_most_four": (3, "Output 'TOKEN_ID' has shape [8]; at most 4 items were agreed."),
+    "of_shape_one": (1, "Output 'TOKEN_ID' has shape [2]; [1] was agreed."),
+    "not_growing": (1, "Output 'TOKEN_ID' has shape [2]; the first response had 1 items and none may have more."),
+    "by_parameter": (2, "Output 'TOKEN_ID' has shape [4]; at most 3 items were agreed."),
+}
+"""The outputs before the first that breaks the contract, and what is said of that one."""
+
+
+def pipelines(reference: dict[str, Any]) -> dict[str, Any]:
+    """The contracts over a scripted generator, plain and in ensembles; and the reference chain, its own and another."""
+    scripted = {
+        "inputs": {"script": {"tensor": "SCRIPT", "kind": "text"}},
+        "outputs": {"text": {"tensor": "TEXT", "kind": "text"}, "token_id": {"tensor": "TOKEN_ID"}},
+        "parameters": {"chunk_tokens": {"type": "integer", "minimum": 1, "maximum": 64, "default": 3}},
+        "stream": {"commit_s": 0.3},
+        "timeout_s": 20,
+    }
+    of = {
+        name: {**scripted, "model": "scripted_stream", "contract": {"TOKEN_ID": spec}}
+        for name, spec in CONTRACTS.items()
+    }
+    nested = {**scripted, "model": "stream_nested", "contract": {"TOKEN_ID": {"not_growing": True}}}
+    write = {key: value for key, value in reference["write"].items() if key != "sample"}
+    one = write | {"contract": {"TOKEN_ID": {"max_items": 1}}}
+    return of | {
+        "nested": nested,
+        "by_the_model": {**scripted, "model": "growing_chain"},
+        "write": write,
+        "write_one": one,
+    }
+
+
+@pytest.fixture(scope="module")
+def contracts(
+    triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Iterator[GatewayProcess]:
+    folder = tmp_path_factory.mktemp("contracts")
+    reference = yaml.safe_load((pytestconfig.rootpath / "gateway.yaml").read_text())["pipelines"]
+    (folder / "pipelines.yaml").write_text(json.dumps({"pipelines": pipelines(reference)}))
+    with running_gateway(folder, triton_url=triton.grpc_url, config=str(folder / "pipelines.yaml")) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def client(contracts: GatewayProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=contracts.url, timeout=30) as session:
+        yield session
+
+
+def growing(**words: Any) -> dict[str, str]:
+    return {"script": json.dumps({"outputs": len(GROWING), "items": GROWING, "interval_s": 0.02, **words})}
+
+
+def violations(contracts: GatewayProcess, pipeline: str, tensor: str = "TOKEN_ID") -> tuple[float, float]:
+    """By tensor, and by outcome."""
+    return (
+        contracts.metric("contract_violations_total", pipeline=pipeline, tensor=tensor),
+        contracts.metric("requests_total", pipeline=pipeline, outcome="contract_violation"),
+    )
+
+
+@pytest.mark.parametrize("pipeline", CONTRACTS)
+class TestTheGrowingTokenFault:
+    def test_a_stream_ends_at_the_first_response_that_grew(
+        self, client: httpx.Client, contracts: GatewayProcess, tmp_path: Path, pipeline: str
+    ) -> None:
+        before, notice = violations(contracts, pipeline), tmp_path / "notice"
+        *written, last = read_stream(client, pipeline, growing(notice=str(notice), interval_s=0.1))
+        outputs, detail = BROKEN[pipeline]
+        assert [len(event.data["token_id"]) for event in written] == GROWING[:outputs]
+        assert (last.name, last.data["code"], last.data["detail"]) == ("error", "contract_violation", detail)
+        assert "let it send only what is new" in last.data["hint"]
+        assert violations(contracts, pipeline) == (before[0] + 1, before[1] + 1)
+        eventually(lambda: notice.exists() and bool(notice.read_text()))
+        assert int(notice.read_text().split()[1]) < len(GROWING)
+
+    def test_a_joined_answer_is_refused(
+        self, client: httpx.Client, contracts: GatewayProcess, tmp_path: Path, pipeline: str
+    ) -> None:
+        before, notice = violations(contracts, pipeline), tmp_path / "notice"
+        answer = client.post(f"/v1/pipelines/{pipeline}", json=growing(notice=str(notice), interval_s=0.1))
+        assert (answer.status_code, answer.json()["code"]) == (502, "contract_violation")
+        assert answer.json()["detail"] == BROKEN[pipeline][1]
+        assert violations(contracts, pipeline) == (before[0] + 1, before[1] + 1)
+        eventually(lambda: notice.exists() and bool(notice.read_text()))
+
+    def test_responses_that_hold_to_it_are_all_passed_on(self, client: httpx.Client, pipeline: str) -> None:
+        *written, last = read_stream(client, pipeline, growing(items=[1]))
+        assert [event.data["token_id"] for event in written] == [[0]] * len(GROWING)
+        assert last.data["reason"] == "complete"
+
+
+def test_the_number_agreed_is_that_of_the_request(client: httpx.Client) -> None:
+    *written, last = read_stream(client, "by_parameter", growing() | {"chunk_tokens": 16})
+    assert [len(event.data["token_id"]) for event in written] == [1, 2, 4, 8, 16]
+    assert last.data["detail"] == "Output 'TOKEN_ID' has shape [32]; at most 16 items were agreed."
+
+
+def test_a_first_response_that_breaks_it_keeps_its_status(client: httpx.Client) -> None:
+    answer = client.post("/v1/pipelines/at_most_four/stream", json=growing(items=[5]))
+    assert (answer.status_code, answer.json()["code"]) == (502, "contract_violation")
+
+
+def test_a_tensor_that_shrinks_is_not_growing(client: httpx.Client) -> None:
+    *written, last = read_stream(client, "not_growing", growing(outputs=4, items=[3, 1, 0, 3]))
+    assert [len(event.data["token_id"]) for event in written] == [3, 1, 0, 3]
+    assert last.data["reason"] == "complete"
+
+
+def test_through_a_nested_ensemble(client: httpx.Client) -> None:
+    *written, last = read_stream(client, "nested", growing(interval_s=0.05))
+    assert ([len(event.data["token_id"]) for event in written], last.data["detail"]) == ([1], BROKEN["not_growing"][1])
+
+
+class TestTheModelsOwnAssertion:
+    def test_the_detokenizer_names_what_it_was_given_and_by_whom(
+        self, client: httpx.Client, contracts: GatewayProcess
+    ) -> None:
+        before = violations(contracts, "by_the_model", "NEWEST_IDS")
+        *written, last = read_stream(client, "by_the_model", growing(interval_s=0.1) | {"chunk_tokens": 2})
+        assert [len(event.data["token_id"]) for event in written] == [1, 2]
+        assert last.data["code"] == "contract_violation"
+        assert last.data["detail"] == (
+            "Input 'NEWEST_IDS' of step 'text_detokenize' expects a number of items of at most 2 and was given [4]."
+        )
+        assert last.data["hint"] == (
+            "Step 'scripted_stream' (its output 'TOKEN_ID') wrote [4]: "
+            "let it send only what is new since its last response."
+        )
+        assert violations(contracts, "by_the_model", "NEWEST_IDS") == (before[0] + 1, before[1] + 1)
+
+    def test_joined(self, client: httpx.Client) -> None:
+        answer = client.post("/v1/pipelines/by_the_model", json=growing())
+        assert (answer.status_code, answer.json()["code"]) == (502, "contract_violation")
+        assert "at most 3 and was given [4]" in answer.json()["detail"]
+
+
+class TestTheReferenceChain:
+    @pytest.mark.parametrize("chunk_tokens", [1, 4])
+    def test_it_holds_to_the_chunk_that_was_asked_for(self, client: httpx.Client, chunk_tokens: int) -> None:
+        body = {"prompt": "The for statement", "max_tokens": 24, "seed": 7, "chunk_tokens": chunk_tokens}
+        *written, last = read_stream(client, "write", body)
+        sizes = [len(event.data["token_id"]) for event in written]
+        assert last.data["reason"] == "complete"
+        assert set(sizes[:-1]) == {chunk_tokens}
+        assert sizes[-1] <= chunk_tokens
+
+    def test_more_than_was_agreed_ends_it_and_the_generator(self, client: httpx.Client, triton: EmbeddedTriton) -> None:
+        body = {"prompt": "The for statement", "max_tokens": 512, "seed": 7, "chunk_tokens": 2}
+        answer = client.post("/v1/pipelines/write_one/stream", json=body)
+        assert (answer.status_code, answer.json()["code"]) == (502, "contract_violation")
+        assert answer.json()["detail"] == "Output 'TOKEN_ID' has shape [2]; at most 1 items were agreed."
+        eventually(lambda: is_idle(triton, "text_detokenize"))
+
+
+def is_idle(triton: EmbeddedTriton, model: str) -> bool:
+    """Whether a step is no longer given anything: 512 tokens in twos would go on for 256 responses."""
+    before = executions(triton, model)
+    time.sleep(0.3)
+    return executions(triton, model) == before
+
+
+def executions(triton: EmbeddedTriton, model: str) -> int:
+    page = httpx.get(str(triton.metrics_url)).text
+    lines = [line for line in page.splitlines() if line.startswith(f'nv_inference_exec_count{{model="{model}"')]
+    return sum(int(line.rpartition(" ")[2]) for line in lines)
+
+
+def test_the_memory_of_the_gateway_stays_where_it_is(client: httpx.Client, contracts: GatewayProcess) -> None:
+    """Not stopped, each would bring a million ids, 4 MiB on the wire."""
+    body = growing(outputs=20, items=[2**power for power in range(20)], interval_s=0.01)
+    gateway = psutil.Process(contracts.process.pid)
+    resident = []
+    for _ in range(2):
+        for _ in range(40):
+            assert read_stream(client, "at_most_four", body)[-1].data["code"] == "contract_violation"
+        resident.append(gateway.memory_info().rss)
+    assert resident[1] - resident[0] < 8 * MEBIBYTE
+    assert contracts.metric("active_streams") == 0

@@ -97,7 +97,8 @@ def config_path(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.C
     (folder / "samples").symlink_to(pytestconfig.rootpath / "samples")
     reference = yaml.safe_load((pytestconfig.rootpath / "gateway.yaml").read_text())
     scripted = yaml.safe_load((LIVE / "gateway.yaml").read_text())
-    (folder / "gateway.yaml").write_text(yaml.safe_dump({"pipelines": reference["pipelines"] | scripted["pipelines"]}))
+    pipelines = reference["pipelines"] | scripted["pipelines"]
+    (folder / "gateway.yaml").write_text(yaml.safe_dump({"pipelines": pipelines}, sort_keys=False))
     return folder / "gateway.yaml"
 
 

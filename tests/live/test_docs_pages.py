@@ -1,0 +1,54 @@
+"""``/docs`` and the pages of the errors: complete without the internet."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.api.error_pages import ERROR_PAGES
+from tests.conftest import Require
+from tests.live.conftest import GatewayProcess
+
+PAGES = ["/docs", "/docs/errors", *(f"/docs/errors/{code}" for code in ERROR_PAGES)]
+REFERENCE = re.compile(r"""(?:src|href)\s*=\s*["']([^"']*)["']|url\(["']?([^"')]*)""")
+
+
+def references_in(text: str) -> set[str]:
+    """What a page or a style sheet has a browser fetch, data in the page itself aside."""
+    found = {source or url for source, url in REFERENCE.findall(text)}
+    return {reference for reference in found if not reference.startswith(("data:", "#"))}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_refers_to_nothing_but_this_gateway(page: str, client: httpx.Client) -> None:
+    answer = client.get(page)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/html")
+    for reference in references_in(answer.text):
+        assert re.match(r"/(?!/)", reference), f"{page} refers to {reference}"
+        assert client.get(reference).status_code == 200
+
+
+def test_the_style_sheet_refers_to_nothing_else(client: httpx.Client) -> None:
+    assert references_in(client.get("/docs/assets/swagger-ui.css").text) == set()
+
+
+def test_a_browser_without_the_internet_shows_every_pipeline(
+    gateway: GatewayProcess, client: httpx.Client, require: Require, tmp_path: Path
+) -> None:
+    chromium = shutil.which("chromium")
+    require(chromium, "there is no chromium: `make system-packages` installs it")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", f"--user-data-dir={tmp_path}"]
+    offline = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
+    page = subprocess.run(
+        [str(chromium), *options, offline, "--virtual-time-budget=10000", "--dump-dom", f"{gateway.url}/docs"],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    ).stdout
+    paths = client.get("/openapi.json").json()["paths"]
+    assert set(re.findall(r'data-path="([^"]*)"', page)) == set(paths)

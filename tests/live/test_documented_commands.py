@@ -1,0 +1,60 @@
+"""The commands that the documentation prints work as printed, and answer what it says they answer."""
+
+import doctest
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from tests.conftest import Require
+from tests.docs.pages import ROOT, blocks_of
+from tests.live.conftest import GatewayProcess
+
+PAGES = ("README.md", "docs/http.md", "docs/errors.md", "docs/early-exit.md", "docs/metrics.md")
+
+
+def commands() -> list[tuple[str, str, str]]:
+    """(page, commands, what they print, or nothing where the page does not say)."""
+    found = []
+    for name in PAGES:
+        blocks = [*blocks_of(ROOT / name), ("", "")]
+        for (language, text), (next_language, next_text) in itertools.pairwise(blocks):
+            if language == "sh" and "http://127.0.0.1:808" in text:
+                found.append((name, text, next_text if next_language == "text" else ""))
+    return found
+
+
+def is_the_same(printed: str, answered: str) -> bool:
+    """But for white space, and for what the page leaves out with ``...``."""
+    wanted, got = ("".join(text.split()) for text in (printed, answered))
+    return doctest.OutputChecker().check_output(wanted, got, doctest.ELLIPSIS)
+
+
+@pytest.mark.parametrize(("page", "command", "answer"), commands(), ids=[each[0] for each in commands()])
+def test_a_printed_command_answers_what_the_page_says(
+    page: str, command: str, answer: str, gateway: GatewayProcess, require: Require
+) -> None:
+    require(shutil.which("curl"), "there is no curl")
+    there = command.replace("http://127.0.0.1:8080", gateway.url).replace("http://127.0.0.1:8081", gateway.admin_url)
+    environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    shell = ["bash", "-euo", "pipefail", "-c", there]
+    done = subprocess.run(shell, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+    if answer:
+        assert is_the_same(answer, done.stdout), f"{page} says otherwise: {done.stdout}"
+
+
+def test_every_sample_of_every_pipeline_works_as_pasted(gateway: GatewayProcess) -> None:
+    """The curl lines of ``GET /v1/pipelines/{pipeline}``, in the folder that holds the samples."""
+    document = subprocess.check_output(["curl", "-s", f"{gateway.url}/v1/pipelines"])
+    for pipeline in json.loads(document)["pipelines"]:
+        described = json.loads(subprocess.check_output(["curl", "-s", f"{gateway.url}{pipeline['url']}"]))
+        for name, text in described["samples"].items():
+            if name.startswith("curl"):
+                answer = subprocess.check_output(re.sub(r"^curl", "curl -sf", text), shell=True, cwd=ROOT)
+                assert answer, (name, text)

@@ -1,0 +1,28 @@
+"""The OpenAPI document: valid, and checked in as the reference pipelines make it."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from openapi_spec_validator import OpenAPIV31SpecValidator
+
+from tests.live.conftest import StartGateway
+from tests.live.openapi_document import CHECKED_IN, ROOT, document_at
+
+
+@pytest.fixture
+def document(start_gateway: StartGateway) -> dict[str, Any]:
+    """Of a gateway that serves the reference ``gateway.yaml`` and nothing else."""
+    return document_at(start_gateway(config=str(ROOT / "gateway.yaml")).url)
+
+
+def test_the_checked_in_document_is_that_of_the_running_gateway(document: dict[str, Any]) -> None:
+    assert json.loads(CHECKED_IN.read_text()) == document, "`make openapi` writes it anew"
+
+
+def test_the_document_is_openapi_3_1(client: httpx.Client) -> None:
+    """Of every pipeline that the suite has, not of the reference ones alone."""
+    document = document_at(str(client.base_url).rstrip("/"))
+    assert document["openapi"].startswith("3.1.")
+    assert [str(error) for error in OpenAPIV31SpecValidator(document).iter_errors()] == []

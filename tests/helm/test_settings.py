@@ -144,6 +144,19 @@ def test_the_key_of_signed_early_exits_reaches_both_sides() -> None:
     assert {"name": "EARLY_EXIT_KEY", "valueFrom": source} in triton_container(documents)["env"]
 
 
+@pytest.mark.parametrize("endpoint", ["http://collector:4318", "https://collector/otlp/"])
+def test_both_sides_send_spans_to_the_same_collector(endpoint: str) -> None:
+    documents = render({"tracing": {"otlpEndpoint": endpoint}})
+    traces_url = settings_of(documents).traces_url
+    assert f"--trace-config=opentelemetry,url={traces_url}" in triton_container(documents)["args"]
+    assert "--trace-config=mode=opentelemetry" in triton_container(documents)["args"]
+
+
+def test_without_a_collector_there_are_no_spans() -> None:
+    assert settings_of(render()).traces_url is None
+    assert not any("trace" in argument for argument in triton_container(render())["args"])
+
+
 def test_shapes_are_logged_on_both_sides() -> None:
     assert environment_of(triton_container(render({"gateway": {"logTensors": "shapes"}}))) == {
         "GATEWAY_LOG_TENSORS": "shapes"

@@ -21,6 +21,13 @@ args:
   - --metrics-address=0.0.0.0
   - --metrics-port=8002
   - --exit-timeout-secs={{ .Values.shutdown.tritonExitSeconds }}
+  {{- with .Values.tracing.otlpEndpoint }}
+  - --trace-config=mode=opentelemetry
+  - --trace-config=opentelemetry,url={{ trimSuffix "/" . }}/v1/traces
+  - --trace-config=level=TIMESTAMPS
+  # Requests that come with a sampled parent are recorded whatever the rate; it is of those that come without one.
+  - --trace-config=rate=2147483647
+  {{- end }}
   {{- with .Values.triton.extraArgs }}
   {{- toYaml . | nindent 2 }}
   {{- end }}

@@ -90,6 +90,10 @@ volumeMounts:
   value: {{ .Values.gateway.logFormat }}
 - name: GATEWAY_LOG_TENSORS
   value: {{ .Values.gateway.logTensors | quote }}
+{{- with .Values.tracing.otlpEndpoint }}
+- name: GATEWAY_OTLP_ENDPOINT
+  value: {{ . | quote }}
+{{- end }}
 {{- $earlyExitKey := .Values.gateway.earlyExitKey }}
 {{- if $earlyExitKey.secretName }}
 - name: GATEWAY_EARLY_EXIT_KEY

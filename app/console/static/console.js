@@ -37,8 +37,10 @@ async function show(name) {
 
 function mark(name) {
   for (const link of list.querySelectorAll("a")) {
-    if (link.dataset.name === name) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
+    if (link.dataset.name === name) {
+      link.setAttribute("aria-current", "page");
+      link.scrollIntoView({ block: "nearest", inline: "center" });
+    } else link.removeAttribute("aria-current");
   }
 }
 

@@ -6,7 +6,7 @@ import { earlyExit, problemNode } from "./result.js";
 import { StreamReader } from "./stream.js";
 
 const DROP_MS = 2000;
-const STATES = { opening: "waiting", live: "live", lost: "connection lost, resuming…", done: "complete", exit: "early exit" };
+const STATES = { opening: "waiting", live: "live", lost: "lost, resuming…", done: "complete", exit: "early exit" };
 
 export class LiveStream {
   #url;

@@ -95,8 +95,8 @@ function valueOf(value, labels) {
 function bars(labels, numbers) {
   const rows = labels.map((label, index) => {
     const part = Math.max(0, Math.min(1, numbers[index]));
-    const meter = element("meter", { min: 0, max: 1, value: part, "aria-label": label });
-    return element("li", {}, element("span", {}, label), meter, element("output", {}, numbers[index].toFixed(3)));
+    const bar = element("progress", { max: 1, value: part, "aria-label": label });
+    return element("li", {}, element("span", {}, label), bar, element("output", {}, numbers[index].toFixed(3)));
   });
   return element("ul", { class: "bars" }, ...rows);
 }

@@ -1,0 +1,90 @@
+"""One real headless Chromium for the session, driven over WebDriver, and pages to drive it on."""
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium.webdriver import Chrome, ChromeOptions
+from selenium.webdriver.chrome.service import Service
+
+from tests.browser.page import ConsolePage
+from tests.conftest import Require
+from tests.processes import GatewayProcess
+
+FLAGS = [
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--window-size=1280,1100",
+]
+"""Nothing of it calls home; the sandbox needs a user namespace that containers seldom grant to root."""
+
+
+@pytest.fixture(scope="session")
+def chromium(require: Require, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
+    binary, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    require(binary and driver, "there is no chromium with chromedriver: `make system-packages` installs them")
+    options = ChromeOptions()
+    options.binary_location = str(binary)
+    for flag in [*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"]:
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    browser = Chrome(options, Service(str(driver)))
+    browser.set_script_timeout(30)
+    yield browser
+    browser.quit()
+
+
+@pytest.fixture
+def browser(chromium: Chrome) -> Chrome:
+    """On an empty page, with nothing in its log."""
+    chromium.get("about:blank")
+    chromium.get_log("browser")
+    return chromium
+
+
+@pytest.fixture(scope="session")
+def artifacts(pytestconfig: pytest.Config) -> Path:
+    folder = pytestconfig.rootpath / "artifacts"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture
+def console(browser: Chrome, gateway: GatewayProcess) -> Callable[..., ConsolePage]:
+    """``console("write")`` opens a pipeline; ``at`` is where the gateway is reached."""
+
+    def opened(pipeline: str, at: str = "") -> ConsolePage:
+        page = ConsolePage(browser)
+        page.open(at or gateway.url, pipeline)
+        return page
+
+    return opened
+
+
+@pytest.fixture(scope="session")
+def other_origin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The origin of an empty page that is not the gateway's."""
+    folder = tmp_path_factory.mktemp("other-origin")
+    (folder / "index.html").write_text("<!doctype html><title>elsewhere</title>")
+    handler: Any = partial(_Quiet, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        pass

@@ -1,0 +1,62 @@
+"""The console as its user sees it: what can be read on it and done with it."""
+
+from pathlib import Path
+
+from selenium.webdriver import Chrome
+from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.wait import WebDriverWait
+
+WAIT_S = 20.0
+
+
+class ConsolePage:
+    def __init__(self, browser: Chrome) -> None:
+        self.browser = browser
+
+    def open(self, url: str, pipeline: str) -> None:
+        self.browser.get(f"{url}/#{pipeline}")
+        self.wait_for("main h1", pipeline)
+
+    def one(self, selector: str) -> WebElement:
+        return self.browser.find_element(By.CSS_SELECTOR, selector)
+
+    def texts(self, selector: str) -> list[str]:
+        return [each.text for each in self.browser.find_elements(By.CSS_SELECTOR, selector)]
+
+    def fill(self, field: str, text: str) -> None:
+        control = self.one(f"[name={field}]")
+        control.clear()
+        control.send_keys(text)
+
+    def click(self, selector: str) -> None:
+        self.browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", self.one(selector))
+        self.one(selector).click()
+
+    def wait_for(self, selector: str, text: str = "") -> None:
+        """Until the page shows such an element, holding the text."""
+        script = "const e = document.querySelector(arguments[0]); return !!e && e.textContent.includes(arguments[1])"
+        failed = f"{selector} never showed {text!r}"
+        WebDriverWait(self.browser, WAIT_S, 0.05).until(lambda b: b.execute_script(script, selector, text), failed)
+
+    def wait_for_state(self, state: str) -> None:
+        self.wait_for(f".live[data-state={state}]")
+
+    def wait_for_outputs(self, count: int) -> None:
+        def enough(_: Chrome) -> bool:
+            return self.figure("tokens").isdecimal() and int(self.figure("tokens")) >= count
+
+        WebDriverWait(self.browser, WAIT_S, 0.05).until(enough, f"never {count} outputs")
+
+    @property
+    def written(self) -> str:
+        """The stream's text so far, white space as it came."""
+        return str(self.one(".written").get_property("textContent"))
+
+    def figure(self, name: str) -> str:
+        return self.one(f"[data-figure={name}]").text
+
+    def keep(self, path: Path) -> None:
+        """A picture of the whole page."""
+        self.browser.execute_script("scrollTo(0, 0)")
+        self.browser.save_screenshot(str(path))

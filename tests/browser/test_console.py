@@ -1,0 +1,169 @@
+"""The console in a real Chromium, against the real gateway and Triton."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from selenium.webdriver.common.keys import Keys
+
+from tests.browser.page import ConsolePage
+from tests.fakes.proxy import network_to
+from tests.processes import GatewayProcess
+
+Console = Callable[..., ConsolePage]
+LINES = ["Hello Triton gateway", "Open daily 9 to 18", "Please ring the bell"]
+SAMPLES = Path(__file__).parents[2] / "samples"
+
+
+def drop(page: ConsolePage, name: str) -> None:
+    page.one("input[type=file]").send_keys(str(SAMPLES / name))
+
+
+def test_ocr_draws_its_boxes_and_texts_on_the_image(console: Console, artifacts: Path) -> None:
+    page = console("ocr")
+    drop(page, "sign.png")
+    page.wait_for(".took")
+    assert page.texts(".boxes .box text") == LINES
+    assert page.texts(".bars li span") == LINES
+    box, image = page.one(".boxes .box polygon").rect, page.one(".boxes img").rect
+    assert image["x"] < box["x"]
+    assert image["y"] < box["y"] < image["y"] + image["height"] / 3
+    page.keep(artifacts / "console-ocr.png")
+
+
+def test_an_early_exit_is_shown_as_an_answer(console: Console, artifacts: Path) -> None:
+    page = console("ocr")
+    drop(page, "blank.png")
+    page.wait_for(".notice.exit", "Early exit: no_text")
+    assert page.texts(".problem") == []
+    assert page.texts(".output .empty") == ["empty"] * 3
+    page.keep(artifacts / "console-early-exit.png")
+
+
+def test_write_streams_with_its_figures(console: Console, client: httpx.Client, artifacts: Path) -> None:
+    page = console("write")
+    assert page.one("[name=prompt]").get_property("value") == "The for statement"
+    page.fill("max_tokens", "512")
+    page.click("#stream")
+    page.wait_for_outputs(20)
+    page.keep(artifacts / "console-write.png")
+    page.wait_for_state("done")
+    body = {"prompt": "The for statement", "max_tokens": 512, "seed": 7}
+    assert page.written == client.post("/v1/pipelines/write", json=body).json()["text"]
+    assert page.figure("tokens") == "512"
+    assert float(page.figure("tokens-s")) > 0
+    assert page.figure("first-output").endswith(" ms")
+
+
+def test_the_keyboard_is_enough(console: Console) -> None:
+    page = console("write")
+    page.one("[name=chunk_tokens]").send_keys(Keys.TAB)
+    page.browser.switch_to.active_element.send_keys(Keys.ENTER)
+    page.wait_for_state("done")
+    assert page.figure("tokens") == "24"
+
+
+def test_cancel_stops_the_model(console: Console, gateway: GatewayProcess) -> None:
+    labels = {"pipeline": "scripted_patient", "transport": "stream", "outcome": "cancelled"}
+    before = gateway.metric("requests_total", **labels)
+    page = console("scripted_patient")
+    page.fill("script", json.dumps({"outputs": 1000, "interval_s": 0.02}))
+    page.click("#stream")
+    page.wait_for_outputs(5)
+    page.click("#cancel")
+    page.wait_for_state("cancelled")
+    page.wait_for("#stream:enabled")
+    assert gateway.metric("requests_total", **labels) == before + 1
+
+
+def streamed(page: ConsolePage, outputs: int) -> str:
+    """Starts a stream whose text tells every output from every other, and returns that text."""
+    texts = [f"<{index}>" for index in range(outputs)]
+    script = {"outputs": outputs, "interval_s": 0.03, "texts": [text.encode().hex() for text in texts]}
+    page.fill("script", json.dumps(script))
+    page.click("#stream")
+    return "".join(texts)
+
+
+def test_a_lost_network_leaves_no_gap_and_nothing_twice(
+    console: Console, gateway: GatewayProcess, artifacts: Path
+) -> None:
+    started = gateway.metric("requests_total", pipeline="scripted_patient", transport="stream")
+    with network_to(urlsplit(gateway.url).port or 0) as network:
+        page = console("scripted_patient", at=network.url)
+        expected = streamed(page, 150)
+        for outputs in (10, 60):
+            page.wait_for_outputs(outputs)
+            network.cut()
+            page.wait_for_state("lost")
+            page.keep(artifacts / "console-lost.png")
+            network.restore()
+            page.wait_for_state("live")
+        page.wait_for_state("done")
+        assert page.written == expected
+    assert gateway.metric("requests_total", pipeline="scripted_patient", transport="stream") == started + 1
+
+
+def test_a_connection_lost_on_purpose_goes_on_where_it_stopped(console: Console) -> None:
+    page = console("scripted_patient")
+    expected = streamed(page, 100)
+    page.wait_for_outputs(10)
+    page.click("#drop")
+    page.wait_for_state("lost")
+    page.wait_for_state("done")
+    assert page.written == expected
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "field", "value", "code"),
+    [
+        ("write", "max_tokens", "9999", "invalid_input"),
+        ("scripted_stream", "script", '{"outputs": 0, "then": "error"}', "model_error"),
+    ],
+)
+def test_an_error_leads_to_its_page(console: Console, pipeline: str, field: str, value: str, code: str) -> None:
+    page = console(pipeline)
+    page.browser.execute_script("document.querySelector('form').noValidate = true")
+    page.fill(field, value)
+    page.click("#stream")
+    page.wait_for(".problem a", code)
+    page.click(".problem a")
+    page.wait_for("h1", code)
+
+
+def test_the_graph_shows_every_step(console: Console) -> None:
+    page = console("insights")
+    steps = ["request", "text_embed", "feature_router", "head_topic", "head_sentiment", "response"]
+    assert page.texts(".node text:first-of-type") == steps
+    assert page.browser.get_log("browser") == [], "a file is missing, or the policy refused something"
+
+
+@pytest.mark.parametrize("pipeline", ["ocr", "write", "insights"])
+def test_a_phone_needs_no_sideways_scrolling(console: Console, pipeline: str, artifacts: Path) -> None:
+    page = console(pipeline)
+    screen = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
+    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    try:
+        width = page.browser.execute_script("return document.documentElement.scrollWidth")
+        page.keep(artifacts / f"console-phone-{pipeline}.png")
+    finally:
+        page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert width <= 390
+
+
+def test_it_is_dark_where_the_user_wants_dark(console: Console, artifacts: Path) -> None:
+    page = console("insights")
+    dark = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
+    page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", dark)
+    try:
+        colour = page.one("body").value_of_css_property("background-color")
+        page.click("#run")
+        page.wait_for(".took")
+        page.keep(artifacts / "console-dark.png")
+    finally:
+        page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    assert colour == "rgba(15, 21, 20, 1)"
+    assert page.texts("[data-output=topic] .text") == ["sport"]

@@ -1,0 +1,71 @@
+"""Readers of other people make the same of a stream as ours does."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import httpx
+import httpx_sse
+import pytest
+
+from tests.conftest import Require
+from tests.live.events import checked, parsed
+
+NPM = Path(__file__).parent / "npm"
+TRICKY = ["48656c6c6f", "f0", "9f", "98", "80", "e280a8", "0d0a", "0a0a", "3a20", "c3a4c3b6", "646174613a20"]
+"""In hexadecimal: a word, an emoji in four pieces, U+2028, CR LF, an empty line, a colon, umlauts, a field's name."""
+
+
+@pytest.fixture(scope="session")
+def readers(pytestconfig: pytest.Config, require: Require) -> Path:
+    """The script beside the locked packages that it needs."""
+    require(shutil.which("node") and shutil.which("npm"), "there is no node with npm")
+    folder = pytestconfig.rootpath / ".cache" / "stream-readers"
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in NPM.iterdir():
+        if path.is_file():
+            shutil.copy(path, folder)
+    command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefer-offline", "--loglevel=error"]
+    environment = os.environ | {"npm_config_cache": str(folder.parent / "npm")}
+    installed = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    require(installed.returncode == 0, f"npm installs nothing here: {installed.stderr[-500:]}")
+    return folder
+
+
+@pytest.fixture
+def stream_url(client: httpx.Client) -> str:
+    script = json.dumps({"outputs": 2 * len(TRICKY), "texts": TRICKY, "interval_s": 0.01})
+    started = client.post("/v1/streams", json={"pipeline": "scripted_patient", "inputs": {"script": script}})
+    assert started.status_code == 201, started.text
+    return str(client.base_url.join(started.headers["Location"]))
+
+
+def ours(url: str) -> list[tuple[str, str, Any]]:
+    return [(str(event.id), event.name, event.data) for event in checked(parsed(httpx.get(url).content.decode()))]
+
+
+def test_the_npm_packages_read_the_same(readers: Path, stream_url: str) -> None:
+    answer = subprocess.run(
+        ["node", "read.mjs", stream_url], cwd=readers, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert answer.returncode == 0, answer.stderr
+    expected = ours(stream_url)
+    for name, events in json.loads(answer.stdout).items():
+        assert [(id_, event, json.loads(data)) for id_, event, data in events] == expected, name
+    assert "".join(data["text"] for _, _, data in expected[:-1]) == bytes.fromhex("".join(TRICKY * 2)).decode()
+
+
+def test_httpx_sse_reads_the_same(stream_url: str, client: httpx.Client) -> None:
+    with httpx_sse.connect_sse(client, "GET", stream_url) as source:
+        events = [(each.id, each.event, each.json()) for each in source.iter_sse() if each.data]
+    assert events == ours(stream_url)
+
+
+def test_httpx_sse_reads_the_answer_of_a_post(client: httpx.Client) -> None:
+    body = {"script": json.dumps({"outputs": len(TRICKY), "texts": TRICKY})}
+    with httpx_sse.connect_sse(client, "POST", "/v1/pipelines/scripted_patient/stream", json=body) as source:
+        texts = [each.json().get("text", "") for each in source.iter_sse()]
+    assert "".join(texts) == bytes.fromhex("".join(TRICKY)).decode()

@@ -1,0 +1,96 @@
+"""What any page may do with streams: fetch and EventSource of a real Chromium, also from another origin."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from selenium.webdriver import Chrome
+
+from app.triton.embedded.server import EmbeddedTriton
+from tests.processes import GatewayProcess, running_gateway
+
+POST_AND_READ = """
+const [url, body, done] = arguments;
+(async () => {
+  const headers = {"Content-Type": "application/json", "X-Request-ID": "from-a-page"};
+  const response = await fetch(url, {method: "POST", headers, body: JSON.stringify(body)});
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  const chunks = [];
+  for (let chunk = await reader.read(); !chunk.done; chunk = await reader.read()) chunks.push(chunk.value);
+  done({status: response.status, id: response.headers.get("X-Request-ID"), chunks});
+})().catch((error) => done({error: String(error)}));
+"""
+
+LISTEN = """
+const [url, body, done] = arguments;
+(async () => {
+  const headers = {"Content-Type": "application/json"};
+  const started = await fetch(url + "/v1/streams", {method: "POST", headers, body: JSON.stringify(body)});
+  const location = started.headers.get("Location");
+  const source = new EventSource(url + location);
+  const events = [];
+  for (const name of ["output", "done", "error"]) {
+    source.addEventListener(name, (event) => {
+      if (event.data !== undefined) events.push([event.lastEventId, name, JSON.parse(event.data)]);
+      else if (source.readyState === EventSource.CLOSED) done({status: started.status, location, events});
+    });
+  }
+})().catch((error) => done({error: String(error)}));
+"""
+"""Never closes its EventSource: the gateway's 204 is what ends it."""
+
+WRITE = {"prompt": "The for statement", "max_tokens": 60, "seed": 7}
+
+
+@pytest.fixture(scope="module")
+def open_gateway(
+    triton: EmbeddedTriton, config_path: Path, other_origin: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayProcess]:
+    """A gateway that pages of the other origin may call."""
+    settings = {"triton_url": triton.grpc_url, "config": str(config_path), "cors_origins": other_origin, "drain_s": "1"}
+    with running_gateway(tmp_path_factory.mktemp("open"), **settings) as process:
+        yield process
+
+
+def asked(browser: Chrome, script: str, *arguments: Any) -> dict[str, Any]:
+    answer: dict[str, Any] = browser.execute_async_script(script, *arguments)
+    return answer
+
+
+def test_fetch_reads_a_post_as_it_streams_from_another_origin(
+    browser: Chrome, open_gateway: GatewayProcess, other_origin: str
+) -> None:
+    browser.get(other_origin)
+    texts = [f"<{index}>" for index in range(20)]
+    script = json.dumps({"outputs": 20, "interval_s": 0.05, "texts": [text.encode().hex() for text in texts]})
+    url = f"{open_gateway.url}/v1/pipelines/scripted_patient/stream"
+    answer = asked(browser, POST_AND_READ, url, {"script": script})
+    assert (answer["status"], answer["id"]) == (200, "from-a-page")
+    assert "event: done" not in answer["chunks"][0], "the events came in one piece"
+    frames = [frame.split("\n") for frame in "".join(answer["chunks"]).split("\n\n") if frame.startswith("id:")]
+    assert [json.loads(frame[2][6:])["text"] for frame in frames[:-1]] == texts
+    assert frames[-1][1] == "event: done"
+
+
+def test_event_source_reads_to_the_end_and_is_told_to_stop(
+    browser: Chrome, open_gateway: GatewayProcess, other_origin: str
+) -> None:
+    browser.get(other_origin)
+    answer = asked(browser, LISTEN, open_gateway.url, {"pipeline": "write", "inputs": WRITE})
+    assert answer["status"] == 201
+    events = answer["events"]
+    assert [int(id_) for id_, _, _ in events] == list(range(1, len(events) + 1))
+    assert [name for _, name, _ in events] == ["output"] * (len(events) - 1) + ["done"]
+    text = "".join(data["text"] for _, _, data in events[:-1])
+    assert text == httpx.post(f"{open_gateway.url}/v1/pipelines/write", json=WRITE, timeout=30).json()["text"]
+
+
+def test_another_origin_that_is_not_listed_is_refused(
+    browser: Chrome, gateway: GatewayProcess, other_origin: str
+) -> None:
+    browser.get(other_origin)
+    answer = asked(browser, POST_AND_READ, f"{gateway.url}/v1/pipelines/write/stream", WRITE)
+    assert answer == {"error": "TypeError: Failed to fetch"}

@@ -70,7 +70,11 @@ async function start() {
 }
 
 addEventListener("hashchange", () => {
-  if (named() && named() !== "work") show(named()).catch(failed);
+  if (named()) show(named()).catch(failed);
+});
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  work.focus();
 });
 addEventListener("pagehide", () => open?.close());
 start().catch(failed);

@@ -21,6 +21,7 @@ from app.observability.tracing import TracingUnavailable
 from app.pipelines.file import ConfigError
 from app.serving import PortTaken, serve
 from app.settings import PREFIX, Settings, SettingsError, default_config, read_settings, service_links
+from app.streams.store import StoreUnusable
 from app.triton.channel import open_channel
 from app.triton.embedded.errors import EmbeddedTritonError
 from app.triton.engine import TritonEngine
@@ -31,6 +32,7 @@ _UNUSABLE = (
     SettingsError,
     ConfigError,
     PortTaken,
+    StoreUnusable,
     EmbeddedTritonError,
     RepositoryUnreadable,
     CheckImpossible,

@@ -32,7 +32,8 @@ from app.pipelines.catalog import Catalog, State
 from app.pipelines.compile import Surroundings
 from app.pipelines.file import ConfigError, read_gateway_file
 from app.settings import PREFIX, Settings
-from app.streams.memory_store import MemoryStore
+from app.stores import running_store
+from app.streams.store import StreamStore
 from app.triton.channel import open_channel
 from app.triton.embedded.options import EmbeddedOptions
 from app.triton.embedded.progress import shown_on
@@ -66,7 +67,10 @@ class _Triton:
 
 
 async def serve(settings: Settings) -> None:
-    """Runs until SIGTERM or SIGINT. Raises PortTaken, ConfigError or EmbeddedTritonError before anything is served."""
+    """Runs until SIGTERM or SIGINT.
+
+    Raises PortTaken, StoreUnusable, ConfigError or EmbeddedTritonError before anything is served.
+    """
     stop = _stop_on_signals()
     config = settings.config_path
     if config is not None:
@@ -75,8 +79,9 @@ async def serve(settings: Settings) -> None:
         async with AsyncExitStack() as stack:
             main, admin = (stack.enter_context(_bound(settings, name)) for name in ("port", "admin_port"))
             tracer = await stack.enter_async_context(open_tracer(settings.traces_url, __version__))
+            store = await stack.enter_async_context(running_store(settings.redis_url))
             triton = await stack.enter_async_context(_triton(settings, stop))
-            gateway = await stack.enter_async_context(_gateway(settings, config, triton, tracer))
+            gateway = await stack.enter_async_context(_gateway(settings, config, triton, store, tracer))
             app = create_app(
                 gateway,
                 cors_origins=settings.cors_origins,
@@ -130,7 +135,9 @@ def _environment(settings: Settings) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def _gateway(settings: Settings, config: Path | None, triton: _Triton, tracer: Tracer) -> AsyncIterator[Gateway]:
+async def _gateway(
+    settings: Settings, config: Path | None, triton: _Triton, store: StreamStore, tracer: Tracer
+) -> AsyncIterator[Gateway]:
     """Raises ConfigError where gateway.yaml does not fit the models of a Triton that is already there."""
     metrics = Metrics(__version__)
     async with open_channel(triton.grpc_url, tight_pings=triton.allows_tight_pings) as channel:
@@ -144,7 +151,6 @@ async def _gateway(settings: Settings, config: Path | None, triton: _Triton, tra
         await catalog.refresh()
         if catalog.complaints:
             raise ConfigError("\n".join(catalog.complaints))
-        store = MemoryStore()
         gateway = Gateway(
             engine=engine,
             catalog=catalog,
@@ -155,7 +161,7 @@ async def _gateway(settings: Settings, config: Path | None, triton: _Triton, tra
             triton_metrics_url=triton.metrics_url,
             tracer=tracer,
         )
-        async with store, _background(_keep_fresh(gateway)):
+        async with _background(_keep_fresh(gateway)):
             yield gateway
         await gateway.canceller.close()
 

@@ -36,6 +36,12 @@ class Settings(BaseModel):
     embedded_repository: Path = Field(Path("triton_models"), description="the embedded Triton's model repository")
     embedded_venv: Path = Field(Path(".venv-triton"), description="the Python environment of its models")
     cors_origins: tuple[str, ...] = Field((), description="origins whose pages may call, separated by commas")
+    redis_url: str | None = Field(
+        None,
+        pattern=r"^(rediss?|unix)://",
+        description="Redis that keeps resumable streams, where several gateways share them",
+        repr=False,
+    )
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1, le=64 * 1024 * 1024, description="largest request body")
     timeout_s: float = Field(30.0, gt=0, le=86_400, description="deadline of a pipeline that declares none")
     drain_s: float = Field(30.0, ge=0, le=86_400, description="how long streams may go on after SIGTERM")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from app.api.problems import problem_of
 from app.api.state import Gateway
 from app.domain.deadline import Deadline
-from app.domain.errors import ClientClosedRequest, ContractViolation, DeadlineExceeded
+from app.domain.errors import ClientClosedRequest, ContractViolation, DeadlineExceeded, UpstreamUnavailable
 from app.domain.inference import InferenceRequest
 from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord
@@ -65,16 +65,24 @@ async def open_stream(gateway: Gateway, call: Call) -> tuple[Stream, list[Event]
 
 
 async def start_resumable(gateway: Gateway, call: Call) -> str:
-    """The id of a stream that goes on by itself. It is counted, and logged, when it ends: not with its POST."""
-    call = replace(call, record=call.record.handed_over())
+    """The id of a stream that goes on by itself. It is counted, and logged, when it ends: not with its POST.
+
+    Raises UpstreamUnavailable where its store is away: then nothing was started, and the POST itself is counted.
+    """
+    posted, call = call.record, replace(call, record=call.record.handed_over())
 
     def close_record(stream: Stream) -> None:
         _note_end(call.record, stream)
         call.record.close(gateway.metrics)
 
     stream = Stream(_plan_of(gateway, call, close_record), gateway.store.new_log())
+    try:
+        stream_id = await gateway.store.keep(stream, call.pipeline.stream_spec().resume_s)
+    except UpstreamUnavailable:
+        posted.transport = call.record.transport
+        raise
     gateway.start_stream(stream, call.pipeline.name)
-    return await gateway.store.keep(stream, call.pipeline.stream_spec().resume_s)
+    return stream_id
 
 
 def _plan_of(gateway: Gateway, call: Call, on_end: Callable[[Stream], None]) -> StreamPlan:

@@ -15,12 +15,13 @@ from starlette.types import Receive, Scope, Send
 from app.api.disconnect import given_up_on_disconnect
 from app.api.sse import HEADERS, MEDIA_TYPE, PING, frame_of
 from app.api.state import Limits
-from app.domain.errors import ClientClosedRequest, GatewayError, SlowConsumer, StreamEvicted
+from app.domain.errors import ClientClosedRequest, GatewayError, SlowConsumer, StreamEvicted, UpstreamUnavailable
 from app.streams.event import Event
 
 
 class Events(Protocol):
-    async def read(self, after: int) -> list[Event]: ...
+    async def read(self, after: int) -> list[Event]:
+        """Where it raises StreamEvicted or UpstreamUnavailable the answer just ends: the client may ask again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class StreamResponse(Response):
 
     async def _send_all(self, scope: Scope, send: Send) -> None:
         after, body, events = self._start.after, self._start.preamble, self._start.events
-        with suppress(StreamEvicted):
+        with suppress(StreamEvicted, UpstreamUnavailable):
             while not (events and events[-1].is_terminal):
                 await self._send(scope, send, (body + b"".join(map(frame_of, events))) or PING)
                 after = events[-1].id if events else after

@@ -71,6 +71,7 @@ class Stream:
         self._silence: asyncio.Timeout | None = None
         self._leaving: Leaving | None = None
         self.log: EventLog = log or LiveLog()
+        self.request_id = plan.request_id
         self.outcome: Outcome | None = None
         self.early_exit: str | None = None
         self.outputs = 0

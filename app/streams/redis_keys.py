@@ -1,0 +1,80 @@
+"""What a stream looks like in Redis (6.2 or newer): its keys, its entries, and the two scripts that write them.
+
+``<id>:events`` is a Redis Stream; the event with id n is the entry ``n-1``, so that no two writers can both write it.
+``<id>:stream`` is a hash: ``owner`` (the process that runs the stream), ``request_id``, ``resume_ms``.
+``<id>:readers`` is there while somebody reads. ``owner:<name>`` is there while that process lives.
+"""
+
+from dataclasses import dataclass
+from typing import cast
+
+from app.streams.event import Event, EventName
+
+PREFIX = "triton-gateway"
+LEASE_MS = 30_000
+"""Keys outlive ``resume_s`` by so much: no breath of the owner, and no restart of Redis, may lose a stream."""
+
+Entry = tuple[bytes, dict[bytes, bytes]]
+"""As redis-py gives it: the entry's id and its fields."""
+
+PUBLISH = """
+local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
+local last_id = last and tonumber(string.match(last[1], '^%d+')) or 0
+if last and last[2][2] ~= 'output' or tonumber(ARGV[3]) > last_id + 1 then return 0 end
+for i = 3, #ARGV, 3 do
+  if tonumber(ARGV[i]) > last_id then
+    redis.call('XADD', KEYS[1], ARGV[i] .. '-1', 'name', ARGV[i + 1], 'data', ARGV[i + 2])
+  end
+end
+redis.call('XTRIM', KEYS[1], 'MINID', ARGV[2] .. '-1')
+redis.call('PEXPIRE', KEYS[1], ARGV[1])
+return 1
+"""
+"""Lifetime, first id to stay, then id, name and data of each event. What was written already is written once.
+
+0, and nothing is written, where somebody else ended the stream or Redis lost it.
+"""
+
+END_ORPHAN = """
+local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
+if last and (last[2][2] ~= 'output' or tonumber(string.match(last[1], '^%d+')) > tonumber(ARGV[2])) then return 0 end
+redis.call('XADD', KEYS[1], (tonumber(ARGV[2]) + 1) .. '-1', 'name', 'error', 'data', ARGV[3])
+redis.call('PEXPIRE', KEYS[1], ARGV[1])
+if redis.call('EXISTS', KEYS[2]) == 1 then redis.call('HSET', KEYS[2], 'owner', '') end
+return 1
+"""
+"""Lifetime, the last id that was read, the terminal event's data. Does nothing where there is more to read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    events: str
+    stream: str
+    readers: str
+
+
+def keys_of(stream_id: str) -> Keys:
+    base = f"{PREFIX}:{stream_id}"
+    return Keys(f"{base}:events", f"{base}:stream", f"{base}:readers")
+
+
+def owner_key(owner: str) -> str:
+    return f"{PREFIX}:owner:{owner}"
+
+
+def entry_id(event_id: int) -> str:
+    return f"{event_id}-1"
+
+
+def event_of(entry: Entry) -> Event:
+    entry_id, fields = entry
+    name = cast("EventName", fields[b"name"].decode())
+    return Event(int(entry_id.partition(b"-")[0]), name, fields[b"data"])
+
+
+def script_words(events: list[Event]) -> list[str | bytes | int]:
+    return [word for event in events for word in (event.id, event.name, event.data)]
+
+
+def lifetime_ms(resume_s: float) -> int:
+    return round(resume_s * 1e3) + LEASE_MS

@@ -1,0 +1,208 @@
+"""Resumable streams in Redis: two gateways, a real redis-server, and what may happen to each of them."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.triton.embedded.server import EmbeddedTriton
+from tests.conftest import Require
+from tests.live.conftest import GatewayProcess, StartGateway, free_ports, running_gateway, wait_until_ready
+from tests.live.redis import PASSWORD, RedisServer, has_redis
+from tests.live.resumable import ask, delete, read_all, read_some, reading, start, status
+from tests.live.test_cancellation import eventually
+
+Pair = tuple[GatewayProcess, GatewayProcess]
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory, require: Require) -> Iterator[RedisServer]:
+    require(has_redis(), "there is no redis-server: `make system-packages` installs it")
+    (port,) = free_ports(1)
+    server = RedisServer(tmp_path_factory.mktemp("redis"), port)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def settings(redis: RedisServer, triton: EmbeddedTriton, config_path: Path) -> dict[str, str]:
+    """Pings are frequent: each interrupts a read of Redis."""
+    return {
+        "redis_url": redis.url,
+        "triton_url": triton.grpc_url,
+        "config": str(config_path),
+        "drain_s": "0.3",
+        "ping_s": "0.3",
+    }
+
+
+@pytest.fixture(scope="module")
+def pair(settings: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Two gateways over one Redis and one Triton."""
+    folder = tmp_path_factory.mktemp("pair")
+    with (
+        running_gateway(folder / "here", ready=False, **settings) as here,
+        running_gateway(folder / "there", **settings) as there,
+    ):
+        wait_until_ready(here)
+        yield here, there
+
+
+@pytest.fixture
+def doomed(settings: dict[str, str], start_gateway: StartGateway) -> GatewayProcess:
+    """A third, to be killed by its test."""
+    return start_gateway(**settings)
+
+
+def test_what_one_process_starts_another_reads_resumes_and_deletes(pair: Pair, tmp_path: Path) -> None:
+    here, there = pair
+    path = start(here, outputs=12, interval_s=0.1)
+    events = read_some(there, path, 3)
+    events += read_some(here, path, 3, after=3)
+    events += read_all(there, path, after=6)
+    assert [event.id for event in events] == list(range(1, 14))
+    assert read_all(here, path) == read_all(there, path) == events
+    assert [ask(each, path, after=13).status_code for each in pair] == [204, 204]
+    assert [each.metric("triton_calls_total", model="scripted_stream") for each in pair] == [1, 0]
+    assert ask(there, path, after=99).status_code == 400
+
+    path = start(here, outputs=12, bytes=200_000)
+    eventually(lambda: ask(there, path).status_code == 410)
+    assert read_all(there, path, after=11)[-1].data["outputs"] == 12
+
+    notice = tmp_path / "notice"
+    path = start(here, outputs=1000, interval_s=0.03, notice=str(notice))
+    with reading(there, path) as coming:
+        seen = [next(coming)]
+        assert delete(there, path) == 204
+        seen += list(coming)
+    assert (seen[-1].name, seen[-1].data["code"]) == ("error", "client_closed_request")
+    assert notice.exists()
+    assert [status(each, path) for each in pair] == [404, 404]
+    assert [delete(each, path) for each in pair] == [404, 404]
+    assert path.rpartition("/")[2] not in here.log + there.log
+
+
+def test_a_reader_anywhere_keeps_it_going_and_nobody_ends_it(pair: Pair, tmp_path: Path) -> None:
+    here, there = pair
+    assert read_all(there, start(here, outputs=10, interval_s=0.4))[-1].data["reason"] == "complete"
+    notice = tmp_path / "notice"
+    path = start(here, outputs=1000, interval_s=0.05, notice=str(notice))
+    eventually(lambda: notice.exists() and bool(notice.read_text()))
+    assert read_all(there, path)[-1].data["code"] == "client_closed_request"
+
+
+def test_a_killed_owner_leaves_exactly_one_terminal_event(pair: Pair, doomed: GatewayProcess) -> None:
+    _, there = pair
+    path = start(doomed, outputs=1000, interval_s=0.05)
+    with reading(there, path) as coming:
+        seen = [next(coming)]
+        doomed.process.send_signal(signal.SIGKILL)
+        with ThreadPoolExecutor(2) as threads:
+            others = threads.map(lambda _: read_all(there, path), range(2))
+            seen += list(coming)
+            everyone = [seen, *others]
+    assert (seen[-1].name, seen[-1].data["code"]) == ("error", "upstream_unavailable")
+    assert [event.id for event in seen] == list(range(1, len(seen) + 1))
+    assert everyone == [seen] * 3
+    assert read_all(there, path) == seen
+    assert ask(there, path, after=seen[-1].id).status_code == 204
+
+
+def test_an_owner_taken_for_dead_writes_nothing_behind_the_end(pair: Pair) -> None:
+    here, there = pair
+    path = start(here, outputs=1000, interval_s=0.05)
+    read_some(there, path, 1)
+    here.process.send_signal(signal.SIGSTOP)
+    seen = read_all(there, path)
+    here.process.send_signal(signal.SIGCONT)
+    assert seen[-1].data["code"] == "upstream_unavailable"
+    eventually(lambda: here.metric("active_streams") == 0)
+    assert read_all(there, path) == seen
+
+
+def test_redis_may_go_and_come_back(pair: Pair, redis: RedisServer) -> None:
+    here, there = pair
+    path = start(here, outputs=40, interval_s=0.1)
+    with reading(there, path) as coming:
+        seen = [next(coming)]
+        redis.stop()
+        for each in pair:
+            answer = httpx.post(
+                f"{each.url}/v1/streams", json={"pipeline": "scripted_patient", "inputs": {"script": "{}"}}
+            )
+            assert (answer.status_code, answer.json()["code"]) == (503, "upstream_unavailable")
+            assert "retry-after" in answer.headers
+            assert httpx.get(f"{each.url}/health/ready").status_code == 200
+        assert ask(there, path).status_code == 503
+        redis.start()
+        seen += list(coming)
+    assert seen[-1].data["reason"] == "complete"
+    assert [event.id for event in seen] == list(range(1, 42))
+    assert read_all(here, path) == seen
+
+
+def test_a_frozen_redis_is_waited_for(pair: Pair, redis: RedisServer) -> None:
+    here, there = pair
+    path = start(here, outputs=20, interval_s=0.1)
+    with reading(there, path) as coming:
+        seen = [next(coming)]
+        redis.freeze()
+        time.sleep(1)
+        redis.thaw()
+        seen += list(coming)
+    assert [event.id for event in seen] == list(range(1, 22))
+
+
+def test_a_redis_that_lost_everything_ends_the_stream(pair: Pair, redis: RedisServer, tmp_path: Path) -> None:
+    here, there = pair
+    path = start(here, outputs=1000, interval_s=0.05)
+    with reading(there, path) as coming:
+        seen = [next(coming)]
+        redis.forget()
+        seen += list(coming)
+    assert [event.id for event in seen] == list(range(1, len(seen) + 1))
+    assert seen[-1].name in {"error", "output"}
+    eventually(lambda: here.metric("active_streams") == 0)
+    assert status(there, path) == 404
+
+
+def test_drain_tells_readers_elsewhere(pair: Pair, doomed: GatewayProcess) -> None:
+    _, there = pair
+    path = start(doomed, outputs=1000, interval_s=0.05)
+    with reading(there, path) as coming:
+        seen = [next(coming)]
+        doomed.process.send_signal(signal.SIGTERM)
+        seen += list(coming)
+    assert (seen[-1].name, seen[-1].data["code"]) == ("error", "draining")
+    assert doomed.process.wait(15) == 0
+
+
+def test_the_password_is_in_no_log(pair: Pair, redis: RedisServer) -> None:
+    """After all that was logged above, an outage among it."""
+    assert any("Redis does not answer" in each.log for each in pair)
+    assert all(PASSWORD not in each.log for each in pair)
+
+
+def test_a_redis_that_is_not_there_ends_the_start_with_status_2(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    url = f"redis://:{PASSWORD}@127.0.0.1:{port}"
+    ended = subprocess.run(
+        [sys.executable, "-m", "app.cli", "serve", "--port=0", "--admin-port=0", f"--redis-url={url}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[-1] == (
+        f"triton-gateway: GATEWAY_REDIS_URL: Redis at 127.0.0.1:{port} does not answer: ConnectionError"
+    )

@@ -1,0 +1,139 @@
+"""Streams through a real nginx as it comes: buffering on, HTTP/1.0 upstream, and gzip switched on."""
+
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.triton.embedded.server import EmbeddedTriton
+from tests.conftest import Require
+from tests.live.conftest import GatewayProcess, free_ports, running_gateway
+from tests.live.events import checked, events_in, lines_of, parsed
+from tests.live.test_cancellation import eventually
+from tests.live.test_stream_endings import script
+
+STREAM = "/v1/pipelines/scripted_patient/stream"
+
+CONFIG = """
+daemon off;
+worker_processes 1;
+pid {folder}/pid;
+error_log {folder}/error.log;
+events {{ worker_connections 64; }}
+http {{
+  access_log off;
+  gzip on;
+  gzip_proxied any;
+  gzip_min_length 1;
+  gzip_types application/json text/plain;
+  client_body_temp_path {folder}/body;
+  proxy_temp_path {folder}/proxy;
+  fastcgi_temp_path {folder}/fastcgi;
+  uwsgi_temp_path {folder}/uwsgi;
+  scgi_temp_path {folder}/scgi;
+  server {{
+    listen 127.0.0.1:{port};
+    location / {{ proxy_pass {upstream}; }}
+  }}
+}}
+"""
+
+
+@pytest.fixture(scope="module")
+def pinging(
+    triton: EmbeddedTriton, config_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayProcess]:
+    settings = {"triton_url": triton.grpc_url, "config": str(config_path), "ping_s": "0.2", "drain_s": "1"}
+    with running_gateway(tmp_path_factory.mktemp("pinging"), **settings) as gateway:
+        yield gateway
+
+
+@pytest.fixture(scope="module")
+def proxied(
+    pinging: GatewayProcess, tmp_path_factory: pytest.TempPathFactory, require: Require
+) -> Iterator[httpx.Client]:
+    """A client of nginx in front of the gateway; httpx accepts gzip by itself."""
+    nginx = shutil.which("nginx", path="/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin")
+    require(nginx, "there is no nginx: `make system-packages` installs it")
+    folder, (port,) = tmp_path_factory.mktemp("nginx"), free_ports(1)
+    (folder / "nginx.conf").write_text(CONFIG.format(folder=folder, port=port, upstream=pinging.url))
+    command = [str(nginx), "-p", str(folder), "-e", str(folder / "error.log"), "-c", str(folder / "nginx.conf")]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+            eventually(lambda: answers(client))
+            yield client
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def answers(client: httpx.Client) -> bool:
+    try:
+        return client.get("/health/live").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_this_nginx_does_compress_what_may_be(proxied: httpx.Client) -> None:
+    assert proxied.get("/v1/pipelines").headers["content-encoding"] == "gzip"
+
+
+def test_events_arrive_as_they_are_made(proxied: httpx.Client) -> None:
+    with proxied.stream("POST", STREAM, json=script(outputs=5, interval_s=0.3)) as answer:
+        arrivals = []
+        for event in events_in(lines_of(answer)):
+            arrivals.append((event, time.monotonic()))
+    checked([event for event, _ in arrivals])
+    times = [arrived for _, arrived in arrivals]
+    assert times[-1] - times[0] > 0.6, "nginx kept them back"
+
+
+def test_the_answer_is_neither_compressed_nor_kept(proxied: httpx.Client) -> None:
+    with proxied.stream("POST", STREAM, json=script(outputs=3, bytes=4000)) as answer:
+        checked(list(events_in(lines_of(answer))))
+    assert "content-encoding" not in answer.headers
+    assert "no-transform" in answer.headers["cache-control"]
+    assert answer.headers["content-type"].startswith("text/event-stream")
+
+
+def test_the_header_that_stops_the_buffering_is_what_the_gateway_sends(pinging: GatewayProcess) -> None:
+    """nginx takes it out of what it passes on."""
+    with httpx.stream("POST", pinging.url + STREAM, json=script()) as answer:
+        answer.read()
+    assert answer.headers["x-accel-buffering"] == "no"
+
+
+def test_pings_pass_while_the_model_is_silent(proxied: httpx.Client) -> None:
+    with proxied.stream("POST", STREAM, json=script(outputs=2, interval_s=1.0)) as answer:
+        chunks = [(chunk.decode(), time.monotonic()) for chunk in answer.iter_raw()]
+    text = "".join(chunk for chunk, _ in chunks)
+    assert text.count(":\n\n") >= 2
+    first_ping = next(arrived for chunk, arrived in chunks if ":\n\n" in chunk)
+    next_event = next(arrived for chunk, arrived in chunks if "id: 2\n" in chunk)
+    assert next_event - first_ping > 0.1
+    checked(parsed(text))
+
+
+def test_a_client_that_leaves_the_proxy_cancels_the_work(proxied: httpx.Client, tmp_path: Path) -> None:
+    notice = tmp_path / "notice"
+    words = script(outputs=1000, interval_s=0.05, notice=str(notice))
+    with proxied.stream("POST", STREAM, json=words) as answer:
+        next(events_in(lines_of(answer)))
+    eventually(lambda: notice.exists() and bool(notice.read_text()))
+
+
+def test_a_resumable_stream_is_started_read_and_resumed(proxied: httpx.Client) -> None:
+    body = {"pipeline": "scripted_patient", "inputs": script(outputs=6, interval_s=0.05)}
+    path = proxied.post("/v1/streams", json=body).headers["location"]
+    with proxied.stream("GET", path) as answer:
+        coming = events_in(lines_of(answer))
+        events = [next(coming), next(coming)]
+    with proxied.stream("GET", path, headers={"Last-Event-ID": "2"}) as answer:
+        events += events_in(lines_of(answer))
+    assert len(checked(events)) == 7
+    assert proxied.get(path, headers={"Last-Event-ID": "7"}).status_code == 204

@@ -102,16 +102,42 @@ def _request_content(pipeline: Pipeline) -> Schema:
     return content
 
 
-def _get(summary: str, tag: str, *, path_parameter: str = "") -> Schema:
+def _operation_of(summary: str, tag: str, status: str, description: str, *, path_parameter: str = "") -> Schema:
     parameter = {"name": path_parameter, "in": "path", "required": True, "schema": {"type": "string"}}
     return {
-        "get": {
-            "summary": summary,
-            "tags": [tag],
-            **({"parameters": [parameter]} if path_parameter else {}),
-            "responses": {"200": {"description": "OK"}, "default": _PROBLEM_RESPONSE},
-        }
+        "summary": summary,
+        "tags": [tag],
+        **({"parameters": [parameter]} if path_parameter else {}),
+        "responses": {status: {"description": description}, "default": _PROBLEM_RESPONSE},
     }
+
+
+def _get(summary: str, tag: str, *, path_parameter: str = "") -> Schema:
+    return {"get": _operation_of(summary, tag, "200", "OK", path_parameter=path_parameter)}
+
+
+def _start_stream() -> Schema:
+    started = _operation_of("Start a stream that can be resumed", "streams", "201", "Started")
+    body: Schema = {
+        "type": "object",
+        "properties": {
+            "pipeline": {"type": "string"},
+            "inputs": {"type": "object", "description": "As the body of the pipeline's own address"},
+        },
+        "required": ["pipeline", "inputs"],
+        "additionalProperties": False,
+    }
+    started["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+    started["responses"]["201"]["headers"] = {"Location": {"schema": {"type": "string"}}}
+    return started
+
+
+def _read_stream() -> Schema:
+    read = _operation_of("Read a stream, or resume it", "streams", "200", "Events", path_parameter="id")
+    read["parameters"].append({"name": "Last-Event-ID", "in": "header", "schema": {"type": "integer", "minimum": 1}})
+    read["responses"]["200"]["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
+    read["responses"]["204"] = {"description": "Nothing is left to read"}
+    return read
 
 
 _FIXED_PATHS: Schema = {
@@ -119,6 +145,11 @@ _FIXED_PATHS: Schema = {
     "/v1/pipelines/{pipeline}": _get(
         "One pipeline: fields, types, limits, samples", "catalog", path_parameter="pipeline"
     ),
+    "/v1/streams": {"post": _start_stream()},
+    "/v1/streams/{id}": {
+        "get": _read_stream(),
+        "delete": _operation_of("End a stream and forget it", "streams", "204", "Gone", path_parameter="id"),
+    },
     "/health/live": _get("Whether the gateway answers", "health"),
     "/health/ready": _get("Whether the pipelines can be called", "health"),
 }

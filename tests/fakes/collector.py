@@ -63,6 +63,8 @@ def collecting() -> Iterator[Collector]:
     collector = Collector()
 
     class Handler(BaseHTTPRequestHandler):
+        timeout = 1.0
+
         def do_POST(self) -> None:
             assert self.path == "/v1/traces"
             content_type = self.headers["Content-Type"]
@@ -77,6 +79,7 @@ def collecting() -> Iterator[Collector]:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = False  # waited for at the end, so that no connection is left open
         collector.url = f"http://127.0.0.1:{server.server_address[1]}"
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()

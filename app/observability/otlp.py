@@ -34,7 +34,8 @@ class OtlpTracer:
     def __init__(self, url: str, version: str) -> None:
         """``url``: the collector's address for traces, path included."""
         self._provider = TracerProvider(resource=_resource(version), shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=url)))
+        self._exporter = OTLPSpanExporter(endpoint=url)
+        self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer("triton_gateway", version)
 
     def start(self, name: str, kind: Kind, parent: TraceContext | None) -> Span:
@@ -44,6 +45,8 @@ class OtlpTracer:
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
         closing.start()
         await asyncio.to_thread(closing.join, CLOSE_S)
+        if closing.is_alive():
+            self._exporter.shutdown()
 
 
 class OtlpSpan:

@@ -46,7 +46,7 @@ class OtlpTracer:
         closing.start()
         await asyncio.to_thread(closing.join, CLOSE_S)
         if closing.is_alive():
-            self._exporter.shutdown()
+            self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
 
 class OtlpSpan:

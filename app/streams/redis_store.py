@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff
 from redis.exceptions import RedisError
 
 from app.domain.errors import ClientClosedRequest, UnknownStream
@@ -68,7 +70,10 @@ class RedisStore:
     """Implements :class:`app.streams.store.StreamStore`."""
 
     def __init__(self, url: str, problem_of: ProblemOf, *, max_replay_bytes: int = MAX_REPLAY_BYTES) -> None:
-        self._redis: RedisClient = Redis.from_url(url, protocol=2, socket_connect_timeout=2, socket_timeout=5)
+        retry = Retry(ExponentialBackoff(cap=0.2, base=0.05), retries=2)
+        self._redis: RedisClient = Redis.from_url(
+            url, protocol=2, socket_connect_timeout=2, socket_timeout=5, retry=retry
+        )
         self._problem_of = problem_of
         self._max_replay_bytes = max_replay_bytes
         self._owner = secrets.token_hex(8)

@@ -1,28 +1,23 @@
-"""The process: sockets, the embedded Triton, two servers, the catalog's refresh, signals and the drain."""
+"""The process: the embedded Triton, the gateway over it, the catalog's refresh, and the drain."""
 
 import asyncio
 import contextlib
 import logging
 import os
-import signal
-import socket
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
-import uvicorn
-from fastapi import FastAPI
 from rich.console import Console
 
 from app import __version__
-from app.api.protocol import BoundedProtocol
 from app.api.samples import samples_of
 from app.api.state import Gateway, Limits
 from app.checking import log_findings
 from app.domain.engine import Engine
+from app.listening import bound, running
 from app.main import create_admin_app, create_app
 from app.observability.metrics import Metrics
 from app.observability.tensors import TensorLog
@@ -34,29 +29,17 @@ from app.pipelines.file import ConfigError, read_gateway_file
 from app.settings import PREFIX, Settings
 from app.stores import running_store
 from app.streams.store import StreamStore
+from app.tasks import Stopped, background, stop_on_signals, unless_stopped
 from app.triton.channel import open_channel
 from app.triton.embedded.options import EmbeddedOptions
 from app.triton.embedded.progress import shown_on
 from app.triton.embedded.server import EmbeddedTriton
 from app.triton.engine import TritonEngine
 
-KEEP_ALIVE_S = 75
 REFRESH_S = 2.0
 REFRESH_UNREADY_S = 0.25
-FAREWELL_S = 5.0
-"""For the last bytes of ended streams and requests to leave."""
-
 _log = logging.getLogger(__name__)
 _console = Console(stderr=True)
-_T = TypeVar("_T")
-
-
-class PortTaken(Exception):
-    """A port of the gateway's own cannot be had; the message names its setting."""
-
-
-class _Stopped(Exception):
-    """A signal came before anything was served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +54,14 @@ async def serve(settings: Settings) -> None:
 
     Raises PortTaken, StoreUnusable, ConfigError or EmbeddedTritonError before anything is served.
     """
-    stop = _stop_on_signals()
+    stop = stop_on_signals()
     config = settings.config_path
     if config is not None:
         read_gateway_file(config)
-    with contextlib.suppress(_Stopped):
+    with contextlib.suppress(Stopped):
         async with AsyncExitStack() as stack:
-            main, admin = (stack.enter_context(_bound(settings, name)) for name in ("port", "admin_port"))
+            main = stack.enter_context(bound(settings.host, settings.port, f"{PREFIX}PORT"))
+            admin = stack.enter_context(bound(settings.host, settings.admin_port, f"{PREFIX}ADMIN_PORT"))
             tracer = await stack.enter_async_context(open_tracer(settings.traces_url, __version__))
             store = await stack.enter_async_context(running_store(settings.redis_url))
             triton = await stack.enter_async_context(_triton(settings, stop))
@@ -88,22 +72,9 @@ async def serve(settings: Settings) -> None:
                 with_docs=settings.docs,
                 with_console=settings.console,
             )
-            async with _running(app, main), _running(create_admin_app(gateway), admin):
+            async with running(app, main), running(create_admin_app(gateway), admin):
                 await _until_stopped(gateway, f"http://{settings.host}:{main.getsockname()[1]}", stop)
                 await _drain(gateway, settings.drain_s)
-
-
-@contextmanager
-def _bound(settings: Settings, name: str) -> Iterator[socket.socket]:
-    port = getattr(settings, name)
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as bound:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            bound.bind((settings.host, port))
-        except OSError as exc:
-            raise PortTaken(f"{PREFIX}{name.upper()}: cannot listen on {settings.host}:{port}: {exc.strerror}") from exc
-        yield bound
 
 
 @asynccontextmanager
@@ -114,15 +85,15 @@ async def _triton(settings: Settings, stop: asyncio.Event) -> AsyncIterator[_Tri
         return
     options = EmbeddedOptions(
         settings.embedded_repository,
-        settings.embedded_venv,
+        settings.models_venv,
         environment=_environment(settings),
         traces_url=settings.traces_url,
     )
     embedded = EmbeddedTriton(options)
     try:
         with shown_on(_console) as on_progress:
-            await _unless_stopped(embedded.start(on_progress), stop)
-        async with _background(embedded.watch()):
+            await unless_stopped(embedded.start(on_progress), stop)
+        async with background(embedded.watch()):
             yield _Triton(embedded.grpc_url, embedded.metrics_url, allows_tight_pings=True)
     finally:
         await embedded.stop()
@@ -161,7 +132,7 @@ async def _gateway(
             triton_metrics_url=triton.metrics_url,
             tracer=tracer,
         )
-        async with _background(_keep_fresh(gateway)):
+        async with background(_keep_fresh(gateway)):
             yield gateway
         await gateway.canceller.close()
 
@@ -190,39 +161,8 @@ def _measure(gateway: Gateway) -> None:
         gateway.metrics.model_ready.labels(entry.spec.model).set(entry.state in {State.READY, State.WARMING})
 
 
-class _Server(uvicorn.Server):
-    """Leaves the signals to :func:`serve`, which drains first."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-@asynccontextmanager
-async def _running(app: FastAPI, bound: socket.socket) -> AsyncIterator[None]:
-    server = _Server(
-        uvicorn.Config(
-            app,
-            http=BoundedProtocol,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=round(FAREWELL_S),
-        )
-    )
-    serving = asyncio.create_task(server.serve(sockets=[bound]))
-    try:
-        yield
-    finally:
-        server.should_exit = True
-        await serving
-
-
 async def _until_stopped(gateway: Gateway, url: str, stop: asyncio.Event) -> None:
-    async with _background(_announce(gateway, url)):
+    async with background(_announce(gateway, url)):
         await stop.wait()
 
 
@@ -244,33 +184,3 @@ async def _drain(gateway: Gateway, drain_s: float) -> None:
     await gateway.end_streams(drain_s)
     while gateway.in_flight and time.monotonic() < ends:
         await asyncio.sleep(0.02)
-
-
-def _stop_on_signals() -> asyncio.Event:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    return stop
-
-
-async def _unless_stopped(work: Coroutine[Any, Any, _T], stop: asyncio.Event) -> _T:
-    """Raises _Stopped, with the work cancelled, where a signal comes first."""
-    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
-    await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    if working.done():
-        return working.result()
-    working.cancel()
-    await asyncio.wait({working})
-    raise _Stopped
-
-
-@asynccontextmanager
-async def _background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    task = asyncio.create_task(work)
-    try:
-        yield
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task

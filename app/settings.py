@@ -2,6 +2,7 @@
 
 import difflib
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -70,6 +71,11 @@ class Settings(BaseModel):
     def traces_url(self) -> str | None:
         """Where spans go, path included."""
         return None if self.otlp_endpoint is None else f"{self.otlp_endpoint.rstrip('/')}/v1/traces"
+
+    @property
+    def models_venv(self) -> Path:
+        """The environment of the models, or where there is none this very one, which the extra ``embedded`` fits."""
+        return self.embedded_venv if self.embedded_venv.exists() else Path(sys.prefix)
 
     @field_validator("cors_origins", mode="before")
     @classmethod

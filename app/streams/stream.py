@@ -12,8 +12,8 @@ import orjson
 
 from app.domain.errors import ClientClosedRequest, DeadlineExceeded, GatewayError, Internal, Outcome
 from app.domain.inference import InferenceResponse
+from app.domain.leaving import QUIET_S, hang_up
 from app.streams.event import Event, EventName
-from app.streams.leaving import QUIET_S, Leaving
 from app.streams.log import EventLog, LiveLog
 
 _log = logging.getLogger(__name__)
@@ -69,7 +69,6 @@ class Stream:
         self._cause: GatewayError | None = None
         self._task: asyncio.Task[None] | None = None
         self._silence: asyncio.Timeout | None = None
-        self._leaving: Leaving | None = None
         self.log: EventLog = log or LiveLog()
         self.request_id = plan.request_id
         self.outcome: Outcome | None = None
@@ -98,12 +97,8 @@ class Stream:
             self._cause = cause
             self._task.cancel()
         else:
-            self._leave(cause, self._silence)
-
-    def _leave(self, cause: GatewayError, silence: asyncio.Timeout) -> None:
-        """From now on responses are dropped, until it is a good moment to hang up."""
-        self._cause, self._leaving = cause, Leaving()
-        silence.reschedule(_now() + QUIET_S)
+            self._cause = cause
+            self._silence.reschedule(_now() + QUIET_S)
 
     async def ended(self) -> None:
         """Waits until the terminal event is written and the call to Triton is gone."""
@@ -127,12 +122,11 @@ class Stream:
             async with asyncio.timeout(self._plan.progress_s) as silence, aclosing(self._plan.responses) as responses:
                 self._silence = silence
                 async for response in responses:
-                    if self._leaving is None:
-                        self._take(response, silence)
-                    elif self._leaving.is_due():
+                    self._take(response, silence)
+                    if self._cause is not None:
+                        silence.reschedule(None)
+                        await hang_up(responses)
                         break
-                    else:
-                        silence.reschedule(_now() + QUIET_S)
         except TimeoutError as exc:
             raise DeadlineExceeded(f"The model was silent for {self._plan.progress_s:g} s.") from exc
         finally:
@@ -145,11 +139,13 @@ class Stream:
         return ending.early_exit
 
     def _take(self, response: InferenceResponse, silence: asyncio.Timeout) -> None:
+        if self._cause is not None:
+            return
         silence.reschedule(_now() + self._plan.progress_s)
         try:
             self._add(response)
         except GatewayError as exc:
-            self._leave(exc, silence)
+            self._cause = exc
 
     def _add(self, response: InferenceResponse) -> None:
         started = time.perf_counter()

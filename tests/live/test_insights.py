@@ -78,6 +78,13 @@ def test_labels_that_make_no_sense_are_the_callers_fault(
     assert response.json()["code"] == "invalid_input"
 
 
+@pytest.mark.parametrize("pipeline", BOTH)
+def test_refusals_between_answers_never_hurt_triton(client: httpx.Client, pipeline: str) -> None:
+    for number in range(150):
+        body = {"text": "The dog is in the garden.", "sentiments": ["good", "bad"] if number % 2 else [""]}
+        assert client.post(f"/v1/pipelines/{pipeline}", json=body).status_code == (200 if number % 2 else 422)
+
+
 @pytest.mark.parametrize(("pipeline", "skipped"), [("insights_topic", "sentiment"), ("insights_sentiment", "topic")])
 def test_a_head_that_is_not_asked_for_never_runs(
     client: httpx.Client, triton: EmbeddedTriton, pipeline: str, skipped: str

@@ -1,0 +1,21 @@
+"""TEXT, TOPICS and SENTIMENTS -> the same, or a refusal.
+
+A step of its own before everything else: on server 2.51 an error of a step beside which another runs can kill the
+server (docs/fan-out.md), so the heads of an ensemble must have nothing left to refuse.
+"""
+
+from model_kit.serving import answer_each, input_of
+from model_kit.texts import texts_of
+from model_kit.zero_shot import labels_of
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return answer_each(requests, self._answer)
+
+    def _answer(self, request):
+        text, topics, sentiments = (input_of(request, name) for name in ("TEXT", "TOPICS", "SENTIMENTS"))
+        texts_of(text)
+        for labels in (*topics, *sentiments):
+            labels_of(labels)
+        return {"GOOD_TEXT": text, "GOOD_TOPICS": topics, "GOOD_SENTIMENTS": sentiments}

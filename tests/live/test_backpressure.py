@@ -3,19 +3,38 @@
 import asyncio
 import json
 import socket
+from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
 import pytest
 
+from app.triton.embedded.options import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
-from tests.live.conftest import GatewayProcess, StartGateway
+from tests.live.conftest import GatewayProcess, StartGateway, running_triton
 from tests.live.events import checked, parsed
 from tests.live.test_cancellation import eventually, request_bytes
 
+HERE = Path(__file__).parent
 KIB = 1024
 ENDLESS = {"script": json.dumps({"outputs": 100_000, "bytes": 4_000, "interval_s": 0.003})}
 PATH = "/v1/pipelines/scripted_patient/stream"
+
+
+@pytest.fixture(scope="module")
+def triton(models_venv: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTriton]:
+    """One of their own: streams that are cut off in full flow are what this server bears least."""
+    folder = tmp_path_factory.mktemp("endless")
+    for name in ("scripted", "scripted_stream"):
+        (folder / name).symlink_to(HERE / "models" / name)
+    with running_triton(EmbeddedOptions(folder, models_venv)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def config_path() -> Path:
+    return HERE / "gateway.yaml"
 
 
 def stalled_reader(gateway: GatewayProcess) -> socket.socket:
@@ -29,7 +48,7 @@ def stalled_reader(gateway: GatewayProcess) -> socket.socket:
 
 
 async def test_a_stalled_reader_that_wakes_up_is_told_why_its_stream_ended(
-    start_gateway: StartGateway, config_path: str
+    start_gateway: StartGateway, config_path: Path
 ) -> None:
     gateway = start_gateway(config=str(config_path), send_timeout_s="3")
     with stalled_reader(gateway) as connection:
@@ -45,7 +64,7 @@ async def test_a_stalled_reader_that_wakes_up_is_told_why_its_stream_ended(
 
 @pytest.mark.parametrize("count", [20, pytest.param(200, marks=[pytest.mark.full, pytest.mark.timeout(300)])])
 async def test_stalled_readers_cost_little_and_are_dropped(
-    start_gateway: StartGateway, config_path: str, triton: EmbeddedTriton, count: int
+    start_gateway: StartGateway, config_path: Path, triton: EmbeddedTriton, count: int
 ) -> None:
     gateway = start_gateway(config=str(config_path), send_timeout_s="1")
     process = psutil.Process(gateway.process.pid)

@@ -8,7 +8,7 @@ from typing import Any
 
 from app.domain.deadline import Deadline
 from app.domain.engine import Engine
-from app.domain.errors import GatewayError
+from app.domain.errors import GatewayError, UpstreamUnavailable
 from app.domain.inference import InferenceRequest
 from app.domain.leaving import hang_up
 from app.pipelines.collector import Collector, Values
@@ -27,7 +27,11 @@ class Result:
 async def run(engine: Engine, pipeline: Pipeline, request: InferenceRequest, deadline: Deadline) -> Result:
     """Raises GatewayError; cancelling the task cancels the work in Triton."""
     collector = pipeline.collector(request)
-    answer = JoinedAnswer(collector, pipeline.outputs) if pipeline.config.decoupled else SingleAnswer(collector)
+    answer = (
+        JoinedAnswer(collector, pipeline.outputs)
+        if pipeline.config.decoupled
+        else SingleAnswer(collector, may_retry=pipeline.spec.idempotent)
+    )
     started = time.perf_counter()
     try:
         await answer.read(engine, request, deadline)
@@ -40,12 +44,19 @@ async def run(engine: Engine, pipeline: Pipeline, request: InferenceRequest, dea
 class SingleAnswer:
     """The one response of an ordinary model."""
 
-    def __init__(self, collector: Collector) -> None:
+    def __init__(self, collector: Collector, *, may_retry: bool) -> None:
         self._collector = collector
+        self._may_retry = may_retry
         self.values = collector.empty_values()
 
     async def read(self, engine: Engine, request: InferenceRequest, deadline: Deadline) -> None:
-        response = await engine.infer(request, deadline)
+        """Once more, where nothing was received and the pipeline says that a repeated request does no harm."""
+        try:
+            response = await engine.infer(request, deadline)
+        except UpstreamUnavailable:
+            if not self._may_retry:
+                raise
+            response = await engine.infer(request, deadline)
         self.values = self._collector.add(response) or self.values
 
     def finish(self) -> str | None:

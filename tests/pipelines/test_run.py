@@ -8,7 +8,7 @@ import pytest
 
 from app.domain.deadline import Deadline
 from app.domain.errors import ContractViolation, GatewayError, InvalidInput, ModelError, UpstreamUnavailable
-from app.domain.inference import InferenceResponse
+from app.domain.inference import InferenceRequest, InferenceResponse
 from app.domain.tensor import BYTES
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import Result, run
@@ -191,3 +191,33 @@ async def test_what_the_gateway_itself_says_is_no_early_exit(error: GatewayError
 
 async def test_the_time_with_triton_is_measured() -> None:
     assert (await outcome(TestAnOrdinaryModel.P, 0.02, whole())).triton_s >= 0.02
+
+
+class AwayOnce(FakeEngine):
+    async def infer(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
+        if self.requests:
+            return await super().infer(request, deadline)
+        self.requests.append(request)
+        raise UpstreamUnavailable("Triton cannot be reached.")
+
+
+class TestRetry:
+    async def test_a_pipeline_that_says_it_is_idempotent_is_tried_once_more(self) -> None:
+        p = pipeline(model([], OUTPUTS), outputs=WORDS, idempotent=True)
+        engine = AwayOnce(answers=[whole()])
+        result = await run(engine, p, p.request_of_json(b"{}"), Deadline.after(20))
+        assert (result.values["text"], len(engine.requests)) == ("hi", 2)
+
+    async def test_any_other_is_not(self) -> None:
+        p = pipeline(model([], OUTPUTS), outputs=WORDS)
+        engine = AwayOnce(answers=[whole()])
+        with pytest.raises(UpstreamUnavailable):
+            await run(engine, p, p.request_of_json(b"{}"), Deadline.after(20))
+        assert len(engine.requests) == 1
+
+    async def test_never_more_than_once(self) -> None:
+        p = pipeline(model([], OUTPUTS), outputs=WORDS, idempotent=True)
+        engine = FakeEngine(answers=[UpstreamUnavailable("Triton cannot be reached.")])
+        with pytest.raises(UpstreamUnavailable):
+            await run(engine, p, p.request_of_json(b"{}"), Deadline.after(20))
+        assert len(engine.requests) == 2

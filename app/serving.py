@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -169,11 +170,17 @@ async def _until_stopped(gateway: Gateway, url: str, stop: asyncio.Event) -> Non
 async def _announce(gateway: Gateway, url: str) -> None:
     while not gateway.is_ready:
         await asyncio.sleep(0.05)
-    _console.print(f"triton-gateway is ready: {url}/", highlight=False, soft_wrap=True)
+    _say(f"triton-gateway is ready: {url}/")
     pipelines = [entry.pipeline for entry in gateway.catalog.entries.values() if entry.pipeline]
     sample = next((samples["curl"] for pipeline in pipelines if (samples := samples_of(pipeline, url))), None)
     if sample is not None:
-        _console.print(f"Try: {sample}", highlight=False, markup=False, soft_wrap=True)
+        _say(f"Try: {sample}")
+
+
+def _say(line: str) -> None:
+    # Not by rich, whose first line takes 30 ms of the event loop: of the first request's time.
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
 
 async def _drain(gateway: Gateway, drain_s: float) -> None:

@@ -72,7 +72,7 @@ async def test_stalled_readers_cost_little_and_are_dropped(
     readers = [stalled_reader(gateway) for _ in range(count)]
     peak = 0
     try:
-        for _ in range(200):
+        for _ in range(800):
             peak = max(peak, process.memory_info().rss)
             ended = gateway.metric("requests_total", pipeline="scripted_patient", outcome="cancelled")
             if ended == count:

@@ -84,7 +84,7 @@ def test_what_one_process_starts_another_reads_resumes_and_deletes(pair: Pair, t
         assert delete(there, path) == 204
         seen += list(coming)
     assert (seen[-1].name, seen[-1].data["code"]) == ("error", "client_closed_request")
-    assert notice.exists()
+    eventually(notice.exists)
     assert [status(each, path) for each in pair] == [404, 404]
     assert [delete(each, path) for each in pair] == [404, 404]
     assert path.rpartition("/")[2] not in here.log + there.log

@@ -20,6 +20,7 @@ from tests.live.events import read_stream
 SCRIPTED = Path(__file__).parent / "models"
 MODELS = (
     "insights",
+    "insights_gate",
     "text_embed",
     "feature_router",
     "head_topic",
@@ -110,7 +111,7 @@ def line_of(gateway: GatewayProcess, request_id: str) -> dict[str, object]:
 
 
 STEP: dict[str, Any] = {"compute": {}}
-ALL_OF_INSIGHTS = 12
+ALL_OF_INSIGHTS = 14
 
 
 def test_one_trace_leads_from_the_caller_to_every_step(
@@ -120,7 +121,7 @@ def test_one_trace_leads_from_the_caller_to_every_step(
     answer = client.post("/v1/pipelines/insights", json=INSIGHTS, headers=caller.headers)
     assert answer.status_code == 200, answer.text
     spans = collector.of(caller.trace_id, count=ALL_OF_INSIGHTS)
-    steps = dict.fromkeys(("text_embed", "feature_router", "head_topic", "head_sentiment"), STEP)
+    steps = dict.fromkeys(("insights_gate", "text_embed", "feature_router", "head_topic", "head_sentiment"), STEP)
     call = {"ModelInfer insights": {"InferRequest": {"insights": steps}}}
     assert tree(spans, caller.span_id) == {"POST /v1/pipelines/{name}": call}
     request = named(spans, "POST /v1/pipelines/{name}")

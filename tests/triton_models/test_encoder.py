@@ -5,8 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("tokenizers")
-
 ROOT = Path(__file__).resolve().parents[2]
 TOKENIZER = ROOT / "triton_models/text_tokenize/1/tokenizer.json"
 END_ID = 0

@@ -10,7 +10,6 @@ from app.domain.deadline import Deadline
 from app.domain.engine import Engine
 from app.domain.errors import GatewayError, UpstreamUnavailable
 from app.domain.inference import InferenceRequest
-from app.domain.leaving import hang_up
 from app.pipelines.collector import Collector, Values
 from app.pipelines.outputs import OutputField
 from app.pipelines.pipeline import Pipeline
@@ -74,11 +73,7 @@ class JoinedAnswer:
     async def read(self, engine: Engine, request: InferenceRequest, deadline: Deadline) -> None:
         async with aclosing(engine.infer_stream(request, deadline)) as responses:
             async for response in responses:
-                try:
-                    self._add(self._collector.add(response))
-                except GatewayError:
-                    await hang_up(responses)
-                    raise
+                self._add(self._collector.add(response))
 
     def finish(self) -> str | None:
         ending = self._collector.finish()

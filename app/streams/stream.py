@@ -12,13 +12,15 @@ import orjson
 
 from app.domain.errors import ClientClosedRequest, DeadlineExceeded, GatewayError, Internal, Outcome
 from app.domain.inference import InferenceResponse
-from app.domain.leaving import QUIET_S, hang_up
 from app.streams.event import Event, EventName
 from app.streams.log import EventLog, LiveLog
 
 _log = logging.getLogger(__name__)
 
 Values = dict[str, Any]
+
+LEAVE_S = 0.1
+"""How long a stream that is given up waits for one more response: behind it is the best moment to hang up."""
 
 _GIVEN_UP = frozenset(
     {Outcome.CANCELLED, Outcome.TIMEOUT, Outcome.REJECTED, Outcome.CONTRACT_VIOLATION, Outcome.INTERNAL}
@@ -98,7 +100,7 @@ class Stream:
             self._task.cancel()
         else:
             self._cause = cause
-            self._silence.reschedule(_now() + QUIET_S)
+            self._silence.reschedule(_now() + LEAVE_S)
 
     async def ended(self) -> None:
         """Waits until the terminal event is written and the call to Triton is gone."""
@@ -125,7 +127,6 @@ class Stream:
                     self._take(response, silence)
                     if self._cause is not None:
                         silence.reschedule(None)
-                        await hang_up(responses)
                         break
         except TimeoutError as exc:
             raise DeadlineExceeded(f"The model was silent for {self._plan.progress_s:g} s.") from exc

@@ -22,9 +22,13 @@ class PacedCancels:
         """Does nothing to a call that is done."""
         if call.done():
             return
-        now = time.monotonic()
-        self._next = max(self._next, now - self._slack_s) + self._interval_s
-        if self._next <= now:
+        wait_s = self.turn() - time.monotonic()
+        if wait_s <= 0:
             call.cancel()
         else:
-            asyncio.get_running_loop().call_later(self._next - now, call.cancel)
+            asyncio.get_running_loop().call_later(wait_s, call.cancel)
+
+    def turn(self) -> float:
+        """When the next cancel may go, in monotonic seconds; takes its place in the line."""
+        self._next = max(self._next, time.monotonic() - self._slack_s) + self._interval_s
+        return self._next

@@ -25,6 +25,7 @@ from app.triton.codec import (
 )
 from app.triton.config import model_config_of
 from app.triton.errors import gateway_error_of, triton_errors
+from app.triton.leaving import hang_up
 
 CONTROL_TIMEOUT_S = 5.0
 """For health, index and configuration calls, which Triton answers within milliseconds."""
@@ -87,19 +88,21 @@ class TritonEngine:
     async def infer_stream(self, request: InferenceRequest, deadline: Deadline) -> AsyncGenerator[InferenceResponse]:
         _refuse_if_passed(deadline, request.model)
         call = self._stub.ModelStreamInfer(timeout=_timeout_s(deadline), metadata=trace_metadata(request))
+        messages = aiter(call)
         try:
             with self._reported(request.model), triton_errors(request.model):
                 await call.write(stream_request_message(request))
                 await call.done_writing()
                 is_final = False
-                async for message in call:
+                async for message in messages:
                     response = _streamed_response(message, request.model)
                     is_final = response.is_final
                     yield response
                 if not is_final:
                     raise UpstreamProtocol("Triton closed the stream without marking its end.")
         finally:
-            self._cancels.cancel(call)
+            if not call.done():
+                await hang_up(call, messages, self._cancels.turn())
 
     @contextmanager
     def _reported(self, model: str) -> Iterator[None]:

@@ -143,15 +143,15 @@ def _key_of(settings: Settings) -> bytes | None:
 
 
 async def _keep_fresh(gateway: Gateway) -> None:
-    """Follows the models and the file for as long as the gateway runs; checks them once, when all are ready."""
+    """Follows the models and the file for as long as the gateway runs; checks them once, before any is ready."""
     is_checked = False
     while True:
         await gateway.catalog.refresh()
-        await gateway.catalog.warm_up()
-        _measure(gateway)
-        if gateway.catalog.is_ready and not is_checked:
+        if gateway.catalog.is_compiled and not is_checked:
             await log_findings(gateway.engine, gateway.catalog.file)
             is_checked = True
+        await gateway.catalog.warm_up()
+        _measure(gateway)
         await asyncio.sleep(REFRESH_S if gateway.catalog.is_ready else REFRESH_UNREADY_S)
 
 

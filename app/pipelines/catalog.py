@@ -77,6 +77,11 @@ class Catalog:
         return entry.pipeline
 
     @property
+    def is_compiled(self) -> bool:
+        """Whether the model of every required pipeline was seen."""
+        return all(entry.pipeline for entry in self.entries.values() if entry.spec.readiness == "required")
+
+    @property
     def is_ready(self) -> bool:
         """Whether Triton answers and every required pipeline is warm."""
         required = [entry for entry in self.entries.values() if entry.spec.readiness == "required"]

@@ -30,7 +30,7 @@ def describe(pipeline: Pipeline, catalog: Catalog, base_url: str) -> dict[str, A
         "decoupled": config.decoupled,
         "inputs": [_input(field) for field in pipeline.inputs],
         "parameters": [_parameter(field) for field in pipeline.parameters],
-        "outputs": [_output(field) for field in pipeline.outputs],
+        "outputs": [_field(field) for field in pipeline.outputs],
         "graph": _graph(pipeline.graph),
         "early_exit": list(dict.fromkeys(rule.reason for rule in spec.early_exit)),
         "limits": {
@@ -79,22 +79,14 @@ def _end(end: End) -> dict[str, Any]:
 
 
 def _input(field: InputField) -> dict[str, Any]:
-    return {
-        "name": field.name,
-        "kind": field.spec.kind,
-        "tensor": field.tensor.name,
-        "datatype": field.tensor.datatype,
-        "shape": field.tensor.dims,
-        "required": field.is_required,
-        "default": field.spec.default,
-    }
+    return {**_field(field), "required": field.is_required, "default": field.spec.default}
 
 
 def _parameter(field: ParameterField) -> dict[str, Any]:
     return {"name": field.name, "required": field.is_required, **field.spec.model_dump(exclude_none=True)}
 
 
-def _output(field: OutputField) -> dict[str, Any]:
+def _field(field: InputField | OutputField) -> dict[str, Any]:
     return {
         "name": field.name,
         "kind": field.spec.kind,

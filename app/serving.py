@@ -113,7 +113,8 @@ async def _gateway(
     """Raises ConfigError where gateway.yaml does not fit the models of a Triton that is already there."""
     metrics = Metrics(__version__)
     async with open_channel(triton.grpc_url, tight_pings=triton.allows_tight_pings) as channel:
-        engine: Engine = TritonEngine(channel, metrics.count_triton_call)
+        triton_engine = TritonEngine(channel, metrics.count_triton_call)
+        engine: Engine = triton_engine
         if settings.log_tensors == "shapes":
             engine = TensorLog(engine)
         if settings.traces_url is not None:
@@ -136,6 +137,7 @@ async def _gateway(
         async with background(_keep_fresh(gateway)):
             yield gateway
         await gateway.canceller.close()
+        await triton_engine.close()
 
 
 def _key_of(settings: Settings) -> bytes | None:

@@ -19,9 +19,6 @@ _log = logging.getLogger(__name__)
 
 Values = dict[str, Any]
 
-LEAVE_S = 0.1
-"""How long a stream that is given up waits for one more response: behind it is the best moment to hang up."""
-
 _GIVEN_UP = frozenset(
     {Outcome.CANCELLED, Outcome.TIMEOUT, Outcome.REJECTED, Outcome.CONTRACT_VIOLATION, Outcome.INTERNAL}
 )
@@ -70,7 +67,6 @@ class Stream:
         self._last_id = 0
         self._cause: GatewayError | None = None
         self._task: asyncio.Task[None] | None = None
-        self._silence: asyncio.Timeout | None = None
         self.log: EventLog = log or LiveLog()
         self.request_id = plan.request_id
         self.outcome: Outcome | None = None
@@ -95,15 +91,11 @@ class Stream:
         """Stop the work; the terminal event says why. Does nothing to a stream that has ended."""
         if self._task is None or self._cause is not None or self._task.done():
             return
-        if self._silence is None:
-            self._cause = cause
-            self._task.cancel()
-        else:
-            self._cause = cause
-            self._silence.reschedule(_now() + LEAVE_S)
+        self._cause = cause
+        self._task.cancel()
 
     async def ended(self) -> None:
-        """Waits until the terminal event is written and the call to Triton is gone."""
+        """Waits until the terminal event is written."""
         if self._task is not None:
             await asyncio.wait([self._task])
 
@@ -111,7 +103,7 @@ class Stream:
         try:
             self._end_well(await self._relay())
         except GatewayError as exc:
-            self._judge(self._cause or exc)
+            self._judge(exc)
         except asyncio.CancelledError:
             self._end_with(self._cause or ClientClosedRequest("The stream was given up."))
         except Exception:
@@ -122,31 +114,15 @@ class Stream:
         """Every response as an output; the reason of an early exit, if it was one."""
         try:
             async with asyncio.timeout(self._plan.progress_s) as silence, aclosing(self._plan.responses) as responses:
-                self._silence = silence
                 async for response in responses:
-                    self._take(response, silence)
-                    if self._cause is not None:
-                        silence.reschedule(None)
-                        break
+                    silence.reschedule(_now() + self._plan.progress_s)
+                    self._add(response)
         except TimeoutError as exc:
             raise DeadlineExceeded(f"The model was silent for {self._plan.progress_s:g} s.") from exc
-        finally:
-            self._silence = None
-        if self._cause is not None:
-            raise self._cause
         ending = self._plan.answer.finish()
         if ending.values is not None:
             self._output(ending.values)
         return ending.early_exit
-
-    def _take(self, response: InferenceResponse, silence: asyncio.Timeout) -> None:
-        if self._cause is not None:
-            return
-        silence.reschedule(_now() + self._plan.progress_s)
-        try:
-            self._add(response)
-        except GatewayError as exc:
-            self._cause = exc
 
     def _add(self, response: InferenceResponse) -> None:
         started = time.perf_counter()

@@ -5,7 +5,7 @@ a stream would never be seen, and one gRPC stream a request is the only way to c
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 
 import grpc
@@ -25,7 +25,7 @@ from app.triton.codec import (
 )
 from app.triton.config import model_config_of
 from app.triton.errors import gateway_error_of, triton_errors
-from app.triton.leaving import hang_up
+from app.triton.leaving import Messages, hang_up
 
 CONTROL_TIMEOUT_S = 5.0
 """For health, index and configuration calls, which Triton answers within milliseconds."""
@@ -35,12 +35,16 @@ OnCall = Callable[[str, str], None]
 
 
 class TritonEngine:
-    """Implements :class:`app.domain.engine.Engine`. The channel is the caller's to close."""
+    """Implements :class:`app.domain.engine.Engine`. The channel is the caller's to close, behind :meth:`close`.
+
+    A stream that is given up ends at once for who gave it up; it is hung up in the background.
+    """
 
     def __init__(self, channel: grpc.aio.Channel, on_call: OnCall = lambda model, code: None) -> None:
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         self._on_call = on_call
         self._cancels = PacedCancels()
+        self._leaving: set[asyncio.Task[None]] = set()
 
     async def is_live(self) -> bool:
         try:
@@ -88,7 +92,7 @@ class TritonEngine:
     async def infer_stream(self, request: InferenceRequest, deadline: Deadline) -> AsyncGenerator[InferenceResponse]:
         _refuse_if_passed(deadline, request.model)
         call = self._stub.ModelStreamInfer(timeout=_timeout_s(deadline), metadata=trace_metadata(request))
-        messages = aiter(call)
+        messages = Messages(call)
         try:
             with self._reported(request.model), triton_errors(request.model):
                 await call.write(stream_request_message(request))
@@ -102,7 +106,16 @@ class TritonEngine:
                     raise UpstreamProtocol("Triton closed the stream without marking its end.")
         finally:
             if not call.done():
-                await hang_up(call, messages, self._cancels.turn())
+                self._leave(hang_up(call, messages, self._cancels.turn()))
+
+    async def close(self) -> None:
+        """Waits until every stream that was given up is hung up."""
+        await asyncio.gather(*self._leaving)
+
+    def _leave(self, hanging_up: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(hanging_up)
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
 
     @contextmanager
     def _reported(self, model: str) -> Iterator[None]:

@@ -21,7 +21,8 @@ NOTICE_WITHIN_S = 5.0
 def request_bytes(path: str, body: dict[str, Any]) -> bytes:
     content = json.dumps(body).encode()
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n"
+        "Connection: close\r\n\r\n"
     )
     return head.encode() + content
 
@@ -103,7 +104,7 @@ async def test_the_cancel_hook_stops_a_step_inside_an_ensemble(gateway: GatewayP
     await asyncio.sleep(0.5)
     assert executed() == after_half_a_second
     computed_in_vain = after_half_a_second - before - seen.count(b"event: output")
-    assert computed_in_vain <= 100, f"{computed_in_vain} tokens after the client left"
+    assert computed_in_vain <= 40, f"{computed_in_vain} tokens after the client left"
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=[pytest.mark.full, pytest.mark.timeout(900)])])
@@ -128,11 +129,11 @@ async def test_nothing_is_left_of_many_cancelled_streams(
 
 
 async def cancel_many(gateway: GatewayProcess, request: bytes, count: int) -> None:
-    """20 at a time."""
+    """By four clients: on two cores more of them leave Triton no time, and it then dies of one cancel in thousands."""
     waiting = iter(range(count))
 
     async def client() -> None:
         for _ in waiting:
             await leave_after(gateway, request, b"id: 1\n")
 
-    await asyncio.gather(*(client() for _ in range(20)))
+    await asyncio.gather(*(client() for _ in range(4)))

@@ -236,8 +236,35 @@ class TestStream:
         responses = engine.infer_stream(REQUEST, Deadline.after(LONG_S))
         assert numbers([await anext(responses)]) == [[1]]
         await responses.aclose()
+        assert not triton.cancelled.is_set()
+        await asyncio.wait_for(engine.close(), LONG_S)
         await asyncio.wait_for(triton.cancelled.wait(), LONG_S)
         assert calls == [("m", "CANCELLED")]
+
+    async def test_a_reader_that_is_cancelled_goes_at_once_and_its_call_is_hung_up_behind_it(
+        self, engine: TritonEngine, triton: FakeTriton, calls: list[tuple[str, str]]
+    ) -> None:
+        triton.streamed = scripted([piece(1)], hangs=True)
+        responses = engine.infer_stream(REQUEST, Deadline.after(LONG_S))
+        await anext(responses)
+        waiting = asyncio.ensure_future(anext(responses))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        assert waiting.cancelled()
+        assert not triton.cancelled.is_set()
+        assert calls == [("m", "CANCELLED")]
+        await asyncio.wait_for(triton.cancelled.wait(), LONG_S)
+
+    async def test_a_stream_that_ends_by_itself_meanwhile_is_not_cancelled(
+        self, engine: TritonEngine, triton: FakeTriton
+    ) -> None:
+        triton.streamed = scripted([piece(1), piece(final=True)])
+        responses = engine.infer_stream(REQUEST, Deadline.after(LONG_S))
+        await anext(responses)
+        await responses.aclose()
+        await asyncio.wait_for(engine.close(), LONG_S)
+        assert not triton.cancelled.is_set()
 
 
 class TestBeforeTheCall:

@@ -16,7 +16,7 @@ QUIET_S = 0.1
 """Without any response for so long, it is such a moment too."""
 _PAUSE_S = 0.002
 """The middle of a shorter pause cannot be met."""
-_AHEAD_BYTES = 64 * 1024
+_AHEAD_BYTES = 16 * 1024
 """Read ahead of who takes them; one message at least."""
 _FLOOD_S = 10.0
 """A model that never pauses is hung up on after so long all the same."""

@@ -60,6 +60,7 @@ class Messages:
                 self._note_arrival()
                 self._ahead.append(message)
                 self._ahead_bytes += message.ByteSize()
+                del message  # or it would stay until the next one comes
                 self._changed.set()
                 while self._ahead_bytes >= _AHEAD_BYTES:
                     self._changed.clear()

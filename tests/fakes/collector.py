@@ -38,9 +38,9 @@ class Collector:
     spans: list[Span] = field(default_factory=list)
     requests: int = 0
 
-    def of(self, trace_id: str, *names: str, count: int = 0) -> list[Span]:
+    def of(self, trace_id: str, *names: str, count: int = 0, wait_s: float = WAIT_S) -> list[Span]:
         """The trace's spans, once those names and so many are there; what there is when that takes too long."""
-        ends = time.monotonic() + WAIT_S
+        ends = time.monotonic() + wait_s
         while time.monotonic() < ends:
             found = [span for span in self.spans if span.trace_id == trace_id]
             if len(found) >= count and set(names) <= {span.name for span in found}:

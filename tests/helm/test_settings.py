@@ -41,6 +41,7 @@ def test_each_value_of_the_gateway_arrives() -> None:
         "maxBodyBytes": 67_108_864,
         "corsOrigins": ["https://a.example", "https://b.example"],
         "docs": False,
+        "console": False,
         "logLevel": "warning",
         "logFormat": "text",
         "logTensors": "shapes",
@@ -49,7 +50,7 @@ def test_each_value_of_the_gateway_arrives() -> None:
     assert settings.timeout_s == 2.5
     assert settings.max_body_bytes == 67_108_864
     assert settings.cors_origins == ("https://a.example", "https://b.example")
-    assert settings.docs is False
+    assert (settings.docs, settings.console) == (False, False)
     assert (settings.log_level, settings.log_format, settings.log_tensors) == ("warning", "text", "shapes")
 
 
@@ -142,6 +143,14 @@ def test_the_key_of_signed_early_exits_reaches_both_sides() -> None:
     source = {"secretKeyRef": {"name": "keys", "key": "exit"}}
     assert {"name": "GATEWAY_EARLY_EXIT_KEY", "valueFrom": source} in gateway_container(documents)["env"]
     assert {"name": "EARLY_EXIT_KEY", "valueFrom": source} in triton_container(documents)["env"]
+
+
+def test_the_redis_that_the_pods_share_comes_from_its_secret_to_the_gateway_alone() -> None:
+    documents = render({"gateway": {"redis": {"secretName": "shared", "secretKey": "url"}}})
+    source = {"secretKeyRef": {"name": "shared", "key": "url"}}
+    assert {"name": "GATEWAY_REDIS_URL", "valueFrom": source} in gateway_container(documents)["env"]
+    assert "REDIS" not in str(triton_container(documents))
+    assert "REDIS" not in str(render())
 
 
 @pytest.mark.parametrize("endpoint", ["http://collector:4318", "https://collector/otlp/"])

@@ -84,6 +84,8 @@ volumeMounts:
 {{- end }}
 - name: GATEWAY_DOCS
   value: {{ .Values.gateway.docs | toString | quote }}
+- name: GATEWAY_CONSOLE
+  value: {{ .Values.gateway.console | toString | quote }}
 - name: GATEWAY_LOG_LEVEL
   value: {{ .Values.gateway.logLevel }}
 - name: GATEWAY_LOG_FORMAT
@@ -101,6 +103,14 @@ volumeMounts:
     secretKeyRef:
       name: {{ $earlyExitKey.secretName }}
       key: {{ $earlyExitKey.secretKey }}
+{{- end }}
+{{- $redis := .Values.gateway.redis }}
+{{- if $redis.secretName }}
+- name: GATEWAY_REDIS_URL
+  valueFrom:
+    secretKeyRef:
+      name: {{ $redis.secretName }}
+      key: {{ $redis.secretKey }}
 {{- end }}
 {{- end }}
 

@@ -13,6 +13,8 @@ from app.domain.errors import GatewayError, HeadersTooLarge, InvalidRequest, Slo
 
 MAX_HEAD_BYTES = 16 * 1024
 HEAD_TIMEOUT_S = 5.0
+MAX_UNSENT_BYTES = 16 * 1024
+"""What the transport keeps of an answer before its writer has to wait; the kernel has megabytes of its own."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -23,6 +25,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -66,12 +66,16 @@ class StreamResponse(Response):
             await self._closing()
 
     async def _send_all(self, scope: Scope, send: Send) -> None:
-        after, body, events = self._start.after, self._start.preamble, self._start.events
+        start, self._start = self._start, Start()
+        after, body, events = start.after, start.preamble, start.events
+        del start  # what was sent is not kept
         with suppress(StreamEvicted, UpstreamUnavailable):
             while not (events and events[-1].is_terminal):
-                await self._send(scope, send, (body + b"".join(map(frame_of, events))) or PING)
-                after = events[-1].id if events else after
-                body, events = b"", await self._next(after)
+                body += b"".join(map(frame_of, events))
+                after, events = events[-1].id if events else after, ()
+                await self._send(scope, send, body or PING)
+                body = b""
+                events = await self._next(after)
         await self._send(scope, send, body + b"".join(map(frame_of, events)), more=False)
 
     async def _next(self, after: int) -> list[Event]:

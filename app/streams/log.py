@@ -7,7 +7,11 @@ from typing import Protocol
 from app.domain.errors import InvalidRequest, SlowConsumer, StreamEvicted
 from app.streams.event import Event
 
-MAX_UNREAD_BYTES = 128 * 1024
+MAX_UNREAD_BYTES = 64 * 1024
+MIN_UNREAD_EVENTS = 2
+"""That many may wait to be read, however large."""
+MAX_READ_BYTES = 32 * 1024
+"""Taken at once by a live reader, one event at least."""
 MAX_REPLAY_BYTES = 1024 * 1024
 
 
@@ -26,22 +30,30 @@ class LiveLog:
 
     def __init__(self, max_unread_bytes: int = MAX_UNREAD_BYTES) -> None:
         self._max_unread_bytes = max_unread_bytes
-        self._events: list[Event] = []
+        self._events: deque[Event] = deque()
         self._unread_bytes = 0
         self._grown = asyncio.Event()
 
     def append(self, event: Event) -> None:
-        if self._events and not event.is_terminal and self._unread_bytes + event.size > self._max_unread_bytes:
+        if not event.is_terminal and self._is_full_for(event):
             raise SlowConsumer("The stream was not read as fast as the model answered.")
         self._events.append(event)
         self._unread_bytes += event.size
         self._grown.set()
 
+    def _is_full_for(self, event: Event) -> bool:
+        return len(self._events) >= MIN_UNREAD_EVENTS and self._unread_bytes + event.size > self._max_unread_bytes
+
     async def read(self, after: int) -> list[Event]:
         while not self._events:
             self._grown.clear()
             await self._grown.wait()
-        events, self._events, self._unread_bytes = self._events, [], 0
+        events = [self._events.popleft()]
+        size = events[0].size
+        while self._events and size + self._events[0].size <= MAX_READ_BYTES:
+            events.append(self._events.popleft())
+            size += events[-1].size
+        self._unread_bytes -= size
         return events
 
 

@@ -117,6 +117,7 @@ class Stream:
                 async for response in responses:
                     silence.reschedule(_now() + self._plan.progress_s)
                     self._add(response)
+                    del response  # or it would stay until the next one comes
         except TimeoutError as exc:
             raise DeadlineExceeded(f"The model was silent for {self._plan.progress_s:g} s.") from exc
         ending = self._plan.answer.finish()
@@ -157,6 +158,7 @@ class Stream:
         self._plan.on_end(self)
 
     def _end_with(self, error: GatewayError) -> None:
+        error.__traceback__ = error.__cause__ = error.__context__ = None  # whose frames hold the last response
         self.error, self.outcome = error, error.outcome
         if error.outcome in _GIVEN_UP:
             self._plan.on_abandoned()
@@ -164,7 +166,9 @@ class Stream:
         self._plan.on_end(self)
 
     def _append(self, name: EventName, data: Values) -> None:
-        event = Event(self._last_id + 1, name, orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY))
+        text = orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY)
+        # A copy, because what orjson returns holds on to eight times its length.
+        event = Event(self._last_id + 1, name, bytes(memoryview(text)))
         self.log.append(event)
         self._last_id = event.id
 

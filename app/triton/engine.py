@@ -102,10 +102,13 @@ class TritonEngine:
                     response = _streamed_response(message, request.model)
                     is_final = response.is_final
                     yield response
+                    del message, response  # or they would stay until the next ones come
                 if not is_final:
                     raise UpstreamProtocol("Triton closed the stream without marking its end.")
         finally:
-            if not call.done():
+            if call.done():
+                messages.close()
+            else:
                 self._leave(hang_up(call, messages, self._cancels.turn()))
 
     async def close(self) -> None:

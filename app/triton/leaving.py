@@ -54,9 +54,13 @@ class Messages:
         self._ahead_bytes -= message.ByteSize()
         return message
 
+    def close(self) -> None:
+        """Reads no more, and lets go of what nobody took."""
+        self._reading.cancel()
+
     async def _read(self, call: grpc.aio.StreamStreamCall) -> None:
         try:
-            async for message in call:
+            while (message := await call.read()) is not grpc.aio.EOF:
                 self._note_arrival()
                 self._ahead.append(message)
                 self._ahead_bytes += message.ByteSize()
@@ -88,6 +92,7 @@ async def hang_up(call: grpc.aio.Call, messages: Messages, due: float) -> None:
         return
     finally:
         call.cancel()
+        messages.close()
 
 
 def _good_moment(messages: Messages, due: float) -> float:

@@ -18,9 +18,13 @@ from tests.live.test_cancellation import eventually, request_bytes
 
 HERE = Path(__file__).parent
 KIB = 1024
-GATEWAY_GROWTH = 12 * KIB * KIB
+GATEWAY_GROWTH = 4 * KIB * KIB
 """Of the process itself with its first streams, however many."""
-ENDLESS = {"script": json.dumps({"outputs": 100_000, "bytes": 32_000, "interval_s": 0.05})}
+SERVER_GROWTH = 8 * KIB * KIB
+"""Of Triton for each: it keeps what it has sent, and the kernel takes some megabytes before anyone is stalled."""
+OUTPUT_BYTES = 32_000
+ALL_BYTES_PER_S = 32_000_000
+"""Of all readers together: more than that two cores do not relay, and what waits for its turn would be measured."""
 PATH = "/v1/pipelines/scripted_patient/stream"
 
 
@@ -39,13 +43,14 @@ def config_path() -> Path:
     return HERE / "gateway.yaml"
 
 
-def stalled_reader(gateway: GatewayProcess) -> socket.socket:
+def stalled_reader(gateway: GatewayProcess, interval_s: float) -> socket.socket:
     """A connection with a small window that has asked for an endless stream and reads nothing of it."""
+    endless = {"script": json.dumps({"outputs": 100_000, "bytes": OUTPUT_BYTES, "interval_s": interval_s})}
     address = urlsplit(gateway.url)
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * KIB)
     connection.connect((address.hostname, address.port))
-    connection.sendall(request_bytes(PATH, ENDLESS))
+    connection.sendall(request_bytes(PATH, endless))
     return connection
 
 
@@ -53,7 +58,7 @@ async def test_a_stalled_reader_that_wakes_up_is_told_why_its_stream_ended(
     start_gateway: StartGateway, config_path: Path
 ) -> None:
     gateway = start_gateway(config=str(config_path), send_timeout_s="3")
-    with stalled_reader(gateway) as connection:
+    with stalled_reader(gateway, 0.05) as connection:
         await asyncio.to_thread(eventually, lambda: gateway.metric("active_streams") == 0, 40.0)
         connection.settimeout(5)
         answer = await asyncio.to_thread(read_all, connection)
@@ -69,19 +74,22 @@ async def test_stalled_readers_cost_little_and_are_dropped(
     start_gateway: StartGateway, config_path: Path, triton: EmbeddedTriton, count: int
 ) -> None:
     gateway = start_gateway(config=str(config_path), send_timeout_s="1")
+    server = psutil.Process(triton.pid)
     process = psutil.Process(gateway.process.pid)
-    before = process.memory_info().rss
-    readers = [stalled_reader(gateway) for _ in range(count)]
-    peak = 0
+    before, server_before = process.memory_info().rss, server.memory_info().rss
+    readers = [stalled_reader(gateway, count * OUTPUT_BYTES / ALL_BYTES_PER_S) for _ in range(count)]
+    peak = server_peak = 0
     try:
         for _ in range(2400):
             peak = max(peak, process.memory_info().rss)
+            server_peak = max(server_peak, server.memory_info().rss)
             ended = gateway.metric("requests_total", pipeline="scripted_patient", outcome="cancelled")
             if ended == count:
                 break
             await asyncio.sleep(0.05)
         assert ended == count
         assert (peak - before) / count < 256 * KIB + GATEWAY_GROWTH / count
+        assert (server_peak - server_before) / count < SERVER_GROWTH
         assert gateway.metric("active_streams") == 0
     finally:
         for reader in readers:

@@ -6,7 +6,7 @@ import pytest
 
 from app.domain.errors import InvalidRequest, SlowConsumer, StreamEvicted
 from app.streams.event import Event
-from app.streams.log import LiveLog, ReplayLog
+from app.streams.log import MAX_READ_BYTES, LiveLog, ReplayLog
 
 
 def output(number: int, size: int = 10) -> Event:
@@ -55,8 +55,18 @@ class TestLive:
         assert ids(await log.read(0)) == [1, 2]
         log.append(output(3))
 
-    def test_one_event_larger_than_the_bound_passes(self) -> None:
-        LiveLog(max_unread_bytes=20).append(output(1, 100))
+    async def test_two_outputs_may_wait_however_large(self) -> None:
+        log = LiveLog(max_unread_bytes=20)
+        log.append(output(1, 100))
+        log.append(output(2, 100))
+        with pytest.raises(SlowConsumer):
+            log.append(output(3, 1))
+
+    async def test_a_reader_takes_no_more_than_a_piece_at_once(self) -> None:
+        log = LiveLog(max_unread_bytes=10 * MAX_READ_BYTES)
+        for number, size in enumerate((MAX_READ_BYTES - 10, 10, 1, 2 * MAX_READ_BYTES, 1), 1):
+            log.append(output(number, size))
+        assert [ids(await log.read(0)) for _ in range(4)] == [[1, 2], [3], [4], [5]]
 
     async def test_the_terminal_event_always_has_room(self) -> None:
         log = LiveLog(max_unread_bytes=20)

@@ -1,6 +1,7 @@
 """Every way a stream can end: numbered from 1 without gaps, exactly one terminal event, nothing behind it."""
 
 import asyncio
+import weakref
 from collections.abc import AsyncGenerator, Callable
 
 import numpy as np
@@ -78,6 +79,16 @@ class TestBadEndings:
         assert life.stream.error is error
         assert life.stream.outcome is error.outcome
         assert len(life.outputs) == len(before)
+
+    async def test_what_the_last_response_held_is_let_go(self) -> None:
+        large = tensor("T", "FP32", [0.0])
+        held = weakref.ref(large.array)
+        life = live(response(large, is_final=False), 0.1, answer=FakeAnswer(breaks=SlowConsumer("")))
+        await life.ending()
+        life.engine.answers.clear()
+        del large
+        assert held() is None
+        assert isinstance(life.stream.error, SlowConsumer)
 
     async def test_a_deadline_leaves_the_model_at_work(self) -> None:
         life = live(DeadlineExceeded("late"))

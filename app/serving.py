@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import sys
 import time
@@ -39,6 +40,8 @@ from app.triton.engine import TritonEngine
 
 REFRESH_S = 2.0
 REFRESH_UNREADY_S = 0.25
+WAITING_S = 2.0
+"""Ready later than that, the gateway says once what it waits for."""
 _log = logging.getLogger(__name__)
 _console = Console(stderr=True)
 
@@ -74,7 +77,9 @@ async def serve(settings: Settings) -> None:
                 with_console=settings.console,
             )
             async with running(app, main), running(create_admin_app(gateway), admin):
-                await _until_stopped(gateway, f"http://{settings.host}:{main.getsockname()[1]}", stop)
+                url = f"http://{settings.host}:{main.getsockname()[1]}"
+                async with background(_announce(gateway, url, triton.grpc_url)):
+                    await stop.wait()
                 await _drain(gateway, settings.drain_s)
 
 
@@ -164,19 +169,25 @@ def _measure(gateway: Gateway) -> None:
         gateway.metrics.model_ready.labels(entry.spec.model).set(entry.state in {State.READY, State.WARMING})
 
 
-async def _until_stopped(gateway: Gateway, url: str, stop: asyncio.Event) -> None:
-    async with background(_announce(gateway, url)):
-        await stop.wait()
-
-
-async def _announce(gateway: Gateway, url: str) -> None:
+async def _announce(gateway: Gateway, url: str, triton_url: str) -> None:
+    says_why_at = time.monotonic() + WAITING_S
     while not gateway.is_ready:
         await asyncio.sleep(0.05)
+        if time.monotonic() > says_why_at:
+            _say(_missing(gateway.catalog, triton_url))
+            says_why_at = math.inf
     _say(f"triton-gateway is ready: {url}/")
     pipelines = [entry.pipeline for entry in gateway.catalog.entries.values() if entry.pipeline]
     sample = next((samples["curl"] for pipeline in pipelines if (samples := samples_of(pipeline, url))), None)
     if sample is not None:
         _say(f"Try: {sample}")
+
+
+def _missing(catalog: Catalog, triton_url: str) -> str:
+    if not catalog.triton_is_up:
+        return f"Waiting for Triton at {triton_url}."
+    waited_for = (f"{name} ({entry.state.value.replace('_', ' ')})" for name, entry in catalog.unready.items())
+    return f"Waiting for {', '.join(waited_for)}."
 
 
 def _say(line: str) -> None:

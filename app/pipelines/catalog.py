@@ -84,8 +84,16 @@ class Catalog:
     @property
     def is_ready(self) -> bool:
         """Whether Triton answers and every required pipeline is warm."""
-        required = [entry for entry in self.entries.values() if entry.spec.readiness == "required"]
-        return self.triton_is_up and all(entry.state is State.READY for entry in required)
+        return self.triton_is_up and not self.unready
+
+    @property
+    def unready(self) -> dict[str, Entry]:
+        """Required pipelines that are not warm."""
+        return {
+            name: entry
+            for name, entry in self.entries.items()
+            if entry.spec.readiness == "required" and entry.state is not State.READY
+        }
 
     async def refresh(self) -> None:
         """Follow the file and the models; what cannot be followed now is tried again at the next call."""

@@ -44,21 +44,18 @@ SCRIPTED: dict[str, tuple[dict[str, Any], int, str, str]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def mortal(
-    repository: Path, models_venv: Path, config_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[EmbeddedTriton, GatewayProcess]]:
-    """A Triton and a gateway of their own, for tests that kill models and servers."""
-    folder = tmp_path_factory.mktemp("mortal")
-    models = folder / "models"
+@pytest.fixture
+def mortal(repository: Path, models_venv: Path, tmp_path: Path) -> Iterator[tuple[EmbeddedTriton, GatewayProcess]]:
+    """A Triton and a gateway of its own, for a test that kills models or servers."""
+    models = tmp_path / "models"
     models.mkdir()
     for name in ("scripted", "scripted_stream"):
         (models / name).symlink_to((repository / name).resolve())
-    config = folder / "gateway.yaml"
+    config = tmp_path / "gateway.yaml"
     config.write_text((Path(__file__).parent / "gateway.yaml").read_text())
     with (
         running_triton(EmbeddedOptions(models, models_venv)) as triton,
-        running_gateway(folder / "gateway", triton_url=triton.grpc_url, config=str(config), drain_s="1") as gateway,
+        running_gateway(tmp_path / "gateway", triton_url=triton.grpc_url, config=str(config), drain_s="1") as gateway,
     ):
         yield triton, gateway
 
@@ -162,29 +159,29 @@ def test_drain_lets_a_short_stream_finish(start_gateway: StartGateway, config_pa
     assert gateway.process.wait(10) == 0
 
 
-class TestMortal:
-    """In the order in which they stand: each leaves its server as the next needs it."""
+def test_triton_stopped_is_noticed_as_silence(mortal: tuple[EmbeddedTriton, GatewayProcess]) -> None:
+    triton, gateway = mortal
+    events = stream_and_do(gateway, lambda: os.kill(pid_of(triton), signal.SIGSTOP))
+    os.kill(pid_of(triton), signal.SIGCONT)
+    assert events[-1].data["code"] in {"deadline_exceeded", "upstream_unavailable"}
+    wait_until_ready(gateway)
 
-    def test_triton_stopped_is_noticed_as_silence(self, mortal: tuple[EmbeddedTriton, GatewayProcess]) -> None:
-        triton, gateway = mortal
-        events = stream_and_do(gateway, lambda: os.kill(pid_of(triton), signal.SIGSTOP))
-        os.kill(pid_of(triton), signal.SIGCONT)
-        assert events[-1].data["code"] in {"deadline_exceeded", "upstream_unavailable"}
-        wait_until_ready(gateway)
 
-    def test_the_models_process_dies(self, mortal: tuple[EmbeddedTriton, GatewayProcess]) -> None:
-        words, outputs, terminal, reason = SCRIPTED["the model's process dies, which Triton does not tell"]
-        with httpx.Client(base_url=mortal[1].url, timeout=20) as client:
-            check_ending(read_stream(client, "scripted_stream", script(**words)), outputs, terminal, reason)
+def test_the_models_process_dies(mortal: tuple[EmbeddedTriton, GatewayProcess]) -> None:
+    words, outputs, terminal, reason = SCRIPTED["the model's process dies, which Triton does not tell"]
+    with httpx.Client(base_url=mortal[1].url, timeout=20) as client:
+        check_ending(read_stream(client, "scripted_stream", script(**words)), outputs, terminal, reason)
 
-    def test_triton_killed(self, mortal: tuple[EmbeddedTriton, GatewayProcess]) -> None:
-        triton, gateway = mortal
-        with httpx.Client(base_url=gateway.url, timeout=20) as client:
-            assert client.post("/v1/pipelines/scripted", json=script()).status_code == 200
-            os.kill(pid_of(triton), signal.SIGKILL)
-            answer = client.post("/v1/pipelines/scripted", json=script())
-            assert (answer.status_code, answer.json()["code"]) == (503, "upstream_unavailable")
-            assert "Retry-After" in answer.headers
+
+def test_triton_killed(mortal: tuple[EmbeddedTriton, GatewayProcess]) -> None:
+    triton, gateway = mortal
+    with httpx.Client(base_url=gateway.url, timeout=20) as client:
+        assert client.post("/v1/pipelines/scripted", json=script()).status_code == 200
+        events = stream_and_do(gateway, lambda: os.kill(pid_of(triton), signal.SIGKILL))
+        assert (events[-1].name, events[-1].data["code"]) == ("error", "upstream_unavailable")
+        answer = client.post("/v1/pipelines/scripted", json=script())
+        assert (answer.status_code, answer.json()["code"]) == (503, "upstream_unavailable")
+        assert "Retry-After" in answer.headers
 
 
 def pid_of(triton: EmbeddedTriton) -> int:

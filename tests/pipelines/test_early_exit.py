@@ -300,7 +300,7 @@ def behind_user_text(prefix: str, text: str, tail: str) -> None:
 
 
 QUICK = settings(max_examples=500, deadline=None)
-LONG = settings(max_examples=12_000, deadline=None, suppress_health_check=list(HealthCheck))
+LONG = settings(max_examples=15_000, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 class TestAnyMessage:
@@ -323,6 +323,8 @@ class TestAnyMessage:
 @pytest.mark.full
 @pytest.mark.timeout(1200)
 class TestAHundredThousandMessages:
+    """15,000 times one message and 15,000 times six, each judged by every kind of rule."""
+
     @LONG
     @given(PREFIX, USER_TEXT)
     def test_no_composed_text_passes_for_an_exit(self, prefix: str, text: str) -> None:

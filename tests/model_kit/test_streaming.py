@@ -14,8 +14,9 @@ FINAL = 1
 class Sender:
     """Triton's response sender: after FINAL it refuses everything, as the real one does."""
 
-    def __init__(self):
+    def __init__(self, is_gone=False):
         self.sent = []
+        self._is_gone = is_gone
 
     def send(self, response=None, flags=0):
         if self.sent and self.sent[-1][1] == FINAL:
@@ -23,7 +24,7 @@ class Sender:
         self.sent.append((response, flags))
 
     def is_cancelled(self):
-        return False
+        return self._is_gone
 
 
 @pytest.fixture
@@ -97,3 +98,15 @@ def test_a_sender_that_fails_does_not_end_the_thread(streaming):
     closed.send(flags=FINAL)
     streaming.relay(closed, [streaming.Part({}, is_last=True)])
     assert len(closed.sent) == 1
+
+
+@pytest.mark.parametrize("error", [None, "no"])
+def test_final_is_late_once_the_caller_has_gone(streaming, monkeypatch, error):
+    waits = []
+    monkeypatch.setattr(streaming.time, "sleep", waits.append)
+    here, gone = Sender(), Sender(is_gone=True)
+    streaming.send_final(here, error)
+    assert waits == []
+    streaming.send_final(gone, error)
+    assert waits == [streaming.SETTLE_S]
+    assert here.sent == gone.sent == [(error, FINAL)]

@@ -2,8 +2,11 @@
 
 FINAL travels in the same ``send`` as the last response or the error: an error with a separate FINAL after it crashes
 tritonserver 2.51 when the caller asked for gRPC errors in its stream.
+
+FINAL after a cancellation comes late, see ``SETTLE_S``.
 """
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +16,14 @@ import triton_python_backend_utils as pb_utils
 
 from model_kit.serving import Outputs, error_of, tensors_of
 from model_kit.tensor_log import notes_on
+
+SETTLE_S = 0.05
+"""How long the FINAL of a cancelled request is held back.
+
+Triton 2.51 ends a cancelled stream when its FINAL comes, even while it still writes an earlier response; when that
+write is done it uses the stream's memory again, which by then is another's, and may abort. Each write is done long
+before this has passed. See docs/streaming.md for the measurement.
+"""
 
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
@@ -65,13 +76,20 @@ def relay(sender: Any, parts: Iterable[Part], note: Callable[[Outputs], None] = 
             sender.send(response, flags=_FINAL if part.is_last else 0)
             if part.is_last:
                 return
-        sender.send(flags=_FINAL)
+        send_final(sender)
     except Exception as exc:
         _send_error(sender, exc)
 
 
+def send_final(sender: Any, response: Any = None) -> None:
+    """Send FINAL, with the last response or error if there is one; ``SETTLE_S`` late if the caller has gone."""
+    if sender.is_cancelled():
+        time.sleep(SETTLE_S)
+    sender.send(response, flags=_FINAL)
+
+
 def _send_error(sender: Any, exc: Exception) -> None:
     try:
-        sender.send(pb_utils.InferenceResponse(error=error_of(exc)), flags=_FINAL)
+        send_final(sender, pb_utils.InferenceResponse(error=error_of(exc)))
     except Exception as unsent:
         pb_utils.Logger.log_error(f"a stream could not be ended: {type(unsent).__name__}")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
+from model_kit.streaming import send_final
 
 POLL_S = 0.002
-FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
 class TritonPythonModel:
@@ -33,7 +33,7 @@ def _answer(sender, count, wishes):
                 Path(wishes["notice"]).write_text(repr(time.monotonic()))
             break
         sender.send(pb_utils.InferenceResponse([text, pb_utils.Tensor("TOKEN_ID", np.array([index], dtype=np.int32))]))
-    sender.send(flags=FINAL)
+    send_final(sender)
 
 
 def _left(sender, interval_s):

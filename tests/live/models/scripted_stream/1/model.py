@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import triton_python_backend_utils as pb_utils
 from model_kit.signed_exit import key_of, signed_exit
+from model_kit.streaming import send_final
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
@@ -38,7 +39,7 @@ def _answer(sender, script, request_id):
     then = script.get("then", "final")
     for index in range(count):
         if _waited_in_vain(sender, script, script.get("interval_s", 0.0), index):
-            sender.send(flags=FINAL)
+            send_final(sender)
             return
         last = then == "final_with_last" and index == count - 1
         sender.send(_response(script, index), flags=FINAL if last else 0)
@@ -50,9 +51,9 @@ def _answer(sender, script, request_id):
         error = script.get("error", {"code": "INTERNAL", "message": "scripted"})
         code = getattr(pb_utils.TritonError, error["code"])
         message = _text_of(error, request_id)
-        sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(message, code)), flags=FINAL)
+        send_final(sender, pb_utils.InferenceResponse(error=pb_utils.TritonError(message, code)))
     elif then != "final_with_last":
-        sender.send(flags=FINAL)
+        send_final(sender)
 
 
 def _text_of(error, request_id):

@@ -25,6 +25,8 @@ class InferenceRequest:
     request_id: str = field(default_factory=new_request_id)
     trace: TraceContext | None = None
     """Of the span that calls the model."""
+    ends_by_hook: bool = False
+    """Who gives it up says so to a ``cancel`` model too, and the stream then ends by itself."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -51,7 +51,13 @@ class Pipeline:
         parameters = self._parameter_values(values, problems)
         if problems:
             raise InvalidInput(f"'{problems[0].field}' {problems[0].problem}.", errors=problems)
-        return InferenceRequest(model=self.spec.model, version=self.spec.version, inputs=tensors, parameters=parameters)
+        return InferenceRequest(
+            model=self.spec.model,
+            version=self.spec.version,
+            inputs=tensors,
+            parameters=parameters,
+            ends_by_hook=self.spec.cancel is not None,
+        )
 
     def stream_spec(self) -> StreamSpec:
         """Raises InvalidRequest where the pipeline does not stream."""

@@ -25,7 +25,7 @@ from app.triton.codec import (
 )
 from app.triton.config import model_config_of
 from app.triton.errors import gateway_error_of, triton_errors
-from app.triton.leaving import Messages, hang_up
+from app.triton.leaving import HOOK_S, Messages, hang_up
 
 CONTROL_TIMEOUT_S = 5.0
 """For health, index and configuration calls, which Triton answers within milliseconds."""
@@ -109,7 +109,8 @@ class TritonEngine:
             if call.done():
                 messages.close()
             else:
-                self._leave(hang_up(call, messages, self._cancels.turn()))
+                patience_s = HOOK_S if request.ends_by_hook else 0.0
+                self._leave(hang_up(call, messages, self._cancels.turn() + patience_s))
 
     async def close(self) -> None:
         """Waits until every stream that was given up is hung up."""

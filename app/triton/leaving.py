@@ -14,6 +14,8 @@ from tritonclient.grpc import service_pb2
 
 QUIET_S = 0.1
 """Without any response for so long, it is such a moment too."""
+HOOK_S = 2.0
+"""A stream that a ``cancel`` model ends gets so long for it: its step sees no cancel, so cannot hold back its end."""
 _PAUSE_S = 0.002
 """The middle of a shorter pause cannot be met."""
 _AHEAD_BYTES = 16 * 1024

@@ -108,14 +108,20 @@ async def test_the_cancel_hook_stops_a_step_inside_an_ensemble(gateway: GatewayP
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=[pytest.mark.full, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize(
+    ("pipeline", "body"),
+    [
+        ("scripted_stream", {"script": json.dumps({"outputs": 100, "interval_s": 0.02})}),
+        ("write", {"prompt": "The for statement", "max_tokens": 300, "seed": 3}),
+    ],
+    ids=["by Triton's cancellation", "by the cancel hook"],
+)
 async def test_nothing_is_left_of_many_cancelled_streams(
-    gateway: GatewayProcess, triton: EmbeddedTriton, count: int
+    gateway: GatewayProcess, triton: EmbeddedTriton, pipeline: str, body: dict[str, Any], count: int
 ) -> None:
     process = psutil.Process(gateway.process.pid)
     pid = triton.pid
-    request = request_bytes(
-        "/v1/pipelines/scripted_stream/stream", {"script": json.dumps({"outputs": 100, "interval_s": 0.02})}
-    )
+    request = request_bytes(f"/v1/pipelines/{pipeline}/stream", body)
     await cancel_many(gateway, request, 20)
     await asyncio.to_thread(eventually, lambda: gateway.metric("active_streams") == 0)
     descriptors, threads = process.num_fds(), process.num_threads()

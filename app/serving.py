@@ -186,7 +186,7 @@ async def _announce(gateway: Gateway, url: str, triton_url: str) -> None:
 def _missing(catalog: Catalog, triton_url: str) -> str:
     if not catalog.triton_is_up:
         return f"Waiting for Triton at {triton_url}."
-    waited_for = (f"{name} ({entry.state.value.replace('_', ' ')})" for name, entry in catalog.unready.items())
+    waited_for = (f"{name} ({entry.state.words})" for name, entry in catalog.unready.items())
     return f"Waiting for {', '.join(waited_for)}."
 
 

@@ -30,6 +30,10 @@ class State(StrEnum):
     MODEL_NOT_READY = "model_not_ready"
     MISCONFIGURED = "misconfigured"
 
+    @property
+    def words(self) -> str:
+        return self.value.replace("_", " ")
+
 
 @dataclass(slots=True)
 class Entry:
@@ -73,7 +77,7 @@ class Catalog:
         if entry is None:
             raise UnknownPipeline(f"There is no such pipeline{nearest(name, list(self.entries))[:512]}.")
         if entry.pipeline is None:
-            raise ModelNotReady(f"Pipeline '{name}' is not ready: {entry.state.value.replace('_', ' ')}.")
+            raise ModelNotReady(f"Pipeline '{name}' is not ready: {entry.state.words}.")
         return entry.pipeline
 
     @property

@@ -1,4 +1,4 @@
-"""Cancelling calls no faster than Triton bears: storms of cancelled streams kill 2.51."""
+"""Cancelling calls no faster than Triton bears."""
 
 import asyncio
 import time

@@ -1,8 +1,10 @@
 """Hanging up on a stream that nobody listens to any more, at a moment that Triton bears.
 
-A cancel that meets a response on its way can kill Triton 2.51, which then gives the stream's state to another stream
-while the response is still being written. In the middle between two responses 80,000 cancels did no harm, at 700 a
-second; in a flood twenty were enough. So the responses are read on, and dropped, until such a moment comes.
+In Triton 2.51 a cancel that comes together with a response can overwrite the stream's state, or stop all streams for
+good: the two take the same pair of locks in opposite orders. And the final response of a cancelled stream frees its
+state while an earlier one may still be in writing. So the responses are read on, and dropped, until the middle between
+two of them; a stream that ends without being cancelled is left to end. Models hold their final response back for the
+other half, see ``model_kit.streaming``; docs/streaming.md has the measurements.
 """
 
 import asyncio
@@ -35,7 +37,7 @@ class Messages:
         """When the last message came, in monotonic seconds."""
         self.gap_s = QUIET_S
         """Between the last message and the one before it."""
-        self._ahead: deque[service_pb2.ModelStreamInferResponse] = deque()
+        self._ahead: deque[tuple[service_pb2.ModelStreamInferResponse, int]] = deque()
         self._ahead_bytes = 0
         self._end: BaseException | None = None
         self._changed = asyncio.Event()
@@ -50,10 +52,10 @@ class Messages:
                 raise self._end
             self._changed.clear()
             await self._changed.wait()
-        message = self._ahead.popleft()
+        message, size = self._ahead.popleft()
         if self._ahead_bytes >= _AHEAD_BYTES:
             self._changed.set()
-        self._ahead_bytes -= message.ByteSize()
+        self._ahead_bytes -= size
         return message
 
     def close(self) -> None:
@@ -64,8 +66,9 @@ class Messages:
         try:
             while (message := await call.read()) is not grpc.aio.EOF:
                 self._note_arrival()
-                self._ahead.append(message)
-                self._ahead_bytes += message.ByteSize()
+                size = message.ByteSize()
+                self._ahead.append((message, size))
+                self._ahead_bytes += size
                 del message  # or it would stay until the next one comes
                 self._changed.set()
                 while self._ahead_bytes >= _AHEAD_BYTES:

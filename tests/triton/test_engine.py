@@ -26,6 +26,7 @@ from app.domain.tensor import Tensor
 from app.domain.trace import TraceContext
 from app.triton.channel import open_channel
 from app.triton.engine import TritonEngine
+from app.triton.leaving import QUIET_S
 from tests.fakes.triton import FakeTriton, Streamed, piece, serving
 
 REQUEST = InferenceRequest("m", (Tensor("X", "INT32", np.array([7], np.int32)),), parameters={"seed": 3})
@@ -225,14 +226,14 @@ class TestStream:
         assert calls == [("m", code.name)]
 
     async def test_silence_until_the_deadline(self, engine: TritonEngine, triton: FakeTriton) -> None:
-        triton.streamed = scripted([piece(1)], hangs=True)
+        triton.streamed = scripted([piece(1)], hangs_s=3600)
         with pytest.raises(DeadlineExceeded):
             await everything(engine, 0.1)
 
     async def test_closing_the_generator_cancels_the_call(
         self, engine: TritonEngine, triton: FakeTriton, calls: list[tuple[str, str]]
     ) -> None:
-        triton.streamed = scripted([piece(1)], hangs=True)
+        triton.streamed = scripted([piece(1)], hangs_s=3600)
         responses = engine.infer_stream(REQUEST, Deadline.after(LONG_S))
         assert numbers([await anext(responses)]) == [[1]]
         await responses.aclose()
@@ -244,7 +245,7 @@ class TestStream:
     async def test_a_reader_that_is_cancelled_goes_at_once_and_its_call_is_hung_up_behind_it(
         self, engine: TritonEngine, triton: FakeTriton, calls: list[tuple[str, str]]
     ) -> None:
-        triton.streamed = scripted([piece(1)], hangs=True)
+        triton.streamed = scripted([piece(1)], hangs_s=3600)
         responses = engine.infer_stream(REQUEST, Deadline.after(LONG_S))
         await anext(responses)
         waiting = asyncio.ensure_future(anext(responses))
@@ -265,6 +266,21 @@ class TestStream:
         await responses.aclose()
         await asyncio.wait_for(engine.close(), LONG_S)
         assert not triton.cancelled.is_set()
+
+    @pytest.mark.parametrize("ends_after_s", [QUIET_S * 3, 3600])
+    async def test_a_stream_that_a_hook_ends_has_time_for_it(
+        self, engine: TritonEngine, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch, ends_after_s: float
+    ) -> None:
+        monkeypatch.setattr("app.triton.engine.HOOK_S", QUIET_S * 10)
+        triton.streamed = scripted([piece(1)], hangs_s=ends_after_s)
+        responses = engine.infer_stream(replace(REQUEST, ends_by_hook=True), Deadline.after(LONG_S))
+        await anext(responses)
+        await responses.aclose()
+        await asyncio.wait_for(engine.close(), LONG_S)
+        if ends_after_s > LONG_S:
+            await asyncio.wait_for(triton.cancelled.wait(), LONG_S)
+        else:
+            assert not triton.cancelled.is_set()
 
 
 class TestBeforeTheCall:
@@ -313,14 +329,13 @@ async def hang(request: pb.ModelInferRequest, context: grpc.aio.ServicerContext)
     raise AssertionError
 
 
-def scripted(pieces: list[pb.ModelStreamInferResponse], *, hangs: bool = False) -> Streamed:
+def scripted(pieces: list[pb.ModelStreamInferResponse], *, hangs_s: float = 0.0) -> Streamed:
     async def stream(
         request: pb.ModelInferRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.ModelStreamInferResponse]:
         for each in pieces:
             yield each
-        if hangs:
-            await asyncio.sleep(3600)
+        await asyncio.sleep(hangs_s)
 
     return stream
 

@@ -25,7 +25,7 @@ from app.triton.codec import (
 )
 from app.triton.config import model_config_of
 from app.triton.errors import gateway_error_of, triton_errors
-from app.triton.leaving import HOOK_S, Messages, hang_up
+from app.triton.leaving import PATIENCE_S, Messages, hang_up
 
 CONTROL_TIMEOUT_S = 5.0
 """For health, index and configuration calls, which Triton answers within milliseconds."""
@@ -93,23 +93,26 @@ class TritonEngine:
         _refuse_if_passed(deadline, request.model)
         call = self._stub.ModelStreamInfer(timeout=_timeout_s(deadline), metadata=trace_metadata(request))
         messages = Messages(call)
+        is_over = False
         try:
             with self._reported(request.model), triton_errors(request.model):
                 await call.write(stream_request_message(request))
                 await call.done_writing()
-                is_final = False
                 async for message in messages:
-                    response = _streamed_response(message, request.model)
-                    is_final = response.is_final
+                    if message.error_message:
+                        is_over = True  # whatever the final flag says
+                        raise gateway_error_of(None, message.error_message, request.model)
+                    response = streamed_response_of(message.infer_response)
+                    is_over = response.is_final
                     yield response
                     del message, response  # or they would stay until the next ones come
-                if not is_final:
+                if not is_over:
                     raise UpstreamProtocol("Triton closed the stream without marking its end.")
         finally:
             if call.done():
                 messages.close()
             else:
-                patience_s = HOOK_S if request.ends_by_hook else 0.0
+                patience_s = PATIENCE_S if is_over or request.ends_by_hook else 0.0
                 self._leave(hang_up(call, messages, self._cancels.turn() + patience_s))
 
     async def close(self) -> None:
@@ -142,13 +145,6 @@ async def _done(call: grpc.aio.Call) -> None:
     done = asyncio.Event()
     call.add_done_callback(lambda _: done.set())
     await done.wait()
-
-
-def _streamed_response(message: service_pb2.ModelStreamInferResponse, model: str) -> InferenceResponse:
-    """The first error is the end of the request, whatever the final flag says."""
-    if message.error_message:
-        raise gateway_error_of(None, message.error_message, model)
-    return streamed_response_of(message.infer_response)
 
 
 def _refuse_if_passed(deadline: Deadline, model: str) -> None:

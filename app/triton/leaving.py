@@ -16,8 +16,10 @@ from tritonclient.grpc import service_pb2
 
 QUIET_S = 0.1
 """Without any response for so long, it is such a moment too."""
-HOOK_S = 2.0
-"""A stream that a ``cancel`` model ends gets so long for it: its step sees no cancel, so cannot hold back its end."""
+PATIENCE_S = 2.0
+"""For a stream that ends by itself, after its last response or by a ``cancel`` model: nothing holds back its end."""
+_STEADY_S = 0.01
+"""Responses that come closer together may be the last ones."""
 _PAUSE_S = 0.002
 """The middle of a shorter pause cannot be met."""
 _AHEAD_BYTES = 16 * 1024
@@ -88,9 +90,9 @@ class Messages:
 
 async def hang_up(call: grpc.aio.Call, messages: Messages, due: float) -> None:
     """Reads on and cancels the call, not before ``due`` (monotonic seconds); does nothing to one that has ended."""
-    latest = max(time.monotonic(), due) + _FLOOD_S
+    due = max(time.monotonic(), due)
     try:
-        while time.monotonic() < latest:
+        while time.monotonic() < due + _FLOOD_S:
             async with asyncio.timeout_at(_good_moment(messages, due)):
                 await anext(messages)
     except (StopAsyncIteration, TimeoutError, grpc.aio.AioRpcError):
@@ -106,4 +108,6 @@ def _good_moment(messages: Messages, due: float) -> float:
     if messages.arrived is None:
         return now + QUIET_S
     middle = messages.arrived + min(max(messages.gap_s / 2, _PAUSE_S), QUIET_S)
+    if messages.gap_s < _STEADY_S:
+        middle = max(middle, due + QUIET_S)
     return middle if middle >= now else now + QUIET_S

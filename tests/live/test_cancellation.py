@@ -117,10 +117,9 @@ async def test_the_cancel_hook_stops_a_step_inside_an_ensemble(gateway: GatewayP
     ids=["by Triton's cancellation", "by the cancel hook"],
 )
 async def test_nothing_is_left_of_many_cancelled_streams(
-    gateway: GatewayProcess, triton: EmbeddedTriton, pipeline: str, body: dict[str, Any], count: int
+    gateway: GatewayProcess, pipeline: str, body: dict[str, Any], count: int
 ) -> None:
     process = psutil.Process(gateway.process.pid)
-    pid = triton.pid
     request = request_bytes(f"/v1/pipelines/{pipeline}/stream", body)
     await cancel_many(gateway, request, 20)
     await asyncio.to_thread(eventually, lambda: gateway.metric("active_streams") == 0)
@@ -129,7 +128,6 @@ async def test_nothing_is_left_of_many_cancelled_streams(
     await asyncio.to_thread(eventually, lambda: gateway.metric("active_streams") == 0, 30.0)
     await asyncio.to_thread(eventually, lambda: process.num_fds() <= descriptors + 5, 30.0)
     assert process.num_threads() <= threads + 2
-    assert triton.pid == pid, "Triton died and was started again"
     async with httpx.AsyncClient(base_url=gateway.url) as client:
         assert (await client.post("/v1/pipelines/scripted", json={"script": "{}"})).status_code == 200
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 
 import grpc
@@ -257,30 +257,40 @@ class TestStream:
         assert calls == [("m", "CANCELLED")]
         await asyncio.wait_for(triton.cancelled.wait(), LONG_S)
 
-    async def test_a_stream_that_ends_by_itself_meanwhile_is_not_cancelled(
-        self, engine: TritonEngine, triton: FakeTriton
+    @pytest.mark.parametrize(
+        ("pieces", "ends_after_s", "by_hook"),
+        [
+            ([piece(1), piece(2), piece(3)], QUIET_S / 2, False),
+            ([piece(1, final=True)], QUIET_S * 3, False),
+            ([pb.ModelStreamInferResponse(error_message="no boxes")], QUIET_S * 3, False),
+            ([piece(1)], QUIET_S * 3, True),
+        ],
+        ids=["a burst", "after the final response", "after an error", "by a hook"],
+    )
+    async def test_a_stream_that_soon_ends_by_itself_is_not_cancelled(
+        self,
+        engine: TritonEngine,
+        triton: FakeTriton,
+        pieces: list[pb.ModelStreamInferResponse],
+        ends_after_s: float,
+        by_hook: bool,
     ) -> None:
-        triton.streamed = scripted([piece(1), piece(final=True)])
-        responses = engine.infer_stream(REQUEST, Deadline.after(LONG_S))
-        await anext(responses)
+        triton.streamed = scripted(pieces, hangs_s=ends_after_s)
+        responses = engine.infer_stream(replace(REQUEST, ends_by_hook=by_hook), Deadline.after(LONG_S))
+        with suppress(ModelError):
+            await anext(responses)
         await responses.aclose()
         await asyncio.wait_for(engine.close(), LONG_S)
         assert not triton.cancelled.is_set()
 
-    @pytest.mark.parametrize("ends_after_s", [QUIET_S * 3, 3600])
-    async def test_a_stream_that_a_hook_ends_has_time_for_it(
-        self, engine: TritonEngine, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch, ends_after_s: float
+    async def test_a_stream_that_its_hook_does_not_end_is_cancelled(
+        self, engine: TritonEngine, triton: FakeTriton
     ) -> None:
-        monkeypatch.setattr("app.triton.engine.HOOK_S", QUIET_S * 10)
-        triton.streamed = scripted([piece(1)], hangs_s=ends_after_s)
+        triton.streamed = scripted([piece(1)], hangs_s=3600)
         responses = engine.infer_stream(replace(REQUEST, ends_by_hook=True), Deadline.after(LONG_S))
         await anext(responses)
         await responses.aclose()
-        await asyncio.wait_for(engine.close(), LONG_S)
-        if ends_after_s > LONG_S:
-            await asyncio.wait_for(triton.cancelled.wait(), LONG_S)
-        else:
-            assert not triton.cancelled.is_set()
+        await asyncio.wait_for(triton.cancelled.wait(), LONG_S)
 
 
 class TestBeforeTheCall:

@@ -120,7 +120,8 @@ def _wait_for_the_end(triton: int, grace_s: float) -> None:
 
 def _tell(events: "queue.SimpleQueue[str]", event: str, wait: Callable[[], object]) -> None:
     def tell() -> None:
-        wait()
+        with contextlib.suppress(ChildProcessError):  # reaped already, as an orphan
+            wait()
         events.put(event)
 
     threading.Thread(target=tell, daemon=True).start()

@@ -2,9 +2,9 @@
 
 In Triton 2.51 a cancel that comes together with a response can overwrite the stream's state, or stop all streams for
 good: the two take the same pair of locks in opposite orders. And the final response of a cancelled stream frees its
-state while an earlier one may still be in writing. So the responses are read on, and dropped, until the middle between
-two of them; a stream that ends without being cancelled is left to end. Models hold their final response back for the
-other half, see ``model_kit.streaming``; docs/streaming.md has the measurements.
+state while an earlier one may still be in writing. So the responses are read on, and dropped, until one was just read
+and the next is far; a stream that ends without being cancelled is left to end. Models hold their final response back
+for the other half, see ``model_kit.streaming``; docs/streaming.md has the measurements.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ PATIENCE_S = 2.0
 _STEADY_S = 0.01
 """Responses that come closer together may be the last ones."""
 _PAUSE_S = 0.002
-"""The middle of a shorter pause cannot be met."""
+"""After a response, for its write to be done in Triton too."""
 _AHEAD_BYTES = 16 * 1024
 """Read ahead of who takes them; one message at least."""
 _FLOOD_S = 10.0
@@ -103,11 +103,11 @@ async def hang_up(call: grpc.aio.Call, messages: Messages, due: float) -> None:
 
 
 def _good_moment(messages: Messages, due: float) -> float:
-    """In the middle between the last response and the next, if it comes as soon as the last one did."""
+    """Behind the last response, long before the next, if it comes as soon as the last one did."""
     now = max(time.monotonic(), due)
     if messages.arrived is None:
         return now + QUIET_S
-    middle = messages.arrived + min(max(messages.gap_s / 2, _PAUSE_S), QUIET_S)
+    moment = messages.arrived + min(max(messages.gap_s / 4, _PAUSE_S), QUIET_S)
     if messages.gap_s < _STEADY_S:
-        middle = max(middle, due + QUIET_S)
-    return middle if middle >= now else now + QUIET_S
+        moment = max(moment, due + QUIET_S)
+    return moment if moment >= now else now + QUIET_S

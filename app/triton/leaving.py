@@ -103,11 +103,16 @@ async def hang_up(call: grpc.aio.Call, messages: Messages, due: float) -> None:
 
 
 def _good_moment(messages: Messages, due: float) -> float:
-    """Behind the last response, long before the next, if it comes as soon as the last one did."""
+    """Behind the last response, and not past the middle to the next, if it comes as soon as the last one did."""
     now = max(time.monotonic(), due)
     if messages.arrived is None:
         return now + QUIET_S
-    moment = messages.arrived + min(max(messages.gap_s / 4, _PAUSE_S), QUIET_S)
+    earliest = messages.arrived + _bounded(messages.gap_s / 4)
+    latest = messages.arrived + _bounded(messages.gap_s / 2)
     if messages.gap_s < _STEADY_S:
-        moment = max(moment, due + QUIET_S)
-    return moment if moment >= now else now + QUIET_S
+        earliest = max(earliest, due + QUIET_S)
+    return max(earliest, now) if now <= max(earliest, latest) else now + QUIET_S
+
+
+def _bounded(pause_s: float) -> float:
+    return min(max(pause_s, _PAUSE_S), QUIET_S)

@@ -75,7 +75,7 @@ class Catalog:
         """Raises UnknownPipeline or ModelNotReady."""
         entry = self.entries.get(name)
         if entry is None:
-            raise UnknownPipeline(f"There is no such pipeline{nearest(name, list(self.entries))[:512]}.")
+            raise UnknownPipeline(f"There is no such pipeline{nearest(name, list(self.entries))[:512]}")
         if entry.pipeline is None:
             raise ModelNotReady(f"Pipeline '{name}' is not ready: {entry.state.words}.")
         return entry.pipeline

@@ -65,7 +65,7 @@ def _parsed(path: Path) -> tuple[yaml.Node | None, Any]:
 
 
 def nearest(name: str, valid: Sequence[str]) -> str:
-    """`` (did you mean 'x'?)`` or the valid names, ready to end a sentence."""
+    """``; did you mean 'x'?`` or the valid names, to end a sentence with."""
     found = difflib.get_close_matches(name, valid, n=1)
     if found:
         return f"; did you mean '{found[0]}'?"

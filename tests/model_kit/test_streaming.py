@@ -110,3 +110,12 @@ def test_final_is_late_once_the_caller_has_gone(streaming, monkeypatch, error):
     streaming.send_final(gone, error)
     assert waits == [streaming.SETTLE_S]
     assert here.sent == gone.sent == [(error, FINAL)]
+
+
+def test_a_last_part_is_as_late(streaming, monkeypatch):
+    waits = []
+    monkeypatch.setattr(streaming.time, "sleep", waits.append)
+    gone = Sender(is_gone=True)
+    streaming.relay(gone, [streaming.Part({}), streaming.Part({}, is_last=True)])
+    assert waits == [streaming.SETTLE_S]
+    assert [flags for _, flags in gone.sent] == [0, FINAL]

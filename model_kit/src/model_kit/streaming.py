@@ -73,9 +73,10 @@ def relay(sender: Any, parts: Iterable[Part], note: Callable[[Outputs], None] = 
         for part in parts:
             note(part.outputs)
             response = pb_utils.InferenceResponse(tensors_of(part.outputs))
-            sender.send(response, flags=_FINAL if part.is_last else 0)
             if part.is_last:
+                send_final(sender, response)
                 return
+            sender.send(response)
         send_final(sender)
     except Exception as exc:
         _send_error(sender, exc)

@@ -18,8 +18,6 @@ import triton_python_backend_utils as pb_utils
 from model_kit.signed_exit import key_of, signed_exit
 from model_kit.streaming import send_final
 
-FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-
 # A Triton that many tests share has no key of its own; the gateway in front of it is given this one.
 ENVIRONMENT = {"EARLY_EXIT_KEY": "the key of tests", **os.environ}
 
@@ -41,8 +39,11 @@ def _answer(sender, script, request_id):
         if _waited_in_vain(sender, script, script.get("interval_s", 0.0), index):
             send_final(sender)
             return
-        last = then == "final_with_last" and index == count - 1
-        sender.send(_response(script, index), flags=FINAL if last else 0)
+        response = _response(script, index)
+        if then == "final_with_last" and index == count - 1:
+            send_final(sender, response)
+            return
+        sender.send(response)
     if then == "silence":
         _waited_in_vain(sender, script, 3600.0, count)
     if then == "crash":
@@ -52,7 +53,7 @@ def _answer(sender, script, request_id):
         code = getattr(pb_utils.TritonError, error["code"])
         message = _text_of(error, request_id)
         send_final(sender, pb_utils.InferenceResponse(error=pb_utils.TritonError(message, code)))
-    elif then != "final_with_last":
+    else:
         send_final(sender)
 
 

@@ -67,6 +67,14 @@ def repository(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Co
     return folder
 
 
+def scripted_models(folder: Path) -> Path:
+    """A repository of the scripted models alone, as links, in a new folder."""
+    folder.mkdir()
+    for name in ("scripted", "scripted_stream"):
+        (folder / name).symlink_to(LIVE / "models" / name)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def triton(repository: Path, models_venv: Path) -> Iterator[EmbeddedTriton]:
     """The session's Triton, run by an event loop in a thread of its own."""

@@ -6,7 +6,16 @@ from tests.processes import (
     free_ports,
     running_gateway,
     running_triton,
+    scripted_models,
     wait_until_ready,
 )
 
-__all__ = ["GatewayProcess", "StartGateway", "free_ports", "running_gateway", "running_triton", "wait_until_ready"]
+__all__ = [
+    "GatewayProcess",
+    "StartGateway",
+    "free_ports",
+    "running_gateway",
+    "running_triton",
+    "scripted_models",
+    "wait_until_ready",
+]

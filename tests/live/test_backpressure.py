@@ -12,7 +12,7 @@ import pytest
 
 from app.triton.embedded.options import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
-from tests.live.conftest import GatewayProcess, StartGateway, running_triton
+from tests.live.conftest import GatewayProcess, StartGateway, running_triton, scripted_models
 from tests.live.events import checked, parsed
 from tests.live.test_cancellation import eventually, request_bytes
 
@@ -31,10 +31,8 @@ PATH = "/v1/pipelines/scripted_patient/stream"
 @pytest.fixture(scope="module")
 def triton(models_venv: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTriton]:
     """One of their own: streams that are cut off in full flow are what this server bears least."""
-    folder = tmp_path_factory.mktemp("endless")
-    for name in ("scripted", "scripted_stream"):
-        (folder / name).symlink_to(HERE / "models" / name)
-    with running_triton(EmbeddedOptions(folder, models_venv)) as server:
+    models = scripted_models(tmp_path_factory.mktemp("endless") / "models")
+    with running_triton(EmbeddedOptions(models, models_venv)) as server:
         yield server
 
 

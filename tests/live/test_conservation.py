@@ -14,7 +14,7 @@ import pytest
 
 from app.domain.errors import GatewayError, Outcome
 from tests.domain.test_errors import concrete
-from tests.live.conftest import GatewayProcess, running_gateway
+from tests.live.conftest import GatewayProcess, running_gateway, scripted_models
 from tests.live.events import checked, parsed
 from tests.live.test_cancellation import eventually
 
@@ -72,12 +72,9 @@ async def test_it_is_so_while_triton_is_killed_again_and_again(embedding_gateway
 
 
 @pytest.fixture
-def embedding_gateway(repository: Path, models_venv: Path, tmp_path: Path) -> Iterator[GatewayProcess]:
+def embedding_gateway(models_venv: Path, tmp_path: Path) -> Iterator[GatewayProcess]:
     """A gateway that runs a Triton of its own, with the scripted models alone."""
-    models = tmp_path / "models"
-    models.mkdir()
-    for name in ("scripted", "scripted_stream"):
-        (models / name).symlink_to((repository / name).resolve())
+    models = scripted_models(tmp_path / "models")
     config = Path(__file__).parent / "gateway.yaml"
     with running_gateway(
         tmp_path / "gateway",

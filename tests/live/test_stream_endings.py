@@ -12,7 +12,14 @@ import pytest
 
 from app.triton.embedded.options import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
-from tests.live.conftest import GatewayProcess, StartGateway, running_gateway, running_triton, wait_until_ready
+from tests.live.conftest import (
+    GatewayProcess,
+    StartGateway,
+    running_gateway,
+    running_triton,
+    scripted_models,
+    wait_until_ready,
+)
 from tests.live.events import Event, checked, events_in, lines_of, read_stream
 
 SCRIPTED: dict[str, tuple[dict[str, Any], int, str, str]] = {
@@ -39,12 +46,9 @@ SCRIPTED: dict[str, tuple[dict[str, Any], int, str, str]] = {
 
 
 @pytest.fixture
-def mortal(repository: Path, models_venv: Path, tmp_path: Path) -> Iterator[tuple[EmbeddedTriton, GatewayProcess]]:
+def mortal(models_venv: Path, tmp_path: Path) -> Iterator[tuple[EmbeddedTriton, GatewayProcess]]:
     """A Triton and a gateway of its own, for a test that kills models or servers."""
-    models = tmp_path / "models"
-    models.mkdir()
-    for name in ("scripted", "scripted_stream"):
-        (models / name).symlink_to((repository / name).resolve())
+    models = scripted_models(tmp_path / "models")
     config = tmp_path / "gateway.yaml"
     config.write_text((Path(__file__).parent / "gateway.yaml").read_text())
     with (

@@ -16,11 +16,11 @@ from rich.table import Table
 from app import __version__
 from app.checking import DEFAULT_REPOSITORY, CheckImpossible, CheckOptions, report_of, run_check
 from app.domain.errors import GatewayError
-from app.listening import PortTaken
 from app.observability.log import configure_logging
 from app.observability.tracing import TracingUnavailable
 from app.pipelines.file import ConfigError
-from app.serving import serve
+from app.process.listening import PortTaken
+from app.process.serving import serve
 from app.settings import PREFIX, Settings, SettingsError, default_config, read_settings, service_links
 from app.streams.store import StoreUnusable
 from app.triton.channel import open_channel

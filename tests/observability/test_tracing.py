@@ -74,7 +74,7 @@ def test_without_a_collector_children_are_the_callers() -> None:
 
 def test_without_a_collector_nothing_of_the_sdk_is_imported() -> None:
     script = (
-        "import sys, app.serving; "
+        "import sys, app.process.serving; "
         "sys.exit(any(name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter')) for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

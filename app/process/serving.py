@@ -19,7 +19,6 @@ from app.api.samples import samples_of
 from app.api.state import Gateway, Limits
 from app.checking import log_findings
 from app.domain.engine import Engine
-from app.listening import bound, running
 from app.main import create_admin_app, create_app
 from app.observability.metrics import Metrics
 from app.observability.tensors import TensorLog
@@ -28,10 +27,11 @@ from app.pipelines.cancellation import Canceller
 from app.pipelines.catalog import Catalog, State
 from app.pipelines.compile import Surroundings
 from app.pipelines.file import ConfigError, read_gateway_file
+from app.process.listening import bound, running
+from app.process.stores import running_store
+from app.process.tasks import Stopped, background, stop_on_signals, unless_stopped
 from app.settings import PREFIX, Settings
-from app.stores import running_store
 from app.streams.store import StreamStore
-from app.tasks import Stopped, background, stop_on_signals, unless_stopped
 from app.triton.channel import open_channel
 from app.triton.embedded.options import EmbeddedOptions
 from app.triton.embedded.progress import shown_on

@@ -1,0 +1,1 @@
+"""The running process: sockets, servers, background tasks, signals and the drain."""

@@ -14,7 +14,7 @@ from app.pipelines.linter.check import check
 from app.pipelines.linter.findings import Finding, Severity
 from app.triton.channel import open_channel
 from app.triton.engine import TritonEngine
-from app.triton.repository import live_repository, read_repository
+from app.triton.model_repository import live_repository, read_repository
 
 DEFAULT_REPOSITORY = Path("triton_models")
 

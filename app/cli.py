@@ -26,7 +26,7 @@ from app.streams.store import StoreUnusable
 from app.triton.channel import open_channel
 from app.triton.embedded.errors import EmbeddedTritonError
 from app.triton.engine import TritonEngine
-from app.triton.repository import RepositoryUnreadable
+from app.triton.model_repository import RepositoryUnreadable
 
 UNUSABLE = 2
 _UNUSABLE = (

@@ -17,17 +17,17 @@ from rich.console import Console
 from app import __version__
 from app.api.samples import samples_of
 from app.api.state import Gateway, Limits
-from app.checking import log_findings
 from app.domain.engine import Engine
 from app.main import create_admin_app, create_app
 from app.observability.metrics import Metrics
 from app.observability.tensors import TensorLog
 from app.observability.tracing import TracedEngine, Tracer, open_tracer
 from app.pipelines.cancellation import Canceller
-from app.pipelines.catalog import Catalog, State
+from app.pipelines.catalog import Catalog
 from app.pipelines.compile import Surroundings
 from app.pipelines.file import ConfigError, read_gateway_file
 from app.process.listening import bound, running
+from app.process.refreshing import keep_fresh
 from app.process.stores import running_store
 from app.process.tasks import Stopped, background, stop_on_signals, unless_stopped
 from app.settings import PREFIX, Settings
@@ -38,8 +38,6 @@ from app.triton.embedded.progress import shown_on
 from app.triton.embedded.server import EmbeddedTriton
 from app.triton.engine import TritonEngine
 
-REFRESH_S = 2.0
-REFRESH_UNREADY_S = 0.25
 WAITING_S = 2.0
 """Ready later than that, the gateway says once what it waits for."""
 _log = logging.getLogger(__name__)
@@ -139,7 +137,7 @@ async def _gateway(
             triton_metrics_url=triton.metrics_url,
             tracer=tracer,
         )
-        async with background(_keep_fresh(gateway)):
+        async with background(keep_fresh(catalog, engine, metrics)):
             yield gateway
         await gateway.canceller.close()
         await triton_engine.close()
@@ -147,26 +145,6 @@ async def _gateway(
 
 def _key_of(settings: Settings) -> bytes | None:
     return settings.early_exit_key.encode() if settings.early_exit_key else None
-
-
-async def _keep_fresh(gateway: Gateway) -> None:
-    """Follows the models and the file for as long as the gateway runs; checks them once, before any is ready."""
-    is_checked = False
-    while True:
-        await gateway.catalog.refresh()
-        if gateway.catalog.is_compiled and not is_checked:
-            await log_findings(gateway.engine, gateway.catalog.file)
-            is_checked = True
-        await gateway.catalog.warm_up()
-        _measure(gateway)
-        await asyncio.sleep(REFRESH_S if gateway.catalog.is_ready else REFRESH_UNREADY_S)
-
-
-def _measure(gateway: Gateway) -> None:
-    gateway.metrics.triton_up.set(gateway.catalog.triton_is_up)
-    gateway.metrics.config_reload_failed.set(gateway.catalog.reload_failed)
-    for entry in gateway.catalog.entries.values():
-        gateway.metrics.model_ready.labels(entry.spec.model).set(entry.state in {State.READY, State.WARMING})
 
 
 async def _announce(gateway: Gateway, url: str, triton_url: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 from app.triton.embedded.guarded import GuardedTriton
 from app.triton.embedded.launch import Launch
 from app.triton.embedded.options import EmbeddedOptions, Ports
-from app.triton.embedded.repository import Repository
+from app.triton.embedded.served_repository import ServedRepository
 from app.triton.embedded.wheel import ModelEnvironment
 from app.triton.engine import TritonEngine
 from tests.conftest import Require
@@ -70,7 +70,7 @@ async def test_triton_starts_by_the_sidecar_s_arguments_and_a_broken_model_keeps
     prepared = Launch.prepare(
         EmbeddedOptions(half_broken, models_venv),
         Ports.free(),
-        Repository.read(half_broken),
+        ServedRepository.read(half_broken),
         ModelEnvironment.of(models_venv),
     )
     launch = SidecarLaunch(**vars(prepared), container=container)

@@ -8,7 +8,7 @@ from app.domain.errors import ContractViolation, GatewayError, ModelError
 from app.domain.fault import Fault, FaultKind
 from app.pipelines.explain import explain
 from app.pipelines.graph import Graph, graph_of
-from app.triton.repository import read_repository
+from app.triton.model_repository import read_repository
 from tests.broken_repositories import Repository, sound
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from app.domain.model import ModelConfig
 from app.pipelines.graph import Edge, End, graph_of
-from app.triton.repository import read_repository
+from app.triton.model_repository import read_repository
 from tests.broken_repositories import Repository, sound
 
 

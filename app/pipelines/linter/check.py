@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from app.domain.repository import RepositoryModel
+from app.domain.model import RepositoryModel
 from app.pipelines.file import GatewayFile
 from app.pipelines.linter import cycles, edges, gateway, names, omissions
 from app.pipelines.linter.findings import Code, Finding

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar
 
-from app.domain.repository import RepositoryModel
+from app.domain.model import RepositoryModel
 from app.pipelines.linter.findings import Code, Finding
 from app.pipelines.linter.wiring import Wiring
 

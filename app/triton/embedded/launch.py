@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.triton.embedded.options import LOOPBACK, EmbeddedOptions, Ports
-from app.triton.embedded.repository import Repository
+from app.triton.embedded.served_repository import ServedRepository
 from app.triton.embedded.wheel import ModelEnvironment
 
 # Without these Triton answers the engine's frequent keepalive pings with GOAWAY (too_many_pings).
@@ -29,14 +29,14 @@ class Launch:
 
     options: EmbeddedOptions
     ports: Ports
-    repository: Repository
+    repository: ServedRepository
     models: ModelEnvironment
     nonce: str
     folder: Path
 
     @classmethod
     def prepare(
-        cls, options: EmbeddedOptions, ports: Ports, repository: Repository, models: ModelEnvironment
+        cls, options: EmbeddedOptions, ports: Ports, repository: ServedRepository, models: ModelEnvironment
     ) -> "Launch":
         """Choose the names, and make the temporary folder with Triton's backends."""
         folder = Path(tempfile.mkdtemp(prefix="triton-gateway-"))

@@ -14,7 +14,7 @@ from app.triton.embedded.machine import Machine, refusals
 from app.triton.embedded.options import LOOPBACK, EmbeddedOptions, Ports
 from app.triton.embedded.probe import Probe
 from app.triton.embedded.progress import Loading, OnProgress, changes_only
-from app.triton.embedded.repository import Repository
+from app.triton.embedded.served_repository import ServedRepository
 from app.triton.embedded.wheel import ModelEnvironment
 
 logger = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class EmbeddedTriton:
                 raise
 
     def _prepare(self) -> Launch:
-        repository = Repository.read(self._options.repository)
+        repository = ServedRepository.read(self._options.repository)
         models = ModelEnvironment.of(self._options.venv)
         self._ports.require_free()
         return Launch.prepare(self._options, self._ports, repository, models)

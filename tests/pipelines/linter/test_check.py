@@ -9,7 +9,7 @@ from app.checking import report_of
 from app.pipelines.file import read_gateway_file
 from app.pipelines.linter.check import check
 from app.pipelines.linter.findings import Code, Finding
-from app.triton.repository import read_repository
+from app.triton.model_repository import read_repository
 from tests.broken_repositories import BROKEN, DECOUPLED, Broken, Repository, sound
 
 

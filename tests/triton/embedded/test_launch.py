@@ -6,7 +6,7 @@ import pytest
 from app.triton.embedded.interpreter import Interpreter
 from app.triton.embedded.launch import Launch
 from app.triton.embedded.options import EmbeddedOptions, Ports
-from app.triton.embedded.repository import Repository
+from app.triton.embedded.served_repository import ServedRepository
 from app.triton.embedded.wheel import ModelEnvironment
 
 MODELS = ModelEnvironment(Interpreter(Path("/venv/bin/python3"), (3, 11), "/opt/python/lib"), Path("/wheel"))
@@ -16,7 +16,7 @@ MODELS = ModelEnvironment(Interpreter(Path("/venv/bin/python3"), (3, 11), "/opt/
 def launch():
     def launch(is_complete=True, **inherited):
         options = EmbeddedOptions(Path("/models"), Path("/venv"), environment=inherited)
-        repository = Repository(Path("/models"), ("ident",), is_complete)
+        repository = ServedRepository(Path("/models"), ("ident",), is_complete)
         return Launch(options, Ports(1, 2, 3), repository, MODELS, "0123", Path("/tmp/folder"))
 
     return launch

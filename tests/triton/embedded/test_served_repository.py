@@ -1,7 +1,7 @@
 import pytest
 
 from app.triton.embedded.errors import RepositoryUnservable
-from app.triton.embedded.repository import Repository
+from app.triton.embedded.served_repository import ServedRepository
 
 COMPLETE = """
 backend: "python"
@@ -26,13 +26,13 @@ def test_models_are_the_folders_in_order(add_model, tmp_path):
     for name in ("b", "a", ".git", "__pycache__"):
         add_model(name, COMPLETE)
     (tmp_path / "README.md").touch()
-    assert Repository.read(tmp_path).models == ("a", "b")
+    assert ServedRepository.read(tmp_path).models == ("a", "b")
 
 
 def test_complete_configurations_need_no_completing(add_model, tmp_path):
     add_model("a", COMPLETE)
     add_model("b", COMPLETE.replace('backend: "python"', 'platform: "ensemble"'))
-    assert Repository.read(tmp_path).is_complete
+    assert ServedRepository.read(tmp_path).is_complete
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_complete_configurations_need_no_completing(add_model, tmp_path):
 def test_one_incomplete_configuration_needs_completing(add_model, tmp_path, config):
     add_model("a", COMPLETE)
     add_model("b", config)
-    assert not Repository.read(tmp_path).is_complete
+    assert not ServedRepository.read(tmp_path).is_complete
 
 
 @pytest.mark.parametrize(
@@ -63,18 +63,18 @@ def test_one_incomplete_configuration_needs_completing(add_model, tmp_path, conf
 def test_other_backend_is_refused_with_the_image_that_has_it(add_model, tmp_path, config, file, backend):
     add_model("detector", config, file)
     with pytest.raises(RepositoryUnservable) as refused:
-        Repository.read(tmp_path)
+        ServedRepository.read(tmp_path)
     assert all(words in str(refused.value) for words in ("'detector'", f"'{backend}'", "tritonserver image"))
 
 
 def test_broken_configuration_is_refused_with_its_place(add_model, tmp_path):
     add_model("a", COMPLETE + "\nnonsense: 1")
     with pytest.raises(RepositoryUnservable, match=r"'a'.*config.pbtxt.*nonsense"):
-        Repository.read(tmp_path)
+        ServedRepository.read(tmp_path)
 
 
 def test_missing_or_empty_repository_is_refused(tmp_path):
     with pytest.raises(RepositoryUnservable, match="no model repository"):
-        Repository.read(tmp_path / "absent")
+        ServedRepository.read(tmp_path / "absent")
     with pytest.raises(RepositoryUnservable, match="holds no model"):
-        Repository.read(tmp_path)
+        ServedRepository.read(tmp_path)

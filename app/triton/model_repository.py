@@ -9,8 +9,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from app.domain.engine import Engine
 from app.domain.errors import ModelNotReady
-from app.domain.model import ModelConfig
-from app.domain.repository import RepositoryModel
+from app.domain.model import ModelConfig, RepositoryModel
 from app.triton.config import model_config_of, parse_config
 
 CONFIG_FILE = "config.pbtxt"

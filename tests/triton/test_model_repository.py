@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from app.domain.repository import RepositoryModel
-from app.triton.repository import RepositoryUnreadable, read_repository
+from app.domain.model import RepositoryModel
+from app.triton.model_repository import RepositoryUnreadable, read_repository
 from tests.broken_repositories import Repository
 
 CALL = "pb_utils.InferenceRequest(model_name={}, inputs=[])"

@@ -7,7 +7,7 @@ from pathlib import Path
 from tritonclient.grpc import model_config_pb2 as pb
 
 from app.triton.embedded.errors import RepositoryUnservable
-from app.triton.repository import CONFIG_FILE, RepositoryUnreadable, model_folders, read_config
+from app.triton.model_repository import CONFIG_FILE, RepositoryUnreadable, model_folders, read_config
 
 ENSEMBLE = "ensemble"
 BACKENDS = ("python", ENSEMBLE)
@@ -25,7 +25,7 @@ BACKEND_BY_FILE = {
 
 
 @dataclass(frozen=True)
-class Repository:
+class ServedRepository:
     """The models of a repository, and whether Triton may skip the slow completing of their configurations."""
 
     path: Path
@@ -33,7 +33,7 @@ class Repository:
     is_complete: bool
 
     @classmethod
-    def read(cls, path: Path) -> "Repository":
+    def read(cls, path: Path) -> "ServedRepository":
         """Read the configurations under `path`; raise `RepositoryUnservable` for what the wheel cannot serve."""
         folders = _model_folders(path)
         configs = {folder: _config_of(folder) for folder in folders}

@@ -1,38 +1,12 @@
-"""Errors as ``application/problem+json`` (RFC 9457); the only place that knows their HTTP status."""
+"""Errors as ``application/problem+json`` (RFC 9457)."""
 
 from typing import Any
 
 import orjson
 from starlette.responses import Response
 
-from app.domain import errors
+from app.api.error_table import ROW_BY_ERROR
 from app.domain.errors import GatewayError
-
-STATUS_BY_ERROR: dict[type[GatewayError], int] = {
-    errors.InvalidJson: 400,
-    errors.InvalidRequest: 400,
-    errors.UnknownPipeline: 404,
-    errors.NotFound: 404,
-    errors.UnknownStream: 404,
-    errors.MethodNotAllowed: 405,
-    errors.SlowRequest: 408,
-    errors.StreamEvicted: 410,
-    errors.PayloadTooLarge: 413,
-    errors.UnsupportedMediaType: 415,
-    errors.InvalidInput: 422,
-    errors.TooManyRequests: 429,
-    errors.HeadersTooLarge: 431,
-    errors.ClientClosedRequest: 499,
-    errors.SlowConsumer: 499,
-    errors.Internal: 500,
-    errors.ModelError: 502,
-    errors.ContractViolation: 502,
-    errors.UpstreamProtocol: 502,
-    errors.UpstreamUnavailable: 503,
-    errors.ModelNotReady: 503,
-    errors.Draining: 503,
-    errors.DeadlineExceeded: 504,
-}
 
 MEDIA_TYPE = "application/problem+json"
 MAX_BYTES = 4096
@@ -42,11 +16,11 @@ _MAX_ITEMS = 8
 
 
 def status_of(error: GatewayError) -> int:
-    return STATUS_BY_ERROR[type(error)]
+    return ROW_BY_ERROR[type(error)].status
 
 
 def problem_of(error: GatewayError, request_id: str) -> dict[str, Any]:
-    """The problem object, never longer than MAX_BYTES as JSON."""
+    """The problem object. Its JSON has at most MAX_BYTES bytes."""
     problem: dict[str, Any] = {
         "type": f"/docs/errors/{error.code}",
         "title": error.title,
@@ -69,7 +43,7 @@ def problem_of(error: GatewayError, request_id: str) -> dict[str, Any]:
 
 
 def _cut(text: str, size: int) -> str:
-    """At most ``size`` bytes of UTF-8, none of them a control character."""
+    """At most ``size`` bytes of UTF-8, without control characters."""
     plain = "".join(character if character.isprintable() else "?" for character in text[:size])
     return plain.encode("utf-8", "replace")[:size].decode("utf-8", "ignore")
 

@@ -1,4 +1,4 @@
-"""Everything that can go wrong, as nouns; the HTTP status of each stands in one table in ``app.api.problems``.
+"""Every error of the gateway. ``app.api.error_table`` has the HTTP status and the remedy of each.
 
 GatewayError
   ClientError          InvalidJson, InvalidRequest, InvalidInput, UnknownPipeline, UnknownStream, NotFound,

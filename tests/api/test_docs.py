@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from app.api.error_pages import ERROR_PAGES
+from app.api.error_table import ERROR_BY_CODE, ROW_BY_ERROR
 from tests.api.conftest import word
 from tests.fakes.gateway import Served
 
@@ -126,17 +126,17 @@ class Page(HTMLParser):
 
 
 class TestPages:
-    @pytest.mark.parametrize("code", sorted(ERROR_PAGES))
+    @pytest.mark.parametrize("code", sorted(ERROR_BY_CODE))
     async def test_every_error_has_its_page(self, api: Served, code: str) -> None:
         answer = await api.client.get(f"/docs/errors/{code}")
         assert answer.status_code == 200
         assert code in answer.text
-        assert str(ERROR_PAGES[code].status) in answer.text
+        assert str(ROW_BY_ERROR[ERROR_BY_CODE[code]].status) in answer.text
 
     async def test_the_list_of_errors_leads_to_each(self, api: Served) -> None:
         page = Page()
         page.feed((await api.client.get("/docs/errors")).text)
-        assert set(page.addresses) == {f"/docs/errors/{code}" for code in ERROR_PAGES}
+        assert set(page.addresses) == {f"/docs/errors/{code}" for code in ERROR_BY_CODE}
 
     async def test_the_documentation_needs_no_internet(self, api: Served) -> None:
         page = Page()

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.error_pages import ERROR_PAGES
-from app.api.problems import MAX_BYTES, STATUS_BY_ERROR, problem_of, problem_response, status_of
+from app.api.error_table import ROW_BY_ERROR
+from app.api.problems import MAX_BYTES, problem_of, problem_response
 from app.domain.errors import (
     ContractViolation,
     Draining,
@@ -45,17 +45,17 @@ def made(error: type[GatewayError], detail: str = "It is so.") -> GatewayError:
 
 
 @pytest.mark.parametrize("error", concrete())
-def test_every_error_has_a_status_and_a_page(error: type[GatewayError]) -> None:
-    page = ERROR_PAGES[error.code]
-    assert page.status == status_of(made(error))
-    assert page.meaning.endswith(".")
-    assert page.remedy.endswith(".")
+def test_every_error_has_a_status_a_meaning_and_a_remedy(error: type[GatewayError]) -> None:
+    row = ROW_BY_ERROR[error]
+    assert problem_response(made(error), "rid").status_code == row.status
+    assert row.meaning.endswith(".")
+    assert row.remedy.endswith(".")
 
 
 def test_the_statuses_are_those_that_are_promised() -> None:
     by_status: dict[int, set[str]] = {}
-    for error, status in STATUS_BY_ERROR.items():
-        by_status.setdefault(status, set()).add(error.code)
+    for error, row in ROW_BY_ERROR.items():
+        by_status.setdefault(row.status, set()).add(error.code)
     assert by_status == PROMISED
 
 

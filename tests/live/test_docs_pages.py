@@ -8,11 +8,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.api.error_pages import ERROR_PAGES
+from app.api.error_table import ERROR_BY_CODE
 from tests.conftest import Require
 from tests.live.conftest import GatewayProcess
 
-PAGES = ["/docs", "/docs/errors", *(f"/docs/errors/{code}" for code in ERROR_PAGES)]
+PAGES = ["/docs", "/docs/errors", *(f"/docs/errors/{code}" for code in ERROR_BY_CODE)]
 REFERENCE = re.compile(r"""(?:src|href)\s*=\s*["']([^"']*)["']|url\(["']?([^"')]*)""")
 
 

@@ -10,11 +10,11 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 
-from app.api.error_pages import ERROR_PAGES, ErrorPage
+from app.api.error_table import ERROR_BY_CODE, ROW_BY_ERROR
 from app.api.openapi import openapi_of
-from app.api.rendering import json_response
+from app.api.responses import JsonResponse
 from app.api.state import gateway_of
-from app.domain.errors import NotFound
+from app.domain.errors import GatewayError, NotFound
 
 router = APIRouter()
 
@@ -28,7 +28,7 @@ assets = Mount("/docs/assets", StaticFiles(directory=_ASSETS), name="docs-assets
 
 @router.get("/openapi.json")
 async def openapi(request: Request) -> Response:
-    return json_response(openapi_of(gateway_of(request).catalog))
+    return JsonResponse(openapi_of(gateway_of(request).catalog))
 
 
 @router.get("/docs")
@@ -45,9 +45,9 @@ async def docs(_request: Request) -> Response:
 @router.get("/docs/errors")
 async def errors(_request: Request) -> Response:
     rows = "".join(
-        f'<tr><td>{page.status}</td><td><a href="/docs/errors/{code}">{code}</a></td>'
-        f"<td>{html.escape(page.title)}</td><td>{page.outcome}</td></tr>"
-        for code, page in ERROR_PAGES.items()
+        f'<tr><td>{row.status}</td><td><a href="/docs/errors/{error.code}">{error.code}</a></td>'
+        f"<td>{html.escape(error.title)}</td><td>{error.outcome}</td></tr>"
+        for error, row in ROW_BY_ERROR.items()
     )
     head = "<tr><th>status</th><th>code</th><th>meaning</th><th>outcome in metrics</th></tr>"
     return _page("Errors", f"<table>{head}{rows}</table>")
@@ -55,17 +55,18 @@ async def errors(_request: Request) -> Response:
 
 @router.get("/docs/errors/{code}")
 async def error(code: str, _request: Request) -> Response:
-    page = ERROR_PAGES.get(code)
-    if page is None:
-        raise NotFound("There is no such error code.", hint="GET /docs/errors lists all of them.")
-    return _page(f"{page.status} {code}", _body_of(page))
+    found = ERROR_BY_CODE.get(code)
+    if found is None:
+        raise NotFound("No error has this code.", hint="GET /docs/errors lists the codes.")
+    return _page(f"{ROW_BY_ERROR[found].status} {code}", _body_of(found))
 
 
-def _body_of(page: ErrorPage) -> str:
-    again = "Trying again can help." if page.retryable else "The same request will fail again."
+def _body_of(error: type[GatewayError]) -> str:
+    row = ROW_BY_ERROR[error]
+    retry = "A retry can succeed." if error.retryable else "A retry of the same request fails again."
     return (
-        f"<p><b>{html.escape(page.title)}.</b> {html.escape(page.meaning)}</p><p>{html.escape(page.remedy)}</p>"
-        f"<p>{again} Counted as <code>{page.outcome}</code> in <code>triton_gateway_requests_total</code>.</p>"
+        f"<p><b>{html.escape(error.title)}.</b> {html.escape(row.meaning)}</p><p>{html.escape(row.remedy)}</p>"
+        f"<p>{retry} <code>triton_gateway_requests_total</code> counts it as <code>{error.outcome}</code>.</p>"
         '<p><a href="/docs/errors">All error codes</a></p>'
     )
 

@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from app.api.rendering import json_response
+from app.api.responses import JsonResponse
 from app.api.state import Gateway, gateway_of
 
 router = APIRouter(prefix="/health")
@@ -12,16 +12,14 @@ router = APIRouter(prefix="/health")
 @router.get("/live")
 async def live(_request: Request) -> Response:
     """The process answers; says nothing of Triton, so that a slow model load never restarts the gateway."""
-    return json_response({"status": "live"})
+    return JsonResponse({"status": "live"})
 
 
 @router.get("/ready")
 async def ready(request: Request) -> Response:
     """Triton answers, every required pipeline is warm, and the gateway is not draining."""
     gateway = gateway_of(request)
-    response = json_response(_readiness(gateway))
-    response.status_code = 200 if gateway.is_ready else 503
-    return response
+    return JsonResponse(_readiness(gateway), 200 if gateway.is_ready else 503)
 
 
 def _readiness(gateway: Gateway) -> dict[str, object]:

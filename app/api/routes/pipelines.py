@@ -8,7 +8,7 @@ from app.api.deadlines import deadline_of
 from app.api.descriptions import describe, summarize
 from app.api.disconnect import given_up_on_disconnect
 from app.api.inference import Call, answer, open_stream
-from app.api.rendering import json_response
+from app.api.responses import JsonResponse
 from app.api.state import gateway_of, record_of
 from app.api.streaming import Start, StreamResponse
 from app.pipelines.pipeline import Pipeline
@@ -20,13 +20,13 @@ router = APIRouter(prefix="/v1/pipelines")
 @router.get("")
 async def list_pipelines(request: Request) -> Response:
     entries = gateway_of(request).catalog.entries
-    return json_response({"pipelines": [summarize(name, entry) for name, entry in entries.items()]})
+    return JsonResponse({"pipelines": [summarize(name, entry) for name, entry in entries.items()]})
 
 
 @router.get("/{name}")
 async def get_pipeline(name: str, request: Request) -> Response:
     catalog = gateway_of(request).catalog
-    return json_response(describe(catalog.pipeline(name), catalog, str(request.base_url).rstrip("/")))
+    return JsonResponse(describe(catalog.pipeline(name), catalog, str(request.base_url).rstrip("/")))
 
 
 @router.post("/{name}")
@@ -57,6 +57,6 @@ async def stream_pipeline(name: str, request: Request) -> Response:
 
 def _result_response(pipeline: Pipeline, result: Result) -> Response:
     if not pipeline.rules:
-        return json_response(result.values)
+        return JsonResponse(result.values)
     headers = {} if result.early_exit is None else {"X-Early-Exit": result.early_exit}
-    return json_response({**result.values, "early_exit": result.early_exit}, headers)
+    return JsonResponse({**result.values, "early_exit": result.early_exit}, headers=headers)

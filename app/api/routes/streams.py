@@ -7,7 +7,7 @@ from starlette.responses import Response
 from app.api.bodies import read_body
 from app.api.deadlines import deadline_of
 from app.api.inference import Call, start_resumable
-from app.api.rendering import json_response
+from app.api.responses import JsonResponse
 from app.api.sse import RETRY
 from app.api.state import gateway_of, record_of
 from app.api.streaming import Start, StreamResponse
@@ -34,9 +34,8 @@ async def start_stream(request: Request) -> Response:
     inference = pipeline.request_of_json(asked.inputs)
     stream_id = await start_resumable(gateway, Call(pipeline, inference, deadline, record))
     url = f"/v1/streams/{stream_id}"
-    response = json_response({"id": stream_id, "url": url, "request_id": record.request_id}, {"Location": url})
-    response.status_code = 201
-    return response
+    started = {"id": stream_id, "url": url, "request_id": record.request_id}
+    return JsonResponse(started, 201, {"Location": url})
 
 
 @router.get("/{stream_id}")

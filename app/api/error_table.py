@@ -1,0 +1,136 @@
+"""One row for each error: its HTTP status, its meaning, and what to do about it.
+
+This is the only place that knows HTTP statuses of errors. ``/docs/errors`` and docs/errors.md show the same rows.
+"""
+
+from typing import NamedTuple
+
+from app.domain import errors
+from app.domain.errors import GatewayError
+
+
+class ErrorRow(NamedTuple):
+    status: int
+    meaning: str
+    remedy: str
+
+
+ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
+    errors.InvalidJson: ErrorRow(
+        400,
+        "The gateway cannot read the body as JSON.",
+        "Check the quoting. Send the body as UTF-8.",
+    ),
+    errors.InvalidRequest: ErrorRow(
+        400,
+        "The request is malformed, and no single field is the cause.",
+        "Read `detail` for the cause.",
+    ),
+    errors.UnknownPipeline: ErrorRow(
+        404,
+        "No pipeline has this name.",
+        "GET /v1/pipelines lists the pipelines.",
+    ),
+    errors.NotFound: ErrorRow(
+        404,
+        "The gateway serves nothing at this address.",
+        "GET /docs lists the addresses.",
+    ),
+    errors.UnknownStream: ErrorRow(
+        404,
+        "No stream has this id, or the stream has expired.",
+        "Start a stream with POST /v1/streams.",
+    ),
+    errors.MethodNotAllowed: ErrorRow(
+        405,
+        "This address does not accept this method.",
+        "Use a method that the Allow header lists.",
+    ),
+    errors.SlowRequest: ErrorRow(
+        408,
+        "The headers or the body took too long to arrive.",
+        "Send the whole request without pauses.",
+    ),
+    errors.StreamEvicted: ErrorRow(
+        410,
+        "The stream no longer stores the events after this Last-Event-ID.",
+        "Start a new stream. Resume earlier, or ask the model for larger outputs.",
+    ),
+    errors.PayloadTooLarge: ErrorRow(
+        413,
+        "The body is larger than the limit.",
+        "Send less, or raise GATEWAY_MAX_BODY_BYTES.",
+    ),
+    errors.UnsupportedMediaType: ErrorRow(
+        415,
+        "The pipeline does not accept this content type.",
+        "Send application/json, or, where an input is a file, multipart/form-data or the file's own type.",
+    ),
+    errors.InvalidInput: ErrorRow(
+        422,
+        "A field is missing, unknown, out of range, or has the wrong type or shape.",
+        "The list `errors` names each field. GET /v1/pipelines/{pipeline} describes the fields.",
+    ),
+    errors.TooManyRequests: ErrorRow(
+        429,
+        "The model's queue in Triton is full.",
+        "Retry after the number of seconds in Retry-After.",
+    ),
+    errors.HeadersTooLarge: ErrorRow(
+        431,
+        "The request line and the headers are larger than the limit.",
+        "Send fewer or shorter headers.",
+    ),
+    errors.ClientClosedRequest: ErrorRow(
+        499,
+        "The client disconnected before the answer.",
+        "Nothing to do: only the log and the metrics show this code.",
+    ),
+    errors.SlowConsumer: ErrorRow(
+        499,
+        "The client reads its stream too slowly.",
+        "Read faster, or ask the model for larger outputs.",
+    ),
+    errors.Internal: ErrorRow(
+        500,
+        "The gateway has a bug.",
+        "Report the bug with the request id and the lines of the log.",
+    ),
+    errors.ModelError: ErrorRow(
+        502,
+        "The model failed.",
+        "Read Triton's log and the gateway's log: both show the cause.",
+    ),
+    errors.ContractViolation: ErrorRow(
+        502,
+        "The type, shape or size of a tensor differs from its declaration or its contract.",
+        "Correct the model that writes the tensor. `detail` names the tensor, the actual shape and the agreed one.",
+    ),
+    errors.UpstreamProtocol: ErrorRow(
+        502,
+        "Triton's answer does not follow its protocol.",
+        "Check Triton's version and its log.",
+    ),
+    errors.UpstreamUnavailable: ErrorRow(
+        503,
+        "Triton does not answer.",
+        "Retry after the number of seconds in Retry-After. GET /health/ready shows the state of Triton.",
+    ),
+    errors.ModelNotReady: ErrorRow(
+        503,
+        "The pipeline's model is not loaded, or its first run is not finished.",
+        "Retry after the number of seconds in Retry-After. GET /health/ready shows the state of the pipeline.",
+    ),
+    errors.Draining: ErrorRow(
+        503,
+        "The gateway is shutting down.",
+        "Retry: another replica can answer.",
+    ),
+    errors.DeadlineExceeded: ErrorRow(
+        504,
+        "The model did not answer before the deadline, or a stream was silent for too long.",
+        "Raise the pipeline's timeout_s or progress_s, or X-Request-Timeout up to these.",
+    ),
+}
+
+ERROR_BY_CODE: dict[str, type[GatewayError]] = {error.code: error for error in ROW_BY_ERROR}

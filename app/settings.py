@@ -1,13 +1,20 @@
-"""The settings: frozen, from ``GATEWAY_*`` variables or the flags of ``serve``; an unknown one is refused."""
+"""Settings from ``GATEWAY_*`` environment variables and the flags of ``serve``. Unknown variables are refused."""
 
 import difflib
 import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 PREFIX = "GATEWAY_"
 DEFAULT_CONFIG = Path("gateway.yaml")
@@ -18,11 +25,13 @@ _SERVICE_LINK = re.compile(
 
 
 class SettingsError(Exception):
-    """A setting is unknown or wrong; the message names each."""
+    """At least one setting is unknown or invalid. The message names each of them."""
 
 
-class Settings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class Settings(BaseSettings):
+    """``Settings(...)`` reads no environment variables; :func:`read_settings` does."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, frozen=True, extra="forbid")
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8080, ge=0, le=65535, description="port of the API")
@@ -36,7 +45,9 @@ class Settings(BaseModel):
     embedded: bool = Field(False, description="start a Triton beside the gateway")
     embedded_repository: Path = Field(Path("triton_models"), description="the embedded Triton's model repository")
     embedded_venv: Path = Field(Path(".venv-triton"), description="the Python environment of its models")
-    cors_origins: tuple[str, ...] = Field((), description="origins whose pages may call, separated by commas")
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="origins whose pages may call the gateway, separated by commas"
+    )
     redis_url: str | None = Field(
         None,
         pattern=r"^(rediss?|unix)://",
@@ -64,18 +75,30 @@ class Settings(BaseModel):
 
     @property
     def config_path(self) -> Path | None:
-        """The file to follow: the one that is named, else ``gateway.yaml`` where there is one."""
+        """The file to follow: the configured file, otherwise ``./gateway.yaml`` if it exists."""
         return self.config or default_config()
 
     @property
     def traces_url(self) -> str | None:
-        """Where spans go, path included."""
+        """The collector's address for spans, path included."""
         return None if self.otlp_endpoint is None else f"{self.otlp_endpoint.rstrip('/')}/v1/traces"
 
     @property
     def models_venv(self) -> Path:
-        """The environment of the models, or where there is none this very one, which the extra ``embedded`` fits."""
+        """The models' environment; if it does not exist, the current environment (extra ``embedded``)."""
         return self.embedded_venv if self.embedded_venv.exists() else Path(sys.prefix)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Only the arguments: :func:`read_settings` passes the environment in, which tests can then replace."""
+        return (init_settings,)
 
     @field_validator("cors_origins", mode="before")
     @classmethod
@@ -88,26 +111,35 @@ def default_config() -> Path | None:
 
 
 def read_settings(environment: Mapping[str, str], flags: Mapping[str, Any]) -> Settings:
-    """Flags win over the environment; an empty variable is as good as none. Raises SettingsError."""
-    named = {name: value for name, value in environment.items() if name.startswith(PREFIX)}
-    given = {name: value for name, value in named.items() if not is_service_link(name, value)}
-    unknown = [name for name in given if name.removeprefix(PREFIX).lower() not in Settings.model_fields]
+    """Flags override environment variables. Empty variables count as unset. Raises SettingsError."""
+    own = {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(PREFIX) and not is_service_link(name, value)
+    }
+    unknown = [name for name in own if name.removeprefix(PREFIX).lower() not in Settings.model_fields]
     if unknown:
         raise SettingsError("\n".join(f"{name} is not a setting{_nearest(name)}" for name in sorted(unknown)))
-    values = {name.removeprefix(PREFIX).lower(): value for name, value in given.items() if value}
     try:
-        return Settings(**(values | dict(flags)))
+        return Settings(**(_values_of(own) | dict(flags)))
     except ValidationError as exc:
         raise SettingsError("\n".join(_complaint(error["loc"], error["msg"]) for error in exc.errors())) from exc
 
 
+def _values_of(variables: Mapping[str, str]) -> dict[str, Any]:
+    """The values by field name, read from these variables instead of ``os.environ``."""
+    source = EnvSettingsSource(Settings)
+    source.env_vars = {name.lower(): value for name, value in variables.items() if value}
+    return source()
+
+
 def service_links(environment: Mapping[str, str]) -> list[str]:
-    """The variables that Kubernetes injected for a Service whose name begins with ``gateway``; they are no settings."""
+    """The variables that Kubernetes injects for a Service whose name begins with ``gateway``. They are not settings."""
     return sorted(name for name, value in environment.items() if is_service_link(name, value))
 
 
 def is_service_link(name: str, value: str) -> bool:
-    """``GATEWAY_SERVICE_HOST`` and its kind, or ``GATEWAY_PORT=tcp://...``, which is one by its value."""
+    """True for names such as ``GATEWAY_SERVICE_HOST`` and for values such as ``GATEWAY_PORT=tcp://...``."""
     return _SERVICE_LINK.fullmatch(name) is not None or (name.endswith("_PORT") and "://" in value)
 
 

@@ -14,8 +14,9 @@ from app.domain.inference import InferenceRequest
 from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord
 from app.observability.tracing import Kind, Span, end_stream_span
+from app.pipelines.collector import Collector, Result
 from app.pipelines.pipeline import Pipeline
-from app.pipelines.run import Result, run
+from app.pipelines.run import run
 from app.streams.event import Event
 from app.streams.stream import Stream, StreamPlan
 
@@ -93,7 +94,7 @@ def _plan_of(gateway: Gateway, call: Call, on_end: Callable[[Stream], None]) -> 
     return StreamPlan(
         request_id=record.request_id,
         responses=gateway.engine.infer_stream(inference, call.deadline),
-        answer=pipeline.collector(call.inference),
+        answer=Collector(pipeline, call.inference),
         progress_s=pipeline.stream_spec().progress_s,
         problem_of=functools.partial(problem_of, request_id=record.request_id),
         on_output=OutputTimes(gateway.metrics, pipeline.name, record.started).note,

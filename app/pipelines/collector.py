@@ -1,53 +1,56 @@
-"""The answer of one request, response by response: values in the pipeline's words, and how the whole ended."""
+"""Turns the responses of one request into the caller's values, and says how the answer ended."""
 
 import codecs
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from app.domain.errors import ContractViolation, GatewayError
-from app.domain.inference import InferenceResponse
-from app.pipelines.contract import ContractCheck, TensorContract
-from app.pipelines.early_exit import EarlyExitRules
+from app.domain.inference import InferenceRequest, InferenceResponse
+from app.pipelines.contract import ContractCheck
 from app.pipelines.outputs import OutputField
+from app.pipelines.pipeline import Pipeline
 
 Values = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How the answer ended: the reason of an early exit, and values held back until the end was known."""
+    """How a stream ended: the reason of an early exit, and the values of one more output, if there is one."""
 
     early_exit: str | None
     values: Values | None
 
 
-class Collector:
-    """Pure; one for each request. After an error of :meth:`add` the answer is over."""
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The whole answer of a unary request."""
 
-    def __init__(
-        self,
-        fields: Sequence[OutputField],
-        contracts: Mapping[str, TensorContract],
-        rules: EarlyExitRules,
-        judge: Callable[[GatewayError], str],
-        *,
-        decoupled: bool,
-    ) -> None:
-        self._fields = fields
-        self._contract = ContractCheck(contracts)
-        self._rules = rules
-        self.judge = judge
-        """An error that ended the answer -> the reason of the early exit that it is; raises what the caller is told."""
-        self._decoupled = decoupled
+    values: Values
+    early_exit: str | None
+
+
+class Collector:
+    """One for each request; does no I/O. No further response may be added after an error of :meth:`add`.
+
+    A stream takes the values of each response from :meth:`add`, then :meth:`finish`. A unary request passes each
+    response to :meth:`join`, then takes :meth:`result`.
+    """
+
+    def __init__(self, pipeline: Pipeline, request: InferenceRequest) -> None:
+        self._pipeline = pipeline
+        self._request_id = request.request_id
+        self._fields = pipeline.outputs
+        self._decoupled = pipeline.config.decoupled
+        self._contract = ContractCheck(pipeline.contracts_of(request.parameters))
         self._texts = {
-            field.name: codecs.getincrementaldecoder("utf-8")("replace") for field in fields if field.is_text_run
+            field.name: codecs.getincrementaldecoder("utf-8")("replace") for field in self._fields if field.is_text_run
         }
         self._written: set[str] = set()
         self._filled: set[str] = set()
+        self._joined = {field.name: self._start_of(field) for field in self._fields}
 
     def add(self, response: InferenceResponse) -> Values | None:
-        """The values of one response, None for one without outputs. Raises ContractViolation."""
+        """The values of one response; None for a response without outputs. Raises ContractViolation."""
         if not response.outputs:
             return None
         self._contract.check(response)
@@ -59,17 +62,36 @@ class Collector:
                 values[name] = (values[name] or "") + rest
         return values
 
-    def finish(self) -> Ending:
-        """After the last response. Raises ContractViolation where an ordinary model left an output out."""
-        reason = self._rules.reason_of_outputs(self._written, self._written - self._filled)
+    def finish(self, error: GatewayError | None = None) -> Ending:
+        """After the last response, or after the error that came instead of it.
+
+        An early exit before any output comes with the empty result. Raises the error that the caller gets, or
+        ContractViolation if a model that is not decoupled left an output out.
+        """
+        if error is not None:
+            return self._exit_with(self._pipeline.early_exit_of(error, self._request_id))
+        reason = self._pipeline.rules.reason_of_outputs(self._written, self._written - self._filled)
         if reason is None and not self._decoupled:
             self._check_complete()
         rests = self._rests_of_text()
-        return Ending(reason, {**self.empty_values(), **rests} if rests else None)
+        return Ending(reason, {**self.empty_values(), **rests}) if rests else self._exit_with(reason)
+
+    def join(self, response: InferenceResponse) -> None:
+        """Adds a response to the result: by each output's ``join`` if the model is decoupled. Raises as :meth:`add`."""
+        self._join(self.add(response))
+
+    def result(self, error: GatewayError | None = None) -> Result:
+        """What :meth:`join` has put together. Raises as :meth:`finish`."""
+        ending = self.finish(error)
+        self._join(ending.values)
+        return Result(self._joined, ending.early_exit)
 
     def empty_values(self) -> Values:
         """The typed empty value of every output."""
         return {field.name: self._empty_value(field) for field in self._fields}
+
+    def _exit_with(self, reason: str | None) -> Ending:
+        return Ending(reason, self.empty_values() if reason is not None and not self._written else None)
 
     def _check_complete(self) -> None:
         absent = [field.tensor.name for field in self._fields if field.tensor.name not in self._written]
@@ -92,9 +114,33 @@ class Collector:
         return field.value_of(array)
 
     def _rests_of_text(self) -> Values:
-        """What is left of characters that never became whole; each U+FFFD."""
+        """The bytes that never became a whole character, each of them U+FFFD."""
         rests = {name: decoder.decode(b"", final=True) for name, decoder in self._texts.items()}
         return {name: rest for name, rest in rests.items() if rest}
 
     def _empty_value(self, field: OutputField) -> Any:
         return "" if self._decoupled and field.is_text_run else field.empty_value
+
+    def _join(self, values: Values | None) -> None:
+        if values is None:
+            return
+        for field in self._fields:
+            name = field.name
+            self._joined[name] = _joined(field, self._joined[name], values[name]) if self._decoupled else values[name]
+
+    def _start_of(self, field: OutputField) -> Any:
+        """What :meth:`join` begins with."""
+        if not self._decoupled or field.join == "last":
+            return field.empty_value
+        return "" if field.join == "concatenate" and field.is_bare else []
+
+
+def _joined(field: OutputField, so_far: Any, value: Any) -> Any:
+    if value is None:
+        return so_far
+    if field.join == "last":
+        return value
+    if isinstance(so_far, str):
+        return so_far + value
+    so_far.extend([value] if field.is_bare else value)
+    return so_far

@@ -1,6 +1,5 @@
 """A pipeline: one product endpoint over one Triton model, compiled once for the model's signature."""
 
-import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,6 @@ from app.domain.inference import InferenceRequest, Parameter
 from app.domain.model import ModelConfig
 from app.domain.tensor import Tensor
 from app.pipelines.body import BodyReader
-from app.pipelines.collector import Collector
 from app.pipelines.contract import TensorContract
 from app.pipelines.early_exit import EarlyExitRules
 from app.pipelines.explain import explain
@@ -67,13 +65,11 @@ class Pipeline:
             )
         return self.spec.stream
 
-    def collector(self, request: InferenceRequest) -> Collector:
-        contracts = {
-            tensor: self._contract_of(tensor, contract, request.parameters)
-            for tensor, contract in self.spec.contract.items()
+    def contracts_of(self, parameters: Mapping[str, Parameter]) -> dict[str, TensorContract]:
+        """The contracts of a request with these parameters, by tensor name."""
+        return {
+            tensor: self._contract_of(tensor, contract, parameters) for tensor, contract in self.spec.contract.items()
         }
-        judge = functools.partial(self.judge, request_id=request.request_id)
-        return Collector(self.outputs, contracts, self.rules, judge, decoupled=self.config.decoupled)
 
     def _contract_of(self, tensor: str, contract: ContractSpec, parameters: Mapping[str, Parameter]) -> TensorContract:
         limit = parameters.get(contract.max_items) if isinstance(contract.max_items, str) else contract.max_items
@@ -85,8 +81,8 @@ class Pipeline:
             takes_batch=self.config.max_batch_size > 0 and not self.spec.batch,
         )
 
-    def judge(self, error: GatewayError, request_id: str) -> str:
-        """The reason of the early exit that an error is by the pipeline's rules; else raises what the caller is told.
+    def early_exit_of(self, error: GatewayError, request_id: str) -> str:
+        """The reason of the early exit that the pipeline's rules see in an error. Raises the caller's error if none.
 
         A step of ``rejects_input`` names itself at the start of its message (``<model>: <text>``); the pipeline's own
         model need not.

@@ -33,13 +33,11 @@ class Ending(Protocol):
 
 
 class Answer(Protocol):
-    """What turns responses into a caller's values."""
+    """Turns responses into a caller's values."""
 
-    @property
-    def judge(self) -> Callable[[GatewayError], str]: ...
     def add(self, response: InferenceResponse) -> Values | None: ...
-    def finish(self) -> Ending: ...
-    def empty_values(self) -> Values: ...
+    def finish(self, error: GatewayError | None = None) -> Ending:
+        """Raises the error that the caller gets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +99,18 @@ class Stream:
 
     async def _run(self) -> None:
         try:
-            self._end_well(await self._relay())
+            await self._relay()
+            self._finish()
         except GatewayError as exc:
-            self._judge(exc)
+            self._finish(exc)
         except asyncio.CancelledError:
             self._end_with(self._cause or ClientClosedRequest("The stream was given up."))
         except Exception:
             _log.exception("a stream failed")
             self._end_with(Internal("The gateway failed; its log says more under the request's id."))
 
-    async def _relay(self) -> str | None:
-        """Every response as an output; the reason of an early exit, if it was one."""
+    async def _relay(self) -> None:
+        """Writes every response as an output."""
         try:
             async with asyncio.timeout(self._plan.progress_s) as silence, aclosing(self._plan.responses) as responses:
                 async for response in responses:
@@ -120,10 +119,6 @@ class Stream:
                     del response  # or it would stay until the next one comes
         except TimeoutError as exc:
             raise DeadlineExceeded(f"The model was silent for {self._plan.progress_s:g} s.") from exc
-        ending = self._plan.answer.finish()
-        if ending.values is not None:
-            self._output(ending.values)
-        return ending.early_exit
 
     def _add(self, response: InferenceResponse) -> None:
         started = time.perf_counter()
@@ -137,15 +132,17 @@ class Stream:
         self.outputs += 1
         self._plan.on_output()
 
-    def _judge(self, error: GatewayError) -> None:
+    def _finish(self, error: GatewayError | None = None) -> None:
         try:
-            self._end_well(self._plan.answer.judge(error))
-        except GatewayError as judged:
-            self._end_with(judged)
+            ending = self._plan.answer.finish(error)
+            if ending.values is not None:
+                self._output(ending.values)
+        except GatewayError as exc:
+            self._end_with(exc)
+        else:
+            self._end_well(ending.early_exit)
 
     def _end_well(self, early_exit: str | None) -> None:
-        if early_exit is not None and not self.outputs:
-            self._output(self._plan.answer.empty_values())
         self.early_exit = early_exit
         self.outcome = Outcome.OK if early_exit is None else Outcome.EARLY_EXIT
         done = {

@@ -32,22 +32,19 @@ class FakeAnswer:
 
     ending: Ended = field(default_factory=Ended)
     breaks: BaseException | None = None
+    has_output: bool = False
 
     def add(self, given: InferenceResponse) -> dict[str, Any] | None:
         if self.breaks is not None:
             raise self.breaks
+        self.has_output |= bool(given.outputs)
         return {name: each.array for name, each in given.outputs.items()} or None
 
-    def finish(self) -> Ended:
-        return self.ending
-
-    def empty_values(self) -> dict[str, Any]:
-        return {"T": []}
-
-    def judge(self, error: GatewayError) -> str:
-        if error is EXIT:
-            return "nothing"
-        raise error
+    def finish(self, error: GatewayError | None = None) -> Ended:
+        if error is not None and error is not EXIT:
+            raise error
+        ending = self.ending if error is None else Ended("nothing")
+        return Ended(ending.early_exit, {"T": []}) if ending.early_exit and not self.has_output else ending
 
 
 @dataclass

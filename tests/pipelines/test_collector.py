@@ -22,7 +22,7 @@ def streamed(**spec: Any) -> Pipeline:
 
 
 def collector(p: Pipeline) -> Collector:
-    return p.collector(p.request_of_json(b"{}"))
+    return Collector(p, p.request_of_json(b"{}"))
 
 
 def piece(text: bytes | None = None, ids: list[int] | None = None, *, is_final: bool = False) -> InferenceResponse:

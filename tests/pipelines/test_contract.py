@@ -6,6 +6,7 @@ import pytest
 from app.domain.errors import ContractViolation
 from app.domain.inference import InferenceResponse
 from app.domain.tensor import Tensor
+from app.pipelines.collector import Collector
 from app.pipelines.contract import ContractCheck, TensorContract
 from tests.fakes.models import model, pipeline, response
 
@@ -66,12 +67,12 @@ def test_a_parameter_of_the_request_may_be_the_limit() -> None:
         parameters={"chunk": {"type": "integer", "default": 1}},
         contract={"T": {"max_items": "chunk", "shape": [-1]}},
     )
-    collector = p.collector(p.request_of_json(b'{"chunk": 2}'))
+    collector = Collector(p, p.request_of_json(b'{"chunk": 2}'))
     collector.add(of_shape(1, 2))
     with pytest.raises(ContractViolation, match="at most 2"):
         collector.add(of_shape(1, 3))
     with pytest.raises(ContractViolation, match="at most 1"):
-        p.collector(p.request_of_json(b"{}")).add(of_shape(1, 2))
+        Collector(p, p.request_of_json(b"{}")).add(of_shape(1, 2))
 
 
 def test_an_optional_limit_that_was_not_given_limits_nothing() -> None:
@@ -80,4 +81,4 @@ def test_an_optional_limit_that_was_not_given_limits_nothing() -> None:
         parameters={"chunk": {"type": "integer", "optional": True}},
         contract={"T": {"max_items": "chunk"}},
     )
-    assert p.collector(p.request_of_json(b"{}")).add(of_shape(100)) is not None
+    assert Collector(p, p.request_of_json(b"{}")).add(of_shape(100)) is not None

@@ -38,19 +38,19 @@ def test_a_pipeline_that_does_not_stream_says_so() -> None:
     assert pipeline(CONFIG, stream=True).stream_spec().progress_s == 30
 
 
-class TestJudging:
+class TestEarlyExitOfAnError:
     P = pipeline(CONFIG, early_exit=[{"reason": "no", "error": {"code": "ALREADY_EXISTS", "message": "EXIT"}}])
 
     def test_an_exit_by_the_rules(self) -> None:
-        assert self.P.judge(refusal("EXIT"), "rid") == "no"
+        assert self.P.early_exit_of(refusal("EXIT"), "rid") == "no"
 
     def test_an_error_without_upstream_is_raised_as_it_is(self) -> None:
         error = UpstreamUnavailable("gone")
         with pytest.raises(UpstreamUnavailable) as caught:
-            self.P.judge(error, "rid")
+            self.P.early_exit_of(error, "rid")
         assert caught.value is error
 
     def test_the_right_message_with_the_wrong_code_gets_a_hint(self) -> None:
         with pytest.raises(ModelError) as caught:
-            self.P.judge(refusal("EXIT", "INTERNAL"), "rid")
+            self.P.early_exit_of(refusal("EXIT", "INTERNAL"), "rid")
         assert "'no'" in (caught.value.hint or "")

@@ -10,8 +10,9 @@ from app.domain.deadline import Deadline
 from app.domain.errors import ContractViolation, GatewayError, InvalidInput, ModelError, UpstreamUnavailable
 from app.domain.inference import InferenceRequest, InferenceResponse
 from app.domain.tensor import BYTES
+from app.pipelines.collector import Result
 from app.pipelines.pipeline import Pipeline
-from app.pipelines.run import Result, run
+from app.pipelines.run import run
 from tests.fakes.engine import Answer, FakeEngine
 from tests.fakes.models import ensemble, model, pipeline, refusal, response, tensor
 
@@ -187,10 +188,6 @@ async def test_what_the_gateway_itself_says_is_no_early_exit(error: GatewayError
     )
     with pytest.raises(type(error)):
         await ran(p, error)
-
-
-async def test_the_time_with_triton_is_measured() -> None:
-    assert (await outcome(TestAnOrdinaryModel.P, 0.02, whole())).triton_s >= 0.02
 
 
 class AwayOnce(FakeEngine):

@@ -10,6 +10,7 @@ import pytest
 from app.domain.deadline import Deadline
 from app.domain.errors import InvalidInput
 from app.domain.inference import InferenceResponse
+from app.pipelines.collector import Collector
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import run
 from app.pipelines.schema import event_schema, form_schema, request_schema, result_schema
@@ -122,7 +123,7 @@ def as_read(values: Any) -> Any:
 
 def test_a_result_and_an_event_fit_their_schemas_full_and_empty() -> None:
     p = answering(decoupled=False)
-    collector = p.collector(p.request_of_json(b"{}"))
+    collector = Collector(p, p.request_of_json(b"{}"))
     for values in (collector.add(ANSWER), collector.empty_values()):
         assert accepts(event_schema(p), as_read(values))
         assert accepts(result_schema(p), as_read({**(values or {}), "early_exit": None}))

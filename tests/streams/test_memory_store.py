@@ -27,14 +27,10 @@ class Numbers:
         self.seen += 1
         return {"n": self.seen, "text": "x" * 100}
 
-    def finish(self) -> Any:
+    def finish(self, error: GatewayError | None = None) -> Any:
+        if error is not None:
+            raise error
         return self
-
-    def judge(self, error: GatewayError) -> str:
-        raise error
-
-    def empty_values(self) -> dict[str, Any]:
-        return {}
 
 
 async def responses(count: int, *, then_wait: bool) -> AsyncGenerator[InferenceResponse]:

@@ -11,8 +11,8 @@ from app.api.inference import Call, answer, open_stream
 from app.api.responses import JsonResponse
 from app.api.state import gateway_of, record_of
 from app.api.streaming import Start, StreamResponse
+from app.pipelines.collector import Result
 from app.pipelines.pipeline import Pipeline
-from app.pipelines.run import Result
 
 router = APIRouter(prefix="/v1/pipelines")
 

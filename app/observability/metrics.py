@@ -1,8 +1,10 @@
-"""What Prometheus is told. Labels come from closed sets, never from a caller's text."""
+"""The Prometheus metrics. Labels come from closed sets, never from a caller's text."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from app.domain.errors import Outcome
+from app.domain.calls import ObservedCall
+from app.domain.errors import GatewayError, Outcome
+from app.domain.inference import InferenceRequest
 
 NO_PIPELINE = "-"
 
@@ -63,3 +65,22 @@ class Metrics:
 
     def _histogram(self, name: str, text: str, *labels: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
         return Histogram(f"triton_gateway_{name}", text, labels, registry=self.registry, buckets=buckets)
+
+
+class CallMetrics:
+    """Observes calls; counts each call by model and gRPC code."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def started(self, request: InferenceRequest, method: str) -> ObservedCall:
+        return _CountedCall(request, self._metrics)
+
+
+class _CountedCall(ObservedCall):
+    def __init__(self, request: InferenceRequest, metrics: Metrics) -> None:
+        super().__init__(request)
+        self._metrics = metrics
+
+    def ended(self, code: str, error: GatewayError | None) -> None:
+        self._metrics.count_triton_call(self.request.model, code)

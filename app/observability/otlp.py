@@ -1,4 +1,4 @@
-"""Spans that are sent to an OpenTelemetry collector, by OTLP over HTTP; imported only where tracing is on."""
+"""Sends spans to an OpenTelemetry collector, by OTLP over HTTP. Imported only where tracing is on."""
 
 import asyncio
 import threading
@@ -15,7 +15,7 @@ from app.observability.tracing import Attributes, Kind, Span
 
 SERVICE_NAME = "triton-gateway"
 CLOSE_S = 3.0
-"""For the spans that are left; a collector that is away must not hold up the end of the process."""
+"""For the remaining spans. A collector that does not answer must not delay the end of the process."""
 
 _KINDS = {
     Kind.SERVER: api.SpanKind.SERVER,
@@ -25,10 +25,10 @@ _KINDS = {
 
 
 class OtlpTracer:
-    """Sends in the background, in batches, and drops what the collector does not take.
+    """Sends spans in the background, in batches, and drops spans that the collector does not accept.
 
-    Sampling (by default as the caller's ``traceparent`` says, everything without one), batches and the resource are
-    those of OpenTelemetry's own ``OTEL_*`` variables.
+    OpenTelemetry's own ``OTEL_*`` variables set the sampling, the batches and the resource. By default the caller's
+    ``traceparent`` decides the sampling; a request without ``traceparent`` is sampled.
     """
 
     def __init__(self, url: str, version: str) -> None:
@@ -70,7 +70,7 @@ class OtlpSpan:
 
 
 def _resource(version: str) -> Resource:
-    """A name in ``OTEL_RESOURCE_ATTRIBUTES`` or ``OTEL_SERVICE_NAME`` wins; the SDK's stand-in for one does not."""
+    """A name in ``OTEL_RESOURCE_ATTRIBUTES`` or ``OTEL_SERVICE_NAME`` wins; the SDK's placeholder name does not."""
     named = Resource.create()
     if str(named.attributes["service.name"]).startswith("unknown_service"):
         named = named.merge(Resource({"service.name": SERVICE_NAME}))
@@ -78,7 +78,7 @@ def _resource(version: str) -> Resource:
 
 
 def _context_of(parent: TraceContext | None) -> Context:
-    """Empty without a parent: the span then begins a trace, whatever the running task has about it."""
+    """Empty without a parent: the span then begins a trace, and ignores the context of the running task."""
     if parent is None:
         return Context()
     above = api.SpanContext(

@@ -1,9 +1,9 @@
-"""Stopping a step that Triton itself will not stop: cancellation never reaches the steps of an ensemble."""
+"""Cancels a step of an ensemble. Triton does not pass a cancellation on to the steps."""
 
-import asyncio
 import logging
 from contextlib import aclosing
 
+from app.domain.background import BackgroundTasks
 from app.domain.deadline import Deadline
 from app.domain.engine import Engine
 from app.domain.errors import GatewayError
@@ -17,24 +17,22 @@ _log = logging.getLogger(__name__)
 
 
 class Canceller:
-    """Calls a pipeline's ``cancel`` model with the id of a request that nobody waits for any more."""
+    """Calls a pipeline's ``cancel`` model with the id of an abandoned request."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._calls: set[asyncio.Task[None]] = set()
+        self._calls = BackgroundTasks()
 
     def cancel(self, pipeline: Pipeline, request: InferenceRequest) -> None:
         """Returns at once; does nothing for a pipeline that declares no ``cancel``."""
         if pipeline.spec.cancel is None:
             return
         tensor = Tensor(pipeline.spec.cancel.input, BYTES, bytes_array([request.request_id.encode()], (1,)))
-        call = asyncio.create_task(self._call(InferenceRequest(pipeline.spec.cancel.model, (tensor,))))
-        self._calls.add(call)
-        call.add_done_callback(self._calls.discard)
+        self._calls.start(self._call(InferenceRequest(pipeline.spec.cancel.model, (tensor,))))
 
     async def close(self) -> None:
-        """Waits for the calls under way."""
-        await asyncio.gather(*self._calls)
+        """Waits for the running calls."""
+        await self._calls.close()
 
     async def _call(self, request: InferenceRequest) -> None:
         try:

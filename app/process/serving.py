@@ -17,11 +17,12 @@ from rich.console import Console
 from app import __version__
 from app.api.samples import samples_of
 from app.api.state import Gateway, Limits
-from app.domain.engine import Engine
+from app.domain.calls import CallObserver, CallObservers
 from app.main import create_admin_app, create_app
-from app.observability.metrics import Metrics
+from app.observability.exporter import open_tracer
+from app.observability.metrics import CallMetrics, Metrics
 from app.observability.tensors import TensorLog
-from app.observability.tracing import TracedEngine, Tracer, open_tracer
+from app.observability.tracing import CallTracing, Tracer
 from app.pipelines.cancellation import Canceller
 from app.pipelines.catalog import Catalog
 from app.pipelines.compile import Surroundings
@@ -116,12 +117,7 @@ async def _gateway(
     """Raises ConfigError where gateway.yaml does not fit the models of a Triton that is already there."""
     metrics = Metrics(__version__)
     async with open_channel(triton.grpc_url, tight_pings=triton.allows_tight_pings) as channel:
-        triton_engine = TritonEngine(channel, metrics.count_triton_call)
-        engine: Engine = triton_engine
-        if settings.log_tensors == "shapes":
-            engine = TensorLog(engine)
-        if settings.traces_url is not None:
-            engine = TracedEngine(engine, tracer)
+        engine = TritonEngine(channel, _observer(settings, metrics, tracer))
         catalog = Catalog(engine, config, Surroundings(settings.timeout_s, _key_of(settings)))
         catalog.load_file()
         await catalog.refresh()
@@ -140,7 +136,16 @@ async def _gateway(
         async with background(keep_fresh(catalog, engine, metrics)):
             yield gateway
         await gateway.canceller.close()
-        await triton_engine.close()
+        await engine.close()
+
+
+def _observer(settings: Settings, metrics: Metrics, tracer: Tracer) -> CallObserver:
+    observers: list[CallObserver] = [CallMetrics(metrics)]
+    if settings.traces_url is not None:
+        observers.append(CallTracing(tracer))
+    if settings.log_tensors == "shapes":
+        observers.append(TensorLog())
+    return CallObservers(*observers)
 
 
 def _key_of(settings: Settings) -> bytes | None:

@@ -1,20 +1,23 @@
-"""The engine over gRPC, on the stubs that Triton's own client carries.
+"""The engine over gRPC. It uses the stubs of Triton's Python client.
 
-Not on that client's classes: its asyncio ``stream_infer`` ignores ``enable_empty_final_response`` (2.73), so the end of
-a stream would never be seen, and one gRPC stream a request is the only way to cancel one request.
+It does not use the classes of that client: their asyncio ``stream_infer`` ignores ``enable_empty_final_response``
+(2.73), so the end of a stream would never be seen. Only a gRPC stream of its own lets the gateway cancel one request.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from app.domain.background import BackgroundTasks
+from app.domain.calls import NO_OBSERVER, CallObserver, ObservedCall
 from app.domain.deadline import FLOOR_S, Deadline
 from app.domain.errors import DeadlineExceeded, GatewayError, ModelNotReady, UpstreamProtocol
 from app.domain.inference import InferenceRequest, InferenceResponse
 from app.domain.model import ModelConfig, ModelState
+from app.triton.abandoned import SELF_END_S, Messages, cancel_abandoned
 from app.triton.cancels import PacedCancels
 from app.triton.codec import (
     request_message,
@@ -25,26 +28,22 @@ from app.triton.codec import (
 )
 from app.triton.config import model_config_of
 from app.triton.errors import gateway_error_of, triton_errors
-from app.triton.leaving import PATIENCE_S, Messages, hang_up
 
 CONTROL_TIMEOUT_S = 5.0
 """For health, index and configuration calls, which Triton answers within milliseconds."""
 
-OnCall = Callable[[str, str], None]
-"""Told of every finished inference call: the model and the gRPC code."""
-
 
 class TritonEngine:
-    """Implements :class:`app.domain.engine.Engine`. The channel is the caller's to close, behind :meth:`close`.
+    """Implements :class:`app.domain.engine.Engine`. The caller closes the channel, after :meth:`close`.
 
-    A stream that is given up ends at once for who gave it up; it is hung up in the background.
+    Closing a stream's generator returns at once. The gRPC call is cancelled in the background.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, on_call: OnCall = lambda model, code: None) -> None:
+    def __init__(self, channel: grpc.aio.Channel, observer: CallObserver = NO_OBSERVER) -> None:
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        self._on_call = on_call
+        self._observer = observer
         self._cancels = PacedCancels()
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._cancelling = BackgroundTasks()
 
     async def is_live(self) -> bool:
         try:
@@ -79,7 +78,8 @@ class TritonEngine:
 
     async def infer(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
         _refuse_if_passed(deadline, request.model)
-        with self._reported(request.model), triton_errors(request.model):
+        with self._observed(request, "ModelInfer") as observed:
+            request = observed.request
             call = self._stub.ModelInfer(
                 request_message(request), timeout=_timeout_s(deadline), metadata=trace_metadata(request)
             )
@@ -87,61 +87,68 @@ class TritonEngine:
                 await _done(call)
             finally:
                 self._cancels.cancel(call)
-            return response_of(await call)
+            response = response_of(await call)
+            observed.response(response)
+            return response
 
     async def infer_stream(self, request: InferenceRequest, deadline: Deadline) -> AsyncGenerator[InferenceResponse]:
         _refuse_if_passed(deadline, request.model)
+        with self._observed(request, "ModelStreamInfer") as observed:
+            async with aclosing(self._responses(observed.request, deadline)) as responses:
+                async for response in responses:
+                    observed.response(response)
+                    yield response
+                    del response  # frees the memory before the next response arrives
+
+    async def _responses(self, request: InferenceRequest, deadline: Deadline) -> AsyncGenerator[InferenceResponse]:
         call = self._stub.ModelStreamInfer(timeout=_timeout_s(deadline), metadata=trace_metadata(request))
         messages = Messages(call)
         is_over = False
         try:
-            with self._reported(request.model), triton_errors(request.model):
-                await call.write(stream_request_message(request))
-                await call.done_writing()
-                async for message in messages:
-                    if message.error_message:
-                        is_over = True  # whatever the final flag says
-                        raise gateway_error_of(None, message.error_message, request.model)
-                    response = streamed_response_of(message.infer_response)
-                    is_over = response.is_final
-                    yield response
-                    del message, response  # or they would stay until the next ones come
-                if not is_over:
-                    raise UpstreamProtocol("Triton closed the stream without marking its end.")
+            await call.write(stream_request_message(request))
+            await call.done_writing()
+            async for message in messages:
+                if message.error_message:
+                    is_over = True  # whatever the final flag says
+                    raise gateway_error_of(None, message.error_message, request.model)
+                response = streamed_response_of(message.infer_response)
+                is_over = response.is_final
+                yield response
+                del message, response  # frees the memory before the next message arrives
+            if not is_over:
+                raise UpstreamProtocol("Triton closed the stream without marking its end.")
         finally:
             if call.done():
                 messages.close()
             else:
-                patience_s = PATIENCE_S if is_over or request.ends_by_hook else 0.0
-                self._leave(hang_up(call, messages, self._cancels.turn() + patience_s))
+                self_end_s = SELF_END_S if is_over or request.ends_by_hook else 0.0
+                self._cancelling.start(cancel_abandoned(call, messages, self._cancels.turn() + self_end_s))
 
     async def close(self) -> None:
-        """Waits until every stream that was given up is hung up."""
-        await asyncio.gather(*self._leaving)
-
-    def _leave(self, hanging_up: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(hanging_up)
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
+        """Waits until every abandoned stream is cancelled."""
+        await self._cancelling.close()
 
     @contextmanager
-    def _reported(self, model: str) -> Iterator[None]:
-        """Tells ``on_call`` how the call inside ended."""
-        code = "OK"
+    def _observed(self, request: InferenceRequest, method: str) -> Iterator[ObservedCall]:
+        """Tells the observer how the call inside ended; every gRPC error becomes a GatewayError."""
+        call = self._observer.started(request, method)
+        code, error = "UNKNOWN", None
         try:
-            yield
+            with triton_errors(request.model):
+                yield call
+            code = "OK"
         except GatewayError as exc:
-            code = exc.upstream.grpc_code or "UNKNOWN" if exc.upstream else "UNKNOWN"
+            code, error = (exc.upstream.grpc_code if exc.upstream else None) or "UNKNOWN", exc
             raise
         except (asyncio.CancelledError, GeneratorExit):
             code = "CANCELLED"
             raise
         finally:
-            self._on_call(model, code)
+            call.ended(code, error)
 
 
 async def _done(call: grpc.aio.Call) -> None:
-    """Waits for a unary call; unlike awaiting the call itself, giving up does not cancel it at once."""
+    """Waits for a unary call. Cancelling this wait does not cancel the call, unlike awaiting the call itself."""
     done = asyncio.Event()
     call.add_done_callback(lambda _: done.set())
     await done.wait()

@@ -4,7 +4,8 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.domain.errors import Outcome
-from app.observability.metrics import Metrics
+from app.domain.inference import InferenceRequest
+from app.observability.metrics import CallMetrics, Metrics
 
 PROMISED = {
     "requests": {"pipeline", "transport", "outcome"},
@@ -62,3 +63,10 @@ def test_each_gateway_counts_for_itself() -> None:
     first, second = Metrics("1"), Metrics("1")
     first.count_triton_call("m", "OK")
     assert second.registry.get_sample_value("triton_gateway_triton_calls_total", {"model": "m", "code": "OK"}) is None
+
+
+def test_a_call_is_counted_by_model_and_code() -> None:
+    metrics = Metrics("1")
+    CallMetrics(metrics).started(InferenceRequest("m", ()), "ModelInfer").ended("CANCELLED", None)
+    labels = {"model": "m", "code": "CANCELLED"}
+    assert metrics.registry.get_sample_value("triton_gateway_triton_calls_total", labels) == 1.0

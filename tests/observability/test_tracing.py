@@ -6,30 +6,26 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing
 
 import pytest
 
-from app.domain.deadline import Deadline
 from app.domain.errors import GatewayError, InvalidInput, ModelError, Outcome
 from app.domain.inference import InferenceRequest
 from app.domain.trace import TraceContext
+from app.observability.exporter import TracingUnavailable, open_tracer
 from app.observability.otlp import OtlpTracer
 from app.observability.record import RequestRecord
 from app.observability.tracing import (
+    CallTracing,
     Kind,
     NoTracer,
-    TracedEngine,
     Tracer,
-    TracingUnavailable,
     end_request_span,
     end_stream_span,
-    open_tracer,
     trace_of,
 )
 from tests.fakes.collector import Collector, Span, collecting
-from tests.fakes.engine import FakeEngine
-from tests.fakes.models import model, refusal, response
+from tests.fakes.models import refusal
 
 CALLER = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", 1)
 UNSAMPLED = TraceContext(CALLER.trace_id, CALLER.span_id, 0)
@@ -150,10 +146,10 @@ async def test_the_callers_tracestate_goes_on(tracer: Tracer) -> None:
     assert tracer.start("POST", Kind.SERVER, parent).trace.state == "a=1,b=2"  # type: ignore[union-attr]
 
 
-async def test_a_call_is_a_span_whose_child_triton_becomes(tracer: Tracer, collector: Collector) -> None:
-    fake = FakeEngine.of(model(name="m"), answers=[response()])
+async def test_a_call_is_a_span_and_the_parent_of_tritons_spans(tracer: Tracer, collector: Collector) -> None:
     request = InferenceRequest("m", (), trace=CALLER)
-    await TracedEngine(fake, tracer).infer(request, Deadline.after(5))
+    call = CallTracing(tracer).started(request, "ModelInfer")
+    call.ended("OK", None)
     (seen,) = await sent(tracer, collector)
     assert (seen.name, seen.kind, seen.parent_id) == ("ModelInfer m", 3, CALLER.span_id)
     assert seen.attributes == {
@@ -163,34 +159,29 @@ async def test_a_call_is_a_span_whose_child_triton_becomes(tracer: Tracer, colle
         "triton.model_name": "m",
         "triton.request_id": request.request_id,
     }
-    given = fake.requests[0].trace
-    assert given == TraceContext(CALLER.trace_id, seen.span_id, 1)
+    assert call.request.trace == TraceContext(CALLER.trace_id, seen.span_id, 1)
 
 
 async def test_a_failed_call_names_its_code_and_never_its_message(tracer: Tracer, collector: Collector) -> None:
-    fake = FakeEngine.of(model(name="m"), answers=[refusal("user text", "INVALID_ARGUMENT")])
-    with pytest.raises(ModelError):
-        await TracedEngine(fake, tracer).infer(InferenceRequest("m", (), trace=CALLER), Deadline.after(5))
+    call = CallTracing(tracer).started(InferenceRequest("m", (), trace=CALLER), "ModelInfer")
+    call.ended("INVALID_ARGUMENT", refusal("user text", "INVALID_ARGUMENT"))
     (seen,) = await sent(tracer, collector)
     assert (seen.is_error, seen.attributes["rpc.response.status_code"]) == (True, "INVALID_ARGUMENT")
     assert "user text" not in str(seen)
 
 
-async def test_a_stream_that_is_given_up_ends_its_call_as_cancelled(tracer: Tracer, collector: Collector) -> None:
-    fake = FakeEngine.of(model(name="m"), answers=[response(is_final=False), 30.0])
-    async with aclosing(
-        TracedEngine(fake, tracer).infer_stream(InferenceRequest("m", (), trace=CALLER), Deadline.after(5))
-    ) as responses:
-        await anext(responses)
+async def test_a_cancelled_call_is_not_an_error(tracer: Tracer, collector: Collector) -> None:
+    CallTracing(tracer).started(InferenceRequest("m", (), trace=CALLER), "ModelStreamInfer").ended("CANCELLED", None)
     (seen,) = await sent(tracer, collector)
     assert (seen.name, seen.is_error) == ("ModelStreamInfer m", False)
     assert seen.attributes["rpc.response.status_code"] == "CANCELLED"
-    assert fake.closed == 1
 
 
 async def test_the_gateways_own_calls_begin_no_trace(tracer: Tracer, collector: Collector) -> None:
-    fake = FakeEngine.of(model(name="m"), answers=[response()])
-    await TracedEngine(fake, tracer).infer(InferenceRequest("m", ()), Deadline.after(5))
+    request = InferenceRequest("m", ())
+    call = CallTracing(tracer).started(request, "ModelInfer")
+    call.ended("OK", None)
+    assert call.request is request
     assert await sent(tracer, collector) == []
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from app.domain.calls import ObservedCall
 from app.domain.deadline import Deadline
 from app.domain.errors import (
     DeadlineExceeded,
@@ -24,9 +25,9 @@ from app.domain.inference import InferenceRequest, InferenceResponse
 from app.domain.model import ModelState
 from app.domain.tensor import Tensor
 from app.domain.trace import TraceContext
+from app.triton.abandoned import QUIET_S
 from app.triton.channel import open_channel
 from app.triton.engine import TritonEngine
-from app.triton.leaving import QUIET_S
 from tests.fakes.triton import FakeTriton, Streamed, piece, serving
 
 REQUEST = InferenceRequest("m", (Tensor("X", "INT32", np.array([7], np.int32)),), parameters={"seed": 3})
@@ -40,15 +41,28 @@ async def triton() -> AsyncIterator[FakeTriton]:
         yield server
 
 
-@pytest.fixture
-def calls() -> list[tuple[str, str]]:
-    return []
+class Calls(list[tuple[str, str]]):
+    """Observes calls; keeps the model and the code of each call that ended."""
+
+    def started(self, request: InferenceRequest, method: str) -> ObservedCall:
+        calls = self
+
+        class Kept(ObservedCall):
+            def ended(self, code: str, error: GatewayError | None) -> None:
+                calls.append((request.model, code))
+
+        return Kept(request)
 
 
 @pytest.fixture
-async def engine(triton: FakeTriton, calls: list[tuple[str, str]]) -> AsyncIterator[TritonEngine]:
+def calls() -> Calls:
+    return Calls()
+
+
+@pytest.fixture
+async def engine(triton: FakeTriton, calls: Calls) -> AsyncIterator[TritonEngine]:
     async with open_channel(triton.url) as channel:
-        yield TritonEngine(channel, lambda model, code: calls.append((model, code)))
+        yield TritonEngine(channel, calls)
 
 
 async def everything(engine: TritonEngine, seconds: float = LONG_S) -> list[InferenceResponse]:
@@ -67,9 +81,7 @@ async def echo(request: pb.ModelInferRequest, context: grpc.aio.ServicerContext)
 
 
 class TestUnary:
-    async def test_a_request_and_its_answer(
-        self, engine: TritonEngine, triton: FakeTriton, calls: list[tuple[str, str]]
-    ) -> None:
+    async def test_a_request_and_its_answer(self, engine: TritonEngine, triton: FakeTriton, calls: Calls) -> None:
         triton.unary = echo
         answer = await engine.infer(REQUEST, Deadline.after(LONG_S))
         assert numbers([answer]) == [[7]]
@@ -116,7 +128,7 @@ class TestUnary:
         self,
         engine: TritonEngine,
         triton: FakeTriton,
-        calls: list[tuple[str, str]],
+        calls: Calls,
         refusal: tuple[grpc.StatusCode, str, type[GatewayError]],
     ) -> None:
         code, text, error = refusal
@@ -133,7 +145,7 @@ class TestUnary:
         assert calls == [("m", code.name)]
 
     async def test_a_model_that_does_not_answer_in_time(
-        self, engine: TritonEngine, triton: FakeTriton, calls: list[tuple[str, str]]
+        self, engine: TritonEngine, triton: FakeTriton, calls: Calls
     ) -> None:
         triton.unary = hang
         with pytest.raises(DeadlineExceeded):
@@ -141,9 +153,7 @@ class TestUnary:
         assert calls == [("m", "DEADLINE_EXCEEDED")]
         await asyncio.wait_for(triton.cancelled.wait(), LONG_S)
 
-    async def test_giving_up_cancels_the_call(
-        self, engine: TritonEngine, triton: FakeTriton, calls: list[tuple[str, str]]
-    ) -> None:
+    async def test_giving_up_cancels_the_call(self, engine: TritonEngine, triton: FakeTriton, calls: Calls) -> None:
         triton.unary = hang
         work = asyncio.create_task(engine.infer(REQUEST, Deadline.after(LONG_S)))
         await until(lambda: bool(triton.requests))
@@ -153,9 +163,7 @@ class TestUnary:
         await asyncio.wait_for(triton.cancelled.wait(), LONG_S)
         assert calls == [("m", "CANCELLED")]
 
-    async def test_an_answer_that_cannot_be_read(
-        self, engine: TritonEngine, triton: FakeTriton, calls: list[tuple[str, str]]
-    ) -> None:
+    async def test_an_answer_that_cannot_be_read(self, engine: TritonEngine, triton: FakeTriton, calls: Calls) -> None:
         async def short(request: pb.ModelInferRequest, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:
             answer = await echo(request, context)
             answer.outputs[0].shape[0] = 2
@@ -175,7 +183,7 @@ class TestStream:
         self,
         engine: TritonEngine,
         triton: FakeTriton,
-        calls: list[tuple[str, str]],
+        calls: Calls,
         ending: list[pb.ModelStreamInferResponse],
     ) -> None:
         triton.streamed = scripted(ending)
@@ -190,7 +198,7 @@ class TestStream:
         assert numbers(await everything(engine)) == []
 
     async def test_an_error_inside_the_stream_has_no_code_and_ends_it(
-        self, engine: TritonEngine, triton: FakeTriton, calls: list[tuple[str, str]]
+        self, engine: TritonEngine, triton: FakeTriton, calls: Calls
     ) -> None:
         triton.streamed = scripted([piece(1), pb.ModelStreamInferResponse(error_message="no boxes"), piece(2)])
         responses = engine.infer_stream(REQUEST, Deadline.after(LONG_S))
@@ -210,7 +218,7 @@ class TestStream:
 
     @pytest.mark.parametrize("code", [code for code in grpc.StatusCode if code.name != "OK"])
     async def test_a_status_in_the_middle(
-        self, engine: TritonEngine, triton: FakeTriton, calls: list[tuple[str, str]], code: grpc.StatusCode
+        self, engine: TritonEngine, triton: FakeTriton, calls: Calls, code: grpc.StatusCode
     ) -> None:
         async def broken(
             request: pb.ModelInferRequest, context: grpc.aio.ServicerContext
@@ -231,7 +239,7 @@ class TestStream:
             await everything(engine, 0.1)
 
     async def test_closing_the_generator_cancels_the_call(
-        self, engine: TritonEngine, triton: FakeTriton, calls: list[tuple[str, str]]
+        self, engine: TritonEngine, triton: FakeTriton, calls: Calls
     ) -> None:
         triton.streamed = scripted([piece(1)], hangs_s=3600)
         responses = engine.infer_stream(REQUEST, Deadline.after(LONG_S))
@@ -243,7 +251,7 @@ class TestStream:
         assert calls == [("m", "CANCELLED")]
 
     async def test_a_reader_that_is_cancelled_goes_at_once_and_its_call_is_hung_up_behind_it(
-        self, engine: TritonEngine, triton: FakeTriton, calls: list[tuple[str, str]]
+        self, engine: TritonEngine, triton: FakeTriton, calls: Calls
     ) -> None:
         triton.streamed = scripted([piece(1)], hangs_s=3600)
         responses = engine.infer_stream(REQUEST, Deadline.after(LONG_S))
@@ -294,9 +302,7 @@ class TestStream:
 
 
 class TestBeforeTheCall:
-    async def test_a_deadline_that_has_passed(
-        self, engine: TritonEngine, triton: FakeTriton, calls: list[tuple[str, str]]
-    ) -> None:
+    async def test_a_deadline_that_has_passed(self, engine: TritonEngine, triton: FakeTriton, calls: Calls) -> None:
         passed = Deadline(expires_at=0.0)
         with pytest.raises(DeadlineExceeded):
             await engine.infer(REQUEST, passed)

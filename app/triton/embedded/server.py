@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 
-from app.triton.embedded.backoff import delays_s
 from app.triton.embedded.errors import EmbeddedTritonError, MachineUnfit, StartFailed, StartTimedOut
 from app.triton.embedded.guarded import GuardedTriton
 from app.triton.embedded.launch import Launch
@@ -134,7 +133,15 @@ class EmbeddedTriton:
         return self._stopping.is_set()
 
     def _delays(self) -> Iterator[float]:
-        return delays_s(self._options.first_restart_s, self._options.longest_restart_s)
+        return restart_delays_s(self._options.first_restart_s, self._options.longest_restart_s)
+
+
+def restart_delays_s(first_s: float, longest_s: float) -> Iterator[float]:
+    """`first_s`, doubled each time, at most `longest_s`."""
+    delay_s = first_s
+    while True:
+        yield delay_s
+        delay_s = min(delay_s * 2, longest_s)
 
 
 def _loading(triton: GuardedTriton) -> Loading:

@@ -1,0 +1,58 @@
+"""Observers of an engine's inference calls: metrics, the tensor log, tracing, the health of models."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from app.domain.errors import GatewayError
+from app.domain.inference import InferenceRequest, InferenceResponse
+
+
+class ObservedCall:
+    """One inference call. The methods of this base class do nothing."""
+
+    def __init__(self, request: InferenceRequest) -> None:
+        self.request = request
+        """The request that the engine sends."""
+
+    def response(self, response: InferenceResponse) -> None:
+        """A response arrived."""
+
+    def ended(self, code: str, error: GatewayError | None) -> None:
+        """The call ended, exactly once; ``code`` is its gRPC status, ``CANCELLED`` where the caller left."""
+
+
+class CallObserver(Protocol):
+    def started(self, request: InferenceRequest, method: str) -> ObservedCall:
+        """``method``: ``ModelInfer`` or ``ModelStreamInfer``."""
+
+
+class CallObservers:
+    """Several observers as one. Each starts with the request of the observer before it. Without any, a no-op."""
+
+    def __init__(self, *observers: CallObserver) -> None:
+        self._observers = observers
+
+    def started(self, request: InferenceRequest, method: str) -> ObservedCall:
+        calls = []
+        for observer in self._observers:
+            call = observer.started(request, method)
+            request = call.request
+            calls.append(call)
+        return _ObservedCalls(request, calls)
+
+
+class _ObservedCalls(ObservedCall):
+    def __init__(self, request: InferenceRequest, calls: Sequence[ObservedCall]) -> None:
+        super().__init__(request)
+        self._calls = calls
+
+    def response(self, response: InferenceResponse) -> None:
+        for call in self._calls:
+            call.response(response)
+
+    def ended(self, code: str, error: GatewayError | None) -> None:
+        for call in self._calls:
+            call.ended(code, error)
+
+
+NO_OBSERVER = CallObservers()

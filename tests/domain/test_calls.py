@@ -1,0 +1,49 @@
+"""Several observers of a call act as one observer."""
+
+from dataclasses import replace
+
+from app.domain.calls import CallObservers, ObservedCall
+from app.domain.errors import GatewayError
+from app.domain.inference import InferenceRequest, InferenceResponse
+
+REQUEST = InferenceRequest("m", ())
+
+
+class Renaming:
+    """Sends the request to another model, and keeps what it is told."""
+
+    def __init__(self, model: str, told: list[str]) -> None:
+        self.model = model
+        self.told = told
+
+    def started(self, request: InferenceRequest, method: str) -> ObservedCall:
+        self.told.append(f"{self.model} started {request.model}")
+        return _Told(replace(request, model=self.model), self.told)
+
+
+class _Told(ObservedCall):
+    def __init__(self, request: InferenceRequest, told: list[str]) -> None:
+        super().__init__(request)
+        self.told = told
+
+    def response(self, response: InferenceResponse) -> None:
+        self.told.append(f"{self.request.model} response")
+
+    def ended(self, code: str, error: GatewayError | None) -> None:
+        self.told.append(f"{self.request.model} {code}")
+
+
+def test_each_observer_starts_with_the_request_of_the_observer_before() -> None:
+    told: list[str] = []
+    call = CallObservers(Renaming("a", told), Renaming("b", told)).started(REQUEST, "ModelInfer")
+    call.response(InferenceResponse({}))
+    call.ended("OK", None)
+    assert call.request.model == "b"
+    assert told == ["a started m", "b started a", "a response", "b response", "a OK", "b OK"]
+
+
+def test_without_an_observer_the_request_stays_the_same() -> None:
+    call = CallObservers().started(REQUEST, "ModelInfer")
+    call.response(InferenceResponse({}))
+    call.ended("OK", None)
+    assert call.request is REQUEST

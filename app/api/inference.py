@@ -1,9 +1,7 @@
-"""Between the routes and the work: runs a pipeline or opens its stream, and notes on the request's record what came."""
+"""Runs a pipeline or opens its stream for a route, and writes what happened on the request's record."""
 
 import asyncio
-import functools
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from app.api.problems import problem_of
@@ -11,9 +9,8 @@ from app.api.state import Gateway
 from app.domain.deadline import Deadline
 from app.domain.errors import ClientClosedRequest, ContractViolation, DeadlineExceeded, UpstreamUnavailable
 from app.domain.inference import InferenceRequest
-from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord
-from app.observability.tracing import Kind, Span, end_stream_span
+from app.observability.tracing import Kind, end_stream_span
 from app.pipelines.collector import Collector, Result
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import run
@@ -32,7 +29,7 @@ class Call:
 
 
 async def answer(gateway: Gateway, call: Call) -> Result:
-    """One unary answer. What nobody waits for any more is also stopped inside Triton."""
+    """One unary answer. Also calls the pipeline's ``cancel`` model if the gateway ends the request early."""
     record = call.record
     inference = replace(call.inference, trace=record.trace)
     record.triton_request_id = inference.request_id
@@ -53,7 +50,7 @@ async def open_stream(gateway: Gateway, call: Call) -> tuple[Stream, list[Event]
 
     Raises the error of a stream that failed before its first output: it still gets an HTTP status.
     """
-    stream = Stream(_plan_of(gateway, call, functools.partial(_note_end, call.record)))
+    stream = Stream(_plan_of(gateway, call, StreamRecorder(gateway, call)))
     gateway.start_stream(stream, call.pipeline.name)
     try:
         opening = await _first_events(stream, call.pipeline.stream_spec().commit_s)
@@ -66,17 +63,12 @@ async def open_stream(gateway: Gateway, call: Call) -> tuple[Stream, list[Event]
 
 
 async def start_resumable(gateway: Gateway, call: Call) -> str:
-    """The id of a stream that goes on by itself. It is counted, and logged, when it ends: not with its POST.
+    """The id of a new stream that outlives its POST. The stream is counted and logged when it ends, not with the POST.
 
-    Raises UpstreamUnavailable where its store is away: then nothing was started, and the POST itself is counted.
+    Raises UpstreamUnavailable if the store does not answer: then nothing was started, and the POST itself is counted.
     """
     posted, call = call.record, replace(call, record=call.record.handed_over())
-
-    def close_record(stream: Stream) -> None:
-        _note_end(call.record, stream)
-        call.record.close(gateway.metrics)
-
-    stream = Stream(_plan_of(gateway, call, close_record), gateway.store.new_log())
+    stream = Stream(_plan_of(gateway, call, ResumableRecorder(gateway, call)), gateway.store.new_log())
     try:
         stream_id = await gateway.store.keep(stream, call.pipeline.stream_spec().resume_s)
     except UpstreamUnavailable:
@@ -86,28 +78,18 @@ async def start_resumable(gateway: Gateway, call: Call) -> str:
     return stream_id
 
 
-def _plan_of(gateway: Gateway, call: Call, on_end: Callable[[Stream], None]) -> StreamPlan:
-    pipeline, record = call.pipeline, call.record
+def _plan_of(gateway: Gateway, call: Call, recorder: "StreamRecorder") -> StreamPlan:
+    record = call.record
     record.triton_request_id = call.inference.request_id
-    span = gateway.tracer.start(f"stream {pipeline.name}", Kind.INTERNAL, record.trace)
-    inference = replace(call.inference, trace=span.trace)
+    inference = replace(call.inference, trace=recorder.span.trace)
     return StreamPlan(
         request_id=record.request_id,
         responses=gateway.engine.infer_stream(inference, call.deadline),
-        answer=Collector(pipeline, call.inference),
-        progress_s=pipeline.stream_spec().progress_s,
-        problem_of=functools.partial(problem_of, request_id=record.request_id),
-        on_output=OutputTimes(gateway.metrics, pipeline.name, record.started).note,
-        on_abandoned=functools.partial(gateway.canceller.cancel, pipeline, call.inference),
-        on_end=functools.partial(_end, span, on_end),
+        answer=Collector(call.pipeline, call.inference),
+        progress_s=call.pipeline.stream_spec().progress_s,
+        problem_of=problem_of,
+        observer=recorder,
     )
-
-
-def _end(span: Span, on_end: Callable[[Stream], None], stream: Stream) -> None:
-    end_stream_span(
-        span, outputs=stream.outputs, outcome=stream.outcome, error=stream.error, early_exit=stream.early_exit
-    )
-    on_end(stream)
 
 
 async def _first_events(stream: Stream, commit_s: float) -> list[Event]:
@@ -118,25 +100,42 @@ async def _first_events(stream: Stream, commit_s: float) -> list[Event]:
         return []
 
 
-def _note_end(record: RequestRecord, stream: Stream) -> None:
-    record.triton_s = max(record.duration_s - stream.own_s, 0.0)
-    record.exit_early(stream.early_exit)
-    if stream.error is not None:
-        record.fail(stream.error)
+class StreamRecorder:
+    """Tells metrics, trace and record what happens to one stream. Implements StreamObserver."""
 
+    def __init__(self, gateway: Gateway, call: Call) -> None:
+        self._gateway = gateway
+        self._call = call
+        self.span = gateway.tracer.start(f"stream {call.pipeline.name}", Kind.INTERNAL, call.record.trace)
+        self._first = gateway.metrics.time_to_first_output.labels(call.pipeline.name)
+        self._gap = gateway.metrics.inter_output.labels(call.pipeline.name)
+        self._count = gateway.metrics.stream_outputs.labels(call.pipeline.name)
+        self._last_at = call.record.started
+        self._has_output = False
 
-class OutputTimes:
-    """When the outputs of one stream came: time to the first, gaps between the others."""
-
-    def __init__(self, metrics: Metrics, pipeline: str, started: float) -> None:
-        self._first = metrics.time_to_first_output.labels(pipeline)
-        self._gap = metrics.inter_output.labels(pipeline)
-        self._count = metrics.stream_outputs.labels(pipeline)
-        self._last = started
-        self._seen_any = False
-
-    def note(self) -> None:
+    def output_written(self) -> None:
         now = time.perf_counter()
-        (self._gap if self._seen_any else self._first).observe(now - self._last)
-        self._last, self._seen_any = now, True
+        (self._gap if self._has_output else self._first).observe(now - self._last_at)
+        self._last_at, self._has_output = now, True
         self._count.inc()
+
+    def abandoned(self) -> None:
+        self._gateway.canceller.cancel(self._call.pipeline, self._call.inference)
+
+    def ended(self, stream: Stream) -> None:
+        end_stream_span(
+            self.span, outputs=stream.outputs, outcome=stream.outcome, error=stream.error, early_exit=stream.early_exit
+        )
+        record = self._call.record
+        record.triton_s = max(record.duration_s - stream.own_s, 0.0)
+        record.exit_early(stream.early_exit)
+        if stream.error is not None:
+            record.fail(stream.error)
+
+
+class ResumableRecorder(StreamRecorder):
+    """For a stream whose request has been answered already: the end of the stream also closes its record."""
+
+    def ended(self, stream: Stream) -> None:
+        super().ended(stream)
+        self._call.record.close(self._gateway.metrics)

@@ -2,22 +2,22 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
 import orjson
+from redis.exceptions import RedisError
 
-from app.domain.errors import GatewayError, StreamEvicted, UpstreamUnavailable
+from app.domain.errors import StreamEvicted, UpstreamUnavailable
 from app.streams.event import Event
 from app.streams.log import check_resume
-from app.streams.redis_errors import redis_errors
 from app.streams.redis_keys import END_ORPHAN, Entry, Keys, entry_id, event_of, lifetime_ms, owner_key
+from app.streams.stream import ProblemOf
 
 RedisClient = Any
 """redis-py's ``Redis``, whose types fit neither a chain of calls on a pipeline nor the answers of protocol 2."""
-
-ProblemOf = Callable[[GatewayError, str], dict[str, Any]]
 
 BLOCK_MS = 500
 TOUCH_S = 1.0
@@ -29,6 +29,15 @@ OUTAGE_S = 30.0
 PAUSE_S = 0.25
 MAX_EVENTS = 256
 """Events fetched at once."""
+
+
+@contextmanager
+def redis_errors() -> Iterator[None]:
+    """Turns whatever redis-py raises into UpstreamUnavailable, without Redis' own message, which may hold keys."""
+    try:
+        yield
+    except (RedisError, OSError) as exc:
+        raise UpstreamUnavailable("The store of streams is not available; send the request again.") from exc
 
 
 @dataclass(frozen=True, slots=True)

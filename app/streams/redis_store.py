@@ -21,11 +21,10 @@ from redis.exceptions import RedisError
 from app.domain.errors import ClientClosedRequest, UnknownStream
 from app.streams.event import Event
 from app.streams.log import MAX_REPLAY_BYTES, EventLog, LiveLog
-from app.streams.redis_errors import redis_errors
 from app.streams.redis_keys import PUBLISH, keys_of, lifetime_ms, owner_key, script_words
-from app.streams.redis_reader import OUTAGE_S, PAUSE_S, ProblemOf, RedisClient, RedisReader, Reference
+from app.streams.redis_reader import OUTAGE_S, PAUSE_S, RedisClient, RedisReader, Reference, redis_errors
 from app.streams.store import StoreUnusable, new_stream_id
-from app.streams.stream import Stream
+from app.streams.stream import ProblemOf, Stream
 
 TICK_S = 0.5
 OWNER_MS = 4_000
@@ -116,7 +115,7 @@ class RedisStore:
     async def __aenter__(self) -> Self:
         """Raises StoreUnusable."""
         try:
-            await self._breathe()
+            await self._heartbeat()
         except (RedisError, OSError) as exc:
             await self._redis.aclose()
             raise StoreUnusable(
@@ -176,7 +175,7 @@ class RedisStore:
         is_away = False
         while True:
             try:
-                await self._breathe()
+                await self._heartbeat()
                 is_away = False
             except (RedisError, OSError) as exc:
                 if not is_away:
@@ -184,7 +183,7 @@ class RedisStore:
                 is_away = True
             await asyncio.sleep(TICK_S)
 
-    async def _breathe(self) -> None:
+    async def _heartbeat(self) -> None:
         """Says that this process lives, keeps its streams from expiring, and ends those nobody wants or can read."""
         owned = list(self._owned.items())
         async with self._redis.pipeline(transaction=False) as pipe:
@@ -195,9 +194,9 @@ class RedisStore:
                 pipe.pexpire(keys.stream, lifetime).pexpire(keys.events, lifetime)
             seen: list[Any] = (await pipe.execute())[1:]
         for index, (_, each) in enumerate(owned):
-            self._judge(each, owner=seen[4 * index], has_reader=bool(seen[4 * index + 1]))
+            self._end_if_unwanted(each, owner=seen[4 * index], has_reader=bool(seen[4 * index + 1]))
 
-    def _judge(self, owned: _Owned, *, owner: bytes | None, has_reader: bool) -> None:
+    def _end_if_unwanted(self, owned: _Owned, *, owner: bytes | None, has_reader: bool) -> None:
         now = time.monotonic()
         if has_reader:
             owned.read_at = now

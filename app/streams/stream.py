@@ -19,10 +19,13 @@ _log = logging.getLogger(__name__)
 
 Values = dict[str, Any]
 
-_GIVEN_UP = frozenset(
+ProblemOf = Callable[[GatewayError, str], Values]
+"""An error and the request's id -> the problem object of the terminal event."""
+
+_ABANDONED = frozenset(
     {Outcome.CANCELLED, Outcome.TIMEOUT, Outcome.REJECTED, Outcome.CONTRACT_VIOLATION, Outcome.INTERNAL}
 )
-"""Endings that the gateway decides while the model may still be at work."""
+"""Outcomes that the gateway decides while the model may still be computing."""
 
 
 class Ending(Protocol):
@@ -40,21 +43,27 @@ class Answer(Protocol):
         """Raises the error that the caller gets."""
 
 
+class StreamObserver(Protocol):
+    """Is told what happens to one stream."""
+
+    def output_written(self) -> None: ...
+    def abandoned(self) -> None:
+        """The gateway ends the stream while the model may still be computing."""
+
+    def ended(self, stream: "Stream") -> None:
+        """The terminal event is written. Called once, last."""
+
+
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
-    """What a stream is made of. ``on_output`` is told of each output, ``on_abandoned`` if Triton works in vain.
-
-    ``on_end`` is told last, once, when the terminal event is written.
-    """
+    """What a stream is made of. ``progress_s`` is the longest silence of the model, in seconds."""
 
     request_id: str
     responses: AsyncGenerator[InferenceResponse]
     answer: Answer
     progress_s: float
-    problem_of: Callable[[GatewayError], Values]
-    on_output: Callable[[], None] = lambda: None
-    on_abandoned: Callable[[], None] = lambda: None
-    on_end: Callable[["Stream"], None] = lambda stream: None
+    problem_of: ProblemOf
+    observer: StreamObserver
 
 
 class Stream:
@@ -83,7 +92,7 @@ class Stream:
     def _settle(self, _task: asyncio.Task[None]) -> None:
         """A task cancelled before its first step never enters its own ``try``; its terminal event is written here."""
         if self.outcome is None:
-            self._end_with(self._cause or ClientClosedRequest("The stream was given up."))
+            self._end_with(self._cause or ClientClosedRequest("The stream was cancelled."))
 
     def end(self, cause: GatewayError) -> None:
         """Stop the work; the terminal event says why. Does nothing to a stream that has ended."""
@@ -104,7 +113,7 @@ class Stream:
         except GatewayError as exc:
             self._finish(exc)
         except asyncio.CancelledError:
-            self._end_with(self._cause or ClientClosedRequest("The stream was given up."))
+            self._end_with(self._cause or ClientClosedRequest("The stream was cancelled."))
         except Exception:
             _log.exception("a stream failed")
             self._end_with(Internal("The gateway failed; its log says more under the request's id."))
@@ -130,7 +139,7 @@ class Stream:
     def _output(self, values: Values) -> None:
         self._append("output", values)
         self.outputs += 1
-        self._plan.on_output()
+        self._plan.observer.output_written()
 
     def _finish(self, error: GatewayError | None = None) -> None:
         try:
@@ -152,15 +161,15 @@ class Stream:
             "request_id": self._plan.request_id,
         }
         self._append("done", done)
-        self._plan.on_end(self)
+        self._plan.observer.ended(self)
 
     def _end_with(self, error: GatewayError) -> None:
         error.__traceback__ = error.__cause__ = error.__context__ = None  # whose frames hold the last response
         self.error, self.outcome = error, error.outcome
-        if error.outcome in _GIVEN_UP:
-            self._plan.on_abandoned()
-        self._append("error", self._plan.problem_of(error))
-        self._plan.on_end(self)
+        if error.outcome in _ABANDONED:
+            self._plan.observer.abandoned()
+        self._append("error", self._plan.problem_of(error, self.request_id))
+        self._plan.observer.ended(self)
 
     def _append(self, name: EventName, data: Values) -> None:
         text = orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY)

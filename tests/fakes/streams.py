@@ -2,13 +2,15 @@
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
 from app.domain.errors import GatewayError, ModelError
 from app.domain.inference import InferenceResponse
 from app.streams.log import EventLog, ReplayLog
-from app.streams.stream import Stream, StreamPlan
+from app.streams.stream import Answer as StreamAnswer
+from app.streams.stream import Stream, StreamObserver, StreamPlan
 from tests.fakes.engine import Answer, FakeEngine
 from tests.fakes.models import response, tensor
 
@@ -48,21 +50,45 @@ class FakeAnswer:
 
 
 @dataclass
+class SeenByObserver:
+    """Implements StreamObserver: keeps every call."""
+
+    outputs: list[None] = field(default_factory=list)
+    abandonments: list[None] = field(default_factory=list)
+    ends: list[Stream] = field(default_factory=list)
+
+    def output_written(self) -> None:
+        self.outputs.append(None)
+
+    def abandoned(self) -> None:
+        self.abandonments.append(None)
+
+    def ended(self, stream: Stream) -> None:
+        self.ends.append(stream)
+
+
+@dataclass
 class Life:
     """One stream and everything that was told of it."""
 
     stream: Stream
     log: EventLog
-    outputs: list[None]
-    abandoned: list[None]
-    ended: list[Stream]
+    seen: SeenByObserver
     engine: FakeEngine
+
+    @property
+    def outputs(self) -> list[None]:
+        return self.seen.outputs
+
+    @property
+    def abandoned(self) -> list[None]:
+        return self.seen.abandonments
 
     async def events(self) -> list[tuple[int, str, Any]]:
         """All of them, once the stream has ended."""
         await self.stream.ended()
         await asyncio.sleep(0)
-        assert len(self.ended) == 1
+        assert len(self.seen.ends) == 1
         return [(event.id, event.name, json.loads(event.data)) for event in await self.log.read(0)]
 
     async def ending(self) -> str:
@@ -81,20 +107,22 @@ def live(
 ) -> Life:
     """A stream that has started over an engine with these answers."""
     engine = FakeEngine(answers=list(answers))
-    outputs: list[None] = []
-    abandoned: list[None] = []
-    ended: list[Stream] = []
+    seen = SeenByObserver()
     log = log or ReplayLog()
-    plan = StreamPlan(
-        request_id="rid",
-        responses=engine.infer_stream(None, None),  # type: ignore[arg-type]
-        answer=answer or FakeAnswer(),
-        progress_s=progress_s,
-        problem_of=lambda error: {"code": error.code},
-        on_output=lambda: outputs.append(None),
-        on_abandoned=lambda: abandoned.append(None),
-        on_end=ended.append,
-    )
+    plan = plan_of(engine.infer_stream(None, None), answer or FakeAnswer(), progress_s, seen)  # type: ignore[arg-type]
     stream = Stream(plan, log)
     stream.start()
-    return Life(stream, log, outputs, abandoned, ended, engine)
+    return Life(stream, log, seen, engine)
+
+
+def plan_of(
+    responses: AsyncGenerator[InferenceResponse],
+    answer: StreamAnswer,
+    progress_s: float = 60,
+    observer: StreamObserver | None = None,
+) -> StreamPlan:
+    return StreamPlan("rid", responses, answer, progress_s, problem_of, observer or SeenByObserver())
+
+
+def problem_of(error: GatewayError, request_id: str) -> dict[str, Any]:
+    return {"code": error.code, "detail": error.detail, "request_id": request_id}

@@ -11,7 +11,8 @@ from app.domain.inference import InferenceResponse
 from app.streams.event import Event
 from app.streams.log import ReplayLog
 from app.streams.memory_store import MemoryStore
-from app.streams.stream import Stream, StreamPlan
+from app.streams.stream import Stream
+from tests.fakes.streams import plan_of
 
 RESUME_S = 0.1
 LONG_S = 60.0
@@ -40,10 +41,6 @@ async def responses(count: int, *, then_wait: bool) -> AsyncGenerator[InferenceR
         await asyncio.Event().wait()
 
 
-def problem_of(error: GatewayError) -> dict[str, Any]:
-    return {"code": error.code, "detail": error.detail}
-
-
 @pytest.fixture
 async def store() -> AsyncIterator[MemoryStore]:
     async with MemoryStore() as store:
@@ -53,8 +50,7 @@ async def store() -> AsyncIterator[MemoryStore]:
 async def kept(
     store: MemoryStore, count: int = 3, *, runs_on: bool = False, resume_s: float = LONG_S, max_bytes: int = 10_000
 ) -> tuple[Stream, str]:
-    plan = StreamPlan("r-1", responses(count, then_wait=runs_on), Numbers(), LONG_S, problem_of)
-    stream = Stream(plan, ReplayLog(max_bytes))
+    stream = Stream(plan_of(responses(count, then_wait=runs_on), Numbers()), ReplayLog(max_bytes))
     stream_id = await store.keep(stream, resume_s)
     stream.start()
     return stream, stream_id

@@ -21,10 +21,10 @@ from app.domain.errors import (
 from app.domain.inference import InferenceResponse
 from app.streams.event import Event
 from app.streams.log import LiveLog, ReplayLog
-from app.streams.stream import Stream, StreamPlan
+from app.streams.stream import Stream
 from tests.fakes.engine import Answer
 from tests.fakes.models import response, tensor
-from tests.fakes.streams import EXIT, FINAL, Ended, FakeAnswer, live, token
+from tests.fakes.streams import EXIT, FINAL, Ended, FakeAnswer, live, plan_of, token
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -179,7 +179,7 @@ class TestEndingFromOutside:
             return
             yield
 
-        stream = Stream(StreamPlan("rid", none(), FakeAnswer(), 1, lambda error: {}))
+        stream = Stream(plan_of(none(), FakeAnswer()))
         stream.end(self.CAUSES[0])
         await stream.ended()
         assert stream.outcome is None

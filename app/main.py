@@ -7,7 +7,9 @@ from starlette.responses import RedirectResponse, Response
 from app.api.failures import add_failure_handlers
 from app.api.middleware.recording import RecordingMiddleware
 from app.api.middleware.tracing import TracingMiddleware
+from app.api.middleware.unexpected import UnexpectedErrorMiddleware
 from app.api.routes import docs, health, metrics, pipelines, streams
+from app.api.routing import Route
 from app.api.state import Gateway
 from app.console import page
 
@@ -24,9 +26,16 @@ ALLOWED_HEADERS = [
 
 
 def create_app(
-    gateway: Gateway, *, cors_origins: tuple[str, ...] = (), with_docs: bool = True, with_console: bool = True
+    gateway: Gateway,
+    *,
+    admin_port: int,
+    cors_origins: tuple[str, ...] = (),
+    with_docs: bool = True,
+    with_console: bool = True,
 ) -> FastAPI:
-    app = _bare_app(gateway)
+    elsewhere = f"The admin port, {admin_port}, serves the metrics."
+    hint = "GET /docs lists the addresses." if with_docs else "GET /v1/pipelines lists the pipelines."
+    app = _bare_app(gateway, hint, dict.fromkeys(("/metrics", "/metrics/triton"), elsewhere))
     app.include_router(health.router)
     app.include_router(pipelines.router)
     app.include_router(streams.router)
@@ -42,7 +51,7 @@ def create_app(
         app.add_middleware(
             CORSMiddleware,
             allow_origins=cors_origins,
-            allow_methods=["GET", "POST", "DELETE"],
+            allow_methods=["GET", "HEAD", "POST", "DELETE"],
             allow_headers=ALLOWED_HEADERS,
             expose_headers=EXPOSED_HEADERS,
         )
@@ -51,19 +60,22 @@ def create_app(
     return app
 
 
-def create_admin_app(gateway: Gateway) -> FastAPI:
-    app = _bare_app(gateway)
+def create_admin_app(gateway: Gateway, *, api_port: int) -> FastAPI:
+    hint = f"This is the admin port. The API, its documentation and the console are on port {api_port}."
+    app = _bare_app(gateway, hint, {})
     app.include_router(health.router)
     app.include_router(metrics.router)
     app.add_middleware(RecordingMiddleware, metrics=gateway.metrics)
     return app
 
 
-def _bare_app(gateway: Gateway) -> FastAPI:
-    """Without FastAPI's own documentation: ours is made from the live models."""
+def _bare_app(gateway: Gateway, hint: str, hint_by_path: dict[str, str]) -> FastAPI:
+    """Without FastAPI's own documentation: the gateway makes its own from the live models. ``hint``: of a 404."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.gateway = gateway
-    add_failure_handlers(app)
+    app.router.route_class = Route
+    add_failure_handlers(app, hint, hint_by_path)
+    app.add_middleware(UnexpectedErrorMiddleware)
     return app
 
 

@@ -1,39 +1,20 @@
-"""``/`` and its files under ``/console``: plain HTML, CSS and ES modules, held to the gateway's own origin."""
+"""``/`` and its files under ``/console``: plain HTML, CSS and ES modules."""
 
 from pathlib import Path
-from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response
 from starlette.routing import Mount
-from starlette.staticfiles import StaticFiles
 
-router = APIRouter()
+from app.api.pages import PageFiles
+from app.api.routing import Route
 
-_FOLDER = Path(__file__).parent / "static"
+router = APIRouter(route_class=Route)
 
-HEADERS = {
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",
-}
-"""The page shows what models and callers wrote: no script runs but its own. A new release shows at the next load."""
-
-
-class _Files(StaticFiles):
-    def file_response(self, *args: Any, **kwargs: Any) -> Response:
-        response = super().file_response(*args, **kwargs)
-        response.headers.update(HEADERS)
-        return response
-
-
-files = Mount("/console", _Files(directory=_FOLDER), name="console")
+_files = PageFiles(directory=Path(__file__).parent / "static")
+files = Mount("/console", _files, name="console")
 
 
 @router.get("/")
-async def console(_request: Request) -> Response:
-    return FileResponse(_FOLDER / "index.html", headers=HEADERS)
+async def console(request: Request) -> Response:
+    return await _files.page("index.html", request)

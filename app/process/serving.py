@@ -69,14 +69,16 @@ async def serve(settings: Settings) -> None:
             store = await stack.enter_async_context(running_store(settings.redis_url))
             triton = await stack.enter_async_context(_triton(settings, stop))
             gateway = await stack.enter_async_context(_gateway(settings, config, triton, store, tracer))
+            port, admin_port = main.getsockname()[1], admin.getsockname()[1]
             app = create_app(
                 gateway,
+                admin_port=admin_port,
                 cors_origins=settings.cors_origins,
                 with_docs=settings.docs,
                 with_console=settings.console,
             )
-            async with running(app, main), running(create_admin_app(gateway), admin):
-                url = f"http://{settings.host}:{main.getsockname()[1]}"
+            async with running(app, main), running(create_admin_app(gateway, api_port=port), admin):
+                url = f"http://{settings.host}:{port}"
                 async with background(_announce(gateway, url, triton.grpc_url)):
                     await stop.wait()
                 await _drain(gateway, settings.drain_s)

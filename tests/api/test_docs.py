@@ -136,7 +136,8 @@ class TestPages:
     async def test_the_list_of_errors_leads_to_each(self, api: Served) -> None:
         page = Page()
         page.feed((await api.client.get("/docs/errors")).text)
-        assert set(page.addresses) == {f"/docs/errors/{code}" for code in ERROR_BY_CODE}
+        listed = {address for address in page.addresses if address.startswith("/docs/errors")}
+        assert listed == {f"/docs/errors/{code}" for code in ERROR_BY_CODE}
 
     async def test_the_documentation_needs_no_internet(self, api: Served) -> None:
         page = Page()

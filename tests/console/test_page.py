@@ -11,6 +11,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from app.api.pages import HEADERS
 from app.console import page
 from app.main import create_app
 from tests.fakes.engine import FakeEngine
@@ -47,7 +48,7 @@ async def test_every_file_that_the_page_names_is_served_under_the_same_policy(ga
     for path in named:
         answer = await gateway.client.get(path)
         assert answer.status_code == 200, path
-        assert answer.headers["content-security-policy"] == page.HEADERS["Content-Security-Policy"]
+        assert answer.headers["content-security-policy"] == HEADERS["Content-Security-Policy"]
         assert answer.headers["x-content-type-options"] == "nosniff"
 
 
@@ -68,12 +69,12 @@ def test_no_module_makes_markup_from_text(name: str) -> None:
 
 
 async def test_without_the_console_the_root_leads_to_the_documentation(gateway: Served) -> None:
-    answer = await fetched(create_app(gateway.gateway, with_console=False), "/")
+    answer = await fetched(create_app(gateway.gateway, admin_port=8081, with_console=False), "/")
     assert (answer.status_code, answer.headers["location"]) == (307, "/docs")
 
 
 async def test_without_either_there_is_nothing_at_the_root(gateway: Served) -> None:
-    app = create_app(gateway.gateway, with_console=False, with_docs=False)
+    app = create_app(gateway.gateway, admin_port=8081, with_console=False, with_docs=False)
     assert [(await fetched(app, path)).status_code for path in ("/", "/console/console.js")] == [404, 404]
 
 
@@ -82,7 +83,9 @@ def test_the_wheel_carries_the_files(tmp_path: Path, pytestconfig: pytest.Config
     subprocess.run(command, cwd=pytestconfig.rootpath, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        assert {f"app/console/static/{name}" for name in FILES} <= set(archive.namelist())
+        names = set(archive.namelist())
+    assert {f"app/console/static/{name}" for name in FILES} <= names
+    assert {f"app/api/static/{name}" for name in ("docs.html", "docs.js", "errors.css")} <= names
 
 
 def read(name: str) -> str:

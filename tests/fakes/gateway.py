@@ -46,8 +46,8 @@ async def served(
             limits=limits or Limits(64 * 1024),
             store=store,
         )
-        app = create_app(gateway, cors_origins=origins)
-        async with _client(app) as client, _client(create_admin_app(gateway)) as admin:
+        app = create_app(gateway, admin_port=8081, cors_origins=origins)
+        async with _client(app) as client, _client(create_admin_app(gateway, api_port=8080)) as admin:
             yield Served(gateway, engine, app, client, admin)
 
 

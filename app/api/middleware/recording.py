@@ -1,22 +1,16 @@
 """Gives every request its id and its record, and closes the record when the answer is sent."""
 
-import logging
-
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.api.problems import problem_response
-from app.domain.errors import Internal
 from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord, request_id_of
 
-_log = logging.getLogger(__name__)
-
 
 class RecordingMiddleware:
-    """Also answers what nobody foresaw, so that this answer too has its headers.
+    """The outermost middleware: ``scope["state"]["record"]`` is the request's record.
 
-    ``scope["state"]["record"]`` is the request's record; ``X-Request-ID`` and ``Server-Timing`` go on the answer.
+    It adds ``X-Request-ID`` and ``Server-Timing`` to the answer.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
@@ -40,12 +34,5 @@ class RecordingMiddleware:
 
         try:
             await self.app(scope, receive, send_with_headers)
-        except Exception:
-            error = Internal("The gateway failed; its log says more under the request's id.")
-            record.fail(error)
-            if record.status:
-                raise
-            _log.exception("a request failed", extra={"request_id": record.request_id})
-            await problem_response(error, record.request_id)(scope, receive, send_with_headers)
         finally:
             record.close(self.metrics)

@@ -1,15 +1,14 @@
-"""Takes the caller's trace context in, and opens a span for each request that may be an inference."""
+"""Reads the caller's trace context, and opens a span for each request that can be an inference."""
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.domain.errors import Internal
 from app.observability.record import RequestRecord
 from app.observability.tracing import Kind, Tracer, end_request_span, trace_of
 
 
 class TracingMiddleware:
-    """Inside the recording one, whose record it reads; every inference is a POST, probes and pages are none."""
+    """Must run inside RecordingMiddleware. Only POST requests get a span: every inference is a POST."""
 
     def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
         self.app = app
@@ -31,8 +30,5 @@ class TracingMiddleware:
         record.trace = span.trace
         try:
             await self.app(scope, receive, send)
-        except Exception:
-            record.fail(Internal("The gateway failed."))
-            raise
         finally:
             end_request_span(span, record, getattr(scope.get("route"), "path", None))

@@ -3,27 +3,22 @@
 import html
 from pathlib import Path
 
-import fastapi_offline
 from fastapi import APIRouter, Request
-from fastapi.openapi.docs import get_swagger_ui_html
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 from starlette.routing import Mount
-from starlette.staticfiles import StaticFiles
 
 from app.api.error_table import ERROR_BY_CODE, ROW_BY_ERROR
 from app.api.openapi import openapi_of
+from app.api.pages import Page, PageFiles
 from app.api.responses import JsonResponse
+from app.api.routing import Route
 from app.api.state import gateway_of
 from app.domain.errors import GatewayError, NotFound
 
-router = APIRouter()
+router = APIRouter(route_class=Route)
 
-_STYLE = (
-    "body{font:16px/1.5 system-ui;max-width:46rem;margin:3rem auto;padding:0 1rem}"
-    "td,th{text-align:left;padding:.2rem 1rem .2rem 0}"
-)
-_ASSETS = Path(fastapi_offline.__file__).parent / "static"
-assets = Mount("/docs/assets", StaticFiles(directory=_ASSETS), name="docs-assets")
+_files = PageFiles(directory=Path(__file__).parents[1] / "static", packages=[("fastapi_offline", "static")])
+assets = Mount("/docs/assets", _files, name="docs-assets")
 
 
 @router.get("/openapi.json")
@@ -32,14 +27,8 @@ async def openapi(request: Request) -> Response:
 
 
 @router.get("/docs")
-async def docs(_request: Request) -> Response:
-    return get_swagger_ui_html(
-        openapi_url="/openapi.json",
-        title="triton-gateway",
-        swagger_js_url="/docs/assets/swagger-ui-bundle.js",
-        swagger_css_url="/docs/assets/swagger-ui.css",
-        swagger_favicon_url="data:,",
-    )
+async def docs(request: Request) -> Response:
+    return await _files.page("docs.html", request)
 
 
 @router.get("/docs/errors")
@@ -71,8 +60,9 @@ def _body_of(error: type[GatewayError]) -> str:
     )
 
 
-def _page(title: str, body: str) -> HTMLResponse:
-    return HTMLResponse(
+def _page(title: str, body: str) -> Page:
+    return Page(
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{title} - triton-gateway</title>"
-        f"<style>{_STYLE}</style><h1>{title}</h1>{body}</html>"
+        '<link rel=icon href="data:,"><link rel=stylesheet href="/docs/assets/errors.css">'
+        f"<h1>{title}</h1>{body}</html>"
     )

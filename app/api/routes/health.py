@@ -4,9 +4,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from app.api.responses import JsonResponse
+from app.api.routing import Route
 from app.api.state import Gateway, gateway_of
 
-router = APIRouter(prefix="/health")
+router = APIRouter(prefix="/health", route_class=Route)
 
 
 @router.get("/live")

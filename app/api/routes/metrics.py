@@ -5,10 +5,11 @@ from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 
+from app.api.routing import Route
 from app.api.state import gateway_of
 from app.domain.errors import NotFound, UpstreamUnavailable
 
-router = APIRouter(prefix="/metrics")
+router = APIRouter(prefix="/metrics", route_class=Route)
 
 RELAY_TIMEOUT_S = 5.0
 _TLS = httpx.create_ssl_context()

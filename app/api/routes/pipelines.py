@@ -9,12 +9,13 @@ from app.api.descriptions import describe, summarize
 from app.api.disconnect import given_up_on_disconnect
 from app.api.inference import Call, answer, open_stream
 from app.api.responses import JsonResponse
+from app.api.routing import Route
 from app.api.state import gateway_of, record_of
 from app.api.streaming import Start, StreamResponse
 from app.pipelines.collector import Result
 from app.pipelines.pipeline import Pipeline
 
-router = APIRouter(prefix="/v1/pipelines")
+router = APIRouter(prefix="/v1/pipelines", route_class=Route)
 
 
 @router.get("")

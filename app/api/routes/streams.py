@@ -8,12 +8,13 @@ from app.api.bodies import read_body
 from app.api.deadlines import deadline_of
 from app.api.inference import Call, start_resumable
 from app.api.responses import JsonResponse
-from app.api.sse import RETRY
+from app.api.routing import Route
+from app.api.sse import HEADERS, MEDIA_TYPE, RETRY
 from app.api.state import gateway_of, record_of
 from app.api.streaming import Start, StreamResponse
 from app.domain.errors import FieldProblem, InvalidInput, InvalidJson, InvalidRequest, UnsupportedMediaType
 
-router = APIRouter(prefix="/v1/streams")
+router = APIRouter(prefix="/v1/streams", route_class=Route)
 
 MAX_ID_DIGITS = 15
 
@@ -47,9 +48,9 @@ async def read_stream(stream_id: str, request: Request) -> Response:
     except BaseException:
         await reader.close()
         raise
-    if not has_more:
+    if not has_more or request.method == "HEAD":
         await reader.close()
-        return Response(status_code=204)
+        return Response(status_code=204) if not has_more else Response(headers=HEADERS, media_type=MEDIA_TYPE)
     return StreamResponse(
         reader, gateway.limits, start=Start(after, RETRY), on_left=lambda _: None, closing=reader.close
     )

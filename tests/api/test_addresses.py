@@ -1,0 +1,189 @@
+"""Methods of a path, HEAD, CORS and the pages' policy, over a real socket where it matters."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+import uvicorn
+
+from app.api.pages import HEADERS
+from app.api.protocol import BoundedProtocol
+from app.domain.errors import ModelError
+from tests.api.conftest import FINAL, PNG, word
+from tests.fakes.gateway import Served
+
+ORIGIN = {"Origin": "https://page.example"}
+PAGES = ["/", "/console/console.js", "/docs", "/docs/assets/docs.js", "/docs/errors", "/docs/errors/internal"]
+GETS = ["/v1/pipelines", "/v1/pipelines/read", "/health/live", "/health/ready", "/openapi.json", *PAGES]
+RANGES = ["bytes=0-9", "bytes=-5", "bytes=5-3", "bytes=99999999-", "bytes=0-1,5-9", "lines=1-2", "bytes", "x"]
+
+
+@pytest.fixture
+async def wire(api: Served) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the same gateway, behind uvicorn with the gateway's own protocol."""
+    bound = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(
+        uvicorn.Config(api.app, http=BoundedProtocol, ws="none", lifespan="off", log_config=None, access_log=False)
+    )
+    serving = asyncio.create_task(server.serve(sockets=[bound]))
+    while not server.started:
+        await asyncio.sleep(0.005)
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{bound.getsockname()[1]}") as client:
+        yield client
+    server.should_exit = True
+    await serving
+
+
+class TestMethods:
+    @pytest.mark.parametrize(
+        ("path", "allowed"),
+        [
+            ("/v1/pipelines", "GET, HEAD"),
+            ("/v1/pipelines/read", "GET, HEAD, POST"),
+            ("/v1/pipelines/write/stream", "POST"),
+            ("/v1/streams", "POST"),
+            ("/v1/streams/abc", "GET, HEAD, DELETE"),
+            ("/health/live", "GET, HEAD"),
+            ("/", "GET, HEAD"),
+            ("/console/console.js", "GET, HEAD"),
+            ("/docs/assets/swagger-ui.css", "GET, HEAD"),
+        ],
+    )
+    async def test_405_lists_every_method(self, api: Served, path: str, allowed: str) -> None:
+        for method in ("PUT", "PATCH", "OPTIONS", "TRACE", "BREW"):
+            answer = await api.client.request(method, path)
+            assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+            assert answer.json()["code"] == "method_not_allowed"
+            assert answer.json()["hint"] == f"Use one of: {allowed}."
+
+    @pytest.mark.parametrize("method", ["POST", "OPTIONS"])
+    async def test_405_on_the_admin_port(self, api: Served, method: str) -> None:
+        answer = await api.admin.request(method, "/metrics")
+        assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
+
+
+class TestHead:
+    @pytest.mark.parametrize("path", GETS)
+    async def test_head_has_the_headers_of_get_and_no_body(self, wire: httpx.AsyncClient, path: str) -> None:
+        got, head = await wire.get(path), await wire.head(path)
+        assert (head.status_code, head.content) == (got.status_code, b"")
+        changing = {"x-request-id", "server-timing", "date"}
+        assert {name: value for name, value in head.headers.items() if name not in changing} == {
+            name: value for name, value in got.headers.items() if name not in changing
+        }
+        assert int(head.headers["content-length"]) == len(got.content) > 0
+
+    async def test_head_of_metrics(self, api: Served) -> None:
+        head = await api.admin.head("/metrics")
+        assert (head.status_code, int(head.headers["content-length"]) > 0) == (200, True)
+
+    async def test_head_of_a_stream_does_not_wait_for_its_events(self, api: Served, wire: httpx.AsyncClient) -> None:
+        api.engine.answers = [word(b"a", 1), 5.0, FINAL]
+        started = await wire.post("/v1/streams", json={"pipeline": "write", "inputs": {"prompt": "x"}})
+        head = await wire.head(started.headers["location"], timeout=2)
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert head.headers["cache-control"] == "no-store, no-transform"
+        assert (await wire.delete(started.headers["location"])).status_code == 204
+
+    async def test_head_of_an_unknown_stream_is_404(self, wire: httpx.AsyncClient) -> None:
+        assert (await wire.head("/v1/streams/unknown")).status_code == 404
+
+
+class TestCors:
+    async def test_an_unexpected_error_has_the_headers(self, api: Served) -> None:
+        api.engine.answers = [ZeroDivisionError("secret")]  # type: ignore[list-item]
+        answer = await api.client.post("/v1/pipelines/read", files={"image": PNG}, headers=ORIGIN)
+        assert (answer.status_code, answer.json()["code"]) == (500, "internal")
+        self.check(answer)
+
+    @pytest.mark.parametrize(
+        ("method", "path", "status"),
+        [
+            ("GET", "/nothing", 404),
+            ("PUT", "/v1/pipelines/read", 405),
+            ("POST", "/v1/pipelines/read", 413),
+            ("DELETE", "/v1/streams/unknown", 404),
+        ],
+    )
+    async def test_refusals_have_the_headers(self, api: Served, method: str, path: str, status: int) -> None:
+        body = {"Content-Type": "application/json", "Content-Length": "9999999"} if status == 413 else {}
+        answer = await api.client.request(method, path, headers=ORIGIN | body, content=b"x" if body else None)
+        assert answer.status_code == status
+        self.check(answer)
+
+    async def test_errors_of_the_model_and_of_the_drain_have_the_headers(self, api: Served) -> None:
+        api.engine.answers = [ModelError("no")]
+        failed = await api.client.post("/v1/pipelines/write", json={"prompt": "x"}, headers=ORIGIN)
+        api.gateway.is_draining = True
+        refused = await api.client.post("/v1/pipelines/write", json={"prompt": "x"}, headers=ORIGIN)
+        assert (failed.status_code, refused.status_code) == (502, 503)
+        self.check(failed)
+        self.check(refused)
+
+    @staticmethod
+    def check(answer: httpx.Response) -> None:
+        assert answer.headers["access-control-allow-origin"] == ORIGIN["Origin"]
+        assert answer.headers["vary"] == "Origin"
+        exposed = "X-Request-ID, X-Early-Exit, Server-Timing, Location, Retry-After"
+        assert answer.headers["access-control-expose-headers"] == exposed
+        assert answer.headers["x-request-id"] == answer.json()["request_id"]
+
+    async def test_an_answer_varies_by_origin_without_one_too(self, api: Served) -> None:
+        assert (await api.client.get("/v1/pipelines")).headers["vary"] == "Origin"
+
+    @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "DELETE"])
+    async def test_a_preflight_allows_what_the_contract_lists(self, api: Served, method: str) -> None:
+        names = "authorization,content-type,last-event-id,traceparent,x-api-key,x-request-timeout"
+        asked = {"Access-Control-Request-Method": method, "Access-Control-Request-Headers": names}
+        answer = await api.client.options("/v1/streams/abc", headers=ORIGIN | asked)
+        assert answer.status_code == 200
+        assert answer.headers["access-control-allow-origin"] == ORIGIN["Origin"]
+        assert set(names.split(",")) <= set(answer.headers["access-control-allow-headers"].lower().split(", "))
+        assert answer.headers["vary"].startswith("Origin")
+
+    async def test_a_preflight_of_another_origin_is_refused(self, api: Served) -> None:
+        asked = {"Origin": "https://other.example", "Access-Control-Request-Method": "POST"}
+        answer = await api.client.options("/v1/pipelines/read", headers=asked)
+        assert answer.status_code == 400
+        assert "access-control-allow-origin" not in answer.headers
+
+
+class TestPagePolicy:
+    @pytest.mark.parametrize("path", PAGES)
+    async def test_every_page_and_file_has_the_policy(self, api: Served, path: str) -> None:
+        answer = await api.client.get(path)
+        assert {name: answer.headers.get(name) for name in HEADERS} == HEADERS
+        assert "unsafe" not in answer.headers["content-security-policy"]
+        assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
+
+    @pytest.mark.parametrize("path", ["/", "/console/console.js", "/docs", "/docs/assets/docs.js"])
+    async def test_range_is_ignored(self, wire: httpx.AsyncClient, path: str) -> None:
+        whole = await wire.get(path)
+        for range_ in RANGES:
+            answer = await wire.get(path, headers={"Range": range_, "If-Range": whole.headers["etag"]})
+            assert (answer.status_code, answer.content) == (200, whole.content)
+            assert answer.headers["accept-ranges"] == "none"
+            assert "content-range" not in answer.headers
+
+    @pytest.mark.parametrize("path", ["/", "/console/console.js", "/docs"])
+    async def test_an_unchanged_file_is_304(self, wire: httpx.AsyncClient, path: str) -> None:
+        etag = (await wire.get(path)).headers["etag"]
+        answer = await wire.get(path, headers={"If-None-Match": etag})
+        assert (answer.status_code, answer.content) == (304, b"")
+
+
+class TestTheOtherPort:
+    @pytest.mark.parametrize("path", ["/metrics", "/metrics/triton"])
+    async def test_metrics_on_the_api_port(self, api: Served, path: str) -> None:
+        answer = await api.client.get(path)
+        assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
+        assert answer.json()["hint"] == "The admin port, 8081, serves the metrics."
+
+    @pytest.mark.parametrize("path", ["/docs", "/docs/errors", "/openapi.json", "/", "/v1/pipelines"])
+    async def test_pages_on_the_admin_port(self, api: Served, path: str) -> None:
+        answer = await api.admin.get(path)
+        assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
+        assert "on port 8080." in answer.json()["hint"]

@@ -2,17 +2,13 @@
 
 import argparse
 import asyncio
-import datetime
-import os
-import platform
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 
 from benchmarks import bls, early_exit, fan_out, router, sse_peers, streams
+from benchmarks.surroundings import ARTIFACTS, surroundings
 from benchmarks.table import Table
 
-ARTIFACTS = Path("artifacts/benchmarks")
 Run = Callable[[int], Awaitable[Sequence[Table]]]
 
 BENCHMARKS: dict[str, Run] = {
@@ -35,18 +31,12 @@ def main() -> None:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
     ARTIFACTS.mkdir(parents=True, exist_ok=True)
     for name in given.names or BENCHMARKS:
-        text = f"## {name}\n\n{surroundings(given.rounds)}\n\n"
+        scale = f"{given.rounds} rounds. Milliseconds: median (10th to 90th percentile)."
+        text = f"## {name}\n\n{surroundings()}, {scale}\n\n"
         text += "\n".join(str(table) for table in asyncio.run(BENCHMARKS[name](given.rounds)))
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
         (ARTIFACTS / f"{name}.md").write_text(text)
-
-
-def surroundings(rounds: int) -> str:
-    """Where and when: times are comparable within one run only."""
-    now = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
-    machine = f"{os.cpu_count()} cores ({platform.machine()}), load before {os.getloadavg()[0]:.1f}"
-    return f"{now}, {machine}, {rounds} rounds. Milliseconds: median (10th to 90th percentile)."
 
 
 if __name__ == "__main__":

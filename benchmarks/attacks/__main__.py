@@ -1,0 +1,55 @@
+"""`python -m benchmarks.attacks [NAME ...]`: prints markdown tables and writes them to artifacts/benchmarks/.
+
+Attacks a gateway that it starts itself, without a Triton, or the one of --url, --admin-url and --pid. Attack only a
+gateway of your own, on this machine: the process is watched from outside.
+"""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+
+from benchmarks.attacks import connections
+from benchmarks.attacks.target import Target, own_target
+from benchmarks.surroundings import ARTIFACTS, surroundings
+from benchmarks.table import Table
+
+Run = Callable[[Target], Awaitable[Sequence[Table]]]
+
+ATTACKS: dict[str, Run] = {"connections": connections.run}
+
+
+def main() -> None:
+    """Run the attacks named, or all, one after the other."""
+    given = _arguments()
+    ARTIFACTS.mkdir(parents=True, exist_ok=True)
+    for name in given.names or ATTACKS:
+        text = f"## {name}\n\n{surroundings()}\n\n" + "\n".join(map(str, asyncio.run(_attack(ATTACKS[name], given))))
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+        (ARTIFACTS / f"attacks-{name}.md").write_text(text)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.attacks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(ATTACKS)}; all where none is")
+    parser.add_argument("--url", help="of the gateway's API port, http://127.0.0.1:PORT")
+    parser.add_argument("--admin-url", help="of its admin port")
+    parser.add_argument("--pid", type=int, help="of its process")
+    given = parser.parse_args()
+    if unknown := set(given.names) - ATTACKS.keys():
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(ATTACKS)}")
+    if len({given.url is None, given.admin_url is None, given.pid is None}) > 1:
+        parser.error("--url, --admin-url and --pid go together")
+    return given
+
+
+async def _attack(run: Run, given: argparse.Namespace) -> Sequence[Table]:
+    if given.url is not None:
+        return await run(Target(given.url, given.admin_url, given.pid))
+    async with own_target() as target:
+        return await run(target)
+
+
+if __name__ == "__main__":
+    main()

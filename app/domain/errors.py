@@ -187,8 +187,14 @@ class Unavailable(GatewayError):
 
 
 class UpstreamUnavailable(Unavailable):
+    """``was_sent``: whether Triton may have received the request; only if it did not, a retry is safe."""
+
     code = "upstream_unavailable"
     title = "Triton is not available"
+
+    def __init__(self, detail: str, *, was_sent: bool = True) -> None:
+        super().__init__(detail)
+        self.was_sent = was_sent
 
 
 class ModelNotReady(Unavailable):

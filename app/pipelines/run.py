@@ -28,10 +28,10 @@ async def run(engine: Engine, pipeline: Pipeline, request: InferenceRequest, dea
 async def _infer(
     engine: Engine, request: InferenceRequest, deadline: Deadline, *, may_retry: bool
 ) -> InferenceResponse:
-    """Retries once if no response was received and the pipeline is declared idempotent."""
+    """Retries once if Triton did not receive the request and the pipeline is declared idempotent."""
     try:
         return await engine.infer(request, deadline)
-    except UpstreamUnavailable:
-        if not may_retry:
+    except UpstreamUnavailable as exc:
+        if exc.was_sent or not may_retry:
             raise
         return await engine.infer(request, deadline)

@@ -17,10 +17,13 @@ from app.domain.tensor import BYTES, DTYPE_BY_DATATYPE, Array, Tensor, bytes_arr
 FINAL_RESPONSE = "triton_final_response"
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
 TRACEPARENT = "traceparent"
+_MAX_DIMENSIONS = 32
+_MAX_EMPTY_LISTS = 65_536
+"""Limit on the product of the other dimensions of an output that has a dimension 0."""
 
 
 def request_message(request: InferenceRequest) -> service_pb2.ModelInferRequest:
-    """The trace goes along as a parameter, which reaches every step of an ensemble."""
+    """Sends the trace as a parameter too, because parameters reach every step of an ensemble."""
     message = service_pb2.ModelInferRequest(
         model_name=request.model, model_version=request.version, id=request.request_id
     )
@@ -35,9 +38,9 @@ def request_message(request: InferenceRequest) -> service_pb2.ModelInferRequest:
 
 
 def trace_metadata(request: InferenceRequest) -> tuple[tuple[str, str], ...]:
-    """What makes Triton's own spans children of the caller's.
+    """Makes Triton's own spans children of the caller's span.
 
-    Only for a sampled trace: Triton 2.51 records every request that comes with a parent, whatever its flag says.
+    Only for a sampled trace: Triton 2.51 records every request that has a parent, and ignores the sampled flag.
     """
     trace = request.trace
     if trace is None or not trace.is_sampled:
@@ -47,19 +50,19 @@ def trace_metadata(request: InferenceRequest) -> tuple[tuple[str, str], ...]:
 
 
 def stream_request_message(request: InferenceRequest) -> service_pb2.ModelInferRequest:
-    """The same, asking that the end of the responses is always marked: without it a stream would just stay open."""
+    """Asks Triton to mark the end of the responses; without that mark a stream would stay open."""
     message = request_message(request)
     message.parameters[EMPTY_FINAL_RESPONSE].bool_param = True
     return message
 
 
 def response_of(message: service_pb2.ModelInferResponse) -> InferenceResponse:
-    """The one response of a unary call. Raises UpstreamProtocol where a tensor's bytes do not fit its shape."""
+    """The response of a unary call. Raises UpstreamProtocol if a tensor's bytes do not fit its shape."""
     return InferenceResponse(_outputs_of(message))
 
 
 def streamed_response_of(message: service_pb2.ModelInferResponse) -> InferenceResponse:
-    """One response of a stream; the last is marked. Raises UpstreamProtocol."""
+    """One response of a stream; the last response is marked. Raises UpstreamProtocol."""
     return InferenceResponse(_outputs_of(message), is_final=_is_final(message))
 
 
@@ -97,28 +100,35 @@ def _tensor_of(output: service_pb2.ModelInferResponse.InferOutputTensor, raw: by
     dtype = DTYPE_BY_DATATYPE.get(output.datatype)
     shape = tuple(output.shape)
     if dtype is None:
-        raise UpstreamProtocol(f"Output '{output.name}' has a datatype that this gateway does not know.")
-    array = _bytes_array(raw, shape) if output.datatype == BYTES else _numeric_array(raw, dtype, shape)
+        raise UpstreamProtocol(f"Output '{_short(output.name)}' has a datatype that this gateway does not know.")
+    array = _array_of(raw, dtype, shape) if _is_possible(shape) else None
     if array is None:
-        raise UpstreamProtocol(f"The bytes of output '{output.name}' do not fit its shape {list(shape)}.")
+        raise UpstreamProtocol(f"The bytes of output '{_short(output.name)}' do not fit its shape {_short(shape)}.")
     return Tensor(output.name, output.datatype, array)
 
 
-def _numeric_array(raw: bytes, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array | None:
-    if min(shape, default=0) < 0 or len(raw) != math.prod(shape) * dtype.itemsize:
-        return None
-    return np.frombuffer(raw, dtype).reshape(shape)
-
-
-def _bytes_array(raw: bytes, shape: tuple[int, ...]) -> Array | None:
+def _array_of(raw: bytes, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array | None:
+    """None where the number of elements is not the product of the dimensions."""
+    if dtype.kind != "O":
+        return np.frombuffer(raw, dtype).reshape(shape) if len(raw) == math.prod(shape) * dtype.itemsize else None
     elements = _split(raw)
-    if elements is None or min(shape, default=0) < 0 or len(elements) != math.prod(shape):
-        return None
-    return bytes_array(elements, shape)
+    return bytes_array(elements, shape) if elements is not None and len(elements) == math.prod(shape) else None
+
+
+def _is_possible(shape: tuple[int, ...]) -> bool:
+    """False for a shape that numpy cannot hold, or whose empty lists would fill the memory: ``[2**40, 0]``."""
+    if len(shape) > _MAX_DIMENSIONS or min(shape, default=0) < 0:
+        return False
+    return 0 not in shape or math.prod(filter(None, shape)) <= _MAX_EMPTY_LISTS
+
+
+def _short(value: object) -> str:
+    """At most 128 characters of a name or a shape."""
+    return str(list(value) if isinstance(value, tuple) else value)[:128]
 
 
 def _split(raw: bytes) -> list[bytes] | None:
-    """The elements of a serialized BYTES tensor, or None where the lengths do not add up."""
+    """The elements of a serialized BYTES tensor, or None if the lengths do not add up."""
     elements: list[bytes] = []
     offset = 0
     while offset < len(raw):

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 
 import grpc
+from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from app.domain.background import BackgroundTasks
@@ -19,6 +20,7 @@ from app.domain.inference import InferenceRequest, InferenceResponse
 from app.domain.model import ModelConfig, ModelState
 from app.triton.abandoned import SELF_END_S, Messages, cancel_abandoned
 from app.triton.cancels import PacedCancels
+from app.triton.channel import MAX_MESSAGE_BYTES
 from app.triton.codec import (
     request_message,
     response_of,
@@ -27,7 +29,7 @@ from app.triton.codec import (
     trace_metadata,
 )
 from app.triton.config import model_config_of
-from app.triton.errors import gateway_error_of, triton_errors
+from app.triton.errors import gateway_error_of, request_too_large, triton_errors
 
 CONTROL_TIMEOUT_S = 5.0
 """For health, index and configuration calls, which Triton answers within milliseconds."""
@@ -80,14 +82,13 @@ class TritonEngine:
         _refuse_if_passed(deadline, request.model)
         with self._observed(request, "ModelInfer") as observed:
             request = observed.request
-            call = self._stub.ModelInfer(
-                request_message(request), timeout=_timeout_s(deadline), metadata=trace_metadata(request)
-            )
+            message = _checked(request_message(request))
+            call = self._stub.ModelInfer(message, timeout=_timeout_s(deadline), metadata=trace_metadata(request))
             try:
                 await _done(call)
             finally:
                 self._cancels.cancel(call)
-            response = response_of(await call)
+            response = response_of(_readable(await call))
             observed.response(response)
             return response
 
@@ -101,11 +102,13 @@ class TritonEngine:
                     del response  # frees the memory before the next response arrives
 
     async def _responses(self, request: InferenceRequest, deadline: Deadline) -> AsyncGenerator[InferenceResponse]:
+        request_sent = _checked(stream_request_message(request))
         call = self._stub.ModelStreamInfer(timeout=_timeout_s(deadline), metadata=trace_metadata(request))
         messages = Messages(call)
         is_over = False
         try:
-            await call.write(stream_request_message(request))
+            await call.write(request_sent)
+            del request_sent  # frees the memory before the responses arrive
             await call.done_writing()
             async for message in messages:
                 if message.error_message:
@@ -152,6 +155,20 @@ async def _done(call: grpc.aio.Call) -> None:
     done = asyncio.Event()
     call.add_done_callback(lambda _: done.set())
     await done.wait()
+
+
+def _checked(message: service_pb2.ModelInferRequest) -> service_pb2.ModelInferRequest:
+    """Raises PayloadTooLarge for a message that gRPC would not carry."""
+    if message.ByteSize() > MAX_MESSAGE_BYTES:
+        raise request_too_large()
+    return message
+
+
+def _readable(message: service_pb2.ModelInferResponse | None) -> service_pb2.ModelInferResponse:
+    """gRPC hands over None for a message that it cannot parse."""
+    if message is None:
+        raise DecodeError("gRPC could not parse the response")
+    return message
 
 
 def _refuse_if_passed(deadline: Deadline, model: str) -> None:

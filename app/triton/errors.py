@@ -1,6 +1,6 @@
-"""The one seam where Triton's and gRPC's errors become the gateway's own.
+"""Turns the errors of Triton and gRPC into the gateway's own errors, in one place.
 
-The texts are those of Triton 2.51; none is forwarded. In each table the most specific row comes first.
+The texts are those of Triton 2.51. They are not forwarded to callers. The most specific row of a table comes first.
 """
 
 import re
@@ -17,28 +17,30 @@ from app.domain.errors import (
     GatewayError,
     ModelError,
     ModelNotReady,
+    PayloadTooLarge,
     TooManyRequests,
     UpstreamError,
     UpstreamProtocol,
     UpstreamUnavailable,
 )
 from app.domain.fault import FaultKind
+from app.triton.channel import MAX_MESSAGE_BYTES
 from app.triton.faults import fault_in
 
 
 @contextmanager
 def triton_errors(model: str = "") -> Iterator[None]:
-    """Inside, whatever gRPC raises comes out as a GatewayError with ``upstream`` set."""
+    """Every error that gRPC raises inside becomes a GatewayError with ``upstream`` set."""
     try:
         yield
     except grpc.aio.AioRpcError as exc:
         raise gateway_error_of(exc.code().name, exc.details() or "", model) from exc
     except (grpc.aio.UsageError, grpc.aio.InternalError, DecodeError) as exc:
-        raise UpstreamProtocol("The exchange with Triton broke down.") from exc
+        raise UpstreamProtocol("The exchange with Triton failed: a message could not be sent or read.") from exc
 
 
 def gateway_error_of(grpc_code: str | None, message: str, model: str) -> GatewayError:
-    """The error of a failed call; ``grpc_code`` is None for an error inside a stream, which carries only text."""
+    """The error of a failed call. ``grpc_code`` is None for an error inside a stream, which has only a text."""
     error = (
         _error_by_text(grpc_code, message)
         or _error_by_fault(grpc_code, message)
@@ -49,7 +51,7 @@ def gateway_error_of(grpc_code: str | None, message: str, model: str) -> Gateway
 
 
 def _error_by_fault(grpc_code: str | None, message: str) -> GatewayError | None:
-    """Which step and tensor it was is for the pipeline to say, which knows its graph: app.pipelines.explain."""
+    """The pipeline knows its graph and names the step and the tensor: app.pipelines.explain."""
     fault = fault_in(message) if grpc_code in _FAULT_CODES else None
     if fault is None:
         return None
@@ -60,7 +62,8 @@ def _error_by_fault(grpc_code: str | None, message: str) -> GatewayError | None:
 
 
 def _error_by_text(grpc_code: str | None, message: str) -> GatewayError | None:
-    for codes, pattern, error_of in _ERROR_BY_TEXT:
+    table = _ERROR_BY_TEXT if grpc_code is None else _ERROR_BY_TEXT + _ERROR_BY_GRPC_TEXT
+    for codes, pattern, error_of in table:
         found = pattern.search(message)
         if found and (grpc_code is None or grpc_code in codes):
             return error_of(found)
@@ -93,6 +96,33 @@ def _text_too_long(_found: re.Match[str]) -> GatewayError:
     )
 
 
+def _request_too_large(_found: re.Match[str]) -> GatewayError:
+    return request_too_large()
+
+
+def request_too_large() -> GatewayError:
+    return PayloadTooLarge(f"The request's tensors are larger than {_LIMIT}, the limit of a message to Triton.")
+
+
+def _response_too_large(_found: re.Match[str]) -> GatewayError:
+    return ModelError(
+        f"The model's response is larger than {_LIMIT}, the limit of a message from Triton.",
+        hint="Make the outputs smaller, or send them in several responses of a decoupled model.",
+    )
+
+
+def _no_shared_memory(_found: re.Match[str]) -> GatewayError:
+    return ModelError(
+        "The process of a model found no room for a tensor in its shared memory, /dev/shm.",
+        hint="Make /dev/shm larger: `triton.shmSize` of the chart, `--shm-size` of Docker. It needs about three times "
+        "the size of the largest tensors that run at the same time.",
+    )
+
+
+def _not_sent(_found: re.Match[str]) -> GatewayError:
+    return UpstreamUnavailable("Triton cannot be reached.", was_sent=False)
+
+
 def _model_failed(model: str) -> GatewayError:
     return ModelError(f"Model '{model}' failed.")
 
@@ -107,13 +137,32 @@ def _unreachable(_model: str) -> GatewayError:
 
 _PREFIX = r"\A(?:in ensemble '[^']*', )*(?:\[request id: [^\]]*\] )?"
 
+_SCRIPT = r"(?:Failed to process the request\(s\) for model (?:instance )?'[^']*', message: )?"
+_LIMIT = f"{MAX_MESSAGE_BYTES} bytes"
+
 _ERROR_BY_TEXT: tuple[tuple[frozenset[str], re.Pattern[str], Callable[[re.Match[str]], GatewayError]], ...] = (
     (frozenset({"UNAVAILABLE"}), re.compile(_PREFIX + r"Exceeds maximum queue size\Z"), _queue_full),
     (frozenset({"UNAVAILABLE"}), re.compile(_PREFIX + r"Request timeout expired\Z"), _queue_timeout),
     (frozenset({"NOT_FOUND", "UNAVAILABLE"}), re.compile(_PREFIX + r"Request for unknown model: '"), _not_loaded),
-    (frozenset({"INTERNAL"}), re.compile(_PREFIX + r"Stub process '[^']*' is not healthy\."), _process_died),
-    (frozenset({"RESOURCE_EXHAUSTED"}), re.compile(r"metadata size exceeds"), _text_too_long),
+    (frozenset({"INTERNAL"}), re.compile(_PREFIX + r"Stub process (?:'[^']*' )?is not healthy\."), _process_died),
+    (
+        frozenset({"INTERNAL"}),
+        re.compile(_PREFIX + _SCRIPT + r"(?:Failed to increase the shared memory pool size|No space left on device)"),
+        _no_shared_memory,
+    ),
 )
+
+_ERROR_BY_GRPC_TEXT: tuple[tuple[frozenset[str], re.Pattern[str], Callable[[re.Match[str]], GatewayError]], ...] = (
+    (
+        frozenset({"UNAVAILABLE"}),
+        re.compile(r"\A(?:Stream removed \()?(?:failed to connect to all addresses|errors resolving )"),
+        _not_sent,
+    ),
+    (frozenset({"RESOURCE_EXHAUSTED"}), re.compile(r"metadata size exceeds"), _text_too_long),
+    (frozenset({"RESOURCE_EXHAUSTED"}), re.compile(r"CLIENT: Received message larger than max"), _response_too_large),
+    (frozenset({"RESOURCE_EXHAUSTED"}), re.compile(r"(?:Received|Sent) message larger than max"), _request_too_large),
+)
+"""Texts of gRPC itself, which never arrive inside a stream."""
 
 _FAULT_CODES = frozenset({"INVALID_ARGUMENT", "INTERNAL", "UNIMPLEMENTED", None})
 """Those with which Triton, or a BLS model that loses its child's code, says that something is wrong inside a chain."""

@@ -108,3 +108,46 @@ async def serving(triton: FakeTriton) -> AsyncIterator[FakeTriton]:
         yield triton
     finally:
         await server.stop(None)
+
+
+@asynccontextmanager
+async def answering(message: bytes) -> AsyncIterator[str]:
+    """The address of a server that answers every inference with these bytes, a message or not."""
+
+    async def unary(request: object, context: object) -> bytes:
+        return message
+
+    async def streamed(request: object, context: object) -> AsyncIterator[bytes]:
+        yield message
+
+    handlers = {
+        "ModelInfer": grpc.unary_unary_rpc_method_handler(unary),
+        "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(streamed),
+    }
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("inference.GRPCInferenceService", handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield f"127.0.0.1:{port}"
+    await server.stop(None)
+
+
+HTTP2_PREFACE = 24
+HTTP2_EMPTY_SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+
+
+@asynccontextmanager
+async def closing_after_a_request() -> AsyncIterator[str]:
+    """The address of a server that accepts a connection, reads a request, and closes the connection."""
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(HTTP2_PREFACE)
+        writer.write(HTTP2_EMPTY_SETTINGS)
+        await reader.readuntil(b"ModelInfer")
+        await asyncio.sleep(0.05)
+        writer.close()
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    async with server:
+        host, port = server.sockets[0].getsockname()
+        yield f"{host}:{port}"

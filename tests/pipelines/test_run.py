@@ -1,6 +1,7 @@
 """One unary run over an engine that answers as scripted."""
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -190,12 +191,15 @@ async def test_what_the_gateway_itself_says_is_no_early_exit(error: GatewayError
         await ran(p, error)
 
 
+@dataclass
 class AwayOnce(FakeEngine):
+    was_sent: bool = False
+
     async def infer(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
         if self.requests:
             return await super().infer(request, deadline)
         self.requests.append(request)
-        raise UpstreamUnavailable("Triton cannot be reached.")
+        raise UpstreamUnavailable("Triton cannot be reached.", was_sent=self.was_sent)
 
 
 class TestRetry:
@@ -212,9 +216,16 @@ class TestRetry:
             await run(engine, p, p.request_of_json(b"{}"), Deadline.after(20))
         assert len(engine.requests) == 1
 
+    async def test_a_request_that_triton_may_have_received_is_not_repeated(self) -> None:
+        p = pipeline(model([], OUTPUTS), outputs=WORDS, idempotent=True)
+        engine = AwayOnce(answers=[whole()], was_sent=True)
+        with pytest.raises(UpstreamUnavailable):
+            await run(engine, p, p.request_of_json(b"{}"), Deadline.after(20))
+        assert len(engine.requests) == 1
+
     async def test_never_more_than_once(self) -> None:
         p = pipeline(model([], OUTPUTS), outputs=WORDS, idempotent=True)
-        engine = FakeEngine(answers=[UpstreamUnavailable("Triton cannot be reached.")])
+        engine = FakeEngine(answers=[UpstreamUnavailable("Triton cannot be reached.", was_sent=False)])
         with pytest.raises(UpstreamUnavailable):
             await run(engine, p, p.request_of_json(b"{}"), Deadline.after(20))
         assert len(engine.requests) == 2

@@ -13,7 +13,7 @@ from tritonclient.grpc import service_pb2_grpc
 
 from app.triton.abandoned import Messages, cancel_abandoned
 from app.triton.channel import open_channel
-from tests.fakes.triton import FakeTriton, piece, serving
+from tests.fakes.triton import FakeTriton, answering, piece, serving
 
 FLOOD = 100
 
@@ -118,20 +118,9 @@ async def _silent(request: pb.ModelInferRequest, context: object) -> AsyncIterat
 
 @asynccontextmanager
 async def unreadable_stream() -> AsyncIterator[grpc.aio.StreamStreamCall]:
-    """A call whose server answers bytes that are no message."""
-
-    async def garbage(request: object, context: object) -> AsyncIterator[bytes]:
-        yield b"\xff\xff\xff"
-
-    server = grpc.aio.server()
-    handler = grpc.stream_stream_rpc_method_handler(garbage)
-    service = {"ModelStreamInfer": handler}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("inference.GRPCInferenceService", service),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    async with open_channel(f"127.0.0.1:{port}") as channel:
+    """A call whose server answers bytes that are not a message."""
+    async with answering(b"\xff\xff\xff") as url, open_channel(url) as channel:
         call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer()
         await call.write(pb.ModelInferRequest(model_name="m"))
         await call.done_writing()
         yield call
-    await server.stop(None)

@@ -102,6 +102,12 @@ def test_bfloat16_is_not_mistaken_for_float16() -> None:
         ("BYTES", [1], b"\xff\xff\xff\xff"),
         ("BYTES", [-1], struct.pack("<I", 1) + b"a"),
         ("BYTES", [2**62, 4], b""),
+        ("FP32", [0, 2**40, 2**40], b""),
+        ("FP32", [2**40, 0], b""),
+        ("BYTES", [2**40, 0], b""),
+        ("BYTES", [0, 2**40, 2**40], b""),
+        ("FP32", [1] * 100, b"\0" * 4),
+        ("BYTES", [1] * 100, b"\0" * 4),
     ],
 )
 def test_bytes_that_do_not_fit_their_shape_are_refused(datatype: str, shape: list[int], raw: bytes) -> None:
@@ -164,3 +170,35 @@ def test_a_streamed_answer_is_the_last_only_if_marked(said: bool | None) -> None
     if said is not None:
         message.parameters["triton_final_response"].bool_param = said
     assert streamed_response_of(message).is_final is bool(said)
+
+
+dimensions = st.one_of(st.integers(0, 4), st.sampled_from([-1, -(2**63), 2**31, 2**40, 2**62, 2**63 - 1]))
+datatypes = st.one_of(st.sampled_from([*sorted(DTYPE_BY_DATATYPE), "", "FP8"]), st.text(max_size=4))
+
+
+@st.composite
+def hostile_messages(draw: st.DrawFn) -> service_pb2.ModelInferResponse:
+    message = service_pb2.ModelInferResponse(raw_output_contents=draw(st.lists(st.binary(max_size=24), max_size=3)))
+    for _ in range(draw(st.integers(0, 3))):
+        shape = draw(st.lists(dimensions, max_size=4))
+        message.outputs.add(name=draw(st.text(max_size=4)), datatype=draw(datatypes), shape=shape)
+    return message
+
+
+@given(hostile_messages())
+def test_a_hostile_response_is_read_or_refused(message: service_pb2.ModelInferResponse) -> None:
+    """The number of lists in an output's JSON form stays in proportion to the message."""
+    try:
+        response = streamed_response_of(message)
+    except UpstreamProtocol:
+        return
+    for tensor in response.outputs.values():
+        tensor.array.tolist()
+
+
+def test_the_name_of_an_output_is_cut_in_the_error() -> None:
+    message = answer("FP32", [1], b"")
+    message.outputs[0].name = "Y" * 10_000
+    with pytest.raises(UpstreamProtocol) as caught:
+        response_of(message)
+    assert len(caught.value.detail) < 500

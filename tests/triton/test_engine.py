@@ -17,6 +17,7 @@ from app.domain.errors import (
     GatewayError,
     ModelError,
     ModelNotReady,
+    PayloadTooLarge,
     TooManyRequests,
     UpstreamProtocol,
     UpstreamUnavailable,
@@ -26,9 +27,9 @@ from app.domain.model import ModelState
 from app.domain.tensor import Tensor
 from app.domain.trace import TraceContext
 from app.triton.abandoned import QUIET_S
-from app.triton.channel import open_channel
+from app.triton.channel import MAX_MESSAGE_BYTES, open_channel
 from app.triton.engine import TritonEngine
-from tests.fakes.triton import FakeTriton, Streamed, piece, serving
+from tests.fakes.triton import FakeTriton, Streamed, answering, closing_after_a_request, piece, serving
 
 REQUEST = InferenceRequest("m", (Tensor("X", "INT32", np.array([7], np.int32)),), parameters={"seed": 3})
 TRACE = TraceContext("a" * 32, "b" * 16, 1, "a=1")
@@ -173,6 +174,47 @@ class TestUnary:
         with pytest.raises(UpstreamProtocol):
             await engine.infer(REQUEST, Deadline.after(LONG_S))
         assert len(calls) == 1
+
+    async def test_a_response_that_grpc_cannot_parse(self, calls: Calls) -> None:
+        async with answering(b"\xff\xff\xff") as url, open_channel(url) as channel:
+            with pytest.raises(UpstreamProtocol):
+                await TritonEngine(channel, calls).infer(REQUEST, Deadline.after(LONG_S))
+        assert calls == [("m", "UNKNOWN")]
+
+    async def test_a_response_over_the_limit_of_grpc(self, engine: TritonEngine, triton: FakeTriton) -> None:
+        async def large(request: pb.ModelInferRequest, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:
+            return pb.ModelInferResponse(raw_output_contents=[bytes(MAX_MESSAGE_BYTES)])
+
+        triton.unary = large
+        with pytest.raises(ModelError, match="67108864 bytes") as caught:
+            await engine.infer(REQUEST, Deadline.after(LONG_S))
+        assert "decoupled" in (caught.value.hint or "")
+
+
+class TestSize:
+    LARGE = InferenceRequest("m", (Tensor("X", "UINT8", np.zeros(MAX_MESSAGE_BYTES, np.uint8)),))
+
+    async def test_a_request_over_the_limit_of_grpc_is_not_sent(self, engine: TritonEngine, triton: FakeTriton) -> None:
+        triton.unary, triton.streamed = echo, scripted([piece(final=True)])
+        with pytest.raises(PayloadTooLarge, match="67108864 bytes"):
+            await engine.infer(self.LARGE, Deadline.after(LONG_S))
+        with pytest.raises(PayloadTooLarge, match="67108864 bytes"):
+            await anext(engine.infer_stream(self.LARGE, Deadline.after(LONG_S)))
+        assert triton.requests == []
+
+
+class TestWhatTritonReceived:
+    async def test_a_refused_connection_received_nothing(self) -> None:
+        async with open_channel("127.0.0.1:1") as channel:
+            with pytest.raises(UpstreamUnavailable) as caught:
+                await TritonEngine(channel).infer(REQUEST, Deadline.after(LONG_S))
+        assert not caught.value.was_sent
+
+    async def test_a_connection_that_closes_after_the_request_may_have_delivered_it(self) -> None:
+        async with closing_after_a_request() as url, open_channel(url) as channel:
+            with pytest.raises(UpstreamUnavailable) as caught:
+                await TritonEngine(channel).infer(REQUEST, Deadline.after(LONG_S))
+        assert caught.value.was_sent
 
 
 class TestStream:

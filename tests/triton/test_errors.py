@@ -11,6 +11,7 @@ from app.domain.errors import (
     GatewayError,
     ModelError,
     ModelNotReady,
+    PayloadTooLarge,
     TooManyRequests,
     UpstreamProtocol,
     UpstreamUnavailable,
@@ -112,6 +113,45 @@ def test_a_text_too_long_for_grpc_gets_a_hint() -> None:
 
 def test_a_dead_process_gets_a_hint() -> None:
     assert "load the model" in (gateway_error_of("INTERNAL", "Stub process 'm_0_0' is not healthy.", "m").hint or "")
+
+
+SHM = "Failed to increase the shared memory pool size for key 'triton_x' to 67108864 bytes: No space left on device"
+
+
+@pytest.mark.parametrize(
+    "prefix", ["", "in ensemble 'e', ", "Failed to process the request(s) for model 'm_0_0', message: "]
+)
+@pytest.mark.parametrize("code", ["INTERNAL", None])
+def test_full_shared_memory_gets_a_hint(prefix: str, code: str | None) -> None:
+    error = gateway_error_of(code, prefix + SHM, "m")
+    assert type(error) is ModelError
+    assert "shmSize" in (error.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "was_sent"),
+    [
+        ("failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Connection refused", False),
+        ("Stream removed (failed to connect to all addresses; last error: x)", False),
+        ("errors resolving triton:8001: [field:hostname lookup error: Domain name not found]", False),
+        ("Stream removed (Socket closed)", True),
+        ("the model failed to connect to all addresses", True),
+        ("Request timeout expired", True),
+    ],
+)
+def test_only_a_failed_connection_says_that_nothing_was_sent(text: str, was_sent: bool) -> None:
+    error = gateway_error_of("UNAVAILABLE", text, "m")
+    assert isinstance(error, UpstreamUnavailable)
+    assert error.was_sent is was_sent
+
+
+def test_a_text_of_grpc_inside_a_stream_is_the_models_own() -> None:
+    assert type(gateway_error_of(None, "failed to connect to all addresses", "m")) is ModelError
+
+
+def test_a_request_that_a_smaller_limit_of_triton_refuses() -> None:
+    text = "Received message larger than max (5000000 vs. 4194304)"
+    assert type(gateway_error_of("RESOURCE_EXHAUSTED", text, "m")) is PayloadTooLarge
 
 
 def test_a_fault_inside_a_chain_is_taken_apart_but_not_shown() -> None:

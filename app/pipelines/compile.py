@@ -43,6 +43,8 @@ def compile_pipeline(
     graph = graph_of(config, models)
     _check_whole(spec, config, inputs, parameters)
     _check_rules(spec, config, has_key=surroundings.early_exit_key is not None)
+    with _at("inputs"):
+        reader = BodyReader(name, [*inputs, *parameters])
     return Pipeline(
         name=name,
         spec=spec,
@@ -52,7 +54,7 @@ def compile_pipeline(
         parameters=tuple(parameters),
         outputs=tuple(outputs),
         rules=EarlyExitRules(tuple(spec.early_exit), graph.ensembles, surroundings.early_exit_key),
-        reader=BodyReader(name, [*inputs, *parameters]),
+        reader=reader,
         timeout_s=spec.timeout_s or surroundings.timeout_s,
     )
 
@@ -142,7 +144,12 @@ def _named(tensors: Iterable[TensorSpec], name: str, location: tuple[str | int, 
 def _check_whole(
     spec: PipelineSpec, config: ModelConfig, inputs: list[InputField], parameters: list[ParameterField]
 ) -> None:
-    """What no field sees alone: inputs of the model left out or given twice, and a batch that it has not."""
+    """What no field sees alone: a name used twice, inputs of the model left out or given twice, and a missing batch."""
+    names = {field.name for field in inputs}
+    for parameter in parameters:
+        if parameter.name in names:
+            text = "has the name of an input of the model; give one of them another name, under inputs or here"
+            raise PipelineMismatch(("parameters", parameter.name), text)
     given = [field.tensor.name for field in inputs]
     given += [field.tensor.name for field in parameters if field.tensor is not None]
     for tensor in config.inputs:

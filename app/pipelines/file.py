@@ -1,23 +1,22 @@
 """``gateway.yaml`` read and checked; every complaint says the line, the key and the nearest valid name."""
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from app.pipelines.document import Document, DocumentError, KeyPath, Lines, read_document
 from app.pipelines.spec import GatewaySpec
 
 Location = tuple[str | int, ...]
 
-Lines = dict[tuple[str, ...], int]
-"""The line of each key; a list's items count as keys, and every key as the text that stands in the file."""
-
 _MOST_LISTED = 12
+_MOST_ERRORS = 32
+_LONGEST_KEY = 128
 
 
 class ConfigError(Exception):
@@ -38,30 +37,22 @@ class GatewayFile:
 
 def read_gateway_file(path: Path) -> GatewayFile:
     """Raises ConfigError."""
-    node, values = _parsed(path)
+    document = _document(path)
     try:
-        lines = dict(_lines_of(node, ()))
-    except RecursionError as exc:
-        raise ConfigError(f"{path}: an alias holds itself") from exc
-    if twice := _keys_used_twice(node, ()):
-        raise ConfigError("\n".join(_complaint(path, {loc: line}, loc, "is used twice") for loc, line in twice))
-    try:
-        spec = GatewaySpec.model_validate(values)
+        spec = GatewaySpec.model_validate(document.values)
     except ValidationError as exc:
-        complaints = dict.fromkeys(_complaint_of(path, lines, error) for error in exc.errors())
-        raise ConfigError("\n".join(complaints)) from exc
-    return GatewayFile(path, spec, lines)
+        raise ConfigError(_all_complaints(path, document.lines, exc)) from exc
+    return GatewayFile(path, spec, document.lines)
 
 
-def _parsed(path: Path) -> tuple[yaml.Node | None, Any]:
-    """The file as nodes, which know their lines, and as values. Raises ConfigError."""
+def _document(path: Path) -> Document:
+    """Raises ConfigError."""
     try:
-        text = path.read_text(encoding="utf-8")
-        return yaml.compose(text, Loader=yaml.SafeLoader), yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError) as exc:
+        return read_document(path)
+    except OSError as exc:
         raise ConfigError(f"{path}: cannot be read: {exc}") from exc
-    except (yaml.YAMLError, ValueError) as exc:
-        raise ConfigError(f"{path}: {exc}") from exc
+    except DocumentError as exc:
+        raise ConfigError(f"{path}:{exc.line}: {exc}") from exc
 
 
 def nearest(name: str, valid: Sequence[str]) -> str:
@@ -73,16 +64,23 @@ def nearest(name: str, valid: Sequence[str]) -> str:
     return f"; valid here: {', '.join(listed)}" if valid else ""
 
 
+def _all_complaints(path: Path, lines: Lines, exc: ValidationError) -> str:
+    """A line for each wrong value, however many types were tried for it; at most so many lines."""
+    complaints = dict.fromkeys(_complaint_of(path, lines, error) for error in exc.errors()[:_MOST_ERRORS])
+    more = exc.error_count() - _MOST_ERRORS
+    return "\n".join([*complaints, *([f"{path}: and {more} more"] if more > 0 else [])])
+
+
 def _complaint(path: Path, lines: Lines, location: Location, text: str) -> str:
     known = _known_part(lines, location)
-    where = ".".join(str(part) for part in location) or "the file"
+    where = ".".join(str(part)[:_LONGEST_KEY] for part in location) or "the file"
     return f"{path}:{lines.get(_text(known), 1)}: {where} {text}"
 
 
 def _complaint_of(path: Path, lines: Lines, error: ErrorDetails) -> str:
     location = tuple(part for part in error["loc"] if part != "[key]")
     if error["type"] == "extra_forbidden":
-        text = "is not a known key" + nearest(str(location[-1]), _keys_at(location[:-1]))
+        text = "is not a known key" + nearest(str(location[-1])[:_LONGEST_KEY], _keys_at(location[:-1]))
     else:
         text = f"is wrong: {error['msg'].removeprefix('Value error, ')}"
         if error["type"] != "missing":
@@ -95,7 +93,7 @@ def _known_part(lines: Lines, location: Location) -> Location:
     return next((location[:n] for n in range(len(location), 0, -1) if _text(location[:n]) in lines), ())
 
 
-def _text(location: Location) -> tuple[str, ...]:
+def _text(location: Location) -> KeyPath:
     return tuple(map(str, location))
 
 
@@ -125,33 +123,3 @@ def _class_in(annotation: Any) -> Any:
         if found := _class_in(inner):
             return found
     return None
-
-
-def _lines_of(node: yaml.Node | None, location: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
-    if node is None:
-        return
-    if not location:
-        yield (), node.start_mark.line + 1
-    for key, key_node, child in _children(node):
-        yield (*location, key), key_node.start_mark.line + 1
-        yield from _lines_of(child, (*location, key))
-
-
-def _children(node: yaml.Node) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
-    if isinstance(node, yaml.MappingNode):
-        for key_node, child in node.value:
-            yield str(key_node.value), key_node, child
-    elif isinstance(node, yaml.SequenceNode):
-        for index, child in enumerate(node.value):
-            yield str(index), child, child
-
-
-def _keys_used_twice(node: yaml.Node | None, location: tuple[str, ...]) -> list[tuple[tuple[str, ...], int]]:
-    twice: list[tuple[tuple[str, ...], int]] = []
-    seen: set[str] = set()
-    for key, key_node, child in _children(node) if node else ():
-        if key in seen:
-            twice.append(((*location, key), key_node.start_mark.line + 1))
-        seen.add(key)
-        twice += _keys_used_twice(child, (*location, key))
-    return twice

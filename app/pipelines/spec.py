@@ -3,15 +3,30 @@
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+import orjson
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Kind = Literal["number", "text", "json", "image", "binary"]
 Join = Literal["concatenate", "list", "last"]
+
+
+def _json_value(value: Any) -> Any:
+    """Raises ValueError."""
+    try:
+        written = orjson.loads(orjson.dumps(value))
+    except TypeError as exc:
+        raise ValueError(f"has no JSON form: {exc}") from exc
+    if written != value:
+        raise ValueError("has no JSON form: is it a date, which needs quotes, or no finite number?")
+    return value
+
+
+JsonValue = Annotated[Any, AfterValidator(_json_value)]
+Enum = Annotated[list[JsonValue], Field(min_length=1)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
-Bound = int | Annotated[float, Field(allow_inf_nan=False)]
+Bound = Annotated[int, Field(ge=-(2**63), lt=2**64)] | Annotated[float, Field(allow_inf_nan=False)]
 Names = Annotated[list[str], Field(min_length=1)]
-Enum = Annotated[list[Any], Field(min_length=1)]
 GrpcCode = Literal[
     "CANCELLED",
     "UNKNOWN",
@@ -61,7 +76,7 @@ class InputSpec(_Section):
     tensor: str
     kind: Kind = "number"
     optional: bool = False
-    default: Any = None
+    default: JsonValue = None
     minimum: Bound | None = None
     maximum: Bound | None = None
     enum: Enum | None = None
@@ -90,7 +105,7 @@ class ParameterSpec(_Section):
     minimum: Bound | None = None
     maximum: Bound | None = None
     enum: Enum | None = None
-    default: Any = None
+    default: JsonValue = None
     optional: bool = False
     tensor: str | None = None
 
@@ -130,7 +145,7 @@ class ErrorMatch(_Section):
     def _compiles(cls, pattern: str | None) -> str | None:
         try:
             re.compile(pattern or "")
-        except re.error as exc:
+        except (re.error, OverflowError, RecursionError) as exc:
             raise ValueError(f"is no regular expression: {exc}") from exc
         return pattern
 
@@ -178,7 +193,7 @@ class PipelineSpec(_Section):
     rejects_input: list[str] = []
     warmup: bool = True
     batch: bool = False
-    sample: dict[str, Any] | None = None
+    sample: dict[str, JsonValue] | None = None
 
     @field_validator("stream", mode="before")
     @classmethod
@@ -204,4 +219,4 @@ class PipelineSpec(_Section):
 
 
 class GatewaySpec(_Section):
-    pipelines: dict[Name, PipelineSpec]
+    pipelines: Annotated[dict[Name, PipelineSpec], Field(min_length=1)]

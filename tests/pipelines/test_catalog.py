@@ -243,7 +243,7 @@ class TestWarmingUp:
         assert catalog.is_ready
 
     @pytest.mark.parametrize(
-        "sample", ["{Z: 1}", "{X: a}", "{X: 99999999999999999999999}", "{F: absent.png}", "{F: 5}", '{F: "a\\0"}']
+        "sample", ["{Z: 1}", "{X: a}", "{X: 1.0e+300}", "{F: absent.png}", "{F: 5}", '{F: "a\\0"}']
     )
     async def test_a_sample_that_cannot_be_sent_is_complained_of(
         self, engine: FakeEngine, path: Path, sample: str

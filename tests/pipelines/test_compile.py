@@ -94,3 +94,15 @@ def test_signed_rules_need_the_key() -> None:
 
 def test_a_datatype_without_a_json_form() -> None:
     assert "datatype INVALID" in mismatch(model("X INVALID [1]")).text
+
+
+def test_a_parameter_with_the_name_of_a_derived_input_is_refused() -> None:
+    with pytest.raises(PipelineMismatch, match="has the name of an input of the model") as caught:
+        pipeline(model("X FP32 [1]", "Y FP32 [1]"), inputs=None, parameters={"X": {"type": "integer"}})
+    assert caught.value.location == ("parameters", "X")
+
+
+def test_a_tensor_whose_name_cannot_be_a_field_is_refused() -> None:
+    with pytest.raises(PipelineMismatch) as caught:
+        pipeline(model('X" FP32 [1]', "Y FP32 [1]"), inputs=None)
+    assert caught.value.location == ("inputs",)

@@ -81,12 +81,12 @@ def test_a_key_is_found_again_by_its_line(path: Path) -> None:
         ),
         ("", "1: the file is wrong: "),
         ("- 1\n", "1: the file is wrong: "),
-        ("pipelines: [\n", " while parsing"),
-        ("pipelines: {? [a, b] : 1}\n", " while constructing"),
-        ("pipelines: &a [*a]\n", " an alias holds itself"),
-        (b"pipelines: \xff\n", " cannot be read: "),
-        ("pipelines:\n  ocr: \x07\n", " "),
-        ("pipelines: 2026-99-99\n", " "),
+        ("pipelines: [\n", "2: while parsing a flow node expected the node content"),
+        ("pipelines: {? [a, b] : 1}\n", "1: a key is a list or a mapping instead of text"),
+        ("pipelines: &a [*a]\n", "1: an alias holds itself"),
+        (b"pipelines:\n  \xff\n", "2: is not UTF-8 text"),
+        ("pipelines:\n  ocr: \x07\n", "1: is not YAML: unacceptable character #x0007"),
+        ("pipelines:\n  2026-99-99\n", "2: is not a valid timestamp"),
     ],
 )
 def test_what_is_wrong(path: Path, text: str | bytes, complaint: str) -> None:
@@ -111,3 +111,38 @@ def test_a_file_that_is_not_there(path: Path) -> None:
 
 def test_nothing_is_near_and_nothing_is_valid() -> None:
     assert nearest("x", []) == ""
+
+
+@pytest.mark.parametrize(
+    ("addition", "complaint"),
+    [
+        ("    parameters: {n: {type: number, maximum: .inf}}\n", "6: pipelines.ocr.parameters.n.maximum"),
+        ("    parameters: {n: {type: number, default: .nan}}\n", "6: pipelines.ocr.parameters.n.default"),
+        ("    parameters: {n: {type: number, enum: [0x" + "f" * 60 + "]}}\n", "6: pipelines.ocr.parameters.n.enum.0"),
+        ("    parameters: {n: {type: string, default: 2024-01-01}}\n", "6: pipelines.ocr.parameters.n.default"),
+        ("    sample: {image: !!binary aGk=}\n", "6: pipelines.ocr.sample.image"),
+        ("    sample: {image: {1: 2}}\n", "6: pipelines.ocr.sample.image"),
+        (
+            "    early_exit: [{reason: x, error: {code: any, message_pattern: 'a{99999999999999999999}'}}]\n",
+            "6: pipelines.ocr.early_exit.0.error.message_pattern",
+        ),
+        (
+            f"    early_exit: [{{reason: x, error: {{code: any, message_pattern: '{'(' * 5000}'}}}}]\n",
+            "6: pipelines.ocr.early_exit.0.error.message_pattern",
+        ),
+    ],
+    ids=lambda text: text[:60],
+)
+def test_a_value_that_no_answer_could_carry_is_refused(path: Path, addition: str, complaint: str) -> None:
+    said = complaint_about(path, GOOD + addition)
+    assert all(line.startswith(f"{complaint} is wrong: ") for line in said.splitlines()), said
+
+
+def test_a_file_without_a_pipeline_is_refused(path: Path) -> None:
+    assert complaint_about(path, "pipelines: {}\n").startswith("1: pipelines is wrong: ")
+
+
+def test_a_thousand_complaints_are_cut_short(path: Path) -> None:
+    said = complaint_about(path, GOOD + "".join(f"    {'x' * 300}{n}: 1\n" for n in range(1000)))
+    assert said.splitlines()[-1].endswith("and 968 more")
+    assert len(said) < 32 * 1024

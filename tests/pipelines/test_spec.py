@@ -127,3 +127,16 @@ def test_reserved_parameters_are_refused_unless_they_are_tensors(name: str) -> N
 def test_a_contract_counts_from_nothing() -> None:
     assert ContractSpec(max_items=0).max_items == 0
     refused(ContractSpec, max_items=-1)
+
+
+@pytest.mark.parametrize("bound", [10**400, -(10**400), float("inf"), float("nan")])
+def test_a_bound_is_a_finite_number(bound: float) -> None:
+    refused(InputSpec, tensor="X", minimum=bound)
+    refused(ParameterSpec, type="number", maximum=bound)
+
+
+@pytest.mark.parametrize("value", [float("inf"), 2**64, b"x", {1: 2}, [float("nan")]])
+def test_a_default_has_a_json_form(value: Any) -> None:
+    assert "has no JSON form" in refused(InputSpec, tensor="X", default=value)
+    assert "has no JSON form" in refused(ParameterSpec, type="string", default=value)
+    assert "has no JSON form" in refused(PipelineSpec, model="m", sample={"x": value})

@@ -1,0 +1,172 @@
+"""A YAML file -> its values and the line of each key, at a bounded cost whatever the file holds."""
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+MAX_BYTES = 1024 * 1024
+MAX_NODES = 50_000
+"""Keys and values together; an alias counts as all that it stands for."""
+MAX_DEPTH = 32
+
+_MAX_DIGITS = 64
+"""Of a number, which PyYAML needs time for that grows with the square of its length."""
+_MAX_WORDS = 300
+_NUMBERS = {"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"}
+
+KeyPath = tuple[str, ...]
+"""The keys that lead to a value, as the text that stands in the file; a list's items count as keys."""
+
+Lines = dict[KeyPath, int]
+
+
+class DocumentError(Exception):
+    """The file is not a usable YAML document. ``line`` is 1 where no line is known."""
+
+    def __init__(self, text: str, line: int = 1) -> None:
+        super().__init__(text if len(text) <= _MAX_WORDS else f"{text[:_MAX_WORDS]}...")
+        self.line = line
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    values: Any
+    lines: Lines
+
+
+def read_document(path: Path) -> Document:
+    """Raises OSError or DocumentError."""
+    content = read_regular_file(path, MAX_BYTES)
+    try:
+        return parsed(content.decode("utf-8"))
+    except UnicodeDecodeError as exc:
+        raise DocumentError("is not UTF-8 text", content[: exc.start].count(b"\n") + 1) from exc
+
+
+def read_regular_file(path: Path, max_bytes: int) -> bytes:
+    """Never waits, as a read from a pipe or a device would. Raises OSError, also for a larger file."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(f"'{path}' is not a regular file")
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise OSError(f"'{path}' is larger than {max_bytes} bytes")
+    return content
+
+
+def parsed(text: str) -> Document:
+    """Raises DocumentError."""
+    try:
+        loader = _BoundedLoader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return Document(None, {(): 1})
+        _check_keys(node, ())
+        values = loader.construct_document(node)
+        return Document(values, dict(_lines_of(node, ())))
+    except yaml.MarkedYAMLError as exc:
+        raise DocumentError(_words_of(exc), _line_of(exc.problem_mark or exc.context_mark)) from exc
+    except (yaml.YAMLError, ValueError, OverflowError) as exc:
+        raise DocumentError(f"is not YAML: {str(exc).partition(chr(10))[0]}") from exc
+
+
+class _BoundedLoader(yaml.SafeLoader):
+    """Counts nodes and depth while it composes them, so that a hostile file is refused before it is expanded."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._nodes = 0
+        self._depth = 0
+        self._deepest = 0
+        self._sizes: dict[yaml.Node, tuple[int, int]] = {}
+        """Of each node that is complete: how many nodes it stands for, and how deep they are nested."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            return self._compose_alias(parent, index)
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        nodes, deepest = self._nodes, self._deepest
+        self._depth += 1
+        self._deepest = self._depth
+        self._add(1, self._depth, mark)
+        node = super().compose_node(parent, index)
+        assert node is not None
+        self._sizes[node] = self._nodes - nodes, self._deepest - self._depth + 1
+        self._depth -= 1
+        self._deepest = max(self._deepest, deepest)
+        return node
+
+    def _compose_alias(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        node = super().compose_node(parent, index)
+        if node not in self._sizes:
+            raise yaml.MarkedYAMLError(problem="an alias holds itself", problem_mark=mark)
+        nodes, depth = self._sizes[node]
+        self._deepest = max(self._deepest, self._depth + depth)
+        self._add(nodes, self._depth + depth, mark)
+        return node
+
+    def _add(self, nodes: int, depth: int, mark: yaml.Mark) -> None:
+        self._nodes += nodes
+        if self._nodes > MAX_NODES:
+            problem = f"the file holds more than {MAX_NODES} keys and values, with its aliases counted in full"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
+        if depth > MAX_DEPTH:
+            raise yaml.MarkedYAMLError(problem=f"is nested deeper than {MAX_DEPTH} levels", problem_mark=mark)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """PyYAML's constructors raise any exception for a value that does not fit its tag."""
+        if node.tag in _NUMBERS and len(node.value) > _MAX_DIGITS:
+            raise yaml.MarkedYAMLError(problem="is too long for a number", problem_mark=node.start_mark)
+        try:
+            if isinstance(node, yaml.ScalarNode):
+                node.value.encode()  # a lone surrogate, which no answer can carry
+            return super().construct_object(node, deep)
+        except yaml.YAMLError:
+            raise
+        except Exception as exc:
+            kind = node.tag.rpartition(":")[2]
+            raise yaml.MarkedYAMLError(problem=f"is not a valid {kind}", problem_mark=node.start_mark) from exc
+
+
+def _words_of(exc: yaml.MarkedYAMLError) -> str:
+    return " ".join(part for part in (exc.context, exc.problem) if part)
+
+
+def _line_of(mark: yaml.Mark | None) -> int:
+    return mark.line + 1 if mark is not None else 1
+
+
+def _lines_of(node: yaml.Node, key_path: KeyPath) -> Iterator[tuple[KeyPath, int]]:
+    if not key_path:
+        yield (), _line_of(node.start_mark)
+    for key, key_node, child in _children(node):
+        yield (*key_path, key), _line_of(key_node.start_mark)
+        yield from _lines_of(child, (*key_path, key))
+
+
+def _check_keys(node: yaml.Node, key_path: KeyPath) -> None:
+    """Raises DocumentError for a key that stands there twice, or that is a list or a mapping."""
+    seen: set[str] = set()
+    for key, key_node, child in _children(node):
+        line = _line_of(key_node.start_mark)
+        if isinstance(node, yaml.MappingNode) and not isinstance(key_node, yaml.ScalarNode):
+            raise DocumentError("a key is a list or a mapping instead of text", line)
+        if key in seen:
+            raise DocumentError(f"{'.'.join((*key_path, key))} is used twice", line)
+        seen.add(key)
+        _check_keys(child, (*key_path, key))
+
+
+def _children(node: yaml.Node) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
+    if isinstance(node, yaml.MappingNode):
+        for key_node, child in node.value:
+            yield str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "", key_node, child
+    elif isinstance(node, yaml.SequenceNode):
+        for index, child in enumerate(node.value):
+            yield str(index), child, child

@@ -21,6 +21,7 @@ from app.observability.log import configure_logging
 from app.pipelines.file import ConfigError
 from app.process.listening import PortTaken
 from app.process.serving import serve
+from app.process.supervision import BackgroundTaskFailed
 from app.settings import PREFIX, Settings, SettingsError, default_config, read_settings, service_links
 from app.streams.store import StoreUnusable
 from app.triton.channel import open_channel
@@ -28,6 +29,7 @@ from app.triton.embedded.errors import EmbeddedTritonError
 from app.triton.engine import TritonEngine
 from app.triton.model_repository import RepositoryUnreadable
 
+FAILED = 1
 UNUSABLE = 2
 _UNUSABLE = (
     SettingsError,
@@ -43,7 +45,11 @@ _UNUSABLE = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0; 1 where ``check`` finds a fault; 2 where what is needed or to be checked cannot be used."""
+    """The exit status.
+
+    0: success. 1: ``check`` found an error, or the gateway failed unexpectedly. 2: a setting, a file, a port or a
+    server that the command needs cannot be used.
+    """
     given = vars(_parser().parse_args(arguments))
     command = given.pop("command")
     try:
@@ -56,6 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except _UNUSABLE as exc:
         print(f"triton-gateway: {exc}", file=sys.stderr)  # noqa: T201 - the command's own answer
         return UNUSABLE
+    except BackgroundTaskFailed:
+        return FAILED
     return 0
 
 

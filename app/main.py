@@ -56,7 +56,7 @@ def create_app(
             expose_headers=EXPOSED_HEADERS,
         )
     app.add_middleware(TracingMiddleware, tracer=gateway.tracer)
-    app.add_middleware(RecordingMiddleware, metrics=gateway.metrics)
+    app.add_middleware(RecordingMiddleware, metrics=gateway.metrics, workload=gateway.workload)
     return app
 
 
@@ -65,7 +65,7 @@ def create_admin_app(gateway: Gateway, *, api_port: int) -> FastAPI:
     app = _bare_app(gateway, hint, {})
     app.include_router(health.router)
     app.include_router(metrics.router)
-    app.add_middleware(RecordingMiddleware, metrics=gateway.metrics)
+    app.add_middleware(RecordingMiddleware, metrics=gateway.metrics, workload=gateway.workload)
     return app
 
 

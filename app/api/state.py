@@ -1,4 +1,4 @@
-"""What the routes share: put into the application's state once, when it is wired."""
+"""The state that the routes share, created once when the application is wired."""
 
 import asyncio
 from collections.abc import Iterator
@@ -8,6 +8,7 @@ from typing import cast
 
 from starlette.requests import HTTPConnection
 
+from app.api.workload import RequestWork, Workload
 from app.domain.engine import Engine
 from app.domain.errors import Draining
 from app.observability.metrics import Metrics
@@ -41,54 +42,51 @@ class Gateway:
     triton_metrics_url: str | None = None
     tracer: Tracer = field(default_factory=NoTracer)
     is_draining: bool = False
-    streams: set[Stream] = field(default_factory=set)
-    in_flight: int = 0
-    """Unary requests under way."""
+    workload: Workload = field(default_factory=Workload)
 
-    def admit(self, name: str, record: RequestRecord, transport: str) -> Pipeline:
-        """The pipeline, with the request counted under its name. Raises Draining, UnknownPipeline or ModelNotReady."""
+    def admit(self, request: HTTPConnection, name: str, transport: str) -> Pipeline:
+        """The pipeline. The request counts as work, under the pipeline's name, until its last byte is sent.
+
+        Raises Draining, UnknownPipeline or ModelNotReady.
+        """
+        record = record_of(request)
         record.transport = transport
         pipeline = self.catalog.pipeline(name)
         record.pipeline = name
+        self.begin(request)
+        return pipeline
+
+    def begin(self, request: HTTPConnection) -> None:
+        """Counts the request as work until its last byte is sent. Raises Draining."""
         if self.is_draining:
             raise Draining("The gateway is shutting down; send the request again.")
-        return pipeline
+        self.workload.add(work_of(request))
 
     @contextmanager
     def counted(self, pipeline: str) -> Iterator[None]:
-        """Around a unary request."""
+        """Counts a unary request in the metrics for the duration of the block."""
         gauge = self.metrics.in_flight.labels(pipeline)
         gauge.inc()
-        self.in_flight += 1
         try:
             yield
         finally:
-            self.in_flight -= 1
             gauge.dec()
 
     def start_stream(self, stream: Stream, pipeline: str) -> None:
-        """Starts it and keeps it until its terminal event is written."""
+        """Starts the stream, which counts as work until its terminal event is written."""
         active = self.metrics.active_streams.labels(pipeline)
 
         def forget(_task: asyncio.Task[None]) -> None:
-            self.streams.discard(stream)
+            self.workload.remove(stream)
             active.dec()
 
-        self.streams.add(stream)
+        self.workload.add(stream)
         active.inc()
         stream.start().add_done_callback(forget)
 
     @property
     def is_ready(self) -> bool:
         return self.catalog.is_ready and not self.is_draining
-
-    async def end_streams(self, within_s: float) -> None:
-        """Lets streams finish for a while, then ends those that are left with a farewell."""
-        if self.streams:
-            await asyncio.wait([asyncio.ensure_future(stream.ended()) for stream in self.streams], timeout=within_s)
-        for stream in set(self.streams):
-            stream.end(Draining("The gateway is shutting down."))
-            await stream.ended()
 
 
 def gateway_of(connection: HTTPConnection) -> Gateway:
@@ -97,3 +95,7 @@ def gateway_of(connection: HTTPConnection) -> Gateway:
 
 def record_of(connection: HTTPConnection) -> RequestRecord:
     return cast("RequestRecord", connection.scope["state"]["record"])
+
+
+def work_of(connection: HTTPConnection) -> RequestWork:
+    return cast("RequestWork", connection.scope["state"]["work"])

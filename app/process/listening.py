@@ -1,6 +1,5 @@
-"""The gateway's ports, and a uvicorn on each."""
+"""The gateway's listening sockets, and a uvicorn server on each."""
 
-import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -9,40 +8,51 @@ import uvicorn
 from fastapi import FastAPI
 
 from app.api.protocol import BoundedProtocol
+from app.process.supervision import Supervisor
 
 KEEP_ALIVE_S = 75
-FAREWELL_S = 5
-"""For the last bytes of ended streams and requests to leave."""
+BACKLOG = 2048
+"""Connections that the kernel keeps until they are accepted."""
+GRACE_S = 5
+"""How long a stopped server waits for open responses to end."""
 
 
 class PortTaken(Exception):
-    """A port cannot be had; the message names its setting."""
+    """The gateway cannot listen on a port. The message names the setting."""
 
 
 @contextmanager
-def bound(host: str, port: int, setting: str) -> Iterator[socket.socket]:
-    """A socket on the port, closed at the end. Raises PortTaken."""
+def listening(host: str, port: int, setting: str) -> Iterator[socket.socket]:
+    """A listening socket, closed at the end of the block. Raises PortTaken.
+
+    It listens at once: two sockets can be bound to one port as long as neither listens.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))
+            listener.listen(BACKLOG)
         except OSError as exc:
             raise PortTaken(f"{setting}: cannot listen on {host}:{port}: {exc.strerror}") from exc
         yield listener
 
 
 class _Server(uvicorn.Server):
-    """Leaves the signals to the process, which drains first."""
+    """Leaves signals to the process, which drains before the servers stop."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    def stop(self) -> None:
+        """Stops accepting connections; :meth:`serve` returns when the open responses have ended."""
+        self.should_exit = True
+
 
 @asynccontextmanager
-async def running(app: FastAPI, listener: socket.socket) -> AsyncIterator[None]:
-    """Serves the application inside; at the end, lets what is under way leave."""
+async def serving(app: FastAPI, listener: socket.socket, supervisor: Supervisor) -> AsyncIterator[None]:
+    """Serves the application on the socket for the duration of the block."""
     server = _Server(
         uvicorn.Config(
             app,
@@ -52,13 +62,11 @@ async def running(app: FastAPI, listener: socket.socket) -> AsyncIterator[None]:
             log_config=None,
             access_log=False,
             server_header=False,
+            backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=FAREWELL_S,
+            timeout_graceful_shutdown=GRACE_S,
         )
     )
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    try:
+    name = f"server on port {listener.getsockname()[1]}"
+    async with supervisor.running(name, server.serve(sockets=[listener]), stop=server.stop):
         yield
-    finally:
-        server.should_exit = True
-        await serving

@@ -33,7 +33,7 @@ async def get_pipeline(name: str, request: Request) -> Response:
 @router.post("/{name}")
 async def run_pipeline(name: str, request: Request) -> Response:
     gateway, record = gateway_of(request), record_of(request)
-    pipeline = gateway.admit(name, record, "unary")
+    pipeline = gateway.admit(request, name, "unary")
     with gateway.counted(name):
         deadline = deadline_of(request, pipeline.timeout_s)
         inference = await read_inference(request, pipeline, gateway.limits)
@@ -45,7 +45,7 @@ async def run_pipeline(name: str, request: Request) -> Response:
 @router.post("/{name}/stream")
 async def stream_pipeline(name: str, request: Request) -> Response:
     gateway, record = gateway_of(request), record_of(request)
-    pipeline = gateway.admit(name, record, "stream")
+    pipeline = gateway.admit(request, name, "stream")
     spec = pipeline.stream_spec()
     deadline = deadline_of(request, spec.timeout_s)
     inference = await read_inference(request, pipeline, gateway.limits)

@@ -10,7 +10,7 @@ from app.api.inference import Call, start_resumable
 from app.api.responses import JsonResponse
 from app.api.routing import Route
 from app.api.sse import HEADERS, MEDIA_TYPE, RETRY
-from app.api.state import gateway_of, record_of
+from app.api.state import gateway_of, record_of, work_of
 from app.api.streaming import Start, StreamResponse
 from app.domain.errors import FieldProblem, InvalidInput, InvalidJson, InvalidRequest, UnsupportedMediaType
 
@@ -28,8 +28,9 @@ class _Start(msgspec.Struct, forbid_unknown_fields=True):
 async def start_stream(request: Request) -> Response:
     gateway, record = gateway_of(request), record_of(request)
     record.transport = "stream"
+    gateway.begin(request)
     asked = _decoded(request, await read_body(request, gateway.limits))
-    pipeline = gateway.admit(asked.pipeline, record, "stream")
+    pipeline = gateway.admit(request, asked.pipeline, "stream")
     spec = pipeline.stream_spec()
     deadline = deadline_of(request, spec.timeout_s)
     inference = pipeline.request_of_json(asked.inputs)
@@ -42,6 +43,7 @@ async def start_stream(request: Request) -> Response:
 @router.get("/{stream_id}")
 async def read_stream(stream_id: str, request: Request) -> Response:
     gateway, after = gateway_of(request), _last_event_id(request)
+    gateway.workload.add(work_of(request))
     reader = await gateway.store.reader(stream_id)
     try:
         has_more = await reader.resume(after)

@@ -1,0 +1,67 @@
+"""Everything that the gateway is working on: requests from their admission to their last byte, and running streams."""
+
+import asyncio
+from typing import Protocol
+
+from app.domain.errors import GatewayError
+
+
+class Work(Protocol):
+    def end(self, cause: GatewayError) -> None:
+        """Ends the work as soon as possible; the caller is told ``cause``. Does nothing if the work has ended."""
+
+
+class Workload:
+    """The work in progress. The drain waits until it is empty."""
+
+    def __init__(self) -> None:
+        self._running: set[Work] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def add(self, work: Work) -> None:
+        self._running.add(work)
+        self._idle.clear()
+
+    def remove(self, work: Work) -> None:
+        """Does nothing if ``work`` was never added."""
+        self._running.discard(work)
+        if not self._running:
+            self._idle.set()
+
+    async def idle(self) -> None:
+        """Returns when no work is in progress."""
+        await self._idle.wait()
+
+    def end_all(self, cause: GatewayError) -> None:
+        for work in tuple(self._running):
+            work.end(cause)
+
+
+class RequestWork:
+    """One HTTP request, handled by the current task."""
+
+    def __init__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self.is_answering = False
+        """True when the status was sent: from then on the request is not interrupted."""
+        self._cause: GatewayError | None = None
+
+    def end(self, cause: GatewayError) -> None:
+        if self._cause is None and not self.is_answering:
+            self._cause = cause
+            self._task.cancel()
+
+    def cause_of_cancellation(self) -> GatewayError | None:
+        """Why :meth:`end` cancelled the task; None if the cancellation has another origin.
+
+        The task is then no longer regarded as cancelled, so that it can answer.
+        """
+        if self._cause is not None:
+            self._task.uncancel()
+        return self._cause

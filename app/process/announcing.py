@@ -1,0 +1,42 @@
+"""What the process tells the person at the terminal."""
+
+import asyncio
+import math
+import sys
+import time
+
+from app.api.samples import samples_of
+from app.api.state import Gateway
+from app.pipelines.catalog import Catalog
+
+WAITING_S = 2.0
+"""If startup takes longer than this, say once what is missing."""
+
+
+async def announce(gateway: Gateway, url: str, triton_url: str) -> None:
+    """Says when the gateway is ready, and how to try it; then waits until it is cancelled."""
+    says_why_at = time.monotonic() + WAITING_S
+    while not gateway.is_ready:
+        await asyncio.sleep(0.05)
+        if time.monotonic() > says_why_at:
+            _say(_missing(gateway.catalog, triton_url))
+            says_why_at = math.inf
+    _say(f"triton-gateway is ready: {url}/")
+    pipelines = [entry.pipeline for entry in gateway.catalog.entries.values() if entry.pipeline]
+    sample = next((samples["curl"] for pipeline in pipelines if (samples := samples_of(pipeline, url))), None)
+    if sample is not None:
+        _say(f"Try: {sample}")
+    await asyncio.Event().wait()
+
+
+def _missing(catalog: Catalog, triton_url: str) -> str:
+    if not catalog.triton_is_up:
+        return f"Waiting for Triton at {triton_url}."
+    waited_for = (f"{name} ({entry.state.words})" for name, entry in catalog.unready.items())
+    return f"Waiting for {', '.join(waited_for)}."
+
+
+def _say(line: str) -> None:
+    # Without rich, whose first line blocks the event loop for 30 ms.
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()

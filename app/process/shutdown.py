@@ -1,0 +1,75 @@
+"""Signals, and the drain that follows the first one."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from app.api.state import Gateway
+from app.domain.errors import Draining
+
+LAST_BYTES_S = 5.0
+"""How long ended requests and streams may take to send their last bytes."""
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+
+class ShutdownRequested(Exception):
+    """A signal arrived before the work was done."""
+
+
+class Shutdown:
+    """``requested`` is set by the first SIGTERM, SIGINT or SIGHUP, ``hurried`` by the second."""
+
+    def __init__(self) -> None:
+        self.requested = asyncio.Event()
+        self.hurried = asyncio.Event()
+
+    def request(self) -> None:
+        (self.hurried if self.requested.is_set() else self.requested).set()
+
+    def listen_to_signals(self) -> None:
+        """Signals that the process was started to ignore stay ignored (SIGHUP under nohup)."""
+        for number in _SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                asyncio.get_running_loop().add_signal_handler(number, self.request)
+
+    async def unless_requested(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """The result of ``work``. Raises ShutdownRequested, with ``work`` cancelled, if a signal comes first."""
+        working, requested = asyncio.create_task(work), asyncio.create_task(self.requested.wait())
+        try:
+            await asyncio.wait({working, requested}, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
+        finally:
+            await _cancelled(working, requested)
+        raise ShutdownRequested
+
+
+async def drain(gateway: Gateway, shutdown: Shutdown, drain_s: float) -> None:
+    """Refuses new work, lets running work finish, then ends what is left with ``draining``.
+
+    Readiness fails at once. Running work may take ``drain_s`` seconds, or until the second signal.
+    """
+    _log.info("draining", extra={"in_flight": len(gateway.workload), "drain_s": drain_s})
+    gateway.is_draining = True
+    await _first_of(gateway.workload.idle(), shutdown.hurried.wait(), timeout_s=drain_s)
+    gateway.workload.end_all(Draining("The gateway is shutting down."))
+    await _first_of(gateway.workload.idle(), timeout_s=LAST_BYTES_S)
+
+
+async def _first_of(*waits: Coroutine[Any, Any, Any], timeout_s: float) -> None:
+    tasks = [asyncio.create_task(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await _cancelled(*tasks)
+
+
+async def _cancelled(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)

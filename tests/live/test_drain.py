@@ -1,0 +1,120 @@
+"""The drain: every request that was admitted before the signal gets an answer or a terminal event."""
+
+import json
+import signal
+import socket
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.live.test_cancellation import eventually
+from tests.processes import GatewayProcess, StartGateway
+
+LONG = json.dumps({"script": json.dumps({"outputs": 1000, "interval_s": 0.2})}).encode()
+SHORT = json.dumps({"script": json.dumps({"outputs": 2})}).encode()
+
+
+class Upload:
+    """A POST over a socket of its own, whose body is sent in two halves."""
+
+    def __init__(self, gateway: GatewayProcess, path: str, body: bytes) -> None:
+        url = httpx.URL(gateway.url)
+        self._socket = socket.create_connection((url.host, url.port), 20)
+        self._rest = body[len(body) // 2 :]
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: {url.host}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        )
+        self._socket.sendall(head.encode() + body[: len(body) // 2])
+
+    def finish(self) -> None:
+        self._socket.sendall(self._rest)
+
+    def answer(self) -> str:
+        """Everything until the gateway closes the connection."""
+        with self._socket:
+            self._socket.settimeout(20)
+            received = b""
+            while data := self._socket.recv(65536):
+                received += data
+        return received.decode()
+
+
+def is_draining(gateway: GatewayProcess) -> bool:
+    return httpx.get(f"{gateway.url}/health/ready").json()["status"] == "draining"
+
+
+def terminated(gateway: GatewayProcess) -> None:
+    gateway.process.send_signal(signal.SIGTERM)
+    eventually(lambda: is_draining(gateway), 10.0)
+
+
+@pytest.fixture
+def slow(start_gateway: StartGateway, config_path: Path) -> GatewayProcess:
+    return start_gateway(config=str(config_path), drain_s="1.5")
+
+
+def test_every_upload_and_stream_gets_its_answer(slow: GatewayProcess) -> None:
+    running = [Upload(slow, "/v1/pipelines/scripted_patient/stream", LONG) for _ in range(6)]
+    for each in running:
+        each.finish()
+    completed = [Upload(slow, "/v1/pipelines/scripted_stream/stream", SHORT) for _ in range(6)]
+    resumable = json.dumps({"pipeline": "scripted_stream", "inputs": json.loads(SHORT)}).encode()
+    unfinished = [Upload(slow, "/v1/pipelines/scripted", SHORT) for _ in range(4)]
+    unfinished += [Upload(slow, "/v1/pipelines/scripted_patient/stream", LONG) for _ in range(4)]
+    unfinished += [Upload(slow, "/v1/streams", resumable) for _ in range(4)]
+    eventually(lambda: slow.metric("active_streams") == 6, 10.0)
+    terminated(slow)
+    for each in completed:
+        each.finish()
+    for each in running:
+        text = each.answer()
+        assert text.startswith("HTTP/1.1 200")
+        assert text.count("event: error") == 1
+        assert '"code":"draining"' in text
+    for each in completed:
+        text = each.answer()
+        assert text.startswith("HTTP/1.1 200")
+        assert text.count("event: done") == 1
+    for each in unfinished:
+        text = each.answer()
+        assert text.startswith("HTTP/1.1 503")
+        assert '"code":"draining"' in text
+    assert slow.process.wait(20) == 0
+
+
+def test_a_request_after_the_signal_is_refused(slow: GatewayProcess) -> None:
+    running = Upload(slow, "/v1/pipelines/scripted_patient/stream", LONG)
+    running.finish()
+    eventually(lambda: slow.metric("active_streams") == 1, 10.0)
+    terminated(slow)
+    for path in ("/v1/pipelines/scripted", "/v1/pipelines/scripted_stream/stream", "/v1/streams"):
+        answer = httpx.post(f"{slow.url}{path}", json=json.loads(SHORT))
+        assert (answer.status_code, answer.json()["code"]) == (503, "draining")
+        assert answer.headers["retry-after"]
+    assert '"code":"draining"' in running.answer()
+
+
+def test_a_second_signal_shortens_the_drain(start_gateway: StartGateway, config_path: Path) -> None:
+    gateway = start_gateway(config=str(config_path), drain_s="3600")
+    running = Upload(gateway, "/v1/pipelines/scripted_patient/stream", LONG)
+    running.finish()
+    eventually(lambda: gateway.metric("active_streams") == 1, 10.0)
+    terminated(gateway)
+    time.sleep(0.2)
+    assert gateway.process.poll() is None
+    gateway.process.send_signal(signal.SIGINT)
+    assert '"code":"draining"' in running.answer()
+    assert gateway.process.wait(20) == 0
+
+
+def test_hangup_drains_like_terminate(start_gateway: StartGateway, config_path: Path) -> None:
+    gateway = start_gateway(config=str(config_path), drain_s="0.2")
+    running = Upload(gateway, "/v1/pipelines/scripted_patient/stream", LONG)
+    running.finish()
+    eventually(lambda: gateway.metric("active_streams") == 1, 10.0)
+    gateway.process.send_signal(signal.SIGHUP)
+    assert '"code":"draining"' in running.answer()
+    assert gateway.process.wait(20) == 0

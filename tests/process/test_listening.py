@@ -1,0 +1,36 @@
+"""Listening sockets: a port belongs to one process from the moment it is opened."""
+
+import socket
+
+import pytest
+
+from app.process.listening import PortTaken, listening
+
+
+def test_a_second_start_cannot_have_the_port() -> None:
+    with listening("127.0.0.1", 0, "GATEWAY_PORT") as first:
+        port = first.getsockname()[1]
+        taken = pytest.raises(PortTaken, match=f"GATEWAY_PORT: cannot listen on 127.0.0.1:{port}")
+        with taken, listening("127.0.0.1", port, "GATEWAY_PORT"):
+            pass
+
+
+def test_clients_can_connect_before_the_server_runs() -> None:
+    with (
+        listening("127.0.0.1", 0, "GATEWAY_PORT") as listener,
+        socket.create_connection(listener.getsockname(), 5) as client,
+    ):
+        assert client.getpeername() == listener.getsockname()
+
+
+def test_the_port_is_free_again_after_the_block() -> None:
+    with listening("127.0.0.1", 0, "GATEWAY_PORT") as first:
+        port = first.getsockname()[1]
+    with listening("127.0.0.1", port, "GATEWAY_PORT") as second:
+        assert second.getsockname()[1] == port
+
+
+def test_an_unknown_host_is_named() -> None:
+    unknown = pytest.raises(PortTaken, match=r"GATEWAY_PORT: cannot listen on host\.invalid:0")
+    with unknown, listening("host.invalid", 0, "GATEWAY_PORT"):
+        pass

@@ -1,21 +1,24 @@
-"""A request's body -> its fields, decoded in one pass by a type compiled for the pipeline.
+"""A request's body -> its fields.
 
-The type refuses what does not fit at once, without the field's value ever being looked at from Python. Only a body that
-was refused is read a second time, field by field, to name everything that is wrong with it.
+A small body is decoded in one pass by a type that is compiled for the pipeline: no value is looked at from Python. A
+body that this type refuses, and every large body, is read member by member, which bounds what is built
+(``app.pipelines.structure``) and names everything that is wrong. Both ways accept and refuse the same bodies.
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from app.domain.errors import FieldProblem, InvalidInput, InvalidJson, InvalidRequest
+from app.domain.errors import FieldProblem, InvalidInput, InvalidJson
 from app.pipelines.fields import InputField, ParameterField
+from app.pipelines.structure import WHITESPACE, check_depth, is_json, malformed, members_of
 
+LARGE_BYTES = 64 * 1024
+"""From this size on a body is read member by member; to read it takes too long for the event loop."""
 MAX_PROBLEMS = 8
-_BY_NAME = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_NO_FIELD = "is not a field of this pipeline"
 _PATH = re.compile(r" - at `\$(?P<path>[^`]*)`\Z")
 
 Field = InputField | ParameterField
@@ -24,6 +27,8 @@ Field = InputField | ParameterField
 class BodyReader:
     def __init__(self, name: str, fields: Sequence[Field]) -> None:
         self._fields = {field.name: field for field in fields}
+        self._quoted_names = [f'"{name}"'.encode() for name in self._fields]
+        self._takes_any_json = any(field.json_type is msgspec.Raw for field in fields)
         attributes = {f"field_{index}": field for index, field in enumerate(fields)}
         self.struct = msgspec.defstruct(
             name,
@@ -34,64 +39,81 @@ class BodyReader:
         )
         self._decoder = msgspec.json.Decoder(self.struct)
 
-    def from_json(self, body: bytes | msgspec.Raw) -> dict[str, Any]:
+    def from_json(self, body: bytes | bytearray) -> dict[str, Any]:
         """Raises InvalidJson, InvalidRequest or InvalidInput."""
-        try:
-            decoded = self._decoder.decode(body)
-        except msgspec.ValidationError:
-            raise self._refusal_of(body) from None
-        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-            raise InvalidJson(f"The body is not JSON: {_position_of(exc)}.") from exc
-        except RecursionError as exc:
-            raise InvalidJson("The body is nested too deeply.") from exc
-        values = zip(self._fields, msgspec.structs.astuple(decoded), strict=True)
-        return {name: value for name, value in values if value is not msgspec.UNSET and value is not None}
+        values = self._decoded_at_once(body) if len(body) < LARGE_BYTES else None
+        return self._decoded_by_member(memoryview(body)) if values is None else values
 
     def from_form(self, parts: Mapping[str, str | bytes]) -> dict[str, Any]:
         """Form fields or a query string: files are bytes, numbers are text. Raises InvalidInput."""
         values: dict[str, Any] = {}
-        problems = self._names_that_do_not_fit(parts)
+        problems = [FieldProblem(_printable(name), _NO_FIELD) for name in parts if name not in self._fields]
+        problems += self._absent(parts)
         for name in (name for name in self._fields if name in parts):
             try:
                 values[name] = _form_value(self._fields[name], parts[name])
-            except (msgspec.MsgspecError, UnicodeError, RecursionError) as exc:
+            except (ValueError, InvalidJson) as exc:
                 problems.append(_problem_of(name, exc))
         if problems:
             raise _refused(problems)
         return values
 
-    def _refusal_of(self, body: bytes | msgspec.Raw) -> InvalidInput | InvalidRequest | InvalidJson:
+    def _decoded_at_once(self, body: bytes | bytearray) -> dict[str, Any] | None:
+        """None where the body must be read member by member. Raises InvalidJson."""
         try:
-            msgspec.json.decode(body, type=msgspec.Raw)
-            values = _BY_NAME.decode(body)
+            decoded = self._decoder.decode(body)
         except msgspec.ValidationError:
-            return InvalidRequest("The body must be one JSON object.", hint='Send {"<input>": <value>, ...}.')
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-            return InvalidJson("The body is not JSON, or it is nested too deeply.")
-        present = {name: value for name, value in values.items() if bytes(value) != b"null" or self._takes_null(name)}
-        return _refused(self._names_that_do_not_fit(present) + self._values_that_do_not_fit(present))
+            return None
+        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+            raise InvalidJson(f"The body is not JSON: {_position_of(exc)}.") from exc
+        except RecursionError as exc:
+            raise InvalidJson("The body is nested too deeply.") from exc
+        if self._takes_any_json:
+            check_depth(memoryview(body))
+        values = msgspec.structs.astuple(decoded)
+        if self._may_repeat_a_name(body, len(values) - values.count(msgspec.UNSET)):
+            return None
+        pairs = zip(self._fields, values, strict=True)
+        return {name: value for name, value in pairs if value is not msgspec.UNSET and value is not None}
 
-    def _takes_null(self, name: str) -> bool:
-        """Null is as good as nothing, except where any JSON is a value."""
-        return name in self._fields and self._fields[name].json_type is msgspec.Raw
+    def _may_repeat_a_name(self, body: bytes | bytearray, given: int) -> bool:
+        """Whether a name may stand twice in the body; the decoder keeps the last. False is certain, True is not."""
+        if body.count(b":") == given:
+            return False
+        return b"\\u" in body or any(body.count(name) > 1 for name in self._quoted_names)
 
-    def _names_that_do_not_fit(self, values: Mapping[str, Any]) -> list[FieldProblem]:
-        unknown = islice((name for name in values if name not in self._fields), MAX_PROBLEMS)
-        absent = [name for name, field in self._fields.items() if field.is_required and name not in values]
-        return [FieldProblem(_printable(name), "is not a field of this pipeline") for name in unknown] + [
-            FieldProblem(name, "is required") for name in absent
-        ]
-
-    def _values_that_do_not_fit(self, values: Mapping[str, msgspec.Raw]) -> list[FieldProblem]:
-        problems = []
-        for name, field in self._fields.items():
-            if name not in values:
-                continue
+    def _decoded_by_member(self, body: memoryview) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        problems: list[FieldProblem] = []
+        for name, text in members_of(body):
             try:
-                msgspec.json.decode(values[name], type=field.json_type)
-            except (msgspec.MsgspecError, UnicodeError) as exc:
+                self._decode_member(name, text, values)
+            except ValueError as exc:
+                if not is_json(text):
+                    raise malformed() from None
                 problems.append(_problem_of(name, exc))
-        return problems
+            if len(problems) == MAX_PROBLEMS:
+                raise _refused(problems)
+        problems += self._absent({name for name, value in values.items() if value is not None})
+        if problems:
+            raise _refused(problems)
+        return {name: value for name, value in values.items() if value is not None}
+
+    def _decode_member(self, name: str, text: memoryview, values: dict[str, Any]) -> None:
+        """Puts the member's value among ``values``: None for null, UNSET where it is refused. Raises ValueError."""
+        if name not in self._fields:
+            raise ValueError(_NO_FIELD)
+        if name in values:
+            raise ValueError("is given twice")
+        values[name] = msgspec.UNSET
+        values[name] = _decoded(self._fields[name], text)
+
+    def _absent(self, given: Iterable[str]) -> list[FieldProblem]:
+        return [
+            FieldProblem(name, "is required")
+            for name, field in self._fields.items()
+            if field.is_required and name not in given
+        ]
 
 
 def _struct_field(attribute: str, field: Field) -> tuple[str, Any] | tuple[str, Any, Any]:
@@ -109,7 +131,21 @@ def _form_value(field: Field, part: str | bytes) -> Any:
         return part.encode() if isinstance(part, str) else part
     if field.spec.kind == "text" and field.is_bare:
         return msgspec.convert(_text_of(part), field.json_type)
-    return msgspec.json.decode(part, type=field.json_type)
+    text = memoryview(part.encode() if isinstance(part, str) else part)
+    check_depth(text)
+    return _decoded(field, text)
+
+
+def _decoded(field: Field, text: memoryview) -> Any:
+    """The value that a JSON text is; None for null. Raises ValueError."""
+    try:
+        if len(text) >= LARGE_BYTES and isinstance(field, InputField):
+            return field.decode_large(text)
+        return msgspec.json.decode(text, type=field.json_type)
+    except ValueError:
+        if bytes(text).strip(WHITESPACE) != b"null":
+            raise
+    return None
 
 
 def _text_of(part: str | bytes) -> str:
@@ -123,9 +159,17 @@ def _refused(problems: list[FieldProblem]) -> InvalidInput:
 
 
 def _problem_of(name: str, exc: Exception) -> FieldProblem:
-    if not isinstance(exc, msgspec.ValidationError):
-        return FieldProblem(name, "is not UTF-8 text" if isinstance(exc, UnicodeError) else "is not JSON")
-    text = str(exc)
+    if isinstance(exc, UnicodeError):
+        return FieldProblem(name, "is not UTF-8 text")
+    if isinstance(exc, msgspec.ValidationError):
+        return _problem_of_value(name, str(exc))
+    return FieldProblem(
+        _printable(name), "is not JSON" if isinstance(exc, (msgspec.DecodeError, InvalidJson)) else str(exc)
+    )
+
+
+def _problem_of_value(name: str, text: str) -> FieldProblem:
+    """``text``: msgspec's own words, with the place of what is wrong inside the value."""
     found = _PATH.search(text)
     path = found["path"] if found else ""
     return FieldProblem(name + path, _reworded(text[: found.start()] if found else text))

@@ -11,10 +11,15 @@ import numpy as np
 from app.domain.inference import Parameter
 from app.domain.model import TensorSpec
 from app.domain.tensor import BYTES, FLOAT_DATATYPES, INTEGER_DATATYPES, Array, Tensor
-from app.pipelines.json_types import input_type, parameter_type
+from app.pipelines.json_types import element_type, input_type, parameter_type
 from app.pipelines.kinds import ToArray, bytes_of_base64, json_bytes_of, to_array_of
+from app.pipelines.number_arrays import NumberLists
 from app.pipelines.shapes import fits, is_bare_item, shape_text
 from app.pipelines.spec import InputSpec, ParameterSpec
+from app.pipelines.structure import has_more_elements
+
+MAX_ELEMENTS = 65_536
+"""Of a list of texts or files whose dims do not say how many. Each costs more memory than its text has bytes."""
 
 _DATATYPES_BY_TYPE = {
     "integer": INTEGER_DATATYPES,
@@ -35,6 +40,10 @@ class InputField:
     batched: bool
     """Whether the caller's values are a list of items."""
     adds_batch: bool
+    _depth: int
+    """How many lists stand around an element."""
+    _max_elements: int | None
+    """None: as many as the body has room for."""
     _to_array: ToArray
     _allowed: Array | None
     default: Tensor | None = None
@@ -43,7 +52,9 @@ class InputField:
     def compile(
         cls, name: str, spec: InputSpec, tensor: TensorSpec, *, max_batch_size: int, batch: bool
     ) -> "InputField":
-        """Raises ValueError where the bounds, the enum or the default do not fit."""
+        """Raises ValueError where the kind, the bounds, the enum or the default do not fit."""
+        if spec.kind == "json" and (batch or not is_bare_item(tensor)):
+            raise ValueError("is of kind json, which is one value: the tensor must have dims [1] and no batch: true")
         depth = batch + (0 if is_bare_item(tensor) else len(tensor.dims))
         to_array = to_array_of(spec.kind, tensor.datatype)
         field = cls(
@@ -53,6 +64,8 @@ class InputField:
             json_type=input_type(spec, tensor, depth=depth),
             batched=batch,
             adds_batch=max_batch_size > 0 and not batch,
+            _depth=depth,
+            _max_elements=_max_elements(spec, tensor, max_batch_size if batch else 1),
             _to_array=to_array,
             _allowed=to_array(spec.enum) if spec.enum and spec.kind == "number" else None,
         )
@@ -71,9 +84,19 @@ class InputField:
     def is_required(self) -> bool:
         return not self.spec.optional and self.spec.default is None
 
+    def decode_large(self, text: memoryview) -> Any:
+        """A large JSON text -> what ``read`` takes. Raises ValueError or InvalidJson before much is built."""
+        if self.spec.kind == "number" and self._depth > 0:
+            decode = msgspec.json.Decoder(list[element_type(self.spec, self.tensor)]).decode  # type: ignore[misc]
+            return NumberLists(self._depth, decode, self._to_array, self._shape_sent).read(text)
+        if self._max_elements is not None and has_more_elements(text, self._max_elements):
+            raise ValueError(f"has more than {self._max_elements} elements")
+        return msgspec.json.decode(text, type=self.json_type)
+
     def read(self, value: Any) -> Tensor:
-        """A decoded value -> the tensor that Triton is sent. Raises ValueError."""
-        array = self._reshaped(self._to_array(self._unwrapped(value)))
+        """A decoded value, or the array that it became already -> the tensor that Triton is sent. Raises ValueError."""
+        array = value if isinstance(value, np.ndarray) else self._to_array(self._unwrapped(value))
+        array = array.reshape(self._shape_sent(array.shape))
         if self._allowed is not None and not np.isin(array, self._allowed).all():
             raise ValueError("is not one of the allowed values")
         return Tensor(self.tensor.name, self.tensor.datatype, array[np.newaxis] if self.adds_batch else array)
@@ -87,17 +110,19 @@ class InputField:
     def _unwrapped(self, value: Any) -> Any:
         if self.spec.kind == "json":
             return json_bytes_of(value)
-        return _content_of(value) if self.is_file else value
+        return _content_of(value, self.spec.kind) if self.is_file else value
 
-    def _reshaped(self, array: Array) -> Array:
+    def _shape_sent(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape that Triton is sent, batch dimension aside, for the caller's. Raises ValueError."""
         dims = ((-1,) if self.batched else ()) + self.tensor.dims
-        if is_bare_item(self.tensor) and (self.batched or array.size == 1):
-            return array.reshape(array.shape[: self.batched] + self.tensor.dims)
-        if array.size == 0 and array.ndim < len(dims):
-            array = array.reshape(array.shape + tuple(max(dim, 0) for dim in dims[array.ndim :]))
-        if not fits(array.shape, dims):
-            raise ValueError(f"has shape {shape_text(array.shape)}; expected {shape_text(dims)}")
-        return array
+        size = math.prod(shape)
+        if is_bare_item(self.tensor) and (self.batched or size == 1):
+            return shape[: self.batched] + self.tensor.dims
+        if size == 0 and len(shape) < len(dims):
+            shape += tuple(max(dim, 0) for dim in dims[len(shape) :])
+        if not fits(shape, dims):
+            raise ValueError(f"has shape {shape_text(shape)}; expected {shape_text(dims)}")
+        return shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +171,15 @@ class ParameterField:
         return Tensor(self.tensor.name, self.tensor.datatype, array)
 
 
+def _max_elements(spec: InputSpec, tensor: TensorSpec, items: int) -> int | None:
+    """How many elements an input may have: what its dims declare, else MAX_ELEMENTS, which numbers do not need."""
+    if spec.kind == "json":
+        return None
+    if -1 not in tensor.dims:
+        return math.prod(tensor.dims) * items
+    return None if spec.kind == "number" else MAX_ELEMENTS
+
+
 def _check_parameter_tensor(spec: ParameterSpec, tensor: TensorSpec) -> None:
     if tensor.datatype not in _DATATYPES_BY_TYPE[spec.type]:
         raise ValueError(f"is of type {spec.type}, which does not fit {tensor.datatype}")
@@ -153,11 +187,11 @@ def _check_parameter_tensor(spec: ParameterSpec, tensor: TensorSpec) -> None:
         raise ValueError(f"is one value, which does not fit the dimensions {shape_text(tensor.dims)}")
 
 
-def _content_of(value: Any) -> Any:
+def _content_of(value: Any, kind: str) -> Any:
     """The bytes of a file, which come as they are from a form and as base64 from JSON; lists keep their nesting."""
     if isinstance(value, list):
-        return [_content_of(item) for item in value]
-    return bytes_of_base64(value) if isinstance(value, str) else value
+        return [_content_of(item, kind) for item in value]
+    return bytes_of_base64(value, kind) if isinstance(value, str) else value
 
 
 def _converted(default: Any, json_type: Any) -> Any:

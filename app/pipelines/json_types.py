@@ -19,7 +19,7 @@ def input_type(spec: InputSpec, tensor: TensorSpec, *, depth: int) -> Any:
     """``depth``: how many lists stand around an element; a bare value may come as a list of one. Raises ValueError."""
     if spec.kind == "json":
         return msgspec.Raw
-    element = _element_type(spec, tensor.datatype)
+    element = element_type(spec, tensor)
     if depth == 0:
         return element | Annotated[_list_of(element), Meta(min_length=1, max_length=1)]
     return functools.reduce(lambda inner, _: _list_of(inner), range(depth), element)
@@ -39,9 +39,10 @@ def _list_of(element: Any) -> Any:
     return list[element]
 
 
-def _element_type(spec: InputSpec, datatype: str) -> Any:
+def element_type(spec: InputSpec, tensor: TensorSpec) -> Any:
+    """The type of one element, without the lists around it. Raises ValueError."""
     if spec.kind == "number":
-        return _number_type(spec, datatype)
+        return _number_type(spec, tensor.datatype)
     if spec.kind == "text":
         return Literal[tuple(spec.enum)] if spec.enum else str
     schema = {"contentEncoding": "base64", "contentMediaType": "image/*" if spec.kind == "image" else "*/*"}

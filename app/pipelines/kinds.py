@@ -5,6 +5,7 @@ Each function is chosen once, when a pipeline is compiled; at request time nothi
 
 import base64
 import binascii
+import codecs
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,10 @@ IMAGE_MAGIC: dict[str, tuple[int, bytes]] = {
 """Format -> where in the file its magic bytes stand, and which they are."""
 
 
+_PIECE = 256 * 1024
+"""Bytes or characters that are converted at once, so that other threads wait for a millisecond at most."""
+
+
 def to_array_of(kind: str, datatype: str) -> ToArray:
     if kind == "number":
         return _number_reader(datatype)
@@ -54,14 +59,20 @@ def kind_fits(kind: str, datatype: str) -> bool:
     return (kind == "number") == (datatype != BYTES)
 
 
-def bytes_of_base64(text: str) -> bytes:
-    """Base64, bare or as a data URL (RFC 2397). Raises ValueError."""
+def bytes_of_base64(text: str, kind: str) -> bytes:
+    """Base64, bare or as a data URL (RFC 2397) whose media type fits the kind. Raises ValueError."""
     if text.startswith("data:"):
         head, comma, text = text.partition(",")
         if not comma or not head.endswith(";base64"):
             raise ValueError("is a data URL without base64 data")
+        _check_media_type(head.removeprefix("data:").partition(";")[0].strip().lower(), kind)
+    if "=" in text[:-2]:
+        raise ValueError("is not base64")
     try:
-        return binascii.a2b_base64(text.encode("ascii"), strict_mode=True)
+        return b"".join(
+            binascii.a2b_base64(text[start : start + _PIECE].encode("ascii"), strict_mode=True)
+            for start in range(0, len(text), _PIECE)
+        )
     except (binascii.Error, UnicodeEncodeError) as exc:
         raise ValueError("is not base64") from exc
 
@@ -69,11 +80,21 @@ def bytes_of_base64(text: str) -> bytes:
 def json_bytes_of(text: bytes | bytearray | memoryview | msgspec.Raw) -> bytes:
     """The bytes of a JSON value that a decoder has passed over, which looks at everything but UTF-8."""
     content = bytes(text)
+    decoder = codecs.getincrementaldecoder("utf-8")()
     try:
-        content.decode("utf-8")
+        for start in range(0, len(content), _PIECE):
+            decoder.decode(content[start : start + _PIECE])
+        decoder.decode(b"", final=True)
     except UnicodeDecodeError as exc:
         raise ValueError("is not UTF-8 text") from exc
     return content
+
+
+def _check_media_type(media_type: str, kind: str) -> None:
+    """Raises ValueError. A browser writes ``application/octet-stream`` or nothing where it does not know the type."""
+    is_image = media_type.startswith("image/") or media_type in {"", "application/octet-stream"}
+    if kind == "image" and not is_image:
+        raise ValueError("is a data URL whose media type is not image/*")
 
 
 def check_image(content: bytes) -> None:

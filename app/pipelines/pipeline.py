@@ -4,8 +4,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from app.domain.errors import FieldProblem, GatewayError, InvalidInput, InvalidRequest, UpstreamError
 from app.domain.inference import InferenceRequest, Parameter
 from app.domain.model import ModelConfig
@@ -34,7 +32,7 @@ class Pipeline:
     timeout_s: float
     """Of a unary request; a stream has its own in ``spec.stream``."""
 
-    def request_of_json(self, body: bytes | msgspec.Raw) -> InferenceRequest:
+    def request_of_json(self, body: bytes | bytearray) -> InferenceRequest:
         """Raises InvalidJson, InvalidRequest or InvalidInput."""
         return self.request_of(self.reader.from_json(body))
 

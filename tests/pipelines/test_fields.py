@@ -170,6 +170,12 @@ class TestAbsence:
             one_input(tensor, **spec)
         assert caught.value.location == ("inputs", "x")
 
+    @pytest.mark.parametrize(("dims", "batch"), [("[-1]", False), ("[2]", False), ("[1,1]", False), ("[1]", True)])
+    def test_json_is_one_value_of_its_tensor(self, dims: str, batch: bool) -> None:
+        with pytest.raises(PipelineMismatch, match=r"one value: the tensor must have dims \[1\]") as caught:
+            one_input(f"X BYTES {dims}", 8, kind="json", batch=batch)
+        assert caught.value.location == ("inputs", "x")
+
     def test_null_is_a_value_of_json(self) -> None:
         assert sent(one_input("X BYTES [1]", kind="json"), '{"x": null}')[1] == [b"null"]
 

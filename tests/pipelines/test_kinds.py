@@ -122,8 +122,8 @@ class TestFiles:
     @given(st.binary())
     def test_base64_bare_and_as_a_data_url(self, content: bytes) -> None:
         text = base64.b64encode(content).decode()
-        assert bytes_of_base64(text) == content
-        assert bytes_of_base64("data:image/png;charset=x;base64," + text) == content
+        assert bytes_of_base64(text, "image") == content
+        assert bytes_of_base64("data:image/png;charset=x;base64," + text, "image") == content
         assert written("binary", BYTES, bytes_array([content], (1,))) == [text]
 
     @pytest.mark.parametrize(
@@ -143,7 +143,28 @@ class TestFiles:
     )
     def test_what_is_no_base64_is_refused(self, text: str) -> None:
         with pytest.raises(ValueError, match="base64"):
-            bytes_of_base64(text)
+            bytes_of_base64(text, "binary")
+
+    def test_base64_of_many_pieces(self) -> None:
+        content = bytes(range(256)) * 4096
+        assert bytes_of_base64(base64.b64encode(content).decode(), "binary") == content
+
+    @pytest.mark.parametrize("padding", ["AA==", "AAA="])
+    def test_padding_at_the_end_of_a_piece_is_not_base64(self, padding: str) -> None:
+        piece = base64.b64encode(bytes(192 * 1024)).decode()
+        with pytest.raises(ValueError, match="is not base64"):
+            bytes_of_base64(piece[: -len(padding)] + padding + "AAAA", "binary")
+
+    @pytest.mark.parametrize("media_type", ["text/plain", "application/json", "video/mp4", "text/plain;charset=utf-8"])
+    def test_the_media_type_of_a_data_url_fits_an_image(self, media_type: str) -> None:
+        url = f"data:{media_type};base64,AAAA"
+        with pytest.raises(ValueError, match="media type is not image"):
+            bytes_of_base64(url, "image")
+        assert bytes_of_base64(url, "binary") == b"\0\0\0"
+
+    @pytest.mark.parametrize("media_type", ["image/png", "IMAGE/JPEG", "application/octet-stream", ""])
+    def test_media_types_that_an_image_may_have(self, media_type: str) -> None:
+        assert bytes_of_base64(f"data:{media_type};base64,AAAA", "image") == b"\0\0\0"
 
     @pytest.mark.parametrize("name", sorted(IMAGE_MAGIC))
     def test_each_image_format_is_known_by_its_first_bytes(self, name: str) -> None:

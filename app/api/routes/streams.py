@@ -33,7 +33,7 @@ async def start_stream(request: Request) -> Response:
     pipeline = gateway.admit(request, asked.pipeline, "stream")
     spec = pipeline.stream_spec()
     deadline = deadline_of(request, spec.timeout_s)
-    inference = pipeline.request_of_json(asked.inputs)
+    inference = pipeline.request_of_json(bytes(asked.inputs))
     stream_id = await start_resumable(gateway, Call(pipeline, inference, deadline, record))
     url = f"/v1/streams/{stream_id}"
     started = {"id": stream_id, "url": url, "request_id": record.request_id}

@@ -1,0 +1,132 @@
+"""A large array of numbers: JSON text -> array, without a Python list of the whole.
+
+The brackets and commas alone give the shape, which is checked before any number is decoded. Then the numbers are
+decoded as flat lists, piece by piece, with the type that decodes the field in a small body.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from app.domain.tensor import Array
+from app.pipelines.structure import PIECE_BYTES, WHITESPACE, malformed
+
+_CLASS_OF = bytes(
+    code if code in b"[]," else ord("d") if code in b"0123456789+-.eEtrufalsn" else ord("x") for code in range(256)
+)
+"""A byte -> itself if it is a bracket or a comma, ``d`` if a number or a literal may hold it, else ``x``."""
+_NEVER_IN_JSON = (b"d[", b"]d", b"][")
+_BRACKETS_TO_SPACES = bytes.maketrans(b"[]", b"  ")
+_INDEX = re.compile(r"\$\[(\d+)\]")
+
+
+@dataclass(frozen=True, slots=True)
+class NumberLists:
+    """Reads lists of numbers that are nested ``depth`` deep.
+
+    ``decode``: a JSON list -> numbers. ``to_array``: numbers -> array. ``check_shape`` raises ValueError for a shape
+    that does not fit.
+    """
+
+    depth: int
+    decode: Callable[[bytes], list[Any]]
+    to_array: Callable[[list[Any]], Array]
+    check_shape: Callable[[tuple[int, ...]], object]
+
+    def read(self, text: memoryview) -> Array:
+        """Raises InvalidJson, ValueError or msgspec.DecodeError."""
+        shape = _shape_of(text, self.depth)
+        self.check_shape(shape)
+        size, dtype = math.prod(shape), self.to_array([]).dtype
+        if size * dtype.itemsize > 2 * len(text):  # much larger than its text: allocated only for good numbers
+            for _ in self._arrays_of(text, shape):
+                pass
+        array, start = np.empty(size, dtype), 0
+        for part in self._arrays_of(text, shape) if size else ():
+            array[start : start + len(part)] = part
+            start += len(part)
+        return array.reshape(shape)
+
+    def _arrays_of(self, text: memoryview, shape: tuple[int, ...]) -> Iterator[Array]:
+        """The numbers in order, as flat arrays."""
+        start, size = 0, math.prod(shape)
+        for piece in _pieces_of(text):
+            try:
+                numbers = self.decode(b"[" + piece.translate(_BRACKETS_TO_SPACES) + b"]")
+            except msgspec.ValidationError as exc:
+                raise _with_place(exc, start, shape) from None
+            start += len(numbers)
+            if start > size:
+                break
+            yield self.to_array(numbers)
+        if start != size:
+            raise malformed()
+
+
+def _shape_of(text: memoryview, depth: int) -> tuple[int, ...]:
+    """The shape of regular lists, from their brackets and commas. Raises ValueError or InvalidJson."""
+    skeleton, has_numbers, has_empty_lists = _skeleton_of(text)
+    nesting = len(skeleton) - len(skeleton.lstrip(b"["))
+    if nesting != depth and not (has_empty_lists and 0 < nesting < depth):
+        raise ValueError(f"must be nested {depth} lists deep, not {nesting}")
+    shape, block = _regular(skeleton, nesting)
+    if block != skeleton or (has_empty_lists and has_numbers):
+        raise ValueError("has lists of different lengths")
+    return (*shape[:-1], 0) if has_empty_lists else shape
+
+
+def _skeleton_of(text: memoryview) -> tuple[bytes, bool, bool]:
+    """The brackets and commas; whether there are numbers; whether there are empty lists."""
+    skeleton, has_numbers, has_empty_lists, last = bytearray(), False, False, b""
+    for start in range(0, len(text), PIECE_BYTES):
+        piece = last + bytes(text[start : start + PIECE_BYTES]).translate(_CLASS_OF, WHITESPACE)
+        if b"x" in piece:
+            raise ValueError("holds something other than numbers")
+        if any(pair in piece for pair in _NEVER_IN_JSON):
+            raise malformed()
+        has_numbers |= b"d" in piece
+        has_empty_lists |= b"[]" in piece
+        skeleton += piece[len(last) :].replace(b"d", b"")
+        last = piece[-1:]
+    return bytes(skeleton), has_numbers, has_empty_lists
+
+
+def _regular(skeleton: bytes, depth: int) -> tuple[tuple[int, ...], bytes]:
+    """The shape of the first list of each level, and the skeleton of an array of that shape."""
+    shape: tuple[int, ...] = ()
+    block = b""
+    for level in range(1, depth + 1):
+        length = skeleton.find(b"]" * level) + level - (depth - level)
+        count = (length - 1) // (len(block) + 1)
+        block = b"".join([b"[", (block + b",") * (count - 1), block, b"]"])
+        shape = (count, *shape)
+    return shape, block
+
+
+def _pieces_of(text: memoryview) -> Iterator[bytes]:
+    """The text cut at commas, into pieces of about PIECE_BYTES."""
+    start, size = 0, PIECE_BYTES
+    while start + size < len(text):
+        piece = bytes(text[start : start + size])
+        cut = piece.rfind(b",")
+        if cut < 0:
+            size *= 2
+            continue
+        yield piece[:cut]
+        start, size = start + cut + 1, PIECE_BYTES
+    yield bytes(text[start:])
+
+
+def _with_place(exc: msgspec.ValidationError, start: int, shape: tuple[int, ...]) -> msgspec.ValidationError:
+    """The error of a flat piece, with the place of the number in the whole array."""
+
+    def place(found: re.Match[str]) -> str:
+        index = min(start + int(found[1]), math.prod(shape) - 1)
+        return "$" + "".join(f"[{each}]" for each in np.unravel_index(index, shape))
+
+    return msgspec.ValidationError(_INDEX.sub(place, str(exc)))

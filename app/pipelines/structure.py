@@ -1,0 +1,153 @@
+"""The structure of a JSON text: what stands outside its strings, found piece by piece and without decoding it.
+
+A decoder holds the interpreter's lock for its whole call and builds everything that the text describes. Here the text
+is read in pieces of PIECE_BYTES, so that its depth, its members and the number of its elements are known, and can be
+refused, before anything is built. docs/decisions/0012-bounded-bodies.md has the figures.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from app.domain.errors import InvalidJson, InvalidRequest
+from app.domain.tensor import Array
+
+MAX_DEPTH = 64
+"""How many lists and objects may stand inside each other."""
+PIECE_BYTES = 64 * 1024
+MAX_CHECKED_BYTES = 1024 * 1024
+"""A larger text that is refused anyway is not decoded once more to see whether it is JSON at all."""
+
+_QUOTE, _COMMA = b'",'
+_DEPTH_CHANGE = np.zeros(256, dtype=np.int64)
+_DEPTH_CHANGE[list(b"[{")] = 1
+_DEPTH_CHANGE[list(b"]}")] = -1
+_IS_MARK = np.isin(np.arange(256), list(b"[]{},:"))
+_IS_BETWEEN_MEMBERS = np.isin(np.arange(256), list(b"[{,:"))
+WHITESPACE = b" \t\n\r"
+_decode_name = msgspec.json.Decoder(str).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """The brackets, braces, commas and colons of one piece that stand outside strings, as arrays of one length."""
+
+    positions: Array
+    characters: Array
+    depths: Array
+    """How many lists and objects are open after each character."""
+
+
+def marks_of(text: memoryview) -> Iterator[Marks]:
+    """Raises InvalidJson where the text is nested too deeply, or ends inside a string, a list or an object."""
+    start, depth, is_inside_string = 0, 0, False
+    while start < len(text):
+        piece = _without_escapes(bytes(text[start : start + PIECE_BYTES]))
+        codes = np.frombuffer(piece, dtype=np.uint8)
+        is_string = np.logical_xor.accumulate(codes == _QUOTE) ^ is_inside_string
+        positions = np.flatnonzero(_IS_MARK[codes] & ~is_string)
+        depths = depth + np.cumsum(_DEPTH_CHANGE[codes[positions]])
+        if depths.max(initial=0) > MAX_DEPTH:
+            raise InvalidJson(f"The body is nested too deeply: more than {MAX_DEPTH} levels.")
+        yield Marks(positions + start, codes[positions], depths)
+        start += len(piece)
+        depth = int(depths[-1]) if len(depths) else depth
+        is_inside_string = bool(is_string[-1])
+    if depth != 0 or is_inside_string:
+        raise malformed()
+
+
+def check_depth(text: memoryview) -> None:
+    """Raises InvalidJson where the text is nested more than MAX_DEPTH levels deep."""
+    if len(text) > 2 * MAX_DEPTH:
+        for _ in marks_of(text):
+            pass
+
+
+def has_more_elements(text: memoryview, limit: int) -> bool:
+    """Whether the lists in the text hold more than ``limit`` elements; stops reading at the first that is too many."""
+    commas = 0
+    for marks in marks_of(text):
+        commas += int(np.count_nonzero(marks.characters == _COMMA))
+        if commas >= max(limit, 1):
+            return True
+    return False
+
+
+def members_of(text: memoryview) -> Iterator[tuple[str, memoryview]]:
+    """Name and value of each member of the object that the text is, in order. The values are not decoded or checked.
+
+    Raises InvalidJson where the members are malformed, and InvalidRequest where the text is not an object.
+    """
+    marks, at_end = _marks_between_members(text), (len(text), "")
+    position, character = next(marks, at_end)
+    if character != "{" or not _is_blank(text[:position]):
+        raise _not_an_object(text)
+    start, is_empty = position + 1, True
+    while character != "}":
+        position, character = next(marks, at_end)
+        if character == "}" and is_empty and _is_blank(text[start:position]):
+            break
+        name = _name_in(text[start:position], character)
+        start = position + 1
+        position, character = next(marks, at_end)
+        if character not in {",", "}"}:
+            raise malformed()
+        yield name, text[start:position]
+        start, is_empty = position + 1, False
+    if next(marks, None) is not None or not _is_blank(text[position + 1 :]):
+        raise malformed()
+
+
+def is_json(text: memoryview) -> bool:
+    """Whether a refused text is JSON; a text larger than MAX_CHECKED_BYTES is taken for JSON without a look."""
+    if len(text) > MAX_CHECKED_BYTES:
+        return True
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
+
+
+def malformed() -> InvalidJson:
+    return InvalidJson("The body is not JSON.")
+
+
+def _without_escapes(piece: bytes) -> bytes:
+    """The piece with its escaped characters blotted out; an escape that the piece's end cuts in two is left out."""
+    if b"\\" not in piece:
+        return piece
+    piece = piece.replace(b"\\\\", b"__")
+    if piece.endswith(b"\\") and len(piece) > 1:
+        piece = piece[:-1]
+    return piece.replace(b'\\"', b"__")
+
+
+def _marks_between_members(text: memoryview) -> Iterator[tuple[int, str]]:
+    """Position and character of the outermost braces, and of the commas and colons between them."""
+    for marks in marks_of(text):
+        kept = (marks.depths <= 0) | ((marks.depths == 1) & _IS_BETWEEN_MEMBERS[marks.characters])
+        yield from zip(marks.positions[kept].tolist(), marks.characters[kept].tobytes().decode("ascii"), strict=True)
+
+
+def _name_in(segment: memoryview, character: str) -> str:
+    """The name of a member, which ``character`` follows. Raises InvalidJson."""
+    if character != ":":
+        raise malformed()
+    try:
+        return _decode_name(segment)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise malformed() from exc
+
+
+def _is_blank(text: memoryview) -> bool:
+    return not bytes(text).strip(WHITESPACE)
+
+
+def _not_an_object(text: memoryview) -> InvalidJson | InvalidRequest:
+    if not is_json(text):
+        return malformed()
+    return InvalidRequest("The body must be one JSON object.", hint='Send {"<input>": <value>, ...}.')

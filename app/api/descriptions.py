@@ -1,9 +1,10 @@
-"""What ``GET /v1/pipelines`` says: fields, types, limits, the model, and samples ready to paste."""
+"""The answers of ``GET /v1/pipelines``: fields, types, limits, the model, and samples ready to paste."""
 
 from typing import Any
 
 from app.api.samples import samples_of
 from app.pipelines.catalog import Catalog, Entry
+from app.pipelines.example import Filled, example_of
 from app.pipelines.fields import InputField, ParameterField
 from app.pipelines.graph import End, Graph
 from app.pipelines.outputs import OutputField
@@ -42,15 +43,16 @@ def describe(pipeline: Pipeline, catalog: Catalog, base_url: str) -> dict[str, A
             "result": result_schema(pipeline),
             "output_event": event_schema(pipeline) if spec.stream is not None else None,
         },
-        "sample": _typed_sample(pipeline),
+        "sample": _sample(pipeline),
         "samples": samples_of(pipeline, base_url),
     }
 
 
-def _typed_sample(pipeline: Pipeline) -> dict[str, Any]:
-    """The sample's values without its files, which are paths on this machine."""
+def _sample(pipeline: Pipeline) -> dict[str, Any]:
+    """The values that fill a form: no files, and no lists that are too long to be written out."""
     files = {field.name for field in pipeline.inputs if field.is_file}
-    return {name: value for name, value in (pipeline.spec.sample or {}).items() if name not in files}
+    values = example_of(pipeline).items()
+    return {name: value for name, value in values if name not in files and not isinstance(value, Filled)}
 
 
 def _graph(graph: Graph) -> dict[str, Any]:

@@ -23,9 +23,9 @@ async def announce(gateway: Gateway, url: str, triton_url: str) -> None:
             says_why_at = math.inf
     _say(f"triton-gateway is ready: {url}/")
     pipelines = [entry.pipeline for entry in gateway.catalog.entries.values() if entry.pipeline]
-    sample = next((samples["curl"] for pipeline in pipelines if (samples := samples_of(pipeline, url))), None)
-    if sample is not None:
-        _say(f"Try: {sample}")
+    if pipelines:
+        declared_first = sorted(pipelines, key=lambda pipeline: pipeline.spec.sample is None)
+        _say(f"Try: {samples_of(declared_first[0], url)['curl']}")
     await asyncio.Event().wait()
 
 

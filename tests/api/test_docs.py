@@ -1,6 +1,7 @@
 """What the gateway says of itself: descriptions, samples that work as pasted, OpenAPI, error pages."""
 
 import shlex
+import subprocess
 from html.parser import HTMLParser
 from typing import Any
 
@@ -8,8 +9,10 @@ import jsonschema
 import pytest
 
 from app.api.error_table import ERROR_BY_CODE, ROW_BY_ERROR
+from app.api.samples import samples_of
 from tests.api.conftest import word
 from tests.fakes.gateway import Served
+from tests.fakes.models import model, pipeline
 
 
 def refs_of(value: Any) -> list[str]:
@@ -87,6 +90,60 @@ class TestSamples:
     @pytest.mark.parametrize("name", ["read", "write"])
     async def test_python_is_python(self, api: Served, name: str) -> None:
         compile((await api.client.get(f"/v1/pipelines/{name}")).json()["samples"]["python"], "sample", "exec")
+
+    @pytest.mark.parametrize(
+        "host", ["x;$(touch pwned)", "x`id`", 'x"+alert(1)+"', "x'", "x y", "[", "a/b", "x:y", "", "-"]
+    )
+    async def test_a_host_that_is_no_host_is_not_repeated(self, api: Served, host: str) -> None:
+        answer = await api.client.get("/v1/pipelines/write", headers={"Host": host})
+        expected = "http://-/" if host == "-" else "http://gateway:None/"
+        assert answer.status_code == 200
+        assert shlex.split(answer.json()["samples"]["curl"])[1] == f"{expected}v1/pipelines/write"
+
+    @pytest.mark.parametrize("host", ["gateway.example", "127.0.0.1:8080", "[::1]:8080"])
+    async def test_a_host_is_the_one_that_the_caller_used(self, api: Served, host: str) -> None:
+        samples = (await api.client.get("/v1/pipelines/write", headers={"Host": host})).json()["samples"]
+        assert shlex.split(samples["curl"])[1] == f"http://{host}/v1/pipelines/write"
+        assert f'fetch("http://{host}/v1/pipelines/write"' in samples["javascript"]
+        assert f"post('http://{host}/v1/pipelines/write'" in samples["python"]
+
+
+FILES = pipeline(
+    model(["A BYTES [1]", "B BYTES [1]", "T BYTES [1]", "N FP32 [2]"]),
+    inputs={
+        "a": {"tensor": "A", "kind": "image"},
+        "b": {"tensor": "B", "kind": "binary"},
+        "t": {"tensor": "T", "kind": "text"},
+        "n": {"tensor": "N"},
+    },
+    sample={"a": "an image; type=x.png", "b": "b.bin", "t": "@/etc/passwd'", "n": [0.5, 1]},
+)
+LARGE = pipeline(model("N FP32 [3,200]"), inputs={"n": {"tensor": "N", "minimum": 1}})
+
+
+class TestSamplesOfOtherPipelines:
+    def test_every_file_and_field_is_sent_and_no_value_names_a_file(self) -> None:
+        samples = samples_of(FILES, "http://x")
+        assert shlex.split(samples["curl"])[2:] == [
+            *("-F", 'a=@"an image; type=x.png"', "-F", "b=@b.bin"),
+            *("--form-string", "t=@/etc/passwd'", "--form-string", "n=[0.5, 1]"),
+        ]
+        for line in (
+            '"a", await openAsBlob("an image; type=x.png")',
+            '"b", await openAsBlob("b.bin")',
+            '"n", "[0.5, 1]"',
+        ):
+            assert f"form.append({line}" in samples["javascript"]
+        assert "files = {'a': open('an image; type=x.png', 'rb'), 'b': open('b.bin', 'rb')}" in samples["python"]
+
+    def test_a_large_tensor_is_an_expression(self) -> None:
+        samples = samples_of(LARGE, "http://x")
+        assert max(map(len, samples.values())) < 300
+        command, _, call = samples["curl"].partition(" | ")
+        done = subprocess.run(shlex.split(command), capture_output=True, check=True)
+        assert LARGE.request_of_json(done.stdout).inputs[0].shape == (3, 200)
+        assert call.endswith(" -d @-")
+        assert 'JSON.stringify({"n": Array(3).fill(Array(200).fill(1))})' in samples["javascript"]
 
 
 class TestOpenApi:

@@ -10,6 +10,7 @@ from app.api.disconnect import given_up_on_disconnect
 from app.api.inference import Call, answer, open_stream
 from app.api.responses import JsonResponse
 from app.api.routing import Route
+from app.api.samples import base_url_of
 from app.api.state import gateway_of, record_of
 from app.api.streaming import Start, StreamResponse
 from app.pipelines.collector import Result
@@ -27,7 +28,7 @@ async def list_pipelines(request: Request) -> Response:
 @router.get("/{name}")
 async def get_pipeline(name: str, request: Request) -> Response:
     catalog = gateway_of(request).catalog
-    return JsonResponse(describe(catalog.pipeline(name), catalog, str(request.base_url).rstrip("/")))
+    return JsonResponse(describe(catalog.pipeline(name), catalog, base_url_of(request)))
 
 
 @router.post("/{name}")

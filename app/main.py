@@ -64,6 +64,7 @@ def create_admin_app(gateway: Gateway, *, api_port: int) -> FastAPI:
     hint = f"This is the admin port. The API, its documentation and the console are on port {api_port}."
     app = _bare_app(gateway, hint, {})
     app.include_router(health.router)
+    app.include_router(health.admin_router)
     app.include_router(metrics.router)
     app.add_middleware(RecordingMiddleware, metrics=gateway.metrics, workload=gateway.workload)
     return app

@@ -38,6 +38,9 @@ class Settings(BaseSettings):
     admin_port: int = Field(8081, ge=0, le=65535, description="port of /metrics and /health, for operators")
     triton_url: str = Field("127.0.0.1:8001", description="Triton's gRPC address, host:port or unix:/path")
     triton_metrics_url: str | None = Field(None, description="Triton's Prometheus page, relayed at /metrics/triton")
+    triton_repair: bool | None = Field(
+        None, description="unload and load a model whose Python process died (true for --embedded)"
+    )
     config: Path | None = Field(
         None,
         description="the file of pipelines (gateway.yaml, if there); without: every ready model by its own name",
@@ -77,6 +80,11 @@ class Settings(BaseSettings):
     def config_path(self) -> Path | None:
         """The file to follow: the configured file, otherwise ``./gateway.yaml`` if it exists."""
         return self.config or default_config()
+
+    @property
+    def repairs_triton(self) -> bool:
+        """The setting, or by default whether the gateway started Triton itself."""
+        return self.embedded if self.triton_repair is None else self.triton_repair
 
     @property
     def traces_url(self) -> str | None:

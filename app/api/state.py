@@ -1,7 +1,7 @@
 """The state that the routes share, created once when the application is wired."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import cast
@@ -41,6 +41,7 @@ class Gateway:
     store: StreamStore
     triton_metrics_url: str | None = None
     tracer: Tracer = field(default_factory=NoTracer)
+    triton_is_stuck: Callable[[], bool] = lambda: False
     is_draining: bool = False
     workload: Workload = field(default_factory=Workload)
 

@@ -43,6 +43,7 @@ class Metrics:
             "pipeline",
         )
         self.triton_calls = self._counter("triton_calls", "Inference calls to Triton", "model", "code")
+        self.stub_deaths = self._counter("stub_deaths", "Python processes of models that died", "model")
         self.triton_up = self._gauge("triton_up", "Whether Triton answers")
         self.model_ready = self._gauge("model_ready", "Whether the model of a pipeline is ready", "model")
         self.config_reload_failed = self._gauge(
@@ -52,6 +53,9 @@ class Metrics:
 
     def count_triton_call(self, model: str, code: str) -> None:
         self.triton_calls.labels(model, code).inc()
+
+    def count_stub_death(self, model: str) -> None:
+        self.stub_deaths.labels(model).inc()
 
     def count_request(self, pipeline: str, transport: str, outcome: Outcome, duration_s: float) -> None:
         self.requests.labels(pipeline, transport, outcome).inc()

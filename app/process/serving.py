@@ -21,6 +21,7 @@ from app.pipelines.catalog import Catalog
 from app.pipelines.compile import Surroundings
 from app.pipelines.file import ConfigError, read_gateway_file
 from app.process.announcing import announce
+from app.process.canaries import SampleCanaries
 from app.process.listening import listening, serving
 from app.process.refreshing import keep_fresh
 from app.process.shutdown import Shutdown, ShutdownRequested, drain
@@ -33,6 +34,10 @@ from app.triton.embedded.options import EmbeddedOptions
 from app.triton.embedded.progress import shown_on
 from app.triton.embedded.server import EmbeddedTriton
 from app.triton.engine import TritonEngine
+from app.triton.health import TritonHealth
+from app.triton.repair import StubRepair
+from app.triton.stubs import Stubs
+from app.triton.stuck import Restart, StuckWatch
 
 _console = Console(stderr=True)
 
@@ -42,6 +47,8 @@ class _Triton:
     grpc_url: str
     metrics_url: str | None
     allows_tight_pings: bool
+    restart: Restart | None = None
+    """None for a Triton that the gateway did not start."""
 
 
 async def serve(settings: Settings) -> None:
@@ -108,7 +115,7 @@ async def _triton(settings: Settings, shutdown: Shutdown, supervisor: Supervisor
         with shown_on(_console) as on_progress:
             await shutdown.unless_requested(embedded.start(on_progress))
         async with supervisor.running("watch of the embedded Triton", embedded.watch()):
-            yield _Triton(embedded.grpc_url, embedded.metrics_url, allows_tight_pings=True)
+            yield _Triton(embedded.grpc_url, embedded.metrics_url, allows_tight_pings=True, restart=embedded.restart)
     finally:
         await embedded.stop()
 
@@ -126,7 +133,8 @@ async def _gateway(
     """Raises ConfigError if gateway.yaml does not fit the models of a Triton that already answers."""
     metrics = Metrics(__version__)
     async with open_channel(triton.grpc_url, tight_pings=triton.allows_tight_pings) as channel:
-        engine = TritonEngine(channel, _observer(settings, metrics, tracer))
+        health = TritonHealth(Stubs(metrics.count_stub_death))
+        engine = TritonEngine(channel, _observer(settings, metrics, tracer), health)
         catalog = Catalog(engine, settings.config_path, Surroundings(settings.timeout_s, _key_of(settings)))
         catalog.load_file()
         await catalog.refresh()
@@ -141,8 +149,16 @@ async def _gateway(
             store=store,
             triton_metrics_url=triton.metrics_url,
             tracer=tracer,
+            triton_is_stuck=lambda: health.progress.is_stuck,
         )
-        async with supervisor.running("catalog refresh", keep_fresh(catalog, engine, metrics)):
+        canaries = SampleCanaries(catalog)
+        repair = StubRepair(engine, health.stubs, canaries, may_reload=settings.repairs_triton)
+        watch = StuckWatch(engine, health.progress, canaries, restart=triton.restart)
+        async with (
+            supervisor.running("catalog refresh", keep_fresh(catalog, engine, metrics)),
+            supervisor.running("repair of models", repair.run()),
+            supervisor.running("watch of inference calls", watch.run()),
+        ):
             yield gateway
         await gateway.canceller.close()
         await engine.close()

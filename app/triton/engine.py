@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from app.domain.background import BackgroundTasks
-from app.domain.calls import NO_OBSERVER, CallObserver, ObservedCall
+from app.domain.calls import NO_OBSERVER, CallObserver, CallObservers, ObservedCall
 from app.domain.deadline import FLOOR_S, Deadline
 from app.domain.errors import DeadlineExceeded, GatewayError, ModelNotReady, UpstreamProtocol
 from app.domain.inference import InferenceRequest, InferenceResponse
@@ -30,9 +30,11 @@ from app.triton.codec import (
 )
 from app.triton.config import model_config_of
 from app.triton.errors import gateway_error_of, request_too_large, triton_errors
+from app.triton.health import TritonHealth
 
 CONTROL_TIMEOUT_S = 5.0
 """For health, index and configuration calls, which Triton answers within milliseconds."""
+LOAD_TIMEOUT_S = 600.0
 
 
 class TritonEngine:
@@ -41,13 +43,20 @@ class TritonEngine:
     Closing a stream's generator returns at once. The gRPC call is cancelled in the background.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, observer: CallObserver = NO_OBSERVER) -> None:
+    def __init__(
+        self, channel: grpc.aio.Channel, observer: CallObserver = NO_OBSERVER, health: TritonHealth | None = None
+    ) -> None:
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        self._observer = observer
+        self._health = health or TritonHealth()
+        self._observer = CallObservers(observer, self._health)
         self._cancels = PacedCancels()
         self._cancelling = BackgroundTasks()
 
     async def is_live(self) -> bool:
+        return await self.answers() and not self._health.progress.is_stuck
+
+    async def answers(self) -> bool:
+        """Whether Triton says that it is live; it may be stuck all the same."""
         try:
             reply = await self._stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=CONTROL_TIMEOUT_S)
         except grpc.aio.AioRpcError:
@@ -60,6 +69,9 @@ class TritonEngine:
         return [ModelState(model.name, model.version, model.state == "READY") for model in reply.models]
 
     async def model_ready(self, model: str, version: str = "") -> bool:
+        """False also while a Python process that the model needs is dead."""
+        if not self._health.stubs.is_alive(model):
+            return False
         with triton_errors(model):
             reply = await self._stub.ModelReady(
                 service_pb2.ModelReadyRequest(name=model, version=version), timeout=CONTROL_TIMEOUT_S
@@ -76,7 +88,19 @@ class TritonEngine:
             if exc.upstream is None or exc.upstream.grpc_code not in {"NOT_FOUND", "INVALID_ARGUMENT"}:
                 raise
             raise ModelNotReady(f"Triton has no ready model '{model}'.") from exc
-        return model_config_of(reply.config)
+        config = model_config_of(reply.config)
+        self._health.stubs.learn(config)
+        return config
+
+    async def reload_model(self, model: str) -> None:
+        """Unloads and loads the model. Models that run it are unavailable in the meantime."""
+        with triton_errors(model):
+            await self._stub.RepositoryModelUnload(
+                service_pb2.RepositoryModelUnloadRequest(model_name=model), timeout=CONTROL_TIMEOUT_S
+            )
+            await self._stub.RepositoryModelLoad(
+                service_pb2.RepositoryModelLoadRequest(model_name=model), timeout=LOAD_TIMEOUT_S
+            )
 
     async def infer(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
         _refuse_if_passed(deadline, request.model)

@@ -21,6 +21,7 @@ PROMISED = {
     "contract_violations": {"pipeline", "tensor"},
     "model_exceptions": {"pipeline"},
     "triton_calls": {"model", "code"},
+    "stub_deaths": {"model"},
     "triton_up": set[str](),
     "model_ready": {"model"},
     "config_reload_failed": set[str](),
@@ -32,6 +33,7 @@ def filled() -> Metrics:
     metrics = Metrics("1.2.3")
     metrics.count_request("p", "unary", Outcome.OK, 0.1)
     metrics.count_triton_call("m", "OK")
+    metrics.count_stub_death("m")
     metrics.overhead.labels("p", "unary").observe(0.001)
     for one in (metrics.time_to_first_output, metrics.inter_output):
         one.labels("p").observe(0.1)

@@ -8,6 +8,7 @@ from app.api.routing import Route
 from app.api.state import Gateway, gateway_of
 
 router = APIRouter(prefix="/health", route_class=Route)
+admin_router = APIRouter(prefix="/health", route_class=Route)
 
 
 @router.get("/live")
@@ -21,6 +22,13 @@ async def ready(request: Request) -> Response:
     """Triton answers, every required pipeline is warm, and the gateway is not draining."""
     gateway = gateway_of(request)
     return JsonResponse(_readiness(gateway), 200 if gateway.is_ready else 503)
+
+
+@admin_router.get("/triton")
+async def triton(request: Request) -> Response:
+    """503 only while Triton is stuck: live, but without an answer to any inference call. A restart ends that."""
+    is_stuck = gateway_of(request).triton_is_stuck()
+    return JsonResponse({"triton": "stuck" if is_stuck else "not_stuck"}, 503 if is_stuck else 200)
 
 
 def _readiness(gateway: Gateway) -> dict[str, object]:

@@ -62,7 +62,10 @@ class EmbeddedTriton:
         await self._launch(changes_only(on_progress))
 
     async def watch(self) -> None:
-        """Restart Triton whenever it dies, later and later while it keeps dying; return after `stop`."""
+        """Restart Triton whenever it ends, with backoff while it keeps ending; return after `stop`.
+
+        An unexpected exception is raised: without this task nobody would restart Triton.
+        """
         delays = self._delays()
         while not self._stopping.is_set():
             since = time.monotonic()
@@ -72,6 +75,11 @@ class EmbeddedTriton:
             if not self._stopping.is_set():
                 logger.error("the embedded Triton ended with status %s; it is started again", status)
                 await self._restart(delays)
+
+    async def restart(self) -> None:
+        """End a Triton that does not work; `watch` starts it again."""
+        if self._triton is not None and not self._launching.locked():
+            await self._triton.stop()
 
     async def stop(self) -> None:
         """End Triton and all that belongs to it; return when it is gone."""

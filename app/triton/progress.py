@@ -1,0 +1,66 @@
+"""Whether inference calls still return. A Triton that is stuck is live, but answers no inference call."""
+
+import time
+from collections import Counter
+
+from app.domain.calls import ObservedCall
+from app.domain.errors import GatewayError
+from app.domain.inference import InferenceRequest, InferenceResponse
+
+SILENCE_S = 5.0
+"""A call that waited this long for a response, and was then abandoned, counts as unanswered."""
+_NO_ANSWER = {"DEADLINE_EXCEEDED", "CANCELLED", "UNAVAILABLE"}
+"""Codes that gRPC makes itself, without Triton. Triton uses UNAVAILABLE too, which is then not counted as an answer."""
+
+
+class Progress:
+    """Observes calls; counts the calls in a row that Triton did not answer."""
+
+    def __init__(self) -> None:
+        self.is_stuck = False
+        self.unanswered: Counter[str] = Counter()
+        """gRPC method -> calls in a row without an answer."""
+        self._longest_wait_s: dict[str, float] = {}
+
+    def started(self, request: InferenceRequest, method: str) -> ObservedCall:
+        return _TimedCall(request, method, self)
+
+    def answered(self, model: str, method: str, waited_s: float) -> None:
+        self.unanswered[method] = 0
+        self._longest_wait_s[model] = max(self._longest_wait_s.get(model, 0.0), waited_s)
+
+    def has_answered(self, model: str) -> bool:
+        return model in self._longest_wait_s
+
+    def timeout_s(self, model: str) -> float:
+        """Time for a canary of the model: three times the longest wait that the model ever needed, at least 5 s."""
+        return max(SILENCE_S, 3 * self._longest_wait_s.get(model, 0.0))
+
+
+class _TimedCall(ObservedCall):
+    def __init__(self, request: InferenceRequest, method: str, progress: Progress) -> None:
+        super().__init__(request)
+        self._method = method
+        self._progress = progress
+        self._since = time.monotonic()
+        self._has_response = False
+
+    def response(self, response: InferenceResponse) -> None:
+        self._has_response = True
+        self._answered()
+
+    def ended(self, code: str, error: GatewayError | None) -> None:
+        if code not in _NO_ANSWER:
+            self._answered()
+        elif self._is_unanswered(code):
+            self._progress.unanswered[self._method] += 1
+
+    def _is_unanswered(self, code: str) -> bool:
+        if code == "DEADLINE_EXCEEDED" and not self._has_response:
+            return True
+        return code != "UNAVAILABLE" and time.monotonic() - self._since >= SILENCE_S
+
+    def _answered(self) -> None:
+        now = time.monotonic()
+        self._progress.answered(self.request.model, self._method, now - self._since)
+        self._since = now

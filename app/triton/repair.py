@@ -1,0 +1,123 @@
+"""Confirms that a model's process died, reloads the model where that is allowed, and notices that it works again."""
+
+import asyncio
+import logging
+import time
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from app.domain.deadline import Deadline
+from app.domain.errors import GatewayError
+from app.triton.canaries import Canaries, Canary
+from app.triton.engine import TritonEngine
+from app.triton.stubs import Stubs
+
+POLL_S = 0.5
+CANARY_S = 10.0
+"""Triton needs up to 4 s to notice that a process is dead."""
+FIRST_DELAY_S = 1.0
+LONGEST_DELAY_S = 60.0
+_FORGIVEN_S = 300.0
+"""A model that lived this long since its last repair starts with the first delay again."""
+_MOST_CANARIES = 8
+_REFUSED = "explicit model load / unload is not allowed"
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Backoff:
+    due: float
+    delay_s: float = FIRST_DELAY_S
+
+    def next(self) -> None:
+        self.due = time.monotonic() + self.delay_s
+        self.delay_s = min(2 * self.delay_s, LONGEST_DELAY_S)
+
+
+class StubRepair:
+    """Repairs one model at a time."""
+
+    def __init__(self, engine: TritonEngine, stubs: Stubs, canaries: Canaries, *, may_reload: bool) -> None:
+        self._engine = engine
+        self._stubs = stubs
+        self._canaries = canaries
+        self._may_reload = may_reload
+        self._backoffs: dict[str, _Backoff] = {}
+
+    async def run(self) -> None:
+        """Runs until it is cancelled."""
+        while True:
+            await asyncio.sleep(POLL_S)
+            for called in self._stubs.suspects:
+                await self._confirm(called)
+            for model in self._stubs.dead:
+                if self._backoff(model).due <= time.monotonic():
+                    await self._repair(model)
+
+    async def _confirm(self, called: str) -> None:
+        """With a sample, by the sample; without a sample, by repeated errors."""
+        canary = self._canary(called)
+        dead = self._stubs.repeated(called) if canary is None else await self._dead_process(called)
+        if dead is not None:
+            self._stubs.condemn(dead)
+        if dead is not None or canary is not None:
+            self._stubs.acquit(called)
+
+    async def _repair(self, model: str) -> None:
+        self._backoff(model).next()
+        if self._may_reload and not await self._reload(model):
+            return
+        if await self._is_still_dead(model):
+            return
+        self._stubs.revive(model)
+
+    async def _reload(self, model: str) -> bool:
+        try:
+            await self._engine.reload_model(model)
+        except GatewayError as exc:
+            if exc.upstream is not None and _REFUSED in exc.upstream.message:
+                self._may_reload = False
+                _log.error("GATEWAY_TRITON_REPAIR needs a Triton with --model-control-mode=explicit; it is ignored")
+            else:
+                _log.error("model '%s' could not be loaded again: %s", model, exc.detail)
+            return False
+        _log.info("model '%s' was unloaded and loaded again", model)
+        return True
+
+    async def _is_still_dead(self, model: str) -> bool:
+        """Without a sample the answer is False: the next request decides."""
+        for canary in self._canaries.all():
+            called = canary.request.model
+            if model in self._stubs.run_by(called):
+                return await self._dead_process(called) == model
+        return False
+
+    async def _dead_process(self, called: str) -> str | None:
+        """The model whose process is dead. Each canary meets one instance, so several canaries run."""
+        for _ in range(min(2 * self._stubs.instances(called), _MOST_CANARIES)):
+            canary = self._canary(called)
+            message = await self._error_of(canary) if canary is not None else ""
+            if (dead := self._stubs.owner(called, message)) is not None:
+                return dead
+        return None
+
+    async def _error_of(self, canary: Canary) -> str:
+        """Triton's message; empty if the canary did not fail. A stream fits decoupled models and others."""
+        try:
+            async with aclosing(self._engine.infer_stream(canary.request, Deadline.after(CANARY_S))) as responses:
+                async for _ in responses:
+                    pass
+        except GatewayError as exc:
+            return exc.upstream.message if exc.upstream is not None else ""
+        return ""
+
+    def _canary(self, model: str) -> Canary | None:
+        return next((canary for canary in self._canaries.all() if canary.request.model == model), None)
+
+    def _backoff(self, model: str) -> _Backoff:
+        """A reload is tried at once; without a reload, somebody else needs time for it."""
+        now = time.monotonic()
+        backoff = self._backoffs.get(model)
+        if backoff is None or now - backoff.due > _FORGIVEN_S:
+            backoff = self._backoffs[model] = _Backoff(now if self._may_reload else now + FIRST_DELAY_S)
+        return backoff

@@ -1,0 +1,122 @@
+"""Models whose Python process ("stub" in Triton's words) died.
+
+Triton 2.51 does not restart such a process. The model stays ready in Triton, and every request that reaches the process
+fails after about a second.
+"""
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from app.domain.calls import ObservedCall
+from app.domain.errors import GatewayError
+from app.domain.inference import InferenceRequest
+from app.domain.model import ModelConfig
+
+REPEATED = 3
+"""So many errors about one process are enough where no sample can confirm its death."""
+_DEAD_STUB = re.compile(r"Stub process (?:'([^']*)' )?is not healthy\.")
+_log = logging.getLogger(__name__)
+
+
+class Stubs:
+    """Observes calls. A call that fails because of a dead process makes its model a suspect.
+
+    An error text may repeat text of a caller. So a suspect counts as dead only after :meth:`condemn`.
+    """
+
+    def __init__(self, count_death: Callable[[str], None] = lambda model: None) -> None:
+        self._count_death = count_death
+        self._configs: dict[str, ModelConfig] = {}
+        self._suspects: dict[str, Counter[str]] = {}
+        """Called model -> the models whose process its errors named."""
+        self._dead: set[str] = set()
+
+    def started(self, request: InferenceRequest, method: str) -> ObservedCall:
+        return _Suspecting(request, self)
+
+    def learn(self, config: ModelConfig) -> None:
+        """Remembers which models this model runs."""
+        self._configs[config.name] = config
+
+    def is_alive(self, model: str) -> bool:
+        """False while the process of the model, or of a model that it runs, is dead."""
+        return self._dead.isdisjoint(self.run_by(model))
+
+    @property
+    def suspects(self) -> list[str]:
+        return list(self._suspects)
+
+    @property
+    def dead(self) -> list[str]:
+        return sorted(self._dead)
+
+    def suspect(self, called: str, message: str) -> None:
+        """Notes the error of a call to the model ``called``, if it is about a dead process."""
+        if _DEAD_STUB.search(message):
+            self._suspects.setdefault(called, Counter())[self.owner(called, message) or called] += 1
+
+    def owner(self, called: str, message: str) -> str | None:
+        """The model of the dead process that the message names, if the model ``called`` runs it."""
+        found = _DEAD_STUB.search(message)
+        if found is None:
+            return None
+        stub = found[1] or ""
+        return max((name for name in self.run_by(called) if _is_of(stub, name)), key=len, default=None)
+
+    def repeated(self, called: str) -> str | None:
+        """The model that enough errors of ``called`` named."""
+        ((model, count),) = self._suspects.get(called, Counter({called: 0})).most_common(1)
+        return model if count >= REPEATED else None
+
+    def condemn(self, model: str) -> None:
+        if model not in self._dead:
+            self._dead.add(model)
+            self._count_death(model)
+            _log.error("the Python process of model '%s' died, and Triton does not restart it", model)
+
+    def acquit(self, called: str) -> None:
+        """A canary of the model worked."""
+        self._suspects.pop(called, None)
+
+    def revive(self, model: str) -> None:
+        self._dead.discard(model)
+        for called in self.suspects:
+            if model in self.run_by(called):
+                self.acquit(called)
+        _log.info("model '%s' works again", model)
+
+    def instances(self, called: str) -> int:
+        """The largest number of instances among the models that a call of ``called`` runs."""
+        configs = [self._configs[name] for name in self.run_by(called) if name in self._configs]
+        return max((config.instance_count for config in configs), default=1)
+
+    def run_by(self, model: str) -> set[str]:
+        """The model itself, and the models that it runs, at any depth."""
+        found: set[str] = set()
+        waiting = [model]
+        while waiting:
+            name = waiting.pop()
+            if name not in found:
+                found.add(name)
+                waiting += self._calls_of(name)
+        return found
+
+    def _calls_of(self, model: str) -> Iterable[str]:
+        return self._configs[model].calls if model in self._configs else ()
+
+
+def _is_of(stub: str, model: str) -> bool:
+    """Triton names a process after its model, its instance group and its instance: ``text_embed_0_0``."""
+    return stub == model or stub.startswith(f"{model}_")
+
+
+class _Suspecting(ObservedCall):
+    def __init__(self, request: InferenceRequest, stubs: Stubs) -> None:
+        super().__init__(request)
+        self._stubs = stubs
+
+    def ended(self, code: str, error: GatewayError | None) -> None:
+        if error is not None and error.upstream is not None:
+            self._stubs.suspect(self.request.model, error.upstream.message)

@@ -1,0 +1,118 @@
+"""A model's Python process is killed. Triton 2.51 still calls the model ready; the gateway notices, and repairs it."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.triton.channel import open_channel
+from app.triton.embedded.options import EmbeddedOptions
+from app.triton.embedded.server import EmbeddedTriton
+from app.triton.engine import TritonEngine
+from tests.live.test_cancellation import eventually
+from tests.processes import GatewayProcess, running_gateway, running_triton, scripted_models, wait_until_ready
+
+CONFIG = """
+pipelines:
+  scripted:
+    model: scripted
+    inputs: {script: {tensor: SCRIPT, kind: text}}
+    outputs: {text: {tensor: TEXT, kind: text}}
+    sample: {script: "{}"}
+"""
+WITHIN_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def own_triton(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterator[EmbeddedTriton]:
+    """Its processes may be killed: no other test uses it."""
+    repository = scripted_models(tmp_path_factory.mktemp("own") / "repository")
+    with running_triton(EmbeddedOptions(repository, models_venv)) as server:
+        yield server
+
+
+def gateway_of(triton: EmbeddedTriton, folder: Path, *, repair: str) -> AbstractContextManager[GatewayProcess]:
+    (folder / "gateway.yaml").write_text(CONFIG)
+    return running_gateway(
+        folder / "gateway", triton_url=triton.grpc_url, config=str(folder / "gateway.yaml"), triton_repair=repair
+    )
+
+
+def processes_of(triton: EmbeddedTriton, model: str) -> list[int]:
+    return [
+        int(folder.name)
+        for folder in Path("/proc").glob("[0-9]*")
+        if f"/{model}/1/model.py" in arguments_of(folder) and parent_of(folder) == triton.pid
+    ]
+
+
+def arguments_of(folder: Path) -> str:
+    try:
+        return (folder / "cmdline").read_text()
+    except OSError:
+        return ""
+
+
+def parent_of(folder: Path) -> int:
+    try:
+        return int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def kill_processes_of(triton: EmbeddedTriton, model: str) -> None:
+    found = processes_of(triton, model)
+    assert len(found) == 2
+    for process in found:
+        os.kill(process, signal.SIGKILL)
+
+
+def ask(gateway: GatewayProcess) -> httpx.Response:
+    return httpx.post(f"{gateway.url}/v1/pipelines/scripted", json={"script": "{}"}, timeout=WITHIN_S)
+
+
+def readiness(gateway: GatewayProcess) -> int:
+    return httpx.get(f"{gateway.url}/health/ready").status_code
+
+
+async def reload(url: str) -> None:
+    async with open_channel(url) as channel:
+        await TritonEngine(channel).reload_model("scripted")
+
+
+def test_with_repair_the_model_serves_again(own_triton: EmbeddedTriton, tmp_path: Path) -> None:
+    with gateway_of(own_triton, tmp_path, repair="true") as gateway:
+        assert ask(gateway).status_code == 200
+        kill_processes_of(own_triton, "scripted")
+        assert ask(gateway).json()["code"] == "model_error"
+        eventually(lambda: "model 'scripted' works again" in gateway.log, WITHIN_S)
+        wait_until_ready(gateway, WITHIN_S)
+        assert [ask(gateway).status_code for _ in range(4)] == [200] * 4
+        assert gateway.metric("stub_deaths_total", model="scripted") == 1
+
+
+def test_without_repair_readiness_fails_until_somebody_reloads_the_model(
+    own_triton: EmbeddedTriton, tmp_path: Path
+) -> None:
+    with gateway_of(own_triton, tmp_path, repair="false") as gateway:
+        kill_processes_of(own_triton, "scripted")
+        assert ask(gateway).status_code == 502
+        eventually(lambda: readiness(gateway) == 503, WITHIN_S)
+        assert gateway.metric("stub_deaths_total", model="scripted") == 1
+        asyncio.run(reload(own_triton.grpc_url))
+        wait_until_ready(gateway, WITHIN_S)
+        assert ask(gateway).status_code == 200
+
+
+def test_one_dead_process_of_two_is_noticed(own_triton: EmbeddedTriton, tmp_path: Path) -> None:
+    """Every second request fails; the other process answers the sample."""
+    with gateway_of(own_triton, tmp_path, repair="true") as gateway:
+        os.kill(processes_of(own_triton, "scripted")[0], signal.SIGKILL)
+        assert 502 in [ask(gateway).status_code for _ in range(3)]
+        eventually(lambda: "model 'scripted' works again" in gateway.log, WITHIN_S)
+        assert [ask(gateway).status_code for _ in range(4)] == [200] * 4

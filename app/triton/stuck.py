@@ -16,6 +16,7 @@ from app.triton.progress import Progress
 POLL_S = 1.0
 UNANSWERED = 2
 """So many calls in a row without an answer make Triton a suspect."""
+FIRST_DELAY_S = 1.0
 _MOST_CANARIES = 4
 _LONGEST_DELAY_S = 30.0
 _log = logging.getLogger(__name__)
@@ -118,7 +119,7 @@ class StuckWatch:
 
 
 def _delays_s() -> Iterator[float]:
-    delay_s = 1.0
+    delay_s = FIRST_DELAY_S
     while True:
         yield delay_s
         delay_s = min(2 * delay_s, _LONGEST_DELAY_S)

@@ -1,0 +1,66 @@
+"""Which ends of a call count as unanswered."""
+
+import pytest
+
+from app.domain.inference import InferenceRequest, InferenceResponse
+from app.triton import progress as module
+from app.triton.progress import SILENCE_S, Progress
+
+REQUEST = InferenceRequest("m", ())
+METHOD = "ModelInfer"
+
+
+@pytest.mark.parametrize(
+    ("code", "unanswered"),
+    [("DEADLINE_EXCEEDED", 1), ("CANCELLED", 0), ("UNAVAILABLE", 0), ("INTERNAL", 0), ("OK", 0), ("UNKNOWN", 0)],
+)
+def test_of_the_calls_that_end_soon_only_a_timeout_is_unanswered(code: str, unanswered: int) -> None:
+    progress = Progress()
+    progress.started(REQUEST, METHOD).ended(code, None)
+    assert progress.unanswered[METHOD] == unanswered
+
+
+@pytest.mark.parametrize(("code", "unanswered"), [("CANCELLED", 1), ("DEADLINE_EXCEEDED", 1), ("UNAVAILABLE", 0)])
+def test_a_long_silence_before_the_end_is_unanswered(
+    monkeypatch: pytest.MonkeyPatch, code: str, unanswered: int
+) -> None:
+    monkeypatch.setattr(module, "SILENCE_S", 0.0)
+    progress = Progress()
+    call = progress.started(REQUEST, METHOD)
+    call.response(InferenceResponse({}))
+    call.ended(code, None)
+    assert progress.unanswered[METHOD] == unanswered
+
+
+def test_a_response_starts_the_count_again() -> None:
+    progress = Progress()
+    for _ in range(3):
+        progress.started(REQUEST, METHOD).ended("DEADLINE_EXCEEDED", None)
+    assert progress.unanswered[METHOD] == 3
+    progress.started(REQUEST, METHOD).response(InferenceResponse({}))
+    assert progress.unanswered[METHOD] == 0
+
+
+def test_a_deadline_in_the_middle_of_a_lively_stream_is_not_unanswered() -> None:
+    progress = Progress()
+    call = progress.started(REQUEST, METHOD)
+    call.response(InferenceResponse({}))
+    call.ended("DEADLINE_EXCEEDED", None)
+    assert progress.unanswered[METHOD] == 0
+
+
+def test_each_method_counts_for_itself() -> None:
+    progress = Progress()
+    progress.started(REQUEST, "ModelStreamInfer").ended("DEADLINE_EXCEEDED", None)
+    progress.started(REQUEST, METHOD).response(InferenceResponse({}))
+    assert progress.unanswered["ModelStreamInfer"] == 1
+
+
+def test_the_time_for_a_canary_follows_the_longest_wait_of_its_model() -> None:
+    progress = Progress()
+    assert not progress.has_answered("m")
+    assert progress.timeout_s("m") == SILENCE_S
+    progress.answered("m", METHOD, 40.0)
+    progress.answered("m", METHOD, 0.1)
+    assert progress.has_answered("m")
+    assert progress.timeout_s("m") == 120.0

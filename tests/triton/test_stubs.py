@@ -1,0 +1,108 @@
+"""Which model's process is dead, judged by Triton's error texts."""
+
+import pytest
+
+from app.domain.errors import ModelError, UpstreamError
+from app.domain.inference import InferenceRequest
+from app.domain.model import ModelConfig, Step
+from app.triton.stubs import REPEATED, Stubs
+
+DEAD = "Stub process '{}' is not healthy."
+
+
+def config(name: str, *steps: str, instances: int = 1) -> ModelConfig:
+    return ModelConfig(
+        name, "python", 0, (), (), steps=tuple(Step(step, "", (), ()) for step in steps), instance_count=instances
+    )
+
+
+@pytest.fixture
+def deaths() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def stubs(deaths: list[str]) -> Stubs:
+    """The ensemble ``whole`` runs ``part`` and ``inner``; ``inner`` runs ``part_two``; ``other`` is on its own."""
+    known = Stubs(deaths.append)
+    for each in (
+        config("whole", "part", "inner"),
+        config("inner", "part_two"),
+        config("part"),
+        config("part_two", instances=3),
+        config("other"),
+    ):
+        known.learn(each)
+    return known
+
+
+def fail(stubs: Stubs, called: str, message: str, times: int = 1) -> None:
+    error = ModelError("failed")
+    error.upstream = UpstreamError("INTERNAL", message)
+    for _ in range(times):
+        stubs.started(InferenceRequest(called, ()), "ModelInfer").ended("INTERNAL", error)
+
+
+@pytest.mark.parametrize(
+    ("stub", "owner"),
+    [("part_0_0", "part"), ("part_two_1_0", "part_two"), ("part_0_gpu1", "part"), ("other_0_0", None), ("parts", None)],
+)
+def test_the_owner_is_a_model_that_the_called_model_runs(stubs: Stubs, stub: str, owner: str | None) -> None:
+    assert stubs.owner("whole", f"in ensemble 'whole', {DEAD.format(stub)}") == owner
+
+
+def test_a_bls_models_own_words_around_the_text_do_not_hide_it(stubs: Stubs) -> None:
+    assert stubs.owner("whole", f"the child failed: {DEAD.format('part_0_0')} Sorry.") == "part"
+
+
+def test_another_error_makes_no_suspect(stubs: Stubs) -> None:
+    fail(stubs, "whole", "no boxes")
+    assert stubs.suspects == []
+
+
+def test_errors_alone_never_count_as_a_death(stubs: Stubs, deaths: list[str]) -> None:
+    """A caller's text may be in the error: the suspicion has to be confirmed."""
+    fail(stubs, "whole", DEAD.format("part_0_0"), times=50)
+    assert (stubs.suspects, stubs.dead, deaths) == (["whole"], [], [])
+    assert stubs.is_alive("whole")
+
+
+def test_repeated_errors_name_one_model(stubs: Stubs) -> None:
+    fail(stubs, "whole", DEAD.format("part_0_0"), times=REPEATED - 1)
+    fail(stubs, "whole", DEAD.format("part_two_0_0"))
+    assert stubs.repeated("whole") is None
+    fail(stubs, "whole", DEAD.format("part_0_0"))
+    assert stubs.repeated("whole") == "part"
+
+
+def test_a_text_without_a_name_is_about_the_called_model(stubs: Stubs) -> None:
+    fail(stubs, "part", "Stub process is not healthy.", times=REPEATED)
+    assert stubs.repeated("part") == "part"
+
+
+def test_a_dead_step_takes_every_model_along_that_runs_it(stubs: Stubs, deaths: list[str]) -> None:
+    stubs.condemn("part_two")
+    stubs.condemn("part_two")
+    assert deaths == ["part_two"]
+    alive = {name: stubs.is_alive(name) for name in ("whole", "inner", "part_two", "part", "other")}
+    assert alive == {"whole": False, "inner": False, "part_two": False, "part": True, "other": True}
+    stubs.revive("part_two")
+    assert stubs.is_alive("whole")
+
+
+def test_a_revived_model_is_no_suspect(stubs: Stubs) -> None:
+    stubs.condemn("part")
+    fail(stubs, "whole", DEAD.format("part_0_0"), times=REPEATED)
+    stubs.revive("part")
+    assert stubs.suspects == []
+
+
+def test_the_number_of_instances_is_the_largest_of_the_chain(stubs: Stubs) -> None:
+    assert (stubs.instances("whole"), stubs.instances("other"), stubs.instances("unknown")) == (3, 1, 1)
+
+
+def test_models_that_run_each_other_end_the_search() -> None:
+    stubs = Stubs()
+    stubs.learn(config("a", "b"))
+    stubs.learn(config("b", "a"))
+    assert stubs.run_by("a") == {"a", "b"}

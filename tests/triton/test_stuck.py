@@ -1,0 +1,195 @@
+"""A Triton that is live and answers no inference call, against a real gRPC server."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+
+from app.domain.deadline import Deadline
+from app.domain.errors import DeadlineExceeded
+from app.domain.inference import InferenceRequest
+from app.triton import progress as progress_module
+from app.triton import stuck as stuck_module
+from app.triton.canaries import Canary
+from app.triton.channel import open_channel
+from app.triton.engine import TritonEngine
+from app.triton.health import TritonHealth
+from app.triton.stuck import StuckWatch
+from tests.fakes.triton import FakeTriton, piece, serving
+
+WITHIN_S = 5.0
+
+
+class Server(FakeTriton):
+    """Answers both methods, unless a model is in ``silent``."""
+
+    def __init__(self) -> None:
+        super().__init__(unary=self._unary, streamed=self._streamed)
+        self.silent: set[str] = set()
+
+    async def _unary(self, request: pb.ModelInferRequest, context: object) -> pb.ModelInferResponse:
+        await self._wait(request)
+        return pb.ModelInferResponse()
+
+    async def _streamed(
+        self, request: pb.ModelInferRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.ModelStreamInferResponse]:
+        await self._wait(request)
+        yield piece(final=True)
+
+    async def _wait(self, request: pb.ModelInferRequest) -> None:
+        while request.model_name in self.silent:
+            await asyncio.sleep(0.01)
+
+
+class Samples:
+    def __init__(self, *models: str) -> None:
+        self.models = models
+
+    def all(self) -> list[Canary]:
+        return [Canary(InferenceRequest(model, ()), is_decoupled=model == "decoupled") for model in self.models]
+
+
+class Watched:
+    """A watch over a scripted server; ``restarts`` counts what the watch asked for."""
+
+    def __init__(self, server: Server, engine: TritonEngine, health: TritonHealth) -> None:
+        self.server = server
+        self.engine = engine
+        self.health = health
+        self.restarts = 0
+
+    async def restart(self) -> None:
+        self.restarts += 1
+        self.server.silent = set()
+
+    async def answer_once(self, *models: str) -> None:
+        for model in models:
+            await self.engine.infer(InferenceRequest(model, ()), Deadline.after(WITHIN_S))
+
+    async def time_out(self, model: str, times: int = 2) -> None:
+        for _ in range(times):
+            with suppress(DeadlineExceeded):
+                await self.engine.infer(InferenceRequest(model, ()), Deadline.after(0.05))
+
+    @asynccontextmanager
+    async def watching(self, *models: str, restarts: bool = False) -> AsyncIterator[None]:
+        watch = StuckWatch(
+            self.engine, self.health.progress, Samples(*models), restart=self.restart if restarts else None
+        )
+        task = asyncio.create_task(watch.run())
+        yield
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_module, "SILENCE_S", 0.1)
+    monkeypatch.setattr(stuck_module, "POLL_S", 0.01)
+    monkeypatch.setattr(stuck_module, "FIRST_DELAY_S", 0.01)
+
+
+@pytest.fixture
+async def watched() -> AsyncIterator[Watched]:
+    async with serving(Server()) as server, open_channel(server.url) as channel:
+        health = TritonHealth()
+        assert isinstance(server, Server)
+        yield Watched(server, TritonEngine(channel, health=health), health)
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        while not holds():
+            await asyncio.sleep(0.005)
+
+
+async def test_a_stuck_triton_is_not_live_until_it_answers(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
+    await watched.answer_once("a", "b")
+    watched.server.silent = {"a", "b"}
+    await watched.time_out("a")
+    async with watched.watching("a", "b"):
+        await eventually(lambda: watched.health.progress.is_stuck)
+        assert await watched.engine.answers()
+        assert not await watched.engine.is_live()
+        watched.server.silent = set()
+        await eventually(lambda: not watched.health.progress.is_stuck)
+        assert await watched.engine.is_live()
+    assert caplog.text.count("Triton is stuck") == 1
+
+
+async def test_streams_that_do_not_move_are_noticed_though_unary_calls_do(watched: Watched) -> None:
+    await watched.answer_once("a")
+    watched.server.silent = {"a"}
+    for _ in range(2):
+        with suppress(DeadlineExceeded):
+            await anext(watched.engine.infer_stream(InferenceRequest("a", ()), Deadline.after(0.05)))
+    async with watched.watching("a"):
+        await eventually(lambda: watched.health.progress.is_stuck)
+
+
+async def test_an_embedded_triton_is_restarted(watched: Watched) -> None:
+    await watched.answer_once("a")
+    watched.server.silent = {"a"}
+    await watched.time_out("a")
+    async with watched.watching("a", restarts=True):
+        await eventually(lambda: watched.restarts == 1)
+        await eventually(lambda: not watched.health.progress.is_stuck)
+    assert watched.restarts == 1
+
+
+@pytest.mark.parametrize(
+    ("samples", "silent", "timeouts"),
+    [
+        (("a", "b"), {"a"}, 2),
+        (("a",), set[str](), 2),
+        ((), {"a"}, 2),
+        (("never",), {"a", "never"}, 2),
+        (("decoupled",), {"a", "decoupled"}, 2),
+        (("a",), {"a"}, 1),
+    ],
+    ids=[
+        "another model answers",
+        "the model answers again",
+        "no sample",
+        "a model that never answered",
+        "a decoupled model, which ModelInfer does not fit",
+        "one timeout",
+    ],
+)
+async def test_a_triton_that_may_work_is_left_alone(
+    watched: Watched, samples: tuple[str, ...], silent: set[str], timeouts: int
+) -> None:
+    await watched.answer_once("a", "b", "decoupled")
+    watched.server.silent = {"a"}
+    await watched.time_out("a", timeouts)
+    watched.server.silent = silent
+    async with watched.watching(*samples, restarts=True):
+        await asyncio.sleep(0.5)
+    assert (watched.health.progress.is_stuck, watched.restarts) == (False, 0)
+
+
+async def test_a_triton_that_is_away_is_not_stuck(watched: Watched) -> None:
+    await watched.answer_once("a")
+    watched.server.silent = {"a"}
+    await watched.time_out("a")
+    async with open_channel("127.0.0.1:1") as channel:
+        watched.engine = TritonEngine(channel, health=watched.health)
+        async with watched.watching("a", restarts=True):
+            await asyncio.sleep(0.3)
+    assert (watched.health.progress.is_stuck, watched.restarts) == (False, 0)
+
+
+async def test_a_call_that_is_answered_in_the_meantime_clears_the_suspicion(watched: Watched) -> None:
+    await watched.answer_once("a")
+    watched.server.silent = {"a"}
+    await watched.time_out("a")
+    async with watched.watching("a", restarts=True):
+        for _ in range(20):
+            await watched.answer_once("b")
+            await asyncio.sleep(0.02)
+    assert (watched.health.progress.is_stuck, watched.restarts) == (False, 0)

@@ -17,6 +17,9 @@ CANARY_S = 10.0
 """Triton needs up to 4 s to notice that a process is dead."""
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 60.0
+"""Between two reloads of a model."""
+LONGEST_LOOK_S = 10.0
+"""Between two looks at a model that only somebody else may reload."""
 _FORGIVEN_S = 300.0
 """A model that lived this long since its last repair starts with the first delay again."""
 _MOST_CANARIES = 8
@@ -27,11 +30,12 @@ _log = logging.getLogger(__name__)
 @dataclass
 class _Backoff:
     due: float
-    delay_s: float = FIRST_DELAY_S
+    delay_s: float
 
-    def next(self) -> None:
+    def next(self, longest_s: float) -> None:
+        self.delay_s = min(self.delay_s, longest_s)
         self.due = time.monotonic() + self.delay_s
-        self.delay_s = min(2 * self.delay_s, LONGEST_DELAY_S)
+        self.delay_s *= 2
 
 
 class StubRepair:
@@ -49,7 +53,8 @@ class StubRepair:
         while True:
             await asyncio.sleep(POLL_S)
             for called in self._stubs.suspects:
-                await self._confirm(called)
+                if self._stubs.is_alive(called):
+                    await self._confirm(called)
             for model in self._stubs.dead:
                 if self._backoff(model).due <= time.monotonic():
                     await self._repair(model)
@@ -64,7 +69,7 @@ class StubRepair:
             self._stubs.acquit(called)
 
     async def _repair(self, model: str) -> None:
-        self._backoff(model).next()
+        self._backoff(model).next(LONGEST_DELAY_S if self._may_reload else LONGEST_LOOK_S)
         if self._may_reload and not await self._reload(model):
             return
         if await self._is_still_dead(model):
@@ -119,5 +124,5 @@ class StubRepair:
         now = time.monotonic()
         backoff = self._backoffs.get(model)
         if backoff is None or now - backoff.due > _FORGIVEN_S:
-            backoff = self._backoffs[model] = _Backoff(now if self._may_reload else now + FIRST_DELAY_S)
+            backoff = self._backoffs[model] = _Backoff(now if self._may_reload else now + FIRST_DELAY_S, FIRST_DELAY_S)
         return backoff

@@ -32,6 +32,9 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
     streamed: Streamed = _no_stream
     ready: dict[str, str] = field(default_factory=dict)
     """Model -> its state in the repository index."""
+    control: list[str] = field(default_factory=list)
+    """Models that were unloaded (``-m``) and loaded (``+m``), in order."""
+    refuses_control: bool = False
     requests: list[pb.ModelInferRequest] = field(default_factory=list)
     metadata: dict[str, str] = field(default_factory=dict)
     """Of the latest call."""
@@ -62,6 +65,21 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         answer = pb.ModelConfigResponse()
         answer.config.name, answer.config.backend = request.name, "python"
         return answer
+
+    async def RepositoryModelUnload(  # noqa: N802
+        self, request: pb.RepositoryModelUnloadRequest, context: grpc.aio.ServicerContext
+    ) -> pb.RepositoryModelUnloadResponse:
+        if self.refuses_control:
+            text = "explicit model load / unload is not allowed if polling is enabled"
+            await context.abort(grpc.StatusCode.UNAVAILABLE, text)
+        self.control.append(f"-{request.model_name}")
+        return pb.RepositoryModelUnloadResponse()
+
+    async def RepositoryModelLoad(  # noqa: N802
+        self, request: pb.RepositoryModelLoadRequest, context: object
+    ) -> pb.RepositoryModelLoadResponse:
+        self.control.append(f"+{request.model_name}")
+        return pb.RepositoryModelLoadResponse()
 
     async def ModelInfer(  # noqa: N802
         self, request: pb.ModelInferRequest, context: grpc.aio.ServicerContext

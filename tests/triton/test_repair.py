@@ -1,0 +1,160 @@
+"""A dead model process is confirmed, repaired, and noticed to work again, against a real gRPC server."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+
+from app.domain.deadline import Deadline
+from app.domain.errors import ModelError
+from app.domain.inference import InferenceRequest
+from app.triton import repair as module
+from app.triton.canaries import Canary
+from app.triton.channel import open_channel
+from app.triton.engine import TritonEngine
+from app.triton.health import TritonHealth
+from app.triton.repair import StubRepair
+from app.triton.stubs import Stubs
+from tests.fakes.triton import FakeTriton, piece, serving
+
+DEAD = "Stub process 'm_0_0' is not healthy."
+WITHIN_S = 5.0
+
+
+class Server(FakeTriton):
+    """The process of model ``m`` is dead until the model is loaded ``loads_needed`` times."""
+
+    def __init__(self) -> None:
+        super().__init__(unary=self._unary, streamed=self._streamed, ready={"m": "READY"})
+        self.loads_needed = 0
+        self.says = DEAD
+        """To callers; the sample is answered in accordance with ``loads_needed``."""
+
+    @property
+    def is_dead(self) -> bool:
+        return self.control.count("+m") < self.loads_needed
+
+    async def _unary(self, request: pb.ModelInferRequest, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:
+        await context.abort(grpc.StatusCode.INTERNAL, self.says)
+        raise AssertionError
+
+    async def _streamed(
+        self, request: pb.ModelInferRequest, context: object
+    ) -> AsyncIterator[pb.ModelStreamInferResponse]:
+        yield pb.ModelStreamInferResponse(error_message=DEAD) if self.is_dead else piece(final=True)
+
+
+class Samples:
+    def __init__(self, *models: str) -> None:
+        self.models = models
+
+    def all(self) -> list[Canary]:
+        return [Canary(InferenceRequest(model, ()), is_decoupled=False) for model in self.models]
+
+
+class Repairing:
+    def __init__(self, server: Server, engine: TritonEngine, health: TritonHealth, deaths: list[str]) -> None:
+        self.server = server
+        self.engine = engine
+        self.stubs = health.stubs
+        self.deaths = deaths
+
+    async def fail(self, times: int = 1) -> None:
+        for _ in range(times):
+            with suppress(ModelError):
+                await self.engine.infer(InferenceRequest("m", ()), Deadline.after(WITHIN_S))
+
+    @asynccontextmanager
+    async def running(self, *samples: str, may_reload: bool) -> AsyncIterator[None]:
+        task = asyncio.create_task(StubRepair(self.engine, self.stubs, Samples(*samples), may_reload=may_reload).run())
+        yield
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+@pytest.fixture
+async def repairing(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Repairing]:
+    monkeypatch.setattr(module, "POLL_S", 0.01)
+    monkeypatch.setattr(module, "FIRST_DELAY_S", 0.02)
+    deaths: list[str] = []
+    async with serving(Server()) as server, open_channel(server.url) as channel:
+        assert isinstance(server, Server)
+        health = TritonHealth(Stubs(deaths.append))
+        engine = TritonEngine(channel, health=health)
+        await engine.model_config("m")
+        yield Repairing(server, engine, health, deaths)
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        while not holds():
+            await asyncio.sleep(0.002)
+
+
+async def test_a_dead_process_is_confirmed_by_the_sample_and_repaired(repairing: Repairing) -> None:
+    repairing.server.loads_needed = 1
+    await repairing.fail()
+    async with repairing.running("m", may_reload=True):
+        await eventually(lambda: repairing.server.control == ["-m", "+m"] and not repairing.stubs.dead)
+    assert repairing.deaths == ["m"]
+    assert await repairing.engine.model_ready("m")
+
+
+async def test_a_text_that_the_sample_does_not_confirm_is_no_death(repairing: Repairing) -> None:
+    """A model may repeat the text of a caller in its error."""
+    await repairing.fail(50)
+    async with repairing.running("m", may_reload=True):
+        await eventually(lambda: not repairing.stubs.suspects)
+    assert (repairing.deaths, repairing.server.control) == ([], [])
+
+
+@pytest.mark.parametrize(("errors", "deaths"), [(2, []), (3, ["m"])])
+async def test_without_a_sample_repeated_errors_confirm_it(
+    repairing: Repairing, errors: int, deaths: list[str]
+) -> None:
+    await repairing.fail(errors)
+    async with repairing.running(may_reload=True):
+        await asyncio.sleep(0.1)
+    assert repairing.deaths == deaths
+    assert repairing.server.control == ["-m", "+m"] * len(deaths)
+
+
+async def test_without_repair_the_model_is_not_ready_until_somebody_loads_it(repairing: Repairing) -> None:
+    repairing.server.loads_needed = 1
+    await repairing.fail()
+    async with repairing.running("m", may_reload=False):
+        await eventually(lambda: repairing.stubs.dead == ["m"])
+        assert not await repairing.engine.model_ready("m")
+        assert repairing.server.control == []
+        await repairing.engine.reload_model("m")
+        await eventually(lambda: not repairing.stubs.dead)
+    assert repairing.deaths == ["m"]
+
+
+async def test_a_model_that_stays_dead_is_loaded_again_with_backoff(repairing: Repairing) -> None:
+    repairing.server.loads_needed = 3
+    await repairing.fail()
+    async with repairing.running("m", may_reload=True):
+        await eventually(lambda: bool(repairing.stubs.dead))
+        await eventually(lambda: not repairing.stubs.dead)
+    assert repairing.server.control == ["-m", "+m"] * 3
+    assert repairing.deaths == ["m"]
+
+
+async def test_a_triton_that_refuses_is_logged_once_and_left_alone(
+    repairing: Repairing, caplog: pytest.LogCaptureFixture
+) -> None:
+    repairing.server.loads_needed = 1
+    repairing.server.refuses_control = True
+    await repairing.fail()
+    async with repairing.running("m", may_reload=True):
+        await eventually(lambda: "--model-control-mode=explicit" in caplog.text)
+        await asyncio.sleep(0.2)
+        assert repairing.stubs.dead == ["m"]
+        repairing.server.loads_needed = 0
+        await eventually(lambda: not repairing.stubs.dead)
+    assert caplog.text.count("--model-control-mode=explicit") == 1

@@ -4,7 +4,9 @@ from fastapi import FastAPI, Request
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import RedirectResponse, Response
 
+from app.api.budget import ByteBudget
 from app.api.failures import add_failure_handlers
+from app.api.middleware.body_budget import BodyBudgetMiddleware
 from app.api.middleware.recording import RecordingMiddleware
 from app.api.middleware.tracing import TracingMiddleware
 from app.api.middleware.unexpected import UnexpectedErrorMiddleware
@@ -55,6 +57,7 @@ def create_app(
             allow_headers=ALLOWED_HEADERS,
             expose_headers=EXPOSED_HEADERS,
         )
+    app.add_middleware(BodyBudgetMiddleware, budget=ByteBudget(gateway.limits.max_bytes_in_flight))
     app.add_middleware(TracingMiddleware, tracer=gateway.tracer)
     app.add_middleware(RecordingMiddleware, metrics=gateway.metrics, workload=gateway.workload)
     return app

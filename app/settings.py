@@ -58,6 +58,9 @@ class Settings(BaseSettings):
         repr=False,
     )
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1, le=64 * 1024 * 1024, description="largest request body")
+    max_bytes_in_flight: int = Field(
+        256 * 1024 * 1024, ge=1, description="bytes of request bodies that the gateway holds at a time"
+    )
     timeout_s: float = Field(30.0, gt=0, le=86_400, description="deadline of a pipeline that declares none")
     drain_s: float = Field(30.0, ge=0, le=86_400, description="how long streams may go on after SIGTERM")
     ping_s: float = Field(15.0, gt=0, le=3600, description="a comment is sent on a stream after so long a silence")

@@ -5,13 +5,14 @@ the query string.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from email.message import Message
+from typing import TypeVar
 
-from starlette.datastructures import UploadFile
-from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
+from app.api.forms import check_given_once, parts_of
 from app.api.state import Limits
 from app.domain.errors import (
     ClientClosedRequest,
@@ -21,30 +22,47 @@ from app.domain.errors import (
     UnsupportedMediaType,
 )
 from app.domain.inference import InferenceRequest
+from app.pipelines.body import LARGE_BYTES
 from app.pipelines.pipeline import Pipeline
 
-MAX_PARTS = 64
+JSON_HINT = "With curl, add: -H 'Content-Type: application/json'"
+Given = TypeVar("Given", bytearray, memoryview)
+Read = TypeVar("Read")
+
+_reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="bodies")
+"""Reads large bodies, one after the other: docs/decisions/0012-bounded-bodies.md says why one."""
 
 
 async def read_inference(request: Request, pipeline: Pipeline, limits: Limits) -> InferenceRequest:
     """Raises the client errors of ``app.domain.errors``."""
     media_type = _media_type_of(request)
-    if media_type == "application/json" or media_type.endswith("+json"):
-        return pipeline.request_of_json(await read_body(request, limits))
+    if _is_json(media_type):
+        return await off_loop(pipeline.request_of_json, await _body_alone(request, limits))
     if media_type == "multipart/form-data":
-        return pipeline.request_of_form(await _parts_of(request, await read_body(request, limits)))
+        content_type = request.headers["content-type"]
+        body = await _body_alone(request, limits)
+        return await off_loop(lambda body: pipeline.request_of_form(parts_of(content_type, body)), body)
     if media_type.startswith("image/") or media_type == "application/octet-stream":
-        return pipeline.request_of_form(
-            {**request.query_params, _file_field_of(pipeline): await read_body(request, limits)}
-        )
+        file = _file_field_of(pipeline)
+        parameters = _query_of(request, file)
+        body = await read_body(request, limits)
+        return await off_loop(lambda body: pipeline.request_of_form({**parameters, file: bytes(body)}), body)
     raise UnsupportedMediaType(
         "The content type is none of application/json, multipart/form-data, image/* and application/octet-stream.",
-        hint="With curl, add: -H 'Content-Type: application/json'",
+        hint=JSON_HINT,
     )
 
 
-async def read_body(request: Request, limits: Limits) -> bytes:
-    """Raises PayloadTooLarge, SlowRequest or ClientClosedRequest."""
+async def read_json(request: Request, limits: Limits) -> bytearray:
+    """A body that can only be JSON. Raises UnsupportedMediaType, and as ``read_body``."""
+    if not _is_json(_media_type_of(request)):
+        raise UnsupportedMediaType("The content type is not application/json.", hint=JSON_HINT)
+    return await _body_alone(request, limits)
+
+
+async def read_body(request: Request, limits: Limits) -> bytearray:
+    """Raises UnsupportedMediaType, PayloadTooLarge, TooManyRequests, SlowRequest or ClientClosedRequest."""
+    _check_encoding(request)
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length[:20]) > limits.max_body_bytes:
         raise _too_large(limits)
@@ -54,28 +72,61 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     except TimeoutError as exc:
         raise SlowRequest(f"The body did not arrive within {limits.body_s:g} s.") from exc
     except ClientDisconnect as exc:
-        raise ClientClosedRequest("The client went away while it was sending.") from exc
+        raise ClientClosedRequest("The client disconnected while it was sending the body.") from exc
 
 
-async def _collected(request: Request, limits: Limits) -> bytes:
-    chunks: list[bytes] = []
-    size = 0
+async def off_loop(read: Callable[[Given], Read], body: Given) -> Read:
+    """What ``read`` makes of the body. A large body is read in a thread, so that other requests do not wait for it."""
+    if len(body) < LARGE_BYTES:
+        return read(body)
+    return await asyncio.get_running_loop().run_in_executor(_reader, read, body)
+
+
+async def _body_alone(request: Request, limits: Limits) -> bytearray:
+    """The body of a request whose fields all stand in it. Raises InvalidRequest, and as ``read_body``."""
+    if request.scope["query_string"]:
+        raise InvalidRequest(
+            "The query string is not allowed beside a body of JSON or a form.",
+            hint="Send every input and parameter in the body.",
+        )
+    return await read_body(request, limits)
+
+
+async def _collected(request: Request, limits: Limits) -> bytearray:
+    body = bytearray()
     async for chunk in request.stream():
-        size += len(chunk)
-        if size > limits.max_body_bytes:
+        if len(body) + len(chunk) > limits.max_body_bytes:
             raise _too_large(limits)
-        chunks.append(chunk)
-    return b"".join(chunks)
+        body += chunk
+    return body
 
 
 def _too_large(limits: Limits) -> PayloadTooLarge:
     return PayloadTooLarge(f"The body is larger than {limits.max_body_bytes} bytes, the limit of this gateway.")
 
 
+def _check_encoding(request: Request) -> None:
+    """Raises UnsupportedMediaType."""
+    if request.headers.get("content-encoding", "identity").strip().lower() not in {"identity", ""}:
+        raise UnsupportedMediaType(
+            "The gateway does not decode a Content-Encoding.", hint="Send the body uncompressed, without that header."
+        )
+
+
 def _media_type_of(request: Request) -> str:
     header = Message()
     header["content-type"] = request.headers.get("content-type", "")
     return header.get_content_type() if request.headers.get("content-type") else ""
+
+
+def _is_json(media_type: str) -> bool:
+    return media_type == "application/json" or media_type.endswith("+json")
+
+
+def _query_of(request: Request, file: str) -> dict[str, str]:
+    """The parameters of a raw body, whose field is ``file``. Raises InvalidInput."""
+    check_given_once([file, *(name for name, _ in request.query_params.multi_items())])
+    return dict(request.query_params)
 
 
 def _file_field_of(pipeline: Pipeline) -> str:
@@ -87,22 +138,3 @@ def _file_field_of(pipeline: Pipeline) -> str:
             hint="Send application/json or multipart/form-data instead.",
         )
     return files[0]
-
-
-async def _parts_of(request: Request, body: bytes) -> dict[str, str | bytes]:
-    parser = MultiPartParser(
-        request.headers, _once(body), max_files=MAX_PARTS, max_fields=MAX_PARTS, max_part_size=max(len(body), 1)
-    )
-    parser.spool_max_size = len(body) + 1
-    try:
-        form = await parser.parse()
-    except (MultiPartException, KeyError, ValueError) as exc:
-        raise InvalidRequest("The multipart body is malformed, or has too many parts.") from exc
-    try:
-        return {name: await part.read() if isinstance(part, UploadFile) else part for name, part in form.multi_items()}
-    finally:
-        await form.close()
-
-
-async def _once(body: bytes) -> AsyncGenerator[bytes]:
-    yield body

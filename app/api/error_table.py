@@ -63,7 +63,7 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
     ),
     errors.UnsupportedMediaType: ErrorRow(
         415,
-        "The pipeline does not accept this content type.",
+        "The pipeline does not accept this content type, or the body has a Content-Encoding.",
         "Send application/json, or, where an input is a file, multipart/form-data or the file's own type.",
     ),
     errors.InvalidInput: ErrorRow(
@@ -73,7 +73,7 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
     ),
     errors.TooManyRequests: ErrorRow(
         429,
-        "The model's queue in Triton is full.",
+        "The model's queue in Triton is full, or the gateway holds as many request bodies as it may.",
         "Retry after the number of seconds in Retry-After.",
     ),
     errors.HeadersTooLarge: ErrorRow(

@@ -24,6 +24,8 @@ from app.streams.stream import Stream
 @dataclass(frozen=True, slots=True)
 class Limits:
     max_body_bytes: int
+    max_bytes_in_flight: int = 256 * 1024 * 1024
+    """For the bodies of all requests together."""
     body_s: float = 30.0
     """For the whole body to arrive."""
     ping_s: float = 15.0

@@ -22,6 +22,7 @@ _NO_FIELD = "is not a field of this pipeline"
 _PATH = re.compile(r" - at `\$(?P<path>[^`]*)`\Z")
 
 Field = InputField | ParameterField
+Body = bytes | bytearray | memoryview
 
 
 class BodyReader:
@@ -39,9 +40,9 @@ class BodyReader:
         )
         self._decoder = msgspec.json.Decoder(self.struct)
 
-    def from_json(self, body: bytes | bytearray) -> dict[str, Any]:
+    def from_json(self, body: Body) -> dict[str, Any]:
         """Raises InvalidJson, InvalidRequest or InvalidInput."""
-        values = self._decoded_at_once(body) if len(body) < LARGE_BYTES else None
+        values = self._decoded_at_once(bytes(body)) if len(body) < LARGE_BYTES else None
         return self._decoded_by_member(memoryview(body)) if values is None else values
 
     def from_form(self, parts: Mapping[str, str | bytes]) -> dict[str, Any]:
@@ -58,7 +59,7 @@ class BodyReader:
             raise _refused(problems)
         return values
 
-    def _decoded_at_once(self, body: bytes | bytearray) -> dict[str, Any] | None:
+    def _decoded_at_once(self, body: bytes) -> dict[str, Any] | None:
         """None where the body must be read member by member. Raises InvalidJson."""
         try:
             decoded = self._decoder.decode(body)
@@ -76,7 +77,7 @@ class BodyReader:
         pairs = zip(self._fields, values, strict=True)
         return {name: value for name, value in pairs if value is not msgspec.UNSET and value is not None}
 
-    def _may_repeat_a_name(self, body: bytes | bytearray, given: int) -> bool:
+    def _may_repeat_a_name(self, body: bytes, given: int) -> bool:
         """Whether a name may stand twice in the body; the decoder keeps the last. False is certain, True is not."""
         if body.count(b":") == given:
             return False

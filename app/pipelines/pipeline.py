@@ -8,7 +8,7 @@ from app.domain.errors import FieldProblem, GatewayError, InvalidInput, InvalidR
 from app.domain.inference import InferenceRequest, Parameter
 from app.domain.model import ModelConfig
 from app.domain.tensor import Tensor
-from app.pipelines.body import BodyReader
+from app.pipelines.body import Body, BodyReader
 from app.pipelines.contract import TensorContract
 from app.pipelines.early_exit import EarlyExitRules
 from app.pipelines.explain import explain
@@ -32,7 +32,7 @@ class Pipeline:
     timeout_s: float
     """Of a unary request; a stream has its own in ``spec.stream``."""
 
-    def request_of_json(self, body: bytes | bytearray) -> InferenceRequest:
+    def request_of_json(self, body: Body) -> InferenceRequest:
         """Raises InvalidJson, InvalidRequest or InvalidInput."""
         return self.request_of(self.reader.from_json(body))
 

@@ -145,7 +145,12 @@ async def _gateway(
             catalog=catalog,
             metrics=metrics,
             canceller=Canceller(engine),
-            limits=Limits(settings.max_body_bytes, ping_s=settings.ping_s, send_s=settings.send_timeout_s),
+            limits=Limits(
+                settings.max_body_bytes,
+                settings.max_bytes_in_flight,
+                ping_s=settings.ping_s,
+                send_s=settings.send_timeout_s,
+            ),
             store=store,
             triton_metrics_url=triton.metrics_url,
             tracer=tracer,

@@ -1,14 +1,21 @@
 """The ways a body can come, and what is refused before a pipeline sees it."""
 
+import asyncio
 import base64
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from app.api.state import Limits
 from app.domain.inference import InferenceResponse
-from tests.api.conftest import PNG
-from tests.fakes.gateway import Served
+from app.pipelines.pipeline import Pipeline
+from tests.api.conftest import CONFIG, PNG, READ, READER, WRITER
+from tests.fakes.engine import FakeEngine
+from tests.fakes.gateway import Served, served
 
 URL = "/v1/pipelines/read"
 WRITE = "/v1/pipelines/write"
@@ -50,9 +57,7 @@ class TestWaysIn:
 
     @pytest.mark.parametrize("media_type", ["image/png", "application/octet-stream", "IMAGE/PNG"])
     async def test_the_raw_body_with_parameters_in_the_query(self, api: Served, media_type: str) -> None:
-        answer = await api.client.post(
-            URL, content=PNG, headers={"Content-Type": media_type}, params={"n": "7", "image": "ignored"}
-        )
+        answer = await api.client.post(URL, content=PNG, headers={"Content-Type": media_type}, params={"n": "7"})
         assert answer.status_code == 200
         assert image_sent(api) == [PNG]
         assert api.engine.requests[0].parameters == {"n": 7}
@@ -93,20 +98,72 @@ class TestRefusals:
             ("multipart/form-data; boundary=x", b"garbage"),
             ("multipart/form-data; boundary=x", b"--x\r\n\r\nno name\r\n--x--\r\n"),
             ("multipart/form-data; boundary=x", b'--x\r\nContent-Disposition: form-data; name="a"\r\nbroken'),
+            ("multipart/form-data; boundary=x", b'--x\r\nContent-Disposition: form-data; name="note"\r\n\r\na\r\n'),
+            ("multipart/form-data; boundary=x", b'--xy\r\nContent-Disposition: form-data; name="n"\r\n\r\n1\r\n--x--'),
             (
-                "multipart/form-data; boundary=x; charset=undefined",
-                b'--x\r\nContent-Disposition: form-data; name="note"\r\n\r\na\r\n--x--\r\n',
+                "multipart/form-data; boundary=x",
+                b'--x\r\nContent-Disposition: form-data; name="\xff"\r\n\r\n\r\n--x--',
             ),
+            ("multipart/form-data; boundary=x", b"--x\r\nA: b\r\n" + b"C: d\r\n" * 9000 + b"\r\n\r\n--x--"),
         ],
     )
     async def test_a_broken_form(self, api: Served, media_type: str, body: bytes) -> None:
         answer = await api.client.post(URL, content=body, headers={"Content-Type": media_type})
         assert refusal(answer) in {(400, "invalid_request"), (422, "invalid_input")}
 
-    async def test_half_a_surrogate_pair_by_an_old_charset(self, api: Served) -> None:
-        body = b'--x\r\nContent-Disposition: form-data; name="note"\r\n\r\n+2AA-\r\n--x--\r\n'
-        headers = {"Content-Type": "multipart/form-data; boundary=x; charset=utf-7"}
-        assert refusal(await api.client.post(URL, content=body, headers=headers)) == (422, "invalid_input")
+    @pytest.mark.parametrize("charset", ["utf-7", "utf-16", "undefined", "idna"])
+    @pytest.mark.parametrize("field", ["note", "n", "+2AA-"])
+    async def test_a_charset_other_than_utf_8(self, api: Served, charset: str, field: str) -> None:
+        body = b'--x\r\nContent-Disposition: form-data; name="%s"\r\n\r\n+2AA-\r\n--x--\r\n' % field.encode()
+        headers = {"Content-Type": f"multipart/form-data; boundary=x; charset={charset}"}
+        answer = await api.client.post(URL, content=body, headers=headers)
+        assert refusal(answer) == (415, "unsupported_media_type")
+
+    async def test_half_a_surrogate_pair_in_a_form(self, api: Served) -> None:
+        body = b'--x\r\nContent-Disposition: form-data; name="note"\r\n\r\n\xed\xa0\x80\r\n--x--\r\n'
+        headers = {"Content-Type": "multipart/form-data; boundary=x"}
+        answer = await api.client.post(URL, content=body, headers=headers)
+        assert refusal(answer) == (422, "invalid_input")
+        assert {"field": "note", "problem": "is not UTF-8 text"} in answer.json()["errors"]
+
+    async def test_a_part_given_twice_is_named(self, api: Served) -> None:
+        answer = await api.client.post(URL, files=[("image", PNG), ("note", b"a"), ("note", b"b")])
+        assert refusal(answer) == (422, "invalid_input")
+        assert answer.json()["errors"] == [{"field": "note", "problem": "is given twice"}]
+
+    @pytest.mark.parametrize("query", ["image=x", "n=1&n=2"])
+    async def test_a_field_given_twice_in_the_query_of_a_raw_body(self, api: Served, query: str) -> None:
+        answer = await api.client.post(f"{URL}?{query}", content=PNG, headers={"Content-Type": "image/png"})
+        assert refusal(answer) == (422, "invalid_input")
+        assert [each["problem"] for each in answer.json()["errors"]] == ["is given twice"]
+
+    @pytest.mark.parametrize("url", [URL, f"{WRITE}/stream", "/v1/streams"])
+    async def test_a_query_beside_a_body_that_holds_every_field(self, api: Served, url: str) -> None:
+        answer = await api.client.post(f"{url}?n=5", json={"image": ""})
+        assert refusal(answer) == (400, "invalid_request")
+        assert "in the body" in answer.json()["hint"]
+
+    async def test_a_query_beside_a_form(self, api: Served) -> None:
+        answer = await api.client.post(f"{URL}?n=5", files={"image": PNG})
+        assert refusal(answer) == (400, "invalid_request")
+
+    @pytest.mark.parametrize("encoding", ["gzip", "br", "GZIP, identity", "x"])
+    @pytest.mark.parametrize("url", [URL, "/v1/streams"])
+    async def test_an_encoding_that_is_not_supported(self, api: Served, url: str, encoding: str) -> None:
+        headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
+        answer = await api.client.post(url, content=b"\x1f\x8b\x08", headers=headers)
+        assert refusal(answer) == (415, "unsupported_media_type")
+        assert "Content-Encoding" in answer.json()["detail"]
+
+    async def test_identity_is_no_encoding(self, api: Served) -> None:
+        headers = {"Content-Type": "image/png", "Content-Encoding": "identity"}
+        assert (await api.client.post(URL, content=PNG, headers=headers)).status_code == 200
+
+    async def test_a_data_url_of_another_media_type(self, api: Served) -> None:
+        url = f"data:text/plain;base64,{base64.b64encode(PNG).decode()}"
+        answer = await api.client.post(URL, json={"image": url})
+        assert refusal(answer) == (422, "invalid_input")
+        assert "media type" in answer.json()["errors"][0]["problem"]
 
     async def test_ten_thousand_parts(self, api: Served) -> None:
         api.gateway.limits = type(api.gateway.limits)(8 * 1024 * 1024)
@@ -141,3 +198,85 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body(api: Served) -> No
     await api.app(scope, receive, send)
     assert sent[0]["status"] == 499
     assert api.engine.requests == []
+
+
+class TestBytesInFlight:
+    """All bodies together have one budget."""
+
+    LIMITS = Limits(64 * 1024, max_bytes_in_flight=100_000)
+
+    @pytest.fixture
+    async def tight(self, tmp_path: Path) -> AsyncIterator[Served]:
+        (tmp_path / "gateway.yaml").write_text(CONFIG)
+        (tmp_path / "sample.png").write_bytes(PNG)
+        async with served(
+            FakeEngine.of(READER, WRITER, answers=[READ]), tmp_path / "gateway.yaml", limits=self.LIMITS
+        ) as gateway:
+            yield gateway
+
+    async def test_a_body_over_the_budget_is_refused_until_another_request_ends(self, tight: Served) -> None:
+        may_end = asyncio.Event()
+
+        async def slow() -> Any:
+            yield PNG + b"\0" * 60_000
+            await may_end.wait()
+
+        headers = {"Content-Type": "image/png"}
+        first = asyncio.create_task(tight.client.post(URL, content=slow(), headers=headers))
+        await asyncio.sleep(0.05)
+        refused = await tight.client.post(URL, content=PNG + b"\0" * 60_000, headers=headers)
+        assert refusal(refused) == (429, "too_many_requests")
+        assert refused.headers["retry-after"] == "1"
+        assert (await tight.client.post(URL, content=PNG, headers=headers)).status_code == 200
+        may_end.set()
+        assert (await first).status_code == 200
+        assert (await tight.client.post(URL, content=PNG + b"\0" * 60_000, headers=headers)).status_code == 200
+
+    @pytest.mark.parametrize(
+        ("content", "media_type", "status"),
+        [
+            (PNG + b"\0" * 60_000, "image/png", 200),
+            (b"\0" * 60_000, "image/png", 422),
+            (b" " * 60_000, "application/json", 400),
+            (b" " * 60_000, "multipart/form-data; boundary=x", 400),
+        ],
+    )
+    async def test_every_answer_gives_its_bytes_back(
+        self, tight: Served, content: bytes, media_type: str, status: int
+    ) -> None:
+        for _ in range(4):
+            answer = await tight.client.post(URL, content=content, headers={"Content-Type": media_type})
+            assert answer.status_code == status
+
+    async def test_a_cancelled_request_gives_its_bytes_back(self, tight: Served) -> None:
+        async def endless() -> Any:
+            yield b"\0" * 60_000
+            await asyncio.Event().wait()
+
+        for _ in range(4):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(
+                    tight.client.post(URL, content=endless(), headers={"Content-Type": "image/png"}), 0.05
+                )
+        content = PNG + b"\0" * 60_000
+        assert (await tight.client.post(URL, content=content, headers={"Content-Type": "image/png"})).status_code == 200
+
+
+@pytest.mark.parametrize("media_type", ["application/json", "multipart/form-data; boundary=x", "image/png"])
+async def test_a_large_body_is_not_read_on_the_event_loop(
+    api: Served, monkeypatch: pytest.MonkeyPatch, media_type: str
+) -> None:
+    api.gateway.limits = Limits(8 * 1024 * 1024)
+    threads = []
+    request_of = Pipeline.request_of
+
+    def recorded(self: Pipeline, values: Any) -> Any:
+        threads.append(threading.current_thread())
+        return request_of(self, values)
+
+    monkeypatch.setattr(Pipeline, "request_of", recorded)
+    part = b'--x\r\nContent-Disposition: form-data; name="image"\r\n\r\n%s\r\n--x--'
+    body = {"a": b'{"image": "%s"}' % base64.b64encode(PNG + b"\0" * 70_000), "m": part % (PNG + b"\0" * 70_000)}
+    content = body.get(media_type[0], PNG + b"\0" * 70_000)
+    assert (await api.client.post(URL, content=content, headers={"Content-Type": media_type})).status_code == 200
+    assert threads[0] is not threading.main_thread()

@@ -72,6 +72,8 @@ async def test_it_is_deleted(api: Served) -> None:
         (b"[]", 422, "invalid_input"),
         (b'{"pipeline": "write"}', 422, "invalid_input"),
         (b'{"pipeline": 1, "inputs": {}}', 422, "invalid_input"),
+        (b'{"pipeline": write, "inputs": {}}', 400, "invalid_json"),
+        (b'{"pipeline": "read", "pipeline": "write", "inputs": {"prompt": "x"}}', 422, "invalid_input"),
         (b'{"pipeline": "write", "inputs": {}, "more": 1}', 422, "invalid_input"),
         (b'{"pipeline": "write", "inputs": {}}', 422, "invalid_input"),
         (b'{"pipeline": "write", "inputs": []}', 400, "invalid_request"),
@@ -87,4 +89,12 @@ async def test_what_does_not_start_one(api: Served, body: bytes, status: int, co
 
 
 async def test_another_content_type(api: Served) -> None:
-    assert (await api.client.post("/v1/streams", content=b"{}")).status_code == 415
+    for media_type in ("", "text/plain", "text/json", "text/plain; x=json", "application/jsonl", "multipart/form-data"):
+        answer = await api.client.post("/v1/streams", json=GOOD, headers={"Content-Type": media_type})
+        assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_media_type")
+
+
+@pytest.mark.parametrize("media_type", ["Application/JSON", "application/json; charset=utf-8", "application/x+json"])
+async def test_the_content_types_that_every_address_takes(api: Served, media_type: str) -> None:
+    answer = await api.client.post("/v1/streams", json=GOOD, headers={"Content-Type": media_type})
+    assert answer.status_code == 201

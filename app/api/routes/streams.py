@@ -4,7 +4,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from app.api.bodies import read_body
+from app.api.bodies import off_loop, read_json
 from app.api.deadlines import deadline_of
 from app.api.inference import Call, start_resumable
 from app.api.responses import JsonResponse
@@ -12,16 +12,13 @@ from app.api.routing import Route
 from app.api.sse import HEADERS, MEDIA_TYPE, RETRY
 from app.api.state import gateway_of, record_of, work_of
 from app.api.streaming import Start, StreamResponse
-from app.domain.errors import FieldProblem, InvalidInput, InvalidJson, InvalidRequest, UnsupportedMediaType
+from app.domain.errors import FieldProblem, InvalidInput, InvalidRequest
+from app.pipelines.body import Body
+from app.pipelines.structure import malformed, members_of
 
 router = APIRouter(prefix="/v1/streams", route_class=Route)
 
 MAX_ID_DIGITS = 15
-
-
-class _Start(msgspec.Struct, forbid_unknown_fields=True):
-    pipeline: str
-    inputs: msgspec.Raw
 
 
 @router.post("")
@@ -29,11 +26,12 @@ async def start_stream(request: Request) -> Response:
     gateway, record = gateway_of(request), record_of(request)
     record.transport = "stream"
     gateway.begin(request)
-    asked = _decoded(request, await read_body(request, gateway.limits))
-    pipeline = gateway.admit(request, asked.pipeline, "stream")
+    body = await read_json(request, gateway.limits)
+    name, inputs = await off_loop(_members_of, body)
+    pipeline = gateway.admit(request, name, "stream")
     spec = pipeline.stream_spec()
     deadline = deadline_of(request, spec.timeout_s)
-    inference = pipeline.request_of_json(bytes(asked.inputs))
+    inference = await off_loop(pipeline.request_of_json, inputs)
     stream_id = await start_resumable(gateway, Call(pipeline, inference, deadline, record))
     url = f"/v1/streams/{stream_id}"
     started = {"id": stream_id, "url": url, "request_id": record.request_id}
@@ -64,19 +62,24 @@ async def delete_stream(stream_id: str, request: Request) -> Response:
     return Response(status_code=204)
 
 
-def _decoded(request: Request, body: bytes) -> _Start:
-    """Raises UnsupportedMediaType, InvalidJson or InvalidInput."""
-    if "json" not in request.headers.get("content-type", ""):
-        raise UnsupportedMediaType(
-            "A stream is started with JSON.", hint="With curl, add: -H 'Content-Type: application/json'"
-        )
+def _members_of(body: Body) -> tuple[str, memoryview]:
+    """The pipeline's name, and its inputs as JSON. Raises InvalidJson or InvalidInput."""
+    members: dict[str, memoryview] = {}
     try:
-        return msgspec.json.decode(body, type=_Start)
-    except msgspec.ValidationError as exc:
-        needed = FieldProblem("body", 'must be {"pipeline": "<name>", "inputs": {...}}')
-        raise InvalidInput("The body must name a pipeline and hold its inputs.", errors=[needed]) from exc
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise InvalidJson("The body is not JSON, or it is nested too deeply.") from exc
+        for name, text in members_of(memoryview(body)):
+            if name in members or name not in {"pipeline", "inputs"}:
+                raise _not_a_start()
+            members[name] = text
+        return msgspec.json.decode(members["pipeline"], type=str), members["inputs"]
+    except (msgspec.ValidationError, KeyError, InvalidRequest) as exc:
+        raise _not_a_start() from exc
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise malformed() from exc
+
+
+def _not_a_start() -> InvalidInput:
+    needed = FieldProblem("body", 'must be {"pipeline": "<name>", "inputs": {...}}')
+    return InvalidInput("The body must name a pipeline and hold its inputs.", errors=[needed])
 
 
 def _last_event_id(request: Request) -> int:

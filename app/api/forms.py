@@ -1,0 +1,69 @@
+"""The parts of a ``multipart/form-data`` body (RFC 7578) that is complete in memory.
+
+Starlette's parser is not used: it looks from Python at each byte that could begin a boundary, decodes text by whatever
+charset the client names, and keeps the last of two parts with one name.
+"""
+
+from collections.abc import Iterator
+
+from python_multipart.multipart import parse_options_header
+
+from app.domain.errors import FieldProblem, InvalidInput, InvalidRequest, UnsupportedMediaType
+
+MAX_PARTS = 128
+MAX_HEAD_BYTES = 8 * 1024
+"""For the headers of one part."""
+_CHARSETS = {b"", b"utf-8", b"utf8", b"us-ascii"}
+
+
+def parts_of(content_type: str, body: bytearray) -> dict[str, bytes]:
+    """Field -> content. Raises UnsupportedMediaType, InvalidRequest or InvalidInput."""
+    _, options = parse_options_header(content_type)
+    if options.get(b"charset", b"").lower() not in _CHARSETS:
+        raise UnsupportedMediaType("The charset of a form can only be UTF-8.", hint="Send the form without a charset.")
+    parts = list(_parts(body, options.get(b"boundary", b"")))
+    check_given_once([name for name, _ in parts])
+    return dict(parts)
+
+
+def check_given_once(names: list[str]) -> None:
+    """Raises InvalidInput."""
+    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    if twice:
+        problems = [FieldProblem(name, "is given twice") for name in twice]
+        raise InvalidInput("A field is given twice.", errors=problems)
+
+
+def _parts(body: bytearray, boundary: bytes) -> Iterator[tuple[str, bytes]]:
+    """Raises InvalidRequest."""
+    delimiter = b"\r\n--" + boundary
+    position = -2 if body.startswith(delimiter[2:]) else body.find(delimiter)
+    for _ in range(MAX_PARTS + 1):
+        start = position + len(delimiter)
+        head_end = body.find(b"\r\n\r\n", start, start + MAX_HEAD_BYTES)
+        if not boundary or position == -1:
+            break
+        if body.startswith(b"--", start):
+            return
+        position = body.find(delimiter, head_end + 4)
+        if head_end == -1 or position == -1:
+            break
+        yield _name_in(bytes(body[start:head_end])), bytes(memoryview(body)[head_end + 4 : position])
+    raise _malformed()
+
+
+def _name_in(head: bytes) -> str:
+    """The field's name. ``head``: the rest of the boundary's line and the part's headers. Raises InvalidRequest."""
+    rest_of_line, *lines = head.split(b"\r\n")
+    headers = {name.strip().lower(): value for name, _, value in (line.partition(b":") for line in lines)}
+    disposition, options = parse_options_header(headers.get(b"content-disposition", b"").strip())
+    if rest_of_line.strip() or disposition != b"form-data" or b"name" not in options:
+        raise _malformed()
+    try:
+        return options[b"name"].decode("utf-8")
+    except UnicodeDecodeError as exc:
+        raise _malformed() from exc
+
+
+def _malformed() -> InvalidRequest:
+    return InvalidRequest(f"The multipart body is malformed, or has more than {MAX_PARTS} parts.")

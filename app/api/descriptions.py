@@ -3,7 +3,7 @@
 from typing import Any
 
 from app.api.samples import samples_of
-from app.pipelines.catalog import Catalog, Entry
+from app.pipelines.entry import Entry
 from app.pipelines.example import Filled, example_of
 from app.pipelines.fields import InputField, ParameterField
 from app.pipelines.graph import End, Graph
@@ -18,15 +18,21 @@ def summarize(name: str, entry: Entry) -> dict[str, Any]:
         "description": entry.spec.description,
         "model": entry.spec.model,
         "state": entry.state,
+        "state_detail": entry.state_detail,
         "streams": entry.spec.stream is not None,
         "url": f"/v1/pipelines/{name}",
     }
 
 
-def describe(pipeline: Pipeline, catalog: Catalog, base_url: str) -> dict[str, Any]:
+def describe(name: str, entry: Entry, base_url: str) -> dict[str, Any]:
+    """Of a pipeline that is not compiled yet, only what the file says and why it is not ready."""
+    summary = summarize(name, entry)
+    return summary if entry.pipeline is None else summary | _compiled(entry.pipeline, base_url)
+
+
+def _compiled(pipeline: Pipeline, base_url: str) -> dict[str, Any]:
     spec, config = pipeline.spec, pipeline.config
     return {
-        **summarize(pipeline.name, catalog.entries[pipeline.name]),
         "version": spec.version or None,
         "decoupled": config.decoupled,
         "inputs": [_input(field) for field in pipeline.inputs],

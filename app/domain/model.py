@@ -80,6 +80,8 @@ class ModelState:
     name: str
     version: str
     ready: bool
+    reason: str = ""
+    """Triton's own words for why it is not ready; they may hold paths and tracebacks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ class Metrics:
         self.triton_up = self._gauge("triton_up", "Whether Triton answers")
         self.model_ready = self._gauge("model_ready", "Whether the model of a pipeline is ready", "model")
         self.config_reload_failed = self._gauge(
-            "config_reload_failed", "Whether gateway.yaml was changed to something that cannot be used"
+            "config_reload_failed", "Whether gateway.yaml was changed to something that cannot be served"
         )
         self._gauge("build_info", "The running version, as a label", "version").labels(version).set(1)
 

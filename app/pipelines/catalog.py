@@ -1,54 +1,26 @@
 """The pipelines that are served now: kept in step with ``gateway.yaml`` and with the models in Triton."""
 
 import asyncio
-import base64
-import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 
-import orjson
-
-from app.domain.deadline import Deadline
 from app.domain.engine import Engine
-from app.domain.errors import GatewayError, ModelNotReady, UnknownPipeline
-from app.domain.model import ModelConfig
-from app.pipelines.compile import PipelineMismatch, Surroundings, compile_pipeline, derived_spec
-from app.pipelines.file import ConfigError, GatewayFile, nearest, read_gateway_file
+from app.domain.errors import ModelNotReady, UnknownPipeline
+from app.pipelines.compile import Surroundings, derived_spec
+from app.pipelines.entry import Entry
+from app.pipelines.file import GatewayFile, nearest
+from app.pipelines.following import FollowedFile
+from app.pipelines.form import Form, State
+from app.pipelines.lookup import Lookup, look_up, read_index
 from app.pipelines.pipeline import Pipeline
-from app.pipelines.run import run
-from app.pipelines.spec import PipelineSpec
+from app.pipelines.warm_up import run_sample, sample_body
+
+PATIENCE_S = 1.0
+"""How long one call waits for samples; those that take longer go on meanwhile."""
 
 _log = logging.getLogger(__name__)
-
-
-class State(StrEnum):
-    READY = "ready"
-    WARMING = "warming"
-    MODEL_NOT_READY = "model_not_ready"
-    MISCONFIGURED = "misconfigured"
-
-    @property
-    def words(self) -> str:
-        return self.value.replace("_", " ")
-
-
-@dataclass(slots=True)
-class Entry:
-    """One pipeline's place in the catalog; ``pipeline`` is None until its model was seen ready."""
-
-    spec: PipelineSpec
-    state: State = State.MODEL_NOT_READY
-    pipeline: Pipeline | None = None
-    complaint: str = ""
-
-    def complain(self, text: str) -> None:
-        """Logged when it is new."""
-        if text != self.complaint:
-            _log.error(text)
-        self.complaint = text
 
 
 @dataclass(slots=True)
@@ -58,32 +30,41 @@ class Catalog:
     engine: Engine
     path: Path | None = None
     surroundings: Surroundings = field(default_factory=Surroundings)
+    triton_url: str = ""
     triton_is_up: bool = field(default=False, init=False)
-    reload_failed: bool = field(default=False, init=False)
     entries: dict[str, Entry] = field(default_factory=dict, init=False)
-    _file: GatewayFile | None = field(default=None, init=False)
-    _stamp: tuple[int, int] = field(default=(0, 0), init=False)
+    file: GatewayFile | None = field(default=None, init=False)
+    """As it was last read well."""
+    models: dict[str, bool] = field(default_factory=dict, init=False)
+    """The models that are served, and whether Triton has each ready."""
+    _followed: FollowedFile | None = field(default=None, init=False)
+    _was_up: bool = field(default=False, init=False)
 
     def load_file(self) -> None:
-        """Read the file for the first time. Raises ConfigError."""
+        """Reads the file for the first time. Raises ConfigError."""
         if self.path is not None:
-            self._stamp = _stamp_of(self.path)
-            self._file = read_gateway_file(self.path)
-            self.entries = {name: Entry(spec) for name, spec in self._file.spec.pipelines.items()}
+            self._followed = FollowedFile(self.path)
+            self.file = self._followed.read_first()
+            specs = self.file.spec.pipelines
+            self.entries = {name: Entry(served=Form(name, spec, self.file)) for name, spec in specs.items()}
+
+    def entry(self, name: str) -> Entry:
+        """Raises UnknownPipeline."""
+        if name not in self.entries:
+            raise UnknownPipeline(f"There is no such pipeline{nearest(name, list(self.entries))[:512]}")
+        return self.entries[name]
 
     def pipeline(self, name: str) -> Pipeline:
         """Raises UnknownPipeline or ModelNotReady."""
-        entry = self.entries.get(name)
-        if entry is None:
-            raise UnknownPipeline(f"There is no such pipeline{nearest(name, list(self.entries))[:512]}")
+        entry = self.entry(name)
         if entry.pipeline is None:
-            raise ModelNotReady(f"Pipeline '{name}' is not ready: {entry.state.words}.")
+            raise ModelNotReady(f"Pipeline '{name}' is not ready: {entry.state.words}. {entry.state_detail}")
         return entry.pipeline
 
     @property
     def is_compiled(self) -> bool:
         """Whether the model of every required pipeline was seen."""
-        return all(entry.pipeline for entry in self.entries.values() if entry.spec.readiness == "required")
+        return all(entry.pipeline for entry in self.entries.values() if entry.is_required)
 
     @property
     def is_ready(self) -> bool:
@@ -91,148 +72,112 @@ class Catalog:
         return self.triton_is_up and not self.unready
 
     @property
+    def is_settled(self) -> bool:
+        """Whether it is ready, and every change of the file is served or has failed."""
+        return self.is_ready and all(entry.coming is None or entry.change_failed for entry in self.entries.values())
+
+    @property
     def unready(self) -> dict[str, Entry]:
         """Required pipelines that are not warm."""
         return {
-            name: entry
-            for name, entry in self.entries.items()
-            if entry.spec.readiness == "required" and entry.state is not State.READY
+            name: entry for name, entry in self.entries.items() if entry.is_required and entry.state is not State.READY
         }
 
-    async def refresh(self) -> None:
-        """Follow the file and the models; what cannot be followed now is tried again at the next call."""
-        self.triton_is_up = await self.engine.is_live()
-        await self._follow_file()
-        await self._follow_repository()
-        for name, entry in list(self.entries.items()):
-            await self._refresh_entry(name, entry, self._file)
-
-    async def warm_up(self) -> None:
-        """Run the samples of the pipelines that are not warm yet; those that fail are tried again at the next call."""
-        await self._warm_up_all(self.entries.values())
-
     @property
-    def file(self) -> GatewayFile | None:
-        """The file that is followed, as it was last read well."""
-        return self._file
+    def reload_failed(self) -> bool:
+        """Whether the file, or a pipeline of it, was changed to what cannot be used."""
+        file_failed = self._followed is not None and self._followed.has_failed
+        return file_failed or (self.path is not None and any(entry.change_failed for entry in self.entries.values()))
 
     @property
     def complaints(self) -> list[str]:
-        """What does not fit between the file and the models."""
-        return [entry.complaint for entry in self.entries.values() if entry.state is State.MISCONFIGURED]
+        """What does not fit between the file and the models that are there."""
+        served = (entry.served for entry in self.entries.values())
+        return [form.problem for form in served if form is not None and form.state is State.MISCONFIGURED]
 
-    async def _follow_file(self) -> None:
-        """A change is used as a whole or not at all, and only when its pipelines are compiled and warm."""
-        if self.path is None or (stamp := _stamp_of(self.path)) == self._stamp:
+    async def refresh(self) -> None:
+        """Follows the file and the models once."""
+        await self.follow_file()
+        await self.follow_models()
+
+    async def follow_file(self) -> None:
+        """Takes a changed file: what it leaves out is gone at once, what it changes comes when it can be served."""
+        file = await self._followed.read_if_changed() if self._followed is not None else None
+        if file is None:
             return
-        self._stamp = stamp
-        try:
-            file = read_gateway_file(self.path)
-            self.entries = await self._entries_of(file)
-        except ConfigError as exc:
-            self.reload_failed = True
-            _log.error("gateway.yaml was changed and cannot be used; the old one stays: %s", exc)
-        else:
-            self._file, self.reload_failed = file, False
+        entries: dict[str, Entry] = {}
+        for name, spec in file.spec.pipelines.items():
+            entries[name] = self.entries.get(name) or Entry()
+            entries[name].ask_for(Form(name, spec, file))
+        self._replace_entries(entries)
+        self.file = file
 
-    async def _entries_of(self, file: GatewayFile) -> dict[str, Entry]:
-        """Those that did not change stay as they are. Raises ConfigError where one does not fit its model."""
-        entries = {name: self._kept_or_new(name, spec) for name, spec in file.spec.pipelines.items()}
-        changed = {name: entry for name, entry in entries.items() if entry is not self.entries.get(name)}
-        for name, entry in changed.items():
-            await self._refresh_entry(name, entry, file)
-        if misfits := [entry.complaint for entry in changed.values() if entry.state is State.MISCONFIGURED]:
-            raise ConfigError("\n".join(misfits))
-        await self._warm_up_all(changed.values())
-        return entries
+    async def follow_models(self) -> None:
+        """Compiles what is new or whose models changed. What cannot be followed now is tried again at the next call."""
+        self.triton_is_up = await self.engine.is_live()
+        self._log_loss_and_return()
+        lookup = await self._look_up() if self.triton_is_up else Lookup()
+        for form in self._forms():
+            form.follow(lookup, self.surroundings)
+        self._settle()
+        self._note_models(lookup)
 
-    def _kept_or_new(self, name: str, spec: PipelineSpec) -> Entry:
-        entry = self.entries.get(name)
-        return entry if entry is not None and entry.spec == spec else Entry(spec)
-
-    async def _follow_repository(self) -> None:
-        if self.path is not None or not self.triton_is_up:
-            return
-        try:
-            ready = {model.name for model in await self.engine.models() if model.ready}
-        except GatewayError as exc:
-            _log.warning("Triton's models could not be listed: %s", exc.detail)
-            return
-        self.entries = {name: self.entries.get(name) or Entry(derived_spec(name)) for name in sorted(ready)}
-
-    async def _refresh_entry(self, name: str, entry: Entry, file: GatewayFile | None) -> None:
-        try:
-            if not await self.engine.model_ready(entry.spec.model, entry.spec.version):
-                entry.state = State.MODEL_NOT_READY
-                return
-            config = await self.engine.model_config(entry.spec.model, entry.spec.version)
-            if entry.pipeline is None or entry.pipeline.config != config:
-                self._compile(name, entry, config, await self._models_of(config), file)
-            elif entry.state is State.MODEL_NOT_READY:
-                entry.state = State.WARMING
-        except GatewayError:
-            entry.state = State.MODEL_NOT_READY
-
-    def _compile(
-        self, name: str, entry: Entry, config: ModelConfig, models: dict[str, ModelConfig], file: GatewayFile | None
-    ) -> None:
-        try:
-            entry.pipeline = compile_pipeline(name, entry.spec, config, models, self.surroundings)
-            entry.state, entry.complaint = State.WARMING, ""
-        except PipelineMismatch as exc:
-            entry.pipeline, entry.state = None, State.MISCONFIGURED
-            location = ("pipelines", name, *exc.location)
-            entry.complain(file.complaint(location, exc.text) if file else f"{name}: {exc.text}")
-
-    async def _models_of(self, config: ModelConfig) -> dict[str, ModelConfig]:
-        """The models that a request runs through, this one included; of a BLS model's, those that it declares."""
-        models = {config.name: config}
-        waiting = [config]
-        while waiting:
-            caller = waiting.pop()
-            for name in caller.calls:
-                if name in models:
-                    continue
-                with contextlib.suppress(*([ModelNotReady] if name in caller.bls_calls else [])):
-                    models[name] = await self.engine.model_config(name)
-                    waiting.append(models[name])
-        return models
-
-    async def _warm_up_all(self, entries: Iterable[Entry]) -> None:
-        cold = [(entry, entry.pipeline) for entry in entries if entry.state is State.WARMING]
-        await asyncio.gather(*(self._warm_up(entry, pipeline) for entry, pipeline in cold if pipeline is not None))
-
-    async def _warm_up(self, entry: Entry, pipeline: Pipeline) -> None:
-        """Run the sample once, so that no caller waits for what a model does only the first time."""
-        if pipeline.spec.sample is None or not pipeline.spec.warmup:
-            entry.state = State.READY
-            return
-        try:
-            request = pipeline.request_of_json(self.sample_body(pipeline))
-            await run(self.engine, pipeline, request, Deadline.after(pipeline.timeout_s))
-            entry.state, entry.complaint = State.READY, ""
-        except (GatewayError, OSError, TypeError, ValueError) as exc:
-            entry.complain(f"pipeline '{pipeline.name}' failed on its sample: {exc}")
+    async def warm_up(self) -> None:
+        """Runs the samples that are due, and waits for them a while; a sample that fails is retried later."""
+        for form in self._forms():
+            if form.is_due and form.pipeline is not None:
+                form.warming = asyncio.create_task(run_sample(self.engine, form.pipeline, self._folder))
+        if running := [form.warming for form in self._forms() if form.warming is not None]:
+            await asyncio.wait(running, timeout=PATIENCE_S)
+        self._settle()
 
     def sample_body(self, pipeline: Pipeline) -> bytes:
-        """The sample as the JSON body of a request, files read from beside ``gateway.yaml``.
+        """As ``warm_up.sample_body``."""
+        return sample_body(pipeline, self._folder)
 
-        Raises OSError for a file that cannot be read, TypeError or ValueError for a value that has no JSON form.
-        """
-        folder = self.path.parent if self.path is not None else Path()
-        files = {field.name for field in pipeline.inputs if field.is_file}
-        return orjson.dumps(
-            {
-                name: base64.b64encode((folder / value).read_bytes()).decode() if name in files else value
-                for name, value in (pipeline.spec.sample or {}).items()
-            }
+    def stop(self) -> None:
+        """Stops the samples that are running."""
+        for entry in self.entries.values():
+            entry.stop()
+
+    async def _look_up(self) -> Lookup:
+        index = await read_index(self.engine) if self.path is None else None
+        if index is not None:
+            self._serve_ready_models({name for name, state in index.items() if state.ready})
+        return await look_up(self.engine, {(form.spec.model, form.spec.version) for form in self._forms()}, index)
+
+    def _serve_ready_models(self, ready: set[str]) -> None:
+        self._replace_entries(
+            {name: self.entries.get(name) or Entry(coming=Form(name, derived_spec(name))) for name in sorted(ready)}
         )
 
+    def _replace_entries(self, entries: dict[str, Entry]) -> None:
+        for name in self.entries.keys() - entries.keys():
+            self.entries[name].stop()
+        self.entries = entries
 
-def _stamp_of(path: Path) -> tuple[int, int]:
-    """Modification time and size; zeros while the file is away, as for a moment when it is replaced."""
-    try:
-        status = path.stat()
-    except OSError:
-        return (0, 0)
-    return (status.st_mtime_ns, status.st_size)
+    def _forms(self) -> Iterator[Form]:
+        return (form for entry in list(self.entries.values()) for form in list(entry.forms))
+
+    def _settle(self) -> None:
+        for entry in self.entries.values():
+            entry.settle()
+
+    def _note_models(self, lookup: Lookup) -> None:
+        """Without a file, a model that was unloaded is remembered until Triton's index does not name it any more."""
+        keys = {(entry.spec.model, entry.spec.version) for entry in self.entries.values()}
+        unloaded = {name for name in self.models if name in lookup.index} if self.path is None else set()
+        self.models = dict.fromkeys(unloaded, False) | {
+            model: all(lookup.is_ready(key) for key in keys if key[0] == model) for model, _ in keys
+        }
+
+    def _log_loss_and_return(self) -> None:
+        if self._was_up and not self.triton_is_up:
+            _log.error("Triton %sstopped answering", f"at {self.triton_url} " if self.triton_url else "")
+        elif self.triton_is_up and not self._was_up:
+            _log.info("Triton %sanswers", f"at {self.triton_url} " if self.triton_url else "")
+        self._was_up = self.triton_is_up
+
+    @property
+    def _folder(self) -> Path:
+        return self.path.parent if self.path is not None else Path()

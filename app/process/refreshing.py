@@ -1,31 +1,61 @@
-"""The background work that keeps the catalog and the gauges about it up to date."""
+"""The background work that keeps the catalog and the gauges about it up to date; no exception ends it."""
 
 import asyncio
+import logging
+from collections.abc import Awaitable, Callable
 
 from app.checking import log_findings
 from app.domain.engine import Engine
 from app.observability.metrics import Metrics
-from app.pipelines.catalog import Catalog, State
+from app.pipelines.catalog import Catalog
 
+FILE_POLL_S = 1.0
 REFRESH_S = 2.0
 REFRESH_UNREADY_S = 0.25
 
+_log = logging.getLogger(__name__)
+
 
 async def keep_fresh(catalog: Catalog, engine: Engine, metrics: Metrics) -> None:
-    """Follows the models and the file until it is cancelled; checks the models once, before any pipeline is ready."""
+    """Follows the file and the models until it is cancelled: a Triton that does not answer delays no reload."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_follow_file(catalog, metrics))
+            group.create_task(_follow_models(catalog, engine, metrics))
+    finally:
+        catalog.stop()
+
+
+async def _follow_file(catalog: Catalog, metrics: Metrics) -> None:
+    while True:
+        await _contained(catalog.follow_file)
+        measure(catalog, metrics)
+        await asyncio.sleep(FILE_POLL_S)
+
+
+async def _follow_models(catalog: Catalog, engine: Engine, metrics: Metrics) -> None:
+    """Checks the models once, before any pipeline is ready."""
     is_checked = False
     while True:
-        await catalog.refresh()
+        await _contained(catalog.follow_models)
         if catalog.is_compiled and not is_checked:
-            await log_findings(engine, catalog.file)
             is_checked = True
-        await catalog.warm_up()
-        _measure(catalog, metrics)
-        await asyncio.sleep(REFRESH_S if catalog.is_ready else REFRESH_UNREADY_S)
+            await _contained(lambda: log_findings(engine, catalog.file))
+        await _contained(catalog.warm_up)
+        measure(catalog, metrics)
+        await asyncio.sleep(REFRESH_S if catalog.is_settled else REFRESH_UNREADY_S)
 
 
-def _measure(catalog: Catalog, metrics: Metrics) -> None:
+async def _contained(step: Callable[[], Awaitable[None]]) -> None:
+    try:
+        await step()
+    except Exception:
+        _log.exception("a part of the refresh failed; it is tried again")
+
+
+def measure(catalog: Catalog, metrics: Metrics) -> None:
     metrics.triton_up.set(catalog.triton_is_up)
     metrics.config_reload_failed.set(catalog.reload_failed)
-    for entry in catalog.entries.values():
-        metrics.model_ready.labels(entry.spec.model).set(entry.state in {State.READY, State.WARMING})
+    metrics.model_ready.clear()
+    for model, is_ready in catalog.models.items():
+        metrics.model_ready.labels(model).set(is_ready)

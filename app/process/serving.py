@@ -135,7 +135,9 @@ async def _gateway(
     async with open_channel(triton.grpc_url, tight_pings=triton.allows_tight_pings) as channel:
         health = TritonHealth(Stubs(metrics.count_stub_death))
         engine = TritonEngine(channel, _observer(settings, metrics, tracer), health)
-        catalog = Catalog(engine, settings.config_path, Surroundings(settings.timeout_s, _key_of(settings)))
+        catalog = Catalog(
+            engine, settings.config_path, Surroundings(settings.timeout_s, _key_of(settings)), triton.grpc_url
+        )
         catalog.load_file()
         await catalog.refresh()
         if catalog.complaints:

@@ -66,7 +66,7 @@ class TritonEngine:
     async def models(self) -> Sequence[ModelState]:
         with triton_errors():
             reply = await self._stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(), timeout=CONTROL_TIMEOUT_S)
-        return [ModelState(model.name, model.version, model.state == "READY") for model in reply.models]
+        return [ModelState(model.name, model.version, model.state == "READY", model.reason) for model in reply.models]
 
     async def model_ready(self, model: str, version: str = "") -> bool:
         """False also while a Python process that the model needs is dead."""

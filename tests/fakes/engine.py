@@ -20,6 +20,8 @@ class FakeEngine(Engine):
     answers: list[Answer] = field(default_factory=list)
     unready: set[str] = field(default_factory=set)
     is_up: bool = True
+    reason: str = ""
+    """What the index says of a model that is not ready."""
     requests: list[InferenceRequest] = field(default_factory=list)
     closed: int = 0
     """Streams whose generator was closed or ran out."""
@@ -33,7 +35,7 @@ class FakeEngine(Engine):
 
     async def models(self) -> Sequence[ModelState]:
         self._check_up()
-        return [ModelState(name, "1", name not in self.unready) for name in self.configs]
+        return [ModelState(name, "1", name not in self.unready, self.reason) for name in self.configs]
 
     async def model_ready(self, model: str, version: str = "") -> bool:
         self._check_up()

@@ -1,20 +1,29 @@
 """The catalog follows the file and the models: what changes applies whole and warm, what is broken keeps the old."""
 
+import asyncio
+import dataclasses
 import os
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 
 from app.domain.errors import ModelError, ModelNotReady, UnknownPipeline
-from app.pipelines.catalog import Catalog, State
+from app.domain.model import ModelConfig
+from app.pipelines import catalog as catalog_module
+from app.pipelines.catalog import Catalog
+from app.pipelines.compile import compile_pipeline
 from app.pipelines.file import ConfigError
+from app.pipelines.form import State
+from app.pipelines.pipeline import Pipeline
 from tests.fakes.engine import FakeEngine
-from tests.fakes.models import ensemble, model, response, tensor
+from tests.fakes.models import ensemble, model, refusal, response, tensor
 
 PLAIN = model("X FP32 [1]", "Y FP32 [1]", name="plain")
 ANSWER = response(tensor("Y", "FP32", [0.5]))
 FILE = "pipelines:\n  p: {model: plain}\n"
+WITH_SAMPLE = "pipelines:\n  p: {model: plain, sample: {X: 1}}\n"
 
 
 @pytest.fixture
@@ -169,8 +178,8 @@ class TestFollowingTheFile:
         [
             "pipelines: [",
             "pipelines: {p: {model: plain, nonsense: 1}}",
-            "pipelines:\n  p: {model: plain, inputs: {x: {tensor: NOPE}}}\n",
-            FILE + "  q: {model: plain, outputs: {y: {tensor: NOPE}}}\n",
+            "pipelines: {}",
+            "pipelines: {p: " + "[" * 20_000,
         ],
     )
     async def test_a_broken_change_keeps_the_old(self, engine: FakeEngine, path: Path, broken: str) -> None:
@@ -198,6 +207,8 @@ class TestFollowingTheFile:
         write(path, "pipelines:\n  p: {model: plain, timeout_s: 3, sample: {X: 1}}\n")
         await catalog.refresh()
         assert catalog.is_ready
+        assert catalog.pipeline("p").timeout_s == 30
+        await catalog.warm_up()
         assert catalog.pipeline("p").timeout_s == 3
         assert len(engine.requests) == 1
 
@@ -222,6 +233,252 @@ class TestFollowingTheFile:
         assert len(caplog.records) == 1
 
 
+class TestReloading:
+    """A change is a transaction for each pipeline: what cannot be served keeps its last good form."""
+
+    @pytest.mark.parametrize(
+        ("broken", "said"),
+        [
+            ("  p: {model: plane}\n", "2: pipelines.p.model 'plane' is no model of Triton's repository; did you mean"),
+            ("  p: {model: plain, sample: {X: 1}}\n", "2: pipelines.p.sample failed: no"),
+            ("  p: {model: plain, sample: {X: a}}\n", "2: pipelines.p.sample failed: 'X' must be"),
+            ("  p: {model: plain, inputs: {x: {tensor: NOPE}}}\n", "2: pipelines.p.inputs.x.tensor 'NOPE' is no such"),
+            ("  p: {model: plain, parameters: {X: {type: integer}}}\n", "2: pipelines.p.parameters.X has the name"),
+        ],
+    )
+    async def test_a_pipeline_that_cannot_be_served_keeps_its_last_good_form(
+        self, engine: FakeEngine, path: Path, caplog: pytest.LogCaptureFixture, broken: str, said: str
+    ) -> None:
+        catalog = await loaded(engine, path, FILE + "  q: {model: plain}\n")
+        pipeline = catalog.pipeline("p")
+        engine.answers = [ModelError("no")]
+        write(path, f"pipelines:\n{broken}  q: {{model: plain, timeout_s: 3}}\n")
+        for _ in range(3):
+            await turn(catalog)
+        assert catalog.is_ready
+        assert catalog.pipeline("p") is pipeline
+        assert catalog.entries["p"].state_detail is None
+        assert catalog.pipeline("q").timeout_s == 3
+        assert catalog.reload_failed
+        (problem,) = [record.message for record in caplog.records if record.levelname == "ERROR"]
+        assert problem.startswith(f"{path}:{said}")
+        assert problem.endswith(" (its last good form stays)")
+
+    async def test_it_is_taken_when_it_can_be_served_at_last(self, engine: FakeEngine, path: Path) -> None:
+        catalog = await loaded(engine, path)
+        write(path, "pipelines:\n  p: {model: later}\n")
+        await turn(catalog)
+        assert catalog.reload_failed
+        engine.configs["later"] = dataclasses.replace(PLAIN, name="later")
+        await turn(catalog)
+        assert catalog.pipeline("p").config.name == "later"
+        assert not catalog.reload_failed
+
+    async def test_a_change_that_is_undone_is_forgotten(self, engine: FakeEngine, path: Path) -> None:
+        catalog = await loaded(engine, path)
+        pipeline = catalog.pipeline("p")
+        write(path, "pipelines:\n  p: {model: absent}\n")
+        await turn(catalog)
+        write(path, FILE)
+        await turn(catalog)
+        assert not catalog.reload_failed
+        assert catalog.pipeline("p") is pipeline
+
+    async def test_an_added_pipeline_costs_readiness_only_once_it_was_served(
+        self, engine: FakeEngine, path: Path
+    ) -> None:
+        catalog = await loaded(engine, path)
+        write(path, FILE + "  q: {model: later}\n")
+        await turn(catalog)
+        assert catalog.is_ready
+        assert catalog.reload_failed
+        with pytest.raises(ModelNotReady, match=r"model not ready\. Triton has no model 'later'"):
+            catalog.pipeline("q")
+        engine.configs["later"] = dataclasses.replace(PLAIN, name="later")
+        await turn(catalog)
+        assert catalog.pipeline("q")
+        assert not catalog.reload_failed
+        engine.unready = {"later"}
+        await turn(catalog)
+        assert not catalog.is_ready
+
+    async def test_a_pipeline_that_was_never_served_takes_the_new_form_at_once(
+        self, engine: FakeEngine, path: Path
+    ) -> None:
+        catalog = await loaded(engine, path, "pipelines:\n  p: {model: absent}\n")
+        assert catalog.entries["p"].state_detail == "Triton has no model 'absent'."
+        write(path, "pipelines:\n  p: {model: plane}\n")
+        await turn(catalog)
+        assert catalog.entries["p"].state_detail == "Triton has no model 'plane'; did you mean 'plain'?"
+        assert not catalog.is_ready
+        write(path, FILE)
+        await turn(catalog)
+        assert catalog.is_ready
+
+    async def test_a_file_that_cannot_be_read_for_an_unforeseen_reason_is_read_again(
+        self, engine: FakeEngine, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        catalog = await loaded(engine, path)
+        with monkeypatch.context() as patched:
+            patched.setattr("app.pipelines.following.read_gateway_file", lambda path: 1 / 0)
+            write(path, FILE + "  q: {model: plain}\n")
+            for _ in range(3):
+                await turn(catalog)
+            assert catalog.reload_failed
+            assert [bool(record.exc_info) for record in caplog.records if record.levelname == "ERROR"] == [True]
+        write(path, FILE + "  q: {model: plain}\n")
+        await turn(catalog)
+        assert not catalog.reload_failed
+        assert catalog.pipeline("q")
+
+    async def test_an_unforeseen_failure_to_compile_is_one_pipelines_own(
+        self, engine: FakeEngine, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def compiled(name: str, *rest: Any) -> Pipeline:
+            assert name != "q", "a bug"
+            return compile_pipeline(name, *rest)
+
+        catalog = await loaded(engine, path)
+        monkeypatch.setattr("app.pipelines.form.compile_pipeline", compiled)
+        write(path, FILE + "  q: {model: plain}\n  r: {model: plain}\n")
+        await turn(catalog)
+        assert catalog.entries["q"].state is State.MISCONFIGURED
+        assert "bug" not in f"{catalog.entries['q'].state_detail}"
+        assert catalog.pipeline("r")
+        assert catalog.reload_failed
+        assert "Traceback" in caplog.text
+
+    async def test_the_file_is_followed_while_triton_is_away(self, engine: FakeEngine, path: Path) -> None:
+        catalog = await loaded(engine, path, FILE + "  q: {model: plain}\n")
+        engine.is_up = False
+        write(path, FILE)
+        await catalog.follow_file()
+        assert catalog.entries.keys() == {"p"}
+
+    async def test_a_link_that_leads_to_another_file_is_followed(self, engine: FakeEngine, path: Path) -> None:
+        """As Kubernetes changes a ConfigMap: the file's name is a link into a folder that is itself a link."""
+        for number, text in enumerate((FILE, FILE.replace("p:", "q:"))):
+            (path.parent / f"data{number}").mkdir()
+            (path.parent / f"data{number}" / path.name).write_text(text)
+            os.utime(path.parent / f"data{number}" / path.name, ns=(1, 1))
+        data = path.parent / "data"
+        data.symlink_to("data0")
+        path.symlink_to(f"data/{path.name}")  # noqa: ASYNC240 - a test's own small step
+        catalog = Catalog(engine, path)
+        catalog.load_file()
+        (path.parent / "swap").symlink_to("data1")
+        (path.parent / "swap").rename(data)
+        await turn(catalog)
+        assert catalog.entries.keys() == {"q"}
+
+
+class TestAskingTriton:
+    async def test_models_are_asked_at_the_same_time_and_each_once(self, path: Path) -> None:
+        names = [f"m{n}" for n in range(9)]
+        engine = WaitingEngine.of(*(dataclasses.replace(PLAIN, name=name) for name in names))
+        engine.together = 9
+        lines = [f"  {name}: {{model: {name}}}\n  again_{name}: {{model: {name}}}\n" for name in names]
+        catalog = await loaded(engine, path, "pipelines:\n" + "".join(lines))
+        assert catalog.is_ready
+        assert sorted(engine.asked) == names
+
+    async def test_a_triton_that_does_not_answer_is_asked_for_no_model(self, path: Path) -> None:
+        engine = WaitingEngine.of(PLAIN)
+        engine.is_up = False
+        catalog = await loaded(engine, path)
+        assert engine.asked == []
+        assert catalog.entries["p"].state_detail == "Triton does not answer."
+
+    async def test_a_changed_step_rebuilds_the_graph(self, engine: FakeEngine, path: Path) -> None:
+        engine.configs["whole"] = ensemble("whole", PLAIN)
+        catalog = await loaded(engine, path, "pipelines:\n  p: {model: whole}\n")
+        assert [step.decoupled for step in catalog.pipeline("p").graph.steps] == [False]
+        engine.configs["plain"] = dataclasses.replace(PLAIN, decoupled=True)
+        await turn(catalog)
+        assert [step.decoupled for step in catalog.pipeline("p").graph.steps] == [True]
+
+    async def test_a_missing_step_is_named(
+        self, engine: FakeEngine, path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        engine.configs["whole"] = ensemble("whole", dataclasses.replace(PLAIN, name="plane"))
+        catalog = await loaded(engine, path, "pipelines:\n  p: {model: whole}\n")
+        assert catalog.entries["p"].state_detail == (
+            "Triton has no model 'plane', which 'whole' runs; did you mean 'plain'?"
+        )
+        assert "pipelines.p.model 'plane', which 'whole' runs is no model" in caplog.text
+
+    async def test_tritons_reason_is_for_the_log(
+        self, engine: FakeEngine, path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        engine.unready, engine.reason = {"plain"}, "no module named 'torch' in /models"
+        catalog = await loaded(engine, path)
+        assert catalog.entries["p"].state_detail == "Triton has not loaded model 'plain'."
+        assert "Triton says: no module named 'torch'" in caplog.text
+
+    async def test_an_unforeseen_answer_about_a_model_is_its_own_failure(self, path: Path) -> None:
+        engine = WaitingEngine.of(PLAIN, dataclasses.replace(PLAIN, name="odd"))
+        engine.odd = {"odd"}
+        catalog = await loaded(engine, path, FILE + "  q: {model: odd}\n")
+        assert catalog.entries["q"].state_detail == "The configuration of model 'odd' cannot be read."
+        assert catalog.entries["p"].state is State.READY
+
+    async def test_loss_and_return_are_one_line_each(
+        self, engine: FakeEngine, path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level("INFO")
+        catalog = await loaded(engine, path)
+        caplog.clear()
+        for is_up in (True, False, False, True, True):
+            engine.is_up = is_up
+            await turn(catalog)
+        assert [record.message for record in caplog.records] == ["Triton stopped answering", "Triton answers"]
+
+    async def test_readiness_of_models(self, engine: FakeEngine, path: Path) -> None:
+        engine.configs["other"] = dataclasses.replace(PLAIN, name="other")
+        catalog = await loaded(engine, path, FILE + "  q: {model: other}\n")
+        assert catalog.models == {"plain": True, "other": True}
+        engine.unready = {"other"}
+        await turn(catalog)
+        assert catalog.models == {"plain": True, "other": False}
+        write(path, FILE)
+        await turn(catalog)
+        assert catalog.models == {"plain": True}
+
+    async def test_readiness_of_models_without_a_file(self, engine: FakeEngine) -> None:
+        engine.configs["other"] = dataclasses.replace(PLAIN, name="other")
+        engine.configs["never"] = dataclasses.replace(PLAIN, name="never")
+        engine.unready = {"never"}
+        catalog = Catalog(engine)
+        await turn(catalog)
+        assert catalog.models == {"plain": True, "other": True}
+        engine.unready = {"other", "never"}
+        await turn(catalog)
+        assert catalog.models == {"plain": True, "other": False}
+        del engine.configs["other"]
+        await turn(catalog)
+        assert catalog.models == {"plain": True}
+
+
+@dataclasses.dataclass
+class WaitingEngine(FakeEngine):
+    """``together``: how many models must have been asked for before any is answered."""
+
+    together: int = 1
+    asked: list[str] = dataclasses.field(default_factory=list)
+    odd: set[str] = dataclasses.field(default_factory=set)
+
+    async def model_ready(self, model: str, version: str = "") -> bool:
+        self.asked.append(model)
+        while len(self.asked) < self.together:
+            await asyncio.sleep(0)
+        return True
+
+    async def model_config(self, model: str, version: str = "") -> ModelConfig:
+        if model in self.odd:
+            raise ZeroDivisionError
+        return self.configs[model]
+
+
 class TestWarmingUp:
     async def test_the_sample_is_run_once(self, engine: FakeEngine, path: Path) -> None:
         catalog = await loaded(engine, path, "pipelines:\n  p: {model: plain, sample: {X: 1.5}}\n")
@@ -233,26 +490,76 @@ class TestWarmingUp:
         assert catalog.is_ready
         assert engine.requests == []
 
-    async def test_a_sample_that_fails_is_tried_again(self, engine: FakeEngine, path: Path) -> None:
+    async def test_a_sample_that_fails_is_retried_later(self, engine: FakeEngine, path: Path) -> None:
         engine.answers = [ModelError("no")]
-        catalog = await loaded(engine, path, "pipelines:\n  p: {model: plain, sample: {X: 1}}\n")
+        catalog = await loaded(engine, path, WITH_SAMPLE)
+        for _ in range(10):
+            await turn(catalog)
+        assert len(engine.requests) == 1
         assert catalog.entries["p"].state is State.WARMING
+        assert catalog.entries["p"].state_detail == "Its sample failed; the log says why."
         assert not catalog.is_ready
         engine.answers = [ANSWER]
+        next(catalog.entries["p"].forms).retry_now()
         await turn(catalog)
         assert catalog.is_ready
+        assert catalog.entries["p"].state_detail is None
+
+    async def test_the_log_has_the_models_words_and_the_caller_does_not(
+        self, engine: FakeEngine, path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        engine.answers = [refusal("no such key: /opt/weights\nTraceback")]
+        catalog = await loaded(engine, path, WITH_SAMPLE)
+        (record,) = caplog.records
+        assert record.message == (
+            f"{path}:2: pipelines.p.sample failed: Model 'model' failed."
+            "; the model says: no such key: /opt/weights Traceback"
+        )
+        assert "weights" not in f"{catalog.entries['p'].state_detail}"
+
+    @pytest.mark.parametrize("occasion", ["another model", "a reload", "Triton's return", "the file"])
+    async def test_the_sample_is_retried_at_once_when_something_changed(
+        self, engine: FakeEngine, path: Path, occasion: str
+    ) -> None:
+        engine.answers = [ModelError("no")]
+        catalog = await loaded(engine, path, WITH_SAMPLE)
+        engine.answers = [ANSWER]
+        if occasion == "another model":
+            engine.configs["plain"] = dataclasses.replace(PLAIN, instance_count=2)
+        elif occasion == "the file":
+            write(path, WITH_SAMPLE + "# another line\n")
+        else:
+            engine.unready, engine.is_up = ({"plain"}, True) if occasion == "a reload" else (set(), False)
+            await turn(catalog)
+            engine.unready, engine.is_up = set(), True
+        await turn(catalog)
+        assert catalog.is_ready
+
+    async def test_a_sample_that_is_not_answered_delays_nothing(
+        self, engine: FakeEngine, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(catalog_module, "PATIENCE_S", 0.01)
+        engine.answers = [60.0]
+        catalog = await loaded(engine, path, WITH_SAMPLE)
+        write(path, FILE + "  q: {model: plain}\n")
+        await turn(catalog)
+        assert catalog.is_ready
+        assert catalog.pipeline("q")
+        await asyncio.sleep(0)
+        assert engine.closed == len(engine.requests) == 1
 
     @pytest.mark.parametrize(
         "sample", ["{Z: 1}", "{X: a}", "{X: 1.0e+300}", "{F: absent.png}", "{F: 5}", '{F: "a\\0"}']
     )
     async def test_a_sample_that_cannot_be_sent_is_complained_of(
-        self, engine: FakeEngine, path: Path, sample: str
+        self, engine: FakeEngine, path: Path, sample: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         engine.configs["plain"] = model(["X FP32 [1]", "F BYTES [1]"], "Y FP32 [1]", name="plain")
         inputs = "{X: {tensor: X}, F: {tensor: F, kind: binary}}"
         catalog = await loaded(engine, path, f"pipelines:\n  p: {{model: plain, inputs: {inputs}, sample: {sample}}}\n")
         assert catalog.entries["p"].state is State.WARMING
-        assert "failed on its sample" in catalog.entries["p"].complaint
+        assert catalog.entries["p"].state_detail == "Its sample failed; the log says why."
+        assert "pipelines.p.sample failed: " in caplog.text
 
     async def test_files_of_a_sample_lie_beside_the_configuration(self, engine: FakeEngine, path: Path) -> None:
         engine.configs["plain"] = model("F BYTES [1]", "Y FP32 [1]", name="plain")

@@ -32,8 +32,10 @@ async def triton(request: Request) -> Response:
 
 
 def _readiness(gateway: Gateway) -> dict[str, object]:
+    entries = gateway.catalog.entries
     return {
         "status": "ready" if gateway.is_ready else "draining" if gateway.is_draining else "not_ready",
         "triton": "up" if gateway.catalog.triton_is_up else "down",
-        "pipelines": {name: entry.state for name, entry in gateway.catalog.entries.items()},
+        "pipelines": {name: entry.state for name, entry in entries.items()},
+        "state_detail": {name: entry.state_detail for name, entry in entries.items() if entry.state_detail},
     }

@@ -27,8 +27,8 @@ async def list_pipelines(request: Request) -> Response:
 
 @router.get("/{name}")
 async def get_pipeline(name: str, request: Request) -> Response:
-    catalog = gateway_of(request).catalog
-    return JsonResponse(describe(catalog.pipeline(name), catalog, base_url_of(request)))
+    entry = gateway_of(request).catalog.entry(name)
+    return JsonResponse(describe(name, entry, base_url_of(request)))
 
 
 @router.post("/{name}")

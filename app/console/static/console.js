@@ -30,8 +30,10 @@ async function show(name) {
   mark(name);
   const { values } = await get(`/v1/pipelines/${encodeURIComponent(name)}`);
   if (name !== named()) return;
-  open = new Workbench(values);
-  work.replaceChildren(open.node);
+  if (values.inputs) {
+    open = new Workbench(values);
+    work.replaceChildren(open.node);
+  } else work.replaceChildren(element("p", { class: "empty" }, `${name} is not ready. ${values.state_detail}`));
   document.title = `${name} · triton-gateway`;
 }
 

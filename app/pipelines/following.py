@@ -1,0 +1,64 @@
+"""``gateway.yaml`` while the gateway runs: read again, in a thread, when it changed."""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from app.pipelines.backoff import Backoff
+from app.pipelines.file import ConfigError, GatewayFile, read_gateway_file
+
+_Stamp = tuple[int, ...]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class FollowedFile:
+    """``has_failed``: whether the newest content cannot be used."""
+
+    path: Path
+    has_failed: bool = False
+    _stamp: _Stamp = ()
+    _problem: str = ""
+    _backoff: Backoff = field(default_factory=Backoff)
+
+    def read_first(self) -> GatewayFile:
+        """Raises ConfigError."""
+        self._stamp = _stamp_of(self.path)
+        return read_gateway_file(self.path)
+
+    async def read_if_changed(self) -> GatewayFile | None:
+        """None where nothing changed or the content cannot be used; what failed is retried. Raises nothing."""
+        try:
+            stamp = await asyncio.to_thread(_stamp_of, self.path)
+            if stamp == self._stamp and not (self.has_failed and self._backoff.is_due):
+                return None
+            if stamp != self._stamp:
+                self._backoff.reset()
+            file = await asyncio.to_thread(read_gateway_file, self.path)
+        except ConfigError as exc:
+            self._fail(stamp, str(exc))
+        except Exception as exc:
+            self._fail(stamp, f"{self.path}: {type(exc).__name__}: {exc}", exc)
+        else:
+            self._stamp, self.has_failed, self._problem = stamp, False, ""
+            return file
+        return None
+
+    def _fail(self, stamp: _Stamp, problem: str, exc: Exception | None = None) -> None:
+        """Logs a problem once, until another takes its place."""
+        self._stamp, self.has_failed = stamp, True
+        self._backoff.fail()
+        if problem != self._problem:
+            _log.error("gateway.yaml was changed and cannot be used; the old one stays: %s", problem, exc_info=exc)
+        self._problem = problem
+
+
+def _stamp_of(path: Path) -> _Stamp:
+    """Changes with the content, and where a link leads to another file; zeros while the file is away."""
+    try:
+        status = path.stat()
+    except OSError:
+        return (0,)
+    return (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size)

@@ -1,0 +1,141 @@
+"""One form of a pipeline on its way to be served: its model is seen, it is compiled, its sample is answered."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from app.domain.errors import GatewayError
+from app.domain.model import ModelConfig
+from app.pipelines.backoff import Backoff
+from app.pipelines.compile import PipelineMismatch, Surroundings, compile_pipeline
+from app.pipelines.file import GatewayFile
+from app.pipelines.lookup import Lookup, Missing
+from app.pipelines.pipeline import Pipeline
+from app.pipelines.spec import PipelineSpec
+
+_LONGEST_TEXT = 2000
+_EXPECTED = (GatewayError, OSError, TypeError, ValueError)
+"""What a sample that cannot be read or sent, or a model that does not answer it, raises."""
+
+_log = logging.getLogger(__name__)
+
+
+class State(StrEnum):
+    READY = "ready"
+    WARMING = "warming"
+    MODEL_NOT_READY = "model_not_ready"
+    MISCONFIGURED = "misconfigured"
+
+    @property
+    def words(self) -> str:
+        return self.value.replace("_", " ")
+
+
+@dataclass(slots=True, eq=False)
+class Form:
+    """``detail`` says why it is not ready in words for callers; ``problem`` says it in words for the log.
+
+    ``file`` is None where the pipeline is derived from a model. ``pipeline`` is None until it was compiled.
+    """
+
+    name: str
+    spec: PipelineSpec
+    file: GatewayFile | None = None
+    replaces: bool = False
+    """Whether another form of the pipeline is served until this one can be."""
+    state: State = State.MODEL_NOT_READY
+    detail: str = "Its model has not been seen yet."
+    problem: str = ""
+    pipeline: Pipeline | None = None
+    warming: "asyncio.Task[None] | None" = None
+    """Runs the sample; its exception is the sample's failure."""
+    _models: Mapping[str, ModelConfig] = field(default_factory=dict)
+    _backoff: Backoff = field(default_factory=Backoff)
+
+    def follow(self, lookup: Lookup, surroundings: Surroundings) -> None:
+        """Compiles it when its models are seen first, and again when one of them changed."""
+        found = lookup.models_of(self.spec.model, self.spec.version)
+        if isinstance(found, Missing):
+            self._miss(found)
+        elif self.pipeline is None or found != self._models:
+            self._compile(found, surroundings)
+        elif self.state is State.MODEL_NOT_READY:
+            self._begin_warming()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether its sample is to be run now."""
+        return self.state is State.WARMING and self.warming is None and self._backoff.is_due
+
+    def settle(self) -> None:
+        """Takes the result of the sample, if there is one."""
+        if self.warming is None or not self.warming.done():
+            return
+        failure = None if self.warming.cancelled() else self.warming.exception()
+        self.warming = None
+        if failure is None:
+            self._become_ready()
+        else:
+            self._fail_on_sample(failure)
+
+    def retry_now(self) -> None:
+        self._backoff.reset()
+
+    def stop(self) -> None:
+        """Stops its sample, if that is running."""
+        if self.warming is not None:
+            self.warming.cancel()
+            self.warming = None
+
+    def _miss(self, missing: Missing) -> None:
+        self.stop()
+        self.state, self.detail = State.MODEL_NOT_READY, missing.detail
+        if missing.problem:
+            self._report(("model",), missing.problem, missing.unexpected)
+
+    def _compile(self, models: Mapping[str, ModelConfig], surroundings: Surroundings) -> None:
+        config = next(iter(models.values()))
+        try:
+            self.pipeline = compile_pipeline(self.name, self.spec, config, models, surroundings)
+        except PipelineMismatch as exc:
+            key = ".".join(map(str, exc.location))
+            self._misfit(f"It does not fit its model: {key} {exc.text}.")
+            self._report(exc.location, exc.text)
+        except Exception as exc:
+            self._misfit("The gateway cannot compile it; the log says why.")
+            self._report((), f"cannot be compiled: {exc!r}", exc)
+        else:
+            self._models = models
+            self._begin_warming()
+
+    def _misfit(self, detail: str) -> None:
+        self.stop()
+        self.pipeline, self.state, self.detail = None, State.MISCONFIGURED, detail
+
+    def _begin_warming(self) -> None:
+        self.stop()
+        self.retry_now()
+        self.state, self.detail = State.WARMING, "Its sample has not been answered yet."
+        if self.spec.sample is None or not self.spec.warmup:
+            self._become_ready()
+
+    def _become_ready(self) -> None:
+        self.state, self.detail, self.problem = State.READY, "", ""
+
+    def _fail_on_sample(self, failure: BaseException) -> None:
+        self._backoff.fail()
+        self.detail = "Its sample failed; the log says why."
+        upstream = getattr(failure, "upstream", None)
+        said = f"; the model says: {upstream.message}" if upstream is not None else ""
+        text = " ".join(f"failed: {failure}{said}".split())
+        self._report(("sample",), text[:_LONGEST_TEXT], None if isinstance(failure, _EXPECTED) else failure)
+
+    def _report(self, location: tuple[str | int, ...], text: str, exc: BaseException | None = None) -> None:
+        """Logs a problem once, until another takes its place."""
+        where = ("pipelines", self.name, *location)
+        problem = self.file.complaint(where, text) if self.file else f"{'.'.join(map(str, where))} {text}"
+        if problem != self.problem:
+            _log.error("%s%s", problem, " (its last good form stays)" if self.replaces else "", exc_info=exc)
+        self.problem = problem

@@ -1,0 +1,66 @@
+"""Readiness and the list of pipelines say why a pipeline is not ready."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.engine import FakeEngine
+from tests.fakes.gateway import Served, served
+from tests.fakes.models import model
+
+PLAIN = model("X FP32 [1]", "Y FP32 [1]", name="plain")
+CONFIG = "pipelines:\n  good: {model: plain}\n  bad: {model: plane, description: Later.}\n"
+WHY = "Triton has no model 'plane'; did you mean 'plain'?"
+
+
+@pytest.fixture
+async def half_ready(tmp_path: Path) -> AsyncIterator[Served]:
+    path = tmp_path / "gateway.yaml"
+    path.write_text(CONFIG)
+    async with served(FakeEngine.of(PLAIN), path) as gateway:
+        yield gateway
+
+
+async def test_readiness_says_why(half_ready: Served) -> None:
+    for client in (half_ready.client, half_ready.admin):
+        answer = await client.get("/health/ready")
+        assert (answer.status_code, answer.json()) == (
+            503,
+            {
+                "status": "not_ready",
+                "triton": "up",
+                "pipelines": {"good": "ready", "bad": "model_not_ready"},
+                "state_detail": {"bad": WHY},
+            },
+        )
+
+
+async def test_the_list_says_why(half_ready: Served) -> None:
+    pipelines = (await half_ready.client.get("/v1/pipelines")).json()["pipelines"]
+    assert [(each["name"], each["state"], each["state_detail"]) for each in pipelines] == [
+        ("good", "ready", None),
+        ("bad", "model_not_ready", WHY),
+    ]
+
+
+async def test_a_pipeline_whose_model_is_missing_is_described_as_far_as_it_is_known(half_ready: Served) -> None:
+    answer = await half_ready.client.get("/v1/pipelines/bad")
+    assert (answer.status_code, answer.json()) == (
+        200,
+        {
+            "name": "bad",
+            "description": "Later.",
+            "model": "plane",
+            "state": "model_not_ready",
+            "state_detail": WHY,
+            "streams": False,
+            "url": "/v1/pipelines/bad",
+        },
+    )
+
+
+async def test_a_request_to_it_is_told_why(half_ready: Served) -> None:
+    answer = await half_ready.client.post("/v1/pipelines/bad", json={})
+    assert (answer.status_code, answer.json()["code"]) == (503, "model_not_ready")
+    assert answer.json()["detail"] == f"Pipeline 'bad' is not ready: model not ready. {WHY}"

@@ -1,0 +1,121 @@
+"""No exception ends the refresh, and the gauges follow the catalog."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from app.observability.metrics import Metrics
+from app.pipelines.catalog import Catalog
+from app.process import refreshing
+from app.process.refreshing import keep_fresh
+from tests.fakes.engine import FakeEngine
+from tests.fakes.models import model
+
+PLAIN = model("X FP32 [1]", "Y FP32 [1]", name="plain")
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FILE_POLL_S", "REFRESH_S", "REFRESH_UNREADY_S"):
+        monkeypatch.setattr(refreshing, name, 0.005)
+
+
+@asynccontextmanager
+async def refreshed(engine: FakeEngine, path: Path) -> AsyncIterator[tuple[Catalog, Metrics]]:
+    catalog, metrics = Catalog(engine, path), Metrics("test")
+    catalog.load_file()
+    task = asyncio.create_task(keep_fresh(catalog, engine, metrics))
+    try:
+        yield catalog, metrics
+        assert not task.done()
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def become(name: str, metrics: Metrics, value: float | None, **labels: str) -> None:
+    async with asyncio.timeout(5):
+        while metrics.registry.get_sample_value(f"triton_gateway_{name}", labels) != value:
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "[" * 20_000,
+        "pipelines: {p: {model: plain, parameters: {X: {type: integer}}}}",
+        "pipelines: {p: {model: plain, parameters: {n: {type: number, minimum: " + "9" * 400 + "}}}}",
+    ],
+    ids=lambda text: text[:60],
+)
+async def test_a_file_that_cannot_be_used_ends_nothing(tmp_path: Path, hostile: str) -> None:
+    path = tmp_path / "gateway.yaml"
+    path.write_text("pipelines: {p: {model: plain}}")
+    async with refreshed(FakeEngine.of(PLAIN), path) as (catalog, metrics):
+        await become("model_ready", metrics, 1, model="plain")
+        path.write_text(hostile)
+        await become("config_reload_failed", metrics, 1)
+        assert catalog.is_ready
+        path.write_text("pipelines: {p: {model: plain}, q: {model: plain}}")
+        async with asyncio.timeout(5):
+            while "q" not in catalog.entries or catalog.entries["q"].pipeline is None:
+                await asyncio.sleep(0.005)
+        await become("config_reload_failed", metrics, 0)
+
+
+class FailingEngine(FakeEngine):
+    async def is_live(self) -> bool:
+        if not self.is_up:
+            raise ZeroDivisionError
+        return True
+
+
+async def test_what_nobody_foresaw_is_logged_and_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "gateway.yaml"
+    path.write_text("pipelines: {p: {model: plain}}")
+    engine = FailingEngine.of(PLAIN)
+    engine.is_up = False
+    async with refreshed(engine, path) as (catalog, metrics):
+        async with asyncio.timeout(5):
+            while "ZeroDivisionError" not in caplog.text:
+                await asyncio.sleep(0.005)
+        engine.is_up = True
+        await become("model_ready", metrics, 1, model="plain")
+        assert catalog.is_ready
+
+
+async def test_a_model_that_is_unloaded_is_not_ready_and_one_that_is_not_served_has_no_sample(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.yaml"
+    path.write_text("pipelines: {p: {model: plain}, q: {model: other}}")
+    engine = FakeEngine.of(PLAIN, model("X FP32 [1]", "Y FP32 [1]", name="other"))
+    async with refreshed(engine, path) as (_, metrics):
+        await become("model_ready", metrics, 1, model="other")
+        engine.unready = {"other"}
+        await become("model_ready", metrics, 0, model="other")
+        path.write_text("pipelines: {p: {model: plain}}")
+        await become("model_ready", metrics, None, model="other")
+
+
+class SilentEngine(FakeEngine):
+    async def is_live(self) -> bool:
+        if not self.is_up:
+            await asyncio.sleep(3600)
+        return True
+
+
+async def test_a_triton_that_is_silent_delays_no_reload(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.yaml"
+    path.write_text("pipelines: {p: {model: plain}, q: {model: plain}}")
+    engine = SilentEngine.of(PLAIN)
+    async with refreshed(engine, path) as (catalog, metrics):
+        await become("model_ready", metrics, 1, model="plain")
+        engine.is_up = False
+        path.write_text("[")
+        await become("config_reload_failed", metrics, 1)
+        path.write_text("pipelines: {p: {model: plain}}")
+        await become("config_reload_failed", metrics, 0)
+        assert catalog.entries.keys() == {"p"}

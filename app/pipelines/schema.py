@@ -1,5 +1,6 @@
-"""The JSON Schema (2020-12) of a pipeline's request and result, from the very types that decode and check them."""
+"""The JSON Schema (2020-12) of a pipeline's request and result, from the types that decode and check them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -9,8 +10,17 @@ from app.domain.tensor import FLOAT_DATATYPES, INTEGER_DATATYPES
 from app.pipelines.fields import InputField, ParameterField
 from app.pipelines.outputs import OutputField
 from app.pipelines.pipeline import Pipeline
+from app.pipelines.shapes import is_bare_item
 
 Schema = dict[str, Any]
+
+_LARGEST_BY_DATATYPE: dict[str, float] = {
+    "FP16": 65504.0,
+    "BF16": 3.3895313892515355e38,
+    "FP32": 3.4028234663852886e38,
+    "UINT64": 2**64 - 1,
+}
+"""The datatypes of which msgspec's types do not know every bound."""
 
 
 def request_schema(pipeline: Pipeline) -> Schema:
@@ -19,6 +29,9 @@ def request_schema(pipeline: Pipeline) -> Schema:
     fields: list[InputField | ParameterField] = [*pipeline.inputs, *pipeline.parameters]
     for field in fields:
         _describe_field(field, request["properties"][field.name])
+        tensor = field.tensor
+        if tensor is not None:
+            _add_bounds(request["properties"][field.name], tensor.datatype, _sizes_of(field, pipeline))
     return request
 
 
@@ -50,6 +63,31 @@ def _describe_field(field: InputField | ParameterField, schema: Schema) -> None:
         schema["default"] = field.spec.default
     if isinstance(field, InputField):
         schema["description"] = f"{field.spec.kind}; tensor {_tensor_text(field.tensor)}"
+
+
+def _sizes_of(field: InputField | ParameterField, pipeline: Pipeline) -> list[tuple[int, int | None]]:
+    """The smallest and the largest number of items of each list around an element, the outer one first."""
+    if isinstance(field, ParameterField) or field.is_bare:
+        return []
+    batch = [(1, pipeline.config.max_batch_size)] if field.batched else []
+    dims = () if is_bare_item(field.tensor) else field.tensor.dims
+    return [*batch, *((0, None) if dim == -1 else (dim, dim) for dim in dims)]
+
+
+def _add_bounds(schema: Schema, datatype: str, sizes: Sequence[tuple[int, int | None]]) -> None:
+    """Adds what msgspec's types do not say: fixed dimensions, and the range of the datatype."""
+    for branch in schema.get("anyOf", [schema]):
+        if branch.get("type") == "array":
+            branch.update(_length(*sizes[0]) if sizes else {})
+            _add_bounds(branch["items"], datatype, sizes[1:])
+        elif branch.get("type") in ("number", "integer") and datatype in _LARGEST_BY_DATATYPE:
+            largest = _LARGEST_BY_DATATYPE[datatype]
+            branch.setdefault("minimum", -largest)
+            branch.setdefault("maximum", largest)
+
+
+def _length(low: int, high: int | None) -> Schema:
+    return ({"minItems": low} if low else {}) | ({} if high is None else {"maxItems": high})
 
 
 def _output_schema(field: OutputField, *, joined: bool) -> Schema:

@@ -1,5 +1,6 @@
 """What the gateway says of itself: descriptions, samples that work as pasted, OpenAPI, error pages."""
 
+import json
 import shlex
 import subprocess
 from html.parser import HTMLParser
@@ -10,7 +11,7 @@ import pytest
 
 from app.api.error_table import ERROR_BY_CODE, ROW_BY_ERROR
 from app.api.samples import samples_of
-from tests.api.conftest import word
+from tests.api.conftest import FINAL, events, word
 from tests.fakes.gateway import Served
 from tests.fakes.models import model, pipeline
 
@@ -166,6 +167,47 @@ class TestOpenApi:
             op["operationId"] for path in document["paths"].values() for op in path.values() if "operationId" in op
         ]
         assert len(names) == len(set(names))
+
+    async def test_a_stream_is_text_with_the_schemas_of_its_events(self, api: Served) -> None:
+        document = (await api.client.get("/openapi.json")).json()
+        for operation in (
+            document["paths"]["/v1/pipelines/write/stream"]["post"],
+            document["paths"]["/v1/streams/{id}"]["get"],
+        ):
+            content = operation["responses"]["200"]["content"]["text/event-stream"]
+            assert content["schema"]["type"] == "string"
+            assert list(content["x-event-schemas"]) == ["output", "done", "error"]
+        api.engine.answers = [word(b"a", 1), FINAL]
+        answer = await api.client.post("/v1/pipelines/write/stream", json={"prompt": "x"})
+        for (_, _, data), name in zip(events(answer), ("write_output", "Done"), strict=True):
+            jsonschema.Draft202012Validator(document["components"]["schemas"][name]).validate(data)
+
+    async def test_its_examples_are_accepted(self, api: Served) -> None:
+        document = (await api.client.get("/openapi.json")).json()
+        for name in ("read", "write"):
+            content = document["paths"][f"/v1/pipelines/{name}"]["post"]["requestBody"]["content"]["application/json"]
+            body = content["examples"]["sample"]["value"]
+            schema = document["components"]["schemas"][f"{name}_request"]
+            jsonschema.Draft202012Validator(schema).validate(body)
+            api.gateway.catalog.pipeline(name).request_of_json(json.dumps(body).encode())
+        start = document["paths"]["/v1/streams"]["post"]["requestBody"]["content"]["application/json"]
+        assert start["examples"]["write"]["value"] == {"pipeline": "write", "inputs": {"prompt": "It's <here> & now"}}
+
+    async def test_raw_bodies_are_listed_where_they_are_accepted(self, api: Served) -> None:
+        paths = (await api.client.get("/openapi.json")).json()["paths"]
+        accepted = {
+            name: set(paths[f"/v1/pipelines/{name}"]["post"]["requestBody"]["content"]) for name in ("read", "write")
+        }
+        assert accepted["write"] == {"application/json"}
+        assert accepted["read"] == {"application/json", "multipart/form-data", "image/*", "application/octet-stream"}
+
+    async def test_every_status_that_can_come_is_listed(self, api: Served) -> None:
+        document = (await api.client.get("/openapi.json")).json()
+        run = document["paths"]["/v1/pipelines/read"]["post"]["responses"]
+        assert list(run) == ["200", "400", "408", "413", "415", "422", "429", "431", "500", "502", "503", "504"]
+        assert {"Retry-After", "X-Request-ID"} <= found(document, run["503"]["$ref"])["headers"].keys()
+        assert "`invalid_json`" in found(document, run["400"]["$ref"])["description"]
+        assert "410" in document["paths"]["/v1/streams/{id}"]["get"]["responses"]
 
     async def test_it_leaves_out_what_is_not_ready(self, api: Served) -> None:
         served = api.gateway.catalog.entries["write"].served

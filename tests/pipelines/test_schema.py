@@ -151,3 +151,40 @@ def test_a_batch_adds_a_level() -> None:
     assert not accepts(request_schema(p), {"X": 1})
     assert accepts(result_schema(p), {"Y": [1, 2]})
     assert not accepts(result_schema(p), {"Y": 1})
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "body", "is_valid"),
+    [
+        ("X FP32 [2,-1]", {}, [[1], [2]], True),
+        ("X FP32 [2,-1]", {}, [[], []], True),
+        ("X FP32 [2,-1]", {}, [[1]], False),
+        ("X FP32 [2,-1]", {}, [[1], [2], [3]], False),
+        ("X FP32 [2,-1]", {"optional": True}, [[1]], False),
+        ("X FP32 [2,-1]", {"optional": True}, None, True),
+        ("X FP16 [1]", {}, 65504, True),
+        ("X FP16 [1]", {}, 65536, False),
+        ("X FP32 [-1]", {}, [1e39], False),
+        ("X BF16 [-1]", {}, [3.4e38], False),
+        ("X UINT64 [1]", {}, 2**64 - 1, True),
+        ("X UINT64 [1]", {}, 2**64, False),
+        ("X BYTES [3]", {"kind": "text"}, ["a", "b"], False),
+        ("X INT32 [2]", {"batch": True}, [[1, 2]], True),
+        ("X INT32 [2]", {"batch": True}, [], False),
+        ("X INT32 [2]", {"batch": True}, [[1, 2]] * 5, False),
+        ("X INT32 [1]", {"batch": True}, [1, 2], True),
+    ],
+)
+def test_fixed_dimensions_and_ranges_are_in_the_schema(
+    text: str, more: dict[str, Any], body: Any, is_valid: bool
+) -> None:
+    batch = "batch" in more
+    spec = {key: value for key, value in more.items() if key != "batch"}
+    p = pipeline(model(text, max_batch_size=4 * batch), inputs={"x": {"tensor": "X", **spec}}, batch=batch)
+    assert accepts(request_schema(p), {"x": body}) == is_valid
+    try:
+        p.request_of_json(json.dumps({"x": body}).encode())
+    except InvalidInput:
+        assert not is_valid
+    else:
+        assert is_valid

@@ -1,0 +1,126 @@
+"""The answers that operations share: problem objects by status, their headers, and the events of a stream."""
+
+from typing import Any
+
+from app.api.error_table import ERROR_BY_CODE, ROW_BY_ERROR
+from app.domain import errors
+from app.domain.errors import GatewayError
+
+Schema = dict[str, Any]
+
+_TEXT: Schema = {"type": "string"}
+_PROBLEM: Schema = {
+    "type": "object",
+    "description": "An error, as RFC 9457 describes it",
+    "required": ["type", "title", "status", "detail", "code", "request_id", "retryable"],
+    "properties": {
+        "type": {**_TEXT, "format": "uri-reference", "description": "The address of the page about this code"},
+        "title": _TEXT,
+        "status": {"type": "integer"},
+        "detail": _TEXT,
+        "code": {"enum": list(ERROR_BY_CODE)},
+        "request_id": _TEXT,
+        "retryable": {"type": "boolean"},
+        "hint": _TEXT,
+        "errors": {
+            "type": "array",
+            "maxItems": 8,
+            "items": {
+                "type": "object",
+                "required": ["field", "problem"],
+                "properties": {"field": _TEXT, "problem": _TEXT},
+            },
+        },
+    },
+}
+_DONE: Schema = {
+    "type": "object",
+    "description": "The data of the event `done`",
+    "required": ["reason", "early_exit", "outputs", "request_id"],
+    "properties": {
+        "reason": {"enum": ["complete", "early_exit"]},
+        "early_exit": {"type": ["string", "null"]},
+        "outputs": {"type": "integer", "minimum": 0},
+        "request_id": _TEXT,
+    },
+}
+_HEADERS: Schema = {
+    "X-Request-ID": {"description": "The request's id, also in the log", "required": True, "schema": _TEXT},
+    "Server-Timing": {
+        "description": "Milliseconds in the gateway, and in Triton, until the answer began",
+        "schema": _TEXT,
+    },
+    "X-Early-Exit": {"description": "The reason of an early exit", "schema": _TEXT},
+    "Retry-After": {
+        "description": "Seconds to wait before a retry",
+        "required": True,
+        "schema": {"type": "integer", "minimum": 0},
+    },
+    "Location": {
+        "description": "The address of the stream",
+        "required": True,
+        "schema": {**_TEXT, "format": "uri-reference"},
+    },
+}
+NEVER_SENT = 499
+"""The status of a client that is gone, in the log and in metrics."""
+ANYWHERE: tuple[type[GatewayError], ...] = (
+    errors.InvalidRequest,
+    errors.SlowRequest,
+    errors.HeadersTooLarge,
+    errors.Internal,
+)
+
+
+def headers(*names: str) -> Schema:
+    every = ("X-Request-ID", "Server-Timing", *names)
+    return {name: {"$ref": f"#/components/headers/{name}"} for name in every}
+
+
+def answer(description: str, content: Schema | None = None, *names: str) -> Schema:
+    """``names``: of the headers beyond those of every answer."""
+    return {"description": description, "headers": headers(*names)} | ({"content": content} if content else {})
+
+
+def json_answer(description: str, schema: Schema, *names: str) -> Schema:
+    return answer(description, {"application/json": {"schema": schema}}, *names)
+
+
+def problems(*possible: type[GatewayError]) -> Schema:
+    """The statuses of these errors, and of those that any request can meet."""
+    statuses = {ROW_BY_ERROR[error].status for error in (*possible, *ANYWHERE)}
+    return {str(status): {"$ref": f"#/components/responses/Problem{status}"} for status in sorted(statuses)}
+
+
+def _problem_answer(status: int) -> Schema:
+    found = [error for error, row in ROW_BY_ERROR.items() if row.status == status]
+    names = ["Retry-After"] if all(error.retry_after_s is not None for error in found) else []
+    content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    return answer(" ".join(f"`{error.code}`: {ROW_BY_ERROR[error].meaning}" for error in found), content, *names)
+
+
+def event_stream(output: Schema) -> Schema:
+    """OpenAPI 3.1 cannot type the events of a stream: the body is text for clients, ``x-event-schemas`` has the types.
+
+    ``output``: the schema of the data of an ``output`` event.
+    """
+    return {
+        "text/event-stream": {
+            "schema": {"type": "string", "description": "Server-Sent Events. The data of each event is JSON."},
+            "x-event-schemas": {
+                "output": output,
+                "done": {"$ref": "#/components/schemas/Done"},
+                "error": {"$ref": "#/components/schemas/Problem"},
+            },
+        }
+    }
+
+
+COMPONENTS: Schema = {
+    "schemas": {"Problem": _PROBLEM, "Done": _DONE},
+    "headers": _HEADERS,
+    "responses": {
+        f"Problem{status}": _problem_answer(status)
+        for status in sorted({row.status for row in ROW_BY_ERROR.values()} - {NEVER_SENT})
+    },
+}

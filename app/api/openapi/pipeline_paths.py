@@ -1,0 +1,89 @@
+"""The operations of one pipeline, and the schemas of its request, its result and its output events."""
+
+from app.api.openapi.answers import Schema, answer, event_stream, json_answer, problems
+from app.domain import errors
+from app.pipelines.example import Filled, example_of
+from app.pipelines.pipeline import Pipeline
+from app.pipelines.schema import event_schema, form_schema, request_schema, result_schema
+
+INFERENCE_ERRORS = (
+    errors.InvalidJson,
+    errors.PayloadTooLarge,
+    errors.UnsupportedMediaType,
+    errors.InvalidInput,
+    errors.TooManyRequests,
+    errors.ModelError,
+    errors.ContractViolation,
+    errors.UpstreamProtocol,
+    errors.UpstreamUnavailable,
+    errors.ModelNotReady,
+    errors.Draining,
+    errors.DeadlineExceeded,
+)
+TIMEOUT_HEADER: Schema = {
+    "name": "X-Request-Timeout",
+    "in": "header",
+    "schema": {"type": "number", "exclusiveMinimum": 0},
+    "description": "Seconds until the deadline. The pipeline's own deadline is the upper limit.",
+}
+_BINARY: Schema = {"schema": {"contentMediaType": "application/octet-stream"}}
+
+
+def schemas_of(pipeline: Pipeline) -> Schema:
+    schemas = {"request": request_schema(pipeline), "result": result_schema(pipeline)}
+    if pipeline.spec.stream is not None:
+        schemas["output"] = event_schema(pipeline)
+    return {f"{pipeline.name}_{what}": schema for what, schema in schemas.items()}
+
+
+def schema_ref(pipeline: Pipeline, what: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{pipeline.name}_{what}"}
+
+
+def paths_of(pipeline: Pipeline) -> Schema:
+    path = f"/v1/pipelines/{pipeline.name}"
+    names = ["X-Early-Exit"] if pipeline.rules else []
+    result = json_answer("The outputs. An early exit has the same keys.", schema_ref(pipeline, "result"), *names)
+    paths = {path: {"post": _operation(pipeline, "run", result)}}
+    if pipeline.spec.stream is not None:
+        events = event_stream(schema_ref(pipeline, "output"))
+        stream = answer("`output` events, then exactly one `done` or `error` event", events)
+        paths[f"{path}/stream"] = {"post": _operation(pipeline, "stream", stream)}
+    return paths
+
+
+def _operation(pipeline: Pipeline, verb: str, ok: Schema) -> Schema:
+    return {
+        "operationId": f"{verb}_{pipeline.name}",
+        "summary": pipeline.spec.description or f"Run {pipeline.spec.model}",
+        "tags": [pipeline.name],
+        "parameters": [TIMEOUT_HEADER],
+        "requestBody": {"required": True, "content": _request_content(pipeline)},
+        "responses": {"200": ok, **problems(*INFERENCE_ERRORS)},
+    }
+
+
+def _request_content(pipeline: Pipeline) -> Schema:
+    content: Schema = {"application/json": {"schema": schema_ref(pipeline, "request"), **examples_of(pipeline)}}
+    files = [field for field in pipeline.inputs if field.is_file]
+    if files:
+        content["multipart/form-data"] = {"schema": form_schema(pipeline), **_encoding_of(pipeline)}
+    if len(files) == 1 and not any(field.is_required for field in pipeline.inputs if not field.is_file):
+        kinds = ["image/*"] if files[0].spec.kind == "image" else []
+        content |= dict.fromkeys([*kinds, "application/octet-stream"], _BINARY)
+    return content
+
+
+def _encoding_of(pipeline: Pipeline) -> Schema:
+    """A form has files, plain texts and parameters as they are, and every other input as JSON."""
+    plain = {field.name for field in pipeline.inputs if field.is_file or (field.spec.kind == "text" and field.is_bare)}
+    others = [field.name for field in pipeline.inputs if field.name not in plain]
+    return {"encoding": {name: {"contentType": "application/json"} for name in others}} if others else {}
+
+
+def examples_of(pipeline: Pipeline) -> Schema:
+    """None where a tensor is too large to be written out."""
+    example = example_of(pipeline)
+    if any(isinstance(value, Filled) for value in example.values()):
+        return {}
+    return {"examples": {"sample": {"summary": "A valid request", "value": example}}}

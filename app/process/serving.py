@@ -68,6 +68,7 @@ async def serve(settings: Settings) -> None:
             admin = stack.enter_context(listening(settings.host, settings.admin_port, f"{PREFIX}ADMIN_PORT"))
             tracer = await stack.enter_async_context(open_tracer(settings.traces_url, __version__))
             store = await stack.enter_async_context(_store(settings.redis_url))
+            await stack.enter_async_context(supervisor.running("store of streams", store.run()))
             triton = await stack.enter_async_context(_triton(settings, shutdown, supervisor))
             gateway = await stack.enter_async_context(_gateway(settings, triton, store, tracer, supervisor))
             port, admin_port = main.getsockname()[1], admin.getsockname()[1]

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Iterable
 from typing import Protocol
 
 from app.domain.errors import InvalidRequest, SlowConsumer, StreamEvicted
@@ -70,38 +71,57 @@ def check_resume(after: int, first_id: int, last_id: int, *, has_ended: bool) ->
 
 
 class ReplayLog:
-    """For readers that come, go and come back: the newest events stay, the oldest are dropped."""
+    """For readers that come, go and come back: the newest events stay, the oldest are dropped.
 
-    def __init__(self, max_bytes: int = MAX_REPLAY_BYTES) -> None:
+    ``after``: the last event that was written before this log began.
+    """
+
+    def __init__(self, max_bytes: int = MAX_REPLAY_BYTES, *, after: Event | None = None) -> None:
         self._max_bytes = max_bytes
         self._events: deque[Event] = deque()
         self._bytes = 0
         self._grown = asyncio.Event()
+        self.last_id = after.id if after else 0
+        self.has_ended = after is not None and after.is_terminal
 
     def append(self, event: Event) -> None:
-        self._events.append(event)
-        self._bytes += event.size
+        self.extend([event])
+
+    def extend(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self._add(event)
         while self._bytes > self._max_bytes and len(self._events) > 1:
             self._bytes -= self._events.popleft().size
-        self._grown.set()
-        self._grown = asyncio.Event()
+        self.wake()
 
     async def read(self, after: int) -> list[Event]:
-        """Raises StreamEvicted where events behind ``after`` were dropped already."""
+        """Raises StreamEvicted if events after ``after`` have been dropped."""
         while self.last_id <= after:
-            await self._grown.wait()
-        self.resume(after)
-        return [event for event in self._events if event.id > after]
+            await self.grown()
+        return self.newer_than(after)
 
     def resume(self, after: int) -> bool:
         """As :func:`check_resume`."""
-        first_id = self._events[0].id if self._events else 1
+        first_id = self._events[0].id if self._events else self.last_id + 1
         return check_resume(after, first_id, self.last_id, has_ended=self.has_ended)
 
-    @property
-    def last_id(self) -> int:
-        return self._events[-1].id if self._events else 0
+    def newer_than(self, after: int) -> list[Event]:
+        """Raises StreamEvicted if events after ``after`` have been dropped."""
+        self.resume(after)
+        return [event for event in self._events if event.id > after]
 
-    @property
-    def has_ended(self) -> bool:
-        return bool(self._events) and self._events[-1].is_terminal
+    def clear(self) -> None:
+        self._events.clear()
+        self._bytes = 0
+
+    async def grown(self) -> None:
+        await self._grown.wait()
+
+    def wake(self) -> None:
+        self._grown.set()
+        self._grown = asyncio.Event()
+
+    def _add(self, event: Event) -> None:
+        self._events.append(event)
+        self._bytes += event.size
+        self.last_id, self.has_ended = event.id, event.is_terminal

@@ -48,6 +48,9 @@ class MemoryStore:
         self._forget(stream_id, kept)
         kept.stream.end(ClientClosedRequest("The stream was deleted."))
 
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
     def left(self, stream_id: str, kept: _Kept) -> None:
         """A reader closed."""
         kept.readers -= 1

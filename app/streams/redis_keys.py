@@ -2,17 +2,21 @@
 
 ``<id>:events`` is a Redis Stream; the event with id n is the entry ``n-1``, so that no two writers can both write it.
 ``<id>:stream`` is a hash: ``owner`` (the process that runs the stream), ``request_id``, ``resume_ms``.
-``<id>:readers`` is there while somebody reads. ``owner:<name>`` is there while that process lives.
+``<id>:readers`` exists while the stream has a reader. ``owner:<name>`` exists while that process lives.
+``wake:<name>`` is a Redis Stream that interrupts the blocking read of that process.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TypeVar, cast
 
 from app.streams.event import Event, EventName
 
 PREFIX = "triton-gateway"
 LEASE_MS = 30_000
-"""Keys outlive ``resume_s`` by so much: no breath of the owner, and no restart of Redis, may lose a stream."""
+"""Keys live longer than ``resume_s`` by this much, so that a missed heartbeat or a restart of Redis loses no stream."""
+MAX_BATCH = 200
+"""Streams whose commands go into one pipeline: more of them would hold up the event loop."""
 
 Entry = tuple[bytes, dict[bytes, bytes]]
 """As redis-py gives it: the entry's id and its fields."""
@@ -32,8 +36,11 @@ return 1
 """
 """Lifetime, first id to stay, then id, name and data of each event. What was written already is written once.
 
-0, and nothing is written, where somebody else ended the stream or Redis lost it.
+Returns 0 and writes nothing if another process ended the stream or Redis lost it.
 """
+
+DISOWN = "if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('HSET', KEYS[1], 'owner', '') end"
+"""The owner will write no more events: a reader may write the terminal event."""
 
 END_ORPHAN = """
 local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
@@ -62,6 +69,10 @@ def owner_key(owner: str) -> str:
     return f"{PREFIX}:owner:{owner}"
 
 
+def wake_key(owner: str) -> str:
+    return f"{PREFIX}:wake:{owner}"
+
+
 def entry_id(event_id: int) -> str:
     return f"{event_id}-1"
 
@@ -78,3 +89,11 @@ def script_words(events: list[Event]) -> list[str | bytes | int]:
 
 def lifetime_ms(resume_s: float) -> int:
     return round(resume_s * 1e3) + LEASE_MS
+
+
+_T = TypeVar("_T")
+
+
+def batches(streams: Sequence[_T]) -> Iterator[Sequence[_T]]:
+    """Of at most MAX_BATCH streams."""
+    return (streams[start : start + MAX_BATCH] for start in range(0, len(streams), MAX_BATCH))

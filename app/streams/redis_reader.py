@@ -1,135 +1,107 @@
-"""A connection to a stream in Redis, wherever the process is that runs it."""
+"""One reader of a stream in Redis, whichever process runs the stream."""
 
 import asyncio
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
-import orjson
-from redis.exceptions import RedisError
-
-from app.domain.errors import StreamEvicted, UpstreamUnavailable
+from app.domain.errors import StreamEvicted, UnknownStream, UpstreamUnavailable
 from app.streams.event import Event
-from app.streams.log import check_resume
-from app.streams.redis_keys import END_ORPHAN, Entry, Keys, entry_id, event_of, lifetime_ms, owner_key
-from app.streams.stream import ProblemOf
+from app.streams.log import MAX_READ_BYTES, check_resume
+from app.streams.redis_connections import OUTAGE_S, RETRY_PAUSE_S, RedisClient, redis_errors
+from app.streams.redis_keys import Entry, Keys, entry_id, event_of
+from app.streams.redis_tailer import Reference, Tail, Tailer
 
-RedisClient = Any
-"""redis-py's ``Redis``, whose types fit neither a chain of calls on a pipeline nor the answers of protocol 2."""
-
-BLOCK_MS = 500
-TOUCH_S = 1.0
-PRESENCE_MS = 3_000
-ORPHAN_S = 2.0
-"""How long the owner's sign of life may be missing, while Redis answers, before its streams are ended for it."""
-OUTAGE_S = 30.0
-"""How long a reader that is there already waits for a Redis that went away."""
-PAUSE_S = 0.25
 MAX_EVENTS = 256
-"""Events fetched at once."""
-
-
-@contextmanager
-def redis_errors() -> Iterator[None]:
-    """Turns whatever redis-py raises into UpstreamUnavailable, without Redis' own message, which may hold keys."""
-    try:
-        yield
-    except (RedisError, OSError) as exc:
-        raise UpstreamUnavailable("The store of streams is not available; send the request again.") from exc
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """What is known of a stream when a reader comes."""
-
-    keys: Keys
-    owner: str
-    request_id: str
-    resume_s: float
+"""Fetched at once by one reader."""
+FIRST_EVENTS = 16
+"""Fetched before a reader knows how large the stream's events are."""
 
 
 class RedisReader:
     """Implements :class:`app.streams.store.Reader`."""
 
-    def __init__(self, redis: RedisClient, stream: Reference, problem_of: ProblemOf) -> None:
+    def __init__(
+        self, redis: RedisClient, tailer: Tailer, stream: Reference, oldest: Event | None, newest: Event | None
+    ) -> None:
         self._redis = redis
+        self._tailer = tailer
         self._stream = stream
-        self._problem_of = problem_of
-        self._touched = -TOUCH_S
-        self._orphaned_since: float | None = None
+        self._oldest, self._newest = oldest, newest
+        self._tail: Tail | None = None
+        self._count = FIRST_EVENTS
         self._failing_since: float | None = None
 
-    async def resume(self, after: int) -> bool:
-        events = self._stream.keys.events
+    @classmethod
+    async def open(cls, redis: RedisClient, tailer: Tailer, keys: Keys) -> "RedisReader":
+        """Raises UnknownStream or UpstreamUnavailable."""
         with redis_errors():
-            async with self._redis.pipeline(transaction=True) as pipe:
-                first, last = await pipe.xrange(events, count=1).xrevrange(events, count=1).execute()
-        if not last:
-            return check_resume(after, 1, 0, has_ended=False)
-        newest = event_of(last[0])
-        return check_resume(after, event_of(first[0]).id, newest.id, has_ended=newest.is_terminal)
+            async with redis.pipeline(transaction=True) as pipe:
+                pipe.hgetall(keys.stream).xrange(keys.events, count=1).xrevrange(keys.events, count=1)
+                known, oldest, newest = await pipe.execute()
+        if not known:
+            raise UnknownStream("There is no such stream, or it has expired.")
+        stream = Reference(
+            keys, known[b"owner"].decode(), known[b"request_id"].decode(), int(known[b"resume_ms"]) / 1e3
+        )
+        events = (event_of(oldest[0]), event_of(newest[0])) if newest else (None, None)
+        return cls(redis, tailer, stream, *events)
+
+    async def resume(self, after: int) -> bool:
+        first, last = self._oldest, self._newest
+        has_ended = last is not None and last.is_terminal
+        is_left = check_resume(after, first.id if first else 1, last.id if last else 0, has_ended=has_ended)
+        if is_left:
+            await self._follow(last)
+        self._oldest = self._newest = None
+        return is_left
 
     async def read(self, after: int) -> list[Event]:
-        """Waits also for a Redis that is away for a moment. Raises StreamEvicted or UpstreamUnavailable.
+        """Also waits while Redis is away for a short time. Raises StreamEvicted or UpstreamUnavailable.
 
-        May be cancelled at any await, as each ping does: what it has to remember is in the reader.
+        May be cancelled at any await, as each heartbeat does.
         """
+        assert self._tail is not None, "read follows resume"
         while True:
-            events = await self._unless_away(after)
+            try:
+                return await self._tail.read(after)
+            except StreamEvicted:
+                events = await self._replay(after)
             if events and events[0].id != after + 1:
-                raise StreamEvicted("The events behind this id are gone: the stream's buffer keeps the newest only.")
+                raise StreamEvicted("The events after this id were dropped: the buffer keeps the newest only.")
             if events:
                 return events
+            await asyncio.sleep(RETRY_PAUSE_S)
 
     async def close(self) -> None:
-        """The key that says there is a reader expires: another connection may be reading still."""
+        """The key that says there is a reader expires by itself: another process may have a reader too."""
+        tail, self._tail = self._tail, None
+        if tail is not None:
+            self._tailer.close(tail)
 
-    async def touch(self) -> None:
-        """Says that there is a reader, and looks whether the owner lives. Raises what redis-py raises."""
-        keys, lifetime = self._stream.keys, lifetime_ms(self._stream.resume_s)
-        async with self._redis.pipeline(transaction=False) as pipe:
-            pipe.set(keys.readers, 1, px=PRESENCE_MS).pexpire(keys.events, lifetime).pexpire(keys.stream, lifetime)
-            *_, is_known, is_alive = await pipe.exists(keys.stream).exists(owner_key(self._stream.owner)).execute()
-        self._touched = time.monotonic()
-        if is_known and is_alive:
-            self._orphaned_since = None
-        elif self._orphaned_since is None:
-            self._orphaned_since = self._touched
+    async def _follow(self, newest: Event | None) -> None:
+        self._tail = self._tailer.open(self._stream, newest)
+        if self._tail.readers == 1 and not self._tail.has_ended:
+            with redis_errors():
+                await self._tailer.wake(self._redis)
 
-    async def _unless_away(self, after: int) -> list[Event]:
-        """What comes within a short wait. Raises UpstreamUnavailable where Redis has been away for too long."""
+    async def _replay(self, after: int) -> list[Event]:
+        """The events that only Redis has; none while it is away. Raises UpstreamUnavailable after a long outage."""
         try:
             with redis_errors():
-                events = await self._behind(after)
+                found = await self._redis.xrange(self._stream.keys.events, min=entry_id(after + 1), count=self._count)
         except UpstreamUnavailable:
             now = time.monotonic()
-            self._failing_since, self._orphaned_since = self._failing_since or now, None
+            self._failing_since = self._failing_since or now
             if now - self._failing_since > OUTAGE_S:
                 raise
-            await asyncio.sleep(PAUSE_S)
             return []
         self._failing_since = None
+        events = [event_of(entry) for entry in cast("list[Entry]", found)]
+        self._count = _count_for(events)
         return events
 
-    async def _behind(self, after: int) -> list[Event]:
-        if time.monotonic() - self._touched >= TOUCH_S:
-            await self.touch()
-        if self._is_orphan():
-            await self._end_orphan(after)
-        events = self._stream.keys.events
-        found = await self._redis.xread({events: entry_id(after)}, count=MAX_EVENTS, block=BLOCK_MS)
-        entries = cast("list[Entry]", found[0][1]) if found else []
-        return [event_of(entry) for entry in entries]
 
-    def _is_orphan(self) -> bool:
-        return self._orphaned_since is not None and time.monotonic() - self._orphaned_since > ORPHAN_S
-
-    async def _end_orphan(self, after: int) -> None:
-        """Writes the terminal event of a stream whose process died; of several readers that try, one does."""
-        stream = self._stream
-        error = UpstreamUnavailable("The process that ran this stream is gone.")
-        data = orjson.dumps(self._problem_of(error, stream.request_id))
-        words = (lifetime_ms(stream.resume_s), after, data)
-        await self._redis.eval(END_ORPHAN, 2, stream.keys.events, stream.keys.stream, *words)
+def _count_for(events: list[Event]) -> int:
+    """How many events of this size are about MAX_READ_BYTES."""
+    size = sum(event.size for event in events)
+    return max(1, min(MAX_EVENTS, MAX_READ_BYTES * len(events) // max(1, size)))

@@ -1,4 +1,4 @@
-"""Streams that outlive a connection: started once, read by anyone who holds the id, as often as needed."""
+"""Streams that outlive a connection: started once, and read as often as needed with the stream's id."""
 
 import secrets
 from typing import Protocol, Self
@@ -9,33 +9,33 @@ from app.streams.stream import Stream
 
 
 def new_stream_id() -> str:
-    """128 random bits: who has the id may read and cancel the stream."""
+    """128 random bits. A stream id is a bearer capability: whoever holds it may read and cancel the stream."""
     return secrets.token_urlsafe(16)
 
 
 class StoreUnusable(Exception):
-    """The store cannot be had at the start; the message says why, without a password."""
+    """The store cannot be used at the start; the message says why, without a password."""
 
 
 class Reader(Protocol):
     """One connection to a stream; while it is open, the stream has a reader."""
 
     async def resume(self, after: int) -> bool:
-        """Whether anything is left to read behind ``after``.
+        """Whether there is, or will be, an event after ``after``. Called once, before :meth:`read`.
 
-        Raises StreamEvicted where the next event is gone, InvalidRequest where ``after`` was never sent,
-        UpstreamUnavailable where the store is away.
+        Raises StreamEvicted if the next event has been dropped, InvalidRequest if ``after`` was never sent,
+        UpstreamUnavailable if the store does not answer.
         """
 
     async def read(self, after: int) -> list[Event]:
-        """The events behind ``after``, at least one, waiting for it. Raises StreamEvicted or UpstreamUnavailable."""
+        """Waits for the events after ``after``, at least one. Raises StreamEvicted or UpstreamUnavailable."""
 
     async def close(self) -> None: ...
 
 
 class StreamStore(Protocol):
     def new_log(self) -> EventLog:
-        """The log that a stream to be kept is made with."""
+        """The log for a stream that :meth:`keep` will be given."""
 
     async def keep(self, stream: Stream, resume_s: float) -> str:
         """Keeps a stream that is about to be started and returns its id. Raises UpstreamUnavailable.
@@ -48,6 +48,9 @@ class StreamStore(Protocol):
 
     async def delete(self, stream_id: str) -> None:
         """Ends and forgets a stream. Raises UnknownStream or UpstreamUnavailable."""
+
+    async def run(self) -> None:
+        """The store's background work, until it is cancelled. Raises whatever is not expected."""
 
     async def __aenter__(self) -> Self: ...
 

@@ -57,10 +57,15 @@ class RedisServer:
         """As a replica does that takes over without having heard of anything."""
         self._say("FLUSHALL")
 
+    def clients(self) -> int:
+        """Open connections, this one aside."""
+        answer = self._say("INFO clients").partition(b"connected_clients:")[2]
+        return int(answer.partition(b"\r")[0]) - 1
+
     def _say(self, *commands: str) -> bytes:
         with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
             connection.sendall("".join(f"{command}\r\n" for command in (f"AUTH {PASSWORD}", *commands)).encode())
-            return connection.recv(64)
+            return connection.recv(4096)
 
     def _answers(self) -> bool:
         try:

@@ -1,12 +1,17 @@
 """Resumable streams in Redis: two gateways, a real redis-server, and what may happen to each of them."""
 
+import asyncio
+import json
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -183,6 +188,55 @@ def test_drain_tells_readers_elsewhere(pair: Pair, doomed: GatewayProcess) -> No
         seen += list(coming)
     assert (seen[-1].name, seen[-1].data["code"]) == ("error", "draining")
     assert doomed.process.wait(15) == 0
+
+
+@pytest.fixture
+def patient_pair(settings: dict[str, str], start_gateway: StartGateway, tmp_path: Path) -> Pair:
+    """Two gateways that wait long for a reader and seldom interrupt one with a heartbeat."""
+    config = tmp_path / "gateway.yaml"
+    config.write_text(
+        "pipelines: {scripted_patient: {model: scripted_stream, stream: {timeout_s: 120},"
+        " inputs: {script: {tensor: SCRIPT, kind: text}}}}"
+    )
+    own = settings | {"config": str(config), "ping_s": "15"}
+    return start_gateway(**own), start_gateway(**own)
+
+
+@pytest.mark.full
+async def test_2000_readers_of_200_streams_over_one_redis(patient_pair: Pair, redis: RedisServer) -> None:
+    """Every reader gets every event, and no stream is taken for one whose owner died."""
+    here, there = patient_pair
+    outputs = 15
+    slots = asyncio.Semaphore(16)
+
+    async def read_by_ten() -> list[str]:
+        async with slots:
+            path = await asyncio.to_thread(start, here, outputs=outputs, interval_s=1.0)
+        return await asyncio.gather(*(read_raw(there, path) for _ in range(10)))
+
+    answers = [answer for ten in await asyncio.gather(*(read_by_ten() for _ in range(200))) for answer in ten]
+    endings = Counter(_ending(answer) for answer in answers)
+    assert endings == {"complete": 2000}
+    assert {answer.count("event: output") for answer in answers} == {outputs}
+    assert redis.clients() < 60
+
+
+def _ending(answer: str) -> str:
+    """The reason or the code of the last event."""
+    (data,) = re.findall(r"event: (?:done|error)\ndata: (.*)\n", answer)[-1:] or [answer]
+    ending = json.loads(data)
+    return str(ending.get("reason") or ending["code"] + ending["detail"])
+
+
+async def read_raw(gateway: GatewayProcess, path: str) -> str:
+    address = urlsplit(gateway.url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    try:
+        return (await asyncio.wait_for(reader.readuntil(b"\r\n0\r\n\r\n"), 90)).decode()
+    finally:
+        writer.close()
+        await writer.wait_closed()
 
 
 def test_the_password_is_in_no_log(pair: Pair, redis: RedisServer) -> None:

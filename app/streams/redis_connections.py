@@ -1,0 +1,66 @@
+"""The connections of one process to Redis: a fixed small number, shared by all its streams and readers."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff
+from redis.exceptions import RedisError
+
+from app.domain.errors import UpstreamUnavailable
+
+RedisClient = Any
+"""redis-py's ``Redis``, whose types fit neither a chain of calls on a pipeline nor the answers of protocol 2."""
+
+REQUEST_CONNECTIONS = 8
+PUBLISH_CONNECTIONS = 16
+FREE_CONNECTION_S = 15.0
+"""The longest wait for a connection that is in use."""
+OUTAGE_S = 30.0
+"""How long a running stream and an open reader wait for a Redis that does not answer."""
+RETRY_PAUSE_S = 0.25
+
+
+class Connections:
+    """Each kind of work has connections of its own, so that no kind can keep another from Redis."""
+
+    def __init__(self, url: str) -> None:
+        self.heartbeat = _client(url, 1)
+        self.tail = _client(url, 1)
+        self.requests = _client(url, REQUEST_CONNECTIONS)
+        """For what requests ask: start, find, replay and delete a stream."""
+        self.publish = _client(url, PUBLISH_CONNECTIONS)
+
+    @property
+    def address(self) -> str:
+        """Without the password."""
+        known = self.heartbeat.get_connection_kwargs()
+        return str(known.get("path") or f"{known.get('host', 'localhost')}:{known.get('port', 6379)}")
+
+    async def close(self) -> None:
+        for client in (self.tail, self.requests, self.publish, self.heartbeat):
+            await client.aclose()
+
+
+@contextmanager
+def redis_errors() -> Iterator[None]:
+    """Turns whatever redis-py raises into UpstreamUnavailable, without Redis' own message, which may hold keys."""
+    try:
+        yield
+    except (RedisError, OSError) as exc:
+        raise UpstreamUnavailable("The store of streams is not available; send the request again.") from exc
+
+
+def _client(url: str, connections: int) -> RedisClient:
+    pool = BlockingConnectionPool.from_url(
+        url,
+        max_connections=connections,
+        timeout=FREE_CONNECTION_S,
+        protocol=2,
+        socket_connect_timeout=2,
+        socket_timeout=5,
+        retry=Retry(ExponentialBackoff(cap=0.2, base=0.05), retries=2),
+    )
+    return Redis.from_pool(pool)

@@ -1,0 +1,80 @@
+"""Writes the events of one stream of this process to Redis."""
+
+import asyncio
+import time
+from collections import deque
+
+from redis.exceptions import RedisError
+
+from app.streams.event import Event
+from app.streams.log import MAX_REPLAY_BYTES
+from app.streams.redis_connections import OUTAGE_S, RETRY_PAUSE_S, RedisClient
+from app.streams.redis_keys import PUBLISH, Keys, lifetime_ms, script_words
+from app.streams.stream import Stream
+
+MAX_BATCH_BYTES = 256 * 1024
+
+
+class StreamLost(Exception):
+    """Nothing can be written to the stream in Redis any more."""
+
+
+class Publisher:
+    """``read_at``: when a reader was last seen, on the monotonic clock."""
+
+    def __init__(self, stream: Stream, keys: Keys, resume_s: float, max_bytes: int = MAX_REPLAY_BYTES) -> None:
+        self.stream = stream
+        self.keys = keys
+        self.resume_s = resume_s
+        self.read_at = time.monotonic()
+        self._max_bytes = max_bytes
+        self._sizes: deque[tuple[int, int]] = deque()
+        """Id and size of each event that is in Redis."""
+        self._total = 0
+
+    async def publish(self, redis: RedisClient) -> None:
+        """Returns when the terminal event is in Redis. Raises StreamLost."""
+        after = 0
+        while True:
+            events = await self.stream.log.read(after)
+            for batch in batches_of(events):
+                await self._write(redis, batch)
+            after = events[-1].id
+            if events[-1].is_terminal:
+                return
+
+    async def _write(self, redis: RedisClient, batch: list[Event]) -> None:
+        """Retries while Redis is away. Raises StreamLost."""
+        words = (lifetime_ms(self.resume_s), self._first_id_with(batch), *script_words(batch))
+        ends = time.monotonic() + OUTAGE_S
+        while True:
+            try:
+                is_written = await redis.eval(PUBLISH, 1, self.keys.events, *words)
+                break
+            except (RedisError, OSError) as exc:
+                if time.monotonic() > ends:
+                    raise StreamLost from exc
+                await asyncio.sleep(RETRY_PAUSE_S)
+        if not is_written:
+            raise StreamLost
+
+    def _first_id_with(self, events: list[Event]) -> int:
+        """The id of the oldest event that stays in Redis when ``events`` are added."""
+        self._sizes.extend((event.id, event.size) for event in events)
+        self._total += sum(event.size for event in events)
+        while self._total > self._max_bytes and len(self._sizes) > 1:
+            self._total -= self._sizes.popleft()[1]
+        return self._sizes[0][0]
+
+
+def batches_of(events: list[Event]) -> list[list[Event]]:
+    """Batches of at least one event each, and of at most MAX_BATCH_BYTES if there is more than one."""
+    batches: list[list[Event]] = []
+    room = 0
+    for event in events:
+        if not batches or event.size > room:
+            batches.append([])
+            room = MAX_BATCH_BYTES
+        batches[-1].append(event)
+        room -= event.size
+    return batches

@@ -1,0 +1,183 @@
+"""The store over a real Redis: many readers over few connections, readers that lag, and failures that are seen."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from app.domain.errors import ClientClosedRequest, StreamEvicted, UnknownStream
+from app.streams import redis_tailer
+from app.streams.event import Event
+from app.streams.log import LiveLog
+from app.streams.redis_connections import PUBLISH_CONNECTIONS, REQUEST_CONNECTIONS
+from app.streams.redis_store import RedisStore
+from app.streams.stream import Stream
+from tests.conftest import Require
+from tests.fakes.engine import Answer, FakeEngine
+from tests.fakes.models import response, tensor
+from tests.fakes.streams import FINAL, FakeAnswer, plan_of, problem_of, token
+from tests.live.redis import RedisServer, has_redis
+from tests.processes import free_ports
+
+LONG_S = 60.0
+CONNECTIONS = PUBLISH_CONNECTIONS + REQUEST_CONNECTIONS + 2
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory, require: Require) -> Iterator[RedisServer]:
+    require(has_redis(), "there is no redis-server: `make system-packages` installs it")
+    (port,) = free_ports(1)
+    server = RedisServer(tmp_path_factory.mktemp("redis"), port)
+    server.start()
+    yield server
+    server.stop()
+
+
+@asynccontextmanager
+async def running(redis: RedisServer, store_type: type[RedisStore] = RedisStore) -> AsyncIterator[RedisStore]:
+    async with store_type(redis.url, problem_of) as store:
+        work = asyncio.create_task(store.run())
+        yield store
+        work.cancel()
+        await asyncio.wait([work])
+
+
+async def kept(store: RedisStore, *answers: Answer, log: LiveLog | None = None) -> tuple[Stream, str]:
+    engine = FakeEngine(answers=list(answers))
+    responses = engine.infer_stream(None, None)  # type: ignore[arg-type]
+    stream = Stream(plan_of(responses, FakeAnswer()), log or store.new_log())
+    stream_id = await store.keep(stream, LONG_S)
+    stream.start()
+    return stream, stream_id
+
+
+async def read_all(store: RedisStore, stream_id: str, pause_s: float = 0.0) -> list[Event]:
+    reader = await store.reader(stream_id)
+    try:
+        assert await reader.resume(0)
+        events: list[Event] = []
+        while not (events and events[-1].is_terminal):
+            events += await reader.read(events[-1].id if events else 0)
+            await asyncio.sleep(pause_s)
+        return events
+    finally:
+        await reader.close()
+
+
+async def said(redis: RedisServer, section: str) -> dict[str, Any]:
+    async with Redis.from_url(redis.url) as client:
+        return dict(await client.info(section))
+
+
+def steady(count: int, pause_s: float) -> list[Answer]:
+    return [answer for number in range(count) for answer in (token(number), pause_s)] + [FINAL]
+
+
+def ids(events: list[Event]) -> list[int]:
+    return [event.id for event in events]
+
+
+async def test_150_readers_of_20_streams_share_few_connections(redis: RedisServer) -> None:
+    async with running(redis) as here, running(redis) as there:
+        streams = [await kept(here, *steady(10, 0.05)) for _ in range(20)]
+        readers = [asyncio.create_task(read_all(there, streams[n % 20][1])) for n in range(150)]
+        await asyncio.sleep(0.2)
+        connected = (await said(redis, "clients"))["connected_clients"]
+        for events in await asyncio.gather(*readers):
+            assert ids(events) == list(range(1, 12))
+            assert events[-1].name == "done"
+    assert connected <= 2 * CONNECTIONS + 1
+
+
+async def test_a_reader_that_lags_behind_memory_is_given_every_event(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_tailer, "MAX_KEPT_BYTES", 100)
+    async with running(redis) as store:
+        _, stream_id = await kept(store, *steady(300, 0.001))
+        slow, quick = await asyncio.gather(read_all(store, stream_id, 0.01), read_all(store, stream_id))
+    assert slow == quick
+    assert ids(slow) == list(range(1, 302))
+
+
+async def test_a_reader_of_dropped_events_is_told(redis: RedisServer) -> None:
+    large = response(tensor("T", "INT32", [0] * 200_000), is_final=False)
+    async with running(redis) as store:
+        _, stream_id = await kept(store, 0.1, *[large] * 8, FINAL)
+        reader = await store.reader(stream_id)
+        assert await reader.resume(0)
+        await asyncio.sleep(0.6)
+        with pytest.raises(StreamEvicted):
+            await reader.read(0)
+        await reader.close()
+
+
+async def test_an_idle_process_asks_redis_nothing_but_its_heartbeat(redis: RedisServer) -> None:
+    async with running(redis) as store:
+        _, stream_id = await kept(store, token(1), FINAL)
+        await read_all(store, stream_id)
+        await asyncio.sleep(0.6)
+        assert (await said(redis, "clients"))["blocked_clients"] == 0
+
+
+class BrokenLog(LiveLog):
+    async def read(self, after: int) -> list[Event]:
+        raise RuntimeError("a bug")
+
+
+async def test_a_publisher_that_fails_ends_its_stream_for_everybody_and_is_logged(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(redis_tailer, "ORPHAN_S", 0.1)
+    monkeypatch.setattr(redis_tailer, "TOUCH_S", 0.1)
+    async with running(redis) as store:
+        stream, stream_id = await kept(store, token(1), 3600.0, log=BrokenLog())
+        await asyncio.wait_for(stream.ended(), 5)
+        assert stream.error is not None
+        assert stream.error.code == "internal"
+        events = await asyncio.wait_for(read_all(store, stream_id), 10)
+    assert [event.name for event in events] == ["error"]
+    (line,) = [each for each in caplog.records if each.levelno == logging.ERROR]
+    assert line.exc_info is not None
+    assert "a bug" in str(line.exc_info[1])
+
+
+class BrokenHeartbeat(RedisStore):
+    async def _heartbeat(self) -> None:
+        if self._owned:
+            raise RuntimeError("a bug")
+        await super()._heartbeat()
+
+
+async def test_an_unexpected_exception_of_the_heartbeat_comes_out_of_run(redis: RedisServer) -> None:
+    async with BrokenHeartbeat(redis.url, problem_of) as store:
+        work = asyncio.create_task(store.run())
+        stream, _ = await kept(store, token(1), FINAL, 3600.0)
+        with pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="a bug")):
+            await asyncio.wait_for(work, 5)
+        stream.end(ClientClosedRequest("The test is over."))
+
+
+async def test_an_entry_that_cannot_be_read_ends_its_own_stream_only(redis: RedisServer) -> None:
+    async with running(redis) as store, Redis.from_url(redis.url) as client:
+        stream, broken = await kept(store, token(1), 3600.0)
+        _, sound = await kept(store, token(1), 0.6, token(2), FINAL)
+        reading = [asyncio.create_task(read_all(store, each)) for each in (broken, sound)]
+        await asyncio.sleep(0.3)
+        await client.xadd(f"triton-gateway:{broken}:events", {"foreign": "1"}, id="9-1")
+        errors, events = await asyncio.wait_for(asyncio.gather(*reading, return_exceptions=True), 10)
+        assert isinstance(errors, Exception)
+        assert isinstance(events, list)
+        assert events[-1].name == "done"
+        stream.end(ClientClosedRequest("The test is over."))
+
+
+async def test_an_unknown_stream_is_told_and_leaves_no_key(redis: RedisServer) -> None:
+    async with running(redis) as store, Redis.from_url(redis.url) as client:
+        with pytest.raises(UnknownStream):
+            await store.reader("AAAAAAAAAAAAAAAAAAAAAA")
+        assert not await client.keys("*AAAA*")

@@ -53,9 +53,11 @@ class Stubs:
         return sorted(self._dead)
 
     def suspect(self, called: str, message: str) -> None:
-        """Notes the error of a call to the model ``called``, if it is about a dead process."""
-        if _DEAD_STUB.search(message):
-            self._suspects.setdefault(called, Counter())[self.owner(called, message) or called] += 1
+        """Notes the error of a call to the model ``called``, if it is about a process that the model needs."""
+        found = _DEAD_STUB.search(message)
+        model = self.owner(called, message) if found and found[1] else called
+        if found and model is not None:
+            self._suspects.setdefault(called, Counter())[model] += 1
 
     def owner(self, called: str, message: str) -> str | None:
         """The model of the dead process that the message names, if the model ``called`` runs it."""

@@ -2,6 +2,7 @@
 
 import base64
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -58,7 +59,15 @@ def test_the_chart_and_the_gateway_agree_on_defaults() -> None:
     """But for what a container needs otherwise."""
     own, charts = Settings(), settings_of(render())
     differing = {name for name in Settings.model_fields if getattr(own, name) != getattr(charts, name)}
-    assert differing == {"host", "triton_metrics_url", "config", "drain_s"}
+    assert differing == {"host", "triton_metrics_url", "triton_repair", "config", "drain_s"}
+
+
+@pytest.mark.parametrize(
+    ("triton", "repairs"),
+    [({}, True), ({"repair": False}, False), ({"enabled": False, "external": {"grpcUrl": "triton:8001"}}, False)],
+)
+def test_only_a_triton_of_the_pod_is_repaired(triton: dict[str, Any], repairs: bool) -> None:
+    assert settings_of(render({"triton": triton})).repairs_triton is repairs
 
 
 def test_variables_that_a_service_called_gateway_injects_are_no_settings() -> None:

@@ -55,8 +55,10 @@ def test_a_bls_models_own_words_around_the_text_do_not_hide_it(stubs: Stubs) -> 
     assert stubs.owner("whole", f"the child failed: {DEAD.format('part_0_0')} Sorry.") == "part"
 
 
-def test_another_error_makes_no_suspect(stubs: Stubs) -> None:
-    fail(stubs, "whole", "no boxes")
+@pytest.mark.parametrize("message", ["no boxes", DEAD.format("other_0_0")])
+def test_another_error_makes_no_suspect(stubs: Stubs, message: str) -> None:
+    """Nor does the process of a model that the called model does not run."""
+    fail(stubs, "whole", message)
     assert stubs.suspects == []
 
 

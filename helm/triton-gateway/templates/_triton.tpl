@@ -37,7 +37,7 @@ ports:
 # Commands in the container: Triton's API listens on loopback, and the kubelet's own probes call the pod's address.
 startupProbe:
   exec:
-    command: &isLive
+    command:
       - curl
       - --fail
       - --silent
@@ -49,9 +49,15 @@ startupProbe:
   failureThreshold: {{ div (add .Values.triton.startupSeconds 1) 2 }}
 livenessProbe:
   exec:
-    command: *isLive
+    command:
+      - sh
+      - -c
+      # The gateway's 503 means that Triton is live but stuck. A gateway that does not answer never ends Triton.
+      - >-
+        curl --fail --silent --max-time 4 http://127.0.0.1:8000/v2/health/live &&
+        test "$(curl --silent --max-time 2 --output /dev/null --write-out '%{http_code}' http://127.0.0.1:8081/health/triton)" != 503
   periodSeconds: 10
-  timeoutSeconds: 5
+  timeoutSeconds: 8
   failureThreshold: 6
 {{- $earlyExitKey := .Values.gateway.earlyExitKey }}
 {{- $logsTensors := eq .Values.gateway.logTensors "shapes" }}

@@ -68,6 +68,8 @@ volumeMounts:
 - name: GATEWAY_TRITON_METRICS_URL
   value: {{ . }}
 {{- end }}
+- name: GATEWAY_TRITON_REPAIR
+  value: {{ and .Values.triton.enabled .Values.triton.repair | toString | quote }}
 {{- with include "triton-gateway.configPath" . }}
 - name: GATEWAY_CONFIG
   value: {{ . }}

@@ -135,8 +135,9 @@ async def answering(message: bytes) -> AsyncIterator[str]:
     async def unary(request: object, context: object) -> bytes:
         return message
 
-    async def streamed(request: object, context: object) -> AsyncIterator[bytes]:
-        yield message
+    async def streamed(requests: AsyncIterator[object], context: object) -> AsyncIterator[bytes]:
+        async for _ in requests:
+            yield message
 
     handlers = {
         "ModelInfer": grpc.unary_unary_rpc_method_handler(unary),

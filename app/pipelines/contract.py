@@ -1,7 +1,7 @@
-"""What must hold of the tensors of each response: found at the first response that breaks it.
+"""What must hold for the tensors of each response; checked for every response.
 
-The growing-token fault of language-model ensembles (a step that passes on all tokens so far, not the newest) shows as a
-tensor that grows from response to response; nothing in Triton objects where the next step takes any size.
+The growing-token fault of language-model ensembles (a step passes on all tokens so far instead of the newest one) shows
+as a tensor that grows from response to response. Triton accepts it wherever the next step takes any size.
 """
 
 from collections.abc import Mapping
@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from app.domain.errors import ContractViolation
 from app.domain.inference import InferenceResponse
 from app.domain.tensor import Tensor
-from app.pipelines.shapes import fits, shape_text, without_batch
+from app.pipelines.shapes import fits, shape_text
 
 
 @dataclass(frozen=True, slots=True)
 class TensorContract:
     tensor: str
     max_items: int | None = None
-    """Never more elements than this."""
+    """The largest number of elements."""
     shape: tuple[int, ...] | None = None
-    """Without the batch dimension, if ``takes_batch``; -1 is any size."""
+    """If ``takes_batch``, without the batch dimension, which is then 1. A size of -1 is any size."""
     not_growing: bool = False
     takes_batch: bool = False
 
@@ -39,22 +39,29 @@ class ContractCheck:
                 self._check(tensor, contract)
 
     def _check(self, tensor: Tensor, contract: TensorContract) -> None:
-        size, shape = tensor.array.size, tensor.shape
+        size = tensor.array.size
         if contract.max_items is not None and size > contract.max_items:
-            raise _violation(tensor, f"at most {contract.max_items} items were agreed")
-        if contract.takes_batch:
-            shape = without_batch(tensor.array).shape
-        if contract.shape is not None and not fits(shape, contract.shape):
-            raise _violation(tensor, f"{shape_text(contract.shape)} was agreed")
-        if contract.not_growing and size > self._first_size.setdefault(tensor.name, size):
-            raise _violation(
-                tensor, f"the first response had {self._first_size[tensor.name]} items and none may have more"
-            )
+            raise _violation(tensor, f"at most {contract.max_items} items were agreed", hint=_grows(tensor))
+        if contract.shape is not None:
+            _check_shape(tensor, contract.shape, takes_batch=contract.takes_batch)
+        first = self._first_size.setdefault(tensor.name, size) if contract.not_growing else size
+        if size > first:
+            agreed = f"the first response had {first} items and none may have more"
+            raise _violation(tensor, agreed, hint=_grows(tensor))
 
 
-def _violation(tensor: Tensor, agreed: str) -> ContractViolation:
+def _check_shape(tensor: Tensor, shape: tuple[int, ...], *, takes_batch: bool) -> None:
+    agreed = (1, *shape) if takes_batch else shape
+    if not fits(tensor.shape, agreed):
+        words = "was agreed, with the batch dimension" if takes_batch else "was agreed"
+        raise _violation(tensor, f"{shape_text(agreed)} {words}")
+
+
+def _violation(tensor: Tensor, agreed: str, hint: str | None = None) -> ContractViolation:
     return ContractViolation(
-        f"Output '{tensor.name}' has shape {shape_text(tensor.shape)}; {agreed}.",
-        tensor=tensor.name,
-        hint=f"A step passes on all of '{tensor.name}' so far: let it send only what is new since its last response.",
+        f"Output '{tensor.name}' has shape {shape_text(tensor.shape)}; {agreed}.", tensor=tensor.name, hint=hint
     )
+
+
+def _grows(tensor: Tensor) -> str:
+    return f"A step passes on all of '{tensor.name}' so far: let it send only what is new since its last response."

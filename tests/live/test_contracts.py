@@ -96,7 +96,7 @@ class TestTheGrowingTokenFault:
         outputs, detail = BROKEN[pipeline]
         assert [len(event.data["token_id"]) for event in written] == GROWING[:outputs]
         assert (last.name, last.data["code"], last.data["detail"]) == ("error", "contract_violation", detail)
-        assert "let it send only what is new" in last.data["hint"]
+        assert ("let it send only what is new" in last.data.get("hint", "")) is (pipeline != "of_shape_one")
         assert violations(contracts, pipeline) == (before[0] + 1, before[1] + 1)
         eventually(lambda: notice.exists() and bool(notice.read_text()))
         assert int(notice.read_text().split()[1]) < len(GROWING)

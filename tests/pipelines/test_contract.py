@@ -61,6 +61,31 @@ def test_the_detail_says_what_was_seen_and_what_was_agreed() -> None:
     assert "only what is new" in (caught.value.hint or "")
 
 
+@pytest.mark.parametrize(
+    ("contract", "seen", "detail"),
+    [
+        (TensorContract("T", shape=(5,)), (1, 5), "has shape [1,5]; [5] was agreed."),
+        (
+            TensorContract("T", shape=(1, 5), takes_batch=True),
+            (1, 5),
+            "has shape [1,5]; [1,1,5] was agreed, with the batch dimension.",
+        ),
+        (
+            TensorContract("T", shape=(5,), takes_batch=True),
+            (2, 5),
+            "has shape [2,5]; [1,5] was agreed, with the batch dimension.",
+        ),
+    ],
+)
+def test_shape_violation_names_both_shapes_alike_and_has_no_hint(
+    contract: TensorContract, seen: tuple[int, ...], detail: str
+) -> None:
+    with pytest.raises(ContractViolation) as caught:
+        ContractCheck({"T": contract}).check(of_shape(*seen))
+    assert caught.value.detail == f"Output 'T' {detail}"
+    assert caught.value.hint is None
+
+
 def test_a_parameter_of_the_request_may_be_the_limit() -> None:
     p = pipeline(
         model([], "T INT32 [-1]", max_batch_size=4),

@@ -1,15 +1,14 @@
 """checkov's policies for Kubernetes and for Dockerfiles; what it may find, and why that is so."""
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import Require
+from tests.environments import locked_environment
 from tests.helm.rendering import CI_FILES, ROOT, render_text
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
@@ -37,14 +36,7 @@ ACCEPTED_FOR_DOCKERFILE = {
 
 @pytest.fixture(scope="module")
 def checkov(require: Require) -> Path:
-    """In an environment of its own below .cache, from its own lock."""
-    folder, uv = ROOT / ".cache" / "checkov", Path(sys.executable).parent / "uv"
-    require(uv.exists(), "there is no uv beside this Python: `make test-full` sets it up")
-    environment = os.environ | {"UV_CACHE_DIR": str(ROOT / ".cache" / "uv")}
-    subprocess.run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, folder], check=True, env=environment)
-    sync = [uv, "pip", "sync", "--quiet", "--python", folder / "bin" / "python3", "--require-hashes"]
-    subprocess.run([*sync, ROOT / "requirements" / "checkov.txt"], check=True, env=environment)
-    return folder / "bin" / "checkov"
+    return locked_environment("checkov", require) / "checkov"
 
 
 def findings(checkov: Path, file: Path, framework: str) -> set[tuple[str, str]]:

@@ -2,17 +2,17 @@
 
 from app import __version__
 from app.api.openapi.answers import COMPONENTS, Schema
-from app.api.openapi.fixed_paths import FIXED_PATHS, pipeline_path, streams_path
+from app.api.openapi.fixed_paths import FIXED_PATHS, describe_operation, streams_path
 from app.api.openapi.pipeline_paths import paths_of, schemas_of
 from app.pipelines.catalog import Catalog
 
 
 def openapi_of(catalog: Catalog) -> Schema:
     pipelines = [entry.pipeline for entry in catalog.entries.values() if entry.pipeline is not None]
-    paths: Schema = {**FIXED_PATHS, **pipeline_path(pipelines), **streams_path(pipelines)}
+    paths: Schema = {**FIXED_PATHS, **streams_path(pipelines)}
     schemas: Schema = dict(COMPONENTS["schemas"])
     for pipeline in pipelines:
-        paths |= paths_of(pipeline)
+        paths |= paths_of(pipeline, describe_operation(pipeline))
         schemas |= schemas_of(pipeline)
     return {
         "openapi": "3.1.0",

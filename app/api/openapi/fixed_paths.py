@@ -46,8 +46,8 @@ _STREAM_ID: Schema = {"name": "id", "in": "path", "required": True, "schema": _T
 _LAST_EVENT_ID: Schema = {
     "name": "Last-Event-ID",
     "in": "header",
-    "schema": {"type": "integer", "minimum": 1, "maximum": 10**15 - 1},
-    "description": "The id of the last event that the client received",
+    "schema": {"type": "integer", "minimum": 0, "maximum": 10**15 - 1},
+    "description": "The id of the last event that the client received; 0: from the start",
 }
 
 
@@ -62,22 +62,14 @@ def _listed() -> Schema:
     return {"200": json_answer("The pipelines", schema), **problems()}
 
 
-def pipeline_path(pipelines: Sequence[Pipeline]) -> Schema:
-    names = [pipeline.name for pipeline in pipelines]
-    parameter = {
-        "name": "pipeline",
-        "in": "path",
-        "required": True,
-        "schema": {**_TEXT, **({"enum": names} if names else {})},
-    }
+def describe_operation(pipeline: Pipeline) -> Schema:
+    """Each pipeline has a path of its own, where POST runs it."""
     answers = {
         "200": json_answer("The pipeline", _DESCRIPTION),
         **problems(errors.UnknownPipeline, errors.ModelNotReady, errors.UpstreamUnavailable),
     }
-    summary = "One pipeline: fields, types, limits, graph and samples"
-    return {
-        "/v1/pipelines/{pipeline}": {"get": _operation("get_pipeline", "catalog", summary, answers, parameter)},
-    }
+    summary = "Fields, types, limits, graph and samples"
+    return _operation(f"describe_{pipeline.name}", pipeline.name, summary, answers)
 
 
 def streams_path(pipelines: Sequence[Pipeline]) -> Schema:

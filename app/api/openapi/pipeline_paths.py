@@ -40,11 +40,12 @@ def schema_ref(pipeline: Pipeline, what: str) -> Schema:
     return {"$ref": f"#/components/schemas/{pipeline.name}_{what}"}
 
 
-def paths_of(pipeline: Pipeline) -> Schema:
+def paths_of(pipeline: Pipeline, describe: Schema) -> Schema:
+    """``describe``: the GET of the pipeline's path."""
     path = f"/v1/pipelines/{pipeline.name}"
     names = ["X-Early-Exit"] if pipeline.rules else []
     result = json_answer("The outputs. An early exit has the same keys.", schema_ref(pipeline, "result"), *names)
-    paths = {path: {"post": _operation(pipeline, "run", result)}}
+    paths = {path: {"get": describe, "post": _operation(pipeline, "run", result)}}
     if pipeline.spec.stream is not None:
         events = event_stream(schema_ref(pipeline, "output"))
         stream = answer("`output` events, then exactly one `done` or `error` event", events)

@@ -4,7 +4,10 @@ Source: Triton's ``model_config.proto``. The configuration, not the metadata, is
 ``decoupled`` and the steps of an ensemble.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+_NO_DATATYPE = "INVALID"
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +18,11 @@ class TensorSpec:
     datatype: str
     dims: tuple[int, ...]
     optional: bool = False
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether the configuration says its datatype and shape."""
+        return self.datatype != _NO_DATATYPE and bool(self.dims)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +55,23 @@ class ModelConfig:
     def calls(self) -> tuple[str, ...]:
         """The models that this one runs: an ensemble's steps, and what a BLS model declares."""
         return (*(step.model for step in self.steps), *self.bls_calls)
+
+    @property
+    def declares_tensors(self) -> bool:
+        """Whether it names inputs and outputs with datatype and shape; otherwise Triton may ask the model for them."""
+        return bool(self.inputs and self.outputs) and all(spec.is_typed for spec in (*self.inputs, *self.outputs))
+
+    def runnable_steps(self, given: Iterable[str]) -> list[int]:
+        """The indexes of an ensemble's steps in an order in which they can run.
+
+        ``given``: the ensemble's tensors that a request brings. A step that can never run is left out.
+        """
+        written, order = set(given), list[int]()
+        waiting = dict(enumerate(self.steps))
+        while ready := [i for i, step in waiting.items() if all(tensor in written for _, tensor in step.input_map)]:
+            order += ready
+            written |= {tensor for i in ready for _, tensor in waiting.pop(i).output_map}
+        return order
 
     def input(self, name: str) -> TensorSpec | None:
         return next((spec for spec in self.inputs if spec.name == name), None)

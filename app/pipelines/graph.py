@@ -7,7 +7,7 @@ calls is not in its configuration.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from app.domain.model import ModelConfig, Step, TensorSpec
+from app.domain.model import ModelConfig, TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,21 +110,13 @@ class _Builder:
 
     def _open(self, config: ModelConfig, given: Mapping[str, tuple[End, str]]) -> dict[str, End]:
         ends = {tensor: end for tensor, (end, _) in given.items()}
-        for step in _in_order(config.steps, set(ends)):
+        for index in config.runnable_steps(ends):
+            step = config.steps[index]
             child = self._models.get(step.model)
             inputs = {name: (ends[tensor], tensor) for name, tensor in step.input_map if tensor in ends}
             outputs = self.run(child, inputs, config.name) if child is not None else {}
             ends |= {tensor: outputs[name] for name, tensor in step.output_map if name in outputs}
         return ends
-
-
-def _in_order(steps: tuple[Step, ...], written: set[str]) -> Iterator[Step]:
-    """The steps, each behind those that write its inputs; what can never run is left out."""
-    waiting = list(steps)
-    while ready := [step for step in waiting if all(tensor in written for _, tensor in step.input_map)]:
-        yield from ready
-        written = written | {tensor for step in ready for _, tensor in step.output_map}
-        waiting = [step for step in waiting if step not in ready]
 
 
 def _is(end: End, model: str, tensor: str, ensemble: str) -> bool:

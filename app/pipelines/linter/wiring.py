@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from app.domain.model import ModelConfig, Step, TensorSpec
 
 ENSEMBLE = "ensemble"
-_NO_DATATYPE = "INVALID"
 
 Models = Mapping[str, ModelConfig]
 
@@ -56,14 +55,7 @@ class Wiring:
 
     def runnable(self) -> list[Place]:
         """The steps that can run, in an order in which they can."""
-        written = {spec.name for spec in self.config.inputs}
-        ordered: list[Place] = []
-        waiting = list(self.places)
-        while ready := [place for place in waiting if all(t in written for _, t in place.step.input_map)]:
-            ordered += ready
-            written |= {tensor for place in ready for _, tensor in place.step.output_map}
-            waiting = [place for place in waiting if place not in ready]
-        return ordered
+        return [self.places[index] for index in self.config.runnable_steps(spec.name for spec in self.config.inputs)]
 
 
 def wiring_of(ensemble: ModelConfig, models: Models) -> Wiring:
@@ -85,12 +77,7 @@ def wiring_of(ensemble: ModelConfig, models: Models) -> Wiring:
 
 def is_auto_completed(config: ModelConfig) -> bool:
     """Whether Triton is left to ask the model for inputs or outputs: what they are is then not written down."""
-    is_whole = config.inputs and config.outputs and all(map(_is_typed, (*config.inputs, *config.outputs)))
-    return config.backend != ENSEMBLE and not is_whole
-
-
-def _is_typed(spec: TensorSpec) -> bool:
-    return spec.datatype != _NO_DATATYPE and bool(spec.dims)
+    return config.backend != ENSEMBLE and not config.declares_tensors
 
 
 def is_decoupled(config: ModelConfig, models: Models, above: frozenset[str] = frozenset()) -> bool:
@@ -103,4 +90,4 @@ def _end(place: Place, name: str, spec_of: Callable[[ModelConfig, str], TensorSp
     if place.config is None:
         return End(place, name, None, is_batched=False)
     spec = spec_of(place.config, name)
-    return End(place, name, spec if spec and _is_typed(spec) else None, place.config.max_batch_size > 0)
+    return End(place, name, spec if spec and spec.is_typed else None, place.config.max_batch_size > 0)

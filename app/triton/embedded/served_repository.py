@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tritonclient.grpc import model_config_pb2 as pb
 
+from app.triton.config import model_config_of
 from app.triton.embedded.errors import RepositoryUnservable
 from app.triton.model_repository import CONFIG_FILE, RepositoryUnreadable, model_folders, read_config
 
@@ -39,17 +40,12 @@ class ServedRepository:
         configs = {folder: _config_of(folder) for folder in folders}
         for folder, config in configs.items():
             _require_backend(folder, config)
-        return cls(path.resolve(), tuple(each.name for each in folders), all(map(is_complete, configs.values())))
+        return cls(path.resolve(), tuple(each.name for each in folders), all(map(_is_complete, configs.values())))
 
 
-def is_complete(config: pb.ModelConfig) -> bool:
-    """True where Triton need not ask the model for what the configuration leaves out."""
-    tensors = (*config.input, *config.output)
-    return bool(_backend_named(config) and config.input and config.output) and all(map(_is_typed, tensors))
-
-
-def _is_typed(tensor: pb.ModelInput | pb.ModelOutput) -> bool:
-    return tensor.data_type != pb.TYPE_INVALID and len(tensor.dims) > 0
+def _is_complete(config: pb.ModelConfig) -> bool:
+    """Whether Triton need not ask the model for what the configuration leaves out."""
+    return bool(_backend_named(config)) and model_config_of(config).declares_tensors
 
 
 def _model_folders(path: Path) -> list[Path]:

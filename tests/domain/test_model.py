@@ -1,0 +1,45 @@
+"""What a configuration says of itself: whether it is complete, and in what order an ensemble's steps can run."""
+
+import pytest
+
+from app.domain.model import Step
+from tests.fakes.models import model
+
+
+def step(name: str, reads: str, writes: str) -> Step:
+    """``reads`` and ``writes``: names of the ensemble's tensors."""
+    return Step(
+        name, "", tuple((tensor, tensor) for tensor in reads.split()), tuple((each, each) for each in writes.split())
+    )
+
+
+@pytest.mark.parametrize(
+    ("steps", "order"),
+    [
+        ([step("a", "X", "t"), step("b", "t", "Y")], [0, 1]),
+        ([step("b", "t", "Y"), step("a", "X", "t")], [1, 0]),
+        ([step("a", "X", "t"), step("a", "X", "t")], [0, 1]),
+        ([step("a", "never", "t"), step("b", "X", "Y")], [1]),
+        ([step("a", "u", "t"), step("b", "t", "u")], []),
+        ([step("a", "", "t")], [0]),
+        ([], []),
+    ],
+)
+def test_a_step_runs_after_those_that_write_its_inputs(steps: list[Step], order: list[int]) -> None:
+    assert model("X FP32 [1]", "Y FP32 [1]", steps=tuple(steps)).runnable_steps(["X"]) == order
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "is_declared"),
+    [
+        ("X FP32 [1]", "Y FP32 [1]", True),
+        ([], "Y FP32 [1]", False),
+        ("X FP32 [1]", [], False),
+        ("X INVALID [1]", "Y FP32 [1]", False),
+        ("X FP32 [1]", "Y FP32 []", False),
+    ],
+)
+def test_tensors_are_declared_when_all_have_a_datatype_and_a_shape(
+    inputs: str | list[str], outputs: str | list[str], is_declared: bool
+) -> None:
+    assert model(inputs, outputs).declares_tensors is is_declared

@@ -1,0 +1,117 @@
+"""A running gateway's gateway.yaml is edited: what cannot be served keeps its last good form, and readiness stays."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.live.test_cancellation import eventually
+from tests.processes import GatewayProcess, StartGateway
+
+WITHIN_S = 20.0
+
+
+def pipeline(name: str, model: str = "scripted", sample: str = "{}", tensor: str = "TEXT") -> str:
+    return f"""
+  {name}:
+    model: {model}
+    inputs: {{script: {{tensor: SCRIPT, kind: text}}}}
+    outputs: {{text: {{tensor: {tensor}, kind: text}}}}
+    sample: {{script: '{sample}'}}
+"""
+
+
+GOOD = "pipelines:" + pipeline("a") + pipeline("b") + pipeline("c")
+BROKEN = (
+    "pipelines:"
+    + pipeline("a", model="scriptd")
+    + pipeline("b", sample='{"raise": "out of ink"}')
+    + pipeline("c", tensor="TXT")
+    + pipeline("added", model="scriptd")
+    + pipeline("good")
+)
+BOMB = "\n".join(["l0: &l0 [x]", *(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 8)}]" for n in range(1, 9))])
+
+
+def write(path: Path, text: str) -> None:
+    """Replaces the file in one step, as Kubernetes and most editors do."""
+    path.with_suffix(".new").write_text(text)
+    path.with_suffix(".new").rename(path)
+
+
+@contextmanager
+def watched_readiness(gateway: GatewayProcess) -> Iterator[set[int]]:
+    """The statuses of readiness, asked over and over."""
+    seen, ends = set[int](), threading.Event()
+
+    def watch() -> None:
+        while not ends.wait(0.02):
+            seen.add(httpx.get(f"{gateway.url}/health/ready").status_code)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        yield seen
+    finally:
+        ends.set()
+        watching.join()
+
+
+def test_a_broken_edit_is_named_costs_nothing_and_the_next_good_one_is_taken(
+    start_gateway: StartGateway, tmp_path: Path
+) -> None:
+    path = tmp_path / "gateway.yaml"
+    path.write_text(GOOD)
+    gateway = start_gateway(config=str(path))
+
+    def ask(name: str) -> httpx.Response:
+        return httpx.post(f"{gateway.url}/v1/pipelines/{name}", json={"script": "{}"})
+
+    def lines_with(text: str) -> list[str]:
+        return [line for line in gateway.log.splitlines() if text in line]
+
+    with watched_readiness(gateway) as readiness:
+        write(path, BROKEN)
+        eventually(lambda: bool(lines_with("out of ink")), WITHIN_S)
+        eventually(lambda: ask("good").status_code == 200, WITHIN_S)
+        assert gateway.metric("config_reload_failed") == 1
+        assert [ask(name).status_code for name in "abc"] == [200] * 3
+        answer = ask("added")
+        assert (answer.status_code, answer.json()["code"]) == (503, "model_not_ready")
+        assert "Triton has no model 'scriptd'; did you mean 'scripted'?" in answer.json()["detail"]
+        for name, said in {
+            "a": ":3: pipelines.a.model 'scriptd' is no model of Triton's repository; did you mean",
+            "b": ":12: pipelines.b.sample failed: ",
+            "c": ":17: pipelines.c.outputs.text.tensor 'TXT' is no such tensor of the model; did you mean 'TEXT'?",
+        }.items():
+            (line,) = lines_with(f"pipelines.{name}.")
+            assert said in line
+            assert "its last good form stays" in line
+        write(path, BOMB)
+        eventually(lambda: bool(lines_with("keys and values, with its aliases counted in full")), WITHIN_S)
+        write(path, GOOD.replace("  c:", "  d:"))
+        eventually(lambda: ask("d").status_code == 200, WITHIN_S)
+        eventually(lambda: gateway.metric("config_reload_failed") == 0, WITHIN_S)
+        assert [ask(name).status_code for name in ("a", "b", "c", "good")] == [200, 200, 404, 404]
+    assert readiness == {200}
+
+
+@pytest.mark.full
+def test_a_start_waits_for_a_missing_model_and_a_failing_sample(start_gateway: StartGateway, tmp_path: Path) -> None:
+    path = tmp_path / "gateway.yaml"
+    path.write_text(
+        "pipelines:" + pipeline("a", model="scriptd") + pipeline("b", sample='{"raise": "out of ink"}') + pipeline("c")
+    )
+    gateway = start_gateway(config=str(path), ready=False)
+    eventually(lambda: "out of ink" in gateway.log and "'scriptd' is no model" in gateway.log, WITHIN_S)
+    readiness = httpx.get(f"{gateway.url}/health/ready")
+    assert readiness.status_code == 503
+    assert readiness.json()["state_detail"] == {
+        "a": "Triton has no model 'scriptd'; did you mean 'scripted'?",
+        "b": "Its sample failed; the log says why.",
+    }
+    write(path, "pipelines:" + pipeline("a"))
+    eventually(lambda: httpx.get(f"{gateway.url}/health/ready").status_code == 200, WITHIN_S)

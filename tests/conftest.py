@@ -5,10 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.processes import client, config_path, gateway, repository, start_gateway, triton
 
 __all__ = ["client", "config_path", "gateway", "repository", "start_gateway", "triton"]
+
+settings.register_profile("any machine", deadline=None)  # a deadline is a timed assertion
+settings.load_profile("any machine")
 
 Require = Callable[[object, str], None]
 

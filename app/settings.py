@@ -57,6 +57,7 @@ class Settings(BaseSettings):
         description="Redis that keeps resumable streams, where several gateways share them",
         repr=False,
     )
+    max_connections: int = Field(4096, ge=1, le=1_000_000, description="most connections to the API at a time")
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1, le=64 * 1024 * 1024, description="largest request body")
     max_bytes_in_flight: int = Field(
         256 * 1024 * 1024, ge=1, description="bytes of request bodies that the gateway holds at a time"

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from app.api.protocol import BoundedProtocol
+from app.api.connection.protocol import ConnectionLimit, protocol_with
 from app.api.state import Limits
 from app.api.streaming import Start, StreamResponse
 from app.streams.event import Event
@@ -133,7 +133,7 @@ def serve(arguments: Sequence[str]) -> None:
     uvicorn.run(
         app,
         port=int(port),
-        http=BoundedProtocol,
+        http=protocol_with(ConnectionLimit(2 * IDLE, int)),
         ws="none",
         log_level="error",
         access_log=False,

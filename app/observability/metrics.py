@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from app.domain.calls import ObservedCall
-from app.domain.errors import GatewayError, Outcome
+from app.domain.errors import GatewayError, Outcome, TooManyRequests
 from app.domain.inference import InferenceRequest
 
 NO_PIPELINE = "-"
@@ -56,6 +56,9 @@ class Metrics:
 
     def count_stub_death(self, model: str) -> None:
         self.stub_deaths.labels(model).inc()
+
+    def count_refused_connection(self) -> None:
+        self.rejected.labels(TooManyRequests.code).inc()
 
     def count_request(self, pipeline: str, transport: str, outcome: Outcome, duration_s: float) -> None:
         self.requests.labels(pipeline, transport, outcome).inc()

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, contextmanager
 import uvicorn
 from fastapi import FastAPI
 
-from app.api.protocol import BoundedProtocol
+from app.api.connection.protocol import ConnectionLimit, protocol_with
 from app.process.supervision import Supervisor
 
 KEEP_ALIVE_S = 75
@@ -51,12 +51,14 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def serving(app: FastAPI, listener: socket.socket, supervisor: Supervisor) -> AsyncIterator[None]:
+async def serving(
+    app: FastAPI, listener: socket.socket, supervisor: Supervisor, limit: ConnectionLimit
+) -> AsyncIterator[None]:
     """Serves the application on the socket for the duration of the block."""
     server = _Server(
         uvicorn.Config(
             app,
-            http=BoundedProtocol,
+            http=protocol_with(limit),
             ws="none",
             lifespan="off",
             log_config=None,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from app import __version__
+from app.api.connection.protocol import ConnectionLimit
 from app.api.problems import problem_of
 from app.api.state import Gateway, Limits
 from app.domain.calls import CallObserver, CallObservers
@@ -39,6 +40,7 @@ from app.triton.repair import StubRepair
 from app.triton.stubs import Stubs
 from app.triton.stuck import Restart, StuckWatch
 
+ADMIN_CONNECTIONS = 256
 _console = Console(stderr=True)
 
 
@@ -80,8 +82,12 @@ async def serve(settings: Settings) -> None:
                 with_console=settings.console,
             )
             url = f"http://{settings.host}:{port}"
-            await stack.enter_async_context(serving(app, main, supervisor))
-            await stack.enter_async_context(serving(create_admin_app(gateway, api_port=port), admin, supervisor))
+            refused = gateway.metrics.count_refused_connection
+            limit = ConnectionLimit(settings.max_connections, refused)
+            admin_limit = ConnectionLimit(ADMIN_CONNECTIONS, refused)
+            admin_app = create_admin_app(gateway, api_port=port)
+            await stack.enter_async_context(serving(app, main, supervisor, limit))
+            await stack.enter_async_context(serving(admin_app, admin, supervisor, admin_limit))
             async with supervisor.running("announcement", announce(gateway, url, triton.grpc_url)):
                 await shutdown.requested.wait()
             await drain(gateway, shutdown, settings.drain_s)

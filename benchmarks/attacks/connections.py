@@ -14,6 +14,7 @@ MIB = 1024 * 1024
 PIECE = 256 * 1024
 TRAILERS_MIB = 60
 SWALLOWED_MIB = 256
+FLOOD_S = 40.0
 IDLE = 3_000
 IDLE_S = 100.0
 """Longer than the 75 s of the keep-alive."""
@@ -45,7 +46,7 @@ class _Flood:
 
 
 async def _floods(target: Target) -> Table:
-    """Sends each flood until it is all sent, or the gateway closes."""
+    """Sends each flood until it is all sent, the gateway closes, or FLOOD_S is over."""
     trailers, value = b"a:b\r\n" * (PIECE // 5), b"a" * PIECE
     floods = [
         _Flood("trailers before the answer", target.url, BEFORE, trailers, TRAILERS_MIB),
@@ -73,18 +74,24 @@ async def _taken(flood: _Flood) -> int:
     """Bytes."""
     reader, writer = await connect(flood.url)
     writer.transport.set_write_buffer_limits(high=0)
-    answer = asyncio.create_task(reader.read())
+    answer = asyncio.create_task(_read_all(reader))
     taken = 0
-    with suppress(ConnectionError):
-        writer.write(flood.head)
-        await asyncio.sleep(0.5)
-        while taken < flood.mib * MIB and not answer.done():
-            writer.write(flood.piece)
-            await writer.drain()
-            taken += len(flood.piece)
+    with suppress(ConnectionError, TimeoutError):
+        async with asyncio.timeout(FLOOD_S):
+            writer.write(flood.head)
+            await asyncio.sleep(0.5)
+            while taken < flood.mib * MIB and not writer.is_closing():
+                writer.write(flood.piece)
+                await writer.drain()
+                taken += len(flood.piece)
     answer.cancel()
     writer.transport.abort()
     return taken
+
+
+async def _read_all(reader: asyncio.StreamReader) -> None:
+    with suppress(ConnectionError):
+        await reader.read()
 
 
 async def _idle(target: Target) -> Table:

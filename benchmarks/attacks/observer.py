@@ -54,7 +54,7 @@ async def observed(target: Target) -> AsyncIterator[Observation]:
     try:
         yield observation
     finally:
-        printed, _ = await observer.communicate()
+        printed, _ = await observer.communicate(b"")
         observation.__dict__.update(json.loads(printed))
 
 

@@ -1,18 +1,15 @@
 """Methods of a path, HEAD, CORS and the pages' policy, over a real socket where it matters."""
 
-import asyncio
-import socket
 from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-import uvicorn
 
 from app.api.pages import HEADERS
-from app.api.protocol import BoundedProtocol
 from app.domain.errors import ModelError
 from tests.api.conftest import FINAL, PNG, word
 from tests.fakes.gateway import Served
+from tests.fakes.listener import listening
 
 ORIGIN = {"Origin": "https://page.example"}
 PAGES = ["/", "/console/console.js", "/docs", "/docs/assets/docs.js", "/docs/errors", "/docs/errors/internal"]
@@ -23,17 +20,8 @@ RANGES = ["bytes=0-9", "bytes=-5", "bytes=5-3", "bytes=99999999-", "bytes=0-1,5-
 @pytest.fixture
 async def wire(api: Served) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the same gateway, behind uvicorn with the gateway's own protocol."""
-    bound = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(
-        uvicorn.Config(api.app, http=BoundedProtocol, ws="none", lifespan="off", log_config=None, access_log=False)
-    )
-    serving = asyncio.create_task(server.serve(sockets=[bound]))
-    while not server.started:
-        await asyncio.sleep(0.005)
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{bound.getsockname()[1]}") as client:
+    async with listening(api.app) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
         yield client
-    server.should_exit = True
-    await serving
 
 
 class TestMethods:

@@ -1,62 +1,12 @@
 """The HTTP protocol's own limits, on a real socket: large heads, slow heads, and what is no HTTP at all."""
 
-import asyncio
-import json
-import socket
-from collections.abc import AsyncIterator
-from typing import Any
-
 import pytest
-import uvicorn
 
-from app.api import protocol
-from app.api.protocol import MAX_HEAD_BYTES, BoundedProtocol
+from app.api.connection import protocol
+from app.api.connection.heads import MAX_HEAD_BYTES
+from tests.fakes.listener import problem, said
 
-GOOD = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
-
-
-async def hello(scope: Any, receive: Any, send: Any) -> None:
-    await receive()
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"5")]})
-    await send({"type": "http.response.body", "body": b"hello"})
-
-
-@pytest.fixture
-async def port() -> AsyncIterator[int]:
-    bound = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(
-        uvicorn.Config(hello, http=BoundedProtocol, ws="none", lifespan="off", log_config=None, access_log=False)
-    )
-    serving = asyncio.create_task(server.serve(sockets=[bound]))
-    while not server.started:
-        await asyncio.sleep(0.005)
-    yield bound.getsockname()[1]
-    server.should_exit = True
-    await serving
-
-
-async def said(port: int, *chunks: bytes, pause_s: float = 0.0) -> bytes:
-    """Everything that comes back until the connection is closed."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        for chunk in chunks:
-            writer.write(chunk)
-            await writer.drain()
-            await asyncio.sleep(pause_s)
-        return await asyncio.wait_for(reader.read(), 20)
-    except ConnectionResetError:
-        return b""
-    finally:
-        writer.close()
-
-
-def problem(answer: bytes) -> tuple[int, str]:
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert b"content-type: application/problem+json" in head
-    assert b"connection: close" in head
-    found = json.loads(body)
-    assert f"x-request-id: {found['request_id']}".encode() in head
-    return int(head.split(b" ")[1]), found["code"]
+GOOD = b"GET /early HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 async def test_an_ordinary_request(port: int) -> None:

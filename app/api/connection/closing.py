@@ -1,0 +1,109 @@
+"""How a connection ends: the client can read its answer, and nothing keeps the connection open for ever."""
+
+import asyncio
+import select
+from collections.abc import Callable
+from socket import socket
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+LINGER_S = 2.0
+"""How long the connection stays open for a client that still sends. An earlier close would reset the connection."""
+LINGER_BYTES = 8 * 1024 * 1024
+"""Limit of what is received and dropped in that time."""
+MAX_UNSENT_BYTES = 16 * 1024
+"""What the transport keeps of an answer before its writer has to wait; the kernel has megabytes of its own."""
+DISCONNECT_CHECK_S = 1.0
+
+
+class ClosingProtocol(HttpToolsProtocol):
+    """uvicorn's protocol with one timer for each state, and with an orderly end."""
+
+    is_ending = False
+    _timer: asyncio.TimerHandle | None = None
+    _unsent_timer: asyncio.TimerHandle | None = None
+    _disconnect_timer: asyncio.TimerHandle | None = None
+    _dropped_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_ending = True
+        for timer in (self._timer, self._unsent_timer, self._disconnect_timer):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def start_timer(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Replaces the timer of the state before."""
+        self.stop_timer()
+        self._timer = self.loop.call_later(delay_s, action)
+
+    def stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def end(self, *, lingers: bool) -> None:
+        """Closes the connection when everything is sent; if it lingers, drops what the client still sends."""
+        if self.is_ending or self.transport.is_closing():
+            return
+        self.is_ending = True
+        self.stop_timer()
+        self._watch_unsent()
+        if lingers:
+            self.flow.resume_reading()
+            self.transport.write_eof()
+            self.start_timer(LINGER_S, self.transport.close)
+        else:
+            self.transport.close()
+
+    def drop(self, data: bytes) -> None:
+        self._dropped_bytes += len(data)
+        if self._dropped_bytes > LINGER_BYTES:
+            self.transport.close()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_unsent()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unsent_timer is not None and not self.is_ending:
+            self._unsent_timer.cancel()
+
+    def _watch_unsent(self) -> None:
+        """Aborts the connection when the client takes nothing of the answer for as long as the keep-alive."""
+        if self._unsent_timer is not None:
+            self._unsent_timer.cancel()
+        unsent = self.transport.get_write_buffer_size()
+        self._unsent_timer = self.loop.call_later(self.timeout_keep_alive, self._check_unsent, unsent)
+
+    def _check_unsent(self, before: int) -> None:
+        if self.transport.get_write_buffer_size() < before:
+            self._watch_unsent()
+        else:
+            self.transport.abort()
+
+    def watch_for_disconnect(self) -> None:
+        """While reading is paused, the event loop does not notice a disconnect: checks for it once a second."""
+        if self._disconnect_timer is None:
+            self._disconnect_timer = self.loop.call_later(DISCONNECT_CHECK_S, self._check_for_disconnect)
+
+    def _check_for_disconnect(self) -> None:
+        self._disconnect_timer = None
+        if not self.flow.read_paused:
+            return
+        if _is_disconnected(self.transport.get_extra_info("socket")):
+            self.transport.abort()
+        else:
+            self.watch_for_disconnect()
+
+
+def _is_disconnected(connection: socket) -> bool:
+    """Whether the client closed its side, even if there is data before the end."""
+    poll = select.poll()
+    poll.register(connection.fileno(), getattr(select, "POLLRDHUP", 0))
+    return bool(poll.poll(0))

@@ -1,0 +1,109 @@
+"""Where a request's body ends (RFC 9112, section 6). Pure: bytes in, bytes out."""
+
+import re
+from typing import Protocol
+
+from app.domain.errors import HeadersTooLarge, InvalidRequest
+
+MAX_FRAMING_BYTES = 16 * 1024
+"""Limit of everything in a chunked body that is not data: for the trailers, and again for the rest."""
+FRAMING_PER_BYTE = 8
+"""Each byte of data allows so many more bytes of framing. A chunk of one byte needs five."""
+
+_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n")
+_TRAILER = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*\r\n")
+_END_OF_LINE = b"\r\n"
+
+
+class Body(Protocol):
+    """A body that is being received."""
+
+    is_complete: bool
+
+    def feed(self, data: bytes) -> tuple[bytes, bytes]:
+        """Returns the data of the body, and the bytes after its end. Raises InvalidRequest or HeadersTooLarge."""
+
+
+class LengthBody:
+    """A body of ``Content-Length`` bytes."""
+
+    def __init__(self, length: int) -> None:
+        self._missing = length
+        self.is_complete = length == 0
+
+    def feed(self, data: bytes) -> tuple[bytes, bytes]:
+        body = data[: self._missing]
+        self._missing -= len(body)
+        self.is_complete = self._missing == 0
+        return body, data[len(body) :]
+
+
+class ChunkedBody:
+    """A chunked body. Chunk extensions and trailers are checked, counted and dropped: no trailer acts as a header."""
+
+    def __init__(self) -> None:
+        self.is_complete = False
+        self._read_line = self._read_size
+        self._line = bytearray()
+        """The part of a line that was received."""
+        self._missing = 0
+        """Bytes of the current chunk that were not received."""
+        self._allowed = MAX_FRAMING_BYTES
+        """Bytes of framing that may still come."""
+
+    def feed(self, data: bytes) -> tuple[bytes, bytes]:
+        pieces: list[bytes] = []
+        at = 0
+        while at < len(data) and not self.is_complete:
+            if self._missing:
+                piece = data[at : at + self._missing]
+                pieces.append(piece)
+                at += len(piece)
+                self._missing -= len(piece)
+                self._allowed += FRAMING_PER_BYTE * len(piece)
+            else:
+                at = self._feed_line(data, at)
+        return b"".join(pieces), data[at:]
+
+    def _feed_line(self, data: bytes, at: int) -> int:
+        """Returns where the line ends."""
+        end = data.find(b"\n", at) + 1 or len(data)
+        self._allowed -= end - at
+        if self._allowed < 0:
+            raise HeadersTooLarge(f"The trailers or chunk extensions are larger than {MAX_FRAMING_BYTES} bytes.")
+        self._line += data[at:end]
+        if self._line.endswith(b"\n"):
+            line = bytes(self._line)
+            self._line.clear()
+            self._read_line(line)
+        return end
+
+    def _read_size(self, line: bytes) -> None:
+        self._missing = int(_matching(_SIZE, line)[1], 16)
+        if self._missing:
+            self._read_line = self._read_end_of_chunk
+        else:
+            self._allowed = MAX_FRAMING_BYTES
+            self._read_line = self._read_trailer
+
+    def _read_end_of_chunk(self, line: bytes) -> None:
+        if line != _END_OF_LINE:
+            raise _invalid()
+        self._read_line = self._read_size
+
+    def _read_trailer(self, line: bytes) -> None:
+        if line == _END_OF_LINE:
+            self.is_complete = True
+        else:
+            _matching(_TRAILER, line)
+
+
+def _matching(pattern: re.Pattern[bytes], line: bytes) -> re.Match[bytes]:
+    match = pattern.fullmatch(line)
+    if match is None:
+        raise _invalid()
+    return match
+
+
+def _invalid() -> InvalidRequest:
+    return InvalidRequest("The chunked body is not valid HTTP.")

@@ -1,0 +1,59 @@
+"""The checks of a request's head that the parser does not make. Pure: headers in, the framing of the body out."""
+
+import re
+from collections.abc import Sequence
+
+from app.api.connection.framing import Body, ChunkedBody, LengthBody
+from app.domain.errors import InvalidRequest
+
+MAX_HEAD_BYTES = 16 * 1024
+END_OF_HEAD = b"\r\n\r\n"
+VERSIONS = {"1.0", "1.1"}
+
+_HOST = re.compile(rb"[0-9A-Za-z._~!$&'()*+,;=:%\[\]-]*")
+
+
+def end_of_head(before: bytes, data: bytes) -> int:
+    """Returns where the first empty line in ``data`` ends, else the length of ``data``. ``before`` came before it."""
+    before = before[1 - len(END_OF_HEAD) :]
+    across = (before + data[: len(END_OF_HEAD) - 1]).find(END_OF_HEAD)
+    if across >= 0:
+        return across + len(END_OF_HEAD) - len(before)
+    inside = data.find(END_OF_HEAD)
+    return inside + len(END_OF_HEAD) if inside >= 0 else len(data)
+
+
+def body_of(version: str, headers: Sequence[tuple[bytes, bytes]]) -> Body:
+    """Returns the body to receive, for headers with names in lower case.
+
+    Raises InvalidRequest where two servers could disagree about the request's host or its end.
+    """
+    if version not in VERSIONS:
+        raise InvalidRequest("The gateway speaks HTTP/1.1 and HTTP/1.0.")
+    _check_host(version, _values(headers, b"host"))
+    lengths = _values(headers, b"content-length")
+    encodings = _values(headers, b"transfer-encoding")
+    if encodings:
+        _check_encoding(version, encodings, lengths)
+        return ChunkedBody()
+    if not lengths:
+        return LengthBody(0)
+    if len(lengths) > 1 or not lengths[0].isdigit():
+        raise InvalidRequest("The request must have one Content-Length, a number.")
+    return LengthBody(int(lengths[0]))
+
+
+def _values(headers: Sequence[tuple[bytes, bytes]], wanted: bytes) -> list[bytes]:
+    return [value.strip(b" \t") for name, value in headers if name == wanted]
+
+
+def _check_host(version: str, hosts: list[bytes]) -> None:
+    if len(hosts) > 1 or (not hosts and version != "1.0"):
+        raise InvalidRequest("The request must have exactly one Host header.")
+    if hosts and not _HOST.fullmatch(hosts[0]):
+        raise InvalidRequest("The Host header is not a valid host.")
+
+
+def _check_encoding(version: str, encodings: list[bytes], lengths: list[bytes]) -> None:
+    if version == "1.0" or lengths or [encoding.lower() for encoding in encodings] != [b"chunked"]:
+        raise InvalidRequest("The only Transfer-Encoding is 'chunked', in HTTP/1.1, without a Content-Length.")

@@ -1,0 +1,228 @@
+"""uvicorn's HTTP protocol with the limits that it lacks: decision 0011.
+
+The parser reads heads only, one request at a time. No middleware can do this: the application gets nothing before the
+head is complete, and nothing behind the body.
+"""
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
+
+import httptools
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+from uvicorn.server import ServerState
+
+from app.api.connection.closing import ClosingProtocol
+from app.api.connection.framing import Body
+from app.api.connection.heads import MAX_HEAD_BYTES, body_of, end_of_head
+from app.api.problems import problem_response
+from app.domain.errors import GatewayError, HeadersTooLarge, InvalidRequest, SlowRequest, TooManyRequests
+
+HEAD_TIMEOUT_S = 5.0
+MAX_AHEAD_BYTES = 64 * 1024
+"""What is kept of the requests behind the one that is being answered, before reading pauses."""
+LINGERING_REFUSALS = 256
+"""So many refused connections may linger at a time. Others are closed as soon as their answer is sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimit:
+    """How many connections one port may have. ``on_refused`` is called for each connection above the limit."""
+
+    max_connections: int
+    on_refused: Callable[[], None]
+    refused: set[asyncio.Protocol] = field(default_factory=set)
+    """The refused connections that are not closed yet. They do not count."""
+
+
+def protocol_with(limit: ConnectionLimit) -> type[asyncio.Protocol]:
+    """The value of uvicorn's option ``http``, which calls it for each connection."""
+    return cast("type[asyncio.Protocol]", partial(BoundedProtocol, limit))
+
+
+class BoundedProtocol(ClosingProtocol):
+    """Also puts ``abort`` into each request's state: it disconnects a client that no longer reads."""
+
+    def __init__(
+        self,
+        limit: ConnectionLimit,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._limit = limit
+        self._is_in_head = False
+        self._has_begun = False
+        """Whether the head has more than empty lines."""
+        self._head_bytes = 0
+        self._head_tail = b""
+        self._body: Body | None = None
+        """The body that is being received."""
+        self._keeps_alive = False
+        """Whether the connection stays open after an answer to the whole request."""
+        self._ahead = bytearray()
+        """Bytes that were received but not parsed, because an answer is running."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._answer = SimpleNamespace(write=transport.write, is_closing=transport.is_closing, close=self._end_answer)
+        self._events = SimpleNamespace(
+            on_message_begin=self.on_message_begin,
+            on_url=self.on_url,
+            on_header=self.on_header,
+            on_headers_complete=self.on_headers_complete,
+        )
+        if len(self.connections) > self._limit.max_connections:
+            self._refuse_connection()
+        else:
+            self.start_timer(HEAD_TIMEOUT_S, self._end_silently)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._limit.refused.discard(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        while data and not self.is_ending:
+            data = self._read(data)
+        if self.is_ending:
+            self.drop(data)
+        elif self.flow.read_paused:
+            self.watch_for_disconnect()
+
+    def _read(self, data: bytes) -> bytes:
+        """Returns what is left."""
+        if self._ahead or (self._body is None and self._is_answering):
+            return self._keep(data)
+        return self._read_head(data) if self._body is None else self._read_body(self._body, data)
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _keep(self, data: bytes) -> bytes:
+        self._ahead += data
+        if len(self._ahead) > MAX_AHEAD_BYTES:
+            self.flow.pause_reading()
+        return b""
+
+    def _read_head(self, data: bytes) -> bytes:
+        if not self._is_in_head:
+            self._begin_head()
+        end = end_of_head(self._head_tail, data)
+        self._head_bytes += end
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse(HeadersTooLarge(f"The request's line and headers are larger than {MAX_HEAD_BYTES} bytes."))
+            return data
+        head = data[:end]
+        self._head_tail = self._head_tail[-3:] + head[-3:]
+        self._parse(head)
+        return data[end:]
+
+    def _begin_head(self) -> None:
+        self._is_in_head = True
+        self._has_begun = False
+        self._head_bytes = 0
+        self._head_tail = b""
+        self.parser = httptools.HttpRequestParser(self._events)
+        self.start_timer(HEAD_TIMEOUT_S, self._refuse_slow_head)
+
+    def _parse(self, head: bytes) -> None:
+        """Ignores an upgrade: the request is an ordinary one, and its body follows."""
+        try:
+            with suppress(httptools.HttpParserUpgrade):
+                self.parser.feed_data(head)
+        except httptools.HttpParserError as exc:
+            cause = exc.__context__
+            self._refuse(cause if isinstance(cause, GatewayError) else InvalidRequest("The request is not valid HTTP."))
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._has_begun = True
+        self.scope["state"]["abort"] = self.transport.abort
+
+    def on_headers_complete(self) -> None:
+        """Starts the application. Until the request is complete, its answer says ``Connection: close``."""
+        self._body = body_of(self.parser.get_http_version(), self.headers)
+        super().on_headers_complete()
+        self._is_in_head = False
+        self.stop_timer()
+        self.cycle.transport = cast("asyncio.Transport", self._answer)
+        self._keeps_alive, self.cycle.keep_alive = self.cycle.keep_alive, False
+        if self._body.is_complete:
+            self._complete_request()
+
+    def _read_body(self, body: Body, data: bytes) -> bytes:
+        try:
+            received, rest = body.feed(data)
+        except GatewayError as error:
+            return self._break_off(error, data)
+        if received:
+            self.on_body(received)
+        if body.is_complete:
+            self._complete_request()
+        return rest
+
+    def _complete_request(self) -> None:
+        self._body = None
+        self.on_message_complete()
+        if not self.cycle.response_started:
+            self.cycle.keep_alive = self._keeps_alive
+
+    def _break_off(self, error: GatewayError, data: bytes) -> bytes:
+        """A running answer goes on; the connection ends after it, because the request is not complete."""
+        if self.cycle.response_started:
+            return self._keep(data)
+        self.cycle.disconnected = True
+        self.cycle.message_event.set()
+        self._refuse(error)
+        return data
+
+    def on_response_complete(self) -> None:
+        self.server_state.total_requests += 1
+        if self.is_ending or self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        self.start_timer(self.timeout_keep_alive, self._end_silently)
+        ahead = bytes(self._ahead)
+        self._ahead.clear()
+        self.data_received(ahead)
+
+    def shutdown(self) -> None:
+        self._keeps_alive = False
+        super().shutdown()
+
+    def _end_silently(self) -> None:
+        self.end(lingers=False)
+
+    def _end_answer(self) -> None:
+        self.end(lingers=self._body is not None or bool(self._ahead))
+
+    def _refuse_slow_head(self) -> None:
+        if self._has_begun:
+            self._refuse(SlowRequest(f"The headers did not arrive within {HEAD_TIMEOUT_S:g} s."))
+        else:
+            self._end_silently()
+
+    def _refuse_connection(self) -> None:
+        self.connections.discard(self)
+        self._limit.refused.add(self)
+        self._limit.on_refused()
+        error = TooManyRequests("The gateway has as many connections as it allows.")
+        self._refuse(error, lingers=len(self._limit.refused) <= LINGERING_REFUSALS)
+
+    def _refuse(self, error: GatewayError, *, lingers: bool = True) -> None:
+        """Answers without the application, and ends the connection."""
+        request_id = uuid.uuid4().hex
+        response = problem_response(error, request_id)
+        response.headers.update({"X-Request-ID": request_id, "Connection": "close"})
+        lines = [STATUS_LINE[response.status_code], *(b"%s: %s\r\n" % header for header in response.raw_headers)]
+        self.transport.write(b"".join([*lines, b"\r\n", bytes(response.body)]))
+        self.end(lingers=lingers)

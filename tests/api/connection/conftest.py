@@ -1,0 +1,80 @@
+"""An application that shows what it received. These tests run on the event loop of the gateway."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import uvloop
+
+from tests.fakes.listener import listening
+
+HELLO = b"hello"
+
+
+class Application:
+    """The path selects what it does; the tests set ``go_on``, the application sets ``disconnected``."""
+
+    def __init__(self) -> None:
+        self.go_on = asyncio.Event()
+        self.disconnected = asyncio.Event()
+        self.calls = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.calls += 1
+        await getattr(self, scope["path"].strip("/"))(scope, receive, send)
+
+    async def early(self, _scope: Any, _receive: Any, send: Any) -> None:
+        """Answers without the body."""
+        await _answer(send, HELLO)
+
+    async def read(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answers with the headers and the body."""
+        body, more = b"", True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                self.disconnected.set()
+                return
+            body, more = body + message["body"], message["more_body"]
+        headers = {name.decode(): value.decode() for name, value in scope["headers"]}
+        await _answer(send, json.dumps({"headers": headers, "body": body.decode()}).encode())
+
+    async def wait(self, _scope: Any, receive: Any, _send: Any) -> None:
+        """Waits for the disconnect."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.disconnected.set()
+
+    async def stream(self, _scope: Any, _receive: Any, send: Any) -> None:
+        """Sends the second half of a chunked answer when the test says so."""
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"one", "more_body": True})
+        await self.go_on.wait()
+        await send({"type": "http.response.body", "body": b"two"})
+
+    async def large(self, _scope: Any, _receive: Any, send: Any) -> None:
+        await _answer(send, bytes(32 << 20))
+
+
+async def _answer(send: Any, body: bytes) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+    await send({"type": "http.response.body", "body": body})
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture
+async def application() -> Application:
+    return Application()
+
+
+@pytest.fixture
+async def port(application: Application) -> AsyncIterator[int]:
+    async with listening(application) as port:
+        yield port

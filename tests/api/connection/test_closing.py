@@ -1,0 +1,153 @@
+"""The end of a connection on a real socket, and the limit of connections."""
+
+import asyncio
+import socket
+from contextlib import suppress
+
+import pytest
+
+from app.api.connection import closing, protocol
+from tests.api.connection.conftest import Application
+from tests.fakes.listener import connected, listening, problem, read_answer, request, said
+
+EARLY = request("/early", "Content-Length: 100000000")
+GOOD = request("/early", method="GET")
+MIB = 1 << 20
+
+
+async def test_an_answer_to_an_incomplete_request_closes_the_connection(port: int) -> None:
+    async with connected(port) as (reader, writer):
+        writer.write(EARLY)
+        head, body = await read_answer(reader)
+        assert (b"connection: close" in head, body) == (True, b"hello")
+        assert await asyncio.wait_for(reader.read(), 1) == b""
+
+
+async def test_an_answer_to_a_complete_request_keeps_the_connection(port: int) -> None:
+    async with connected(port) as (reader, writer):
+        for _ in range(2):
+            writer.write(request("/read", "Content-Length: 5"))
+            await asyncio.sleep(0.02)
+            writer.write(b"hello")
+            assert b"connection: close" not in (await read_answer(reader))[0]
+        writer.write(request("/early", "Content-Length: 5", body=b"hello"))
+        assert b"connection: close" not in (await read_answer(reader))[0]
+
+
+async def test_nothing_is_parsed_after_the_last_answer(port: int, application: Application) -> None:
+    answer = await said(port, request("/early", "Content-Length: 5"), b"hello" + GOOD, pause_s=0.05)
+    assert answer.count(b"HTTP/1.1") == 1
+    assert application.calls == 1
+
+
+async def test_a_client_that_still_sends_can_read_its_answer(port: int) -> None:
+    async with connected(port) as (reader, writer):
+        writer.write(EARLY)
+        await asyncio.sleep(0.05)
+        writer.write(bytes(4 * MIB))
+        await writer.drain()
+        assert (await reader.read()).endswith(b"hello")
+
+
+@pytest.mark.parametrize("text", [EARLY, b"nonsense\r\n\r\n"])
+async def test_a_client_that_sends_slowly_is_disconnected(
+    port: int, monkeypatch: pytest.MonkeyPatch, text: bytes
+) -> None:
+    monkeypatch.setattr(closing, "LINGER_S", 0.2)
+    async with connected(port) as (_reader, writer):
+        writer.write(text)
+        with pytest.raises(ConnectionError):
+            await asyncio.wait_for(_send_slowly(writer), 5)
+
+
+async def _send_slowly(writer: asyncio.StreamWriter) -> None:
+    while True:
+        writer.write(b"x")
+        await writer.drain()
+        await asyncio.sleep(0.02)
+
+
+async def test_a_client_that_sends_without_end_is_disconnected(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closing, "LINGER_S", 60)
+    sent = 0
+    async with connected(port) as (_reader, writer):
+        writer.write(EARLY)
+        with suppress(ConnectionError):
+            while sent < 100 * MIB:
+                writer.write(bytes(MIB))
+                await writer.drain()
+                sent += MIB
+    assert sent < closing.LINGER_BYTES + 24 * MIB, "more than the limit and the buffers of both kernels"
+
+
+@pytest.mark.parametrize("every_s", [0.05, 10])
+async def test_empty_lines_do_not_keep_a_connection(port: int, monkeypatch: pytest.MonkeyPatch, every_s: float) -> None:
+    monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.2)
+
+    async def send_empty_lines(writer: asyncio.StreamWriter) -> None:
+        while True:
+            writer.write(b"\r\n")
+            await asyncio.sleep(every_s)
+
+    async with connected(port) as (reader, writer):
+        writer.write(GOOD)
+        await read_answer(reader)
+        sending = asyncio.create_task(send_empty_lines(writer))
+        with suppress(ConnectionResetError):
+            assert await asyncio.wait_for(reader.read(), 2) == b""
+        sending.cancel()
+
+
+async def test_a_second_head_that_never_ends(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.1)
+    answer = await said(port, GOOD, b"GET /early", pause_s=0.02)
+    assert problem(answer.partition(b"hello")[2]) == (408, "slow_request")
+
+
+async def test_an_idle_connection_is_closed(application: Application) -> None:
+    async with listening(application, keep_alive_s=0.1) as port, connected(port) as (reader, writer):
+        writer.write(GOOD)
+        await read_answer(reader)
+        assert await asyncio.wait_for(reader.read(), 3) == b""
+
+
+@pytest.mark.parametrize("close", [(), ("Connection: close",)])
+async def test_a_client_that_does_not_read_is_disconnected(application: Application, close: tuple[str, ...]) -> None:
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        async with listening(application, keep_alive_s=0.2) as port:
+            client.connect(("127.0.0.1", port))
+            client.sendall(request("/large", *close, method="GET"))
+            await asyncio.sleep(0.7)
+            client.settimeout(5)
+            received = await asyncio.to_thread(_read_all, client)
+    assert received < 32 * MIB
+
+
+def _read_all(client: socket.socket) -> int:
+    size = 0
+    with suppress(ConnectionResetError):
+        while chunk := client.recv(MIB):
+            size += len(chunk)
+    return size
+
+
+async def test_connections_above_the_limit_are_refused(application: Application) -> None:
+    refused: list[None] = []
+    async with listening(application, max_connections=2, on_refused=lambda: refused.append(None)) as port:
+        async with connected(port) as (reader, writer), connected(port) as (others_reader, others_writer):
+            writer.write(GOOD)
+            await read_answer(reader)
+            others_writer.write(GOOD)
+            await read_answer(others_reader)
+            for _ in range(3):
+                answer = await asyncio.wait_for(said(port, GOOD), 1)
+                assert problem(answer) == (429, "too_many_requests")
+                assert b"retry-after: 1\r\n" in answer
+            others_writer.write(GOOD)
+            assert (await read_answer(others_reader))[1] == b"hello"
+        await asyncio.sleep(0.05)
+        async with connected(port) as (reader, writer):
+            writer.write(GOOD)
+            assert (await read_answer(reader))[1] == b"hello"
+    assert len(refused) == 3

@@ -1,0 +1,172 @@
+"""Requests on a real socket: upgrades, framing, trailers and pipelining."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from app.api.connection import closing
+from app.api.connection.framing import MAX_FRAMING_BYTES
+from app.api.connection.protocol import MAX_AHEAD_BYTES
+from tests.api.connection.conftest import Application
+from tests.fakes.listener import connected, problem, read_answer, request, said
+
+CHUNKED = "Transfer-Encoding: chunked"
+CLOSE = "Connection: close"
+H2C = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAEAAEAAAAIAAAAB")
+WEBSOCKET = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: AA==")
+FRAMED = {"Content-Length: 5": b"hello", CHUNKED: b"2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n"}
+
+
+def seen(body: bytes) -> tuple[dict[str, str], str]:
+    """The headers and the body that the application received."""
+    found: dict[str, Any] = json.loads(body)
+    return found["headers"], found["body"]
+
+
+@pytest.mark.parametrize("framing", FRAMED)
+@pytest.mark.parametrize("upgrade", [H2C, WEBSOCKET, ("Connection: Upgrade", "Upgrade: h2c", "Expect: 100-continue")])
+@pytest.mark.parametrize("pieces", ["one", "two", "bytes"])
+async def test_upgrade_is_ignored_and_the_body_is_read(
+    port: int, caplog: pytest.LogCaptureFixture, framing: str, upgrade: tuple[str, ...], pieces: str
+) -> None:
+    head, body = request("/read", *upgrade, framing), FRAMED[framing]
+    sent = {"one": [head + body], "two": [head, body], "bytes": [bytes([byte]) for byte in head + body]}[pieces]
+    async with connected(port) as (reader, writer):
+        for piece in sent:
+            writer.write(piece)
+            await asyncio.sleep(0)
+        if "Expect: 100-continue" in upgrade:
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        head, answer = await read_answer(reader)
+        assert head.startswith(b"http/1.1 200 ")
+        assert seen(answer)[1] == "hello"
+        writer.write(request("/early", method="GET"))
+        assert (await read_answer(reader))[1] == b"hello"
+    assert not caplog.records
+
+
+async def test_trailers_do_not_act_as_headers(port: int) -> None:
+    async with connected(port) as (reader, writer):
+        trailers = b"Content-Type: text/html\r\nX-Request-ID: mine\r\nHost: y\r\n"
+        writer.write(request("/read", CHUNKED, body=b"5\r\nhello\r\n0\r\n" + trailers + b"\r\n"))
+        headers, body = seen((await read_answer(reader))[1])
+        assert (headers, body) == ({"host": "x", "transfer-encoding": "chunked"}, "hello")
+        writer.write(request("/early", method="GET"))
+        assert (await read_answer(reader))[1] == b"hello"
+
+
+@pytest.mark.parametrize("trailers", [b"a:b\r\n" * MAX_FRAMING_BYTES, b"a:" + b"b" * 2 * MAX_FRAMING_BYTES])
+async def test_endless_trailers_before_the_answer(port: int, application: Application, trailers: bytes) -> None:
+    answer = await said(port, request("/read", CHUNKED, body=b"0\r\n" + trailers))
+    assert problem(answer) == (431, "headers_too_large")
+    assert application.disconnected.is_set()
+
+
+async def test_endless_trailers_behind_the_answer(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closing, "LINGER_S", 0.2)
+    answer = await said(port, request("/early", CHUNKED), b"0\r\n" + b"a:b\r\n" * MAX_FRAMING_BYTES, pause_s=0.05)
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert answer.endswith(b"\r\n\r\nhello")
+
+
+async def test_a_malformed_chunk_is_refused(port: int, application: Application) -> None:
+    assert problem(await said(port, request("/read", CHUNKED, body=b"5\r\nhelloo\r\n"))) == (400, "invalid_request")
+    assert application.disconnected.is_set()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"GET /early HTTP/1.1\r\n\r\n",
+        b"GET /early HTTP/1.1\r\nHost: x\r\nHost: x\r\n\r\n",
+        b"GET /early HTTP/1.1\r\nHost: x y\r\n\r\n",
+        b"GET /early HTTP/2.0\r\nHost: x\r\n\r\n",
+        b"GET /early\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"CONNECT x:443 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /early HTTP/1.1\nHost: x\n\n",
+        b"GET /early HTTP/1.1\r\nHost : x\r\n\r\n",
+        b"GET /early HTTP/1.1\r\nHost: x\r\n folded\r\n\r\n",
+        b"GET /early HTTP/1.1\r\nHost: x\r\nA: b\0c\r\n\r\n",
+        b"GET /early HTTP/1.1\r\nHost: x\r\nA: b\rc\r\n\r\n",
+        request("/early", "Transfer-Encoding: gzip, chunked", body=b"0\r\n\r\n"),
+        request("/early", "Transfer-Encoding: chunked, gzip", body=b"0\r\n\r\n"),
+        request("/early", "Transfer-Encoding: identity", "Content-Length: 5", body=b"hello"),
+        request("/early", "Transfer-Encoding:\x0bchunked", body=b"0\r\n\r\n"),
+        request("/early", "Transfer-Encoding : chunked", body=b"0\r\n\r\n"),
+        request("/early", CHUNKED, CHUNKED, body=b"0\r\n\r\n"),
+        request("/early", CHUNKED, "Content-Length: 5", body=b"0\r\n\r\n"),
+        request("/early", "Content-Length: 5", CHUNKED, body=b"0\r\n\r\n"),
+        request("/early", "Content-Length: 5", "Content-Length: 5", body=b"hello"),
+        request("/early", "Content-Length: 5", "Content-Length: 6", body=b"hello"),
+        request("/early", "Content-Length: 5, 5", body=b"hello"),
+        request("/early", "Content-Length: +5", body=b"hello"),
+        request("/early", "Content-Length: 0x5", body=b"hello"),
+        request("/early", "Content-Length: 99999999999999999999", body=b"hello"),
+        request("/early", CHUNKED, body=b"0\r\n\r\n").replace(b"HTTP/1.1", b"HTTP/1.0"),
+    ],
+)
+async def test_ambiguous_requests_are_refused(port: int, application: Application, text: bytes) -> None:
+    assert problem(await said(port, text + request("/early"))) == (400, "invalid_request")
+    assert not application.calls
+
+
+async def test_pipelined_requests_are_answered_in_order(port: int) -> None:
+    first = request("/read", "X-Number: 1", "Content-Length: 3", body=b"one")
+    second = request("/read", "X-Number: 2", CHUNKED, body=b"3\r\ntwo\r\n0\r\n\r\n")
+    async with connected(port) as (reader, writer):
+        writer.write(first + second + b"\r\n" + first + request("/early", CLOSE) + second)
+        for number, text in (("1", "one"), ("2", "two"), ("1", "one")):
+            headers, body = seen((await read_answer(reader))[1])
+            assert (headers["x-number"], body) == (number, text)
+        head, body = await read_answer(reader)
+        assert (b"connection: close" in head, body, await reader.read()) == (True, b"hello", b"")
+
+
+@pytest.mark.parametrize(
+    ("second", "then"),
+    [
+        (request("/early", method="GET"), b"HTTP/1.1 200 "),
+        (b"nonsense\r\n\r\n", b"HTTP/1.1 400 "),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 20_000, b"HTTP/1.1 431 "),
+        (request("/early", CHUNKED, body=b"x" * 4 * MAX_AHEAD_BYTES), b"HTTP/1.1 431 "),
+    ],
+)
+async def test_a_pipelined_request_waits_for_the_running_answer(
+    port: int, application: Application, second: bytes, then: bytes
+) -> None:
+    async with connected(port) as (reader, writer):
+        writer.write(request("/stream", method="GET"))
+        assert (await reader.readuntil(b"one\r\n")).endswith(b"\r\n\r\n3\r\none\r\n")
+        writer.write(second)
+        await asyncio.sleep(0.05)
+        application.go_on.set()
+        assert await reader.readuntil(b"0\r\n\r\n") == b"3\r\ntwo\r\n0\r\n\r\n"
+        assert (await reader.readline()).startswith(then)
+
+
+async def test_a_malformed_body_does_not_change_a_running_answer(port: int, application: Application) -> None:
+    async with connected(port) as (reader, writer):
+        writer.write(request("/stream", CHUNKED))
+        assert b"connection: close" in await reader.readuntil(b"one\r\n")
+        writer.write(b"nonsense\r\n" + request("/early"))
+        await asyncio.sleep(0.05)
+        application.go_on.set()
+        assert await reader.read() == b"3\r\ntwo\r\n0\r\n\r\n"
+    assert application.calls == 1
+
+
+@pytest.mark.parametrize("ahead", [0, 10, 4 * MAX_AHEAD_BYTES])
+async def test_a_disconnect_is_noticed_behind_pipelined_data(
+    port: int, application: Application, monkeypatch: pytest.MonkeyPatch, ahead: int
+) -> None:
+    monkeypatch.setattr(closing, "DISCONNECT_CHECK_S", 0.05)
+    async with connected(port) as (_reader, writer):
+        writer.write(request("/wait", method="GET") + b"x" * ahead)
+        await writer.drain()
+        await asyncio.sleep(0.1)
+        assert not application.disconnected.is_set()
+        writer.close()
+        await asyncio.wait_for(application.disconnected.wait(), 5)

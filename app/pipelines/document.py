@@ -50,13 +50,17 @@ def read_document(path: Path) -> Document:
 
 def read_regular_file(path: Path, max_bytes: int) -> bytes:
     """Never waits, as a read from a pipe or a device would. Raises OSError, also for a larger file."""
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+    with open(path, "rb", opener=_open_without_waiting) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(f"'{path}' is not a regular file")
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise OSError(f"'{path}' is larger than {max_bytes} bytes")
     return content
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def parsed(text: str) -> Document:

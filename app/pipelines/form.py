@@ -101,7 +101,7 @@ class Form:
             self.pipeline = compile_pipeline(self.name, self.spec, config, models, surroundings)
         except PipelineMismatch as exc:
             key = ".".join(map(str, exc.location))
-            self._misfit(f"It does not fit its model: {key} {exc.text}.")
+            self._misfit(f"It does not fit its model: {key} {exc.text}{'' if exc.text.endswith('?') else '.'}")
             self._report(exc.location, exc.text)
         except Exception as exc:
             self._misfit("The gateway cannot compile it; the log says why.")
@@ -129,12 +129,13 @@ class Form:
         self.detail = "Its sample failed; the log says why."
         upstream = getattr(failure, "upstream", None)
         said = f"; the model says: {upstream.message}" if upstream is not None else ""
-        text = " ".join(f"failed: {failure}{said}".split())
-        self._report(("sample",), text[:_LONGEST_TEXT], None if isinstance(failure, _EXPECTED) else failure)
+        unexpected = None if isinstance(failure, _EXPECTED) else failure
+        self._report(("sample",), f"failed: {failure}{said}", unexpected)
 
     def _report(self, location: tuple[str | int, ...], text: str, exc: BaseException | None = None) -> None:
-        """Logs a problem once, until another takes its place."""
+        """Logs a problem on one line, and once until another takes its place."""
         where = ("pipelines", self.name, *location)
+        text = " ".join(text.split())[:_LONGEST_TEXT]
         problem = self.file.complaint(where, text) if self.file else f"{'.'.join(map(str, where))} {text}"
         if problem != self.problem:
             _log.error("%s%s", problem, " (its last good form stays)" if self.replaces else "", exc_info=exc)

@@ -62,7 +62,8 @@ class Lookup:
         if not self.is_up:
             return Missing("Triton does not answer.")
         answer = self.answers.get((name, version))
-        assert isinstance(answer, Exception)
+        if answer is None or isinstance(answer, ModelConfig):
+            return Missing("Its model has not been seen yet.")  # the file named it after Triton was asked
         if isinstance(answer, ModelNotReady):
             return self._unknown(name, step) if name not in self.index else self._unloaded(name, version, step)
         if isinstance(answer, GatewayError):

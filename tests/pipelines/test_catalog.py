@@ -222,6 +222,9 @@ class TestFollowingTheFile:
         assert catalog.complaints == [
             f"{path}:4: pipelines.p.outputs.y.tensor 'NOPE' is no such tensor of the model; valid here: Y"
         ]
+        assert catalog.entries["p"].state_detail == (
+            "It does not fit its model: outputs.y.tensor 'NOPE' is no such tensor of the model; valid here: Y."
+        )
         with pytest.raises(ModelNotReady, match="misconfigured"):
             catalog.pipeline("p")
 
@@ -388,6 +391,20 @@ class TestAskingTriton:
         catalog = await loaded(engine, path)
         assert engine.asked == []
         assert catalog.entries["p"].state_detail == "Triton does not answer."
+
+    async def test_a_pipeline_that_the_file_adds_meanwhile_is_seen_at_the_next_call(self, path: Path) -> None:
+        engine = WaitingEngine.of(PLAIN, dataclasses.replace(PLAIN, name="other"))
+        catalog = await loaded(engine, path)
+        engine.together = 99
+        asking = asyncio.create_task(catalog.follow_models())
+        await asyncio.sleep(0)
+        write(path, FILE + "  q: {model: other}\n")
+        await catalog.follow_file()
+        engine.together = 1
+        await asking
+        assert catalog.entries["q"].state_detail == "Its model has not been seen yet."
+        await turn(catalog)
+        assert catalog.pipeline("q")
 
     async def test_a_changed_step_rebuilds_the_graph(self, engine: FakeEngine, path: Path) -> None:
         engine.configs["whole"] = ensemble("whole", PLAIN)

@@ -78,9 +78,11 @@ def test_an_empty_text_has_no_values() -> None:
 def test_a_file_that_is_none_is_refused_without_waiting(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
+    before = len(list(Path("/proc/self/fd").iterdir()))
     for path in (pipe, tmp_path, Path("/dev/zero"), tmp_path / "absent"):
         with pytest.raises(OSError, match=r"regular file|directory"):
             read_document(path)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_a_file_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

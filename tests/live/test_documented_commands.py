@@ -2,9 +2,7 @@
 
 import doctest
 import itertools
-import json
 import os
-import re
 import shutil
 import subprocess
 
@@ -47,14 +45,3 @@ def test_a_printed_command_answers_what_the_page_says(
     assert done.stdout
     if answer:
         assert is_the_same(answer, done.stdout), f"{page} says otherwise: {done.stdout}"
-
-
-def test_every_sample_of_every_pipeline_works_as_pasted(gateway: GatewayProcess) -> None:
-    """The curl lines of ``GET /v1/pipelines/{pipeline}``, in the folder that holds the samples."""
-    document = subprocess.check_output(["curl", "-s", f"{gateway.url}/v1/pipelines"])
-    for pipeline in json.loads(document)["pipelines"]:
-        described = json.loads(subprocess.check_output(["curl", "-s", f"{gateway.url}{pipeline['url']}"]))
-        for name, text in described["samples"].items():
-            if name.startswith("curl"):
-                answer = subprocess.check_output(re.sub(r"^curl", "curl -sf", text), shell=True, cwd=ROOT)
-                assert answer, (name, text)

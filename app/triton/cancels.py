@@ -1,4 +1,4 @@
-"""Cancelling calls no faster than Triton bears."""
+"""Rate-limits cancellations, because Triton 2.51 crashes under bursts."""
 
 import asyncio
 import time
@@ -7,11 +7,11 @@ import grpc
 
 CANCELS_PER_S = 200.0
 BURST = 50
-"""See docs/streaming.md for the measurement behind both."""
+"""docs/streaming.md has the measurement behind both values."""
 
 
 class PacedCancels:
-    """A leaky bucket: cancels go out at once up to the rate, behind each other above it."""
+    """A leaky bucket: up to the rate a cancellation is sent at once, above the rate it waits."""
 
     def __init__(self, per_s: float = CANCELS_PER_S, burst: int = BURST) -> None:
         self._interval_s = 1.0 / per_s
@@ -19,7 +19,7 @@ class PacedCancels:
         self._next = 0.0
 
     def cancel(self, call: grpc.aio.Call) -> None:
-        """Does nothing to a call that is done."""
+        """A no-op for a call that is done."""
         if call.done():
             return
         wait_s = self.turn() - time.monotonic()
@@ -29,6 +29,6 @@ class PacedCancels:
             asyncio.get_running_loop().call_later(wait_s, call.cancel)
 
     def turn(self) -> float:
-        """When the next cancel may go, in monotonic seconds; takes its place in the line."""
+        """Reserves the time of the next cancellation, in monotonic seconds."""
         self._next = max(self._next, time.monotonic() - self._slack_s) + self._interval_s
         return self._next

@@ -3,14 +3,14 @@
 import grpc
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-"""Triton's own ceiling for a request; the same for an answer, so that no model can fill the gateway's memory."""
+"""Limit of a request, and of a response: no model can fill the gateway's memory with one message."""
 
 RECONNECT_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
 )
-"""gRPC's own backoff grows to two minutes: a Triton that was away for a minute would be missed for another."""
+"""gRPC's default backoff grows to two minutes, so the gateway would notice the return of Triton late."""
 
 SIZE_OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -21,10 +21,10 @@ WINDOW_OPTIONS = (
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 128 * 1024),
 )
-"""How much of an answer gRPC takes in ahead of its reader. Left alone it grows to megabytes a stream."""
+"""How much of a response gRPC prefetches. By default this grows to megabytes for each stream."""
 
 PATIENT_PING_OPTIONS = (("grpc.keepalive_time_ms", 300_000),)
-"""A server with default settings answers more frequent pings with GOAWAY."""
+"""A server with default settings closes a connection (GOAWAY) that pings more often."""
 
 TIGHT_PING_OPTIONS = (
     ("grpc.keepalive_time_ms", 2_000),
@@ -33,7 +33,7 @@ TIGHT_PING_OPTIONS = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.keepalive_permit_without_calls", 1),
 )
-"""Only for a Triton that was started to allow them (the embedded one): notices a stopped server within seconds."""
+"""Notices a stopped server within seconds. Only for a Triton that was started to allow them: the embedded Triton."""
 
 
 def open_channel(url: str, *, tight_pings: bool = False) -> grpc.aio.Channel:

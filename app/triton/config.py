@@ -23,7 +23,7 @@ def model_config_of(message: model_config_pb2.ModelConfig) -> ModelConfig:
 
 
 def parse_config(text: str) -> model_config_pb2.ModelConfig:
-    """The text of a ``config.pbtxt``. Raises ValueError with the line where it is not one."""
+    """Parses the text of a ``config.pbtxt``. Raises ValueError with the line of the mistake."""
     try:
         return text_format.Parse(text, model_config_pb2.ModelConfig())
     except text_format.ParseError as exc:
@@ -45,7 +45,7 @@ def _dims_of(spec: model_config_pb2.ModelInput | model_config_pb2.ModelOutput) -
 
 
 def _datatype_of(data_type: int) -> str:
-    """TYPE_STRING is BYTES in the Open Inference Protocol; the others only lose their prefix."""
+    """TYPE_STRING is BYTES in the Open Inference Protocol; the other names only lose their prefix."""
     return "BYTES" if data_type == _BYTES_TYPE else model_config_pb2.DataType.Name(data_type).removeprefix("TYPE_")
 
 

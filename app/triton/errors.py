@@ -91,7 +91,7 @@ def _process_died(_found: re.Match[str]) -> GatewayError:
 
 def _text_too_long(_found: re.Match[str]) -> GatewayError:
     return ModelError(
-        "The model failed with an error text too long for gRPC to carry.",
+        "The model failed with an error text that is too long for gRPC.",
         hint="Keep the texts of a model's errors under 4 KiB.",
     )
 
@@ -165,7 +165,7 @@ _ERROR_BY_GRPC_TEXT: tuple[tuple[frozenset[str], re.Pattern[str], Callable[[re.M
 """Texts of gRPC itself, which never arrive inside a stream."""
 
 _FAULT_CODES = frozenset({"INVALID_ARGUMENT", "INTERNAL", "UNIMPLEMENTED", None})
-"""Those with which Triton, or a BLS model that loses its child's code, says that something is wrong inside a chain."""
+"""Codes of faults inside a chain, from Triton or from a BLS model, which loses the code of its child."""
 
 _BROKEN_TENSOR = {
     FaultKind.NOT_GIVEN: "A step was not given an input that it requires.",

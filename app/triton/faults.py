@@ -1,8 +1,8 @@
-"""Triton's texts about faults inside a chain, taken apart. Source: the server, 2.51, each text seen or in its binary;
-and ``model_kit.contract``, by which a model says what Triton does not check.
+"""Parses Triton's texts about faults inside a chain.
 
-Searched for anywhere in the message: an ensemble puts ``in ensemble 'e', `` and ``[request id: r] `` in front, and a
-BLS script that passes a child's error on may put it anywhere. The first row that is found wins.
+Sources: Triton 2.51 (each text was seen, or is in its binary) and ``model_kit.contract``, with which a model reports
+faults that Triton does not check. A text may be anywhere in the message: an ensemble puts ``in ensemble 'e', `` and
+``[request id: r] `` in front, and a BLS script may put a child's error anywhere. The first row that matches wins.
 """
 
 import re

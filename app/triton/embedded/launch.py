@@ -1,4 +1,4 @@
-"""One start of Triton, in words: its arguments, what is added to its environment, its names."""
+"""One start of Triton: its arguments, the additions to its environment, and its unique names."""
 
 import os
 import secrets
@@ -17,15 +17,15 @@ _KEEPALIVE = (
     "--grpc-http2-max-ping-strikes=0",
     "--grpc-keepalive-permit-without-calls=1",
 )
-# One request in so many begins a trace of its own; one that comes with a parent is always recorded, whatever the rate.
+# One request in this many begins its own trace; a request with a parent is always recorded, at any rate.
 _ONLY_WITH_PARENT = 2**31 - 1
-# Many single-threaded model processes share the cores; each with a thread pool of its own would fight over them.
+# Many model processes share the cores; a thread pool in each of them would slow all of them down.
 _THREAD_COUNTS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)
 class Launch:
-    """`nonce` comes back as the server's name: the proof that the one who answers is the one that was started."""
+    """Triton answers with `nonce` as its name, which proves that the server on the port is this one."""
 
     options: EmbeddedOptions
     ports: Ports
@@ -50,7 +50,7 @@ class Launch:
 
     @property
     def grace_s(self) -> float:
-        """How long Triton may take to end before it is killed: its own limit and what it adds to that."""
+        """Time for Triton to end before it is killed: its own limit and a margin."""
         return self.options.exit_timeout_s + 2.0
 
     def command(self) -> list[str]:
@@ -66,7 +66,7 @@ class Launch:
         ]
 
     def environment(self) -> dict[str, str]:
-        """What Triton's environment has beyond the inherited one: the stubs run the `python3` found first on PATH."""
+        """Additions to the inherited environment. Model processes run the first `python3` on PATH."""
         inherited = self.options.environment
         return {
             **{name: count for name, count in _THREAD_COUNTS.items() if name not in inherited},
@@ -79,7 +79,7 @@ class Launch:
         yield f"--backend-directory={self.folder}"
         yield "--model-control-mode=explicit"
         yield "--load-model=*"
-        # A stub that cannot start would hold up loading for 30 s.
+        # A model process that cannot start would delay loading by 30 s.
         yield "--backend-config=python,stub-timeout-seconds=10"
         yield f"--backend-config=python,shm-region-prefix-name={self.shm_prefix}"
         if self.repository.is_complete:

@@ -1,4 +1,4 @@
-"""How an embedded Triton is to run."""
+"""Options of the embedded Triton."""
 
 import os
 import socket
@@ -22,7 +22,7 @@ class Ports:
 
     @classmethod
     def free(cls) -> "Ports":
-        """Three ports that nobody listens on now."""
+        """Three ports that are free now."""
         with ExitStack() as held:
             sockets = [held.enter_context(socket.socket()) for _ in range(3)]
             for each in sockets:
@@ -46,10 +46,10 @@ def _require_free(name: str, port: int) -> None:
 
 @dataclass(frozen=True)
 class EmbeddedOptions:
-    """What to serve, with which Python environment, and how long things may take.
+    """The repository, the Python environment of the models, and time limits.
 
-    `ports` left out are picked free at the first start and kept over restarts. `environment` is what Triton and the
-    models inherit. `traces_url` is where Triton sends its spans, by OTLP over HTTP.
+    Without `ports`, free ports are chosen at the first start and kept over restarts. Triton and the models inherit
+    `environment`. Triton sends its spans to `traces_url`, by OTLP over HTTP.
     """
 
     repository: Path

@@ -1,4 +1,4 @@
-"""What a Triton that was just started says of itself over gRPC."""
+"""Asks a Triton that was just started, over gRPC, whether it is ready."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,7 +14,7 @@ _ANSWER_TIMEOUT_S = 2.0
 
 
 class Probe:
-    """Asks one server whether it is ready."""
+    """Asks one server."""
 
     def __init__(self, url: str, channel: grpc.aio.Channel) -> None:
         self._address = url.rsplit(":", 1)
@@ -23,7 +23,7 @@ class Probe:
     @classmethod
     @asynccontextmanager
     async def open(cls, url: str) -> AsyncIterator["Probe"]:
-        """A probe of the server at `url`, while the context lasts."""
+        """A probe of the server at `url` for the duration of the block."""
         async with open_channel(url) as channel:
             yield cls(url, channel)
 
@@ -35,7 +35,7 @@ class Probe:
             return False
 
     async def _listens(self) -> bool:
-        # gRPC waits longer and longer between its attempts to connect, so it is not used before somebody listens.
+        # gRPC backs off between its attempts to connect, so the gateway connects only when the port is open.
         try:
             _, writer = await asyncio.open_connection(*self._address)
         except OSError:

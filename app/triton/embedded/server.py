@@ -1,4 +1,4 @@
-"""`EmbeddedTriton`: a Triton that lives and dies with this process."""
+"""`EmbeddedTriton`: starts a Triton with this process and stops it with this process."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ _STABLE_S = 60.0
 
 
 class EmbeddedTriton:
-    """Start it, let `watch` run beside the gateway, stop it.
+    """Call `start`, run `watch` as a background task, call `stop`.
 
     The addresses are chosen at the first start and stay the same over restarts.
     """
@@ -42,7 +42,7 @@ class EmbeddedTriton:
 
     @property
     def http_url(self) -> str:
-        """Where Triton's own HTTP service listens; never shown to a gateway's client."""
+        """Address of Triton's own HTTP service; never shown to a client of the gateway."""
         return f"http://{LOOPBACK}:{self._ports.http}"
 
     @property
@@ -73,7 +73,7 @@ class EmbeddedTriton:
             if time.monotonic() - since > _STABLE_S:
                 delays = self._delays()
             if not self._stopping.is_set():
-                logger.error("the embedded Triton ended with status %s; it is started again", status)
+                logger.error("the embedded Triton ended with status %s and is started again", status)
                 await self._restart(delays)
 
     async def restart(self) -> None:
@@ -82,7 +82,7 @@ class EmbeddedTriton:
             await self._triton.stop()
 
     async def stop(self) -> None:
-        """End Triton and all that belongs to it; return when it is gone."""
+        """End Triton and all of its processes; return when they are gone."""
         self._stopping.set()
         async with self._launching:
             if self._triton is not None:

@@ -109,6 +109,31 @@ async def test_killed_triton_is_restarted_on_the_same_ports(triton, traces_of, i
     await watch
 
 
+async def test_restart_replaces_a_stopped_triton(triton, traces_of, infer):
+    watch = asyncio.create_task(triton.watch())
+    traces = traces_of(triton.pid)
+    stopped = triton.pid
+    os.kill(stopped, signal.SIGSTOP)
+    await triton.restart()
+    await until_answered(infer, triton.grpc_url)
+    assert triton.pid != stopped
+    assert traces.are_gone()
+    await triton.stop()
+    await watch
+
+
+async def test_an_unexpected_exception_ends_the_watch(triton, monkeypatch):
+    """The process supervises the watch, and would otherwise never hear of it."""
+
+    async def fail():
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(triton, "_launch", fail)
+    os.kill(triton.pid, signal.SIGKILL)
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.wait_for(triton.watch(), 10.0)
+
+
 async def test_killed_guard_takes_triton_along_and_both_are_restarted(triton, traces_of, infer, busy):
     watch = asyncio.create_task(triton.watch())
     traces = traces_of(triton.pid)

@@ -1,0 +1,47 @@
+"""The embedded Triton is live, and no call returns: the gateway restarts it."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.live.test_cancellation import eventually
+from tests.processes import GatewayProcess, running_gateway, scripted_models
+
+CONFIG = """
+pipelines:
+  scripted:
+    model: scripted
+    inputs: {script: {tensor: SCRIPT, kind: text}}
+    outputs: {text: {tensor: TEXT, kind: text}}
+    timeout_s: 1
+    sample: {script: "{}"}
+"""
+
+
+def ask(gateway: GatewayProcess, script: str) -> int:
+    return httpx.post(f"{gateway.url}/v1/pipelines/scripted", json={"script": script}, timeout=20).status_code
+
+
+def liveness(gateway: GatewayProcess) -> int:
+    return httpx.get(f"{gateway.admin_url}/health/triton").status_code
+
+
+@pytest.mark.full
+def test_an_embedded_triton_whose_calls_never_return_is_restarted(tmp_path: Path, models_venv: Path) -> None:
+    """Both instances of the only model hang, which looks the same from outside as Triton's own deadlock."""
+    (tmp_path / "gateway.yaml").write_text(CONFIG)
+    settings = {
+        "embedded": "true",
+        "embedded_repository": str(scripted_models(tmp_path / "repository")),
+        "embedded_venv": str(models_venv),
+        "config": str(tmp_path / "gateway.yaml"),
+    }
+    with running_gateway(tmp_path / "gateway", **settings) as gateway:
+        assert (ask(gateway, "{}"), liveness(gateway)) == (200, 200)
+        assert [ask(gateway, '{"sleep_s": 600}') for _ in range(2)] == [504, 504]
+        eventually(lambda: liveness(gateway) == 503, 30.0)
+        eventually(lambda: liveness(gateway) == 200, 60.0)
+        eventually(lambda: httpx.get(f"{gateway.url}/health/ready").status_code == 200, 20.0)
+        assert ask(gateway, "{}") == 200
+        assert gateway.log.count("Triton is stuck") == 1

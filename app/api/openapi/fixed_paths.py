@@ -5,18 +5,20 @@ from collections.abc import Sequence
 from app.api.openapi.answers import Schema, answer, event_stream, json_answer, problems
 from app.api.openapi.pipeline_paths import INFERENCE_ERRORS, TIMEOUT_HEADER, examples_of, schema_ref
 from app.domain import errors
+from app.pipelines.form import State
 from app.pipelines.pipeline import Pipeline
 
 _TEXT: Schema = {"type": "string"}
-_STATE: Schema = {"type": "string", "description": "`ready`, or why the pipeline cannot be called"}
+_STATE: Schema = {"enum": [str(state) for state in State]}
 _SUMMARY: Schema = {
     "type": "object",
-    "required": ["name", "description", "model", "state", "streams", "url"],
+    "required": ["name", "description", "model", "state", "state_detail", "streams", "url"],
     "properties": {
         "name": _TEXT,
         "description": _TEXT,
         "model": _TEXT,
         "state": _STATE,
+        "state_detail": {"type": ["string", "null"], "description": "Why the pipeline is not ready"},
         "streams": {"type": "boolean"},
         "url": _TEXT,
     },
@@ -25,16 +27,18 @@ _PARTS = {"inputs": "array", "parameters": "array", "outputs": "array", "graph":
 _PARTS |= {"limits": "object", "schemas": "object", "sample": "object", "samples": "object"}
 _DESCRIPTION: Schema = {
     "type": "object",
-    "required": [*_SUMMARY["required"], *_PARTS],
+    "description": "Only the required properties until the pipeline's model is known",
+    "required": _SUMMARY["required"],
     "properties": {**_SUMMARY["properties"], **{name: {"type": type_} for name, type_ in _PARTS.items()}},
 }
 _READINESS: Schema = {
     "type": "object",
-    "required": ["status", "triton", "pipelines"],
+    "required": ["status", "triton", "pipelines", "state_detail"],
     "properties": {
         "status": {"enum": ["ready", "not_ready", "draining"]},
         "triton": {"enum": ["up", "down"]},
-        "pipelines": {"type": "object", "additionalProperties": True},
+        "pipelines": {"type": "object", "additionalProperties": _STATE},
+        "state_detail": {"type": "object", "additionalProperties": _TEXT},
     },
 }
 _STARTED: Schema = {
@@ -64,10 +68,7 @@ def _listed() -> Schema:
 
 def describe_operation(pipeline: Pipeline) -> Schema:
     """Each pipeline has a path of its own, where POST runs it."""
-    answers = {
-        "200": json_answer("The pipeline", _DESCRIPTION),
-        **problems(errors.UnknownPipeline, errors.ModelNotReady, errors.UpstreamUnavailable),
-    }
+    answers = {"200": json_answer("The pipeline", _DESCRIPTION), **problems(errors.UnknownPipeline)}
     summary = "Fields, types, limits, graph and samples"
     return _operation(f"describe_{pipeline.name}", pipeline.name, summary, answers)
 

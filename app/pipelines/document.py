@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 MAX_BYTES = 1024 * 1024
-MAX_NODES = 50_000
+MAX_NODES = 20_000
 """Keys and values together; an alias counts as all that it stands for."""
 MAX_DEPTH = 32
 

@@ -86,6 +86,7 @@ def _plan_of(gateway: Gateway, call: Call, recorder: "StreamRecorder") -> Stream
         request_id=record.request_id,
         responses=gateway.engine.infer_stream(inference, call.deadline),
         answer=Collector(call.pipeline, call.inference),
+        deadline=call.deadline,
         progress_s=call.pipeline.stream_spec().progress_s,
         problem_of=problem_of,
         observer=recorder,

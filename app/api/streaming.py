@@ -10,18 +10,23 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from app.api.disconnect import given_up_on_disconnect
 from app.api.sse import HEADERS, MEDIA_TYPE, PING, frame_of
 from app.api.state import Limits
 from app.domain.errors import ClientClosedRequest, GatewayError, SlowConsumer, StreamEvicted, UpstreamUnavailable
 from app.streams.event import Event
+from app.streams.log import STALL_S
 
 
 class Events(Protocol):
+    @property
+    def is_full(self) -> bool:
+        """Whether the stream waits for this client."""
+
     async def read(self, after: int) -> list[Event]:
-        """Where it raises StreamEvicted or UpstreamUnavailable the answer just ends: the client may ask again."""
+        """StreamEvicted or UpstreamUnavailable ends the answer without a terminal event: the client may ask again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +92,29 @@ class StreamResponse(Response):
             return []
 
     async def _send(self, scope: Scope, send: Send, body: bytes, *, more: bool = True) -> None:
-        """A client that takes nothing for a while is given as long again to see why its stream ends, then dropped."""
+        """Ends the stream with `slow_consumer` if the client takes nothing; aborts the connection `send_s` later."""
         message = {"type": "http.response.body", "body": body, "more_body": more}
-        try:
-            async with asyncio.timeout(self._limits.send_s):
-                return await send(message)
-        except TimeoutError:
-            self._on_left(SlowConsumer(f"Nothing was read for {self._limits.send_s:g} s."))
+        if await self._is_taken(scope, send, message):
+            return None
+        self._on_left(SlowConsumer("The client did not read the stream."))
         try:
             async with asyncio.timeout(self._limits.send_s):
                 return await send(message)
         except TimeoutError:
             scope["state"]["abort"]()
             raise ClientClosedRequest("The client did not read and was dropped.") from None
+
+    async def _is_taken(self, scope: Scope, send: Send, message: Message) -> bool:
+        """False if not one byte moved for `send_s`, or for STALL_S while the stream waits for this client."""
+        unsent_bytes: Callable[[], int] = scope["state"].get("unsent_bytes", lambda: 0)
+        send_s, still_s = self._limits.send_s, 0.0
+        step_s = min(STALL_S, send_s)
+        while still_s < (step_s if self._events.is_full else send_s):
+            before = unsent_bytes()
+            try:
+                async with asyncio.timeout(step_s):
+                    await send(message)
+                    return True
+            except TimeoutError:
+                still_s = 0.0 if unsent_bytes() < before else still_s + step_s
+        return False

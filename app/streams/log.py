@@ -1,72 +1,88 @@
-"""The events of one stream between the task that makes them and those that send them."""
+"""The events of one stream, between the task that writes them and the tasks that send them."""
 
 import asyncio
 from collections import deque
 from collections.abc import Iterable
 from typing import Protocol
 
-from app.domain.errors import InvalidRequest, SlowConsumer, StreamEvicted
+from app.domain.errors import InvalidRequest, StreamEvicted
 from app.streams.event import Event
 
-MAX_UNREAD_BYTES = 64 * 1024
-MIN_UNREAD_EVENTS = 2
-"""That many may wait to be read, however large."""
+MAX_UNREAD_BYTES = 48 * 1024
 MAX_READ_BYTES = 32 * 1024
-"""Taken at once by a live reader, one event at least."""
+"""Limit of one read of a live log; always at least one event."""
 MAX_REPLAY_BYTES = 1024 * 1024
+STALL_S = 2.0
+"""How long a full log may stay as it is: Triton keeps what the model sends meanwhile, without a bound."""
 
 
 class EventLog(Protocol):
     """Written by one stream, in the order of the events' ids."""
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the stream has to wait for a reader before the next output."""
+
     def append(self, event: Event) -> None:
-        """Never waits. Raises SlowConsumer where there is no room; a terminal event always has room."""
+        """Never waits, even if the log is full: a terminal event always has room."""
+
+    async def room(self) -> None:
+        """Waits until the log is no longer full. Whoever reads the log decides when a reader is too slow."""
 
     async def read(self, after: int) -> list[Event]:
-        """The events behind ``after``, at least one, waiting for it; reading on takes the last id read."""
+        """Waits for the events after ``after``, at least one. Pass the last received id to continue."""
 
 
 class LiveLog:
-    """For one reader that is there from the start: what was read is dropped, what is unread is bounded."""
+    """For one reader that is there from the start: events that were read are dropped, unread events are bounded."""
 
     def __init__(self, max_unread_bytes: int = MAX_UNREAD_BYTES) -> None:
         self._max_unread_bytes = max_unread_bytes
         self._events: deque[Event] = deque()
         self._unread_bytes = 0
-        self._grown = asyncio.Event()
+        self._changed = asyncio.Event()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether another event of the size of the last one would be too much."""
+        return bool(self._events) and self._unread_bytes + self._events[-1].size > self._max_unread_bytes
 
     def append(self, event: Event) -> None:
-        if not event.is_terminal and self._is_full_for(event):
-            raise SlowConsumer("The stream was not read as fast as the model answered.")
         self._events.append(event)
         self._unread_bytes += event.size
-        self._grown.set()
+        self._changed.set()
 
-    def _is_full_for(self, event: Event) -> bool:
-        return len(self._events) >= MIN_UNREAD_EVENTS and self._unread_bytes + event.size > self._max_unread_bytes
+    async def room(self) -> None:
+        while self.is_full:
+            await self._change()
 
     async def read(self, after: int) -> list[Event]:
         while not self._events:
-            self._grown.clear()
-            await self._grown.wait()
+            await self._change()
         events = [self._events.popleft()]
         size = events[0].size
         while self._events and size + self._events[0].size <= MAX_READ_BYTES:
             events.append(self._events.popleft())
             size += events[-1].size
         self._unread_bytes -= size
+        self._changed.set()
         return events
+
+    async def _change(self) -> None:
+        """One event serves both sides: a full log has something to read, so only one of them waits."""
+        self._changed.clear()
+        await self._changed.wait()
 
 
 def check_resume(after: int, first_id: int, last_id: int, *, has_ended: bool) -> bool:
-    """Whether anything is, or will be, behind ``after`` in a log that still holds ``first_id`` to ``last_id``.
+    """Whether there is, or will be, an event after ``after`` in a log that still holds ``first_id`` to ``last_id``.
 
-    Raises StreamEvicted where the event behind ``after`` is gone, InvalidRequest where ``after`` was never written.
+    Raises StreamEvicted if the next event has been dropped, InvalidRequest if ``after`` was never written.
     """
     if after > last_id:
         raise InvalidRequest("Last-Event-ID names no event of this stream.")
     if after + 1 < first_id:
-        raise StreamEvicted("The events behind this id are gone: the stream's buffer keeps the newest only.")
+        raise StreamEvicted("The events after this id were dropped: the buffer keeps the newest only.")
     return not (has_ended and after == last_id)
 
 
@@ -84,8 +100,15 @@ class ReplayLog:
         self.last_id = after.id if after else 0
         self.has_ended = after is not None and after.is_terminal
 
+    @property
+    def is_full(self) -> bool:
+        return False
+
     def append(self, event: Event) -> None:
         self.extend([event])
+
+    async def room(self) -> None:
+        """Returns at once: the oldest events make room."""
 
     def extend(self, events: Iterable[Event]) -> None:
         for event in events:

@@ -94,6 +94,10 @@ class MemoryReader:
         self._stream_id = stream_id
         self._kept = kept
 
+    @property
+    def is_full(self) -> bool:
+        return False
+
     async def resume(self, after: int) -> bool:
         return self._kept.log.resume(after)
 

@@ -7,7 +7,7 @@ from collections import deque
 from redis.exceptions import RedisError
 
 from app.streams.event import Event
-from app.streams.log import MAX_REPLAY_BYTES
+from app.streams.log import MAX_REPLAY_BYTES, STALL_S
 from app.streams.redis_connections import OUTAGE_S, RETRY_PAUSE_S, RedisClient
 from app.streams.redis_keys import PUBLISH, Keys, lifetime_ms, script_words
 from app.streams.stream import Stream
@@ -44,15 +44,19 @@ class Publisher:
                 return
 
     async def _write(self, redis: RedisClient, batch: list[Event]) -> None:
-        """Retries while Redis is away. Raises StreamLost."""
+        """Retries while Redis is away; not for long if the model waits, because Triton keeps what it sends meanwhile.
+
+        Raises StreamLost.
+        """
         words = (lifetime_ms(self.resume_s), self._first_id_with(batch), *script_words(batch))
-        ends = time.monotonic() + OUTAGE_S
+        started = time.monotonic()
+        ends, ends_if_full = started + OUTAGE_S, started + STALL_S
         while True:
             try:
                 is_written = await redis.eval(PUBLISH, 1, self.keys.events, *words)
                 break
             except (RedisError, OSError) as exc:
-                if time.monotonic() > ends:
+                if time.monotonic() > (ends_if_full if self.stream.log.is_full else ends):
                     raise StreamLost from exc
                 await asyncio.sleep(RETRY_PAUSE_S)
         if not is_written:

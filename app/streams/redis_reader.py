@@ -31,6 +31,10 @@ class RedisReader:
         self._count = FIRST_EVENTS
         self._failing_since: float | None = None
 
+    @property
+    def is_full(self) -> bool:
+        return False
+
     @classmethod
     async def open(cls, redis: RedisClient, tailer: Tailer, keys: Keys) -> "RedisReader":
         """Raises UnknownStream or UpstreamUnavailable."""

@@ -20,6 +20,10 @@ class StoreUnusable(Exception):
 class Reader(Protocol):
     """One connection to a stream; while it is open, the stream has a reader."""
 
+    @property
+    def is_full(self) -> bool:
+        """False: the stream waits for none of its readers."""
+
     async def resume(self, after: int) -> bool:
         """Whether there is, or will be, an event after ``after``. Called once, before :meth:`read`.
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import orjson
 
+from app.domain.deadline import Deadline
 from app.domain.errors import ClientClosedRequest, DeadlineExceeded, GatewayError, Internal, Outcome
 from app.domain.inference import InferenceResponse
 from app.streams.event import Event, EventName
@@ -61,6 +62,7 @@ class StreamPlan:
     request_id: str
     responses: AsyncGenerator[InferenceResponse]
     answer: Answer
+    deadline: Deadline
     progress_s: float
     problem_of: ProblemOf
     observer: StreamObserver
@@ -123,11 +125,22 @@ class Stream:
         try:
             async with asyncio.timeout(self._plan.progress_s) as silence, aclosing(self._plan.responses) as responses:
                 async for response in responses:
-                    silence.reschedule(_now() + self._plan.progress_s)
                     self._add(response)
-                    del response  # or it would stay until the next one comes
+                    del response  # otherwise it stays in memory until the next one comes
+                    if self.log.is_full:
+                        silence.reschedule(None)
+                        await self._wait_for_reader()
+                    silence.reschedule(_now() + self._plan.progress_s)
         except TimeoutError as exc:
             raise DeadlineExceeded(f"The model was silent for {self._plan.progress_s:g} s.") from exc
+
+    async def _wait_for_reader(self) -> None:
+        """Triton keeps what the model sends meanwhile. :meth:`end` and the deadline interrupt the wait."""
+        try:
+            async with asyncio.timeout(self._plan.deadline.remaining_s()):
+                await self.log.room()
+        except TimeoutError as exc:
+            raise DeadlineExceeded("The deadline passed while the client was reading.") from exc
 
     def _add(self, response: InferenceResponse) -> None:
         started = time.perf_counter()

@@ -27,6 +27,10 @@ _STEADY_S = 0.01
 """Responses that arrive closer together than this may be the last responses."""
 _PAUSE_S = 0.002
 """Time for Triton to finish writing a response."""
+_WAITED_S = 0.005
+"""A message that took this long to come was not in a buffer before: the reader is up to date."""
+_BEHIND_QUIET_S = 1.0
+"""The silence after which a cancellation is safe while it is unknown when the next response is due."""
 _PREFETCH_BYTES = 16 * 1024
 """Prefetch limit in bytes; always at least one message."""
 _LONGEST_READ_S = 10.0
@@ -44,6 +48,8 @@ class Messages:
         """Time of the last message, in monotonic seconds."""
         self.gap_s = QUIET_S
         """Time between the last two messages."""
+        self.is_behind = False
+        """Whether older messages still wait in buffers, so that their arrival says nothing about the model's pace."""
         self._prefetched: deque[tuple[service_pb2.ModelStreamInferResponse, int]] = deque()
         self._prefetched_bytes = 0
         self._end: Exception | None = None
@@ -71,10 +77,11 @@ class Messages:
 
     async def _read(self, call: grpc.aio.StreamStreamCall) -> None:
         try:
+            asked = time.monotonic()
             while (message := await call.read()) is not grpc.aio.EOF:
                 if message is None:
                     raise DecodeError("gRPC could not parse a message")
-                self._note_arrival()
+                self._note_arrival(asked)
                 size = message.ByteSize()
                 self._prefetched.append((message, size))
                 self._prefetched_bytes += size
@@ -83,6 +90,8 @@ class Messages:
                 while self._prefetched_bytes >= _PREFETCH_BYTES:
                     self._changed.clear()
                     await self._changed.wait()
+                asked = time.monotonic()
+                self.is_behind |= asked - (self.arrived or asked) > _WAITED_S
             self._end = StopAsyncIteration()
         except asyncio.CancelledError:
             self._end = grpc.aio.UsageError("The channel was closed.")
@@ -90,8 +99,9 @@ class Messages:
             self._end = exc
         self._changed.set()
 
-    def _note_arrival(self) -> None:
+    def _note_arrival(self, asked: float) -> None:
         now = time.monotonic()
+        self.is_behind = self.is_behind and now - asked < _WAITED_S
         if self.arrived is not None:
             self.gap_s = now - self.arrived
         self.arrived = now
@@ -117,6 +127,8 @@ def _safe_time(messages: Messages, due: float) -> float:
     now = max(time.monotonic(), due)
     if messages.arrived is None:
         return now + QUIET_S
+    if messages.is_behind:
+        return now + _BEHIND_QUIET_S
     earliest = messages.arrived + _bounded(messages.gap_s / 4)
     latest = messages.arrived + _bounded(messages.gap_s / 2)
     if messages.gap_s < _STEADY_S:

@@ -122,8 +122,9 @@ class TritonEngine:
             async with aclosing(self._responses(observed.request, deadline)) as responses:
                 async for response in responses:
                     observed.response(response)
-                    yield response
-                    del response  # frees the memory before the next response arrives
+                    given = [response]
+                    del response  # frees the memory while the response is read
+                    yield given.pop()
 
     async def _responses(self, request: InferenceRequest, deadline: Deadline) -> AsyncGenerator[InferenceResponse]:
         request_sent = _checked(stream_request_message(request))
@@ -138,10 +139,10 @@ class TritonEngine:
                 if message.error_message:
                     is_over = True  # whatever the final flag says
                     raise gateway_error_of(None, message.error_message, request.model)
-                response = streamed_response_of(message.infer_response)
-                is_over = response.is_final
-                yield response
-                del message, response  # frees the memory before the next message arrives
+                given = [streamed_response_of(message.infer_response)]
+                del message  # frees the memory while the response is read
+                is_over = given[0].is_final
+                yield given.pop()
             if not is_over:
                 raise UpstreamProtocol("Triton closed the stream without marking its end.")
         finally:

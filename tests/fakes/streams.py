@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
+from app.domain.deadline import Deadline
 from app.domain.errors import GatewayError, ModelError
 from app.domain.inference import InferenceResponse
 from app.streams.log import EventLog, ReplayLog
@@ -103,13 +104,18 @@ class Life:
 
 
 def live(
-    *answers: Answer, answer: FakeAnswer | None = None, progress_s: float = 20, log: EventLog | None = None
+    *answers: Answer,
+    answer: FakeAnswer | None = None,
+    progress_s: float = 20,
+    log: EventLog | None = None,
+    deadline: Deadline | None = None,
 ) -> Life:
     """A stream that has started over an engine with these answers."""
     engine = FakeEngine(answers=list(answers))
     seen = SeenByObserver()
     log = log or ReplayLog()
-    plan = plan_of(engine.infer_stream(None, None), answer or FakeAnswer(), progress_s, seen)  # type: ignore[arg-type]
+    responses = engine.infer_stream(None, None)  # type: ignore[arg-type]
+    plan = plan_of(responses, answer or FakeAnswer(), progress_s, seen, deadline)
     stream = Stream(plan, log)
     stream.start()
     return Life(stream, log, seen, engine)
@@ -120,8 +126,10 @@ def plan_of(
     answer: StreamAnswer,
     progress_s: float = 60,
     observer: StreamObserver | None = None,
+    deadline: Deadline | None = None,
 ) -> StreamPlan:
-    return StreamPlan("rid", responses, answer, progress_s, problem_of, observer or SeenByObserver())
+    deadline = deadline or Deadline.after(60)
+    return StreamPlan("rid", responses, answer, deadline, progress_s, problem_of, observer or SeenByObserver())
 
 
 def problem_of(error: GatewayError, request_id: str) -> dict[str, Any]:

@@ -3,8 +3,10 @@
 import asyncio
 import json
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
@@ -43,13 +45,47 @@ def config_path() -> Path:
 
 def stalled_reader(gateway: GatewayProcess, interval_s: float) -> socket.socket:
     """A connection with a small window that has asked for an endless stream and reads nothing of it."""
-    endless = {"script": json.dumps({"outputs": 100_000, "bytes": OUTPUT_BYTES, "interval_s": interval_s})}
+    return asking(gateway, outputs=100_000, bytes=OUTPUT_BYTES, interval_s=interval_s)
+
+
+def asking(gateway: GatewayProcess, **script: Any) -> socket.socket:
+    """A connection with a small window that has asked for a stream."""
     address = urlsplit(gateway.url)
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * KIB)
     connection.connect((address.hostname, address.port))
-    connection.sendall(request_bytes(PATH, endless))
+    connection.sendall(request_bytes(PATH, {"script": json.dumps(script)}))
     return connection
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param({"outputs": 250, "bytes": OUTPUT_BYTES}, id="many outputs"),
+        pytest.param({"outputs": 1, "bytes": 250 * OUTPUT_BYTES}, id="one large output"),
+    ],
+)
+async def test_a_steady_reader_slower_than_the_model_gets_everything(
+    start_gateway: StartGateway, config_path: Path, script: dict[str, int]
+) -> None:
+    """8 MB at 2 MB/s take longer than the send timeout, and fill every buffer on the way."""
+    gateway = start_gateway(config=str(config_path), send_timeout_s="0.5")
+    with asking(gateway, **script) as connection:
+        connection.settimeout(20)
+        answer = await asyncio.to_thread(read_steadily, connection, 2_000_000)
+    events = checked(parsed(dechunked(answer.partition(b"\r\n\r\n")[2]).decode()))
+    assert (events[-1].name, len(events)) == ("done", script["outputs"] + 1)
+
+
+def read_steadily(connection: socket.socket, bytes_per_s: int) -> bytes:
+    answer = bytearray()
+    started = time.monotonic()
+    while not answer.endswith(b"\r\n0\r\n\r\n"):
+        chunk = connection.recv(64 * KIB)
+        assert chunk, "the connection was closed"
+        answer += chunk
+        time.sleep(max(0.0, started + len(answer) / bytes_per_s - time.monotonic()))
+    return bytes(answer)
 
 
 async def test_a_stalled_reader_that_wakes_up_is_told_why_its_stream_ended(

@@ -3,10 +3,12 @@
 import asyncio
 import weakref
 from collections.abc import AsyncGenerator, Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
+from app.domain.deadline import Deadline
 from app.domain.errors import (
     ClientClosedRequest,
     ContractViolation,
@@ -20,11 +22,11 @@ from app.domain.errors import (
 )
 from app.domain.inference import InferenceResponse
 from app.streams.event import Event
-from app.streams.log import LiveLog, ReplayLog
+from app.streams.log import LiveLog
 from app.streams.stream import Stream
 from tests.fakes.engine import Answer
 from tests.fakes.models import response, tensor
-from tests.fakes.streams import EXIT, FINAL, Ended, FakeAnswer, live, plan_of, token
+from tests.fakes.streams import EXIT, FINAL, Ended, FakeAnswer, Life, live, plan_of, token
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -186,22 +188,53 @@ class TestEndingFromOutside:
 
 
 class TestASlowReader:
-    async def test_what_is_unread_is_bounded_and_ends_the_stream(self) -> None:
-        log = LiveLog(max_unread_bytes=30)
-        life = live(*[token(value) for value in range(10)], 3600.0, log=log)
+    """A full log makes the stream wait. The reader's side decides when a reader is too slow."""
+
+    @staticmethod
+    def waiting(**options: Any) -> Life:
+        """Its log has room for three of ten outputs."""
+        answers = [*(token(value) for value in range(10)), FINAL]
+        return live(*answers, log=LiveLog(max_unread_bytes=30), **options)
+
+    async def test_unread_events_are_bounded_and_none_is_lost(self) -> None:
+        life = self.waiting()
+        events: list[Event] = []
+        while not (events and events[-1].is_terminal):
+            await until(lambda: life.log.is_full or life.stream.outcome)
+            assert len(life.outputs) - len(events) <= 3
+            events += await life.log.read(len(events))
+        assert [event.id for event in events] == list(range(1, 12))
+        assert life.stream.outcome is Outcome.OK
+
+    async def test_the_wait_is_no_silence_of_the_model(self) -> None:
+        life = self.waiting(progress_s=0.05)
+        await asyncio.sleep(0.2)
+        assert life.stream.outcome is None
+        life.stream.end(SlowConsumer("slow"))
         assert await life.ending() == "slow_consumer"
-        assert life.stream.outcome is Outcome.CANCELLED
+
+    async def test_silence_is_counted_again_after_the_wait(self) -> None:
+        life = live(*[token(value) for value in range(4)], 3600.0, log=LiveLog(max_unread_bytes=30), progress_s=0.05)
+        await until(lambda: life.log.is_full)
+        first = await life.log.read(0)
+        assert [event.id for event in first] == [1, 2, 3]
+        await life.stream.ended()
+        assert isinstance(life.stream.error, DeadlineExceeded)
+        assert "silent" in life.stream.error.detail
+
+    @pytest.mark.parametrize("cause", [ClientClosedRequest("gone"), Draining("bye"), SlowConsumer("slow")])
+    async def test_end_interrupts_the_wait(self, cause: GatewayError) -> None:
+        life = self.waiting()
+        await until(lambda: life.log.is_full)
+        life.stream.end(cause)
+        assert await life.ending() == cause.code
         assert len(life.abandoned) == 1
-        assert 1 <= len(life.outputs) < 10
+        assert life.engine.closed == 1
 
-    async def test_an_exit_that_finds_no_room_is_still_one_ending(self) -> None:
-        class Full(ReplayLog):
-            def append(self, event: Event) -> None:
-                if not event.is_terminal:
-                    raise SlowConsumer("full")
-                super().append(event)
-
-        assert await live(EXIT, log=Full()).ending() == "slow_consumer"
+    async def test_the_deadline_interrupts_the_wait(self) -> None:
+        life = self.waiting(deadline=Deadline.after(0.05))
+        assert await life.ending() == "deadline_exceeded"
+        assert len(life.abandoned) == 1
 
 
 async def test_the_time_spent_here_is_told_from_tritons() -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import select
 from collections.abc import Callable
-from socket import socket
+from socket import IPPROTO_TCP, TCP_NOTSENT_LOWAT, socket
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -12,7 +12,9 @@ LINGER_S = 2.0
 LINGER_BYTES = 8 * 1024 * 1024
 """Limit of what is received and dropped in that time."""
 MAX_UNSENT_BYTES = 16 * 1024
-"""What the transport keeps of an answer before its writer has to wait; the kernel has megabytes of its own."""
+"""What the transport keeps of an answer before its writer has to wait."""
+MAX_KERNEL_UNSENT_BYTES = 128 * 1024
+"""What the kernel keeps beside what is on its way: with its megabytes, the progress of a slow client would not show."""
 DISCONNECT_CHECK_S = 1.0
 
 
@@ -28,6 +30,7 @@ class ClosingProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
+        transport.get_extra_info("socket").setsockopt(IPPROTO_TCP, TCP_NOTSENT_LOWAT, MAX_KERNEL_UNSENT_BYTES)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_ending = True

@@ -47,7 +47,7 @@ def protocol_with(limit: ConnectionLimit) -> type[asyncio.Protocol]:
 
 
 class BoundedProtocol(ClosingProtocol):
-    """Also puts ``abort`` into each request's state: it disconnects a client that no longer reads."""
+    """Also puts ``abort`` and ``unsent_bytes`` into each request's state, for clients that read slowly."""
 
     def __init__(
         self,
@@ -147,6 +147,7 @@ class BoundedProtocol(ClosingProtocol):
         super().on_message_begin()
         self._has_begun = True
         self.scope["state"]["abort"] = self.transport.abort
+        self.scope["state"]["unsent_bytes"] = self.transport.get_write_buffer_size
 
     def on_headers_complete(self) -> None:
         """Starts the application. Until the request is complete, its answer says ``Connection: close``."""

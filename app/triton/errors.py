@@ -85,7 +85,8 @@ def _not_loaded(_found: re.Match[str]) -> GatewayError:
 def _process_died(_found: re.Match[str]) -> GatewayError:
     return ModelError(
         "The process of a model died, and Triton does not start it again.",
-        hint="Set GATEWAY_TRITON_REPAIR=true, or unload and load the model in Triton. Triton's log says why the process ended.",
+        hint="Set GATEWAY_TRITON_REPAIR=true, or unload and load the model in Triton. "
+        "Triton's log says why the process ended.",
     )
 
 

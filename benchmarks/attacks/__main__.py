@@ -1,22 +1,23 @@
 """`python -m benchmarks.attacks [NAME ...]`: prints markdown tables and writes them to artifacts/benchmarks/.
 
-Attacks a gateway that it starts itself, without a Triton, or the one of --url, --admin-url and --pid. Attack only a
-gateway of your own, on this machine: the process is watched from outside.
+Attacks gateways that it starts itself, over a Triton that runs nothing, or the one of --url, --admin-url and --pid.
+Attack only a gateway of your own, on this machine: the process is watched from outside.
 """
 
 import argparse
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 
-from benchmarks.attacks import connections
-from benchmarks.attacks.target import Target, own_target
+from benchmarks.attacks import bodies, connections
+from benchmarks.attacks.target import Target, Targets, own_target
 from benchmarks.surroundings import ARTIFACTS, surroundings
 from benchmarks.table import Table
 
-Run = Callable[[Target], Awaitable[Sequence[Table]]]
+Run = Callable[[Targets], Awaitable[Sequence[Table]]]
 
-ATTACKS: dict[str, Run] = {"connections": connections.run}
+ATTACKS: dict[str, Run] = {"bodies": bodies.run, "connections": connections.run}
 
 
 def main() -> None:
@@ -45,10 +46,9 @@ def _arguments() -> argparse.Namespace:
 
 
 async def _attack(run: Run, given: argparse.Namespace) -> Sequence[Table]:
-    if given.url is not None:
-        return await run(Target(given.url, given.admin_url, given.pid))
-    async with own_target() as target:
-        return await run(target)
+    if given.url is None:
+        return await run(own_target)
+    return await run(lambda: nullcontext(Target(given.url, given.admin_url, given.pid)))
 
 
 if __name__ == "__main__":

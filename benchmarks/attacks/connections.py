@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from benchmarks.attacks.observer import COLUMNS, observed
-from benchmarks.attacks.target import Target, connect
+from benchmarks.attacks.target import Target, Targets, connect
 from benchmarks.table import Table
 
 MIB = 1024 * 1024
@@ -31,9 +31,10 @@ TOO_LARGE = b"POST /v1/streams HTTP/1.1\r\nHost: x\r\nContent-Length: 4294967296
 SILENT = b"POST /v1/streams HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n"
 
 
-async def run(target: Target) -> Sequence[Table]:
+async def run(targets: Targets) -> Sequence[Table]:
     """Takes about three minutes."""
-    return [await _floods(target), await _idle(target), await _silent(target)]
+    async with targets() as target:
+        return [await _floods(target), await _idle(target), await _silent(target)]
 
 
 @dataclass(frozen=True)

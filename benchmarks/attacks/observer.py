@@ -9,7 +9,7 @@ import json
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import psutil
@@ -32,9 +32,13 @@ class Observation:
     @property
     def cells(self) -> list[str]:
         """For COLUMNS."""
+        latencies = (self.percentile_ms(part) for part in (0.99, 1))
+        return [f"{self.before_mib:.0f}", f"{self.peak_mib:.0f}", *(f"{each:.1f}" for each in latencies)]
+
+    def percentile_ms(self, part: float) -> float:
+        """``part``: 0.5 for the median, 1 for the worst."""
         ordered = sorted(self.latencies_ms)
-        p99 = ordered[int(len(ordered) * 0.99)]
-        return [f"{self.before_mib:.0f}", f"{self.peak_mib:.0f}", f"{p99:.1f}", f"{ordered[-1]:.1f}"]
+        return ordered[min(int(len(ordered) * part), len(ordered) - 1)]
 
 
 COLUMNS = ["memory before, MiB", "peak, MiB", "/health/live p99, ms", "worst, ms"]
@@ -59,8 +63,8 @@ async def observed(target: Target) -> AsyncIterator[Observation]:
 
 
 async def _observe(url: str, pid: int) -> None:
-    gateway = psutil.Process(pid)
-    before = peak = gateway.memory_info().rss
+    before = psutil.Process(pid).memory_info().rss
+    memory = asyncio.create_task(_peak(pid))
     reader, writer = await connect(url)
     closed = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
     latencies = []
@@ -71,10 +75,21 @@ async def _observe(url: str, pid: int) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         await reader.readexactly(int(head.lower().partition(b"content-length:")[2].split()[0]))
         latencies.append((time.perf_counter() - start) * 1000)
-        peak = max(peak, gateway.memory_info().rss)
         await asyncio.sleep(PAUSE_S)
     writer.close()
+    memory.cancel()
+    peak = await memory
     _say(json.dumps({"before_mib": before / MIB, "peak_mib": peak / MIB, "latencies_ms": latencies}))
+
+
+async def _peak(pid: int) -> int:
+    """The most memory, in bytes, that was seen until the task is cancelled; also while no answer comes."""
+    gateway, peak = psutil.Process(pid), 0
+    with suppress(asyncio.CancelledError):
+        while True:
+            peak = max(peak, gateway.memory_info().rss)
+            await asyncio.sleep(0.002)
+    return peak
 
 
 def _say(line: str) -> None:

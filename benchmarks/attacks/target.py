@@ -1,14 +1,18 @@
 """The gateway under attack."""
 
 import asyncio
+import json
 import sys
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
+
+from benchmarks.attacks.triton import MODEL, triton_without_models_to_run
 from benchmarks.stage import START_S, free_ports, process
 
 
@@ -21,34 +25,41 @@ class Target:
     pid: int
 
 
+Targets = Callable[[], AbstractAsyncContextManager[Target]]
+"""Each call starts a gateway afresh, or is the one that was given."""
+
+
 @asynccontextmanager
 async def own_target() -> AsyncIterator[Target]:
-    """A gateway without a Triton: what is measured here ends before a model is called."""
-    port, admin_port, no_triton = free_ports(3)
+    """A gateway over a Triton that runs nothing: what is measured here ends before a model is called."""
+    port, admin_port = free_ports(2)
     settings = {
         "GATEWAY_PORT": str(port),
         "GATEWAY_ADMIN_PORT": str(admin_port),
-        "GATEWAY_TRITON_URL": f"127.0.0.1:{no_triton}",
         "GATEWAY_LOG_LEVEL": "error",
     }
+    command = [sys.executable, "-m", "app.cli", "serve"]
     with tempfile.TemporaryDirectory(prefix="attack-") as folder:
-        command = [sys.executable, "-m", "app.cli", "serve"]
-        with process(command, settings, Path(folder) / "gateway.log") as running:
-            url = f"http://127.0.0.1:{port}"
-            async with asyncio.timeout(START_S):
-                await _is_listening(url)
-            yield Target(url, f"http://127.0.0.1:{admin_port}", running.pid)
+        config = Path(folder) / "gateway.yaml"
+        config.write_text(json.dumps({"pipelines": {MODEL: {"model": MODEL}}}))
+        async with triton_without_models_to_run() as triton_url:
+            settings |= {"GATEWAY_TRITON_URL": triton_url, "GATEWAY_CONFIG": str(config)}
+            with process(command, settings, Path(folder) / "gateway.log") as running:
+                url = f"http://127.0.0.1:{port}"
+                async with asyncio.timeout(START_S):
+                    await _is_ready(url)
+                yield Target(url, f"http://127.0.0.1:{admin_port}", running.pid)
 
 
-async def _is_listening(url: str) -> None:
-    while True:
-        try:
-            _reader, writer = await connect(url)
-        except OSError:
+async def _is_ready(url: str) -> None:
+    async with httpx.AsyncClient(base_url=url) as client:
+        while True:
+            try:
+                if (await client.get("/health/ready")).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
             await asyncio.sleep(0.02)
-        else:
-            writer.close()
-            return
 
 
 async def connect(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

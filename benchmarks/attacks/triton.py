@@ -1,0 +1,43 @@
+"""A Triton with one ready model that is never called: the bodies of the attacks are refused before."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
+
+MODEL = "attacked"
+INPUTS = {"FIXED": ("TYPE_FP32", [384]), "FREE": ("TYPE_INT64", [-1]), "TEXTS": ("TYPE_STRING", [-1])}
+
+
+class _Triton(service_pb2_grpc.GRPCInferenceServiceServicer):
+    async def ServerLive(self, request: object, context: object) -> service_pb2.ServerLiveResponse:  # noqa: N802 - gRPC's name
+        return service_pb2.ServerLiveResponse(live=True)
+
+    async def RepositoryIndex(self, request: object, context: object) -> service_pb2.RepositoryIndexResponse:  # noqa: N802
+        answer = service_pb2.RepositoryIndexResponse()
+        answer.models.add(name=MODEL, version="1", state="READY")
+        return answer
+
+    async def ModelReady(self, request: object, context: object) -> service_pb2.ModelReadyResponse:  # noqa: N802
+        return service_pb2.ModelReadyResponse(ready=True)
+
+    async def ModelConfig(self, request: object, context: object) -> service_pb2.ModelConfigResponse:  # noqa: N802
+        config = model_config_pb2.ModelConfig(name=MODEL, backend="python")
+        for name, (datatype, dims) in INPUTS.items():
+            config.input.add(name=name, data_type=datatype, dims=dims, optional=True)
+        config.output.add(name="Y", data_type="TYPE_FP32", dims=[1])
+        return service_pb2.ModelConfigResponse(config=config)
+
+
+@asynccontextmanager
+async def triton_without_models_to_run() -> AsyncIterator[str]:
+    """Its address."""
+    server = grpc.aio.server()
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(_Triton(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)

@@ -31,7 +31,7 @@ class Call:
 async def answer(gateway: Gateway, call: Call) -> Result:
     """One unary answer. Also calls the pipeline's ``cancel`` model if the gateway ends the request early."""
     record = call.record
-    inference = replace(call.inference, trace=record.trace)
+    inference = replace(call.pipeline.with_deadline(call.inference, call.deadline), trace=record.trace)
     record.triton_request_id = inference.request_id
     started = time.perf_counter()
     try:
@@ -81,7 +81,7 @@ async def start_resumable(gateway: Gateway, call: Call) -> str:
 def _plan_of(gateway: Gateway, call: Call, recorder: "StreamRecorder") -> StreamPlan:
     record = call.record
     record.triton_request_id = call.inference.request_id
-    inference = replace(call.inference, trace=recorder.span.trace)
+    inference = replace(call.pipeline.with_deadline(call.inference, call.deadline), trace=recorder.span.trace)
     return StreamPlan(
         request_id=record.request_id,
         responses=gateway.engine.infer_stream(inference, call.deadline),

@@ -1,9 +1,11 @@
 """A pipeline: one product endpoint over one Triton model, compiled once for the model's signature."""
 
+import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from app.domain.deadline import Deadline
 from app.domain.errors import FieldProblem, GatewayError, InvalidInput, InvalidRequest, UpstreamError
 from app.domain.inference import InferenceRequest, Parameter
 from app.domain.model import ModelConfig
@@ -54,6 +56,14 @@ class Pipeline:
             parameters=parameters,
             ends_by_hook=self.spec.cancel is not None,
         )
+
+    def with_deadline(self, request: InferenceRequest, deadline: Deadline) -> InferenceRequest:
+        """The request with its deadline as a parameter, if the pipeline declares one: Triton tells no step of it."""
+        name = self.spec.deadline_parameter
+        if name is None:
+            return request
+        expires_at_ms = round((time.time() + deadline.remaining_s()) * 1000)
+        return replace(request, parameters={**request.parameters, name: expires_at_ms})
 
     def stream_spec(self) -> StreamSpec:
         """Raises InvalidRequest where the pipeline does not stream."""

@@ -188,6 +188,8 @@ class PipelineSpec(_Section):
     cancel: CancelSpec | None = None
     timeout_s: Seconds | None = None
     """Left out: ``GATEWAY_TIMEOUT_S``."""
+    deadline_parameter: Name | None = None
+    """The request parameter that tells the model its deadline, in milliseconds since 1970."""
     idempotent: bool = False
     readiness: Literal["required", "optional"] = "required"
     rejects_input: list[str] = []
@@ -215,6 +217,9 @@ class PipelineSpec(_Section):
         for name, parameter in self.parameters.items():
             if parameter.tensor is None and RESERVED_PARAMETERS.fullmatch(name):
                 raise ValueError(f"the parameter '{name}' is reserved by Triton")
+        deadline = self.deadline_parameter
+        if deadline is not None and (deadline in self.parameters or RESERVED_PARAMETERS.fullmatch(deadline)):
+            raise ValueError(f"the deadline_parameter '{deadline}' is the name of another parameter")
         return self
 
 

@@ -1,6 +1,6 @@
 import pytest
 from model_kit.child_errors import exception_of
-from model_kit.outcomes import InvalidInput, Overloaded
+from model_kit.outcomes import Cancelled, InvalidInput, Overloaded
 
 FAULTS = {"IMAGE is truncated or corrupt"}
 
@@ -12,6 +12,10 @@ def test_a_known_text_is_the_callers_fault():
 @pytest.mark.parametrize("message", ["x IMAGE is truncated or corrupt", "IMAGE is truncated or corrupt\n", "IMAGE", ""])
 def test_a_text_that_only_resembles_it_is_not(message):
     assert isinstance(exception_of(message, FAULTS), RuntimeError)
+
+
+def test_a_child_that_was_cancelled_is_cancelled():
+    assert isinstance(exception_of("cancelled", FAULTS), Cancelled)
 
 
 @pytest.mark.parametrize("message", ["[request id: 5] Exceeds maximum queue size", "Request timeout expired"])

@@ -1,7 +1,11 @@
 """A pipeline's words as one request."""
 
-import pytest
+import time
 
+import pytest
+from pydantic import ValidationError
+
+from app.domain.deadline import Deadline
 from app.domain.errors import InvalidInput, InvalidRequest, ModelError, UpstreamUnavailable
 from tests.fakes.models import model, pipeline, refusal
 
@@ -36,6 +40,23 @@ def test_a_pipeline_that_does_not_stream_says_so() -> None:
     with pytest.raises(InvalidRequest):
         pipeline(CONFIG).stream_spec()
     assert pipeline(CONFIG, stream=True).stream_spec().progress_s == 30
+
+
+def test_the_deadline_is_a_parameter_of_a_pipeline_that_declares_one() -> None:
+    p = pipeline(CONFIG, deadline_parameter="until_ms", parameters={"n": {"type": "integer"}})
+    request = p.request_of_json(b'{"X": [1, 2], "Y": 3, "n": 4}')
+    before_ms = time.time() * 1000
+    parameters = p.with_deadline(request, Deadline.after(10)).parameters
+    assert parameters["n"] == 4
+    assert before_ms + 9_000 < parameters["until_ms"] < before_ms + 20_000
+    assert type(parameters["until_ms"]) is int
+    assert pipeline(CONFIG).with_deadline(request, Deadline.after(10)) is request
+
+
+@pytest.mark.parametrize("name", ["timeout", "triton_x", "n"])
+def test_the_deadline_takes_no_parameter_that_means_something_else(name: str) -> None:
+    with pytest.raises(ValidationError, match="another parameter"):
+        pipeline(CONFIG, deadline_parameter=name, parameters={"n": {"type": "integer"}})
 
 
 class TestEarlyExitOfAnError:

@@ -19,7 +19,7 @@ def package_of(model):
 def main(paths):
     for model in ("text_detect", "text_recognize"):
         package_of(model)
-    detector = importlib.import_module("text_detect.detector").Detector(pixel_budget=614_400)
+    detector = importlib.import_module("text_detect.detector").Detector(pixel_budget=614_400, max_boxes=100)
     recognizer = importlib.import_module("text_recognize.recognizer").Recognizer()
     decode = importlib.import_module("model_kit.images").pixels_of
     answers = {}

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from model_kit.outcomes import InvalidInput, Overloaded
+from model_kit.outcomes import Cancelled, InvalidInput, Overloaded
 
 # Triton's own texts for a step whose queue refused the request.
 OVERLOAD_MARKS = ("Exceeds maximum queue size", "Request timeout expired")
@@ -16,6 +16,8 @@ def exception_of(message: str, faults: Collection[str]) -> Exception:
     """
     if message in faults:
         return InvalidInput(message)
+    if message == str(Cancelled()):
+        return Cancelled()
     if any(mark in message for mark in OVERLOAD_MARKS):
         return Overloaded("a step of the model has no room for the request")
     return RuntimeError(message)

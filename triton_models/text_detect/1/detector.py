@@ -6,13 +6,15 @@ from model_kit.rapidocr import stage_settings
 from rapidocr_onnxruntime.ch_ppocr_det import TextDetector
 
 from .canvas import GRID_PX, boxes_in_image, canvas_of, placement_of
+from .largest import largest
 from .reading_order import reading_order
 
 
 class Detector:
     """Finds lines of text."""
 
-    def __init__(self, pixel_budget: int) -> None:
+    def __init__(self, pixel_budget: int, max_boxes: int) -> None:
+        self._max_boxes = max_boxes
         self._pixel_budget = pixel_budget
         # A canvas already has the size that the network is to see; with this limit the package leaves it as it is.
         self._network = TextDetector(stage_settings("Det", limit_type="min", limit_side_len=GRID_PX))
@@ -24,4 +26,4 @@ class Detector:
         size = (placement.drawn_width, placement.drawn_height)
         canvas = canvas_of(cv2.resize(pixels, size, interpolation=cv2.INTER_AREA))
         found, _ = self._network(canvas)
-        return reading_order(boxes_in_image(found, placement))
+        return reading_order(largest(boxes_in_image(found, placement), self._max_boxes))

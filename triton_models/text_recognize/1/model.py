@@ -1,6 +1,7 @@
 """IMAGE and BOXES -> LINES, TEXTS and SCORES: of the boxes, those that could be read, in the same order."""
 
 import numpy as np
+from model_kit.deadline import deadline_check
 from model_kit.images import pixels_of, single_image
 from model_kit.parameters import parameter_of
 from model_kit.serving import answer_each, bytes_tensor, input_of
@@ -18,9 +19,11 @@ class TritonPythonModel:
         return answer_each(requests, self._answer)
 
     def _answer(self, request):
+        check = deadline_check(request)
+        check()
         pixels = pixels_of(single_image(input_of(request, "IMAGE")))
         boxes = input_of(request, "BOXES")[0]
-        texts, scores = self._recognizer.read(pixels, boxes)
+        texts, scores = self._recognizer.read(pixels, boxes, check)
         kept = legible(texts, scores, self._least_score)
         return {
             "LINES": boxes[kept][None],

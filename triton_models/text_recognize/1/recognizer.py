@@ -1,12 +1,13 @@
 """The recognition network of rapidocr-onnxruntime (PP-OCRv4: Chinese and Latin script)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from model_kit.rapidocr import stage_settings
 from rapidocr_onnxruntime.ch_ppocr_cls import TextClassifier
 from rapidocr_onnxruntime.ch_ppocr_rec import TextRecognizer
 
+from .groups import read_in_groups
 from .strips import strip_of
 
 
@@ -18,9 +19,15 @@ class Recognizer:
         self._reader = TextRecognizer(stage_settings("Rec"))
         self._read([np.zeros((48, 320, 3), dtype=np.uint8)])  # so that the first request is not the slow one
 
-    def read(self, pixels: np.ndarray, boxes: np.ndarray) -> tuple[list[str], list[float]]:
-        """The text in each of boxes [n, 4, 2] of uint8 [height, width, 3], BGR, and how sure it is (0 to 1)."""
-        lines = self._read([strip_of(pixels, box) for box in boxes])
+    def read(
+        self, pixels: np.ndarray, boxes: np.ndarray, check: Callable[[], None] = lambda: None
+    ) -> tuple[list[str], list[float]]:
+        """The text in each of boxes [n, 4, 2] of uint8 [height, width, 3], BGR, and how sure it is (0 to 1).
+
+        Args:
+            check: called between groups of boxes; what it raises ends the reading.
+        """
+        lines = read_in_groups([strip_of(pixels, box) for box in boxes], self._read, check)
         return [text for text, _ in lines], [score for _, score in lines]
 
     def _read(self, strips: list[np.ndarray]) -> Sequence[tuple[str, float]]:

@@ -27,8 +27,9 @@ BEFORE = b"POST /v1/streams HTTP/1.1\r\n" + CHUNKED
 """The answer waits for the end of the body."""
 AFTER = b"GET /health/live HTTP/1.1\r\n" + CHUNKED
 """The answer does not."""
-TOO_LARGE = b"POST /v1/streams HTTP/1.1\r\nHost: x\r\nContent-Length: 4294967296\r\n\r\n"
-SILENT = b"POST /v1/streams HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n"
+JSON = b"POST /v1/streams HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+TOO_LARGE = JSON + b"Content-Length: 4294967296\r\n\r\n"
+SILENT = JSON + b"Content-Length: 5\r\n\r\n"
 
 
 async def run(targets: Targets) -> Sequence[Table]:
@@ -96,7 +97,7 @@ async def _read_all(reader: asyncio.StreamReader) -> None:
 
 
 async def _idle(target: Target) -> Table:
-    """All ways at once, each with its own connections."""
+    """One way after the other."""
     ways: dict[str, Callable[[asyncio.StreamWriter], Awaitable[None]]] = {
         "a line end every 5 s behind an answer": _send_line_ends,
         "nothing behind an answer": _send_nothing,

@@ -7,6 +7,8 @@ from app.domain.errors import HeadersTooLarge, InvalidRequest
 
 MAX_FRAMING_BYTES = 16 * 1024
 """Limit of everything in a chunked body that is not data: for the trailers, and again for the rest."""
+CHUNKS_AT_ONCE = 1024
+"""Chunks that are decoded in one step of the event loop: a few milliseconds."""
 FRAMING_PER_BYTE = 8
 """Each byte of data allows so many more bytes of framing. A chunk of one byte needs five."""
 
@@ -21,7 +23,10 @@ class Body(Protocol):
     is_complete: bool
 
     def feed(self, data: bytes) -> tuple[bytes, bytes]:
-        """Returns the data of the body, and the bytes after its end. Raises InvalidRequest or HeadersTooLarge."""
+        """Returns the data of the body, and the rest: the bytes after its end, or bytes to feed in another step.
+
+        Raises InvalidRequest or HeadersTooLarge.
+        """
 
 
 class LengthBody:
@@ -54,7 +59,7 @@ class ChunkedBody:
     def feed(self, data: bytes) -> tuple[bytes, bytes]:
         pieces: list[bytes] = []
         at = 0
-        while at < len(data) and not self.is_complete:
+        while at < len(data) and not self.is_complete and len(pieces) < CHUNKS_AT_ONCE:
             if self._missing:
                 piece = data[at : at + self._missing]
                 pieces.append(piece)

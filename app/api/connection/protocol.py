@@ -169,7 +169,23 @@ class BoundedProtocol(ClosingProtocol):
             self.on_body(received)
         if body.is_complete:
             self._complete_request()
+        elif rest:
+            return self._read_later(rest)
         return rest
+
+    def _read_later(self, data: bytes) -> bytes:
+        """Lets the event loop serve other connections first."""
+        self._ahead += data
+        self.flow.pause_reading()
+        self.loop.call_soon(self._read_ahead)
+        return b""
+
+    def _read_ahead(self) -> None:
+        if not self.is_ending:
+            self.flow.resume_reading()
+            ahead = bytes(self._ahead)
+            self._ahead.clear()
+            self.data_received(ahead)
 
     def _complete_request(self) -> None:
         self._body = None
@@ -190,11 +206,8 @@ class BoundedProtocol(ClosingProtocol):
         self.server_state.total_requests += 1
         if self.is_ending or self.transport.is_closing():
             return
-        self.flow.resume_reading()
         self.start_timer(self.timeout_keep_alive, self._end_silently)
-        ahead = bytes(self._ahead)
-        self._ahead.clear()
-        self.data_received(ahead)
+        self._read_ahead()
 
     def shutdown(self) -> None:
         self._keeps_alive = False

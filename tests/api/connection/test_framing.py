@@ -8,7 +8,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.api.connection.framing import FRAMING_PER_BYTE, MAX_FRAMING_BYTES, Body, ChunkedBody, LengthBody
+from app.api.connection.framing import (
+    CHUNKS_AT_ONCE,
+    FRAMING_PER_BYTE,
+    MAX_FRAMING_BYTES,
+    Body,
+    ChunkedBody,
+    LengthBody,
+)
 from app.domain.errors import GatewayError, HeadersTooLarge, InvalidRequest
 
 HEAD = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -18,10 +25,10 @@ def received(body: Body, data: bytes, *, piece: int = 1 << 20) -> tuple[bytes, b
     """The body's data, and the bytes after its end, of data that comes in pieces."""
     found, rest = b"", b""
     for start in range(0, len(data), piece):
-        if body.is_complete:
-            rest += data[start : start + piece]
-        else:
-            more, rest = body.feed(data[start : start + piece])
+        rest += data[start : start + piece]
+        more = b"-"
+        while rest and more and not body.is_complete:
+            more, rest = body.feed(rest)
             found += more
     return found, rest
 
@@ -126,3 +133,9 @@ def test_chunks_of_one_byte_are_allowed() -> None:
     text = b"a long prompt, sent character by character " * 1000
     data = b"".join(b"1\r\n%c\r\n" % byte for byte in text) + b"0\r\n\r\n"
     assert received(ChunkedBody(), data) == (text, b"")
+
+
+def test_many_chunks_are_decoded_in_several_steps() -> None:
+    body = ChunkedBody()
+    found, rest = body.feed(b"1\r\nx\r\n" * 2 * CHUNKS_AT_ONCE)
+    assert (len(found), bool(rest), body.is_complete) == (CHUNKS_AT_ONCE, True, False)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from app.api.connection import closing
-from app.api.connection.framing import MAX_FRAMING_BYTES
+from app.api.connection.framing import CHUNKS_AT_ONCE, MAX_FRAMING_BYTES
 from app.api.connection.protocol import MAX_AHEAD_BYTES
 from tests.api.connection.conftest import Application
 from tests.fakes.listener import connected, problem, read_answer, request, said
@@ -45,6 +45,15 @@ async def test_upgrade_is_ignored_and_the_body_is_read(
         writer.write(request("/early", method="GET"))
         assert (await read_answer(reader))[1] == b"hello"
     assert not caplog.records
+
+
+async def test_a_body_of_many_chunks_and_the_request_behind_it(port: int) -> None:
+    text = b"x" * 5 * CHUNKS_AT_ONCE
+    body = b"".join(b"1\r\n%c\r\n" % byte for byte in text) + b"0\r\n\r\n"
+    async with connected(port) as (reader, writer):
+        writer.write(request("/read", CHUNKED, body=body) + request("/early", method="GET"))
+        assert seen((await read_answer(reader))[1])[1] == text.decode()
+        assert (await read_answer(reader))[1] == b"hello"
 
 
 async def test_trailers_do_not_act_as_headers(port: int) -> None:

@@ -1,12 +1,16 @@
-"""A stream's events in the format of Server-Sent Events.
+"""A stream's events in the format of Server-Sent Events, by sse-starlette.
 
-Source: WHATWG HTML, "Server-sent events". Data is JSON on one line, so nothing in a model's text can end a field.
+Source: WHATWG HTML, "Server-sent events". Model output is JSON text on one line, never a dict: sse-starlette turns the
+keys of a dict into the fields of an event.
 """
+
+from sse_starlette import ServerSentEvent
 
 from app.streams.event import Event
 
-PING = b":\n\n"
-RETRY = b"retry: 1000\n\n"
+PING = ServerSentEvent(comment="", sep="\n").encode()
+"""A comment line, which readers skip."""
+RETRY = ServerSentEvent(retry=1000, sep="\n").encode()
 """Milliseconds after which a browser's EventSource connects again."""
 
 MEDIA_TYPE = "text/event-stream"
@@ -18,4 +22,4 @@ HEADERS = {
 
 
 def frame_of(event: Event) -> bytes:
-    return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.id, event.name.encode(), event.data)
+    return ServerSentEvent(event.data.decode(), event=event.name, id=str(event.id), sep="\n").encode()

@@ -1,23 +1,24 @@
-"""A stream's events sent to one client: frames as they come, comments while it is silent, never more than it takes.
-
-Written here rather than with sse-starlette: see docs/decisions/0003-own-event-stream-response.md.
-"""
+"""Sends a stream's events to one client, as fast as the client reads: decision 0003."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from starlette.responses import Response
+from sse_starlette import EventSourceResponse
+from sse_starlette.sse import AppStatus
 from starlette.types import Message, Receive, Scope, Send
 
 from app.api.disconnect import given_up_on_disconnect
-from app.api.sse import HEADERS, MEDIA_TYPE, PING, frame_of
+from app.api.sse import HEADERS, PING, frame_of
 from app.api.state import Limits
 from app.domain.errors import ClientClosedRequest, GatewayError, SlowConsumer, StreamEvicted, UpstreamUnavailable
 from app.streams.event import Event
 from app.streams.log import STALL_S
+
+AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
+"""sse-starlette patches uvicorn to cut streams at a signal. The gateway's drain lets streams go on for a while."""
 
 
 class Events(Protocol):
@@ -38,10 +39,12 @@ class Start:
     events: Sequence[Event] = ()
 
 
-class StreamResponse(Response):
-    """``on_left`` is told when the client went away or does not read; ``closing`` is awaited at the very end."""
+class StreamResponse(EventSourceResponse):
+    """``on_left`` is called if the client goes away or does not read; ``closing`` is awaited at the very end.
 
-    media_type = MEDIA_TYPE
+    Replaces what decision 0003 found wanting: one task per stream, all events at hand in one send, and a limit for
+    clients that do not read. The drain ends streams by their terminal event, not by a signal.
+    """
 
     def __init__(
         self,
@@ -52,62 +55,44 @@ class StreamResponse(Response):
         on_left: Callable[[GatewayError], None],
         closing: Callable[[], Awaitable[None]],
     ) -> None:
-        super().__init__(headers=HEADERS)
-        del self.headers["content-length"]
+        bodies = _bodies(events, start, limits.ping_s)
+        super().__init__(bodies, headers=HEADERS, ping=limits.ping_s, send_timeout=limits.send_s, sep="\n")
+        del self.headers["connection"]  # the HTTP protocol decides whether a connection stays open
+        self._bodies = bodies
         self._events = events
-        self._limits = limits
-        self._start = start
+        self._send_s = limits.send_s
         self._on_left = on_left
         self._closing = closing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async with given_up_on_disconnect(receive):
+            async with given_up_on_disconnect(receive), aclosing(self._bodies) as bodies:
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                await self._send_all(scope, send)
+                async for body in bodies:
+                    await self._send(scope, send, {"type": "http.response.body", "body": body, "more_body": True})
+                    del body  # otherwise it stays in memory until the next one comes
+                await self._send(scope, send, {"type": "http.response.body", "body": b"", "more_body": False})
         except ClientClosedRequest as exc:
             self._on_left(exc)
         finally:
             await self._closing()
 
-    async def _send_all(self, scope: Scope, send: Send) -> None:
-        start, self._start = self._start, Start()
-        after, body, events = start.after, start.preamble, start.events
-        del start  # what was sent is not kept
-        with suppress(StreamEvicted, UpstreamUnavailable):
-            while not (events and events[-1].is_terminal):
-                body += b"".join(map(frame_of, events))
-                after, events = events[-1].id if events else after, ()
-                await self._send(scope, send, body or PING)
-                body = b""
-                events = await self._next(after)
-        await self._send(scope, send, body + b"".join(map(frame_of, events)), more=False)
-
-    async def _next(self, after: int) -> list[Event]:
-        """The events behind ``after``; none where the model was silent for a while."""
-        try:
-            async with asyncio.timeout(self._limits.ping_s):
-                return await self._events.read(after)
-        except TimeoutError:
-            return []
-
-    async def _send(self, scope: Scope, send: Send, body: bytes, *, more: bool = True) -> None:
+    async def _send(self, scope: Scope, send: Send, message: Message) -> None:
         """Ends the stream with `slow_consumer` if the client takes nothing; aborts the connection `send_s` later."""
-        message = {"type": "http.response.body", "body": body, "more_body": more}
         if await self._is_taken(scope, send, message):
-            return None
+            return
         self._on_left(SlowConsumer("The client did not read the stream."))
         try:
-            async with asyncio.timeout(self._limits.send_s):
-                return await send(message)
+            async with asyncio.timeout(self._send_s):
+                await send(message)
         except TimeoutError:
             scope["state"]["abort"]()
-            raise ClientClosedRequest("The client did not read and was dropped.") from None
+            raise ClientClosedRequest("The client did not read and was disconnected.") from None
 
     async def _is_taken(self, scope: Scope, send: Send, message: Message) -> bool:
         """False if not one byte moved for `send_s`, or for STALL_S while the stream waits for this client."""
         unsent_bytes: Callable[[], int] = scope["state"].get("unsent_bytes", lambda: 0)
-        send_s, still_s = self._limits.send_s, 0.0
+        send_s, still_s = self._send_s, 0.0
         step_s = min(STALL_S, send_s)
         while still_s < (step_s if self._events.is_full else send_s):
             before = unsent_bytes()
@@ -118,3 +103,26 @@ class StreamResponse(Response):
             except TimeoutError:
                 still_s = 0.0 if unsent_bytes() < before else still_s + step_s
         return False
+
+
+async def _bodies(events: Events, start: Start, ping_s: float) -> AsyncGenerator[bytes]:
+    """The frames of all events at hand, up to the terminal event; a comment if there was no event for a while."""
+    after, body, found = start.after, start.preamble, start.events
+    del start  # its events are not kept
+    with suppress(StreamEvicted, UpstreamUnavailable):
+        while not (found and found[-1].is_terminal):
+            body += b"".join(map(frame_of, found))
+            after, found = found[-1].id if found else after, ()
+            yield body or PING
+            body = b""
+            found = await _next(events, after, ping_s)
+    yield body + b"".join(map(frame_of, found))
+
+
+async def _next(events: Events, after: int, ping_s: float) -> list[Event]:
+    """The events after ``after``; none if there was none for ``ping_s``."""
+    try:
+        async with asyncio.timeout(ping_s):
+            return await events.read(after)
+    except TimeoutError:
+        return []

@@ -112,8 +112,8 @@ def test_pings_pass_while_the_model_is_silent(proxied: httpx.Client) -> None:
     with proxied.stream("POST", STREAM, json=script(outputs=2, interval_s=1.0)) as answer:
         chunks = [(chunk.decode(), time.monotonic()) for chunk in answer.iter_raw()]
     text = "".join(chunk for chunk, _ in chunks)
-    assert text.count(":\n\n") >= 2
-    first_ping = next(arrived for chunk, arrived in chunks if ":\n\n" in chunk)
+    assert text.count(": \n\n") >= 2
+    first_ping = next(arrived for chunk, arrived in chunks if ": \n\n" in chunk)
     next_event = next(arrived for chunk, arrived in chunks if "id: 2\n" in chunk)
     assert next_event - first_ping > 0.1
     checked(parsed(text))

@@ -125,7 +125,7 @@ def test_silence_keeps_the_connection_alive_with_comments(start_gateway: StartGa
         "POST", f"{gateway.url}/v1/pipelines/scripted_stream/stream", json=script(outputs=1, interval_s=0.9)
     ) as answer:
         text = answer.read().decode()
-    assert text.count(":\n\n") >= 2
+    assert text.count(": \n\n") >= 2
     checked(list(events_in(text.split("\n"))))
 
 

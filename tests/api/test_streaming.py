@@ -1,0 +1,82 @@
+"""The response that sends a stream's events, and what it takes from sse-starlette."""
+
+import asyncio
+from typing import Any
+
+from httpx_sse._decoders import SSEDecoder
+from sse_starlette.sse import AppStatus
+
+from app.api.sse import PING, RETRY, frame_of
+from app.api.state import Limits
+from app.api.streaming import Start, StreamResponse
+from app.domain.errors import GatewayError
+from app.streams.event import Event
+from app.streams.log import LiveLog
+
+HOSTILE = b'{"event":"done","id":9,"retry":1,"data":"\\r\\n\\n","comment":"x"}'
+
+
+class Client:
+    """An ASGI server's side of one answer, for a client that reads everything or nothing."""
+
+    def __init__(self, *, reads: bool = True) -> None:
+        self.sent: list[dict[str, Any]] = []
+        self.reads = reads
+        self.aborted = False
+        self.left: list[GatewayError] = []
+
+    async def receive(self) -> dict[str, Any]:
+        return await asyncio.Event().wait()  # type: ignore[return-value]
+
+    async def send(self, message: Any) -> None:
+        if not self.reads and message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+        self.sent.append(message)
+
+    async def ask(self, log: LiveLog, limits: Limits) -> None:
+        async def closing() -> None:
+            pass
+
+        response = StreamResponse(log, limits, start=Start(), on_left=self.left.append, closing=closing)
+        scope = {"type": "http", "state": {"abort": lambda: setattr(self, "aborted", True)}}
+        await response(scope, self.receive, self.send)
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message.get("body", b"") for message in self.sent)
+
+
+def test_keys_of_model_output_never_become_fields() -> None:
+    decoder = SSEDecoder()
+    events = [decoder.decode(line) for line in frame_of(Event(1, "output", HOSTILE)).decode().splitlines()]
+    (event,) = [each for each in events if each is not None]
+    assert (event.id, event.event, event.data.encode(), event.retry) == ("1", "output", HOSTILE, None)
+
+
+def test_frames_are_those_of_the_standard() -> None:
+    assert frame_of(Event(7, "done", b"{}")) == b"id: 7\nevent: done\ndata: {}\n\n"
+    assert PING == b": \n\n"
+    assert RETRY == b"retry: 1000\n\n"
+
+
+def test_a_signal_does_not_end_streams_through_sse_starlette() -> None:
+    assert not AppStatus.enable_automatic_graceful_drain
+
+
+async def test_all_events_at_hand_are_sent_at_once() -> None:
+    log, client = LiveLog(), Client()
+    for event in (Event(1, "output", b"{}"), Event(2, "output", b"{}"), Event(3, "done", b"{}")):
+        log.append(event)
+    await client.ask(log, Limits(1, ping_s=0.05))
+    assert [message["more_body"] for message in client.sent[1:]] == [True, True, False]
+    frames = [frame_of(Event(number, name, b"{}")) for number, name in ((1, "output"), (2, "output"), (3, "done"))]
+    assert client.body == PING + b"".join(frames)
+    assert b"connection" not in dict(client.sent[0]["headers"])
+
+
+async def test_a_client_that_takes_nothing_is_told_then_aborted() -> None:
+    log, client = LiveLog(), Client(reads=False)
+    log.append(Event(1, "output", b"{}"))
+    await client.ask(log, Limits(1, send_s=0.02))
+    assert [error.code for error in client.left] == ["slow_consumer", "client_closed_request"]
+    assert client.aborted

@@ -1,4 +1,7 @@
-"""The wiring: the applications of the main and the admin port over one Gateway."""
+"""The wiring: the applications of the main and the admin port, each route with what it uses."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from fastapi import FastAPI, Request
 from starlette.middleware.cors import CORSMiddleware
@@ -6,14 +9,20 @@ from starlette.responses import RedirectResponse, Response
 
 from app.api.budget import ByteBudget
 from app.api.failures import add_failure_handlers
+from app.api.inference import Inference
 from app.api.middleware.body_budget import BodyBudgetMiddleware
 from app.api.middleware.recording import RecordingMiddleware
 from app.api.middleware.tracing import TracingMiddleware
 from app.api.middleware.unexpected import UnexpectedErrorMiddleware
-from app.api.routes import docs, health, metrics, pipelines, streams
+from app.api.routes import docs
+from app.api.routes.health import HealthRoutes
+from app.api.routes.metrics import MetricsRoutes
+from app.api.routes.pipelines import PipelineRoutes
+from app.api.routes.streams import StreamRoutes
 from app.api.routing import Route
-from app.api.state import Gateway
+from app.api.state import Limits
 from app.console import page
+from app.streams.store import StreamStore
 
 EXPOSED_HEADERS = ["X-Request-ID", "X-Early-Exit", "Server-Timing", "Location", "Retry-After"]
 ALLOWED_HEADERS = [
@@ -27,6 +36,17 @@ ALLOWED_HEADERS = [
 ]
 
 
+@dataclass(slots=True)
+class Gateway:
+    """The parts of one gateway."""
+
+    inference: Inference
+    store: StreamStore
+    limits: Limits
+    triton_metrics_url: str | None = None
+    triton_is_stuck: Callable[[], bool] = lambda: False
+
+
 def create_app(
     gateway: Gateway,
     *,
@@ -37,12 +57,13 @@ def create_app(
 ) -> FastAPI:
     elsewhere = f"The admin port, {admin_port}, serves the metrics."
     hint = "GET /docs lists the addresses." if with_docs else "GET /v1/pipelines lists the pipelines."
-    app = _bare_app(gateway, hint, dict.fromkeys(("/metrics", "/metrics/triton"), elsewhere))
-    app.include_router(health.router)
-    app.include_router(pipelines.router)
-    app.include_router(streams.router)
+    app = _bare_app(hint, dict.fromkeys(("/metrics", "/metrics/triton"), elsewhere))
+    inference, limits = gateway.inference, gateway.limits
+    app.include_router(HealthRoutes(inference.catalog, inference.workload).router())
+    app.include_router(PipelineRoutes(inference.catalog, inference, limits).router())
+    app.include_router(StreamRoutes(inference, gateway.store, limits).router())
     if with_docs:
-        app.include_router(docs.router)
+        app.include_router(docs.DocsRoutes(inference.catalog).router())
         app.router.routes.append(docs.assets)
     if with_console:
         app.include_router(page.router)
@@ -57,26 +78,25 @@ def create_app(
             allow_headers=ALLOWED_HEADERS,
             expose_headers=EXPOSED_HEADERS,
         )
-    app.add_middleware(BodyBudgetMiddleware, budget=ByteBudget(gateway.limits.max_bytes_in_flight))
-    app.add_middleware(TracingMiddleware, tracer=gateway.tracer)
-    app.add_middleware(RecordingMiddleware, metrics=gateway.metrics, workload=gateway.workload)
+    app.add_middleware(BodyBudgetMiddleware, budget=ByteBudget(limits.max_bytes_in_flight))
+    app.add_middleware(TracingMiddleware, tracer=inference.tracer)
+    app.add_middleware(RecordingMiddleware, metrics=inference.metrics, workload=inference.workload)
     return app
 
 
 def create_admin_app(gateway: Gateway, *, api_port: int) -> FastAPI:
     hint = f"This is the admin port. The API, its documentation and the console are on port {api_port}."
-    app = _bare_app(gateway, hint, {})
-    app.include_router(health.router)
-    app.include_router(health.admin_router)
-    app.include_router(metrics.router)
-    app.add_middleware(RecordingMiddleware, metrics=gateway.metrics, workload=gateway.workload)
+    app = _bare_app(hint, {})
+    inference = gateway.inference
+    app.include_router(HealthRoutes(inference.catalog, inference.workload, gateway.triton_is_stuck).router())
+    app.include_router(MetricsRoutes(inference.metrics, gateway.triton_metrics_url).router())
+    app.add_middleware(RecordingMiddleware, metrics=inference.metrics, workload=inference.workload)
     return app
 
 
-def _bare_app(gateway: Gateway, hint: str, hint_by_path: dict[str, str]) -> FastAPI:
+def _bare_app(hint: str, hint_by_path: dict[str, str]) -> FastAPI:
     """Without FastAPI's own documentation: the gateway makes its own from the live models. ``hint``: of a 404."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
-    app.state.gateway = gateway
     app.router.route_class = Route
     add_failure_handlers(app, hint, hint_by_path)
     app.add_middleware(UnexpectedErrorMiddleware)

@@ -1,20 +1,30 @@
-"""Runs a pipeline or opens its stream for a route, and writes what happened on the request's record."""
+"""Runs pipelines and opens their streams for the routes, and writes what happened on each request's record."""
 
 import asyncio
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from starlette.requests import HTTPConnection
 
 from app.api.problems import problem_of
-from app.api.state import Gateway
+from app.api.state import record_of, work_of
+from app.api.workload import Workload
 from app.domain.deadline import Deadline
+from app.domain.engine import Engine
 from app.domain.errors import ClientClosedRequest, ContractViolation, DeadlineExceeded, UpstreamUnavailable
 from app.domain.inference import InferenceRequest
+from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord
-from app.observability.tracing import Kind, end_stream_span
+from app.observability.tracing import Kind, NoTracer, Tracer, end_stream_span
+from app.pipelines.cancellation import Canceller
+from app.pipelines.catalog import Catalog
 from app.pipelines.collector import Collector, Result
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import run
 from app.streams.event import Event
+from app.streams.store import StreamStore
 from app.streams.stream import Stream, StreamPlan
 
 
@@ -28,69 +38,111 @@ class Call:
     record: RequestRecord
 
 
-async def answer(gateway: Gateway, call: Call) -> Result:
-    """One unary answer. Also calls the pipeline's ``cancel`` model if the gateway ends the request early."""
-    record = call.record
-    inference = replace(call.pipeline.with_deadline(call.inference, call.deadline), trace=record.trace)
-    record.triton_request_id = inference.request_id
-    started = time.perf_counter()
-    try:
-        result = await run(gateway.engine, call.pipeline, inference, call.deadline)
-    except (asyncio.CancelledError, DeadlineExceeded, ContractViolation):
-        gateway.canceller.cancel(call.pipeline, call.inference)
-        raise
-    finally:
-        record.triton_s = time.perf_counter() - started
-    record.exit_early(result.early_exit)
-    return result
+@dataclass(slots=True)
+class Inference:
+    """Every inference of the API: its admission, its run, its metrics and its trace."""
 
+    engine: Engine
+    catalog: Catalog
+    metrics: Metrics
+    canceller: Canceller
+    tracer: Tracer = field(default_factory=NoTracer)
+    workload: Workload = field(default_factory=Workload)
 
-async def open_stream(gateway: Gateway, call: Call) -> tuple[Stream, list[Event]]:
-    """A started stream and its first events, none if it is still silent after ``commit_s``.
+    def admit(self, request: HTTPConnection, name: str, transport: str) -> Pipeline:
+        """The pipeline. The request counts as work, under the pipeline's name, until its last byte is sent.
 
-    Raises the error of a stream that failed before its first output: it still gets an HTTP status.
-    """
-    stream = Stream(_plan_of(gateway, call, StreamRecorder(gateway, call)))
-    gateway.start_stream(stream, call.pipeline.name)
-    try:
-        opening = await _first_events(stream, call.pipeline.stream_spec().commit_s)
-    except asyncio.CancelledError:
-        stream.end(ClientClosedRequest("The client went away before the first output."))
-        raise
-    if opening and opening[0].name == "error" and stream.error is not None:
-        raise stream.error
-    return stream, opening
+        Raises Draining, UnknownPipeline or ModelNotReady.
+        """
+        record = record_of(request)
+        record.transport = transport
+        pipeline = self.catalog.pipeline(name)
+        record.pipeline = name
+        self.workload.begin(work_of(request))
+        return pipeline
 
+    @contextmanager
+    def counted(self, pipeline: str) -> Iterator[None]:
+        """Counts a unary request in the metrics for the duration of the block."""
+        gauge = self.metrics.in_flight.labels(pipeline)
+        gauge.inc()
+        try:
+            yield
+        finally:
+            gauge.dec()
 
-async def start_resumable(gateway: Gateway, call: Call) -> str:
-    """The id of a new stream that outlives its POST. The stream is counted and logged when it ends, not with the POST.
+    async def answer(self, call: Call) -> Result:
+        """One unary answer. Also calls the pipeline's ``cancel`` model if the gateway ends the request early."""
+        record = call.record
+        inference = replace(call.pipeline.with_deadline(call.inference, call.deadline), trace=record.trace)
+        record.triton_request_id = inference.request_id
+        started = time.perf_counter()
+        try:
+            result = await run(self.engine, call.pipeline, inference, call.deadline)
+        except (asyncio.CancelledError, DeadlineExceeded, ContractViolation):
+            self.canceller.cancel(call.pipeline, call.inference)
+            raise
+        finally:
+            record.triton_s = time.perf_counter() - started
+        record.exit_early(result.early_exit)
+        return result
 
-    Raises UpstreamUnavailable if the store does not answer: then nothing was started, and the POST itself is counted.
-    """
-    posted, call = call.record, replace(call, record=call.record.handed_over())
-    stream = Stream(_plan_of(gateway, call, ResumableRecorder(gateway, call)), gateway.store.new_log())
-    try:
-        stream_id = await gateway.store.keep(stream, call.pipeline.stream_spec().resume_s)
-    except UpstreamUnavailable:
-        posted.transport = call.record.transport
-        raise
-    gateway.start_stream(stream, call.pipeline.name)
-    return stream_id
+    async def open_stream(self, call: Call) -> tuple[Stream, list[Event]]:
+        """A started stream and its first events, none if it is still silent after ``commit_s``.
 
+        Raises the error of a stream that failed before its first output: it still gets an HTTP status.
+        """
+        stream = Stream(self._plan_of(call, StreamRecorder(self, call)))
+        self._start(stream, call.pipeline.name)
+        try:
+            opening = await _first_events(stream, call.pipeline.stream_spec().commit_s)
+        except asyncio.CancelledError:
+            stream.end(ClientClosedRequest("The client went away before the first output."))
+            raise
+        if opening and opening[0].name == "error" and stream.error is not None:
+            raise stream.error
+        return stream, opening
 
-def _plan_of(gateway: Gateway, call: Call, recorder: "StreamRecorder") -> StreamPlan:
-    record = call.record
-    record.triton_request_id = call.inference.request_id
-    inference = replace(call.pipeline.with_deadline(call.inference, call.deadline), trace=recorder.span.trace)
-    return StreamPlan(
-        request_id=record.request_id,
-        responses=gateway.engine.infer_stream(inference, call.deadline),
-        answer=Collector(call.pipeline, call.inference),
-        deadline=call.deadline,
-        progress_s=call.pipeline.stream_spec().progress_s,
-        problem_of=problem_of,
-        observer=recorder,
-    )
+    async def start_resumable(self, call: Call, store: StreamStore) -> str:
+        """The id of a new stream that outlives its POST. It is counted and logged when it ends, not with the POST.
+
+        Raises UpstreamUnavailable if the store does not answer: then nothing was started, and the POST is counted.
+        """
+        posted, call = call.record, replace(call, record=call.record.handed_over())
+        stream = Stream(self._plan_of(call, ResumableRecorder(self, call)), store.new_log())
+        try:
+            stream_id = await store.keep(stream, call.pipeline.stream_spec().resume_s)
+        except UpstreamUnavailable:
+            posted.transport = call.record.transport
+            raise
+        self._start(stream, call.pipeline.name)
+        return stream_id
+
+    def _plan_of(self, call: Call, recorder: "StreamRecorder") -> StreamPlan:
+        record = call.record
+        record.triton_request_id = call.inference.request_id
+        inference = replace(call.pipeline.with_deadline(call.inference, call.deadline), trace=recorder.span.trace)
+        return StreamPlan(
+            request_id=record.request_id,
+            responses=self.engine.infer_stream(inference, call.deadline),
+            answer=Collector(call.pipeline, call.inference),
+            deadline=call.deadline,
+            progress_s=call.pipeline.stream_spec().progress_s,
+            problem_of=problem_of,
+            observer=recorder,
+        )
+
+    def _start(self, stream: Stream, pipeline: str) -> None:
+        """Starts the stream, which counts as work until its terminal event is written."""
+        active = self.metrics.active_streams.labels(pipeline)
+
+        def forget(_task: asyncio.Task[None]) -> None:
+            self.workload.remove(stream)
+            active.dec()
+
+        self.workload.add(stream)
+        active.inc()
+        stream.start().add_done_callback(forget)
 
 
 async def _first_events(stream: Stream, commit_s: float) -> list[Event]:
@@ -104,13 +156,13 @@ async def _first_events(stream: Stream, commit_s: float) -> list[Event]:
 class StreamRecorder:
     """Tells metrics, trace and record what happens to one stream. Implements StreamObserver."""
 
-    def __init__(self, gateway: Gateway, call: Call) -> None:
-        self._gateway = gateway
+    def __init__(self, inference: Inference, call: Call) -> None:
+        self._inference = inference
         self._call = call
-        self.span = gateway.tracer.start(f"stream {call.pipeline.name}", Kind.INTERNAL, call.record.trace)
-        self._first = gateway.metrics.time_to_first_output.labels(call.pipeline.name)
-        self._gap = gateway.metrics.inter_output.labels(call.pipeline.name)
-        self._count = gateway.metrics.stream_outputs.labels(call.pipeline.name)
+        self.span = inference.tracer.start(f"stream {call.pipeline.name}", Kind.INTERNAL, call.record.trace)
+        self._first = inference.metrics.time_to_first_output.labels(call.pipeline.name)
+        self._gap = inference.metrics.inter_output.labels(call.pipeline.name)
+        self._count = inference.metrics.stream_outputs.labels(call.pipeline.name)
         self._last_at = call.record.started
         self._has_output = False
 
@@ -121,7 +173,7 @@ class StreamRecorder:
         self._count.inc()
 
     def abandoned(self) -> None:
-        self._gateway.canceller.cancel(self._call.pipeline, self._call.inference)
+        self._inference.canceller.cancel(self._call.pipeline, self._call.inference)
 
     def ended(self, stream: Stream) -> None:
         end_stream_span(
@@ -139,4 +191,4 @@ class ResumableRecorder(StreamRecorder):
 
     def ended(self, stream: Stream) -> None:
         super().ended(stream)
-        self._call.record.close(self._gateway.metrics)
+        self._call.record.close(self._inference.metrics)

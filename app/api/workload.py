@@ -3,7 +3,7 @@
 import asyncio
 from typing import Protocol
 
-from app.domain.errors import GatewayError
+from app.domain.errors import Draining, GatewayError
 
 
 class Work(Protocol):
@@ -15,6 +15,8 @@ class Workload:
     """The work in progress. The drain waits until it is empty."""
 
     def __init__(self) -> None:
+        self.is_draining = False
+        """True from the drain on: new work is refused."""
         self._running: set[Work] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -22,7 +24,14 @@ class Workload:
     def __len__(self) -> int:
         return len(self._running)
 
+    def begin(self, work: Work) -> None:
+        """Adds new work. Raises Draining."""
+        if self.is_draining:
+            raise Draining("The gateway is shutting down; send the request again.")
+        self.add(work)
+
     def add(self, work: Work) -> None:
+        """Adds work that also runs during the drain."""
         self._running.add(work)
         self._idle.clear()
 

@@ -6,23 +6,22 @@ import sys
 import time
 
 from app.api.samples import samples_of
-from app.api.state import Gateway
 from app.pipelines.catalog import Catalog
 
 WAITING_S = 2.0
 """If startup takes longer than this, say once what is missing."""
 
 
-async def announce(gateway: Gateway, url: str, triton_url: str) -> None:
+async def announce(catalog: Catalog, url: str, triton_url: str) -> None:
     """Says when the gateway is ready, and how to try it; then waits until it is cancelled."""
     says_why_at = time.monotonic() + WAITING_S
-    while not gateway.is_ready:
+    while not catalog.is_ready:
         await asyncio.sleep(0.05)
         if time.monotonic() > says_why_at:
-            _say(_missing(gateway.catalog, triton_url))
+            _say(_missing(catalog, triton_url))
             says_why_at = math.inf
     _say(f"triton-gateway is ready: {url}/")
-    pipelines = [entry.pipeline for entry in gateway.catalog.entries.values() if entry.pipeline]
+    pipelines = [entry.pipeline for entry in catalog.entries.values() if entry.pipeline]
     if pipelines:
         declared_first = sorted(pipelines, key=lambda pipeline: pipeline.spec.sample is None)
         _say(f"Try: {samples_of(declared_first[0], url)['curl']}")

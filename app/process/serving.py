@@ -9,10 +9,11 @@ from rich.console import Console
 
 from app import __version__
 from app.api.connection.protocol import ConnectionLimit
+from app.api.inference import Inference
 from app.api.problems import problem_of
-from app.api.state import Gateway, Limits
+from app.api.state import Limits
 from app.domain.calls import CallObserver, CallObservers
-from app.main import create_admin_app, create_app
+from app.main import Gateway, create_admin_app, create_app
 from app.observability.exporter import open_tracer
 from app.observability.metrics import CallMetrics, Metrics
 from app.observability.tensors import TensorLog
@@ -82,15 +83,15 @@ async def serve(settings: Settings) -> None:
                 with_console=settings.console,
             )
             url = f"http://{settings.host}:{port}"
-            refused = gateway.metrics.count_refused_connection
+            refused = gateway.inference.metrics.count_refused_connection
             limit = ConnectionLimit(settings.max_connections, refused)
             admin_limit = ConnectionLimit(ADMIN_CONNECTIONS, refused)
             admin_app = create_admin_app(gateway, api_port=port)
             await stack.enter_async_context(serving(app, main, supervisor, limit))
             await stack.enter_async_context(serving(admin_app, admin, supervisor, admin_limit))
-            async with supervisor.running("announcement", announce(gateway, url, triton.grpc_url)):
+            async with supervisor.running("announcement", announce(gateway.inference.catalog, url, triton.grpc_url)):
                 await shutdown.requested.wait()
-            await drain(gateway, shutdown, settings.drain_s)
+            await drain(gateway.inference.workload, shutdown, settings.drain_s)
     supervisor.raise_if_failed()
 
 
@@ -149,20 +150,17 @@ async def _gateway(
         await catalog.refresh()
         if catalog.complaints:
             raise ConfigError("\n".join(catalog.complaints))
+        canceller = Canceller(engine)
         gateway = Gateway(
-            engine=engine,
-            catalog=catalog,
-            metrics=metrics,
-            canceller=Canceller(engine),
-            limits=Limits(
+            Inference(engine, catalog, metrics, canceller, tracer),
+            store,
+            Limits(
                 settings.max_body_bytes,
                 settings.max_bytes_in_flight,
                 ping_s=settings.ping_s,
                 send_s=settings.send_timeout_s,
             ),
-            store=store,
-            triton_metrics_url=triton.metrics_url,
-            tracer=tracer,
+            triton.metrics_url,
             triton_is_stuck=lambda: health.progress.is_stuck,
         )
         canaries = SampleCanaries(catalog)
@@ -174,7 +172,7 @@ async def _gateway(
             supervisor.running("watch of inference calls", watch.run()),
         ):
             yield gateway
-        await gateway.canceller.close()
+        await canceller.close()
         await engine.close()
 
 

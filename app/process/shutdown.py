@@ -6,7 +6,7 @@ import signal
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from app.api.state import Gateway
+from app.api.workload import Workload
 from app.domain.errors import Draining
 
 LAST_BYTES_S = 5.0
@@ -49,16 +49,16 @@ class Shutdown:
         raise ShutdownRequested
 
 
-async def drain(gateway: Gateway, shutdown: Shutdown, drain_s: float) -> None:
+async def drain(workload: Workload, shutdown: Shutdown, drain_s: float) -> None:
     """Refuses new work, lets running work finish, then ends what is left with ``draining``.
 
     Readiness fails at once. Running work may take ``drain_s`` seconds, or until the second signal.
     """
-    _log.info("draining", extra={"in_flight": len(gateway.workload), "drain_s": drain_s})
-    gateway.is_draining = True
-    await _first_of(gateway.workload.idle(), shutdown.hurried.wait(), timeout_s=drain_s)
-    gateway.workload.end_all(Draining("The gateway is shutting down."))
-    await _first_of(gateway.workload.idle(), timeout_s=LAST_BYTES_S)
+    _log.info("draining", extra={"in_flight": len(workload), "drain_s": drain_s})
+    workload.is_draining = True
+    await _first_of(workload.idle(), shutdown.hurried.wait(), timeout_s=drain_s)
+    workload.end_all(Draining("The gateway is shutting down."))
+    await _first_of(workload.idle(), timeout_s=LAST_BYTES_S)
 
 
 async def _first_of(*waits: Coroutine[Any, Any, Any], timeout_s: float) -> None:

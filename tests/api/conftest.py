@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from app.api.state import Limits
 from app.domain.inference import InferenceResponse
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gateway import Served, served
@@ -50,7 +52,7 @@ def counted(api: Served, pipeline: str, transport: str) -> dict[str, float]:
     """Outcome -> how often."""
     return {
         each.labels["outcome"]: each.value
-        for family in api.gateway.metrics.requests.collect()
+        for family in api.gateway.inference.metrics.requests.collect()
         for each in family.samples
         if each.name.endswith("_total") and (each.labels["pipeline"], each.labels["transport"]) == (pipeline, transport)
     }
@@ -63,8 +65,22 @@ def events(answer: httpx.Response) -> list[tuple[int, str, Any]]:
 
 @pytest.fixture
 async def api(tmp_path: Path) -> AsyncIterator[Served]:
-    (tmp_path / "gateway.yaml").write_text(CONFIG)
-    (tmp_path / "sample.png").write_bytes(PNG)
+    async with scripted(tmp_path) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+async def roomy(tmp_path: Path) -> AsyncIterator[Served]:
+    """Takes bodies of 8 MiB."""
+    async with scripted(tmp_path, Limits(8 * 1024 * 1024)) as gateway:
+        yield gateway
+
+
+@asynccontextmanager
+async def scripted(folder: Path, limits: Limits | None = None) -> AsyncIterator[Served]:
+    (folder / "gateway.yaml").write_text(CONFIG)
+    (folder / "sample.png").write_bytes(PNG)
     engine = FakeEngine.of(READER, WRITER, answers=[READ])
-    async with served(engine, tmp_path / "gateway.yaml", origins=("https://page.example",)) as gateway:
+    origins = ("https://page.example",)
+    async with served(engine, folder / "gateway.yaml", limits=limits, origins=origins) as gateway:
         yield gateway

@@ -105,7 +105,7 @@ class TestCors:
     async def test_errors_of_the_model_and_of_the_drain_have_the_headers(self, api: Served) -> None:
         api.engine.answers = [ModelError("no")]
         failed = await api.client.post("/v1/pipelines/write", json={"prompt": "x"}, headers=ORIGIN)
-        api.gateway.is_draining = True
+        api.gateway.inference.workload.is_draining = True
         refused = await api.client.post("/v1/pipelines/write", json={"prompt": "x"}, headers=ORIGIN)
         assert (failed.status_code, refused.status_code) == (502, 503)
         self.check(failed)

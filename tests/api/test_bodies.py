@@ -13,9 +13,8 @@ import pytest
 from app.api.state import Limits
 from app.domain.inference import InferenceResponse
 from app.pipelines.pipeline import Pipeline
-from tests.api.conftest import CONFIG, PNG, READ, READER, WRITER
-from tests.fakes.engine import FakeEngine
-from tests.fakes.gateway import Served, served
+from tests.api.conftest import PNG, scripted
+from tests.fakes.gateway import Served
 
 URL = "/v1/pipelines/read"
 WRITE = "/v1/pipelines/write"
@@ -48,12 +47,11 @@ class TestWaysIn:
         assert [tensor.array.tolist() for tensor in api.engine.requests[0].inputs] == [[PNG], ["ü".encode()]]
         assert api.engine.requests[0].parameters == {"n": 5}
 
-    async def test_a_large_file_in_a_form_touches_no_disk(self, api: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_a_large_file_in_a_form_touches_no_disk(self, roomy: Served, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("tempfile.TemporaryFile", None)
-        api.gateway.limits = type(api.gateway.limits)(8 * 1024 * 1024)
         content = PNG + b"\0" * 2 * 1024 * 1024
-        assert (await api.client.post(URL, files={"image": content})).status_code == 200
-        assert image_sent(api) == [content]
+        assert (await roomy.client.post(URL, files={"image": content})).status_code == 200
+        assert image_sent(roomy) == [content]
 
     @pytest.mark.parametrize("media_type", ["image/png", "application/octet-stream", "IMAGE/PNG"])
     async def test_the_raw_body_with_parameters_in_the_query(self, api: Served, media_type: str) -> None:
@@ -165,9 +163,8 @@ class TestRefusals:
         assert refusal(answer) == (422, "invalid_input")
         assert "media type" in answer.json()["errors"][0]["problem"]
 
-    async def test_ten_thousand_parts(self, api: Served) -> None:
-        api.gateway.limits = type(api.gateway.limits)(8 * 1024 * 1024)
-        answer = await api.client.post(URL, files={f"f{index}": b"" for index in range(10_000)})
+    async def test_ten_thousand_parts(self, roomy: Served) -> None:
+        answer = await roomy.client.post(URL, files={f"f{index}": b"" for index in range(10_000)})
         assert refusal(answer) == (400, "invalid_request")
 
     async def test_what_is_no_image(self, api: Served) -> None:
@@ -207,11 +204,7 @@ class TestBytesInFlight:
 
     @pytest.fixture
     async def tight(self, tmp_path: Path) -> AsyncIterator[Served]:
-        (tmp_path / "gateway.yaml").write_text(CONFIG)
-        (tmp_path / "sample.png").write_bytes(PNG)
-        async with served(
-            FakeEngine.of(READER, WRITER, answers=[READ]), tmp_path / "gateway.yaml", limits=self.LIMITS
-        ) as gateway:
+        async with scripted(tmp_path, self.LIMITS) as gateway:
             yield gateway
 
     async def test_a_body_over_the_budget_is_refused_until_another_request_ends(self, tight: Served) -> None:
@@ -264,9 +257,8 @@ class TestBytesInFlight:
 
 @pytest.mark.parametrize("media_type", ["application/json", "multipart/form-data; boundary=x", "image/png"])
 async def test_a_large_body_is_not_read_on_the_event_loop(
-    api: Served, monkeypatch: pytest.MonkeyPatch, media_type: str
+    roomy: Served, monkeypatch: pytest.MonkeyPatch, media_type: str
 ) -> None:
-    api.gateway.limits = Limits(8 * 1024 * 1024)
     threads = []
     request_of = Pipeline.request_of
 
@@ -278,5 +270,5 @@ async def test_a_large_body_is_not_read_on_the_event_loop(
     part = b'--x\r\nContent-Disposition: form-data; name="image"\r\n\r\n%s\r\n--x--'
     body = {"a": b'{"image": "%s"}' % base64.b64encode(PNG + b"\0" * 70_000), "m": part % (PNG + b"\0" * 70_000)}
     content = body.get(media_type[0], PNG + b"\0" * 70_000)
-    assert (await api.client.post(URL, content=content, headers={"Content-Type": media_type})).status_code == 200
+    assert (await roomy.client.post(URL, content=content, headers={"Content-Type": media_type})).status_code == 200
     assert threads[0] is not threading.main_thread()

@@ -189,7 +189,7 @@ class TestOpenApi:
             body = content["examples"]["sample"]["value"]
             schema = document["components"]["schemas"][f"{name}_request"]
             jsonschema.Draft202012Validator(schema).validate(body)
-            api.gateway.catalog.pipeline(name).request_of_json(json.dumps(body).encode())
+            api.gateway.inference.catalog.pipeline(name).request_of_json(json.dumps(body).encode())
         start = document["paths"]["/v1/streams"]["post"]["requestBody"]["content"]["application/json"]
         assert start["examples"]["write"]["value"] == {"pipeline": "write", "inputs": {"prompt": "It's <here> & now"}}
 
@@ -210,7 +210,7 @@ class TestOpenApi:
         assert "410" in document["paths"]["/v1/streams/{id}"]["get"]["responses"]
 
     async def test_it_leaves_out_what_is_not_ready(self, api: Served) -> None:
-        served = api.gateway.catalog.entries["write"].served
+        served = api.gateway.inference.catalog.entries["write"].served
         assert served is not None
         served.pipeline = None
         document = (await api.client.get("/openapi.json")).json()

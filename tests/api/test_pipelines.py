@@ -56,7 +56,7 @@ class TestUnary:
         api.engine.answers = [ending]
         answer = await api.client.post(WRITE, json={"prompt": "x"})
         assert answer.status_code in {502, 504}
-        await api.gateway.canceller.close()
+        await api.gateway.inference.canceller.close()
         first, call = api.engine.requests
         assert call.inputs[0].array.tolist() == [first.request_id.encode()]
 
@@ -70,7 +70,7 @@ class TestUnary:
         assert counted(api, "read", "unary") == {"internal": 1}
 
     async def test_a_draining_gateway_takes_nothing_new(self, api: Served) -> None:
-        api.gateway.is_draining = True
+        api.gateway.inference.workload.is_draining = True
         answer = await api.client.post(READ, files={"image": PNG})
         assert (answer.status_code, answer.json()["code"]) == (503, "draining")
         assert (await api.client.get("/health/ready")).status_code == 503
@@ -120,7 +120,7 @@ class TestStream:
         assert [name for _, name, _ in events(answer)] == ["output", "error"]
         problem = events(answer)[-1][2]
         assert problem["detail"] == "Output 'TOKEN_ID' has shape [2]; at most 1 items were agreed."
-        await api.gateway.canceller.close()
+        await api.gateway.inference.canceller.close()
         assert api.engine.requests[-1].inputs[0].name == "CANCEL"
 
     async def test_a_pipeline_that_does_not_stream_says_so(self, api: Served) -> None:

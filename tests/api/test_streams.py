@@ -18,7 +18,7 @@ async def started(api: Served) -> str:
     answer = await api.client.post("/v1/streams", json=GOOD)
     assert answer.status_code == 201
     assert answer.headers["location"] == answer.json()["url"] == f"/v1/streams/{answer.json()['id']}"
-    await asyncio.wait_for(api.gateway.workload.idle(), 20)
+    await asyncio.wait_for(api.gateway.inference.workload.idle(), 20)
     return str(answer.headers["location"])
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import httpx
 from fastapi import FastAPI
 
-from app.api.state import Gateway, Limits
-from app.main import create_admin_app, create_app
+from app.api.inference import Inference
+from app.api.state import Limits
+from app.main import Gateway, create_admin_app, create_app
 from app.observability.metrics import Metrics
 from app.pipelines.cancellation import Canceller
 from app.pipelines.catalog import Catalog
@@ -38,14 +39,8 @@ async def served(
     await catalog.warm_up()
     engine.requests.clear()
     async with MemoryStore() as store:
-        gateway = Gateway(
-            engine=engine,
-            catalog=catalog,
-            metrics=Metrics("test"),
-            canceller=Canceller(engine),
-            limits=limits or Limits(64 * 1024),
-            store=store,
-        )
+        inference = Inference(engine, catalog, Metrics("test"), Canceller(engine))
+        gateway = Gateway(inference, store, limits or Limits(64 * 1024))
         app = create_app(gateway, admin_port=8081, cors_origins=origins)
         async with _client(app) as client, _client(create_admin_app(gateway, api_port=8080)) as admin:
             yield Served(gateway, engine, app, client, admin)

@@ -12,42 +12,45 @@ from app.api.openapi import openapi_of
 from app.api.pages import Page, PageFiles
 from app.api.responses import JsonResponse
 from app.api.routing import Route
-from app.api.state import gateway_of
 from app.domain.errors import GatewayError, NotFound
-
-router = APIRouter(route_class=Route)
+from app.pipelines.catalog import Catalog
 
 _files = PageFiles(directory=Path(__file__).parents[1] / "static", packages=[("fastapi_offline", "static")])
 assets = Mount("/docs/assets", _files, name="docs-assets")
 
 
-@router.get("/openapi.json")
-async def openapi(request: Request) -> Response:
-    return JsonResponse(openapi_of(gateway_of(request).catalog))
+class DocsRoutes:
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
 
+    def router(self) -> APIRouter:
+        router = APIRouter(route_class=Route)
+        router.add_api_route("/openapi.json", self.openapi)
+        router.add_api_route("/docs", self.docs)
+        router.add_api_route("/docs/errors", self.errors)
+        router.add_api_route("/docs/errors/{code}", self.error)
+        return router
 
-@router.get("/docs")
-async def docs(request: Request) -> Response:
-    return await _files.page("docs.html", request)
+    async def openapi(self, _request: Request) -> Response:
+        return JsonResponse(openapi_of(self._catalog))
 
+    async def docs(self, request: Request) -> Response:
+        return await _files.page("docs.html", request)
 
-@router.get("/docs/errors")
-async def errors(_request: Request) -> Response:
-    rows = "".join(
-        f'<tr><td>{row.status}</td><td><a href="/docs/errors/{error.code}">{error.code}</a></td>'
-        f"<td>{html.escape(error.title)}</td><td>{error.outcome}</td></tr>"
-        for error, row in ROW_BY_ERROR.items()
-    )
-    head = "<tr><th>status</th><th>code</th><th>meaning</th><th>outcome in metrics</th></tr>"
-    return _page("Errors", f"<table>{head}{rows}</table>")
+    async def errors(self, _request: Request) -> Response:
+        rows = "".join(
+            f'<tr><td>{row.status}</td><td><a href="/docs/errors/{error.code}">{error.code}</a></td>'
+            f"<td>{html.escape(error.title)}</td><td>{error.outcome}</td></tr>"
+            for error, row in ROW_BY_ERROR.items()
+        )
+        head = "<tr><th>status</th><th>code</th><th>meaning</th><th>outcome in metrics</th></tr>"
+        return _page("Errors", f"<table>{head}{rows}</table>")
 
-
-@router.get("/docs/errors/{code}")
-async def error(code: str, _request: Request) -> Response:
-    found = ERROR_BY_CODE.get(code)
-    if found is None:
-        raise NotFound("No error has this code.", hint="GET /docs/errors lists the codes.")
-    return _page(f"{ROW_BY_ERROR[found].status} {code}", _body_of(found))
+    async def error(self, code: str, _request: Request) -> Response:
+        found = ERROR_BY_CODE.get(code)
+        if found is None:
+            raise NotFound("No error has this code.", hint="GET /docs/errors lists the codes.")
+        return _page(f"{ROW_BY_ERROR[found].status} {code}", _body_of(found))
 
 
 def _body_of(error: type[GatewayError]) -> str:

@@ -1,41 +1,49 @@
 """Liveness and readiness, on the main and the admin port."""
 
+from collections.abc import Callable
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from app.api.responses import JsonResponse
 from app.api.routing import Route
-from app.api.state import Gateway, gateway_of
-
-router = APIRouter(prefix="/health", route_class=Route)
-admin_router = APIRouter(prefix="/health", route_class=Route)
+from app.api.workload import Workload
+from app.pipelines.catalog import Catalog
 
 
-@router.get("/live")
-async def live(_request: Request) -> Response:
-    """The process answers; says nothing of Triton, so that a slow model load never restarts the gateway."""
-    return JsonResponse({"status": "live"})
+class HealthRoutes:
+    """``triton_is_stuck``: whether Triton is live but answers no inference call; asked on the admin port only."""
 
+    def __init__(self, catalog: Catalog, workload: Workload, triton_is_stuck: Callable[[], bool] | None = None) -> None:
+        self._catalog = catalog
+        self._workload = workload
+        self._triton_is_stuck = triton_is_stuck
 
-@router.get("/ready")
-async def ready(request: Request) -> Response:
-    """Triton answers, every required pipeline is warm, and the gateway is not draining."""
-    gateway = gateway_of(request)
-    return JsonResponse(_readiness(gateway), 200 if gateway.is_ready else 503)
+    def router(self) -> APIRouter:
+        router = APIRouter(prefix="/health", route_class=Route)
+        router.add_api_route("/live", self.live)
+        router.add_api_route("/ready", self.ready)
+        if self._triton_is_stuck is not None:
+            router.add_api_route("/triton", self.triton)
+        return router
 
+    async def live(self, _request: Request) -> Response:
+        """The process answers. Says nothing about Triton, so that a slow model load never restarts the gateway."""
+        return JsonResponse({"status": "live"})
 
-@admin_router.get("/triton")
-async def triton(request: Request) -> Response:
-    """503 only while Triton is stuck: live, but without an answer to any inference call. A restart ends that."""
-    is_stuck = gateway_of(request).triton_is_stuck()
-    return JsonResponse({"triton": "stuck" if is_stuck else "not_stuck"}, 503 if is_stuck else 200)
+    async def ready(self, _request: Request) -> Response:
+        """Triton answers, every required pipeline is warm, and the gateway is not draining."""
+        is_draining, entries = self._workload.is_draining, self._catalog.entries
+        is_ready = self._catalog.is_ready and not is_draining
+        readiness = {
+            "status": "ready" if is_ready else "draining" if is_draining else "not_ready",
+            "triton": "up" if self._catalog.triton_is_up else "down",
+            "pipelines": {name: entry.state for name, entry in entries.items()},
+            "state_detail": {name: entry.state_detail for name, entry in entries.items() if entry.state_detail},
+        }
+        return JsonResponse(readiness, 200 if is_ready else 503)
 
-
-def _readiness(gateway: Gateway) -> dict[str, object]:
-    entries = gateway.catalog.entries
-    return {
-        "status": "ready" if gateway.is_ready else "draining" if gateway.is_draining else "not_ready",
-        "triton": "up" if gateway.catalog.triton_is_up else "down",
-        "pipelines": {name: entry.state for name, entry in entries.items()},
-        "state_detail": {name: entry.state_detail for name, entry in entries.items() if entry.state_detail},
-    }
+    async def triton(self, _request: Request) -> Response:
+        """503 only while Triton is stuck: live, but without an answer to any inference call. A restart ends that."""
+        is_stuck = self._triton_is_stuck is not None and self._triton_is_stuck()
+        return JsonResponse({"triton": "stuck" if is_stuck else "not_stuck"}, 503 if is_stuck else 200)

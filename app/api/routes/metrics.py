@@ -6,29 +6,36 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 
 from app.api.routing import Route
-from app.api.state import gateway_of
 from app.domain.errors import NotFound, UpstreamUnavailable
-
-router = APIRouter(prefix="/metrics", route_class=Route)
+from app.observability.metrics import Metrics
 
 RELAY_TIMEOUT_S = 5.0
 _TLS = httpx.create_ssl_context()
-"""Made once: reading the authorities' certificates takes some 20 ms, in which no stream moves."""
+"""Created once: reading the certificates takes about 20 ms, which would delay every stream."""
 
 
-@router.get("")
-async def gateway_metrics(request: Request) -> Response:
-    return Response(generate_latest(gateway_of(request).metrics.registry), media_type=CONTENT_TYPE_LATEST)
+class MetricsRoutes:
+    """``triton_metrics_url``: Triton's own page, or None."""
 
+    def __init__(self, metrics: Metrics, triton_metrics_url: str | None) -> None:
+        self._metrics = metrics
+        self._triton_metrics_url = triton_metrics_url
 
-@router.get("/triton")
-async def triton_metrics(request: Request) -> Response:
-    url = gateway_of(request).triton_metrics_url
-    if url is None:
-        raise NotFound("Triton's metrics are not configured.", hint="Set GATEWAY_TRITON_METRICS_URL.")
-    try:
-        async with httpx.AsyncClient(verify=_TLS, timeout=RELAY_TIMEOUT_S) as client:
-            answer = await client.get(url)
-    except httpx.HTTPError as exc:
-        raise UpstreamUnavailable("Triton's metrics cannot be reached.") from exc
-    return Response(answer.content, answer.status_code, media_type=answer.headers.get("content-type"))
+    def router(self) -> APIRouter:
+        router = APIRouter(prefix="/metrics", route_class=Route)
+        router.add_api_route("", self.gateway_metrics)
+        router.add_api_route("/triton", self.triton_metrics)
+        return router
+
+    async def gateway_metrics(self, _request: Request) -> Response:
+        return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def triton_metrics(self, _request: Request) -> Response:
+        if self._triton_metrics_url is None:
+            raise NotFound("Triton's metrics are not configured.", hint="Set GATEWAY_TRITON_METRICS_URL.")
+        try:
+            async with httpx.AsyncClient(verify=_TLS, timeout=RELAY_TIMEOUT_S) as client:
+                answer = await client.get(self._triton_metrics_url)
+        except httpx.HTTPError as exc:
+            raise UpstreamUnavailable("Triton's metrics cannot be reached.") from exc
+        return Response(answer.content, answer.status_code, media_type=answer.headers.get("content-type"))

@@ -6,60 +6,65 @@ from starlette.responses import Response
 
 from app.api.bodies import off_loop, read_json
 from app.api.deadlines import deadline_of
-from app.api.inference import Call, start_resumable
+from app.api.inference import Call, Inference
 from app.api.responses import JsonResponse
 from app.api.routing import Route
 from app.api.sse import HEADERS, MEDIA_TYPE, RETRY
-from app.api.state import gateway_of, record_of, work_of
+from app.api.state import Limits, record_of, work_of
 from app.api.streaming import Start, StreamResponse
 from app.domain.errors import FieldProblem, InvalidInput, InvalidRequest
 from app.pipelines.body import Body
 from app.pipelines.structure import malformed, members_of
-
-router = APIRouter(prefix="/v1/streams", route_class=Route)
+from app.streams.store import StreamStore
 
 MAX_ID_DIGITS = 15
 
 
-@router.post("")
-async def start_stream(request: Request) -> Response:
-    gateway, record = gateway_of(request), record_of(request)
-    record.transport = "stream"
-    gateway.begin(request)
-    body = await read_json(request, gateway.limits)
-    name, inputs = await off_loop(_members_of, body)
-    pipeline = gateway.admit(request, name, "stream")
-    spec = pipeline.stream_spec()
-    deadline = deadline_of(request, spec.timeout_s)
-    inference = await off_loop(pipeline.request_of_json, inputs)
-    stream_id = await start_resumable(gateway, Call(pipeline, inference, deadline, record))
-    url = f"/v1/streams/{stream_id}"
-    started = {"id": stream_id, "url": url, "request_id": record.request_id}
-    return JsonResponse(started, 201, {"Location": url})
+class StreamRoutes:
+    def __init__(self, inference: Inference, store: StreamStore, limits: Limits) -> None:
+        self._inference = inference
+        self._store = store
+        self._limits = limits
 
+    def router(self) -> APIRouter:
+        router = APIRouter(prefix="/v1/streams", route_class=Route)
+        router.add_api_route("", self.start_stream, methods=["POST"])
+        router.add_api_route("/{stream_id}", self.read_stream)
+        router.add_api_route("/{stream_id}", self.delete_stream, methods=["DELETE"])
+        return router
 
-@router.get("/{stream_id}")
-async def read_stream(stream_id: str, request: Request) -> Response:
-    gateway, after = gateway_of(request), _last_event_id(request)
-    gateway.workload.add(work_of(request))
-    reader = await gateway.store.reader(stream_id)
-    try:
-        has_more = await reader.resume(after)
-    except BaseException:
-        await reader.close()
-        raise
-    if not has_more or request.method == "HEAD":
-        await reader.close()
-        return Response(status_code=204) if not has_more else Response(headers=HEADERS, media_type=MEDIA_TYPE)
-    return StreamResponse(
-        reader, gateway.limits, start=Start(after, RETRY), on_left=lambda _: None, closing=reader.close
-    )
+    async def start_stream(self, request: Request) -> Response:
+        record = record_of(request)
+        record.transport = "stream"
+        self._inference.workload.begin(work_of(request))
+        name, inputs = await off_loop(_members_of, await read_json(request, self._limits))
+        pipeline = self._inference.admit(request, name, "stream")
+        deadline = deadline_of(request, pipeline.stream_spec().timeout_s)
+        inference = await off_loop(pipeline.request_of_json, inputs)
+        stream_id = await self._inference.start_resumable(Call(pipeline, inference, deadline, record), self._store)
+        url = f"/v1/streams/{stream_id}"
+        started = {"id": stream_id, "url": url, "request_id": record.request_id}
+        return JsonResponse(started, 201, {"Location": url})
 
+    async def read_stream(self, stream_id: str, request: Request) -> Response:
+        after = _last_event_id(request)
+        self._inference.workload.add(work_of(request))
+        reader = await self._store.reader(stream_id)
+        try:
+            has_more = await reader.resume(after)
+        except BaseException:
+            await reader.close()
+            raise
+        if not has_more or request.method == "HEAD":
+            await reader.close()
+            return Response(status_code=204) if not has_more else Response(headers=HEADERS, media_type=MEDIA_TYPE)
+        return StreamResponse(
+            reader, self._limits, start=Start(after, RETRY), on_left=lambda _: None, closing=reader.close
+        )
 
-@router.delete("/{stream_id}")
-async def delete_stream(stream_id: str, request: Request) -> Response:
-    await gateway_of(request).store.delete(stream_id)
-    return Response(status_code=204)
+    async def delete_stream(self, stream_id: str, _request: Request) -> Response:
+        await self._store.delete(stream_id)
+        return Response(status_code=204)
 
 
 def _members_of(body: Body) -> tuple[str, memoryview]:

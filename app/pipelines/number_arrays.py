@@ -20,6 +20,7 @@ _CLASS_OF = bytes(
     code if code in b"[]," else ord("d") if code in b"0123456789+-.eEtrufalsn" else ord("x") for code in range(256)
 )
 """A byte -> itself if it is a bracket or a comma, ``d`` if a number or a literal may hold it, else ``x``."""
+_OPENING, _COMMA = b"[,"
 _NEVER_IN_JSON = (b"d[", b"]d", b"][")
 _BRACKETS_TO_SPACES = bytes.maketrans(b"[]", b"  ")
 _INDEX = re.compile(r"\$\[(\d+)\]")
@@ -71,16 +72,16 @@ class NumberLists:
 def _shape_of(text: memoryview, depth: int) -> tuple[int, ...]:
     """The shape of regular lists, from their brackets and commas. Raises ValueError or InvalidJson."""
     skeleton, has_numbers, has_empty_lists = _skeleton_of(text)
-    nesting = len(skeleton) - len(skeleton.lstrip(b"["))
+    nesting = next((index for index, code in enumerate(skeleton) if code != _OPENING), 0)
     if nesting != depth and not (has_empty_lists and 0 < nesting < depth):
         raise ValueError(f"must be nested {depth} lists deep, not {nesting}")
-    shape, block = _regular(skeleton, nesting)
-    if block != skeleton or (has_empty_lists and has_numbers):
+    shape = _regular_shape(skeleton, nesting)
+    if shape is None or (has_empty_lists and has_numbers):
         raise ValueError("has lists of different lengths")
     return (*shape[:-1], 0) if has_empty_lists else shape
 
 
-def _skeleton_of(text: memoryview) -> tuple[bytes, bool, bool]:
+def _skeleton_of(text: memoryview) -> tuple[bytearray, bool, bool]:
     """The brackets and commas; whether there are numbers; whether there are empty lists."""
     skeleton, has_numbers, has_empty_lists, last = bytearray(), False, False, b""
     for start in range(0, len(text), PIECE_BYTES):
@@ -93,19 +94,25 @@ def _skeleton_of(text: memoryview) -> tuple[bytes, bool, bool]:
         has_empty_lists |= b"[]" in piece
         skeleton += piece[len(last) :].replace(b"d", b"")
         last = piece[-1:]
-    return bytes(skeleton), has_numbers, has_empty_lists
+    return skeleton, has_numbers, has_empty_lists
 
 
-def _regular(skeleton: bytes, depth: int) -> tuple[tuple[int, ...], bytes]:
-    """The shape of the first list of each level, and the skeleton of an array of that shape."""
+def _regular_shape(skeleton: bytearray, depth: int) -> tuple[int, ...] | None:
+    """The shape, if each list is the first list of its level again and again; otherwise None."""
+    codes = np.frombuffer(skeleton, dtype=np.uint8)
     shape: tuple[int, ...] = ()
-    block = b""
+    block = codes[:0]
     for level in range(1, depth + 1):
-        length = skeleton.find(b"]" * level) + level - (depth - level)
-        count = (length - 1) // (len(block) + 1)
-        block = b"".join([b"[", (block + b",") * (count - 1), block, b"]"])
-        shape = (count, *shape)
-    return shape, block
+        start, end = depth - level, skeleton.find(b"]" * level) + level
+        inside, unit = codes[start + 1 : end - 1], np.append(block, np.uint8(_COMMA))
+        count = (len(inside) + 1) // len(unit)
+        repeated = inside[: (count - 1) * len(unit)] if count * len(unit) == len(inside) + 1 else None
+        if repeated is None or not (repeated.reshape(-1, len(unit)) == unit).all():
+            return None
+        if not np.array_equal(inside[len(repeated) :], block):
+            return None
+        block, shape = codes[start:end], (count, *shape)
+    return shape if len(block) == len(codes) else None
 
 
 def _pieces_of(text: memoryview) -> Iterator[bytes]:

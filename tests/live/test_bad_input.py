@@ -205,3 +205,21 @@ def exchange(gateway: GatewayProcess, request: bytes, trickle: bytes = b"") -> b
                 return answer
             answer += chunk
         return answer
+
+
+LARGE = {
+    "empty strings": b'{"topics": [' + b'"",' * 2_000_000 + b'""]}',
+    "unknown keys": b"{" + b",".join(b'"key%d":1' % index for index in range(500_000)) + b"}",
+    "one key again and again": b"{" + b'"text":"",' * 700_000 + b'"text":""}',
+}
+
+
+@pytest.mark.parametrize("body", LARGE.values(), ids=LARGE.keys())
+def test_a_large_body_is_refused_with_the_fields_named(client: httpx.Client, body: bytes) -> None:
+    found = problem(client.post("/v1/pipelines/insights", content=body, headers=JSON), 422, "invalid_input")
+    assert 1 <= len(found["errors"]) <= 8  # type: ignore[arg-type]
+
+
+def test_a_compressed_body_is_415(client: httpx.Client) -> None:
+    answer = client.post("/v1/pipelines/write", content=b"\x1f\x8b\x08", headers=JSON | {"Content-Encoding": "gzip"})
+    problem(answer, 415, "unsupported_media_type")

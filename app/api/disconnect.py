@@ -1,4 +1,4 @@
-"""Noticing that the client went away while its answer is being made."""
+"""Notices a client that disconnects while its response is being made."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,23 +10,23 @@ from app.domain.errors import ClientClosedRequest
 
 
 @asynccontextmanager
-async def given_up_on_disconnect(receive: Receive) -> AsyncIterator[None]:
-    """Cancels the work inside when the client goes away; it comes out as ClientClosedRequest.
+async def cancelled_on_disconnect(receive: Receive) -> AsyncIterator[None]:
+    """Cancels the block when the client disconnects, and raises ClientClosedRequest.
 
-    The body must have been read: from then on ``receive`` says nothing but that the client is gone.
+    The body must have been read: after it, ``receive`` returns only when the client disconnects.
     """
     work = asyncio.current_task()
     assert work is not None
     gone = False
 
-    def give_up(watch: asyncio.Task[Message]) -> None:
+    def cancel_work(watch: asyncio.Task[Message]) -> None:
         nonlocal gone
         if not watch.cancelled() and not watch.exception() and watch.result()["type"] == "http.disconnect":
             gone = True
             work.cancel()
 
     watch = asyncio.ensure_future(receive())
-    watch.add_done_callback(give_up)
+    watch.add_done_callback(cancel_work)
     try:
         yield
     except asyncio.CancelledError:
@@ -35,5 +35,5 @@ async def given_up_on_disconnect(receive: Receive) -> AsyncIterator[None]:
         work.uncancel()
         raise ClientClosedRequest("The client went away before its answer was made.") from None
     finally:
-        watch.remove_done_callback(give_up)
+        watch.remove_done_callback(cancel_work)
         watch.cancel()

@@ -10,7 +10,7 @@ from sse_starlette import EventSourceResponse
 from sse_starlette.sse import AppStatus
 from starlette.types import Message, Receive, Scope, Send
 
-from app.api.disconnect import given_up_on_disconnect
+from app.api.disconnect import cancelled_on_disconnect
 from app.api.sse import HEADERS, PING, frame_of
 from app.api.state import Limits
 from app.domain.errors import ClientClosedRequest, GatewayError, SlowConsumer, StreamEvicted, UpstreamUnavailable
@@ -66,7 +66,7 @@ class StreamResponse(EventSourceResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async with given_up_on_disconnect(receive), aclosing(self._bodies) as bodies:
+            async with cancelled_on_disconnect(receive), aclosing(self._bodies) as bodies:
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                 async for body in bodies:
                     await self._send(scope, send, {"type": "http.response.body", "body": body, "more_body": True})

@@ -34,22 +34,28 @@ class EventLog(Protocol):
 
 
 class LiveLog:
-    """For one reader that is there from the start: events that were read are dropped, unread events are bounded."""
+    """For one reader that is there from the start: events that were read are dropped, the others are bounded.
+
+    What the reader took counts until it reads again, because until then it is still being sent.
+    """
 
     def __init__(self, max_unread_bytes: int = MAX_UNREAD_BYTES) -> None:
         self._max_unread_bytes = max_unread_bytes
         self._events: deque[Event] = deque()
-        self._unread_bytes = 0
+        self._held_bytes = 0
+        self._taken_bytes = 0
+        self._last_bytes = 0
         self._changed = asyncio.Event()
 
     @property
     def is_full(self) -> bool:
         """Whether another event of the size of the last one would be too much."""
-        return bool(self._events) and self._unread_bytes + self._events[-1].size > self._max_unread_bytes
+        return self._held_bytes > 0 and self._held_bytes + self._last_bytes > self._max_unread_bytes
 
     def append(self, event: Event) -> None:
         self._events.append(event)
-        self._unread_bytes += event.size
+        self._held_bytes += event.size
+        self._last_bytes = event.size
         self._changed.set()
 
     async def room(self) -> None:
@@ -57,6 +63,9 @@ class LiveLog:
             await self._change()
 
     async def read(self, after: int) -> list[Event]:
+        self._held_bytes -= self._taken_bytes
+        self._taken_bytes = 0
+        self._changed.set()
         while not self._events:
             await self._change()
         events = [self._events.popleft()]
@@ -64,12 +73,11 @@ class LiveLog:
         while self._events and size + self._events[0].size <= MAX_READ_BYTES:
             events.append(self._events.popleft())
             size += events[-1].size
-        self._unread_bytes -= size
-        self._changed.set()
+        self._taken_bytes = size
         return events
 
     async def _change(self) -> None:
-        """One event serves both sides: a full log has something to read, so only one of them waits."""
+        """One event serves both sides: a reader that waits has taken everything, so the log is not full."""
         self._changed.clear()
         await self._changed.wait()
 

@@ -19,7 +19,7 @@ SIZE_OPTIONS = (
 
 WINDOW_OPTIONS = (
     ("grpc.http2.bdp_probe", 0),
-    ("grpc.http2.lookahead_bytes", 32 * 1024),
+    ("grpc.http2.lookahead_bytes", 16 * 1024),
 )
 """How much of a response gRPC prefetches. By default this grows to megabytes for each stream."""
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from starlette.types import Message
 
-from app.api.disconnect import given_up_on_disconnect
+from app.api.disconnect import cancelled_on_disconnect
 from app.domain.errors import ClientClosedRequest
 
 Receive = Callable[[], Awaitable[Message]]
@@ -29,7 +29,7 @@ GONE: Message = {"type": "http.disconnect"}
 
 
 async def work(receive: Receive, seconds: float) -> str:
-    async with given_up_on_disconnect(receive):
+    async with cancelled_on_disconnect(receive):
         await asyncio.sleep(seconds)
     return "done"
 
@@ -66,7 +66,7 @@ async def test_another_message_is_no_farewell() -> None:
 
 async def test_an_error_of_the_works_own_comes_out() -> None:
     with pytest.raises(ZeroDivisionError):
-        async with given_up_on_disconnect(receiving()):
+        async with cancelled_on_disconnect(receiving()):
             raise ZeroDivisionError
 
 

@@ -46,18 +46,20 @@ class TestLive:
         log.append(output(1))
         assert ids(await log.read(0)) == [1]
 
-    async def test_a_full_log_has_room_when_it_was_read(self) -> None:
+    async def test_a_full_log_has_room_when_what_was_read_is_sent(self) -> None:
         log = LiveLog(max_unread_bytes=25)
         log.append(output(1))
         assert not log.is_full
         log.append(output(2))
         assert log.is_full
         waiting = asyncio.create_task(log.room())
+        assert ids(await log.read(0)) == [1, 2]
         await asyncio.sleep(0)
         assert not waiting.done()
-        assert ids(await log.read(0)) == [1, 2]
+        reading = asyncio.create_task(log.read(2))
         await waiting
-        assert not log.is_full
+        log.append(output(3))
+        assert ids(await reading) == [3]
 
     async def test_one_output_may_wait_however_large(self) -> None:
         log = LiveLog(max_unread_bytes=20)

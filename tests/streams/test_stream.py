@@ -216,8 +216,8 @@ class TestASlowReader:
     async def test_silence_is_counted_again_after_the_wait(self) -> None:
         life = live(*[token(value) for value in range(4)], 3600.0, log=LiveLog(max_unread_bytes=30), progress_s=0.05)
         await until(lambda: life.log.is_full)
-        first = await life.log.read(0)
-        assert [event.id for event in first] == [1, 2, 3]
+        assert [event.id for event in await life.log.read(0)] == [1, 2, 3]
+        assert [event.id for event in await life.log.read(3)] == [4]
         await life.stream.ended()
         assert isinstance(life.stream.error, DeadlineExceeded)
         assert "silent" in life.stream.error.detail

@@ -124,3 +124,15 @@ async def unreadable_stream() -> AsyncIterator[grpc.aio.StreamStreamCall]:
         await call.write(pb.ModelInferRequest(model_name="m"))
         await call.done_writing()
         yield call
+
+
+async def test_backlog_says_nothing_about_the_pace_of_the_model(call: grpc.aio.StreamStreamCall) -> None:
+    """A reader that paused is behind until it had to wait for a message."""
+    messages = Messages(call)
+    await anext(messages)
+    await asyncio.sleep(0.05)
+    await anext(messages)
+    await asyncio.sleep(0.001)
+    assert messages.is_behind
+    messages.close()
+    call.cancel()

@@ -6,7 +6,7 @@ from starlette.responses import Response
 from app.api.bodies import read_inference
 from app.api.deadlines import deadline_of
 from app.api.descriptions import describe, summarize
-from app.api.disconnect import given_up_on_disconnect
+from app.api.disconnect import cancelled_on_disconnect
 from app.api.inference import Call, Inference
 from app.api.responses import JsonResponse
 from app.api.routing import Route
@@ -43,14 +43,14 @@ class PipelineRoutes:
         pipeline = self._inference.admit(request, name, "unary")
         with self._inference.counted(name):
             call = await self._call(request, pipeline, pipeline.timeout_s)
-            async with given_up_on_disconnect(request.receive):
+            async with cancelled_on_disconnect(request.receive):
                 result = await self._inference.answer(call)
         return _result_response(pipeline, result)
 
     async def stream_pipeline(self, name: str, request: Request) -> Response:
         pipeline = self._inference.admit(request, name, "stream")
         call = await self._call(request, pipeline, pipeline.stream_spec().timeout_s)
-        async with given_up_on_disconnect(request.receive):
+        async with cancelled_on_disconnect(request.receive):
             stream, opening = await self._inference.open_stream(call)
         return StreamResponse(
             stream.log, self._limits, start=Start(events=opening), on_left=stream.end, closing=stream.ended

@@ -22,6 +22,7 @@ from app.triton.embedded.server import EmbeddedTriton
 
 LIVE = Path(__file__).parent / "live"
 START_S = 60.0
+LOG_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,17 @@ class GatewayProcess:
         return self.log_path.read_text()
 
     def log_lines(self, request_id: str) -> list[dict[str, object]]:
-        """The JSON lines of one request."""
-        lines = [json.loads(line) for line in self.log.splitlines() if line.startswith("{")]
-        return [line for line in lines if line.get("request_id") == request_id]
+        """The JSON lines of one request. Waits for the first, because the log is written a moment later."""
+        ends = time.monotonic() + LOG_S
+        while not (found := [line for line in self.json_lines() if line.get("request_id") == request_id]):
+            if time.monotonic() > ends:
+                break
+            time.sleep(0.01)
+        return found
+
+    def json_lines(self) -> list[dict[str, object]]:
+        """The whole JSON lines that are written so far."""
+        return [json.loads(line) for line in self.log.rpartition("\n")[0].splitlines() if line.startswith("{")]
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's samples that carry all of ``labels``."""

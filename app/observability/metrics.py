@@ -1,10 +1,15 @@
 """The Prometheus metrics. Labels come from closed sets, never from a caller's text."""
 
+from collections.abc import Iterator
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from app.domain.calls import ObservedCall
 from app.domain.errors import GatewayError, Outcome, TooManyRequests
 from app.domain.inference import InferenceRequest
+from app.observability.log import dropped_lines
 
 NO_PIPELINE = "-"
 
@@ -44,6 +49,7 @@ class Metrics:
         )
         self.triton_calls = self._counter("triton_calls", "Inference calls to Triton", "model", "code")
         self.stub_deaths = self._counter("stub_deaths", "Python processes of models that died", "model")
+        self.registry.register(_DroppedLines())
         self.triton_up = self._gauge("triton_up", "Whether Triton answers")
         self.model_ready = self._gauge("model_ready", "Whether the model of a pipeline is ready", "model")
         self.config_reload_failed = self._gauge(
@@ -72,6 +78,17 @@ class Metrics:
 
     def _histogram(self, name: str, text: str, *labels: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
         return Histogram(f"triton_gateway_{name}", text, labels, registry=self.registry, buckets=buckets)
+
+
+class _DroppedLines(Collector):
+    """Asks the log for its count when the metrics are read."""
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        yield CounterMetricFamily(
+            "triton_gateway_log_lines_dropped",
+            "Log lines dropped because the reader of the log is too slow",
+            value=dropped_lines(),
+        )
 
 
 class CallMetrics:

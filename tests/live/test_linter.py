@@ -1,6 +1,5 @@
 """The linter against the real Triton: what it calls an error is refused there, or fails there, or why not is said."""
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from app.cli import main
 from app.triton.embedded.options import EmbeddedOptions
 from tests.broken_repositories import BROKEN, Repository, sound
 from tests.live.conftest import GatewayProcess, StartGateway, running_triton
+from tests.live.test_cancellation import eventually
 
 Triton = tuple[client.InferenceServerClient, Path]
 
@@ -95,8 +95,11 @@ def test_serve_logs_what_it_finds_and_serves(
     repository = Repository(tmp_path_factory.mktemp("unordered"))
     sound(repository)
     BROKEN["unordered-stream"].build(repository)
+
+    def found() -> list[dict[str, object]]:
+        return [line for line in gateway.json_lines() if line.get("code") == "unordered-stream"]
+
     with running_triton(EmbeddedOptions(repository.path, models_venv)) as server:
         gateway = start_gateway(triton_url=server.grpc_url)
-        lines = [json.loads(line) for line in gateway.log.splitlines() if line.startswith("{")]
-    found = [line for line in lines if line.get("code") == "unordered-stream"]
-    assert [(line["level"], line["model"], line["step"]) for line in found] == [("WARNING", "broken", 2)]
+        eventually(lambda: bool(found()))
+    assert [(line["level"], line["model"], line["step"]) for line in found()] == [("WARNING", "broken", 2)]

@@ -1,6 +1,5 @@
 """``GATEWAY_LOG_TENSORS=shapes``: the same tensors seen from the gateway's side and from the models', by request id."""
 
-import json
 import re
 from pathlib import Path
 
@@ -36,8 +35,11 @@ def triton_request_id(logging: GatewayProcess) -> str:
 
 
 def test_a_line_for_each_response(logging: GatewayProcess, triton_request_id: str) -> None:
-    lines = [json.loads(line) for line in logging.log.splitlines() if line.startswith("{")]
-    seen = [line for line in lines if line.get("triton_request_id") == triton_request_id and "tensors" in line]
+    seen = [
+        line
+        for line in logging.json_lines()
+        if line.get("triton_request_id") == triton_request_id and "tensors" in line
+    ]
     with_tensors = [line for line in seen if line["tensors"]]
     assert [line["response"] for line in seen] == list(range(1, len(seen) + 1))
     assert len(with_tensors) == 3

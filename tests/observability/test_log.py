@@ -1,8 +1,17 @@
 """One JSON object a line on standard error, whatever is logged."""
 
 import json
+import logging
+import os
 import subprocess
 import sys
+
+import pytest
+from prometheus_client import generate_latest
+
+from app.observability.lines import LineWriter
+from app.observability.log import LineHandler
+from app.observability.metrics import Metrics
 
 SCRIPT = """
 import logging, sys
@@ -35,3 +44,14 @@ def test_json_is_one_object_a_line() -> None:
 
 def test_text_is_for_people() -> None:
     assert "INFO    some.where: a line" in lines("text")[0]
+
+
+def test_dropped_lines_are_counted_in_the_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, descriptor = os.pipe()
+    handler = LineHandler(LineWriter(descriptor, max_waiting_bytes=0))
+    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+    logging.getLogger("some.where").error("no room")
+    page = generate_latest(Metrics("1.2.3").registry).decode()
+    assert "triton_gateway_log_lines_dropped_total 1.0" in page
+    os.close(reader)
+    os.close(descriptor)

@@ -1,0 +1,76 @@
+"""Lines written to a descriptor by a thread of their own, so that a slow reader of the log never blocks a request."""
+
+import atexit
+import os
+import threading
+
+MAX_WAITING_BYTES = 4 * 1024 * 1024
+"""Lines beyond this are dropped and counted."""
+PAUSE_S = 0.02
+"""Between two writes, so that a busy gateway writes many lines at once."""
+CLOSE_S = 1.0
+"""How long the end of the process waits for the last lines."""
+
+
+class LineWriter:
+    """:meth:`write` may be called from any thread and never blocks."""
+
+    def __init__(self, descriptor: int, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
+        self.dropped = 0
+        """The number of lines that found no room."""
+        self._descriptor = descriptor
+        self._max_waiting_bytes = max_waiting_bytes
+        self._lock = threading.Lock()
+        self._waiting: list[bytes] = []
+        self._waiting_bytes = 0
+        self._has_lines = threading.Event()
+        self._is_idle = threading.Event()
+        self._is_idle.set()
+        self._thread: threading.Thread | None = None
+
+    def write(self, line: bytes) -> None:
+        """``line`` ends with a newline."""
+        with self._lock:
+            if self._waiting_bytes + len(line) > self._max_waiting_bytes:
+                self.dropped += 1
+                return
+            self._waiting.append(line)
+            self._waiting_bytes += len(line)
+            if self._thread is None:
+                self._start()
+        if not self._has_lines.is_set():
+            self._is_idle.clear()
+            self._has_lines.set()
+
+    def flush(self, within_s: float = CLOSE_S) -> None:
+        """Waits until every line is written, or until the time is over."""
+        self._is_idle.wait(within_s)
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="log", daemon=True)
+        self._thread.start()
+        atexit.register(self.flush)
+
+    def _run(self) -> None:
+        pause = threading.Event()
+        while True:
+            self._has_lines.wait()
+            self._has_lines.clear()
+            with self._lock:
+                lines, self._waiting = self._waiting, []
+            self._write_all(b"".join(lines))
+            with self._lock:
+                self._waiting_bytes -= sum(map(len, lines))
+                if not self._waiting:
+                    self._is_idle.set()
+            pause.wait(PAUSE_S)
+
+    def _write_all(self, text: bytes) -> None:
+        """Blocks as long as the reader of the descriptor does. Lines for a closed descriptor are dropped."""
+        rest = memoryview(text)
+        try:
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+        except OSError:
+            with self._lock:
+                self.dropped += bytes(rest).count(b"\n")

@@ -1,0 +1,150 @@
+"""A gRPC client on asyncio: one connection that is opened when it is needed and again when it was lost."""
+
+import asyncio
+import ssl
+import time
+from dataclasses import dataclass, field
+
+from hpack import Encoder, NeverIndexedHeaderTuple
+from hpack.hpack import encode_integer
+
+from app.triton.grpc.calls import StreamCall, UnaryCall
+from app.triton.grpc.connection import Connection, KeepAlive
+from app.triton.grpc.messages import prefixed
+from app.triton.grpc.session import Limits, Session
+from app.triton.transport import Metadata, RpcError
+
+CONNECT_S = 1.0
+FIRST_BACKOFF_S = 0.1
+LONGEST_BACKOFF_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    keep_alive: KeepAlive
+    max_message_bytes: int
+    limits: Limits = field(default_factory=Limits)
+    tls: ssl.SSLContext | None = None
+    """Must offer ``h2`` by ALPN, see :func:`tls_context`."""
+
+
+def tls_context(authorities: bytes | None = None, certificate: tuple[str, str] | None = None) -> ssl.SSLContext:
+    """``authorities``: PEM certificates to trust instead of the system's. ``certificate``: files of chain and key."""
+    context = ssl.create_default_context(cadata=None if authorities is None else authorities.decode("ascii"))
+    if certificate is not None:
+        context.load_cert_chain(*certificate)
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+class Client:
+    """Implements :class:`app.triton.transport.Transport`.
+
+    ``url``: ``host:port`` or ``unix:/path``. Nothing is sent before the first call.
+    """
+
+    def __init__(self, url: str, options: Options) -> None:
+        self._url = url
+        self._options = options
+        self._connection: Connection | None = None
+        self._connecting = asyncio.Lock()
+        self._backoff_s = 0.0
+        self._next_attempt = 0.0
+        self._blocks: dict[str, bytes] = {}
+
+    async def unary(self, path: str, message: bytes, timeout_s: float, metadata: Metadata = ()) -> UnaryCall:
+        """Starts a call. Raises RpcError if there is no connection."""
+        connection = await self._connected(timeout_s)
+        call = UnaryCall(connection, self._options.max_message_bytes)
+        call.start(self._header_block(path, timeout_s, metadata), prefixed(message), timeout_s)
+        return call
+
+    async def stream(self, path: str, message: bytes, timeout_s: float, metadata: Metadata = ()) -> StreamCall:
+        """Starts a call with one request message. Raises RpcError if there is no connection."""
+        connection = await self._connected(timeout_s)
+        call = StreamCall(connection, self._options.max_message_bytes)
+        call.start(self._header_block(path, timeout_s, metadata), prefixed(message), timeout_s)
+        return call
+
+    async def close(self) -> None:
+        """Ends the connection; calls under way fail with UNAVAILABLE."""
+        if self._connection is not None:
+            await self._connection.close()
+
+    async def _connected(self, timeout_s: float) -> Connection:
+        """Raises RpcError."""
+        connection = self._connection
+        if connection is None or not connection.accepts_calls:
+            connection = await self._connect()
+        if len(connection.session) >= connection.session.max_concurrent_streams:
+            await self._room(connection, timeout_s)
+        return connection
+
+    async def _room(self, connection: Connection, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await connection.room()
+        except TimeoutError as exc:
+            error = RpcError("DEADLINE_EXCEEDED", "the server's limit of concurrent streams", was_sent=False)
+            raise error from exc
+
+    async def _connect(self) -> Connection:
+        """One attempt for all callers that wait. Between attempts calls fail at once. Raises RpcError."""
+        async with self._connecting:
+            if self._connection is not None and self._connection.accepts_calls:
+                return self._connection
+            if time.monotonic() < self._next_attempt:
+                raise RpcError("UNAVAILABLE", f"no connection to {self._url}", was_sent=False)
+            try:
+                async with asyncio.timeout(CONNECT_S):
+                    self._connection = await self._opened()
+            except (OSError, TimeoutError) as exc:
+                self._backoff_s = min(max(self._backoff_s * 2, FIRST_BACKOFF_S), LONGEST_BACKOFF_S)
+                self._next_attempt = time.monotonic() + self._backoff_s
+                text = f"failed to connect to {self._url}: {exc or 'timeout'}"
+                raise RpcError("UNAVAILABLE", text, was_sent=False) from exc
+            self._backoff_s = 0.0
+            return self._connection
+
+    async def _opened(self) -> Connection:
+        """Raises OSError."""
+        loop = asyncio.get_running_loop()
+
+        def protocol() -> Connection:
+            return Connection(Session(self._options.limits), self._options.keep_alive)
+
+        if self._url.startswith("unix:"):
+            _, connection = await loop.create_unix_connection(
+                protocol, self._url.removeprefix("unix:"), ssl=self._options.tls
+            )
+        else:
+            host, _, port = self._url.rpartition(":")
+            _, connection = await loop.create_connection(protocol, host.strip("[]"), int(port), ssl=self._options.tls)
+        return connection
+
+    def _header_block(self, path: str, timeout_s: float, metadata: Metadata) -> bytes:
+        block = self._blocks.get(path)
+        if block is None:
+            block = self._blocks[path] = self._fixed_headers(path)
+        block += _literal(b"grpc-timeout", b"%dm" % min(max(round(timeout_s * 1e3), 1), 99_999_999))
+        for name, value in metadata:
+            block += _literal(name.encode("ascii"), value.encode("ascii"))
+        return block
+
+    def _fixed_headers(self, path: str) -> bytes:
+        """Prepared once for each method. Never indexed, so the bytes mean the same in every block."""
+        headers = (
+            (":method", "POST"),
+            (":scheme", "http" if self._options.tls is None else "https"),
+            (":path", path),
+            (":authority", "localhost" if self._url.startswith("unix:") else self._url),
+            ("te", "trailers"),
+            ("content-type", "application/grpc"),
+            ("user-agent", "triton-gateway"),
+        )
+        return bytes(Encoder().encode([NeverIndexedHeaderTuple(*header) for header in headers], huffman=False))
+
+
+def _literal(name: bytes, value: bytes) -> bytes:
+    """A header field that is not indexed. Source: RFC 7541, 6.2.2."""
+    return b"\0" + encode_integer(len(name), 7) + name + encode_integer(len(value), 7) + value

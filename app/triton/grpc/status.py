@@ -1,0 +1,67 @@
+"""How a gRPC call ended. Source: gRPC over HTTP/2 (PROTOCOL-HTTP2.md) and http-grpc-status-mapping.md."""
+
+from urllib.parse import unquote_to_bytes
+
+from app.triton.grpc.session import Headers
+from app.triton.transport import BrokenExchange, RpcError
+
+OK = "OK"
+CODES = (
+    OK,
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+    "UNAUTHENTICATED",
+)
+"""The names of the status codes, by number."""
+
+_CODE_BY_HTTP_STATUS = {
+    b"400": "INTERNAL",
+    b"401": "UNAUTHENTICATED",
+    b"403": "PERMISSION_DENIED",
+    b"404": "UNIMPLEMENTED",
+    b"429": "UNAVAILABLE",
+    b"502": "UNAVAILABLE",
+    b"503": "UNAVAILABLE",
+    b"504": "UNAVAILABLE",
+}
+_CODE_BY_RESET = {7: "UNAVAILABLE", 8: "CANCELLED", 11: "RESOURCE_EXHAUSTED", 12: "PERMISSION_DENIED"}
+_REFUSED_STREAM = 7
+
+
+def error_of_trailers(trailers: Headers) -> RpcError | None:
+    """None for the status OK."""
+    fields = dict(trailers)
+    number = fields.get(b"grpc-status")
+    if number == b"0":
+        return None
+    if number is None:
+        return _error_of_http(fields.get(b":status", b""))
+    code = CODES[int(number)] if number.isdigit() and len(number) < 3 and int(number) < len(CODES) else "UNKNOWN"
+    return RpcError(code, unquote_to_bytes(fields.get(b"grpc-message", b"")).decode("utf-8", "replace"))
+
+
+def error_of_reset(code: int, reason: str) -> RpcError:
+    """The stream ended with RST_STREAM. ``reason`` is empty if the server sent it."""
+    details = reason or f"the server reset the stream with HTTP/2 error {code}"
+    return RpcError(_CODE_BY_RESET.get(code, "INTERNAL"), details, was_sent=code != _REFUSED_STREAM)
+
+
+def _error_of_http(status: bytes) -> RpcError:
+    if status in (b"", b"200"):
+        return BrokenExchange("the response has no gRPC status")
+    return RpcError(
+        _CODE_BY_HTTP_STATUS.get(status, "UNKNOWN"), f"the server answered with HTTP status {status.decode('latin-1')}"
+    )

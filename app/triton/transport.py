@@ -1,0 +1,81 @@
+"""What the engine needs of a gRPC client: bytes in, bytes out. Two clients implement it."""
+
+from collections.abc import Sequence
+from typing import Protocol, Self
+
+Metadata = Sequence[tuple[str, str]]
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+"""Limit of a request, and of a response: no model can fill the gateway's memory with one message."""
+WAITED_S = 0.005
+"""A message that took this long to come was not in a buffer before: the reader is up to date."""
+
+
+class RpcError(Exception):
+    """A call that did not end with the status OK.
+
+    ``code``: the name of the gRPC status. ``was_sent`` is False only if the server cannot have processed the request.
+    """
+
+    def __init__(self, code: str, details: str, *, was_sent: bool = True) -> None:
+        super().__init__(f"{code}: {details}")
+        self.code = code
+        self.details = details
+        self.was_sent = was_sent
+
+
+class BrokenExchange(RpcError):
+    """The server, or the client's own state, broke the rules of gRPC."""
+
+    def __init__(self, details: str) -> None:
+        super().__init__("INTERNAL", details)
+
+
+class Call(Protocol):
+    def done(self) -> bool:
+        """Whether the call has ended: by its status, by its deadline or by :meth:`cancel`."""
+
+    def cancel(self) -> None:
+        """Ends the call and tells the server. A no-op for a call that has ended."""
+
+
+class UnaryCall(Call, Protocol):
+    async def response(self) -> bytes:
+        """The response message. Cancelling this wait does not cancel the call. Raises RpcError."""
+
+
+class StreamCall(Call, Protocol):
+    """Yields the response messages. Cancelling the wait for one does not cancel the call."""
+
+    @property
+    def arrived(self) -> float | None:
+        """When the last message arrived, in monotonic seconds."""
+
+    @property
+    def gap_s(self) -> float | None:
+        """Seconds between the last two messages."""
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether older messages still wait in buffers, so that their arrival says nothing about the model's pace."""
+
+    def __aiter__(self) -> Self: ...
+
+    async def __anext__(self) -> bytes:
+        """Raises RpcError, or StopAsyncIteration after the status OK."""
+
+    def close(self) -> None:
+        """Frees the messages that arrived and were not taken."""
+
+
+class Transport(Protocol):
+    """``path``: ``/package.Service/Method``. ``message``: one serialized request. ``timeout_s``: of the whole call."""
+
+    async def unary(self, path: str, message: bytes, timeout_s: float, metadata: Metadata = ()) -> UnaryCall:
+        """Starts a call with one response. Raises RpcError."""
+
+    async def stream(self, path: str, message: bytes, timeout_s: float, metadata: Metadata = ()) -> StreamCall:
+        """Starts a call with any number of responses. Raises RpcError."""
+
+    async def close(self) -> None:
+        """Ends the connection; calls under way fail with UNAVAILABLE."""

@@ -1,0 +1,257 @@
+"""The client against servers that break the rules: each call ends with an RpcError, and the next one works."""
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from app.triton.grpc import frames
+from app.triton.grpc.client import Client, Options
+from app.triton.grpc.connection import KeepAlive
+from app.triton.grpc.frames import FrameBuffer, frame_bytes
+from app.triton.transport import RpcError
+
+Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+SETTINGS = frame_bytes(frames.SETTINGS, 0, 0)
+HEAD = b"\x88"
+LIMIT = 1024 * 1024
+END = frames.END_HEADERS | frames.END_STREAM
+
+
+def field(name: bytes, value: bytes) -> bytes:
+    return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
+
+
+def trailers(status: bytes) -> bytes:
+    return field(b"grpc-status", status)
+
+
+def message(content: bytes) -> bytes:
+    return struct.pack(">BI", 0, len(content)) + content
+
+
+def answer(stream_id: int, content: bytes = b"fine") -> bytes:
+    return (
+        frame_bytes(frames.HEADERS, frames.END_HEADERS, stream_id, HEAD)
+        + frame_bytes(frames.DATA, 0, stream_id, message(content))
+        + frame_bytes(frames.HEADERS, END, stream_id, trailers(b"0"))
+    )
+
+
+@asynccontextmanager
+async def server(*talks: Talk) -> AsyncIterator[str]:
+    """Each connection is served by the next of ``talks``, the last of them again and again."""
+    left = list(talks)
+    running: set[asyncio.Task[None]] = set()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        running.add(task)
+        talk = left.pop(0) if len(left) > 1 else left[0]
+        try:
+            await talk(reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.close()
+
+    listener = await asyncio.start_server(connected, "127.0.0.1", 0)
+    async with listener:
+        yield f"127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+        for task in running:
+            task.cancel()
+
+
+def client(url: str, keep_alive: KeepAlive | None = None) -> Client:
+    return Client(url, Options(keep_alive or KeepAlive(300.0, 20.0), LIMIT))
+
+
+async def called(opened: Client, timeout_s: float = 10.0) -> bytes:
+    return await (await opened.unary("/test/Unary", b"question", timeout_s)).response()
+
+
+async def error_of(opened: Client, timeout_s: float = 10.0) -> RpcError:
+    with pytest.raises(RpcError) as caught:
+        await called(opened, timeout_s)
+    return caught.value
+
+
+async def request(reader: asyncio.StreamReader) -> int:
+    """Reads the preface, then frames until a request has ended; the id of its stream."""
+    if (await reader.readexactly(3)) == b"PRI":
+        await reader.readexactly(len(frames.PREFACE) - 3)
+    buffer = FrameBuffer(2**24)
+    while True:
+        for frame in buffer.frames(await reader.read(65536)):
+            if frame.kind == frames.DATA and frame.flags & frames.END_STREAM:
+                return frame.stream_id
+
+
+def replying(*parts: bytes, cut: int = 0) -> Talk:
+    """Answers the first request with bytes in which stream 1 is meant; ``cut``: sent in pieces of this many bytes."""
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request(reader)
+        data = SETTINGS + b"".join(parts)
+        for start in range(0, len(data), cut or len(data)):
+            writer.write(data[start : start + (cut or len(data))])
+            await writer.drain()
+            await asyncio.sleep(0)
+        await reader.read()
+
+    return talk
+
+
+GOOD = replying(answer(1))
+
+
+async def test_a_good_answer() -> None:
+    async with server(GOOD) as url:
+        assert await called(client(url)) == b"fine"
+
+
+async def test_an_answer_cut_at_every_byte() -> None:
+    async with server(replying(answer(1, b"fine" * 100), cut=1)) as url:
+        assert await called(client(url)) == b"fine" * 100
+
+
+@pytest.mark.parametrize(
+    ("parts", "code"),
+    [
+        ([frame_bytes(frames.HEADERS, END, 1, HEAD)], "INTERNAL"),
+        ([frame_bytes(frames.HEADERS, END, 1, HEAD + trailers(b"0"))], "INTERNAL"),
+        ([frame_bytes(frames.HEADERS, END, 1, HEAD + trailers(b"99"))], "UNKNOWN"),
+        ([frame_bytes(frames.HEADERS, END, 1, HEAD + trailers(b"-1"))], "UNKNOWN"),
+        ([frame_bytes(frames.HEADERS, END, 1, field(b":status", b"503"))], "UNAVAILABLE"),
+        ([frame_bytes(frames.HEADERS, END, 1, field(b":status", b"404"))], "UNIMPLEMENTED"),
+        ([frame_bytes(frames.HEADERS, END, 1, HEAD + field(b"grpc-status", b"5") + field(b"grpc-message", b"%ff%E4%"))],
+         "NOT_FOUND"),
+        ([frame_bytes(frames.RST_STREAM, 0, 1, struct.pack(">I", 7))], "UNAVAILABLE"),
+        ([frame_bytes(frames.RST_STREAM, 0, 1, struct.pack(">I", 8))], "CANCELLED"),
+        ([frame_bytes(frames.RST_STREAM, 0, 1, struct.pack(">I", 999))], "INTERNAL"),
+        ([frame_bytes(frames.HEADERS, frames.END_HEADERS, 1, HEAD),
+          frame_bytes(frames.DATA, 0, 1, message(b"one") + message(b"two"))], "INTERNAL"),
+        ([frame_bytes(frames.HEADERS, frames.END_HEADERS, 1, HEAD),
+          frame_bytes(frames.DATA, frames.END_STREAM, 1, message(b"fine"))], "INTERNAL"),
+        ([frame_bytes(frames.HEADERS, frames.END_HEADERS, 1, HEAD),
+          frame_bytes(frames.DATA, 0, 1, message(b"cut")[:-1]),
+          frame_bytes(frames.HEADERS, END, 1, trailers(b"0"))], "INTERNAL"),
+        ([frame_bytes(frames.HEADERS, frames.END_HEADERS, 1, HEAD),
+          frame_bytes(frames.DATA, 0, 1, b"\x01" + message(b"packed")[1:])], "INTERNAL"),
+        ([frame_bytes(frames.HEADERS, frames.END_HEADERS, 1, HEAD),
+          frame_bytes(frames.DATA, 0, 1, struct.pack(">BI", 0, LIMIT + 1))], "RESOURCE_EXHAUSTED"),
+        ([frame_bytes(frames.HEADERS, frames.END_HEADERS, 1, HEAD),
+          frame_bytes(frames.DATA, 0, 1, b"x" * 100_000)], "INTERNAL"),
+        ([frame_bytes(frames.GOAWAY, 0, 0, struct.pack(">II", 0, 0))], "UNAVAILABLE"),
+        ([b"HTTP/1.1 400 Bad Request\r\n\r\n"], "UNAVAILABLE"),
+        ([frame_bytes(frames.PUSH_PROMISE, 0, 1, b"\0\0\0\x02")], "UNAVAILABLE"),
+        ([b"\xff" * 64], "UNAVAILABLE"),
+    ],
+)  # fmt: skip
+async def test_a_broken_answer_is_an_error_and_the_next_call_works(parts: list[bytes], code: str) -> None:
+    async def broken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request(reader)
+        writer.write(SETTINGS + b"".join(parts))
+        if (await reader.read(1)) and code != "UNAVAILABLE":
+            # The connection stays: the next request is answered on it.
+            while True:
+                writer.write(answer(3))
+                await asyncio.sleep(0.05)
+                if not await reader.read(65536):
+                    return
+
+    async with server(broken, GOOD) as url:
+        opened = client(url)
+        assert (await error_of(opened)).code == code
+        tasks = len(asyncio.all_tasks())
+        await opened.close()
+        assert await called(client(url)) == b"fine"
+        assert len(asyncio.all_tasks()) <= tasks + 1
+
+
+async def test_calls_that_goaway_leaves_out_were_not_sent() -> None:
+    async with server(replying(frame_bytes(frames.GOAWAY, 0, 0, struct.pack(">II", 0, 0))), GOOD) as url:
+        opened = client(url)
+        error = await error_of(opened)
+        assert (error.code, error.was_sent) == ("UNAVAILABLE", False)
+        assert await called(opened) == b"fine"
+
+
+async def test_a_call_that_goaway_includes_is_answered() -> None:
+    going = frame_bytes(frames.GOAWAY, 0, 0, struct.pack(">II", 1, 0))
+    async with server(replying(going, answer(1)), GOOD) as url:
+        opened = client(url)
+        assert await called(opened) == b"fine"
+        assert await called(opened) == b"fine"
+
+
+async def test_a_connection_that_ends_in_mid_call_may_have_been_processed() -> None:
+    async def closing(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+        await request(reader)
+
+    async with server(closing, GOOD) as url:
+        opened = client(url)
+        error = await error_of(opened)
+        assert (error.code, error.was_sent) == ("UNAVAILABLE", True)
+        assert await called(opened) == b"fine"
+
+
+async def test_a_silent_server_costs_the_deadline() -> None:
+    async def silent(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        await asyncio.sleep(3600)
+
+    async with server(silent) as url:
+        assert (await error_of(client(url), timeout_s=0.2)).code == "DEADLINE_EXCEEDED"
+
+
+async def test_a_ping_without_an_answer_ends_the_connection() -> None:
+    async def stopped(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request(reader)
+        writer.write(SETTINGS)
+        while await reader.read(65536):
+            pass
+
+    async with server(stopped, GOOD) as url:
+        opened = client(url, KeepAlive(0.05, 0.05))
+        error = await error_of(opened)
+        assert (error.code, error.details) == ("UNAVAILABLE", "the server did not answer a ping")
+        assert await called(opened) == b"fine"
+
+
+async def test_the_servers_limit_of_streams_is_kept() -> None:
+    one_at_a_time = frame_bytes(frames.SETTINGS, 0, 0, struct.pack(">HI", 3, 1))
+    open_now, most = 0, 0
+
+    async def limited(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal open_now, most
+        writer.write(one_at_a_time)
+        await reader.readexactly(len(frames.PREFACE))
+        buffer = FrameBuffer(2**24)
+        while data := await reader.read(65536):
+            for frame in buffer.frames(data):
+                if frame.kind == frames.HEADERS:
+                    open_now += 1
+                    most = max(most, open_now)
+                if frame.kind == frames.DATA and frame.flags & frames.END_STREAM:
+                    await asyncio.sleep(0.01)
+                    open_now -= 1
+                    writer.write(answer(frame.stream_id))
+
+    async with server(limited) as url:
+        opened = client(url)
+        assert await called(opened) == b"fine"
+        assert await asyncio.gather(*(called(opened) for _ in range(8))) == [b"fine"] * 8
+        assert most == 1
+
+
+async def test_between_attempts_to_connect_calls_fail_at_once() -> None:
+    opened = client("127.0.0.1:1")
+    first, second = await error_of(opened), await error_of(opened)
+    assert (first.was_sent, second.was_sent) == (False, False)
+    assert first.details.startswith("failed to connect to 127.0.0.1:1")
+    assert second.details == "no connection to 127.0.0.1:1"

@@ -1,0 +1,44 @@
+"""Frames come out as they went in, however the bytes are cut."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.triton.grpc.frames import Frame, FrameBuffer, FrameTooLarge, frame_bytes
+
+LIMIT = 64
+FRAMES = st.lists(
+    st.builds(Frame, st.integers(0, 255), st.integers(0, 255), st.integers(0, 2**31 - 1), st.binary(max_size=LIMIT))
+)
+
+
+def joined(frames: list[Frame]) -> bytes:
+    return b"".join(frame_bytes(*frame) for frame in frames)
+
+
+@given(FRAMES, st.data())
+def test_any_cut_gives_the_same_frames(frames: list[Frame], data: st.DataObject) -> None:
+    text, buffer, found = joined(frames), FrameBuffer(LIMIT), []
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
+        found += buffer.frames(text[start:end])
+    assert found == frames
+
+
+def test_one_byte_at_a_time() -> None:
+    frames = [Frame(0, 1, 3, b"abc"), Frame(6, 0, 0, b"")]
+    buffer, found = FrameBuffer(LIMIT), []
+    for byte in joined(frames):
+        found += buffer.frames(bytes([byte]))
+    assert found == frames
+
+
+def test_the_reserved_bit_of_a_stream_id_is_ignored() -> None:
+    data = bytearray(frame_bytes(0, 0, 1))
+    data[5] |= 0x80
+    assert [frame.stream_id for frame in FrameBuffer(LIMIT).frames(bytes(data))] == [1]
+
+
+def test_a_frame_over_the_limit_is_refused_before_its_content_arrives() -> None:
+    with pytest.raises(FrameTooLarge):
+        list(FrameBuffer(LIMIT).frames(frame_bytes(0, 0, 1, b"x" * (LIMIT + 1))[:9]))

@@ -1,0 +1,341 @@
+"""The client's side of HTTP/2 against an independent implementation (h2), and against a peer that breaks the rules."""
+
+import struct
+from collections.abc import Iterator
+
+import h2.config
+import h2.connection
+import h2.events
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.triton.grpc import frames
+from app.triton.grpc.frames import frame_bytes
+from app.triton.grpc.session import (
+    CANCEL,
+    ConnectionFailed,
+    DataReceived,
+    Event,
+    GoAway,
+    HeadersReceived,
+    Limits,
+    PingAcknowledged,
+    Session,
+    StreamReset,
+)
+
+WINDOW = 64 * 1024
+REQUEST = bytes.fromhex("8386") + b"\x04\x02/x" + b"\x01\x01h"
+"""``:method: POST``, ``:scheme: http``, ``:path: /x``, ``:authority: h``."""
+SETTINGS = frame_bytes(frames.SETTINGS, 0, 0)
+OK = b"\x88"
+"""``:status: 200``."""
+
+
+class Peer:
+    """A server by h2, joined to a session without a network."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        config = h2.config.H2Configuration(client_side=False, header_encoding=None)
+        self.server = h2.connection.H2Connection(config)
+        self.server.initiate_connection()
+        self.seen: list[h2.events.Event] = []
+
+    def exchange(self) -> list[Event]:
+        """Hands the bytes over in both directions until both are silent; what the session saw."""
+        events: list[Event] = []
+        while True:
+            to_server, to_client = self.session.take_output(), self.server.data_to_send()
+            if not to_server and not to_client:
+                return events
+            self.seen += self.server.receive_data(to_server)
+            events += self.session.receive(to_client)
+
+    def received(self, stream_id: int) -> bytes:
+        """The body that the server got, all of it acknowledged."""
+        found = [each for each in self.seen if isinstance(each, h2.events.DataReceived) and each.stream_id == stream_id]
+        self.seen = [each for each in self.seen if each not in found]
+        for event in found:
+            self.server.acknowledge_received_data(event.flow_controlled_length, stream_id)
+        return b"".join(event.data for event in found)
+
+
+@pytest.fixture
+def session() -> Session:
+    return Session(Limits(stream_window=WINDOW))
+
+
+@pytest.fixture
+def peer(session: Session) -> Peer:
+    peer = Peer(session)
+    assert peer.exchange() == []
+    return peer
+
+
+def events_of(session: Session, *frames_of_peer: bytes) -> list[Event]:
+    return list(session.receive(SETTINGS + b"".join(frames_of_peer)))
+
+
+def test_a_request_and_its_response(session: Session, peer: Peer) -> None:
+    stream_id = session.open(REQUEST, b"question")
+    peer.exchange()
+    (request,) = (event for event in peer.seen if isinstance(event, h2.events.RequestReceived))
+    assert dict(request.headers or ()) == {
+        b":method": b"POST",
+        b":scheme": b"http",
+        b":path": b"/x",
+        b":authority": b"h",
+    }
+    assert peer.received(stream_id) == b"question"
+    peer.server.send_headers(stream_id, [(":status", "200"), ("a", "1")])
+    peer.server.send_data(stream_id, b"answer")
+    peer.server.send_headers(stream_id, [("grpc-status", "0")], end_stream=True)
+    head, data, trailers = peer.exchange()
+    assert head == HeadersReceived(stream_id, ((b":status", b"200"), (b"a", b"1")), is_end=False)
+    assert isinstance(data, DataReceived)
+    assert (data.data, data.is_end) == (b"answer", False)
+    assert trailers == HeadersReceived(stream_id, ((b"grpc-status", b"0"),), is_end=True)
+    assert len(session) == 0
+
+
+def test_stream_ids_are_odd_and_grow(session: Session, peer: Peer) -> None:
+    assert [session.open(REQUEST, b"") for _ in range(3)] == [1, 3, 5]
+    peer.exchange()
+    assert len([event for event in peer.seen if isinstance(event, h2.events.RequestReceived)]) == 3
+
+
+def test_a_large_body_waits_for_the_servers_windows(session: Session, peer: Peer) -> None:
+    body = bytes(range(256)) * 4096  # 1 MiB; the server's windows are 65,535 bytes
+    stream_id = session.open(REQUEST, body)
+    assert not session.is_sent(stream_id)
+    got = b""
+    for _ in range(100):
+        peer.exchange()
+        got += peer.received(stream_id)
+        if len(got) == len(body):
+            break
+    assert got == body
+    assert session.is_sent(stream_id)
+
+
+def test_waiting_bodies_share_the_connections_window(session: Session, peer: Peer) -> None:
+    bodies = {session.open(REQUEST, bytes([n]) * 200_000): bytes([n]) * 200_000 for n in range(3)}
+    got = dict.fromkeys(bodies, b"")
+    for _ in range(200):
+        peer.exchange()
+        for stream_id in bodies:
+            got[stream_id] += peer.received(stream_id)
+    assert got == bodies
+
+
+def test_a_reader_that_takes_nothing_costs_one_window(session: Session, peer: Peer) -> None:
+    stream_id = session.open(REQUEST, b"")
+    peer.exchange()
+    peer.server.send_headers(stream_id, [(":status", "200")])
+    sent = 0
+    while room := min(peer.server.local_flow_control_window(stream_id), 16_384):
+        peer.server.send_data(stream_id, b"x" * room)
+        sent += room
+        peer.exchange()
+    assert sent == WINDOW
+    session.acknowledge(stream_id, WINDOW)
+    peer.exchange()
+    assert peer.server.local_flow_control_window(stream_id) == WINDOW
+
+
+def test_a_cancelled_stream_is_reset_and_ignored(session: Session, peer: Peer) -> None:
+    stream_id = session.open(REQUEST, b"")
+    peer.exchange()
+    peer.server.send_headers(stream_id, [(":status", "200")])
+    session.reset(stream_id)
+    assert peer.exchange() == []
+    (reset,) = (event for event in peer.seen if isinstance(event, h2.events.StreamReset))
+    assert reset.error_code == CANCEL
+    assert len(session) == 0
+
+
+def test_the_server_resets_a_stream(session: Session, peer: Peer) -> None:
+    stream_id = session.open(REQUEST, b"")
+    peer.exchange()
+    peer.server.reset_stream(stream_id, 2)
+    assert peer.exchange() == [StreamReset(stream_id, 2)]
+
+
+def test_pings_both_ways(session: Session, peer: Peer) -> None:
+    session.ping(b"12345678")
+    peer.server.ping(b"abcdefgh")
+    assert peer.exchange() == [PingAcknowledged(b"12345678")]
+    assert any(isinstance(event, h2.events.PingAckReceived) for event in peer.seen)
+
+
+def test_goaway_names_the_streams_that_were_not_processed(session: Session, peer: Peer) -> None:
+    first, second = session.open(REQUEST, b""), session.open(REQUEST, b"")
+    peer.exchange()
+    peer.server.close_connection(0, last_stream_id=first)
+    (event,) = (each for each in peer.exchange() if isinstance(each, GoAway))
+    assert event.last_stream_id == first < second
+    assert session.is_closing
+    assert len(session) == 1
+
+
+def test_the_servers_settings_are_followed(session: Session, peer: Peer) -> None:
+    peer.server.update_settings({3: 7, 4: 1_000_000, 5: 100_000})
+    peer.exchange()
+    assert session.max_concurrent_streams == 7
+    stream_id = session.open(REQUEST, b"x" * 60_000)
+    assert session.is_sent(stream_id)
+
+
+def test_repeated_header_blocks_are_decoded_once(session: Session) -> None:
+    stream_ids = [session.open(REQUEST, b"") for _ in range(3)]
+    blocks = [frame_bytes(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, each, OK) for each in stream_ids]
+    found = events_of(session, *blocks)
+    assert [each.headers for each in found if isinstance(each, HeadersReceived)] == [((b":status", b"200"),)] * 3
+    assert len({id(each.headers) for each in found if isinstance(each, HeadersReceived)}) == 1
+
+
+def test_padding_priority_and_continuation(session: Session) -> None:
+    stream_id = session.open(REQUEST, b"")
+    head = b"\x02" + b"\0" * 5 + OK[:0] + b"\0\0"
+    flags = frames.PADDED | frames.HAS_PRIORITY
+    found = events_of(
+        session,
+        frame_bytes(frames.HEADERS, flags, stream_id, head),
+        frame_bytes(frames.CONTINUATION, frames.END_HEADERS, stream_id, OK),
+        frame_bytes(frames.DATA, frames.PADDED | frames.END_STREAM, stream_id, b"\x03abc\0\0\0"),
+    )
+    assert found == [
+        HeadersReceived(stream_id, ((b":status", b"200"),), is_end=False),
+        DataReceived(stream_id, b"abc", 7, is_end=True),
+    ]
+
+
+def test_unknown_frames_and_settings_are_ignored(session: Session) -> None:
+    unknown = frame_bytes(frames.SETTINGS, 0, 0, struct.pack(">HI", 0x99, 1))
+    assert (
+        events_of(session, frame_bytes(0x77, 255, 5, b"?"), unknown, frame_bytes(frames.PRIORITY, 0, 9, b"12345")) == []
+    )
+
+
+def hostile() -> Iterator[tuple[str, bytes]]:
+    stream, other = 1, 3
+    yield "headers first", frame_bytes(frames.HEADERS, frames.END_HEADERS, stream, OK)
+    for name, frame in {
+        "push promise": frame_bytes(frames.PUSH_PROMISE, frames.END_HEADERS, stream, b"\0\0\0\x02"),
+        "a stream never opened": frame_bytes(frames.DATA, 0, other, b"x"),
+        "an even stream": frame_bytes(frames.HEADERS, frames.END_HEADERS, 2, OK),
+        "data of the connection": frame_bytes(frames.DATA, 0, 0, b"x"),
+        "a settings frame of odd size": frame_bytes(frames.SETTINGS, 0, 0, b"12345"),
+        "settings of a stream": frame_bytes(frames.SETTINGS, 0, stream),
+        "an acknowledgement with content": frame_bytes(frames.SETTINGS, frames.ACK, 0, b"123456"),
+        "a frame size out of range": frame_bytes(frames.SETTINGS, 0, 0, struct.pack(">HI", 5, 1)),
+        "a window of 2^31": frame_bytes(frames.SETTINGS, 0, 0, struct.pack(">HI", 4, 2**31)),
+        "the connection's window over 2^31-1": frame_bytes(frames.WINDOW_UPDATE, 0, 0, struct.pack(">I", 2**31 - 1)),
+        "an update of 0": frame_bytes(frames.WINDOW_UPDATE, 0, 0, bytes(4)),
+        "an update of 3 bytes": frame_bytes(frames.WINDOW_UPDATE, 0, 0, bytes(3)),
+        "a ping of 7 bytes": frame_bytes(frames.PING, 0, 0, bytes(7)),
+        "a ping of a stream": frame_bytes(frames.PING, 0, stream, bytes(8)),
+        "a short goaway": frame_bytes(frames.GOAWAY, 0, 0, bytes(7)),
+        "a short reset": frame_bytes(frames.RST_STREAM, 0, stream, bytes(3)),
+        "a reset of the connection": frame_bytes(frames.RST_STREAM, 0, 0, bytes(4)),
+        "padding over all": frame_bytes(frames.DATA, frames.PADDED, stream, b"\x02x"),
+        "padding without a length": frame_bytes(frames.DATA, frames.PADDED, stream, b""),
+        "a short priority": frame_bytes(frames.HEADERS, frames.END_HEADERS | frames.HAS_PRIORITY, stream, b"1234"),
+        "continuation alone": frame_bytes(frames.CONTINUATION, frames.END_HEADERS, stream, OK),
+        "an interrupted block": frame_bytes(frames.HEADERS, 0, stream, OK) + frame_bytes(frames.PING, 0, 0, bytes(8)),
+        "a block of another stream": frame_bytes(frames.HEADERS, 0, stream, OK)
+        + frame_bytes(frames.CONTINUATION, frames.END_HEADERS, other, OK),
+        "an unknown table index": frame_bytes(frames.HEADERS, frames.END_HEADERS, stream, b"\xff\xff\xff\x7f"),
+        "a cut block": frame_bytes(frames.HEADERS, frames.END_HEADERS, stream, b"\0\x05ab"),
+        "an entry of the dynamic table": frame_bytes(frames.HEADERS, frames.END_HEADERS, stream, b"\xbe"),
+        "a large frame": frame_bytes(frames.DATA, 0, stream, b"")[:0] + b"\xff\xff\xff\0\0\0\0\0\x01",
+        "endless empty continuation": frame_bytes(frames.HEADERS, 0, stream, OK)
+        + frame_bytes(frames.CONTINUATION, 0, stream) * 1_100_000,
+        "endless headers": frame_bytes(frames.HEADERS, 0, stream, OK)
+        + frame_bytes(frames.CONTINUATION, 0, stream, b"x" * 10_000) * 110,
+    }.items():
+        yield name, SETTINGS + frame
+
+
+@pytest.mark.parametrize("data", [data for _, data in hostile()], ids=[name for name, _ in hostile()])
+def test_a_peer_that_breaks_the_protocol_ends_the_connection(session: Session, data: bytes) -> None:
+    session.open(REQUEST, b"")
+    with pytest.raises(ConnectionFailed):
+        list(session.receive(data))
+
+
+def test_a_stream_over_its_window_is_reset(session: Session) -> None:
+    stream_id = session.open(REQUEST, b"")
+    data = frame_bytes(frames.DATA, 0, stream_id, b"x" * (WINDOW + 1))
+    assert [event[:2] for event in events_of(session, data)] == [(stream_id, 3)]
+    assert len(session) == 0
+
+
+def test_headers_over_the_limit_reset_their_stream_alone(session: Session) -> None:
+    first, second = session.open(REQUEST, b""), session.open(REQUEST, b"")
+    large = frame_bytes(frames.HEADERS, 0, first, OK) + frame_bytes(frames.CONTINUATION, 0, first, bytes(10_000)) * 7
+    rest = frame_bytes(frames.CONTINUATION, frames.END_HEADERS, first)
+    good = frame_bytes(frames.HEADERS, frames.END_HEADERS, second, OK)
+    assert events_of(session, large, rest, good) == [
+        StreamReset(first, 11, "metadata size exceeds the limit of 65536 bytes"),
+        HeadersReceived(second, ((b":status", b"200"),), is_end=False),
+    ]
+
+
+def test_a_streams_window_over_2_31_resets_the_stream(session: Session) -> None:
+    stream_id = session.open(REQUEST, b"")
+    data = frame_bytes(frames.WINDOW_UPDATE, 0, stream_id, struct.pack(">I", 2**31 - 1))
+    assert [event[:2] for event in events_of(session, data)] == [(stream_id, 3)]
+
+
+def test_a_window_of_zero_holds_the_body_back(session: Session) -> None:
+    zero = frame_bytes(frames.SETTINGS, 0, 0, struct.pack(">HI", 4, 0))
+    assert list(session.receive(zero)) == []
+    session.take_output()
+    stream_id = session.open(REQUEST, b"body")
+    assert b"body" not in session.take_output()
+    more = frame_bytes(frames.WINDOW_UPDATE, 0, stream_id, struct.pack(">I", 4))
+    assert list(session.receive(more)) == []
+    assert session.take_output() == frame_bytes(frames.DATA, frames.END_STREAM, stream_id, b"body")
+
+
+def test_an_empty_body_needs_no_window(session: Session) -> None:
+    list(session.receive(frame_bytes(frames.SETTINGS, 0, 0, struct.pack(">HI", 4, 0))))
+    stream_id = session.open(REQUEST, b"")
+    assert session.take_output().endswith(frame_bytes(frames.DATA, frames.END_STREAM, stream_id))
+
+
+def test_a_response_before_the_whole_request_stops_the_request(session: Session) -> None:
+    list(session.receive(SETTINGS))
+    stream_id = session.open(REQUEST, b"x" * 1_000_000)
+    session.take_output()
+    end = frame_bytes(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, stream_id, OK)
+    assert len(list(session.receive(end))) == 1
+    assert session.take_output() == frame_bytes(frames.RST_STREAM, 0, stream_id, bytes(4))
+    assert len(session) == 0
+
+
+ANY_FRAME = st.builds(
+    frame_bytes,
+    st.integers(0, 12),
+    st.integers(0, 255),
+    st.sampled_from([0, 1, 2, 3, 5, 7, 2**31 - 1]),
+    st.one_of(st.binary(max_size=64), st.just(OK), st.just(b"\0\0\0\x01")),
+)
+
+
+@settings(max_examples=500)
+@given(st.lists(st.one_of(ANY_FRAME, st.binary(max_size=32)), max_size=20), st.booleans())
+def test_any_bytes_are_events_or_a_failed_connection(pieces: list[bytes], with_settings: bool) -> None:
+    session = Session(Limits(stream_window=1024, max_header_bytes=4096))
+    for _ in range(3):
+        session.open(REQUEST, b"body")
+    try:
+        for piece in [SETTINGS, *pieces] if with_settings else pieces:
+            for event in session.receive(piece):
+                assert isinstance(event, Event)
+    except ConnectionFailed:
+        pass
+    session.take_output()

@@ -12,9 +12,9 @@ from app.domain.errors import GatewayError
 from app.pipelines.file import GatewayFile, read_gateway_file
 from app.pipelines.linter.check import check
 from app.pipelines.linter.findings import Finding, Severity
-from app.triton.channel import open_channel
 from app.triton.engine import TritonEngine
 from app.triton.model_repository import live_repository, read_repository
+from app.triton.transports import open_transport
 
 DEFAULT_REPOSITORY = Path("triton_models")
 
@@ -73,9 +73,9 @@ async def log_findings(engine: Engine, file: GatewayFile | None) -> None:
 
 
 async def _check_live(url: str, file: GatewayFile | None) -> list[Finding]:
-    async with open_channel(url) as channel:
+    async with open_transport(url) as transport:
         try:
-            return check(await live_repository(TritonEngine(channel)), file)
+            return check(await live_repository(TritonEngine(transport)), file)
         except GatewayError as exc:
             raise CheckImpossible(f"{url}: {exc.detail}") from exc
 

@@ -24,10 +24,10 @@ from app.process.serving import serve
 from app.process.supervision import BackgroundTaskFailed
 from app.settings import PREFIX, Settings, SettingsError, default_config, read_settings, service_links
 from app.streams.store import StoreUnusable
-from app.triton.channel import open_channel
 from app.triton.embedded.errors import EmbeddedTritonError
 from app.triton.engine import TritonEngine
 from app.triton.model_repository import RepositoryUnreadable
+from app.triton.transports import open_transport
 
 FAILED = 1
 UNUSABLE = 2
@@ -108,8 +108,8 @@ def _check(options: CheckOptions) -> int:
 async def show_models(settings: Settings) -> None:
     """Prints a table: kind, inputs, outputs, readiness."""
     table = Table("model", "kind", "inputs", "outputs", "ready")
-    async with open_channel(settings.triton_url) as channel:
-        engine = TritonEngine(channel)
+    async with open_transport(settings.triton_url) as transport:
+        engine = TritonEngine(transport)
         for state in sorted(await engine.models(), key=lambda state: state.name):
             table.add_row(*await _row(engine, state.name, ready=state.ready))
     Console().print(table)

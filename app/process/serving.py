@@ -31,7 +31,6 @@ from app.process.supervision import Supervisor
 from app.settings import PREFIX, Settings
 from app.streams.memory_store import MemoryStore
 from app.streams.store import StoreUnusable, StreamStore
-from app.triton.channel import open_channel
 from app.triton.embedded.options import EmbeddedOptions
 from app.triton.embedded.progress import shown_on
 from app.triton.embedded.server import EmbeddedTriton
@@ -40,6 +39,7 @@ from app.triton.health import TritonHealth
 from app.triton.repair import StubRepair
 from app.triton.stubs import Stubs
 from app.triton.stuck import Restart, StuckWatch
+from app.triton.transports import open_transport
 
 ADMIN_CONNECTIONS = 256
 _console = Console(stderr=True)
@@ -140,9 +140,9 @@ async def _gateway(
 ) -> AsyncIterator[Gateway]:
     """Raises ConfigError if gateway.yaml does not fit the models of a Triton that already answers."""
     metrics = Metrics(__version__)
-    async with open_channel(triton.grpc_url, tight_pings=triton.allows_tight_pings) as channel:
+    async with open_transport(triton.grpc_url, tight_pings=triton.allows_tight_pings, kind=settings.grpc) as transport:
         health = TritonHealth(Stubs(metrics.count_stub_death))
-        engine = TritonEngine(channel, _observer(settings, metrics, tracer), health)
+        engine = TritonEngine(transport, _observer(settings, metrics, tracer), health)
         catalog = Catalog(
             engine, settings.config_path, Surroundings(settings.timeout_s, _key_of(settings)), triton.grpc_url
         )

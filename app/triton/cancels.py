@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-import grpc
+from app.triton.transport import Call
 
 CANCELS_PER_S = 200.0
 BURST = 50
@@ -18,7 +18,7 @@ class PacedCancels:
         self._slack_s = burst * self._interval_s
         self._next = 0.0
 
-    def cancel(self, call: grpc.aio.Call) -> None:
+    def cancel(self, call: Call) -> None:
         """A no-op for a call that is done."""
         if call.done():
             return

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import grpc
 from google.protobuf.message import DecodeError
 
 from app.domain.errors import (
@@ -24,8 +23,8 @@ from app.domain.errors import (
     UpstreamUnavailable,
 )
 from app.domain.fault import FaultKind
-from app.triton.channel import MAX_MESSAGE_BYTES
 from app.triton.faults import fault_in
+from app.triton.transport import MAX_MESSAGE_BYTES, BrokenExchange, RpcError
 
 
 @contextmanager
@@ -33,10 +32,17 @@ def triton_errors(model: str = "") -> Iterator[None]:
     """Every error that gRPC raises inside becomes a GatewayError with ``upstream`` set."""
     try:
         yield
-    except grpc.aio.AioRpcError as exc:
-        raise gateway_error_of(exc.code().name, exc.details() or "", model) from exc
-    except (grpc.aio.UsageError, grpc.aio.InternalError, DecodeError) as exc:
+    except (BrokenExchange, DecodeError) as exc:
         raise UpstreamProtocol("The exchange with Triton failed: a message could not be sent or read.") from exc
+    except RpcError as exc:
+        raise _error_of_call(exc, model) from exc
+
+
+def _error_of_call(exc: RpcError, model: str) -> GatewayError:
+    error = gateway_error_of(exc.code, exc.details, model)
+    if isinstance(error, UpstreamUnavailable):
+        error.was_sent = exc.was_sent
+    return error
 
 
 def gateway_error_of(grpc_code: str | None, message: str, model: str) -> GatewayError:
@@ -120,10 +126,6 @@ def _no_shared_memory(_found: re.Match[str]) -> GatewayError:
     )
 
 
-def _not_sent(_found: re.Match[str]) -> GatewayError:
-    return UpstreamUnavailable("Triton cannot be reached.", was_sent=False)
-
-
 def _model_failed(model: str) -> GatewayError:
     return ModelError(f"Model '{model}' failed.")
 
@@ -154,13 +156,12 @@ _ERROR_BY_TEXT: tuple[tuple[frozenset[str], re.Pattern[str], Callable[[re.Match[
 )
 
 _ERROR_BY_GRPC_TEXT: tuple[tuple[frozenset[str], re.Pattern[str], Callable[[re.Match[str]], GatewayError]], ...] = (
-    (
-        frozenset({"UNAVAILABLE"}),
-        re.compile(r"\A(?:Stream removed \()?(?:failed to connect to all addresses|errors resolving )"),
-        _not_sent,
-    ),
     (frozenset({"RESOURCE_EXHAUSTED"}), re.compile(r"metadata size exceeds"), _text_too_long),
-    (frozenset({"RESOURCE_EXHAUSTED"}), re.compile(r"CLIENT: Received message larger than max"), _response_too_large),
+    (
+        frozenset({"RESOURCE_EXHAUSTED"}),
+        re.compile(r"CLIENT: Received message larger than max|\Aa message of \d+ bytes"),
+        _response_too_large,
+    ),
     (frozenset({"RESOURCE_EXHAUSTED"}), re.compile(r"(?:Received|Sent) message larger than max"), _request_too_large),
 )
 """Texts of gRPC itself, which never arrive inside a stream."""

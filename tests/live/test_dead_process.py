@@ -10,10 +10,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.triton.channel import open_channel
 from app.triton.embedded.options import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
 from app.triton.engine import TritonEngine
+from app.triton.transports import open_transport
 from tests.live.test_cancellation import eventually
 from tests.processes import GatewayProcess, running_gateway, running_triton, scripted_models, wait_until_ready
 
@@ -81,7 +81,7 @@ def readiness(gateway: GatewayProcess) -> int:
 
 
 async def reload(url: str) -> None:
-    async with open_channel(url) as channel:
+    async with open_transport(url) as channel:
         await TritonEngine(channel).reload_model("scripted")
 
 

@@ -1,19 +1,17 @@
-"""Prefetched messages and abandoned calls, against a real gRPC server."""
+"""Abandoned streams, over both transports against a real gRPC server."""
 
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
-import grpc
 import pytest
-from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
-from tritonclient.grpc import service_pb2_grpc
 
-from app.triton.abandoned import Messages, cancel_abandoned
-from app.triton.channel import open_channel
-from tests.fakes.triton import FakeTriton, answering, piece, serving
+from app.triton.abandoned import cancel_abandoned
+from app.triton.service import path_of
+from app.triton.transport import StreamCall, Transport
+from app.triton.transports import Kind, open_transport
+from tests.fakes.triton import FakeTriton, piece, serving
 
 FLOOD = 100
 
@@ -30,109 +28,133 @@ async def _flood(request: pb.ModelInferRequest, context: object) -> AsyncIterato
         yield large(number)
 
 
-@pytest.fixture
-async def call() -> AsyncIterator[grpc.aio.StreamStreamCall]:
-    async with serving(FakeTriton(streamed=_flood)) as triton, open_channel(triton.url) as channel:
-        call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer()
-        await call.write(pb.ModelInferRequest(model_name="m"))
-        await call.done_writing()
-        yield call
-
-
-def number_of(message: pb.ModelStreamInferResponse) -> int:
-    return int.from_bytes(message.infer_response.raw_output_contents[0], "little")
-
-
-def readers() -> list[asyncio.Task[None]]:
-    """Not the tasks of the server, which runs in the same loop."""
-    return [task for task in asyncio.all_tasks() if task.get_coro().__qualname__ == Messages._read.__qualname__]
-
-
-async def test_messages_arrive_in_order(call: grpc.aio.StreamStreamCall) -> None:
-    assert [number_of(message) async for message in Messages(call)] == list(range(FLOOD))
-
-
-async def test_cancelling_a_wait_loses_no_message(call: grpc.aio.StreamStreamCall) -> None:
-    messages, seen = Messages(call), []
-    for _ in range(FLOOD):
-        given_up = asyncio.ensure_future(anext(messages))
-        await asyncio.sleep(0)
-        if not given_up.cancel():
-            seen.append(number_of(given_up.result()))
-    seen += [number_of(message) async for message in messages]
-    assert seen == list(range(FLOOD))
-
-
-async def test_closing_drops_the_prefetched_messages(call: grpc.aio.StreamStreamCall) -> None:
-    messages = Messages(call)
-    assert number_of(await anext(messages)) == 0
-    await asyncio.sleep(0.1)
-    (reading,) = readers()
-    assert not reading.done()
-    call.cancel()
-    messages.close()
-    await asyncio.wait([reading], timeout=5)
-    assert reading.done()
-
-
-async def test_a_cancelled_call_leaves_no_task(call: grpc.aio.StreamStreamCall) -> None:
-    messages = Messages(call)
-    await anext(messages)
-    left = readers()
-    await cancel_abandoned(call, messages, due=0.0)
-    assert call.done()
-    await asyncio.wait(left, timeout=5)
-    assert all(task.done() for task in left)
-
-
-async def test_an_unreadable_message_ends_an_abandoned_call() -> None:
-    """gRPC hands over None for a message that it cannot parse."""
-    async with unreadable_stream() as call:
-        messages = Messages(call)
-        await cancel_abandoned(call, messages, due=0.0)
-        assert call.done()
-
-
-async def test_an_unreadable_message_is_a_decode_error() -> None:
-    async with unreadable_stream() as call:
-        with pytest.raises(DecodeError):
-            await anext(Messages(call))
-
-
-async def test_a_closed_channel_ends_an_abandoned_call() -> None:
-    async with serving(FakeTriton(streamed=_silent)) as triton:
-        channel = open_channel(triton.url)
-        call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer()
-        await call.write(pb.ModelInferRequest(model_name="m"))
-        messages = Messages(call)
-        cancelling = asyncio.create_task(cancel_abandoned(call, messages, due=time.monotonic() + 60))
-        await asyncio.sleep(0.05)
-        await channel.close()
-        await asyncio.wait_for(cancelling, 5)
-
-
 async def _silent(request: pb.ModelInferRequest, context: object) -> AsyncIterator[pb.ModelStreamInferResponse]:
     await asyncio.sleep(3600)
     yield piece(1)
 
 
-@asynccontextmanager
-async def unreadable_stream() -> AsyncIterator[grpc.aio.StreamStreamCall]:
-    """A call whose server answers bytes that are not a message."""
-    async with answering(b"\xff\xff\xff") as url, open_channel(url) as channel:
-        call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer()
-        await call.write(pb.ModelInferRequest(model_name="m"))
-        await call.done_writing()
-        yield call
+@pytest.fixture
+async def triton() -> AsyncIterator[FakeTriton]:
+    async with serving(FakeTriton(streamed=_flood)) as server:
+        yield server
 
 
-async def test_backlog_says_nothing_about_the_pace_of_the_model(call: grpc.aio.StreamStreamCall) -> None:
-    """A reader that paused is behind until it had to wait for a message."""
-    messages = Messages(call)
-    await anext(messages)
+@pytest.fixture(params=["asyncio", "grpcio"])
+async def transport(request: pytest.FixtureRequest, triton: FakeTriton) -> AsyncIterator[Transport]:
+    kind: Kind = request.param
+    async with open_transport(triton.url, kind=kind) as opened:
+        yield opened
+
+
+async def started(transport: Transport) -> StreamCall:
+    message = pb.ModelInferRequest(model_name="m").SerializeToString()
+    return await transport.stream(path_of("ModelStreamInfer"), message, 60.0)
+
+
+def number_of(answer: bytes) -> int:
+    message = pb.ModelStreamInferResponse.FromString(answer)
+    return int.from_bytes(message.infer_response.raw_output_contents[0], "little")
+
+
+async def test_cancelling_a_wait_loses_no_message(transport: Transport) -> None:
+    call, seen = await started(transport), []
+    for _ in range(FLOOD):
+        abandoned = asyncio.ensure_future(anext(call))
+        await asyncio.sleep(0)
+        if not abandoned.cancel():
+            seen.append(number_of(abandoned.result()))
+    seen += [number_of(message) async for message in call]
+    assert seen == list(range(FLOOD))
+
+
+async def _flood_then_one(request: pb.ModelInferRequest, context: object) -> AsyncIterator[pb.ModelStreamInferResponse]:
+    async for answer in _flood(request, context):
+        yield answer
+    await asyncio.sleep(0.3)
+    yield piece(FLOOD)
+
+
+async def test_a_reader_that_stalls_is_behind_until_it_waits_again(transport: Transport, triton: FakeTriton) -> None:
+    triton.streamed = _flood_then_one
+    call = await started(transport)
+    await anext(call)
+    assert not call.is_behind
+    await asyncio.sleep(0.2)
+    await anext(call)
+    await asyncio.sleep(0)
+    assert call.is_behind
+    numbers = [number_of(message) async for message in call]
+    assert numbers[-1] == FLOOD
+    assert not call.is_behind
+
+
+async def _small(request: pb.ModelInferRequest, context: object) -> AsyncIterator[pb.ModelStreamInferResponse]:
+    for number in range(10):
+        yield piece(number)
+
+
+async def test_messages_within_the_prefetch_limit_leave_no_reader_behind(
+    transport: Transport, triton: FakeTriton
+) -> None:
+    triton.streamed = _small
+    call = await started(transport)
+    async for _ in call:
+        assert not call.is_behind
+        await asyncio.sleep(0.02)
+
+
+class LateCall:
+    """A call whose reader is behind, and whose next message takes longer than the last ones."""
+
+    def __init__(self, *, is_behind: bool) -> None:
+        self.arrived: float | None = time.monotonic()
+        self.gap_s: float | None = 0.02
+        self.is_behind = is_behind
+        self.has_message = True
+
+    def __aiter__(self) -> "LateCall":
+        return self
+
+    async def __anext__(self) -> bytes:
+        if not self.has_message:
+            raise StopAsyncIteration
+        await asyncio.sleep(0.3)
+        self.has_message = False
+        return b""
+
+    def done(self) -> bool:
+        return False
+
+    def cancel(self) -> None: ...
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("is_behind", [True, False])
+async def test_a_reader_that_is_behind_waits_for_a_long_silence(is_behind: bool) -> None:
+    """The pace of buffered messages says nothing about the next response of the model."""
+    call = LateCall(is_behind=is_behind)
+    await cancel_abandoned(call, due=0.0)
+    assert call.has_message is not is_behind
+
+
+async def test_a_cancelled_call_leaves_no_task(transport: Transport) -> None:
+    before = asyncio.all_tasks()
+    call = await started(transport)
+    await anext(call)
+    await cancel_abandoned(call, due=0.0)
+    assert call.done()
+    for _ in range(500):
+        if not {task for task in asyncio.all_tasks() - before if "grpcio" in str(task.get_coro())}:
+            break
+        await asyncio.sleep(0.01)
+    else:
+        pytest.fail("a task is left")
+
+
+async def test_a_closed_transport_ends_an_abandoned_call(transport: Transport, triton: FakeTriton) -> None:
+    triton.streamed = _silent
+    call = await started(transport)
+    cancelling = asyncio.create_task(cancel_abandoned(call, due=time.monotonic() + 60))
     await asyncio.sleep(0.05)
-    await anext(messages)
-    await asyncio.sleep(0.001)
-    assert messages.is_behind
-    messages.close()
-    call.cancel()
+    await transport.close()
+    await asyncio.wait_for(cancelling, 5)

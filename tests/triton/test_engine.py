@@ -27,8 +27,9 @@ from app.domain.model import ModelState
 from app.domain.tensor import Tensor
 from app.domain.trace import TraceContext
 from app.triton.abandoned import QUIET_S
-from app.triton.channel import MAX_MESSAGE_BYTES, open_channel
 from app.triton.engine import TritonEngine
+from app.triton.transport import MAX_MESSAGE_BYTES
+from app.triton.transports import Kind, open_transport
 from tests.fakes.triton import FakeTriton, Streamed, answering, closing_after_a_request, piece, serving
 
 REQUEST = InferenceRequest("m", (Tensor("X", "INT32", np.array([7], np.int32)),), parameters={"seed": 3})
@@ -60,10 +61,10 @@ def calls() -> Calls:
     return Calls()
 
 
-@pytest.fixture
-async def engine(triton: FakeTriton, calls: Calls) -> AsyncIterator[TritonEngine]:
-    async with open_channel(triton.url) as channel:
-        yield TritonEngine(channel, calls)
+@pytest.fixture(params=["asyncio", "grpcio"])
+async def engine(triton: FakeTriton, calls: Calls, request: pytest.FixtureRequest) -> AsyncIterator[TritonEngine]:
+    async with open_transport(triton.url, kind=request.param) as transport:
+        yield TritonEngine(transport, calls)
 
 
 async def everything(engine: TritonEngine, seconds: float = LONG_S) -> list[InferenceResponse]:
@@ -175,11 +176,16 @@ class TestUnary:
             await engine.infer(REQUEST, Deadline.after(LONG_S))
         assert len(calls) == 1
 
-    async def test_a_response_that_grpc_cannot_parse(self, calls: Calls) -> None:
-        async with answering(b"\xff\xff\xff") as url, open_channel(url) as channel:
+    @pytest.mark.parametrize("kind", ["asyncio", "grpcio"])
+    async def test_a_response_that_is_not_a_message(self, calls: Calls, kind: Kind) -> None:
+        async with answering(b"\xff\xff\xff") as url, open_transport(url, kind=kind) as transport:
+            engine = TritonEngine(transport, calls)
             with pytest.raises(UpstreamProtocol):
-                await TritonEngine(channel, calls).infer(REQUEST, Deadline.after(LONG_S))
-        assert calls == [("m", "UNKNOWN")]
+                await engine.infer(REQUEST, Deadline.after(LONG_S))
+            with pytest.raises(UpstreamProtocol):
+                await everything(engine)
+            await engine.close()
+        assert calls == [("m", "UNKNOWN")] * 2
 
     async def test_a_response_over_the_limit_of_grpc(self, engine: TritonEngine, triton: FakeTriton) -> None:
         async def large(request: pb.ModelInferRequest, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:
@@ -205,13 +211,13 @@ class TestSize:
 
 class TestWhatTritonReceived:
     async def test_a_refused_connection_received_nothing(self) -> None:
-        async with open_channel("127.0.0.1:1") as channel:
+        async with open_transport("127.0.0.1:1") as channel:
             with pytest.raises(UpstreamUnavailable) as caught:
                 await TritonEngine(channel).infer(REQUEST, Deadline.after(LONG_S))
         assert not caught.value.was_sent
 
     async def test_a_connection_that_closes_after_the_request_may_have_delivered_it(self) -> None:
-        async with closing_after_a_request() as url, open_channel(url) as channel:
+        async with closing_after_a_request() as url, open_transport(url) as channel:
             with pytest.raises(UpstreamUnavailable) as caught:
                 await TritonEngine(channel).infer(REQUEST, Deadline.after(LONG_S))
         assert caught.value.was_sent
@@ -354,7 +360,7 @@ class TestBeforeTheCall:
         assert calls == []
 
     async def test_nobody_listens(self) -> None:
-        async with open_channel("127.0.0.1:1") as channel:
+        async with open_transport("127.0.0.1:1") as channel:
             engine = TritonEngine(channel)
             assert not await engine.is_live()
             with pytest.raises(UpstreamUnavailable):

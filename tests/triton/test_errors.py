@@ -18,6 +18,8 @@ from app.domain.errors import (
 )
 from app.domain.fault import FaultKind
 from app.triton.errors import gateway_error_of, triton_errors
+from app.triton.grpcio import rpc_error_of
+from app.triton.transport import RpcError
 
 PREFIXES = [
     "",
@@ -140,9 +142,9 @@ def test_full_shared_memory_gets_a_hint(prefix: str, code: str | None) -> None:
     ],
 )
 def test_only_a_failed_connection_says_that_nothing_was_sent(text: str, was_sent: bool) -> None:
-    error = gateway_error_of("UNAVAILABLE", text, "m")
-    assert isinstance(error, UpstreamUnavailable)
-    assert error.was_sent is was_sent
+    with pytest.raises(UpstreamUnavailable) as caught, triton_errors("m"):
+        raise rpc_error_of(AioRpcError(grpc.StatusCode.UNAVAILABLE, Metadata(), Metadata(), text))
+    assert caught.value.was_sent is was_sent
 
 
 def test_a_text_of_grpc_inside_a_stream_is_the_models_own() -> None:
@@ -174,19 +176,19 @@ def test_no_word_of_the_text_is_shown(code: str | None) -> None:
 class TestTheSeam:
     def test_a_call_that_failed(self) -> None:
         with pytest.raises(UpstreamUnavailable) as caught, triton_errors("m"):
-            raise AioRpcError(grpc.StatusCode.UNAVAILABLE, Metadata(), Metadata(), "Socket closed")
-        assert isinstance(caught.value.__cause__, AioRpcError)
+            raise rpc_error_of(AioRpcError(grpc.StatusCode.UNAVAILABLE, Metadata(), Metadata(), "Socket closed"))
+        assert isinstance(caught.value.__cause__, RpcError)
 
     def test_a_call_that_failed_without_a_word(self) -> None:
         with pytest.raises(ModelError), triton_errors("m"):
-            raise AioRpcError(grpc.StatusCode.INTERNAL, Metadata(), Metadata(), None)
+            raise rpc_error_of(AioRpcError(grpc.StatusCode.INTERNAL, Metadata(), Metadata(), None))
 
     @pytest.mark.parametrize(
         "broken", [grpc.aio.UsageError("channel is closed"), grpc.aio.InternalError("x"), DecodeError("x")]
     )
     def test_an_exchange_that_broke_down(self, broken: Exception) -> None:
         with pytest.raises(UpstreamProtocol), triton_errors("m"):
-            raise broken
+            raise broken if isinstance(broken, DecodeError) else rpc_error_of(broken)
 
     def test_the_gateways_own_errors_pass(self) -> None:
         with pytest.raises(DeadlineExceeded), triton_errors("m"):

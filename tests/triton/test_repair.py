@@ -13,11 +13,11 @@ from app.domain.errors import ModelError
 from app.domain.inference import InferenceRequest
 from app.triton import repair as module
 from app.triton.canaries import Canary
-from app.triton.channel import open_channel
 from app.triton.engine import TritonEngine
 from app.triton.health import TritonHealth
 from app.triton.repair import StubRepair
 from app.triton.stubs import Stubs
+from app.triton.transports import open_transport
 from tests.fakes.triton import FakeTriton, piece, serving
 
 DEAD = "Stub process 'm_0_0' is not healthy."
@@ -81,7 +81,7 @@ async def repairing(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Repairing]
     monkeypatch.setattr(module, "POLL_S", 0.01)
     monkeypatch.setattr(module, "FIRST_DELAY_S", 0.02)
     deaths: list[str] = []
-    async with serving(Server()) as server, open_channel(server.url) as channel:
+    async with serving(Server()) as server, open_transport(server.url) as channel:
         assert isinstance(server, Server)
         health = TritonHealth(Stubs(deaths.append))
         engine = TritonEngine(channel, health=health)

@@ -14,10 +14,10 @@ from app.domain.inference import InferenceRequest
 from app.triton import progress as progress_module
 from app.triton import stuck as stuck_module
 from app.triton.canaries import Canary
-from app.triton.channel import open_channel
 from app.triton.engine import TritonEngine
 from app.triton.health import TritonHealth
 from app.triton.stuck import StuckWatch
+from app.triton.transports import open_transport
 from tests.fakes.triton import FakeTriton, piece, serving
 
 WITHIN_S = 5.0
@@ -96,7 +96,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def watched() -> AsyncIterator[Watched]:
-    async with serving(Server()) as server, open_channel(server.url) as channel:
+    async with serving(Server()) as server, open_transport(server.url) as channel:
         health = TritonHealth()
         assert isinstance(server, Server)
         yield Watched(server, TritonEngine(channel, health=health), health)
@@ -177,7 +177,7 @@ async def test_a_triton_that_is_away_is_not_stuck(watched: Watched) -> None:
     await watched.answer_once("a")
     watched.server.silent = {"a"}
     await watched.time_out("a")
-    async with open_channel("127.0.0.1:1") as channel:
+    async with open_transport("127.0.0.1:1") as channel:
         watched.engine = TritonEngine(channel, health=watched.health)
         async with watched.watching("a", restarts=True):
             await asyncio.sleep(0.3)

@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import grpc
+from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as messages
-from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-from app.triton.channel import open_channel
+from app.triton.service import call_control
+from app.triton.transport import RpcError, Transport
+from app.triton.transports import open_transport
 
 _ANSWER_TIMEOUT_S = 2.0
 
@@ -16,22 +17,22 @@ _ANSWER_TIMEOUT_S = 2.0
 class Probe:
     """Asks one server."""
 
-    def __init__(self, url: str, channel: grpc.aio.Channel) -> None:
+    def __init__(self, url: str, transport: Transport) -> None:
         self._address = url.rsplit(":", 1)
-        self._stub = GRPCInferenceServiceStub(channel)
+        self._transport = transport
 
     @classmethod
     @asynccontextmanager
     async def open(cls, url: str) -> AsyncIterator["Probe"]:
         """A probe of the server at `url` for the duration of the block."""
-        async with open_channel(url) as channel:
-            yield cls(url, channel)
+        async with open_transport(url) as transport:
+            yield cls(url, transport)
 
     async def is_ready(self, nonce: str) -> bool:
         """True when the server that was started with `--id=nonce` answers and all of its models are ready."""
         try:
             return await self._listens() and await self._name() == nonce and await self._has_all_models()
-        except grpc.aio.AioRpcError:
+        except (RpcError, DecodeError):
             return False
 
     async def _listens(self) -> bool:
@@ -45,9 +46,9 @@ class Probe:
         return True
 
     async def _name(self) -> str:
-        answer = await self._stub.ServerMetadata(messages.ServerMetadataRequest(), timeout=_ANSWER_TIMEOUT_S)
+        answer = await call_control(self._transport, messages.ServerMetadataRequest(), _ANSWER_TIMEOUT_S)
         return str(answer.name)
 
     async def _has_all_models(self) -> bool:
-        answer = await self._stub.RepositoryIndex(messages.RepositoryIndexRequest(), timeout=_ANSWER_TIMEOUT_S)
+        answer = await call_control(self._transport, messages.RepositoryIndexRequest(), _ANSWER_TIMEOUT_S)
         return all(model.state == "READY" for model in answer.models)

@@ -1,0 +1,177 @@
+"""The transport over grpcio's asyncio client. See :mod:`app.triton.transport`."""
+
+import asyncio
+import re
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+
+from app.triton.transport import MAX_MESSAGE_BYTES, WAITED_S, BrokenExchange, Metadata, RpcError
+
+RECONNECT_OPTIONS = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
+)
+"""gRPC's default backoff grows to two minutes, so the gateway would notice the return of Triton late."""
+
+SIZE_OPTIONS = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+)
+
+WINDOW_OPTIONS = (
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 16 * 1024),
+)
+"""How much of a response gRPC prefetches. By default this grows to megabytes for each stream."""
+
+PATIENT_PING_OPTIONS = (("grpc.keepalive_time_ms", 300_000),)
+"""A server with default settings closes a connection (GOAWAY) that pings more often."""
+
+TIGHT_PING_OPTIONS = (
+    ("grpc.keepalive_time_ms", 2_000),
+    ("grpc.keepalive_timeout_ms", 1_000),
+    ("grpc.http2.ping_timeout_ms", 1_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+"""Notices a stopped server within seconds. Only for a Triton that was started to allow them: the embedded Triton."""
+
+_PREFETCH_BYTES = 16 * 1024
+"""Prefetch limit in bytes; always at least one message."""
+_NOT_SENT = re.compile(r"\A(?:Stream removed \()?(?:failed to connect to all addresses|errors resolving )")
+
+
+class GrpcioTransport:
+    """Implements :class:`app.triton.transport.Transport`. ``pings``: PATIENT_PING_OPTIONS or TIGHT_PING_OPTIONS."""
+
+    def __init__(
+        self,
+        url: str,
+        pings: Sequence[tuple[str, int]],
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        options = [*RECONNECT_OPTIONS, *SIZE_OPTIONS, *WINDOW_OPTIONS, *pings]
+        if credentials is None:
+            self._channel = grpc.aio.insecure_channel(url, options=options)
+        else:
+            self._channel = grpc.aio.secure_channel(url, credentials, options=options)
+
+    async def unary(self, path: str, message: bytes, timeout_s: float, metadata: Metadata = ()) -> "GrpcioUnaryCall":
+        return GrpcioUnaryCall(self._channel.unary_unary(path)(message, timeout=timeout_s, metadata=metadata))
+
+    async def stream(self, path: str, message: bytes, timeout_s: float, metadata: Metadata = ()) -> "GrpcioStreamCall":
+        call = self._channel.stream_stream(path)(timeout=timeout_s, metadata=metadata)
+        try:
+            await call.write(message)
+            await call.done_writing()
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError) as exc:
+            raise rpc_error_of(exc) from exc
+        return GrpcioStreamCall(call)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+class GrpcioUnaryCall:
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    def done(self) -> bool:
+        return bool(self._call.done())
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+    async def response(self) -> bytes:
+        ended = asyncio.Event()
+        self._call.add_done_callback(lambda _: ended.set())
+        await ended.wait()
+        try:
+            return await self._call  # type: ignore[no-any-return]
+        except asyncio.CancelledError as exc:
+            raise RpcError("CANCELLED", "the caller cancelled the call") from exc
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError, grpc.aio.InternalError) as exc:
+            raise rpc_error_of(exc) from exc
+
+
+class GrpcioStreamCall:
+    """Reads the messages in a task of its own: cancelling a read of grpc.aio cancels the call at once."""
+
+    def __init__(self, call: Any) -> None:
+        self.arrived: float | None = None
+        self.gap_s: float | None = None
+        self.is_behind = False
+        self._call = call
+        self._prefetched: deque[bytes] = deque()
+        self._prefetched_bytes = 0
+        self._end: Exception | None = None
+        self._changed = asyncio.Event()
+        self._reading = asyncio.create_task(self._read())
+
+    def __aiter__(self) -> "GrpcioStreamCall":
+        return self
+
+    async def __anext__(self) -> bytes:
+        while not self._prefetched:
+            if self._end is not None:
+                raise self._end
+            self._changed.clear()
+            await self._changed.wait()
+        message = self._prefetched.popleft()
+        if self._prefetched_bytes >= _PREFETCH_BYTES:
+            self._changed.set()
+        self._prefetched_bytes -= len(message)
+        return message
+
+    def done(self) -> bool:
+        return bool(self._call.done())
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+    def close(self) -> None:
+        self._reading.cancel()
+
+    async def _read(self) -> None:
+        try:
+            asked = time.monotonic()
+            while (message := await self._call.read()) is not grpc.aio.EOF:
+                self._note_arrival(asked)
+                self._prefetched.append(message)
+                self._prefetched_bytes += len(message)
+                del message  # frees the memory before the next message arrives
+                self._changed.set()
+                while self._prefetched_bytes >= _PREFETCH_BYTES:
+                    self._changed.clear()
+                    await self._changed.wait()
+                asked = time.monotonic()
+                self.is_behind |= asked - (self.arrived or asked) > WAITED_S
+            self._end = StopAsyncIteration()
+        except asyncio.CancelledError:
+            self._end = RpcError("CANCELLED", "the call was closed")
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError, grpc.aio.InternalError) as exc:
+            self._end = rpc_error_of(exc)
+        except Exception as exc:
+            self._end = exc
+        self._changed.set()
+
+    def _note_arrival(self, asked: float) -> None:
+        now = time.monotonic()
+        self.is_behind = self.is_behind and now - asked < WAITED_S
+        if self.arrived is not None:
+            self.gap_s = now - self.arrived
+        self.arrived = now
+
+
+def rpc_error_of(exc: Exception) -> RpcError:
+    """The error of whatever grpcio raised."""
+    if not isinstance(exc, grpc.aio.AioRpcError):
+        return BrokenExchange(f"{type(exc).__name__}: {exc}")
+    details = exc.details() or ""
+    is_refused = exc.code() is grpc.StatusCode.UNAVAILABLE and _NOT_SENT.match(details)
+    return RpcError(exc.code().name, details, was_sent=not is_refused)

@@ -1,0 +1,39 @@
+"""Opens the transport to a Triton: the gateway's own gRPC client, or grpcio's."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Literal
+
+from app.triton.grpc.client import Client, Options
+from app.triton.grpc.connection import KeepAlive
+from app.triton.grpcio import PATIENT_PING_OPTIONS, TIGHT_PING_OPTIONS, GrpcioTransport
+from app.triton.transport import MAX_MESSAGE_BYTES, Transport
+
+Kind = Literal["asyncio", "grpcio"]
+
+PATIENT_PINGS = KeepAlive(interval_s=300.0, timeout_s=20.0)
+"""A server with default settings closes a connection (GOAWAY) that pings more often."""
+TIGHT_PINGS = KeepAlive(interval_s=2.0, timeout_s=1.0, without_calls=True)
+"""Notices a stopped server within seconds. Only for a Triton that was started to allow them: the embedded Triton."""
+
+
+@asynccontextmanager
+async def open_transport(url: str, *, tight_pings: bool = False, kind: Kind = "grpcio") -> AsyncIterator[Transport]:
+    """``url``: ``host:port`` or ``unix:/path``. Nothing is sent before the first call.
+
+    ``kind``: the gateway's own client, or grpcio's.
+    """
+    transport = (_asyncio if kind == "asyncio" else _grpcio)(url, tight_pings=tight_pings)
+    try:
+        yield transport
+    finally:
+        await transport.close()
+
+
+def _asyncio(url: str, *, tight_pings: bool) -> Transport:
+    return Client(url, Options(TIGHT_PINGS if tight_pings else PATIENT_PINGS, MAX_MESSAGE_BYTES))
+
+
+def _grpcio(url: str, *, tight_pings: bool) -> Transport:
+    pings = TIGHT_PING_OPTIONS if tight_pings else PATIENT_PING_OPTIONS
+    return GrpcioTransport(url, pings)

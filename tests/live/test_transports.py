@@ -1,0 +1,83 @@
+"""The gateway with its own gRPC client (``GATEWAY_GRPC=asyncio``), in front of the real Triton."""
+
+import asyncio
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.triton.embedded.server import EmbeddedTriton
+from tests.live.conftest import GatewayProcess, StartGateway, running_gateway
+from tests.live.events import read_stream
+from tests.live.test_cancellation import eventually, leave_after, request_bytes
+from tests.live.test_drain import LONG, Upload
+
+
+@pytest.fixture(scope="module")
+def gateway(
+    triton: EmbeddedTriton, config_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayProcess]:
+    settings = {"triton_url": triton.grpc_url, "config": str(config_path), "grpc": "asyncio"}
+    with running_gateway(tmp_path_factory.mktemp("transports"), **settings) as process:
+        yield process
+
+
+@pytest.fixture
+def client(gateway: GatewayProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=gateway.url, timeout=30) as session:
+        yield session
+
+
+def script(**words: Any) -> dict[str, str]:
+    return {"script": json.dumps(words)}
+
+
+def test_a_unary_call(client: httpx.Client) -> None:
+    answer = client.post("/v1/pipelines/scripted", json=script())
+    assert answer.status_code == 200
+    assert answer.json() == {"text": "hello", "numbers": [1.0, 2.0]}
+
+
+def test_a_stream(client: httpx.Client) -> None:
+    *outputs, last = read_stream(client, "scripted_stream", script(outputs=3))
+    assert len(outputs) == 3
+    assert (last.name, last.data["reason"]) == ("done", "complete")
+
+
+def test_an_early_exit(client: httpx.Client) -> None:
+    error = {"code": "ALREADY_EXISTS", "message": "EARLY_EXIT[nothing]"}
+    answer = client.post("/v1/pipelines/scripted_exit", json=script(error=error))
+    assert answer.status_code == 200
+    assert answer.json()["early_exit"] == "nothing"
+
+
+@pytest.mark.parametrize(
+    ("path", "words", "until"),
+    [
+        ("/v1/pipelines/scripted_stream/stream", {"outputs": 50, "interval_s": 0.05}, b"id: 3"),
+        ("/v1/pipelines/scripted", {"sleep_s": 4}, b""),
+    ],
+    ids=["stream", "unary"],
+)
+async def test_a_client_that_leaves_cancels_the_call(
+    gateway: GatewayProcess, tmp_path: Path, path: str, words: dict[str, Any], until: bytes
+) -> None:
+    notice = tmp_path / "notice"
+    request = request_bytes(path, script(**words, notice=str(notice)))
+    _, left = await leave_after(gateway, request, until, pause_s=0.1)
+    await asyncio.to_thread(eventually, lambda: notice.exists() and bool(notice.read_text()))
+    assert float(notice.read_text().split()[0]) >= left - 0.1
+
+
+def test_the_drain_ends_a_stream(start_gateway: StartGateway, config_path: Path) -> None:
+    gateway = start_gateway(config=str(config_path), drain_s="0.2", grpc="asyncio")
+    running = Upload(gateway, "/v1/pipelines/scripted_patient/stream", LONG)
+    running.finish()
+    eventually(lambda: gateway.metric("active_streams") == 1, 10.0)
+    gateway.process.send_signal(signal.SIGTERM)
+    assert '"code":"draining"' in running.answer()
+    assert gateway.process.wait(20) == 0

@@ -1,0 +1,376 @@
+"""What the engine may rely on, whichever gRPC client carries its calls: one suite over both."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import trustme
+
+from app.triton.grpc.client import Client, Options, tls_context
+from app.triton.grpc.connection import KeepAlive
+from app.triton.grpc.status import CODES
+from app.triton.grpcio import PATIENT_PING_OPTIONS, SIZE_OPTIONS, GrpcioTransport
+from app.triton.transport import MAX_MESSAGE_BYTES, RpcError, StreamCall, Transport
+
+Answer = Callable[[bytes, grpc.aio.ServicerContext], AsyncIterator[bytes]]
+Open = Callable[[str], Transport]
+WAIT_S = 20.0
+
+
+class Script(grpc.GenericRpcHandler):
+    """A server whose one method of each kind a test writes."""
+
+    def __init__(self) -> None:
+        self.answer: Answer = _echo
+        self.metadata: dict[str, str] = {}
+        self.ended = asyncio.Event()
+        """Set when an answer ends, by itself or because the call was cancelled."""
+
+    def service(self, details: Any) -> grpc.RpcMethodHandler | None:
+        if details.method == "/test/Unary":
+            return grpc.unary_unary_rpc_method_handler(self._unary)
+        return grpc.stream_stream_rpc_method_handler(self._stream) if details.method == "/test/Stream" else None
+
+    async def _unary(self, message: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        async for answer in self._answered(message, context):
+            return answer
+        return b""
+
+    async def _stream(self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        async for message in messages:
+            async for answer in self._answered(message, context):
+                yield answer
+
+    async def _answered(self, message: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        self.metadata = dict(context.invocation_metadata() or ())
+        try:
+            async for answer in self.answer(message, context):
+                yield answer
+        finally:
+            self.ended.set()
+
+
+async def _echo(message: bytes, _context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+    yield message
+
+
+@asynccontextmanager
+async def serving(
+    script: Script, address: str = "127.0.0.1:0", credentials: grpc.ServerCredentials | None = None
+) -> AsyncIterator[str]:
+    server = grpc.aio.server(options=[*SIZE_OPTIONS, ("grpc.so_reuseport", 0)])
+    server.add_generic_rpc_handlers((script,))
+    add = (
+        server.add_insecure_port
+        if credentials is None
+        else partial(server.add_secure_port, server_credentials=credentials)
+    )
+    port = add(address)
+    await server.start()
+    try:
+        yield address if address.startswith("unix:") else f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+
+
+def by_asyncio(url: str) -> Transport:
+    return Client(url, Options(KeepAlive(300.0, 20.0), MAX_MESSAGE_BYTES))
+
+
+def by_grpcio(url: str) -> Transport:
+    return GrpcioTransport(url, PATIENT_PING_OPTIONS)
+
+
+@pytest.fixture(params=[by_asyncio, by_grpcio], ids=["asyncio", "grpcio"])
+def open_transport(request: pytest.FixtureRequest) -> Open:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+async def script() -> Script:
+    return Script()
+
+
+@pytest.fixture
+async def transport(open_transport: Open, script: Script) -> AsyncIterator[Transport]:
+    async with serving(script) as url:
+        opened = open_transport(url)
+        yield opened
+        await opened.close()
+
+
+async def called(transport: Transport, message: bytes = b"x", timeout_s: float = WAIT_S) -> bytes:
+    return await (await transport.unary("/test/Unary", message, timeout_s)).response()
+
+
+async def streamed(transport: Transport, message: bytes = b"x", timeout_s: float = WAIT_S) -> StreamCall:
+    return await transport.stream("/test/Stream", message, timeout_s)
+
+
+async def error_of(work: Awaitable[Any]) -> RpcError:
+    with pytest.raises(RpcError) as caught:
+        await work
+    return caught.value
+
+
+async def drained(stream: StreamCall) -> list[bytes]:
+    return [message async for message in stream]
+
+
+@pytest.mark.parametrize("size", [0, 1, 16_383, 65_536, 5 * 1024 * 1024])
+async def test_a_message_there_and_back(transport: Transport, size: int) -> None:
+    message = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
+    assert await called(transport, message) == message
+
+
+async def test_metadata_and_deadline_reach_the_server(transport: Transport, script: Script) -> None:
+    remaining = []
+
+    async def answer(message: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        remaining.append(context.time_remaining())
+        yield message
+
+    script.answer = answer
+    call = await transport.unary(
+        "/test/Unary", b"", 7.0, (("traceparent", "00-a-b-01"), ("tracestate", "k=" + "v" * 300))
+    )
+    await call.response()
+    assert script.metadata["traceparent"] == "00-a-b-01"
+    assert script.metadata["tracestate"] == "k=" + "v" * 300
+    assert 0 < remaining[0] <= 7.0
+
+
+@pytest.mark.parametrize("code", CODES[1:])
+async def test_every_status_code_with_its_details(transport: Transport, script: Script, code: str) -> None:
+    details = "no boxes: 100 % of 'ä', \n[0] 日本"
+
+    async def answer(_message: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        await context.abort(grpc.StatusCode[code], details)
+        yield b""
+
+    script.answer = answer
+    error = await error_of(called(transport))
+    assert (error.code, error.details, error.was_sent) == (code, details, True)
+
+
+async def test_an_unknown_method_is_unimplemented(transport: Transport) -> None:
+    error = await error_of((await transport.unary("/test/Nothing", b"", WAIT_S)).response())
+    assert error.code == "UNIMPLEMENTED"
+
+
+async def test_many_calls_at_once_get_their_own_answers(transport: Transport) -> None:
+    messages = [bytes([n % 256]) * n for n in range(200)]
+    assert await asyncio.gather(*(called(transport, message) for message in messages)) == messages
+
+
+async def test_a_response_over_the_limit_is_refused(transport: Transport, script: Script) -> None:
+    async def answer(_message: bytes, _context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        yield bytes(MAX_MESSAGE_BYTES + 1)
+
+    script.answer = answer
+    assert (await error_of(called(transport))).code == "RESOURCE_EXHAUSTED"
+    script.answer = _echo
+    assert await called(transport, b"next") == b"next"
+
+
+async def test_a_stream_keeps_its_order(transport: Transport, script: Script) -> None:
+    sent = [b"%d" % n for n in range(1000)] + [b"", bytes(3 * 1024 * 1024), b"last"]
+
+    async def answer(_message: bytes, _context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        for each in sent:
+            yield each
+
+    script.answer = answer
+    stream = await streamed(transport)
+    assert await drained(stream) == sent
+    assert stream.done()
+    assert stream.arrived is not None
+    assert stream.gap_s is not None
+
+
+async def test_a_stream_without_messages_ends(transport: Transport, script: Script) -> None:
+    async def answer(_message: bytes, _context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        return
+        yield b""
+
+    script.answer = answer
+    assert await drained(await streamed(transport)) == []
+
+
+async def test_an_error_comes_after_the_messages_before_it(transport: Transport, script: Script) -> None:
+    async def answer(_message: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        yield b"one"
+        yield b"two"
+        await context.abort(grpc.StatusCode.ALREADY_EXISTS, "EXIT")
+
+    script.answer = answer
+    stream = await streamed(transport)
+    assert [await anext(stream), await anext(stream)] == [b"one", b"two"]
+    error = await error_of(anext(stream))
+    assert (error.code, error.details) == ("ALREADY_EXISTS", "EXIT")
+
+
+async def test_a_reader_that_stalls_stops_the_server(transport: Transport, script: Script) -> None:
+    sent = 0
+
+    async def answer(_message: bytes, _context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        nonlocal sent
+        for _ in range(3000):
+            yield bytes(16 * 1024)
+            sent += 1
+
+    script.answer = answer
+    stream = await streamed(transport)
+    await anext(stream)
+    settled = -1
+    while settled != sent:
+        settled = sent
+        await asyncio.sleep(0.3)
+    assert sent < 1000, "the server was not stopped"
+    assert len(await drained(stream)) == 2999
+
+
+async def test_cancelling_a_stream_reaches_the_server_and_leaves_others_alone(
+    transport: Transport, script: Script
+) -> None:
+    async def answer(message: bytes, _context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        yield message
+        await asyncio.sleep(3600 if message == b"long" else 0.2)
+
+    script.answer = answer
+    stream, other = await streamed(transport, b"long"), await streamed(transport, b"short")
+    assert await anext(stream) == b"long"
+    script.ended.clear()
+    stream.cancel()
+    assert stream.done()
+    stream.close()
+    await asyncio.wait_for(script.ended.wait(), WAIT_S)
+    assert await drained(other) == [b"short"]
+
+
+async def test_cancelling_a_unary_call_reaches_the_server(transport: Transport, script: Script) -> None:
+    async def answer(message: bytes, _context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        script.metadata["began"] = "yes"
+        await asyncio.sleep(3600)
+        yield message
+
+    script.answer = answer
+    call = await transport.unary("/test/Unary", b"", WAIT_S)
+    while "began" not in script.metadata:
+        await asyncio.sleep(0.01)
+    call.cancel()
+    await asyncio.wait_for(script.ended.wait(), WAIT_S)
+    assert (await error_of(call.response())).code == "CANCELLED"
+
+
+async def test_cancelling_the_wait_leaves_the_call_alone(transport: Transport, script: Script) -> None:
+    released = asyncio.Event()
+
+    async def answer(message: bytes, _context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        await released.wait()
+        yield message
+
+    script.answer = answer
+    stream = await streamed(transport, b"later")
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.02):
+                await anext(stream)
+    assert not stream.done()
+    released.set()
+    assert await drained(stream) == [b"later"]
+
+
+async def test_the_deadline_ends_a_call_that_the_server_does_not_answer(transport: Transport, script: Script) -> None:
+    async def answer(_message: bytes, _context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        await asyncio.sleep(3600)
+        yield b""
+
+    script.answer = answer
+    assert (await error_of(called(transport, timeout_s=0.1))).code == "DEADLINE_EXCEEDED"
+    stream = await streamed(transport, timeout_s=0.1)
+    assert (await error_of(anext(stream))).code == "DEADLINE_EXCEEDED"
+    assert stream.done()
+
+
+async def test_a_server_that_is_not_there(open_transport: Open) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        url = f"127.0.0.1:{taken.getsockname()[1]}"
+    transport = open_transport(url)
+    error = await error_of(called(transport))
+    assert (error.code, error.was_sent) == ("UNAVAILABLE", False)
+    await transport.close()
+
+
+async def test_a_connection_that_is_lost_fails_its_calls(open_transport: Open, script: Script) -> None:
+    """The client cannot know whether the server processed them."""
+
+    async def answer(message: bytes, _context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        yield message
+        await asyncio.sleep(3600)
+
+    script.answer = answer
+    async with serving(script) as url:
+        transport = open_transport(url)
+        stream = await streamed(transport)
+        assert await anext(stream) == b"x"
+    error = await error_of(anext(stream))
+    assert error.code in {"UNAVAILABLE", "CANCELLED"}
+    assert error.was_sent
+    await transport.close()
+
+
+async def test_it_connects_again_after_a_restart(open_transport: Open, script: Script, tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/triton.sock"
+    transport = open_transport(address)
+    for _ in range(2):
+        async with serving(script, address):
+            assert await until_connected(transport, b"again") == b"again"
+    await transport.close()
+
+
+async def test_tls(script: Script) -> None:
+    authority = trustme.CA()
+    certificate = authority.issue_cert("localhost")
+    keys = [(certificate.private_key_pem.bytes(), certificate.cert_chain_pems[0].bytes())]
+    root = authority.cert_pem.bytes()
+    async with serving(script, "localhost:0", grpc.ssl_server_credentials(keys)) as url:
+        port = url.rpartition(":")[2]
+        for transport in (
+            Client(f"localhost:{port}", Options(KeepAlive(300.0, 20.0), MAX_MESSAGE_BYTES, tls=tls_context(root))),
+            GrpcioTransport(f"localhost:{port}", PATIENT_PING_OPTIONS, grpc.ssl_channel_credentials(root)),
+        ):
+            assert await called(transport, bytes(1_000_000)) == bytes(1_000_000)
+            await transport.close()
+        stranger = Client(f"localhost:{port}", Options(KeepAlive(300.0, 20.0), MAX_MESSAGE_BYTES, tls=tls_context()))
+        error = await error_of(called(stranger))
+        assert (error.code, error.was_sent) == ("UNAVAILABLE", False)
+
+
+async def until_connected(transport: Transport, message: bytes) -> bytes:
+    codes = set()
+    for _ in range(500):
+        try:
+            return await called(transport, message)
+        except RpcError as exc:
+            codes.add(exc.code)
+            await asyncio.sleep(0.02)
+    raise AssertionError(codes)
+
+
+async def test_a_closed_transport_fails_its_calls(transport: Transport, script: Script) -> None:
+    async def answer(message: bytes, _context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        yield message
+        await asyncio.sleep(3600)
+
+    script.answer = answer
+    stream = await streamed(transport)
+    assert await anext(stream) == b"x"
+    await transport.close()
+    await error_of(anext(stream))

@@ -184,12 +184,17 @@ async def test_a_triton_that_is_away_is_not_stuck(watched: Watched) -> None:
     assert (watched.health.progress.is_stuck, watched.restarts) == (False, 0)
 
 
-async def test_a_call_that_is_answered_in_the_meantime_clears_the_suspicion(watched: Watched) -> None:
+async def test_a_call_that_is_answered_in_the_meantime_clears_the_suspicion(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        progress_module, "SILENCE_S", 0.5
+    )  # much longer than between two answers, on a slow machine too
     await watched.answer_once("a")
     watched.server.silent = {"a"}
     await watched.time_out("a")
     async with watched.watching("a", restarts=True):
-        for _ in range(20):
+        for _ in range(60):
             await watched.answer_once("b")
             await asyncio.sleep(0.02)
     assert (watched.health.progress.is_stuck, watched.restarts) == (False, 0)

@@ -16,12 +16,26 @@ REFRESH_UNREADY_S = 0.25
 _log = logging.getLogger(__name__)
 
 
-async def keep_fresh(catalog: Catalog, engine: Engine, metrics: Metrics) -> None:
+class ModelCheck:
+    """Logs once what the linter finds in Triton's models, as soon as they are there."""
+
+    def __init__(self, catalog: Catalog, engine: Engine) -> None:
+        self._catalog = catalog
+        self._engine = engine
+        self._is_done = False
+
+    async def run_once(self) -> None:
+        if self._catalog.triton_is_up and self._catalog.is_compiled and not self._is_done:
+            self._is_done = True
+            await log_findings(self._engine, self._catalog.file)
+
+
+async def keep_fresh(catalog: Catalog, check: ModelCheck, metrics: Metrics) -> None:
     """Follows the file and the models until it is cancelled: a Triton that does not answer delays no reload."""
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(_follow_file(catalog, metrics))
-            group.create_task(_follow_models(catalog, engine, metrics))
+            group.create_task(_follow_models(catalog, check, metrics))
     finally:
         catalog.stop()
 
@@ -33,14 +47,10 @@ async def _follow_file(catalog: Catalog, metrics: Metrics) -> None:
         await asyncio.sleep(FILE_POLL_S)
 
 
-async def _follow_models(catalog: Catalog, engine: Engine, metrics: Metrics) -> None:
-    """Checks the models once, before any pipeline is ready."""
-    is_checked = False
+async def _follow_models(catalog: Catalog, check: ModelCheck, metrics: Metrics) -> None:
     while True:
         await _contained(catalog.follow_models)
-        if catalog.is_compiled and not is_checked:
-            is_checked = True
-            await _contained(lambda: log_findings(engine, catalog.file))
+        await _contained(check.run_once)
         await _contained(catalog.warm_up)
         measure(catalog, metrics)
         await asyncio.sleep(REFRESH_S if catalog.is_settled else REFRESH_UNREADY_S)

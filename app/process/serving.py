@@ -25,7 +25,7 @@ from app.pipelines.file import ConfigError, read_gateway_file
 from app.process.announcing import announce
 from app.process.canaries import SampleCanaries
 from app.process.listening import listening, serving
-from app.process.refreshing import keep_fresh
+from app.process.refreshing import ModelCheck, keep_fresh
 from app.process.shutdown import Shutdown, ShutdownRequested, drain
 from app.process.supervision import Supervisor
 from app.settings import PREFIX, Settings
@@ -150,6 +150,8 @@ async def _gateway(
         await catalog.refresh()
         if catalog.complaints:
             raise ConfigError("\n".join(catalog.complaints))
+        check = ModelCheck(catalog, engine)
+        await check.run_once()
         canceller = Canceller(engine)
         gateway = Gateway(
             Inference(engine, catalog, metrics, canceller, tracer),
@@ -167,7 +169,7 @@ async def _gateway(
         repair = StubRepair(engine, health.stubs, canaries, may_reload=settings.repairs_triton)
         watch = StuckWatch(engine, health.progress, canaries, restart=triton.restart)
         async with (
-            supervisor.running("catalog refresh", keep_fresh(catalog, engine, metrics)),
+            supervisor.running("catalog refresh", keep_fresh(catalog, check, metrics)),
             supervisor.running("repair of models", repair.run()),
             supervisor.running("watch of inference calls", watch.run()),
         ):

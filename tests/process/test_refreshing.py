@@ -10,7 +10,7 @@ import pytest
 from app.observability.metrics import Metrics
 from app.pipelines.catalog import Catalog
 from app.process import refreshing
-from app.process.refreshing import keep_fresh
+from app.process.refreshing import ModelCheck, keep_fresh
 from tests.fakes.engine import FakeEngine
 from tests.fakes.models import model
 
@@ -27,7 +27,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 async def refreshed(engine: FakeEngine, path: Path) -> AsyncIterator[tuple[Catalog, Metrics]]:
     catalog, metrics = Catalog(engine, path), Metrics("test")
     catalog.load_file()
-    task = asyncio.create_task(keep_fresh(catalog, engine, metrics))
+    task = asyncio.create_task(keep_fresh(catalog, ModelCheck(catalog, engine), metrics))
     try:
         yield catalog, metrics
         assert not task.done()

@@ -17,8 +17,8 @@ from app.pipelines.lookup import Lookup, look_up, read_index
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.warm_up import run_sample, sample_body
 
-PATIENCE_S = 1.0
-"""How long one call waits for samples; those that take longer go on meanwhile."""
+SAMPLES_WAIT_S = 1.0
+"""How long one call waits for samples. Slower samples continue in the background."""
 
 _log = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class Catalog:
             if form.is_due and form.pipeline is not None:
                 form.warming = asyncio.create_task(run_sample(self.engine, form.pipeline, self._folder))
         if running := [form.warming for form in self._forms() if form.warming is not None]:
-            await asyncio.wait(running, timeout=PATIENCE_S)
+            await asyncio.wait(running, timeout=SAMPLES_WAIT_S)
         self._settle()
 
     def sample_body(self, pipeline: Pipeline) -> bytes:

@@ -9,7 +9,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import grpc
 import pytest
 
 from app.triton.embedded.guarded import GuardedTriton
@@ -18,6 +17,7 @@ from app.triton.embedded.options import EmbeddedOptions, Ports
 from app.triton.embedded.served_repository import ServedRepository
 from app.triton.embedded.wheel import ModelEnvironment
 from app.triton.engine import TritonEngine
+from app.triton.transports import open_transport
 from tests.conftest import Require
 from tests.helm.rendering import CHART, Document, environment_of, render, the, triton_container
 from tests.live.conftest import GatewayProcess
@@ -80,8 +80,8 @@ async def test_triton_starts_by_the_sidecar_s_arguments_and_a_broken_model_keeps
             while not await asyncio.to_thread(launch.is_live):
                 assert not triton.has_ended, triton.log.explanation()
                 await asyncio.sleep(0.1)
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{launch.ports.grpc}") as channel:
-            states = {state.name: state.ready for state in await TritonEngine(channel).models()}
+        async with open_transport(f"127.0.0.1:{launch.ports.grpc}") as transport:
+            states = {state.name: state.ready for state in await TritonEngine(transport).models()}
         assert states == {"whole": True, "broken": False}
     finally:
         await triton.stop()

@@ -555,7 +555,7 @@ class TestWarmingUp:
     async def test_a_sample_that_is_not_answered_delays_nothing(
         self, engine: FakeEngine, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(catalog_module, "PATIENCE_S", 0.01)
+        monkeypatch.setattr(catalog_module, "SAMPLES_WAIT_S", 0.01)
         engine.answers = [60.0]
         catalog = await loaded(engine, path, WITH_SAMPLE)
         write(path, FILE + "  q: {model: plain}\n")

@@ -1,4 +1,4 @@
-"""How a connection ends: the client can read its answer, and nothing keeps the connection open for ever."""
+"""Ends connections: the client can read its answer, and every state of the connection has a timeout."""
 
 import asyncio
 import select
@@ -10,11 +10,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 LINGER_S = 2.0
 """How long the connection stays open for a client that still sends. An earlier close would reset the connection."""
 LINGER_BYTES = 8 * 1024 * 1024
-"""Limit of what is received and dropped in that time."""
+"""Limit of the bytes that are received and dropped in that time."""
 MAX_UNSENT_BYTES = 16 * 1024
-"""What the transport keeps of an answer before its writer has to wait."""
+"""Unsent bytes in the transport above which the writer of an answer waits."""
 MAX_KERNEL_UNSENT_BYTES = 128 * 1024
-"""What the kernel keeps beside what is on its way: with its megabytes, the progress of a slow client would not show."""
+"""Limit of the unsent bytes in the kernel. Its default is megabytes, which would hide the progress of a slow client."""
 DISCONNECT_CHECK_S = 1.0
 
 

@@ -26,9 +26,9 @@ from app.domain.errors import GatewayError, HeadersTooLarge, InvalidRequest, Slo
 
 HEAD_TIMEOUT_S = 5.0
 MAX_AHEAD_BYTES = 64 * 1024
-"""What is kept of the requests behind the one that is being answered, before reading pauses."""
+"""Limit of the bytes that are kept of pipelined requests. Above it, reading pauses."""
 LINGERING_REFUSALS = 256
-"""So many refused connections may linger at a time. Others are closed as soon as their answer is sent."""
+"""Number of refused connections that may linger at a time. Others are closed as soon as their answer is sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class BoundedProtocol(ClosingProtocol):
             self.watch_for_disconnect()
 
     def _read(self, data: bytes) -> bytes:
-        """Returns what is left."""
+        """Returns the remaining bytes."""
         if self._ahead or (self._body is None and self._is_answering):
             return self._keep(data)
         return self._read_head(data) if self._body is None else self._read_body(self._body, data)

@@ -93,5 +93,5 @@ def _last_event_id(request: Request) -> int:
     if not text:
         return 0
     if not (text.isascii() and text.isdecimal() and len(text) <= MAX_ID_DIGITS):
-        raise InvalidRequest("Last-Event-ID is no id of an event.")
+        raise InvalidRequest("Last-Event-ID is not an event id.")
     return int(text)

@@ -24,7 +24,5 @@ def _otlp_tracer(url: str, version: str) -> Tracer:
     try:
         from app.observability.otlp import OtlpTracer  # noqa: PLC0415 - costs memory, and is an extra
     except ModuleNotFoundError as exc:
-        raise TracingUnavailable(
-            "GATEWAY_OTLP_ENDPOINT needs the extra `otel`: pip install 'triton-gateway[otel]'"
-        ) from exc
+        raise TracingUnavailable("GATEWAY_OTLP_ENDPOINT needs the extra `otel`: pip install '.[otel]'") from exc
     return OtlpTracer(url, version)

@@ -71,6 +71,9 @@ class GrpcioTransport:
             await call.done_writing()
         except (grpc.aio.AioRpcError, grpc.aio.UsageError) as exc:
             raise rpc_error_of(exc) from exc
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
         return GrpcioStreamCall(call)
 
     async def close(self) -> None:

@@ -78,7 +78,7 @@ def test_without_a_collector_nothing_of_the_sdk_is_imported() -> None:
 
 async def test_a_collector_without_the_extra_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "app.observability.otlp", None)
-    with pytest.raises(TracingUnavailable, match=r"pip install 'triton-gateway\[otel\]'"):
+    with pytest.raises(TracingUnavailable, match=r"pip install '\.\[otel\]'"):
         async with open_tracer("http://127.0.0.1:1/v1/traces", "1.2.3"):
             pass
 

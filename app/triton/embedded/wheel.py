@@ -34,7 +34,7 @@ class ModelEnvironment:
         if python is None:
             raise ModelEnvironmentUnfit(
                 f"There is no Python environment for the models in {venv}: `make run` makes one, "
-                "or `pip install triton-gateway[embedded]` with Python 3.11 or 3.12."
+                "or `pip install '.[embedded]'` with Python 3.11 or 3.12."
             )
         if not python.runs_models:
             raise ModelEnvironmentUnfit(interpreter.refusal(python.path))
@@ -61,7 +61,7 @@ def _server_in(python: Path) -> Path:
     if server is None:
         raise ModelEnvironmentUnfit(
             f"The environment of {python} does not hold the wheel nvidia-pytriton: "
-            "`make run` installs it, or `pip install triton-gateway[embedded]`."
+            "`make run` installs it, or `pip install '.[embedded]'`."
         )
     return Path(server)
 

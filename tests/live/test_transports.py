@@ -1,4 +1,4 @@
-"""The gateway with its own gRPC client (``GATEWAY_GRPC=asyncio``), in front of the real Triton."""
+"""The gateway over grpcio (``GATEWAY_GRPC=grpcio``), in front of the real Triton. All other live tests use asyncio."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ from tests.live.test_drain import LONG, Upload
 def gateway(
     triton: EmbeddedTriton, config_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[GatewayProcess]:
-    settings = {"triton_url": triton.grpc_url, "config": str(config_path), "grpc": "asyncio"}
+    settings = {"triton_url": triton.grpc_url, "config": str(config_path), "grpc": "grpcio"}
     with running_gateway(tmp_path_factory.mktemp("transports"), **settings) as process:
         yield process
 
@@ -74,7 +74,7 @@ async def test_a_client_that_leaves_cancels_the_call(
 
 
 def test_the_drain_ends_a_stream(start_gateway: StartGateway, config_path: Path) -> None:
-    gateway = start_gateway(config=str(config_path), drain_s="0.2", grpc="asyncio")
+    gateway = start_gateway(config=str(config_path), drain_s="0.2", grpc="grpcio")
     running = Upload(gateway, "/v1/pipelines/scripted_patient/stream", LONG)
     running.finish()
     eventually(lambda: gateway.metric("active_streams") == 1, 10.0)

@@ -16,6 +16,8 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from app.triton.transport import DEFAULT_KIND, Kind
+
 PREFIX = "GATEWAY_"
 DEFAULT_CONFIG = Path("gateway.yaml")
 
@@ -37,8 +39,8 @@ class Settings(BaseSettings):
     port: int = Field(8080, ge=0, le=65535, description="port of the API")
     admin_port: int = Field(8081, ge=0, le=65535, description="port of /metrics and /health, for operators")
     triton_url: str = Field("127.0.0.1:8001", description="Triton's gRPC address, host:port or unix:/path")
-    grpc: Literal["asyncio", "grpcio"] = Field(
-        "asyncio", description="the gRPC client that calls Triton: the gateway's own on asyncio, or grpcio"
+    grpc: Kind = Field(
+        DEFAULT_KIND, description="the gRPC client that calls Triton: the gateway's own on asyncio, or grpcio"
     )
     triton_metrics_url: str | None = Field(None, description="Triton's Prometheus page, relayed at /metrics/triton")
     triton_repair: bool | None = Field(

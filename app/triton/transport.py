@@ -1,9 +1,13 @@
 """What the engine needs of a gRPC client: bytes in, bytes out. Two clients implement it."""
 
 from collections.abc import Sequence
-from typing import Protocol, Self
+from typing import Literal, Protocol, Self
 
 Metadata = Sequence[tuple[str, str]]
+Kind = Literal["asyncio", "grpcio"]
+
+DEFAULT_KIND: Kind = "asyncio"
+"""The gateway's own client; grpcio's is the reference."""
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Limit of a request, and of a response: no model can fill the gateway's memory with one message."""

@@ -2,14 +2,11 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Literal
 
 from app.triton.grpc.client import Client, Options
 from app.triton.grpc.connection import KeepAlive
 from app.triton.grpcio import PATIENT_PING_OPTIONS, TIGHT_PING_OPTIONS, GrpcioTransport
-from app.triton.transport import MAX_MESSAGE_BYTES, Transport
-
-Kind = Literal["asyncio", "grpcio"]
+from app.triton.transport import DEFAULT_KIND, MAX_MESSAGE_BYTES, Kind, Transport
 
 PATIENT_PINGS = KeepAlive(interval_s=300.0, timeout_s=20.0)
 """A server with default settings closes a connection (GOAWAY) that pings more often."""
@@ -18,7 +15,7 @@ TIGHT_PINGS = KeepAlive(interval_s=2.0, timeout_s=1.0, without_calls=True)
 
 
 @asynccontextmanager
-async def open_transport(url: str, *, tight_pings: bool = False, kind: Kind = "grpcio") -> AsyncIterator[Transport]:
+async def open_transport(url: str, *, tight_pings: bool = False, kind: Kind = DEFAULT_KIND) -> AsyncIterator[Transport]:
     """``url``: ``host:port`` or ``unix:/path``. Nothing is sent before the first call.
 
     ``kind``: the gateway's own client, or grpcio's.

@@ -9,8 +9,8 @@ from tritonclient.grpc import service_pb2 as pb
 
 from app.triton.abandoned import cancel_abandoned
 from app.triton.service import path_of
-from app.triton.transport import StreamCall, Transport
-from app.triton.transports import Kind, open_transport
+from app.triton.transport import Kind, StreamCall, Transport
+from app.triton.transports import open_transport
 from tests.fakes.triton import FakeTriton, piece, serving
 
 FLOOD = 100

@@ -28,8 +28,8 @@ from app.domain.tensor import Tensor
 from app.domain.trace import TraceContext
 from app.triton.abandoned import QUIET_S
 from app.triton.engine import TritonEngine
-from app.triton.transport import MAX_MESSAGE_BYTES
-from app.triton.transports import Kind, open_transport
+from app.triton.transport import MAX_MESSAGE_BYTES, Kind
+from app.triton.transports import open_transport
 from tests.fakes.triton import FakeTriton, Streamed, answering, closing_after_a_request, piece, serving
 
 REQUEST = InferenceRequest("m", (Tensor("X", "INT32", np.array([7], np.int32)),), parameters={"seed": 3})

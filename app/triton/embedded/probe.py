@@ -36,7 +36,7 @@ class Probe:
             return False
 
     async def _listens(self) -> bool:
-        # gRPC backs off between its attempts to connect, so the gateway connects only when the port is open.
+        # A gRPC client backs off between its attempts to connect, so the gateway connects only when the port is open.
         try:
             _, writer = await asyncio.open_connection(*self._address)
         except OSError:

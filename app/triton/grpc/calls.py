@@ -5,8 +5,8 @@ import time
 from collections import deque
 
 from app.triton.grpc.connection import Connection
+from app.triton.grpc.events import Headers
 from app.triton.grpc.messages import PREFIX_BYTES, MessageReader
-from app.triton.grpc.session import Headers
 from app.triton.grpc.status import error_of_trailers
 from app.triton.transport import WAITED_S, BrokenExchange, RpcError
 

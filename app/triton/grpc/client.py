@@ -10,8 +10,9 @@ from hpack.hpack import encode_integer
 
 from app.triton.grpc.calls import StreamCall, UnaryCall
 from app.triton.grpc.connection import Connection, KeepAlive
+from app.triton.grpc.contents import Limits
 from app.triton.grpc.messages import prefixed
-from app.triton.grpc.session import Limits, Session
+from app.triton.grpc.session import Session
 from app.triton.transport import Metadata, RpcError
 
 CONNECT_S = 1.0

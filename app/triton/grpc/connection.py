@@ -4,16 +4,16 @@ import asyncio
 from dataclasses import dataclass
 from typing import Protocol
 
-from app.triton.grpc.session import (
+from app.triton.grpc.events import (
     ConnectionFailed,
     DataReceived,
     GoAway,
     Headers,
     HeadersReceived,
     PingAcknowledged,
-    Session,
     StreamReset,
 )
+from app.triton.grpc.session import Session
 from app.triton.grpc.status import error_of_reset
 from app.triton.transport import RpcError
 

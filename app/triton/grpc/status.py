@@ -2,7 +2,7 @@
 
 from urllib.parse import unquote_to_bytes
 
-from app.triton.grpc.session import Headers
+from app.triton.grpc.events import Headers
 from app.triton.transport import BrokenExchange, RpcError
 
 OK = "OK"

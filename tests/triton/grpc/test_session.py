@@ -11,19 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.triton.grpc import frames
-from app.triton.grpc.frames import frame_bytes
-from app.triton.grpc.session import (
+from app.triton.grpc.contents import Limits
+from app.triton.grpc.events import (
     CANCEL,
     ConnectionFailed,
     DataReceived,
     Event,
     GoAway,
     HeadersReceived,
-    Limits,
     PingAcknowledged,
-    Session,
     StreamReset,
 )
+from app.triton.grpc.frames import frame_bytes
+from app.triton.grpc.session import Session
 
 WINDOW = 64 * 1024
 REQUEST = bytes.fromhex("8386") + b"\x04\x02/x" + b"\x01\x01h"

@@ -1,0 +1,53 @@
+"""What a session says of one HTTP/2 connection: events, and the error that ends it. Source: RFC 9113, 7."""
+
+from typing import NamedTuple
+
+NO_ERROR, PROTOCOL_ERROR, INTERNAL_ERROR, FLOW_CONTROL_ERROR = range(4)
+FRAME_SIZE_ERROR, REFUSED_STREAM, CANCEL, COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 6, 7, 8, 9, 11
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+
+class ConnectionFailed(Exception):
+    """The peer broke the protocol; the connection cannot be used any more. ``code`` is what GOAWAY tells the peer."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+class HeadersReceived(NamedTuple):
+    stream_id: int
+    headers: Headers
+    is_end: bool
+
+
+class DataReceived(NamedTuple):
+    """``size``: the bytes of the stream's window that it took, which ``Session.acknowledge`` gives back."""
+
+    stream_id: int
+    data: bytes
+    size: int
+    is_end: bool
+
+
+class StreamReset(NamedTuple):
+    """``reason`` is empty if the peer reset the stream; otherwise the session did, because of what the peer sent."""
+
+    stream_id: int
+    code: int
+    reason: str = ""
+
+
+class GoAway(NamedTuple):
+    """The peer did not process streams above ``last_stream_id`` and accepts no new ones."""
+
+    last_stream_id: int
+    code: int
+
+
+class PingAcknowledged(NamedTuple):
+    content: bytes
+
+
+Event = HeadersReceived | DataReceived | StreamReset | GoAway | PingAcknowledged

@@ -1,0 +1,85 @@
+"""The header blocks that the peer sends: put together from their frames, and decoded.
+
+The table of dynamic headers is switched off (SETTINGS_HEADER_TABLE_SIZE 0), so that a header block means the same
+wherever it stands, and each distinct block is decoded once.
+"""
+
+from dataclasses import dataclass, field
+
+from hpack import Decoder
+from hpack.exceptions import HPACKError
+
+from app.triton.grpc import frames
+from app.triton.grpc.contents import header_part_of
+from app.triton.grpc.events import COMPRESSION_ERROR, ENHANCE_YOUR_CALM, PROTOCOL_ERROR, ConnectionFailed, Headers
+from app.triton.grpc.frames import Frame
+
+_MAX_CACHED_BLOCKS = 64
+_ENDLESS = 16
+"""Header blocks of so many times the limit end the connection; smaller ones over the limit only end their stream."""
+
+
+@dataclass(slots=True)
+class HeaderBlock:
+    """A header block whose CONTINUATION frames are still to come."""
+
+    stream_id: int
+    is_end: bool
+    max_bytes: int
+    parts: list[bytes] = field(default_factory=list)
+    size: int = 0
+
+    @property
+    def is_too_large(self) -> bool:
+        return self.size > self.max_bytes
+
+    def add(self, part: bytes) -> None:
+        """Raises ConnectionFailed if the block has no end. A part over the limit is not kept."""
+        # An empty part counts too, so that endless empty CONTINUATION frames end the connection.
+        self.size += len(part) + 1
+        if self.size > self.max_bytes * _ENDLESS:
+            raise ConnectionFailed(ENHANCE_YOUR_CALM, "a header block has no end")
+        if not self.is_too_large:
+            self.parts.append(part)
+
+
+class HeaderBlocks:
+    def __init__(self, max_bytes: int) -> None:
+        self.unfinished: HeaderBlock | None = None
+        self._max_bytes = max_bytes
+        self._decoder = Decoder(max_header_list_size=max_bytes)
+        self._decoder.header_table_size = self._decoder.max_allowed_table_size = 0
+        self._decoded: dict[bytes, Headers] = {}
+
+    def add(self, frame: Frame) -> HeaderBlock | None:
+        """The block that HEADERS or CONTINUATION completes, if it does. Raises ConnectionFailed."""
+        block = self._begin(frame) if frame.kind == frames.HEADERS else self._continue(frame)
+        self.unfinished = None if frame.flags & frames.END_HEADERS else block
+        return block if self.unfinished is None else None
+
+    def headers_of(self, block: HeaderBlock) -> Headers:
+        """Raises ConnectionFailed."""
+        content = b"".join(block.parts)
+        headers = self._decoded.get(content)
+        if headers is None:
+            headers = self._decode(content)
+            if len(self._decoded) < _MAX_CACHED_BLOCKS:
+                self._decoded[content] = headers
+        return headers
+
+    def _begin(self, frame: Frame) -> HeaderBlock:
+        block = HeaderBlock(frame.stream_id, bool(frame.flags & frames.END_STREAM), self._max_bytes)
+        block.add(header_part_of(frame))
+        return block
+
+    def _continue(self, frame: Frame) -> HeaderBlock:
+        if self.unfinished is None:
+            raise ConnectionFailed(PROTOCOL_ERROR, "CONTINUATION without HEADERS")
+        self.unfinished.add(frame.content)
+        return self.unfinished
+
+    def _decode(self, content: bytes) -> Headers:
+        try:
+            return tuple((bytes(name), bytes(value)) for name, value in self._decoder.decode(content, raw=True))
+        except (HPACKError, ValueError, IndexError) as exc:
+            raise ConnectionFailed(COMPRESSION_ERROR, "a header block cannot be decoded") from exc

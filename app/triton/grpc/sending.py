@@ -1,0 +1,93 @@
+"""The sending side of a connection: the bodies of requests, as the peer's windows allow. Source: RFC 9113, 5.2."""
+
+from collections import deque
+from dataclasses import dataclass
+
+from app.triton.grpc import frames
+from app.triton.grpc.contents import DEFAULT_WINDOW, MAX_WINDOW
+from app.triton.grpc.events import FLOW_CONTROL_ERROR, PROTOCOL_ERROR, ConnectionFailed
+from app.triton.grpc.frames import frame_bytes
+
+SMALLEST_FRAME_LIMIT = 16_384
+LARGEST_FRAME_LIMIT = 2**24 - 1
+
+
+@dataclass(slots=True)
+class Stream:
+    send_window: int
+    receive_window: int
+    unsent: memoryview | None = None
+    unacknowledged: int = 0
+
+
+class Sender:
+    """Writes DATA frames to ``output``. A body that the windows do not allow waits in its stream."""
+
+    def __init__(self, streams: dict[int, Stream], output: bytearray) -> None:
+        self.initial_window = DEFAULT_WINDOW
+        """The send window of a new stream."""
+        self._streams = streams
+        self._output = output
+        self._window = DEFAULT_WINDOW
+        self._max_frame_bytes = SMALLEST_FRAME_LIMIT
+        self._blocked: deque[int] = deque()
+
+    def send(self, stream_id: int, stream: Stream, body: bytes) -> None:
+        """Sends the whole body, now or later."""
+        size = len(body)
+        if size <= self._max_frame_bytes and size <= stream.send_window and size <= self._window:
+            self._window -= size
+            self._output += frame_bytes(frames.DATA, frames.END_STREAM, stream_id, body)
+        else:
+            stream.unsent = memoryview(body)
+            self._blocked.append(stream_id)
+            self.send_blocked()
+
+    def widen(self, size: int) -> None:
+        """The peer opened the connection's window by ``size`` bytes. Raises ConnectionFailed."""
+        self._window += size
+        if not size or self._window > MAX_WINDOW:
+            raise ConnectionFailed(FLOW_CONTROL_ERROR, "malformed WINDOW_UPDATE")
+
+    def set_max_frame_bytes(self, value: int) -> None:
+        """Raises ConnectionFailed."""
+        if not SMALLEST_FRAME_LIMIT <= value <= LARGEST_FRAME_LIMIT:
+            raise ConnectionFailed(PROTOCOL_ERROR, "SETTINGS_MAX_FRAME_SIZE out of range")
+        self._max_frame_bytes = value
+
+    def set_initial_window(self, value: int) -> None:
+        """Changes the windows of the open streams too. Raises ConnectionFailed."""
+        if value > MAX_WINDOW:
+            raise ConnectionFailed(FLOW_CONTROL_ERROR, "SETTINGS_INITIAL_WINDOW_SIZE out of range")
+        change, self.initial_window = value - self.initial_window, value
+        for stream in self._streams.values():
+            stream.send_window += change
+            if stream.send_window > MAX_WINDOW:
+                raise ConnectionFailed(FLOW_CONTROL_ERROR, "a stream's window is too large")
+
+    def send_blocked(self) -> None:
+        """Sends what the windows allow, one frame of each waiting stream in turn."""
+        is_sending = True
+        while is_sending:
+            is_sending = False
+            for _ in range(len(self._blocked)):
+                stream_id = self._blocked.popleft()
+                stream = self._streams.get(stream_id)
+                if stream is None or stream.unsent is None:
+                    continue
+                is_sending |= self._send_frame(stream_id, stream, stream.unsent)
+                if stream.unsent is not None:
+                    self._blocked.append(stream_id)
+
+    def _send_frame(self, stream_id: int, stream: Stream, unsent: memoryview) -> bool:
+        """Sends the next part of a body. False if the windows are closed."""
+        size = min(len(unsent), self._max_frame_bytes, stream.send_window, self._window)
+        is_end = size == len(unsent)
+        if size <= 0 and not is_end:
+            return False
+        stream.send_window -= size
+        self._window -= size
+        flags = frames.END_STREAM if is_end else 0
+        self._output += frame_bytes(frames.DATA, flags, stream_id, bytes(unsent[:size]))
+        stream.unsent = None if is_end else unsent[size:]
+        return True

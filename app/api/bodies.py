@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from email.message import Message
+from mmap import mmap
 from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -26,7 +27,6 @@ from app.pipelines.body import LARGE_BYTES
 from app.pipelines.pipeline import Pipeline
 
 JSON_HINT = "With curl, add: -H 'Content-Type: application/json'"
-Given = TypeVar("Given", bytearray, memoryview)
 Read = TypeVar("Read")
 
 _reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="bodies")
@@ -53,14 +53,14 @@ async def read_inference(request: Request, pipeline: Pipeline, limits: Limits) -
     )
 
 
-async def read_json(request: Request, limits: Limits) -> bytearray:
+async def read_json(request: Request, limits: Limits) -> memoryview:
     """A body that can only be JSON. Raises UnsupportedMediaType, and as ``read_body``."""
     if not _is_json(_media_type_of(request)):
         raise UnsupportedMediaType("The content type is not application/json.", hint=JSON_HINT)
     return await _body_alone(request, limits)
 
 
-async def read_body(request: Request, limits: Limits) -> bytearray:
+async def read_body(request: Request, limits: Limits) -> memoryview:
     """Raises UnsupportedMediaType, PayloadTooLarge, TooManyRequests, SlowRequest or ClientClosedRequest."""
     _check_encoding(request)
     length = request.headers.get("content-length", "")
@@ -75,14 +75,14 @@ async def read_body(request: Request, limits: Limits) -> bytearray:
         raise ClientClosedRequest("The client disconnected while it was sending the body.") from exc
 
 
-async def off_loop(read: Callable[[Given], Read], body: Given) -> Read:
+async def off_loop(read: Callable[[memoryview], Read], body: memoryview) -> Read:
     """What ``read`` makes of the body. A large body is read in a thread, so that other requests do not wait for it."""
     if len(body) < LARGE_BYTES:
         return read(body)
     return await asyncio.get_running_loop().run_in_executor(_reader, read, body)
 
 
-async def _body_alone(request: Request, limits: Limits) -> bytearray:
+async def _body_alone(request: Request, limits: Limits) -> memoryview:
     """The body of a request whose fields all stand in it. Raises InvalidRequest, and as ``read_body``."""
     if request.scope["query_string"]:
         raise InvalidRequest(
@@ -92,13 +92,22 @@ async def _body_alone(request: Request, limits: Limits) -> bytearray:
     return await read_body(request, limits)
 
 
-async def _collected(request: Request, limits: Limits) -> bytearray:
-    body = bytearray()
+async def _collected(request: Request, limits: Limits) -> memoryview:
+    """A large body gets a mapping of its own: it takes memory only for the bytes that came, and is returned whole.
+
+    On the heap, bodies that grow side by side leave gaps, which the process keeps.
+    """
+    body: bytearray | mmap = bytearray()
+    size = 0
     async for chunk in request.stream():
-        if len(body) + len(chunk) > limits.max_body_bytes:
+        start, size = size, size + len(chunk)
+        if size > limits.max_body_bytes:
             raise _too_large(limits)
-        body += chunk
-    return body
+        if size >= LARGE_BYTES and isinstance(body, bytearray):
+            begun, body = body, mmap(-1, limits.max_body_bytes)
+            body[:start] = begun
+        body[start:size] = chunk
+    return memoryview(body)[:size]
 
 
 def _too_large(limits: Limits) -> PayloadTooLarge:

@@ -4,6 +4,7 @@ Starlette's parser is not used: it looks from Python at each byte that could beg
 charset the client names, and keeps the last of two parts with one name.
 """
 
+import re
 from collections.abc import Iterator
 
 from python_multipart.multipart import parse_options_header
@@ -13,10 +14,12 @@ from app.domain.errors import FieldProblem, InvalidInput, InvalidRequest, Unsupp
 MAX_PARTS = 128
 MAX_HEAD_BYTES = 8 * 1024
 """For the headers of one part."""
+MAX_BOUNDARY_BYTES = 70
+"""RFC 2046, section 5.1.1."""
 _CHARSETS = {b"", b"utf-8", b"utf8", b"us-ascii"}
 
 
-def parts_of(content_type: str, body: bytearray) -> dict[str, bytes]:
+def parts_of(content_type: str, body: memoryview) -> dict[str, bytes]:
     """Field -> content. Raises UnsupportedMediaType, InvalidRequest or InvalidInput."""
     _, options = parse_options_header(content_type)
     if options.get(b"charset", b"").lower() not in _CHARSETS:
@@ -34,22 +37,30 @@ def check_given_once(names: list[str]) -> None:
         raise InvalidInput("A field is given twice.", errors=problems)
 
 
-def _parts(body: bytearray, boundary: bytes) -> Iterator[tuple[str, bytes]]:
+def _parts(body: memoryview, boundary: bytes) -> Iterator[tuple[str, bytes]]:
     """Raises InvalidRequest."""
+    if not 0 < len(boundary) <= MAX_BOUNDARY_BYTES:
+        raise _malformed()
     delimiter = b"\r\n--" + boundary
-    position = -2 if body.startswith(delimiter[2:]) else body.find(delimiter)
+    search = re.compile(re.escape(delimiter)).search
+    start = len(delimiter) - 2 if body[: len(delimiter) - 2] == delimiter[2:] else _end_of(search(body))
     for _ in range(MAX_PARTS + 1):
-        start = position + len(delimiter)
-        head_end = body.find(b"\r\n\r\n", start, start + MAX_HEAD_BYTES)
-        if not boundary or position == -1:
-            break
-        if body.startswith(b"--", start):
+        head, blank_line, _rest = bytes(body[start : start + MAX_HEAD_BYTES]).partition(b"\r\n\r\n")
+        if head.startswith(b"--"):
             return
-        position = body.find(delimiter, head_end + 4)
-        if head_end == -1 or position == -1:
+        content = start + len(head) + len(blank_line)
+        start = _end_of(search(body, content))
+        if not blank_line:
             break
-        yield _name_in(bytes(body[start:head_end])), bytes(memoryview(body)[head_end + 4 : position])
+        yield _name_in(head), bytes(body[content : start - len(delimiter)])
     raise _malformed()
+
+
+def _end_of(delimiter: re.Match[bytes] | None) -> int:
+    """Raises InvalidRequest where there is none."""
+    if delimiter is None:
+        raise _malformed()
+    return delimiter.end()
 
 
 def _name_in(head: bytes) -> str:

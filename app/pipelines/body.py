@@ -13,12 +13,13 @@ import msgspec
 
 from app.domain.errors import FieldProblem, InvalidInput, InvalidJson
 from app.pipelines.fields import InputField, ParameterField
-from app.pipelines.structure import WHITESPACE, check_depth, is_json, malformed, members_of
+from app.pipelines.structure import check_depth, is_json, malformed, members_of
 
 LARGE_BYTES = 64 * 1024
 """From this size on a body is read member by member; to read it takes too long for the event loop."""
 MAX_PROBLEMS = 8
 _NO_FIELD = "is not a field of this pipeline"
+_NULL = re.compile(rb"[ \t\n\r]*null[ \t\n\r]*")
 _PATH = re.compile(r" - at `\$(?P<path>[^`]*)`\Z")
 
 Field = InputField | ParameterField
@@ -144,7 +145,7 @@ def _decoded(field: Field, text: memoryview) -> Any:
             return field.decode_large(text)
         return msgspec.json.decode(text, type=field.json_type)
     except ValueError:
-        if bytes(text).strip(WHITESPACE) != b"null":
+        if not _NULL.fullmatch(text):
             raise
     return None
 

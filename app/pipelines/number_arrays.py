@@ -20,7 +20,8 @@ _CLASS_OF = bytes(
     code if code in b"[]," else ord("d") if code in b"0123456789+-.eEtrufalsn" else ord("x") for code in range(256)
 )
 """A byte -> itself if it is a bracket or a comma, ``d`` if a number or a literal may hold it, else ``x``."""
-_OPENING, _COMMA = b"[,"
+_COMMA = ord(",")
+_OPENINGS = re.compile(rb"[\[ \t\n\r]*")
 _NEVER_IN_JSON = (b"d[", b"]d", b"][")
 _BRACKETS_TO_SPACES = bytes.maketrans(b"[]", b"  ")
 _INDEX = re.compile(r"\$\[(\d+)\]")
@@ -71,14 +72,26 @@ class NumberLists:
 
 def _shape_of(text: memoryview, depth: int) -> tuple[int, ...]:
     """The shape of regular lists, from their brackets and commas. Raises ValueError or InvalidJson."""
+    nesting = _nesting_of(text)
+    if nesting > depth:
+        raise _wrong_nesting(depth, nesting)
     skeleton, has_numbers, has_empty_lists = _skeleton_of(text)
-    nesting = next((index for index, code in enumerate(skeleton) if code != _OPENING), 0)
-    if nesting != depth and not (has_empty_lists and 0 < nesting < depth):
-        raise ValueError(f"must be nested {depth} lists deep, not {nesting}")
+    if nesting < depth and not (nesting and has_empty_lists):
+        raise _wrong_nesting(depth, nesting)
     shape = _regular_shape(skeleton, nesting)
     if shape is None or (has_empty_lists and has_numbers):
         raise ValueError("has lists of different lengths")
     return (*shape[:-1], 0) if has_empty_lists else shape
+
+
+def _nesting_of(text: memoryview) -> int:
+    """How many brackets open before anything else stands in the text."""
+    found = _OPENINGS.match(text)
+    return found[0].count(b"[") if found else 0
+
+
+def _wrong_nesting(depth: int, nesting: int) -> ValueError:
+    return ValueError(f"must be nested {depth} lists deep, not {nesting}")
 
 
 def _skeleton_of(text: memoryview) -> tuple[bytearray, bool, bool]:

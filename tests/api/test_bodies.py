@@ -3,13 +3,16 @@
 import asyncio
 import base64
 import threading
+import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
 
+from app.api.bodies import read_body
 from app.api.state import Limits
 from app.domain.inference import InferenceResponse
 from app.pipelines.pipeline import Pipeline
@@ -109,6 +112,12 @@ class TestRefusals:
         answer = await api.client.post(URL, content=body, headers={"Content-Type": media_type})
         assert refusal(answer) in {(400, "invalid_request"), (422, "invalid_input")}
 
+    @pytest.mark.parametrize(("length", "status"), [(70, 200), (71, 400)])
+    async def test_the_boundary_of_a_form_is_bounded(self, api: Served, length: int, status: int) -> None:
+        headers = {"Content-Type": f"multipart/form-data; boundary={'x' * length}"}
+        answer = await api.client.post(URL, files={"image": PNG}, headers=headers)
+        assert answer.status_code == status
+
     @pytest.mark.parametrize("charset", ["utf-7", "utf-16", "undefined", "idna"])
     @pytest.mark.parametrize("field", ["note", "n", "+2AA-"])
     async def test_a_charset_other_than_utf_8(self, api: Served, charset: str, field: str) -> None:
@@ -195,6 +204,22 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body(api: Served) -> No
     await api.app(scope, receive, send)
     assert sent[0]["status"] == 499
     assert api.engine.requests == []
+
+
+async def test_a_large_body_is_kept_outside_the_heap() -> None:
+    chunks = iter([bytes([index % 256]) * 10_007 for index in range(300)])
+
+    async def receive() -> Any:
+        chunk = next(chunks, b"")
+        return {"type": "http.request", "body": chunk, "more_body": bool(chunk)}
+
+    request = Request({"type": "http", "headers": []}, receive)
+    tracemalloc.start()
+    body = await read_body(request, Limits(8 * 1024 * 1024))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < len(body) / 8
+    assert bytes(body) == b"".join(bytes([index % 256]) * 10_007 for index in range(300))
 
 
 class TestBytesInFlight:

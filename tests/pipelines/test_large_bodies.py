@@ -198,3 +198,17 @@ def test_a_refused_body_costs_at_most_three_times_its_size_more(text: str) -> No
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 3 * len(body) + MIB
+
+
+@pytest.mark.parametrize(
+    ("start", "element", "end"),
+    [(b'{"w": [', b'"",', b'""]}'), (b'{"i": [', b"[],", b"[]]}"), (b'{"x": {"a": [', b'"b",', b'"b"]}}')],
+)
+def test_a_value_that_its_beginning_refuses_is_not_copied(start: bytes, element: bytes, end: bytes) -> None:
+    body = start + element * (8 * MIB // len(element)) + end
+    tracemalloc.start()
+    with pytest.raises(InvalidInput):
+        P.request_of_json(body)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < len(body) / 2

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal, Self
 import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from app.domain.grpc_status import FailureCode
+
 Kind = Literal["number", "text", "json", "image", "binary"]
 Join = Literal["concatenate", "list", "last"]
 
@@ -27,25 +29,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Bound = Annotated[int, Field(ge=-(2**63), lt=2**64)] | Annotated[float, Field(allow_inf_nan=False)]
 Names = Annotated[list[str], Field(min_length=1)]
-GrpcCode = Literal[
-    "CANCELLED",
-    "UNKNOWN",
-    "INVALID_ARGUMENT",
-    "DEADLINE_EXCEEDED",
-    "NOT_FOUND",
-    "ALREADY_EXISTS",
-    "PERMISSION_DENIED",
-    "RESOURCE_EXHAUSTED",
-    "FAILED_PRECONDITION",
-    "ABORTED",
-    "OUT_OF_RANGE",
-    "UNIMPLEMENTED",
-    "INTERNAL",
-    "UNAVAILABLE",
-    "DATA_LOSS",
-    "UNAUTHENTICATED",
-    "any",
-]
+GrpcCode = Literal[FailureCode, "any"]
 
 RESERVED_NAMES = frozenset({"early_exit"})
 

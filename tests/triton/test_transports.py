@@ -12,9 +12,9 @@ import grpc
 import pytest
 import trustme
 
+from app.domain.grpc_status import CODES
 from app.triton.grpc.client import Client, Options, tls_context
 from app.triton.grpc.connection import KeepAlive
-from app.triton.grpc.status import CODES
 from app.triton.grpcio import PATIENT_PING_OPTIONS, SIZE_OPTIONS, GrpcioTransport
 from app.triton.transport import MAX_MESSAGE_BYTES, RpcError, StreamCall, Transport
 

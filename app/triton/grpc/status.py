@@ -2,30 +2,9 @@
 
 from urllib.parse import unquote_to_bytes
 
+from app.domain.grpc_status import CODES
 from app.triton.grpc.events import Headers
 from app.triton.transport import BrokenExchange, RpcError
-
-OK = "OK"
-CODES = (
-    OK,
-    "CANCELLED",
-    "UNKNOWN",
-    "INVALID_ARGUMENT",
-    "DEADLINE_EXCEEDED",
-    "NOT_FOUND",
-    "ALREADY_EXISTS",
-    "PERMISSION_DENIED",
-    "RESOURCE_EXHAUSTED",
-    "FAILED_PRECONDITION",
-    "ABORTED",
-    "OUT_OF_RANGE",
-    "UNIMPLEMENTED",
-    "INTERNAL",
-    "UNAVAILABLE",
-    "DATA_LOSS",
-    "UNAUTHENTICATED",
-)
-"""The names of the status codes, by number."""
 
 _CODE_BY_HTTP_STATUS = {
     b"400": "INTERNAL",

@@ -5,7 +5,7 @@ import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from app.pipelines.backoff import Backoff
+from app.domain.backoff import Backoff
 from app.pipelines.file import ConfigError, GatewayFile, read_gateway_file
 
 _Stamp = tuple[int, ...]

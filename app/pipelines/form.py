@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from app.domain.backoff import Backoff
 from app.domain.errors import GatewayError
 from app.domain.model import ModelConfig
-from app.pipelines.backoff import Backoff
 from app.pipelines.compile import PipelineMismatch, Surroundings, compile_pipeline
 from app.pipelines.file import GatewayFile
 from app.pipelines.lookup import Lookup, Missing

@@ -4,8 +4,8 @@ import asyncio
 import logging
 import time
 from contextlib import aclosing
-from dataclasses import dataclass
 
+from app.domain.backoff import Backoff
 from app.domain.deadline import Deadline
 from app.domain.errors import GatewayError
 from app.triton.canaries import Canaries, Canary
@@ -27,17 +27,6 @@ _REFUSED = "explicit model load / unload is not allowed"
 _log = logging.getLogger(__name__)
 
 
-@dataclass
-class _Backoff:
-    due: float
-    delay_s: float
-
-    def next(self, longest_s: float) -> None:
-        self.delay_s = min(self.delay_s, longest_s)
-        self.due = time.monotonic() + self.delay_s
-        self.delay_s *= 2
-
-
 class StubRepair:
     """Repairs one model at a time."""
 
@@ -46,7 +35,7 @@ class StubRepair:
         self._stubs = stubs
         self._canaries = canaries
         self._may_reload = may_reload
-        self._backoffs: dict[str, _Backoff] = {}
+        self._backoffs: dict[str, Backoff] = {}
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
@@ -56,7 +45,7 @@ class StubRepair:
                 if self._stubs.is_alive(called):
                     await self._confirm(called)
             for model in self._stubs.dead:
-                if self._backoff(model).due <= time.monotonic():
+                if self._backoff(model).is_due:
                     await self._repair(model)
 
     async def _confirm(self, called: str) -> None:
@@ -69,7 +58,9 @@ class StubRepair:
             self._stubs.acquit(called)
 
     async def _repair(self, model: str) -> None:
-        self._backoff(model).next(LONGEST_DELAY_S if self._may_reload else LONGEST_LOOK_S)
+        backoff = self._backoff(model)
+        backoff.longest_s = LONGEST_DELAY_S if self._may_reload else LONGEST_LOOK_S
+        backoff.fail()
         if self._may_reload and not await self._reload(model):
             return
         if await self._is_still_dead(model):
@@ -119,10 +110,11 @@ class StubRepair:
     def _canary(self, model: str) -> Canary | None:
         return next((canary for canary in self._canaries.all() if canary.request.model == model), None)
 
-    def _backoff(self, model: str) -> _Backoff:
+    def _backoff(self, model: str) -> Backoff:
         """A reload is tried at once; without a reload, somebody else needs time for it."""
         now = time.monotonic()
         backoff = self._backoffs.get(model)
-        if backoff is None or now - backoff.due > _FORGIVEN_S:
-            backoff = self._backoffs[model] = _Backoff(now if self._may_reload else now + FIRST_DELAY_S, FIRST_DELAY_S)
+        if backoff is None or now - backoff.due_at > _FORGIVEN_S:
+            due_at = now if self._may_reload else now + FIRST_DELAY_S
+            backoff = self._backoffs[model] = Backoff(FIRST_DELAY_S, due_at=due_at)
         return backoff

@@ -2,10 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from enum import Enum, auto
 
+from app.domain.backoff import Backoff
 from app.domain.deadline import Deadline
 from app.domain.errors import DeadlineExceeded, GatewayError, UpstreamUnavailable
 from app.domain.inference import InferenceResponse
@@ -64,8 +65,9 @@ class StuckWatch:
 
     async def _recover(self, method: str) -> None:
         await self._restart_if_possible()
-        for delay_s in _delays_s():
-            await asyncio.sleep(delay_s)
+        backoff = Backoff(FIRST_DELAY_S, _LONGEST_DELAY_S)
+        while True:
+            await asyncio.sleep(backoff.fail())
             verdict = await self._verdict(method)
             if verdict is _Verdict.MOVES:
                 return
@@ -116,10 +118,3 @@ class StuckWatch:
         async with aclosing(self._engine.infer_stream(canary.request, deadline)) as responses:
             async for response in responses:
                 yield response
-
-
-def _delays_s() -> Iterator[float]:
-    delay_s = FIRST_DELAY_S
-    while True:
-        yield delay_s
-        delay_s = min(2 * delay_s, _LONGEST_DELAY_S)

@@ -3,9 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 
+from app.domain.backoff import Backoff
 from app.triton.embedded.errors import EmbeddedTritonError, MachineUnfit, StartFailed, StartTimedOut
 from app.triton.embedded.guarded import GuardedTriton
 from app.triton.embedded.launch import Launch
@@ -66,15 +66,15 @@ class EmbeddedTriton:
 
         An unexpected exception is raised: without this task nobody would restart Triton.
         """
-        delays = self._delays()
+        backoff = Backoff(self._options.first_restart_s, self._options.longest_restart_s)
         while not self._stopping.is_set():
             since = time.monotonic()
             status = await self._ended()
             if time.monotonic() - since > _STABLE_S:
-                delays = self._delays()
+                backoff.reset()
             if not self._stopping.is_set():
                 logger.error("the embedded Triton ended with status %s and is started again", status)
-                await self._restart(delays)
+                await self._restart(backoff)
 
     async def restart(self) -> None:
         """End a Triton that does not work; `watch` starts it again."""
@@ -126,8 +126,8 @@ class EmbeddedTriton:
         assert self._triton is not None, "watch() follows start()"
         return await self._triton.ended()
 
-    async def _restart(self, delays: Iterator[float]) -> None:
-        while not await self._is_stopped_within(next(delays)):
+    async def _restart(self, backoff: Backoff) -> None:
+        while not await self._is_stopped_within(backoff.fail()):
             try:
                 await self._launch()
             except (EmbeddedTritonError, OSError) as exc:
@@ -139,17 +139,6 @@ class EmbeddedTriton:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), delay_s)
         return self._stopping.is_set()
-
-    def _delays(self) -> Iterator[float]:
-        return restart_delays_s(self._options.first_restart_s, self._options.longest_restart_s)
-
-
-def restart_delays_s(first_s: float, longest_s: float) -> Iterator[float]:
-    """`first_s`, doubled each time, at most `longest_s`."""
-    delay_s = first_s
-    while True:
-        yield delay_s
-        delay_s = min(delay_s * 2, longest_s)
 
 
 def _loading(triton: GuardedTriton) -> Loading:

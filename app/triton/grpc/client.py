@@ -2,12 +2,12 @@
 
 import asyncio
 import ssl
-import time
 from dataclasses import dataclass, field
 
 from hpack import Encoder, NeverIndexedHeaderTuple
 from hpack.hpack import encode_integer
 
+from app.domain.backoff import Backoff
 from app.triton.grpc.calls import StreamCall, UnaryCall
 from app.triton.grpc.connection import Connection, KeepAlive
 from app.triton.grpc.contents import Limits
@@ -49,8 +49,7 @@ class Client:
         self._options = options
         self._connection: Connection | None = None
         self._connecting = asyncio.Lock()
-        self._backoff_s = 0.0
-        self._next_attempt = 0.0
+        self._backoff = Backoff(FIRST_BACKOFF_S, LONGEST_BACKOFF_S)
         self._blocks: dict[str, bytes] = {}
 
     async def unary(self, path: str, message: bytes, timeout_s: float, metadata: Metadata = ()) -> UnaryCall:
@@ -94,17 +93,16 @@ class Client:
         async with self._connecting:
             if self._connection is not None and self._connection.accepts_calls:
                 return self._connection
-            if time.monotonic() < self._next_attempt:
+            if not self._backoff.is_due:
                 raise RpcError("UNAVAILABLE", f"no connection to {self._url}", was_sent=False)
             try:
                 async with asyncio.timeout(CONNECT_S):
                     self._connection = await self._opened()
             except (OSError, TimeoutError) as exc:
-                self._backoff_s = min(max(self._backoff_s * 2, FIRST_BACKOFF_S), LONGEST_BACKOFF_S)
-                self._next_attempt = time.monotonic() + self._backoff_s
+                self._backoff.fail()
                 text = f"failed to connect to {self._url}: {exc or 'timeout'}"
                 raise RpcError("UNAVAILABLE", text, was_sent=False) from exc
-            self._backoff_s = 0.0
+            self._backoff.reset()
             return self._connection
 
     async def _opened(self) -> Connection:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ import pytest
 from app.triton.embedded.errors import PortTaken, RepositoryUnservable, StartFailed, StartTimedOut
 from app.triton.embedded.options import Ports
 from app.triton.embedded.progress import Loading
-from app.triton.embedded.server import EmbeddedTriton, restart_delays_s
+from app.triton.embedded.server import EmbeddedTriton
 
 ROOT = Path(__file__).parents[3]
 
@@ -43,10 +42,6 @@ def gateway(options):
     with subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         yield process
         process.kill()
-
-
-def test_a_restart_delay_doubles_up_to_the_longest():
-    assert list(islice(restart_delays_s(0.5, 3.0), 5)) == [0.5, 1.0, 2.0, 3.0, 3.0]
 
 
 async def test_start_tells_its_progress_and_ends_ready(options, add_model, infer):

@@ -1,15 +1,18 @@
 """A retry comes later with each failure, and at once after a reset."""
 
-from app.pipelines.backoff import Backoff
+from app.domain.backoff import Backoff
 
 
 def test_the_delay_doubles_up_to_a_minute() -> None:
     backoff = Backoff()
-    delays = []
-    for _ in range(8):
-        backoff.fail()
-        delays.append(backoff.delay_s)
-    assert delays == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert [backoff.fail() for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
+
+
+def test_the_first_and_the_longest_delay_can_be_chosen() -> None:
+    backoff = Backoff(0.5, 3.0)
+    assert [backoff.fail() for _ in range(5)] == [0.5, 1.0, 2.0, 3.0, 3.0]
+    backoff.reset()
+    assert backoff.fail() == 0.5
 
 
 def test_it_is_due_at_first_and_after_a_reset_but_not_after_a_failure() -> None:

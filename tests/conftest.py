@@ -1,13 +1,14 @@
 """What every test may ask for; one real Triton and one real gateway are shared by all that do."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from tests.processes import client, config_path, gateway, repository, start_gateway, triton
+from tests.live.redis import RedisServer, has_redis
+from tests.processes import client, config_path, free_ports, gateway, repository, start_gateway, triton
 
 __all__ = ["client", "config_path", "gateway", "repository", "start_gateway", "triton"]
 
@@ -37,3 +38,14 @@ def models_venv(pytestconfig: pytest.Config, require: Require) -> Path:
     venv = pytestconfig.rootpath / ".venv-triton"
     require((venv / "bin" / "python3").exists(), "there is no .venv-triton: `make test` makes it")
     return venv
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory, require: Require) -> Iterator[RedisServer]:
+    """A real Redis for the tests of one file."""
+    require(has_redis(), "there is no redis-server: `make system-packages` installs it")
+    (port,) = free_ports(1)
+    server = RedisServer(tmp_path_factory.mktemp("redis"), port)
+    server.start()
+    yield server
+    server.stop()

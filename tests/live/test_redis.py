@@ -17,23 +17,12 @@ import httpx
 import pytest
 
 from app.triton.embedded.server import EmbeddedTriton
-from tests.conftest import Require
 from tests.live.conftest import GatewayProcess, StartGateway, free_ports, running_gateway, wait_until_ready
-from tests.live.redis import PASSWORD, RedisServer, has_redis
+from tests.live.redis import PASSWORD, RedisServer
 from tests.live.resumable import ask, delete, read_all, read_some, reading, start, status
 from tests.live.test_cancellation import eventually
 
 Pair = tuple[GatewayProcess, GatewayProcess]
-
-
-@pytest.fixture(scope="module")
-def redis(tmp_path_factory: pytest.TempPathFactory, require: Require) -> Iterator[RedisServer]:
-    require(has_redis(), "there is no redis-server: `make system-packages` installs it")
-    (port,) = free_ports(1)
-    server = RedisServer(tmp_path_factory.mktemp("redis"), port)
-    server.start()
-    yield server
-    server.stop()
 
 
 @pytest.fixture(scope="module")

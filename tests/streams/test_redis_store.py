@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,25 +16,13 @@ from app.streams.log import LiveLog
 from app.streams.redis_connections import PUBLISH_CONNECTIONS, REQUEST_CONNECTIONS
 from app.streams.redis_store import RedisStore
 from app.streams.stream import Stream
-from tests.conftest import Require
 from tests.fakes.engine import Answer, FakeEngine
 from tests.fakes.models import response, tensor
 from tests.fakes.streams import FINAL, FakeAnswer, plan_of, problem_of, token
-from tests.live.redis import RedisServer, has_redis
-from tests.processes import free_ports
+from tests.live.redis import RedisServer
 
 LONG_S = 60.0
 CONNECTIONS = PUBLISH_CONNECTIONS + REQUEST_CONNECTIONS + 2
-
-
-@pytest.fixture(scope="module")
-def redis(tmp_path_factory: pytest.TempPathFactory, require: Require) -> Iterator[RedisServer]:
-    require(has_redis(), "there is no redis-server: `make system-packages` installs it")
-    (port,) = free_ports(1)
-    server = RedisServer(tmp_path_factory.mktemp("redis"), port)
-    server.start()
-    yield server
-    server.stop()
 
 
 @asynccontextmanager

@@ -1,7 +1,7 @@
 """A dead model process is confirmed, repaired, and noticed to work again, against a real gRPC server."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import grpc
@@ -12,16 +12,15 @@ from app.domain.deadline import Deadline
 from app.domain.errors import ModelError
 from app.domain.inference import InferenceRequest
 from app.triton import repair as module
-from app.triton.canaries import Canary
 from app.triton.engine import TritonEngine
 from app.triton.health import TritonHealth
 from app.triton.repair import StubRepair
 from app.triton.stubs import Stubs
 from app.triton.transports import open_transport
 from tests.fakes.triton import FakeTriton, piece, serving
+from tests.fakes.watches import WITHIN_S, Samples, eventually, running
 
 DEAD = "Stub process 'm_0_0' is not healthy."
-WITHIN_S = 5.0
 
 
 class Server(FakeTriton):
@@ -47,14 +46,6 @@ class Server(FakeTriton):
         yield pb.ModelStreamInferResponse(error_message=DEAD) if self.is_dead else piece(final=True)
 
 
-class Samples:
-    def __init__(self, *models: str) -> None:
-        self.models = models
-
-    def all(self) -> list[Canary]:
-        return [Canary(InferenceRequest(model, ()), is_decoupled=False) for model in self.models]
-
-
 class Repairing:
     def __init__(self, server: Server, engine: TritonEngine, health: TritonHealth, deaths: list[str]) -> None:
         self.server = server
@@ -69,11 +60,9 @@ class Repairing:
 
     @asynccontextmanager
     async def running(self, *samples: str, may_reload: bool) -> AsyncIterator[None]:
-        task = asyncio.create_task(StubRepair(self.engine, self.stubs, Samples(*samples), may_reload=may_reload).run())
-        yield
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+        repair = StubRepair(self.engine, self.stubs, Samples(*samples), may_reload=may_reload)
+        async with running(repair.run()):
+            yield
 
 
 @pytest.fixture
@@ -87,12 +76,6 @@ async def repairing(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Repairing]
         engine = TritonEngine(channel, health=health)
         await engine.model_config("m")
         yield Repairing(server, engine, health, deaths)
-
-
-async def eventually(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WITHIN_S):
-        while not holds():
-            await asyncio.sleep(0.002)
 
 
 async def test_a_dead_process_is_confirmed_by_the_sample_and_repaired(repairing: Repairing) -> None:

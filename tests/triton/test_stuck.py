@@ -1,7 +1,7 @@
 """A Triton that is live and answers no inference call, against a real gRPC server."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import grpc
@@ -13,14 +13,12 @@ from app.domain.errors import DeadlineExceeded
 from app.domain.inference import InferenceRequest
 from app.triton import progress as progress_module
 from app.triton import stuck as stuck_module
-from app.triton.canaries import Canary
 from app.triton.engine import TritonEngine
 from app.triton.health import TritonHealth
 from app.triton.stuck import StuckWatch
 from app.triton.transports import open_transport
 from tests.fakes.triton import FakeTriton, piece, serving
-
-WITHIN_S = 5.0
+from tests.fakes.watches import WITHIN_S, Samples, eventually, running
 
 
 class Server(FakeTriton):
@@ -43,14 +41,6 @@ class Server(FakeTriton):
     async def _wait(self, request: pb.ModelInferRequest) -> None:
         while request.model_name in self.silent:
             await asyncio.sleep(0.01)
-
-
-class Samples:
-    def __init__(self, *models: str) -> None:
-        self.models = models
-
-    def all(self) -> list[Canary]:
-        return [Canary(InferenceRequest(model, ()), is_decoupled=model == "decoupled") for model in self.models]
 
 
 class Watched:
@@ -80,11 +70,8 @@ class Watched:
         watch = StuckWatch(
             self.engine, self.health.progress, Samples(*models), restart=self.restart if restarts else None
         )
-        task = asyncio.create_task(watch.run())
-        yield
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+        async with running(watch.run()):
+            yield
 
 
 @pytest.fixture(autouse=True)
@@ -100,12 +87,6 @@ async def watched() -> AsyncIterator[Watched]:
         health = TritonHealth()
         assert isinstance(server, Server)
         yield Watched(server, TritonEngine(channel, health=health), health)
-
-
-async def eventually(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WITHIN_S):
-        while not holds():
-            await asyncio.sleep(0.005)
 
 
 async def test_a_stuck_triton_is_not_live_until_it_answers(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,35 @@
+"""What the tests of the watches over Triton need: samples, the watch as a task, and its result."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+
+from app.domain.inference import InferenceRequest
+from app.triton.canaries import Canary
+
+WITHIN_S = 5.0
+
+
+class Samples:
+    """One canary for each model; only the model ``decoupled`` is decoupled."""
+
+    def __init__(self, *models: str) -> None:
+        self.models = models
+
+    def all(self) -> list[Canary]:
+        return [Canary(InferenceRequest(model, ()), is_decoupled=model == "decoupled") for model in self.models]
+
+
+@asynccontextmanager
+async def running(watch: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    task = asyncio.create_task(watch)
+    yield
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        while not holds():
+            await asyncio.sleep(0.002)

@@ -6,21 +6,20 @@ from dataclasses import dataclass
 from fastapi import FastAPI, Request
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import RedirectResponse, Response
+from starlette.types import ASGIApp
 
 from app.api.budget import ByteBudget
-from app.api.failures import add_failure_handlers
+from app.api.entry import EntryPoint
+from app.api.failures import add_failure_handling
 from app.api.inference import Inference
-from app.api.middleware.body_budget import BodyBudgetMiddleware
-from app.api.middleware.recording import RecordingMiddleware
-from app.api.middleware.tracing import TracingMiddleware
-from app.api.middleware.unexpected import UnexpectedErrorMiddleware
+from app.api.limits import Limits
 from app.api.routes import docs
 from app.api.routes.health import HealthRoutes
 from app.api.routes.metrics import MetricsRoutes
 from app.api.routes.pipelines import PipelineRoutes
 from app.api.routes.streams import StreamRoutes
 from app.api.routing import Route
-from app.api.state import Limits
+from app.api.short_path import ShortPath
 from app.console import page
 from app.streams.store import StreamStore
 
@@ -54,13 +53,15 @@ def create_app(
     cors_origins: tuple[str, ...] = (),
     with_docs: bool = True,
     with_console: bool = True,
-) -> FastAPI:
+) -> EntryPoint:
     elsewhere = f"The admin port, {admin_port}, serves the metrics."
     hint = "GET /docs lists the addresses." if with_docs else "GET /v1/pipelines lists the pipelines."
     app = _bare_app(hint, dict.fromkeys(("/metrics", "/metrics/triton"), elsewhere))
     inference, limits = gateway.inference, gateway.limits
     app.include_router(HealthRoutes(inference.catalog, inference.workload).router())
-    app.include_router(PipelineRoutes(inference.catalog, inference, limits).router())
+    pipelines = PipelineRoutes(inference.catalog, inference, limits)
+    app.include_router(pipelines.router())
+    app.router.routes.extend(pipelines.short_routes())
     app.include_router(StreamRoutes(inference, gateway.store, limits).router())
     if with_docs:
         app.include_router(docs.DocsRoutes(inference.catalog).router())
@@ -70,36 +71,37 @@ def create_app(
         app.router.routes.append(page.files)
     elif with_docs:
         app.add_api_route("/", _front, include_in_schema=False)
+    short_path: ASGIApp = ShortPath(app)
     if cors_origins:
-        app.add_middleware(
-            CORSMiddleware,
+        short_path = CORSMiddleware(
+            short_path,
             allow_origins=cors_origins,
             allow_methods=["GET", "HEAD", "POST", "DELETE"],
             allow_headers=ALLOWED_HEADERS,
             expose_headers=EXPOSED_HEADERS,
         )
-    app.add_middleware(BodyBudgetMiddleware, budget=ByteBudget(limits.max_bytes_in_flight))
-    app.add_middleware(TracingMiddleware, tracer=inference.tracer)
-    app.add_middleware(RecordingMiddleware, metrics=inference.metrics, workload=inference.workload)
-    return app
+    return _entry_point(short_path, inference, limits)
 
 
-def create_admin_app(gateway: Gateway, *, api_port: int) -> FastAPI:
+def create_admin_app(gateway: Gateway, *, api_port: int) -> EntryPoint:
     hint = f"This is the admin port. The API, its documentation and the console are on port {api_port}."
     app = _bare_app(hint, {})
     inference = gateway.inference
     app.include_router(HealthRoutes(inference.catalog, inference.workload, gateway.triton_is_stuck).router())
     app.include_router(MetricsRoutes(inference.metrics, gateway.triton_metrics_url).router())
-    app.add_middleware(RecordingMiddleware, metrics=inference.metrics, workload=inference.workload)
-    return app
+    return _entry_point(app, inference, gateway.limits)
+
+
+def _entry_point(app: ASGIApp, inference: Inference, limits: Limits) -> EntryPoint:
+    budget = ByteBudget(limits.max_bytes_in_flight)
+    return EntryPoint(app, inference.metrics, inference.workload, inference.tracer, budget)
 
 
 def _bare_app(hint: str, hint_by_path: dict[str, str]) -> FastAPI:
     """Without FastAPI's own documentation: the gateway makes its own from the live models. ``hint``: of a 404."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.router.route_class = Route
-    add_failure_handlers(app, hint, hint_by_path)
-    app.add_middleware(UnexpectedErrorMiddleware)
+    add_failure_handling(app, hint, hint_by_path)
     return app
 
 

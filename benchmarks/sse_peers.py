@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from app.api.connection.protocol import ConnectionLimit, protocol_with
-from app.api.state import Limits
+from app.api.limits import Limits
 from app.api.streaming import Start, StreamResponse
 from app.streams.event import Event
 from app.streams.log import LiveLog

@@ -8,13 +8,15 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from email.message import Message
+from functools import lru_cache
 from mmap import mmap
 from typing import TypeVar
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.datastructures import QueryParams
 
+from app.api.exchange import Exchange
 from app.api.forms import check_given_once, parts_of
-from app.api.state import Limits
+from app.api.limits import Limits
 from app.domain.errors import (
     ClientClosedRequest,
     InvalidRequest,
@@ -33,19 +35,19 @@ _reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="bodies")
 """Reads large bodies, one after the other: docs/decisions/0012-bounded-bodies.md says why one."""
 
 
-async def read_inference(request: Request, pipeline: Pipeline, limits: Limits) -> InferenceRequest:
+async def read_inference(exchange: Exchange, pipeline: Pipeline, limits: Limits) -> InferenceRequest:
     """Raises the client errors of ``app.domain.errors``."""
-    media_type = _media_type_of(request)
+    content_type = exchange.header(b"content-type") or ""
+    media_type = _media_type_of(content_type)
     if _is_json(media_type):
-        return await off_loop(pipeline.request_of_json, await _body_alone(request, limits))
+        return await off_loop(pipeline.request_of_json, await _body_alone(exchange, limits))
     if media_type == "multipart/form-data":
-        content_type = request.headers["content-type"]
-        body = await _body_alone(request, limits)
+        body = await _body_alone(exchange, limits)
         return await off_loop(lambda body: pipeline.request_of_form(parts_of(content_type, body)), body)
     if media_type.startswith("image/") or media_type == "application/octet-stream":
         file = _file_field_of(pipeline)
-        parameters = _query_of(request, file)
-        body = await read_body(request, limits)
+        parameters = _query_of(exchange, file)
+        body = await read_body(exchange, limits)
         return await off_loop(lambda body: pipeline.request_of_form({**parameters, file: bytes(body)}), body)
     raise UnsupportedMediaType(
         "The content type is none of application/json, multipart/form-data, image/* and application/octet-stream.",
@@ -53,26 +55,26 @@ async def read_inference(request: Request, pipeline: Pipeline, limits: Limits) -
     )
 
 
-async def read_json(request: Request, limits: Limits) -> memoryview:
+async def read_json(exchange: Exchange, limits: Limits) -> memoryview:
     """A body that can only be JSON. Raises UnsupportedMediaType, and as ``read_body``."""
-    if not _is_json(_media_type_of(request)):
+    if not _is_json(_media_type_of(exchange.header(b"content-type") or "")):
         raise UnsupportedMediaType("The content type is not application/json.", hint=JSON_HINT)
-    return await _body_alone(request, limits)
+    return await _body_alone(exchange, limits)
 
 
-async def read_body(request: Request, limits: Limits) -> memoryview:
+async def read_body(exchange: Exchange, limits: Limits) -> memoryview:
     """Raises UnsupportedMediaType, PayloadTooLarge, TooManyRequests, SlowRequest or ClientClosedRequest."""
-    _check_encoding(request)
-    length = request.headers.get("content-length", "")
+    _check_encoding(exchange)
+    length = exchange.header(b"content-length") or ""
     if length.isdecimal() and int(length[:20]) > limits.max_body_bytes:
         raise _too_large(limits)
+    if exchange.connection is not None and exchange.connection.has_whole_request:
+        return await _collected(exchange, limits)
     try:
         async with asyncio.timeout(limits.body_s):
-            return await _collected(request, limits)
+            return await _collected(exchange, limits)
     except TimeoutError as exc:
         raise SlowRequest(f"The body did not arrive within {limits.body_s:g} s.") from exc
-    except ClientDisconnect as exc:
-        raise ClientClosedRequest("The client disconnected while it was sending the body.") from exc
 
 
 async def off_loop(read: Callable[[memoryview], Read], body: memoryview) -> Read:
@@ -82,27 +84,32 @@ async def off_loop(read: Callable[[memoryview], Read], body: memoryview) -> Read
     return await asyncio.get_running_loop().run_in_executor(_reader, read, body)
 
 
-async def _body_alone(request: Request, limits: Limits) -> memoryview:
+async def _body_alone(exchange: Exchange, limits: Limits) -> memoryview:
     """The body of a request whose fields all stand in it. Raises InvalidRequest, and as ``read_body``."""
-    if request.scope["query_string"]:
+    if exchange.scope["query_string"]:
         raise InvalidRequest(
             "The query string is not allowed beside a body of JSON or a form.",
             hint="Send every input and parameter in the body.",
         )
-    return await read_body(request, limits)
+    return await read_body(exchange, limits)
 
 
-async def _collected(request: Request, limits: Limits) -> memoryview:
+async def _collected(exchange: Exchange, limits: Limits) -> memoryview:
     """A large body gets a mapping of its own: it takes memory only for the bytes that came, and is returned whole.
 
     On the heap, bodies that grow side by side leave gaps, which the process keeps.
     """
     body: bytearray | mmap = bytearray()
-    size = 0
-    async for chunk in request.stream():
+    size, has_more = 0, True
+    while has_more:
+        message = await exchange.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientClosedRequest("The client disconnected while it was sending the body.")
+        chunk, has_more = message.get("body", b""), message.get("more_body", False)
         start, size = size, size + len(chunk)
         if size > limits.max_body_bytes:
             raise _too_large(limits)
+        exchange.hold(len(chunk))
         if size >= LARGE_BYTES and isinstance(body, bytearray):
             begun, body = body, mmap(-1, limits.max_body_bytes)
             body[:start] = begun
@@ -114,28 +121,32 @@ def _too_large(limits: Limits) -> PayloadTooLarge:
     return PayloadTooLarge(f"The body is larger than {limits.max_body_bytes} bytes, the limit of this gateway.")
 
 
-def _check_encoding(request: Request) -> None:
+def _check_encoding(exchange: Exchange) -> None:
     """Raises UnsupportedMediaType."""
-    if request.headers.get("content-encoding", "identity").strip().lower() not in {"identity", ""}:
+    encoding = exchange.header(b"content-encoding")
+    if encoding is not None and encoding.strip().lower() not in {"identity", ""}:
         raise UnsupportedMediaType(
             "The gateway does not decode a Content-Encoding.", hint="Send the body uncompressed, without that header."
         )
 
 
-def _media_type_of(request: Request) -> str:
+@lru_cache(256)
+def _media_type_of(content_type: str) -> str:
+    """``type/subtype`` in lower case; empty without the header."""
     header = Message()
-    header["content-type"] = request.headers.get("content-type", "")
-    return header.get_content_type() if request.headers.get("content-type") else ""
+    header["content-type"] = content_type
+    return header.get_content_type() if content_type else ""
 
 
 def _is_json(media_type: str) -> bool:
     return media_type == "application/json" or media_type.endswith("+json")
 
 
-def _query_of(request: Request, file: str) -> dict[str, str]:
+def _query_of(exchange: Exchange, file: str) -> dict[str, str]:
     """The parameters of a raw body, whose field is ``file``. Raises InvalidInput."""
-    check_given_once([file, *(name for name, _ in request.query_params.multi_items())])
-    return dict(request.query_params)
+    query = QueryParams(exchange.scope["query_string"])
+    check_given_once([file, *(name for name, _ in query.multi_items())])
+    return dict(query)
 
 
 def _file_field_of(pipeline: Pipeline) -> str:

@@ -2,17 +2,16 @@
 
 import math
 
-from starlette.requests import Request
-
+from app.api.exchange import Exchange
 from app.domain.deadline import Deadline
 from app.domain.errors import InvalidRequest
 
-HEADER = "x-request-timeout"
+HEADER = b"x-request-timeout"
 
 
-def deadline_of(request: Request, timeout_s: float) -> Deadline:
+def deadline_of(exchange: Exchange, timeout_s: float) -> Deadline:
     """Raises InvalidRequest where ``X-Request-Timeout`` is not a positive number of seconds."""
-    asked = request.headers.get(HEADER)
+    asked = exchange.header(HEADER)
     if asked is None:
         return Deadline.after(timeout_s)
     try:

@@ -1,39 +1,39 @@
-"""Notices a client that disconnects while its response is being made."""
+"""Notices a client that disconnects while its answer is being made."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from types import TracebackType
 
-from starlette.types import Message, Receive
-
+from app.api.exchange import Exchange
 from app.domain.errors import ClientClosedRequest
 
 
-@asynccontextmanager
-async def cancelled_on_disconnect(receive: Receive) -> AsyncIterator[None]:
-    """Cancels the block when the client disconnects, and raises ClientClosedRequest.
+class CancelledOnDisconnect:
+    """Cancels the block when the client disconnects, and raises ClientClosedRequest. Needs no task of its own."""
 
-    The body must have been read: after it, ``receive`` returns only when the client disconnects.
-    """
-    work = asyncio.current_task()
-    assert work is not None
-    gone = False
+    __slots__ = ("_connection", "_is_lost", "_task")
 
-    def cancel_work(watch: asyncio.Task[Message]) -> None:
-        nonlocal gone
-        if not watch.cancelled() and not watch.exception() and watch.result()["type"] == "http.disconnect":
-            gone = True
-            work.cancel()
+    def __init__(self, exchange: Exchange) -> None:
+        self._connection = exchange.connection
+        self._is_lost = False
 
-    watch = asyncio.ensure_future(receive())
-    watch.add_done_callback(cancel_work)
-    try:
-        yield
-    except asyncio.CancelledError:
-        if not gone:
-            raise
-        work.uncancel()
-        raise ClientClosedRequest("The client went away before its answer was made.") from None
-    finally:
-        watch.remove_done_callback(cancel_work)
-        watch.cancel()
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        if self._connection is not None:
+            self._connection.on_lost = self._cancel
+            if self._connection.is_lost:
+                self._cancel()
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, exc: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        if self._connection is not None:
+            self._connection.on_lost = None
+        if self._is_lost and isinstance(exc, asyncio.CancelledError):
+            self._task.uncancel()
+            raise ClientClosedRequest("The client went away before its answer was made.") from None
+
+    def _cancel(self) -> None:
+        self._is_lost = True
+        self._task.cancel()

@@ -1,5 +1,7 @@
-"""Turns the errors that routes raise into problem objects. UnexpectedErrorMiddleware answers all other exceptions."""
+"""Turns every exception of a route into a problem object."""
 
+import asyncio
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -7,24 +9,53 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from app.api.exchange import Exchange, exchange_of
 from app.api.problems import problem_response
 from app.api.routing import methods_of_path
-from app.api.state import record_of
-from app.domain.errors import GatewayError, InvalidRequest, MethodNotAllowed, NotFound
+from app.domain.errors import GatewayError, Internal, InvalidRequest, MethodNotAllowed, NotFound
+
+_log = logging.getLogger(__name__)
 
 
-def add_failure_handlers(app: FastAPI, hint: str, hint_by_path: Mapping[str, str]) -> None:
+def add_failure_handling(app: FastAPI, hint: str, hint_by_path: Mapping[str, str]) -> None:
     """``hint``: of a 404 at a path that ``hint_by_path`` does not have."""
-    app.add_exception_handler(GatewayError, _gateway_error)
     app.add_exception_handler(HTTPException, _FrameworkRefusals(hint, hint_by_path))
+    app.add_middleware(FailureMiddleware)
 
 
-async def _gateway_error(request: Request, exc: Exception) -> Response:
-    assert isinstance(exc, GatewayError)
-    record = record_of(request)
-    record.fail(exc)
-    return problem_response(exc, record.request_id)
+class FailureMiddleware:
+    """Answers errors of the domain, unexpected exceptions, and requests that the drain ends.
+
+    If the answer has begun, the exception goes on and the server closes the connection.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self.app(scope, receive, send)
+        except (Exception, asyncio.CancelledError) as exc:
+            exchange: Exchange = scope["state"]["exchange"]
+            error = _error_of(exc, exchange)
+            if error is not None:
+                exchange.record.fail(error)
+            if error is None or exchange.work.is_answering:
+                raise
+            if error is not exc and isinstance(error, Internal):
+                _log.exception("unexpected error", extra={"request_id": exchange.record.request_id})
+            await problem_response(error, exchange.record.request_id)(scope, receive, send)
+
+
+def _error_of(exc: BaseException, exchange: Exchange) -> GatewayError | None:
+    """What to tell the caller; None for a cancellation that does not come from the drain."""
+    if isinstance(exc, GatewayError):
+        return exc
+    if isinstance(exc, asyncio.CancelledError):
+        return exchange.work.cause_of_cancellation()
+    return Internal("The gateway failed. Its log shows the cause under the request's id.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +68,11 @@ class _FrameworkRefusals:
     async def __call__(self, request: Request, exc: Exception) -> Response:
         assert isinstance(exc, HTTPException)
         if exc.status_code != 405:
-            return await _gateway_error(request, self._error_of(exc.status_code, request.scope["path"]))
+            return _refusal(request, self._error_of(exc.status_code, request.scope["path"]))
         allowed = ", ".join(methods_of_path(request))
-        refusal = MethodNotAllowed("This address does not accept this method.", hint=f"Use one of: {allowed}.")
-        response = await _gateway_error(request, refusal)
+        response = _refusal(
+            request, MethodNotAllowed("This address does not accept this method.", hint=f"Use one of: {allowed}.")
+        )
         response.headers["Allow"] = allowed
         return response
 
@@ -49,3 +81,9 @@ class _FrameworkRefusals:
             hint = self.hint_by_path.get(path, self.hint)
             return NotFound("The gateway serves nothing at this address.", hint=hint)
         return InvalidRequest("The request is malformed.")
+
+
+def _refusal(request: Request, error: GatewayError) -> Response:
+    record = exchange_of(request).record
+    record.fail(error)
+    return problem_response(error, record.request_id)

@@ -6,10 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from starlette.requests import HTTPConnection
-
+from app.api.exchange import Exchange
 from app.api.problems import problem_of
-from app.api.state import record_of, work_of
 from app.api.workload import Workload
 from app.domain.deadline import Deadline
 from app.domain.engine import Engine
@@ -49,16 +47,16 @@ class Inference:
     tracer: Tracer = field(default_factory=NoTracer)
     workload: Workload = field(default_factory=Workload)
 
-    def admit(self, request: HTTPConnection, name: str, transport: str) -> Pipeline:
+    def admit(self, exchange: Exchange, name: str, transport: str) -> Pipeline:
         """The pipeline. The request counts as work, under the pipeline's name, until its last byte is sent.
 
         Raises Draining, UnknownPipeline or ModelNotReady.
         """
-        record = record_of(request)
+        record = exchange.record
         record.transport = transport
         pipeline = self.catalog.pipeline(name)
         record.pipeline = name
-        self.workload.begin(work_of(request))
+        self.workload.begin(exchange.work)
         return pipeline
 
     @contextmanager
@@ -74,7 +72,9 @@ class Inference:
     async def answer(self, call: Call) -> Result:
         """One unary answer. Also calls the pipeline's ``cancel`` model if the gateway ends the request early."""
         record = call.record
-        inference = replace(call.pipeline.with_deadline(call.inference, call.deadline), trace=record.trace)
+        inference = call.pipeline.with_deadline(call.inference, call.deadline)
+        if record.trace is not None:
+            inference = replace(inference, trace=record.trace)
         record.triton_request_id = inference.request_id
         started = time.perf_counter()
         try:

@@ -10,9 +10,10 @@ from sse_starlette import EventSourceResponse
 from sse_starlette.sse import AppStatus
 from starlette.types import Message, Receive, Scope, Send
 
-from app.api.disconnect import cancelled_on_disconnect
+from app.api.disconnect import CancelledOnDisconnect
+from app.api.exchange import Connection, Exchange
+from app.api.limits import Limits
 from app.api.sse import HEADERS, PING, frame_of
-from app.api.state import Limits
 from app.domain.errors import ClientClosedRequest, GatewayError, SlowConsumer, StreamEvicted, UpstreamUnavailable
 from app.streams.event import Event
 from app.streams.log import STALL_S
@@ -65,44 +66,53 @@ class StreamResponse(EventSourceResponse):
         self._closing = closing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange: Exchange = scope["state"]["exchange"]
         try:
-            async with cancelled_on_disconnect(receive), aclosing(self._bodies) as bodies:
+            with CancelledOnDisconnect(exchange):
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                async for body in bodies:
-                    await self._send(scope, send, {"type": "http.response.body", "body": body, "more_body": True})
-                    del body  # otherwise it stays in memory until the next one comes
-                await self._send(scope, send, {"type": "http.response.body", "body": b"", "more_body": False})
+                await self._send_bodies(exchange.connection, send)
         except ClientClosedRequest as exc:
             self._on_left(exc)
         finally:
             await self._closing()
 
-    async def _send(self, scope: Scope, send: Send, message: Message) -> None:
+    async def _send_bodies(self, connection: Connection | None, send: Send) -> None:
+        async with aclosing(self._bodies) as bodies:
+            async for body in bodies:
+                await self._send(connection, send, {"type": "http.response.body", "body": body, "more_body": True})
+                del body  # otherwise it stays in memory until the next one comes
+        await self._send(connection, send, {"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, connection: Connection | None, send: Send, message: Message) -> None:
         """Ends the stream with `slow_consumer` if the client takes nothing; aborts the connection `send_s` later."""
-        if await self._is_taken(scope, send, message):
+        if await self._is_taken(connection, send, message):
             return
         self._on_left(SlowConsumer("The client did not read the stream."))
         try:
             async with asyncio.timeout(self._send_s):
                 await send(message)
         except TimeoutError:
-            scope["state"]["abort"]()
+            if connection is not None:
+                connection.abort()
             raise ClientClosedRequest("The client did not read and was disconnected.") from None
 
-    async def _is_taken(self, scope: Scope, send: Send, message: Message) -> bool:
+    async def _is_taken(self, connection: Connection | None, send: Send, message: Message) -> bool:
         """False if not one byte moved for `send_s`, or for STALL_S while the stream waits for this client."""
-        unsent_bytes: Callable[[], int] = scope["state"].get("unsent_bytes", lambda: 0)
         send_s, still_s = self._send_s, 0.0
         step_s = min(STALL_S, send_s)
         while still_s < (step_s if self._events.is_full else send_s):
-            before = unsent_bytes()
+            before = _unsent_bytes(connection)
             try:
                 async with asyncio.timeout(step_s):
                     await send(message)
                     return True
             except TimeoutError:
-                still_s = 0.0 if unsent_bytes() < before else still_s + step_s
+                still_s = 0.0 if _unsent_bytes(connection) < before else still_s + step_s
         return False
+
+
+def _unsent_bytes(connection: Connection | None) -> int:
+    return 0 if connection is None else connection.unsent_bytes
 
 
 async def _bodies(events: Events, start: Start, ping_s: float) -> AsyncGenerator[bytes]:

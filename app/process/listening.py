@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from app.api.connection.protocol import ConnectionLimit, protocol_with
 from app.process.supervision import Supervisor
@@ -52,7 +52,7 @@ class _Server(uvicorn.Server):
 
 @asynccontextmanager
 async def serving(
-    app: FastAPI, listener: socket.socket, supervisor: Supervisor, limit: ConnectionLimit
+    app: ASGIApp, listener: socket.socket, supervisor: Supervisor, limit: ConnectionLimit
 ) -> AsyncIterator[None]:
     """Serves the application on the socket for the duration of the block."""
     server = _Server(

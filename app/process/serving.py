@@ -10,8 +10,8 @@ from rich.console import Console
 from app import __version__
 from app.api.connection.protocol import ConnectionLimit
 from app.api.inference import Inference
+from app.api.limits import Limits
 from app.api.problems import problem_of
-from app.api.state import Limits
 from app.domain.calls import CallObserver, CallObservers
 from app.main import Gateway, create_admin_app, create_app
 from app.observability.exporter import open_tracer

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.api.state import Limits
+from app.api.limits import Limits
 from app.domain.inference import InferenceResponse
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gateway import Served, served

@@ -10,13 +10,14 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.requests import Request
 
 from app.api.bodies import read_body
-from app.api.state import Limits
+from app.api.budget import ByteBudget
+from app.api.limits import Limits
 from app.domain.inference import InferenceResponse
 from app.pipelines.pipeline import Pipeline
 from tests.api.conftest import PNG, scripted
+from tests.fakes.exchange import exchange_with
 from tests.fakes.gateway import Served
 
 URL = "/v1/pipelines/read"
@@ -213,9 +214,10 @@ async def test_a_large_body_is_kept_outside_the_heap() -> None:
         chunk = next(chunks, b"")
         return {"type": "http.request", "body": chunk, "more_body": bool(chunk)}
 
-    request = Request({"type": "http", "headers": []}, receive)
+    limits = Limits(8 * 1024 * 1024)
+    exchange = exchange_with(receive=receive, budget=ByteBudget(limits.max_bytes_in_flight))
     tracemalloc.start()
-    body = await read_body(request, Limits(8 * 1024 * 1024))
+    body = await read_body(exchange, limits)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < len(body) / 8

@@ -1,29 +1,29 @@
 import pytest
-from starlette.requests import Request
 
 from app.api.deadlines import deadline_of
 from app.domain.errors import InvalidRequest
+from tests.fakes.exchange import exchange_with
 
 
 def remaining(asked: str | None, timeout_s: float = 30) -> float:
-    headers = [] if asked is None else [(b"x-request-timeout", asked.encode("latin-1"))]
-    return deadline_of(Request({"type": "http", "headers": headers}), timeout_s).remaining_s()
+    headers = [] if asked is None else [("x-request-timeout", asked)]
+    return deadline_of(exchange_with(headers), timeout_s).remaining_s()
 
 
-def test_the_pipelines_own_where_nothing_is_asked() -> None:
+async def test_the_pipelines_own_where_nothing_is_asked() -> None:
     assert remaining(None) == pytest.approx(30, abs=1)
 
 
-def test_less_may_be_asked_but_no_more() -> None:
+async def test_less_may_be_asked_but_no_more() -> None:
     assert remaining("2.5") == pytest.approx(2.5, abs=1)
     assert remaining("1e9") == pytest.approx(30, abs=1)
 
 
-def test_too_little_becomes_the_least() -> None:
+async def test_too_little_becomes_the_least() -> None:
     assert 0 < remaining("1e-300") <= 0.05
 
 
 @pytest.mark.parametrize("asked", ["", "0", "-1", "nan", "inf", "-inf", "1e999", "soon", "1s", "1,5", "0x1"])
-def test_what_is_no_positive_number_is_refused(asked: str) -> None:
+async def test_what_is_no_positive_number_is_refused(asked: str) -> None:
     with pytest.raises(InvalidRequest):
         remaining(asked)

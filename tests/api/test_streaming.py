@@ -6,12 +6,13 @@ from typing import Any
 from httpx_sse._decoders import SSEDecoder
 from sse_starlette.sse import AppStatus
 
+from app.api.limits import Limits
 from app.api.sse import PING, RETRY, frame_of
-from app.api.state import Limits
 from app.api.streaming import Start, StreamResponse
 from app.domain.errors import GatewayError
 from app.streams.event import Event
 from app.streams.log import LiveLog
+from tests.fakes.exchange import FakeConnection, exchange_with, nothing
 
 HOSTILE = b'{"event":"done","id":9,"retry":1,"data":"\\r\\n\\n","comment":"x"}'
 
@@ -22,11 +23,8 @@ class Client:
     def __init__(self, *, reads: bool = True) -> None:
         self.sent: list[dict[str, Any]] = []
         self.reads = reads
-        self.aborted = False
+        self.connection = FakeConnection()
         self.left: list[GatewayError] = []
-
-    async def receive(self) -> dict[str, Any]:
-        return await asyncio.Event().wait()  # type: ignore[return-value]
 
     async def send(self, message: Any) -> None:
         if not self.reads and message["type"] == "http.response.body":
@@ -38,8 +36,7 @@ class Client:
             pass
 
         response = StreamResponse(log, limits, start=Start(), on_left=self.left.append, closing=closing)
-        scope = {"type": "http", "state": {"abort": lambda: setattr(self, "aborted", True)}}
-        await response(scope, self.receive, self.send)
+        await response(exchange_with(connection=self.connection).scope, nothing, self.send)
 
     @property
     def body(self) -> bytes:
@@ -79,4 +76,4 @@ async def test_a_client_that_takes_nothing_is_told_then_aborted() -> None:
     log.append(Event(1, "output", b"{}"))
     await client.ask(log, Limits(1, send_s=0.02))
     assert [error.code for error in client.left] == ["slow_consumer", "client_closed_request"]
-    assert client.aborted
+    assert client.connection.is_aborted

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from app.api.inference import Inference
-from app.api.state import Limits
+from app.api.limits import Limits
 from app.main import Gateway, create_admin_app, create_app
 from app.observability.metrics import Metrics
 from app.pipelines.cancellation import Canceller
@@ -24,7 +24,7 @@ from tests.fakes.models import KEY
 class Served:
     gateway: Gateway
     engine: FakeEngine
-    app: FastAPI
+    app: ASGIApp
     client: httpx.AsyncClient
     admin: httpx.AsyncClient
 
@@ -46,6 +46,6 @@ async def served(
             yield Served(gateway, engine, app, client, admin)
 
 
-def _client(app: FastAPI) -> httpx.AsyncClient:
+def _client(app: ASGIApp) -> httpx.AsyncClient:
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     return httpx.AsyncClient(transport=transport, base_url="http://gateway")

@@ -47,7 +47,7 @@ def protocol_with(limit: ConnectionLimit) -> type[asyncio.Protocol]:
 
 
 class BoundedProtocol(ClosingProtocol):
-    """Also puts ``abort`` and ``unsent_bytes`` into each request's state, for clients that read slowly."""
+    """Implements :class:`app.api.exchange.Connection`, and puts itself into each request's state."""
 
     def __init__(
         self,
@@ -58,6 +58,8 @@ class BoundedProtocol(ClosingProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self.on_lost: Callable[[], None] | None = None
+        self.is_lost = False
         self._limit = limit
         self._is_in_head = False
         self._has_begun = False
@@ -88,6 +90,20 @@ class BoundedProtocol(ClosingProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._limit.refused.discard(self)
         super().connection_lost(exc)
+        self.is_lost = True
+        if self.on_lost is not None:
+            self.on_lost()
+
+    @property
+    def has_whole_request(self) -> bool:
+        return self._body is None
+
+    @property
+    def unsent_bytes(self) -> int:
+        return self.transport.get_write_buffer_size()
+
+    def abort(self) -> None:
+        self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         while data and not self.is_ending:
@@ -146,8 +162,7 @@ class BoundedProtocol(ClosingProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._has_begun = True
-        self.scope["state"]["abort"] = self.transport.abort
-        self.scope["state"]["unsent_bytes"] = self.transport.get_write_buffer_size
+        self.scope["state"]["connection"] = self
 
     def on_headers_complete(self) -> None:
         """Starts the application. Until the request is complete, its answer says ``Connection: close``."""

@@ -2,16 +2,19 @@
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
+from starlette.types import Send
 
 from app.api.bodies import read_inference
 from app.api.deadlines import deadline_of
 from app.api.descriptions import describe, summarize
-from app.api.disconnect import cancelled_on_disconnect
+from app.api.disconnect import CancelledOnDisconnect
+from app.api.exchange import Exchange
 from app.api.inference import Call, Inference
-from app.api.responses import JsonResponse
+from app.api.limits import Limits
+from app.api.responses import JsonResponse, send_json
 from app.api.routing import Route
 from app.api.samples import base_url_of
-from app.api.state import Limits, record_of
+from app.api.short_path import ShortRoute
 from app.api.streaming import Start, StreamResponse
 from app.pipelines.catalog import Catalog
 from app.pipelines.collector import Result
@@ -28,9 +31,13 @@ class PipelineRoutes:
         router = APIRouter(prefix="/v1/pipelines", route_class=Route)
         router.add_api_route("", self.list_pipelines)
         router.add_api_route("/{name}", self.get_pipeline)
-        router.add_api_route("/{name}", self.run_pipeline, methods=["POST"])
-        router.add_api_route("/{name}/stream", self.stream_pipeline, methods=["POST"])
         return router
+
+    def short_routes(self) -> list[ShortRoute]:
+        return [
+            ShortRoute("/v1/pipelines/{name}", self.run_pipeline),
+            ShortRoute("/v1/pipelines/{name}/stream", self.stream_pipeline),
+        ]
 
     async def list_pipelines(self, _request: Request) -> Response:
         entries = self._catalog.entries
@@ -39,31 +46,35 @@ class PipelineRoutes:
     async def get_pipeline(self, name: str, request: Request) -> Response:
         return JsonResponse(describe(name, self._catalog.entry(name), base_url_of(request)))
 
-    async def run_pipeline(self, name: str, request: Request) -> Response:
-        pipeline = self._inference.admit(request, name, "unary")
+    async def run_pipeline(self, exchange: Exchange, name: str, send: Send) -> None:
+        pipeline = self._inference.admit(exchange, name, "unary")
         with self._inference.counted(name):
-            call = await self._call(request, pipeline, pipeline.timeout_s)
-            async with cancelled_on_disconnect(request.receive):
+            call = await self._call(exchange, pipeline, pipeline.timeout_s)
+            with CancelledOnDisconnect(exchange):
                 result = await self._inference.answer(call)
-        return _result_response(pipeline, result)
+        await _send_result(send, pipeline, result)
 
-    async def stream_pipeline(self, name: str, request: Request) -> Response:
-        pipeline = self._inference.admit(request, name, "stream")
-        call = await self._call(request, pipeline, pipeline.stream_spec().timeout_s)
-        async with cancelled_on_disconnect(request.receive):
+    async def stream_pipeline(self, exchange: Exchange, name: str, send: Send) -> None:
+        pipeline = self._inference.admit(exchange, name, "stream")
+        call = await self._call(exchange, pipeline, pipeline.stream_spec().timeout_s)
+        with CancelledOnDisconnect(exchange):
             stream, opening = await self._inference.open_stream(call)
-        return StreamResponse(
+        response = StreamResponse(
             stream.log, self._limits, start=Start(events=opening), on_left=stream.end, closing=stream.ended
         )
+        await response(exchange.scope, exchange.receive, send)
 
-    async def _call(self, request: Request, pipeline: Pipeline, timeout_s: float) -> Call:
+    async def _call(self, exchange: Exchange, pipeline: Pipeline, timeout_s: float) -> Call:
         """The deadline runs from here: the time that the body takes counts."""
-        deadline = deadline_of(request, timeout_s)
-        return Call(pipeline, await read_inference(request, pipeline, self._limits), deadline, record_of(request))
+        deadline = deadline_of(exchange, timeout_s)
+        return Call(pipeline, await read_inference(exchange, pipeline, self._limits), deadline, exchange.record)
 
 
-def _result_response(pipeline: Pipeline, result: Result) -> Response:
+async def _send_result(send: Send, pipeline: Pipeline, result: Result) -> None:
     if not pipeline.rules:
-        return JsonResponse(result.values)
-    headers = {} if result.early_exit is None else {"X-Early-Exit": result.early_exit}
-    return JsonResponse({**result.values, "early_exit": result.early_exit}, headers=headers)
+        await send_json(send, result.values)
+    elif result.early_exit is None:
+        await send_json(send, {**result.values, "early_exit": None})
+    else:
+        header = (b"x-early-exit", result.early_exit.encode("latin-1"))
+        await send_json(send, {**result.values, "early_exit": result.early_exit}, header)

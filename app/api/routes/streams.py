@@ -6,11 +6,12 @@ from starlette.responses import Response
 
 from app.api.bodies import off_loop, read_json
 from app.api.deadlines import deadline_of
+from app.api.exchange import exchange_of
 from app.api.inference import Call, Inference
+from app.api.limits import Limits
 from app.api.responses import JsonResponse
 from app.api.routing import Route
 from app.api.sse import HEADERS, MEDIA_TYPE, RETRY
-from app.api.state import Limits, record_of, work_of
 from app.api.streaming import Start, StreamResponse
 from app.domain.errors import FieldProblem, InvalidInput, InvalidRequest
 from app.pipelines.body import Body
@@ -34,12 +35,13 @@ class StreamRoutes:
         return router
 
     async def start_stream(self, request: Request) -> Response:
-        record = record_of(request)
+        exchange = exchange_of(request)
+        record = exchange.record
         record.transport = "stream"
-        self._inference.workload.begin(work_of(request))
-        name, inputs = await off_loop(_members_of, await read_json(request, self._limits))
-        pipeline = self._inference.admit(request, name, "stream")
-        deadline = deadline_of(request, pipeline.stream_spec().timeout_s)
+        self._inference.workload.begin(exchange.work)
+        name, inputs = await off_loop(_members_of, await read_json(exchange, self._limits))
+        pipeline = self._inference.admit(exchange, name, "stream")
+        deadline = deadline_of(exchange, pipeline.stream_spec().timeout_s)
         inference = await off_loop(pipeline.request_of_json, inputs)
         stream_id = await self._inference.start_resumable(Call(pipeline, inference, deadline, record), self._store)
         url = f"/v1/streams/{stream_id}"
@@ -48,7 +50,7 @@ class StreamRoutes:
 
     async def read_stream(self, stream_id: str, request: Request) -> Response:
         after = _last_event_id(request)
-        self._inference.workload.add(work_of(request))
+        self._inference.workload.add(exchange_of(request).work)
         reader = await self._store.reader(stream_id)
         try:
             has_more = await reader.resume(after)

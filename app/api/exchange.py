@@ -1,0 +1,85 @@
+"""One request and its answer: what every route needs beside the arguments of ASGI."""
+
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from starlette.requests import HTTPConnection
+from starlette.types import Message, Receive, Scope, Send
+
+from app.api.budget import ByteBudget
+from app.api.workload import RequestWork
+from app.observability.record import RequestRecord, request_id_of
+from app.observability.tracing import trace_of
+
+
+class Connection(Protocol):
+    """The client's connection. ``app.api.connection`` puts it into ``scope["state"]["connection"]``."""
+
+    on_lost: Callable[[], None] | None
+    """Is called once when the connection is lost."""
+
+    @property
+    def is_lost(self) -> bool: ...
+
+    @property
+    def has_whole_request(self) -> bool:
+        """Whether the body has arrived to its end, so that reading it does not wait."""
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of the answer that wait in the gateway."""
+
+    def abort(self) -> None: ...
+
+
+class Exchange:
+    """Made by :class:`app.api.entry.EntryPoint` for each request, and closed by it."""
+
+    __slots__ = ("_budget", "_headers", "_held_bytes", "_send", "connection", "receive", "record", "scope", "work")
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, budget: ByteBudget) -> None:
+        self.scope = scope
+        self.receive = receive
+        self.connection: Connection | None = scope.setdefault("state", {}).get("connection")
+        self._send = send
+        self._budget = budget
+        self._held_bytes = 0
+        self._headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
+        self.record = RequestRecord(request_id_of(self.header(b"x-request-id")), scope["method"], scope["path"])
+        self.work = RequestWork()
+        if b"traceparent" in self._headers:
+            self.record.trace = trace_of(self._all(b"traceparent"), self._all(b"tracestate"))
+
+    def header(self, name: bytes) -> str | None:
+        """``name`` in lower case. Of several headers with this name, the first."""
+        value = self._headers.get(name)
+        return None if value is None else value.decode("latin-1")
+
+    def hold(self, size: int) -> None:
+        """Counts bytes of the body until the exchange ends. Raises TooManyRequests."""
+        self._budget.take(size)
+        self._held_bytes += size
+
+    async def send(self, message: Message) -> None:
+        """Adds the headers of every answer to the start of the answer."""
+        if message["type"] == "http.response.start":
+            record = self.record
+            record.status = message["status"]
+            self.work.is_answering = True
+            message["headers"] = [
+                *message["headers"],
+                (b"x-request-id", record.request_id.encode()),
+                (b"server-timing", record.server_timing().encode()),
+            ]
+        await self._send(message)
+
+    def close(self) -> None:
+        """Gives the held bytes back."""
+        self._budget.give_back(self._held_bytes)
+
+    def _all(self, name: bytes) -> list[str]:
+        return [value.decode("latin-1") for each, value in self.scope["headers"] if each == name]
+
+
+def exchange_of(connection: HTTPConnection) -> Exchange:
+    return cast("Exchange", connection.scope["state"]["exchange"])

@@ -1,0 +1,15 @@
+"""The limits that the routes share."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    max_body_bytes: int
+    max_bytes_in_flight: int = 256 * 1024 * 1024
+    """For the bodies of all requests together."""
+    body_s: float = 30.0
+    """For the whole body to arrive."""
+    ping_s: float = 15.0
+    send_s: float = 10.0
+    """For a client to take what is sent to it."""

@@ -1,1 +1,0 @@
-"""Pure ASGI middleware, one class a file."""

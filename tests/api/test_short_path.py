@@ -1,0 +1,79 @@
+"""Inference is answered ahead of FastAPI, by the same routes that FastAPI has."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.api.budget import ByteBudget
+from app.api.entry import EntryPoint
+from app.api.routes.pipelines import PipelineRoutes
+from app.api.short_path import ShortPath
+from tests.api.conftest import READ, counted
+from tests.fakes.exchange import exchange_with
+from tests.fakes.gateway import Served
+
+IMAGE = {"image": "iVBORw0KGgo="}
+
+
+class NoFastAPI(FastAPI):
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raise AssertionError("the request reached FastAPI")
+
+
+@asynccontextmanager
+async def client_of(api: Served, app: ASGIApp) -> AsyncIterator[httpx.AsyncClient]:
+    inference = api.gateway.inference
+    entry = EntryPoint(app, inference.metrics, inference.workload, inference.tracer, ByteBudget(2**20))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(entry), base_url="http://gateway") as client:
+        yield client
+
+
+def application(api: Served, kind: type[FastAPI]) -> FastAPI:
+    app = kind(redirect_slashes=False)
+    inference = api.gateway.inference
+    app.router.routes.extend(PipelineRoutes(inference.catalog, inference, api.gateway.limits).short_routes())
+    return app
+
+
+@pytest.mark.parametrize("path", ["read", "r%65ad", "nothing", "read/stream"])
+async def test_inference_never_reaches_fastapi(api: Served, path: str) -> None:
+    app = ShortPath(application(api, NoFastAPI))
+    async with client_of(api, app) as client:
+        answer = await client.post(f"/v1/pipelines/{path}", json=IMAGE)
+    assert answer.status_code == {"nothing": 404, "read/stream": 400}.get(path, 200)
+    assert answer.headers["x-request-id"]
+    assert answer.headers["server-timing"].startswith("gateway;dur=")
+
+
+@pytest.mark.parametrize("path", ["/v1/pipelines/read/", "/v1/pipelines/a/b/stream", "/v1/pipelines//stream", "/v1"])
+async def test_other_addresses_are_left_to_fastapi(api: Served, path: str) -> None:
+    async with client_of(api, ShortPath(application(api, FastAPI))) as client:
+        assert (await client.post(path, json=IMAGE)).status_code == 404
+
+
+async def test_fastapi_answers_by_the_same_routes(api: Served) -> None:
+    api.engine.answers = [READ, READ]
+    app = application(api, FastAPI)
+    async with client_of(api, app) as ordinary, client_of(api, ShortPath(app)) as short:
+        answers = [await client.post("/v1/pipelines/read", json=IMAGE) for client in (ordinary, short)]
+    assert answers[0].status_code == 200
+    assert answers[0].content == answers[1].content
+    assert counted(api, "read", "unary") == {"ok": 2}
+
+
+async def test_the_first_of_two_equal_headers_counts() -> None:
+    exchange = exchange_with([("x-request-timeout", "1"), ("x-request-timeout", "2")])
+    assert exchange.header(b"x-request-timeout") == "1"
+
+
+async def test_held_bytes_are_given_back_when_the_exchange_ends() -> None:
+    budget = ByteBudget(100)
+    exchange = exchange_with(budget=budget)
+    exchange.hold(60)
+    assert budget.taken == 60
+    exchange.close()
+    assert budget.taken == 0

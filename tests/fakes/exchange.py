@@ -1,0 +1,59 @@
+"""One request without a server: an exchange over a connection that the test can lose."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from starlette.types import Message, Receive, Send
+
+from app.api.budget import ByteBudget
+from app.api.exchange import Exchange
+
+
+class FakeConnection:
+    """Implements :class:`app.api.exchange.Connection`."""
+
+    unsent_bytes = 0
+    has_whole_request = True
+
+    def __init__(self) -> None:
+        self.on_lost: Callable[[], None] | None = None
+        self.is_lost = False
+        self.is_aborted = False
+
+    def lose(self) -> None:
+        self.is_lost = True
+        if self.on_lost is not None:
+            self.on_lost()
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+async def nothing() -> Message:
+    return {"type": "http.request", "body": b"", "more_body": False}
+
+
+async def drop(_message: Message) -> None:
+    pass
+
+
+def exchange_with(
+    headers: Sequence[tuple[str, str]] = (),
+    *,
+    budget: ByteBudget | None = None,
+    connection: FakeConnection | None = None,
+    receive: Receive = nothing,
+    send: Send = drop,
+) -> Exchange:
+    """Must be called in a task. The exchange is in its own scope, as :class:`app.api.entry.EntryPoint` puts it."""
+    scope: dict[str, Any] = {
+        "type": "http",
+        "method": "POST",
+        "path": "/",
+        "query_string": b"",
+        "headers": [(name.encode(), value.encode("latin-1")) for name, value in headers],
+        "state": {"connection": connection},
+    }
+    exchange = Exchange(scope, receive, send, budget or ByteBudget(1024))
+    scope["state"]["exchange"] = exchange
+    return exchange

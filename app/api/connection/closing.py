@@ -2,10 +2,11 @@
 
 import asyncio
 import select
-from collections.abc import Callable
 from socket import IPPROTO_TCP, TCP_NOTSENT_LOWAT, socket
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from app.api.connection.timer import LazyTimer
 
 LINGER_S = 2.0
 """How long the connection stays open for a client that still sends. An earlier close would reset the connection."""
@@ -22,44 +23,35 @@ class ClosingProtocol(HttpToolsProtocol):
     """uvicorn's protocol with one timer for each state, and with an orderly end."""
 
     is_ending = False
-    _timer: asyncio.TimerHandle | None = None
     _unsent_timer: asyncio.TimerHandle | None = None
     _disconnect_timer: asyncio.TimerHandle | None = None
     _dropped_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.state_timer = LazyTimer(self.loop)
         transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
         transport.get_extra_info("socket").setsockopt(IPPROTO_TCP, TCP_NOTSENT_LOWAT, MAX_KERNEL_UNSENT_BYTES)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_ending = True
-        for timer in (self._timer, self._unsent_timer, self._disconnect_timer):
+        self.state_timer.close()
+        for timer in (self._unsent_timer, self._disconnect_timer):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
-
-    def start_timer(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Replaces the timer of the state before."""
-        self.stop_timer()
-        self._timer = self.loop.call_later(delay_s, action)
-
-    def stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
     def end(self, *, lingers: bool) -> None:
         """Closes the connection when everything is sent; if it lingers, drops what the client still sends."""
         if self.is_ending or self.transport.is_closing():
             return
         self.is_ending = True
-        self.stop_timer()
+        self.state_timer.stop()
         self._watch_unsent()
         if lingers:
             self.flow.resume_reading()
             self.transport.write_eof()
-            self.start_timer(LINGER_S, self.transport.close)
+            self.state_timer.start(LINGER_S, self.transport.close)
         else:
             self.transport.close()
 

@@ -15,10 +15,11 @@ _HOST = re.compile(rb"[0-9A-Za-z._~!$&'()*+,;=:%\[\]-]*")
 
 def end_of_head(before: bytes, data: bytes) -> int:
     """Returns where the first empty line in ``data`` ends, else the length of ``data``. ``before`` came before it."""
-    before = before[1 - len(END_OF_HEAD) :]
-    across = (before + data[: len(END_OF_HEAD) - 1]).find(END_OF_HEAD)
-    if across >= 0:
-        return across + len(END_OF_HEAD) - len(before)
+    if before:
+        before = before[1 - len(END_OF_HEAD) :]
+        across = (before + data[: len(END_OF_HEAD) - 1]).find(END_OF_HEAD)
+        if across >= 0:
+            return across + len(END_OF_HEAD) - len(before)
     inside = data.find(END_OF_HEAD)
     return inside + len(END_OF_HEAD) if inside >= 0 else len(data)
 
@@ -30,9 +31,14 @@ def body_of(version: str, headers: Sequence[tuple[bytes, bytes]]) -> Body:
     """
     if version not in VERSIONS:
         raise InvalidRequest("The gateway speaks HTTP/1.1 and HTTP/1.0.")
-    _check_host(version, _values(headers, b"host"))
-    lengths = _values(headers, b"content-length")
-    encodings = _values(headers, b"transfer-encoding")
+    hosts: list[bytes] = []
+    lengths: list[bytes] = []
+    encodings: list[bytes] = []
+    wanted = {b"host": hosts, b"content-length": lengths, b"transfer-encoding": encodings}
+    for name, value in headers:
+        if name in wanted:
+            wanted[name].append(value.strip(b" \t"))
+    _check_host(version, hosts)
     if encodings:
         _check_encoding(version, encodings, lengths)
         return ChunkedBody()
@@ -41,10 +47,6 @@ def body_of(version: str, headers: Sequence[tuple[bytes, bytes]]) -> Body:
     if len(lengths) > 1 or not lengths[0].isdigit():
         raise InvalidRequest("The request must have one Content-Length, a number.")
     return LengthBody(int(lengths[0]))
-
-
-def _values(headers: Sequence[tuple[bytes, bytes]], wanted: bytes) -> list[bytes]:
-    return [value.strip(b" \t") for name, value in headers if name == wanted]
 
 
 def _check_host(version: str, hosts: list[bytes]) -> None:

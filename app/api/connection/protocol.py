@@ -85,7 +85,7 @@ class BoundedProtocol(ClosingProtocol):
         if len(self.connections) > self._limit.max_connections:
             self._refuse_connection()
         else:
-            self.start_timer(HEAD_TIMEOUT_S, self._end_silently)
+            self.state_timer.start(HEAD_TIMEOUT_S, self._end_silently)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._limit.refused.discard(self)
@@ -148,7 +148,7 @@ class BoundedProtocol(ClosingProtocol):
         self._head_bytes = 0
         self._head_tail = b""
         self.parser = httptools.HttpRequestParser(self._events)
-        self.start_timer(HEAD_TIMEOUT_S, self._refuse_slow_head)
+        self.state_timer.start(HEAD_TIMEOUT_S, self._refuse_slow_head)
 
     def _parse(self, head: bytes) -> None:
         """Ignores an upgrade: the request is an ordinary one, and its body follows."""
@@ -169,7 +169,7 @@ class BoundedProtocol(ClosingProtocol):
         self._body = body_of(self.parser.get_http_version(), self.headers)
         super().on_headers_complete()
         self._is_in_head = False
-        self.stop_timer()
+        self.state_timer.stop()
         self.cycle.transport = cast("asyncio.Transport", self._answer)
         self._keeps_alive, self.cycle.keep_alive = self.cycle.keep_alive, False
         if self._body.is_complete:
@@ -221,7 +221,7 @@ class BoundedProtocol(ClosingProtocol):
         self.server_state.total_requests += 1
         if self.is_ending or self.transport.is_closing():
             return
-        self.start_timer(self.timeout_keep_alive, self._end_silently)
+        self.state_timer.start(self.timeout_keep_alive, self._end_silently)
         self._read_ahead()
 
     def shutdown(self) -> None:

@@ -72,9 +72,7 @@ class Inference:
     async def answer(self, call: Call) -> Result:
         """One unary answer. Also calls the pipeline's ``cancel`` model if the gateway ends the request early."""
         record = call.record
-        inference = call.pipeline.with_deadline(call.inference, call.deadline)
-        if record.trace is not None:
-            inference = replace(inference, trace=record.trace)
+        inference = call.pipeline.with_deadline(call.inference, call.deadline).with_trace(record.trace)
         record.triton_request_id = inference.request_id
         started = time.perf_counter()
         try:
@@ -121,7 +119,7 @@ class Inference:
     def _plan_of(self, call: Call, recorder: "StreamRecorder") -> StreamPlan:
         record = call.record
         record.triton_request_id = call.inference.request_id
-        inference = replace(call.pipeline.with_deadline(call.inference, call.deadline), trace=recorder.span.trace)
+        inference = call.pipeline.with_deadline(call.inference, call.deadline).with_trace(recorder.span.trace)
         return StreamPlan(
             request_id=record.request_id,
             responses=self.engine.infer_stream(inference, call.deadline),

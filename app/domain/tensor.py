@@ -1,10 +1,10 @@
 """A named, typed array, in the words of the Open Inference Protocol."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 BYTES = "BYTES"
@@ -33,8 +33,7 @@ INTEGER_DATATYPES = frozenset(name for name, dtype in DTYPE_BY_DATATYPE.items() 
 FLOAT_DATATYPES = frozenset({"FP16", "BF16", "FP32", "FP64"})
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Tensor:
+class Tensor(Struct, frozen=True, eq=False):
     """One tensor of a request or a response; ``array.dtype`` is the dtype of ``datatype``."""
 
     name: str

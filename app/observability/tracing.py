@@ -1,7 +1,6 @@
 """Spans of a request, of a stream and of a call to Triton. Without a collector there are no spans."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from enum import StrEnum
 from typing import Protocol
 
@@ -114,7 +113,7 @@ class CallTracing:
 
 class _TracedCall(ObservedCall):
     def __init__(self, request: InferenceRequest, method: str, span: Span) -> None:
-        super().__init__(replace(request, trace=span.trace))
+        super().__init__(request.with_trace(span.trace))
         self._method = method
         self._span = span
 

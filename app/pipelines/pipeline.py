@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from app.domain.deadline import Deadline
@@ -63,7 +63,7 @@ class Pipeline:
         if name is None:
             return request
         expires_at_ms = round((time.time() + deadline.remaining_s()) * 1000)
-        return replace(request, parameters={**request.parameters, name: expires_at_ms})
+        return request.with_parameter(name, expires_at_ms)
 
     def stream_spec(self) -> StreamSpec:
         """Raises InvalidRequest where the pipeline does not stream."""

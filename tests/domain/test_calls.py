@@ -1,6 +1,6 @@
 """Several observers of a call act as one observer."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from app.domain.calls import CallObservers, ObservedCall
 from app.domain.errors import GatewayError

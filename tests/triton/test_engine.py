@@ -8,6 +8,7 @@ from dataclasses import replace
 import grpc
 import numpy as np
 import pytest
+from msgspec import structs
 from tritonclient.grpc import service_pb2 as pb
 
 from app.domain.calls import ObservedCall
@@ -96,13 +97,13 @@ class TestUnary:
         self, engine: TritonEngine, triton: FakeTriton
     ) -> None:
         triton.unary = echo
-        await engine.infer(replace(REQUEST, trace=TRACE), Deadline.after(LONG_S))
+        await engine.infer(REQUEST.with_trace(TRACE), Deadline.after(LONG_S))
         assert triton.requests[0].parameters["traceparent"].string_param == TRACE.traceparent
         assert triton.trace_metadata() == {"traceparent": TRACE.traceparent, "tracestate": "a=1"}
 
     async def test_an_unsampled_trace_is_no_parent(self, engine: TritonEngine, triton: FakeTriton) -> None:
         triton.unary = echo
-        await engine.infer(replace(REQUEST, trace=replace(TRACE, flags=0)), Deadline.after(LONG_S))
+        await engine.infer(REQUEST.with_trace(replace(TRACE, flags=0)), Deadline.after(LONG_S))
         assert triton.requests[0].parameters["traceparent"].string_param.endswith("-00")
         assert triton.trace_metadata() == {}
 
@@ -332,7 +333,7 @@ class TestStream:
         by_hook: bool,
     ) -> None:
         triton.streamed = scripted(pieces, hangs_s=ends_after_s)
-        responses = engine.infer_stream(replace(REQUEST, ends_by_hook=by_hook), Deadline.after(LONG_S))
+        responses = engine.infer_stream(structs.replace(REQUEST, ends_by_hook=by_hook), Deadline.after(LONG_S))
         with suppress(ModelError):
             await anext(responses)
         await responses.aclose()
@@ -343,7 +344,7 @@ class TestStream:
         self, engine: TritonEngine, triton: FakeTriton
     ) -> None:
         triton.streamed = scripted([piece(1)], hangs_s=3600)
-        responses = engine.infer_stream(replace(REQUEST, ends_by_hook=True), Deadline.after(LONG_S))
+        responses = engine.infer_stream(structs.replace(REQUEST, ends_by_hook=True), Deadline.after(LONG_S))
         await anext(responses)
         await responses.aclose()
         await asyncio.wait_for(triton.cancelled.wait(), LONG_S)

@@ -73,15 +73,14 @@ class BodyReader:
         if self._takes_any_json:
             check_depth(memoryview(body))
         values = msgspec.structs.astuple(decoded)
-        if self._may_repeat_a_name(body, len(values) - values.count(msgspec.UNSET)):
+        is_clear = body.count(b":") == len(values) - values.count(msgspec.UNSET)
+        if not is_clear and self._may_repeat_a_name(body):
             return None
         pairs = zip(self._fields, values, strict=True)
         return {name: value for name, value in pairs if value is not msgspec.UNSET and value is not None}
 
-    def _may_repeat_a_name(self, body: bytes, given: int) -> bool:
+    def _may_repeat_a_name(self, body: bytes) -> bool:
         """Whether a name may stand twice in the body; the decoder keeps the last. False is certain, True is not."""
-        if body.count(b":") == given:
-            return False
         return b"\\u" in body or any(body.count(name) > 1 for name in self._quoted_names)
 
     def _decoded_by_member(self, body: memoryview) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Turns the responses of one request into the caller's values, and says how the answer ended."""
 
 import codecs
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from app.domain.errors import ContractViolation, GatewayError
 from app.domain.inference import InferenceRequest, InferenceResponse
@@ -13,16 +14,14 @@ from app.pipelines.pipeline import Pipeline
 Values = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(Struct, frozen=True):
     """How a stream ended: the reason of an early exit, and the values of one more output, if there is one."""
 
     early_exit: str | None
     values: Values | None
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(Struct, frozen=True):
     """The whole answer of a unary request."""
 
     values: Values
@@ -41,13 +40,13 @@ class Collector:
         self._request_id = request.request_id
         self._fields = pipeline.outputs
         self._decoupled = pipeline.config.decoupled
-        self._contract = ContractCheck(pipeline.contracts_of(request.parameters))
+        self._contract = ContractCheck(pipeline.contracts.of(request.parameters))
         self._texts = {
             field.name: codecs.getincrementaldecoder("utf-8")("replace") for field in self._fields if field.is_text_run
         }
         self._written: set[str] = set()
         self._filled: set[str] = set()
-        self._joined = {field.name: self._start_of(field) for field in self._fields}
+        self._joined: Values = {field.name: _start_of(field) for field in self._fields} if self._decoupled else {}
 
     def add(self, response: InferenceResponse) -> Values | None:
         """The values of one response; None for a response without outputs. Raises ContractViolation."""
@@ -55,9 +54,10 @@ class Collector:
             return None
         self._contract.check(response)
         self._written.update(response.outputs)
-        self._filled.update(name for name, tensor in response.outputs.items() if tensor.array.size)
+        if self._pipeline.rules:
+            self._filled.update(name for name, tensor in response.outputs.items() if tensor.array.size)
         values = {field.name: self._value_of(field, response) for field in self._fields}
-        if response.is_final:
+        if response.is_final and self._texts:
             for name, rest in self._rests_of_text().items():
                 values[name] = (values[name] or "") + rest
         return values
@@ -70,10 +70,11 @@ class Collector:
         """
         if error is not None:
             return self._exit_with(self._pipeline.early_exit_of(error, self._request_id))
-        reason = self._pipeline.rules.reason_of_outputs(self._written, self._written - self._filled)
+        rules = self._pipeline.rules
+        reason = rules.reason_of_outputs(self._written, self._written - self._filled) if rules else None
         if reason is None and not self._decoupled:
             self._check_complete()
-        rests = self._rests_of_text()
+        rests = self._rests_of_text() if self._texts else None
         return Ending(reason, {**self.empty_values(), **rests}) if rests else self._exit_with(reason)
 
     def join(self, response: InferenceResponse) -> None:
@@ -104,10 +105,8 @@ class Collector:
 
     def _value_of(self, field: OutputField, response: InferenceResponse) -> Any:
         tensor = response.outputs.get(field.tensor.name)
-        if tensor is None:
-            return self._empty_value(field)
-        array = field.array_of(tensor)
-        if not array.size:
+        array = None if tensor is None else field.array_of(tensor)
+        if array is None or not array.size:
             return self._empty_value(field)
         if field.name in self._texts:
             return self._texts[field.name].decode(array.flat[0])
@@ -124,15 +123,18 @@ class Collector:
     def _join(self, values: Values | None) -> None:
         if values is None:
             return
+        if not self._decoupled:
+            self._joined = values
+            return
         for field in self._fields:
-            name = field.name
-            self._joined[name] = _joined(field, self._joined[name], values[name]) if self._decoupled else values[name]
+            self._joined[field.name] = _joined(field, self._joined[field.name], values[field.name])
 
-    def _start_of(self, field: OutputField) -> Any:
-        """What :meth:`join` begins with."""
-        if not self._decoupled or field.join == "last":
-            return field.empty_value
-        return "" if field.join == "concatenate" and field.is_bare else []
+
+def _start_of(field: OutputField) -> Any:
+    """What :meth:`Collector.join` begins with if the model is decoupled."""
+    if field.join == "last":
+        return field.empty_value
+    return "" if field.join == "concatenate" and field.is_bare else []
 
 
 def _joined(field: OutputField, so_far: Any, value: Any) -> Any:

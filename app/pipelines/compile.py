@@ -8,6 +8,7 @@ from typing import Any
 from app.domain.model import ModelConfig, TensorSpec
 from app.domain.tensor import DTYPE_BY_DATATYPE
 from app.pipelines.body import BodyReader
+from app.pipelines.contract import Contracts
 from app.pipelines.early_exit import EarlyExitRules
 from app.pipelines.fields import InputField, ParameterField
 from app.pipelines.file import nearest
@@ -15,6 +16,7 @@ from app.pipelines.graph import graph_of
 from app.pipelines.kinds import kind_fits
 from app.pipelines.outputs import OutputField
 from app.pipelines.pipeline import Pipeline
+from app.pipelines.requests import RequestBuilder
 from app.pipelines.spec import ContractSpec, InputSpec, OutputSpec, PipelineSpec, StreamSpec
 
 
@@ -53,8 +55,10 @@ def compile_pipeline(
         inputs=tuple(inputs),
         parameters=tuple(parameters),
         outputs=tuple(outputs),
+        contracts=Contracts(spec.contract, takes_batch=config.max_batch_size > 0 and not spec.batch),
         rules=EarlyExitRules(tuple(spec.early_exit), graph.ensembles, surroundings.early_exit_key),
         reader=reader,
+        builder=RequestBuilder(spec, inputs, parameters, config.max_batch_size),
         timeout_s=spec.timeout_s or surroundings.timeout_s,
     )
 

@@ -5,12 +5,13 @@ as a tensor that grows from response to response. Triton accepts it wherever the
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from app.domain.errors import ContractViolation
-from app.domain.inference import InferenceResponse
+from app.domain.inference import InferenceResponse, Parameter
 from app.domain.tensor import Tensor
 from app.pipelines.shapes import fits, shape_text
+from app.pipelines.spec import ContractSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,32 @@ class TensorContract:
     """If ``takes_batch``, without the batch dimension, which is then 1. A size of -1 is any size."""
     not_growing: bool = False
     takes_batch: bool = False
+
+
+class Contracts:
+    """The contracts of a pipeline, by tensor name."""
+
+    def __init__(self, given: Mapping[str, ContractSpec], *, takes_batch: bool) -> None:
+        self._contracts = {
+            name: TensorContract(
+                tensor=name,
+                max_items=spec.max_items if isinstance(spec.max_items, int) else None,
+                shape=None if spec.shape is None else tuple(spec.shape),
+                not_growing=spec.not_growing,
+                takes_batch=takes_batch,
+            )
+            for name, spec in given.items()
+        }
+        self._limits = {name: spec.max_items for name, spec in given.items() if isinstance(spec.max_items, str)}
+        """Tensor -> the parameter whose value is the largest number of elements."""
+
+    def of(self, parameters: Mapping[str, Parameter]) -> Mapping[str, TensorContract]:
+        """The contracts of a request with these parameters."""
+        limits = {name: parameters[limit] for name, limit in self._limits.items() if limit in parameters}
+        if not limits:
+            return self._contracts
+        agreed = {name: replace(self._contracts[name], max_items=int(limit)) for name, limit in limits.items()}
+        return {**self._contracts, **agreed}
 
 
 class ContractCheck:

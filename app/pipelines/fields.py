@@ -21,6 +21,7 @@ from app.pipelines.structure import has_more_elements
 MAX_ELEMENTS = 65_536
 """Of a list of texts or files whose dims do not say how many. Each costs more memory than its text has bytes."""
 
+_FILE_KINDS = {"image", "binary"}
 _DATATYPES_BY_TYPE = {
     "integer": INTEGER_DATATYPES,
     "number": FLOAT_DATATYPES,
@@ -45,6 +46,8 @@ class InputField:
     _max_elements: int | None
     """None: as many as the body has room for."""
     _to_array: ToArray
+    _dims: tuple[int, ...]
+    """Of the caller's values, batch dimension included where the caller gives one; -1 is any size."""
     _allowed: Array | None
     default: Tensor | None = None
 
@@ -56,7 +59,7 @@ class InputField:
         if spec.kind == "json" and (batch or not is_bare_item(tensor)):
             raise ValueError("is of kind json, which is one value: the tensor must have dims [1] and no batch: true")
         depth = batch + (0 if is_bare_item(tensor) else len(tensor.dims))
-        to_array = to_array_of(spec.kind, tensor.datatype)
+        to_array = _to_array_of(spec, tensor.datatype)
         field = cls(
             name=name,
             spec=spec,
@@ -67,6 +70,7 @@ class InputField:
             _depth=depth,
             _max_elements=_max_elements(spec, tensor, max_batch_size if batch else 1),
             _to_array=to_array,
+            _dims=((-1,) if batch else ()) + tensor.dims,
             _allowed=to_array(spec.enum) if spec.enum and spec.kind == "number" else None,
         )
         return field if spec.default is None else dataclasses.replace(field, default=field._default())
@@ -78,7 +82,7 @@ class InputField:
 
     @property
     def is_file(self) -> bool:
-        return self.spec.kind in {"image", "binary"}
+        return self.spec.kind in _FILE_KINDS
 
     @property
     def is_required(self) -> bool:
@@ -95,8 +99,9 @@ class InputField:
 
     def read(self, value: Any) -> Tensor:
         """A decoded value, or the array that it became already -> the tensor that Triton is sent. Raises ValueError."""
-        array = value if isinstance(value, np.ndarray) else self._to_array(self._unwrapped(value))
-        array = array.reshape(self._shape_sent(array.shape))
+        array = value if isinstance(value, np.ndarray) else self._to_array(value)
+        if array.shape != self._dims:
+            array = array.reshape(self._shape_sent(array.shape))
         if self._allowed is not None and not np.isin(array, self._allowed).all():
             raise ValueError("is not one of the allowed values")
         return Tensor(self.tensor.name, self.tensor.datatype, array[np.newaxis] if self.adds_batch else array)
@@ -107,14 +112,9 @@ class InputField:
             return self.read(msgspec.json.encode(self.spec.default))
         return self.read(_converted(self.spec.default, self.json_type))
 
-    def _unwrapped(self, value: Any) -> Any:
-        if self.spec.kind == "json":
-            return json_bytes_of(value)
-        return _content_of(value, self.spec.kind) if self.is_file else value
-
     def _shape_sent(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape that Triton is sent, batch dimension aside, for the caller's. Raises ValueError."""
-        dims = ((-1,) if self.batched else ()) + self.tensor.dims
+        dims = self._dims
         size = math.prod(shape)
         if is_bare_item(self.tensor) and (self.batched or size == 1):
             return shape[: self.batched] + self.tensor.dims
@@ -132,6 +132,8 @@ class ParameterField:
     tensor: TensorSpec | None
     json_type: Any
     has_batch: bool
+    _to_array: ToArray | None
+    """None for a parameter of the request, which is no tensor."""
 
     @classmethod
     def compile(
@@ -140,7 +142,9 @@ class ParameterField:
         """Raises ValueError where the bounds, the enum, the default or the tensor do not fit."""
         if tensor is not None:
             _check_parameter_tensor(spec, tensor)
-        field = cls(name, spec, tensor, parameter_type(spec, tensor), max_batch_size > 0)
+        kind = "text" if spec.type == "string" else "number"
+        to_array = None if tensor is None else to_array_of(kind, tensor.datatype)
+        field = cls(name, spec, tensor, parameter_type(spec, tensor), max_batch_size > 0, to_array)
         if spec.default is not None:
             field.checked(_converted(spec.default, field.json_type))
         return field
@@ -163,12 +167,21 @@ class ParameterField:
     def read(self, value: Any, batch_size: int) -> Tensor:
         """The value as a tensor of one element, for a parameter that is one; again for each item. Raises ValueError."""
         assert self.tensor is not None
-        array = to_array_of("text" if self.spec.type == "string" else "number", self.tensor.datatype)(
-            self.checked(value)
-        ).reshape(self.tensor.dims)
+        assert self._to_array is not None
+        array = self._to_array(self.checked(value)).reshape(self.tensor.dims)
         if self.has_batch:
             array = np.repeat(array[np.newaxis], batch_size, axis=0)
         return Tensor(self.tensor.name, self.tensor.datatype, array)
+
+
+def _to_array_of(spec: InputSpec, datatype: str) -> ToArray:
+    """Takes a decoded value: of kind json the JSON text, of a file base64 text or bytes."""
+    to_array = to_array_of(spec.kind, datatype)
+    if spec.kind == "json":
+        return lambda value: to_array(json_bytes_of(value))
+    if spec.kind in _FILE_KINDS:
+        return lambda value: to_array(_content_of(value, spec.kind))
+    return to_array
 
 
 def _max_elements(spec: InputSpec, tensor: TensorSpec, items: int) -> int | None:

@@ -19,19 +19,26 @@ class OutputField:
     spec: OutputSpec
     tensor: TensorSpec
     takes_batch: bool
-    batched: bool
+    depth: int
+    """How many lists stand around an element of one response."""
+    join: str
+    _dims: tuple[int, ...]
+    """Of Triton's tensor, batch dimension included; -1 is any size."""
     _from_array: FromArray
 
     @classmethod
     def compile(
         cls, name: str, spec: OutputSpec, tensor: TensorSpec, *, max_batch_size: int, batch: bool
     ) -> "OutputField":
+        takes_batch = max_batch_size > 0 and not batch
         return cls(
             name=name,
             spec=spec,
             tensor=tensor,
-            takes_batch=max_batch_size > 0 and not batch,
-            batched=batch,
+            takes_batch=takes_batch,
+            depth=batch + (0 if is_bare_item(tensor) else len(tensor.dims)),
+            join=spec.join or ("concatenate" if spec.kind == "text" else "list"),
+            _dims=((1,) if takes_batch else (-1,) if batch else ()) + tensor.dims,
             _from_array=from_array_of(spec.kind, tensor.datatype),
         )
 
@@ -39,15 +46,6 @@ class OutputField:
     def is_bare(self) -> bool:
         """Whether the caller is given one value rather than a list."""
         return self.depth == 0
-
-    @property
-    def depth(self) -> int:
-        """How many lists stand around an element of one response."""
-        return self.batched + (0 if is_bare_item(self.tensor) else len(self.tensor.dims))
-
-    @property
-    def join(self) -> str:
-        return self.spec.join or ("concatenate" if self.spec.kind == "text" else "list")
 
     @property
     def is_text_run(self) -> bool:
@@ -64,11 +62,9 @@ class OutputField:
             raise ContractViolation(
                 f"Output '{tensor.name}' is {tensor.datatype}; {self.tensor.datatype} is declared.", tensor=tensor.name
             )
-        batch = (1,) if self.takes_batch else (-1,) if self.batched else ()
-        if tensor.array.size and not fits(tensor.shape, batch + self.tensor.dims):
+        if tensor.array.size and not fits(tensor.shape, self._dims):
             raise ContractViolation(
-                f"Output '{tensor.name}' has shape {shape_text(tensor.shape)}; "
-                f"{shape_text(batch + self.tensor.dims)} is declared.",
+                f"Output '{tensor.name}' has shape {shape_text(tensor.shape)}; {shape_text(self._dims)} is declared.",
                 tensor=tensor.name,
             )
         return without_batch(tensor.array) if self.takes_batch else tensor.array

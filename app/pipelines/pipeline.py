@@ -1,23 +1,23 @@
 """A pipeline: one product endpoint over one Triton model, compiled once for the model's signature."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from app.domain.deadline import Deadline
-from app.domain.errors import FieldProblem, GatewayError, InvalidInput, InvalidRequest, UpstreamError
-from app.domain.inference import InferenceRequest, Parameter
+from app.domain.errors import GatewayError, InvalidInput, InvalidRequest, UpstreamError
+from app.domain.inference import InferenceRequest
 from app.domain.model import ModelConfig
-from app.domain.tensor import Tensor
 from app.pipelines.body import Body, BodyReader
-from app.pipelines.contract import TensorContract
+from app.pipelines.contract import Contracts
 from app.pipelines.early_exit import EarlyExitRules
 from app.pipelines.explain import explain
 from app.pipelines.fields import InputField, ParameterField
 from app.pipelines.graph import Graph
 from app.pipelines.outputs import OutputField
-from app.pipelines.spec import ContractSpec, PipelineSpec, StreamSpec
+from app.pipelines.requests import RequestBuilder
+from app.pipelines.spec import PipelineSpec, StreamSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,8 +29,10 @@ class Pipeline:
     inputs: tuple[InputField, ...]
     parameters: tuple[ParameterField, ...]
     outputs: tuple[OutputField, ...]
+    contracts: Contracts
     rules: EarlyExitRules
     reader: BodyReader
+    builder: RequestBuilder
     timeout_s: float
     """Of a unary request; a stream has its own in ``spec.stream``."""
 
@@ -44,18 +46,7 @@ class Pipeline:
 
     def request_of(self, values: Mapping[str, Any]) -> InferenceRequest:
         """Decoded values by field name -> a request whose types, shapes and data agree. Raises InvalidInput."""
-        problems: list[FieldProblem] = []
-        tensors = self._tensors(values, problems)
-        parameters = self._parameter_values(values, problems)
-        if problems:
-            raise InvalidInput(f"'{problems[0].field}' {problems[0].problem}.", errors=problems)
-        return InferenceRequest(
-            model=self.spec.model,
-            version=self.spec.version,
-            inputs=tensors,
-            parameters=parameters,
-            ends_by_hook=self.spec.cancel is not None,
-        )
+        return self.builder.request_of(values)
 
     def with_deadline(self, request: InferenceRequest, deadline: Deadline) -> InferenceRequest:
         """The request with its deadline as a parameter, if the pipeline declares one: Triton tells no step of it."""
@@ -72,22 +63,6 @@ class Pipeline:
                 "This pipeline is not declared to stream.", hint="Declare `stream: true` for it in gateway.yaml."
             )
         return self.spec.stream
-
-    def contracts_of(self, parameters: Mapping[str, Parameter]) -> dict[str, TensorContract]:
-        """The contracts of a request with these parameters, by tensor name."""
-        return {
-            tensor: self._contract_of(tensor, contract, parameters) for tensor, contract in self.spec.contract.items()
-        }
-
-    def _contract_of(self, tensor: str, contract: ContractSpec, parameters: Mapping[str, Parameter]) -> TensorContract:
-        limit = parameters.get(contract.max_items) if isinstance(contract.max_items, str) else contract.max_items
-        return TensorContract(
-            tensor=tensor,
-            max_items=None if limit is None else int(limit),
-            shape=None if contract.shape is None else tuple(contract.shape),
-            not_growing=contract.not_growing,
-            takes_batch=self.config.max_batch_size > 0 and not self.spec.batch,
-        )
 
     def early_exit_of(self, error: GatewayError, request_id: str) -> str:
         """The reason of the early exit that the pipeline's rules see in an error. Raises the caller's error if none.
@@ -117,54 +92,6 @@ class Pipeline:
         message = self.rules.bare(upstream.message, request_id)
         named = any(message.startswith(f"{step}: ") for step in self.spec.rejects_input)
         return named or (upstream.grpc_code is not None and self.spec.model in self.spec.rejects_input)
-
-    def _tensors(self, values: Mapping[str, Any], problems: list[FieldProblem]) -> tuple[Tensor, ...]:
-        tensors: list[Tensor] = []
-        for field in self.inputs:
-            value = values.get(field.name)
-            try:
-                tensor = field.default if value is None else field.read(value)
-            except ValueError as exc:
-                problems.append(FieldProblem(field.name, str(exc)))
-                continue
-            if tensor is not None:
-                tensors.append(tensor)
-        batch_size = self._batch_size(tensors, problems) if self.spec.batch else 1
-        return (*tensors, *self._parameter_tensors(values, batch_size, problems))
-
-    def _batch_size(self, tensors: list[Tensor], problems: list[FieldProblem]) -> int:
-        """How many items the caller sent, the same of every input."""
-        sizes = {tensor.shape[0] for tensor in tensors} or {1}
-        size = sizes.pop()
-        if sizes:
-            problems.append(FieldProblem("batch", "has inputs with different numbers of items"))
-        elif not 1 <= size <= self.config.max_batch_size:
-            problems.append(FieldProblem("batch", f"has {size} items; expected 1 to {self.config.max_batch_size}"))
-        return size
-
-    def _parameter_tensors(
-        self, values: Mapping[str, Any], batch_size: int, problems: list[FieldProblem]
-    ) -> Iterable[Tensor]:
-        for field in self.parameters:
-            value = values.get(field.name, field.spec.default)
-            if value is None or field.tensor is None:
-                continue
-            try:
-                yield field.read(value, batch_size)
-            except ValueError as exc:
-                problems.append(FieldProblem(field.name, str(exc)))
-
-    def _parameter_values(self, values: Mapping[str, Any], problems: list[FieldProblem]) -> dict[str, Parameter]:
-        parameters: dict[str, Parameter] = {}
-        for field in self.parameters:
-            value = values.get(field.name, field.spec.default)
-            if value is None or field.tensor is not None:
-                continue
-            try:
-                parameters[field.name] = field.checked(value)
-            except ValueError as exc:
-                problems.append(FieldProblem(field.name, str(exc)))
-        return parameters
 
 
 def _refused_by_step() -> InvalidInput:

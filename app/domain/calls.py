@@ -38,7 +38,7 @@ class CallObservers:
             call = observer.started(request, method)
             request = call.request
             calls.append(call)
-        return _ObservedCalls(request, calls)
+        return calls[0] if len(calls) == 1 else _ObservedCalls(request, calls)
 
 
 class _ObservedCalls(ObservedCall):

@@ -5,14 +5,14 @@ It does not use the classes of that client: their asyncio ``stream_infer`` ignor
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
 from app.domain.background import BackgroundTasks
-from app.domain.calls import NO_OBSERVER, CallObserver, CallObservers, ObservedCall
+from app.domain.calls import NO_OBSERVER, CallObserver
 from app.domain.deadline import FLOOR_S, Deadline
 from app.domain.errors import DeadlineExceeded, GatewayError, ModelNotReady, UpstreamProtocol
 from app.domain.inference import InferenceRequest, InferenceResponse
@@ -31,6 +31,7 @@ from app.triton.errors import gateway_error_of, request_too_large, triton_errors
 from app.triton.health import TritonHealth
 from app.triton.service import call_control, path_of
 from app.triton.transport import MAX_MESSAGE_BYTES, RpcError, Transport
+from app.triton.watched import WatchedCall
 
 CONTROL_TIMEOUT_S = 5.0
 """For health, index and configuration calls, which Triton answers within milliseconds."""
@@ -50,7 +51,7 @@ class TritonEngine:
     ) -> None:
         self._transport = transport
         self._health = health or TritonHealth()
-        self._observer = CallObservers(observer, self._health)
+        self._observer = observer
         self._cancels = PacedCancels()
         self._cancelling = BackgroundTasks()
 
@@ -113,33 +114,33 @@ class TritonEngine:
             )
 
     async def infer(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
-        _refuse_if_passed(deadline, request.model)
-        with self._observed(request, "ModelInfer") as observed:
-            request = observed.request
+        timeout_s = _timeout_s(deadline, request.model)
+        with WatchedCall(request, "ModelInfer", self._observer, self._health) as watched:
+            request = watched.request
             message = _serialized(request_message(request))
-            call = await self._transport.unary(_INFER, message, _timeout_s(deadline), trace_metadata(request))
+            call = await self._transport.unary(_INFER, message, timeout_s, trace_metadata(request))
             del message  # frees the memory before the response arrives
             try:
                 answer = await call.response()
             finally:
                 self._cancels.cancel(call)
             response = response_of(service_pb2.ModelInferResponse.FromString(answer))
-            observed.response(response)
+            watched.response(response)
             return response
 
     async def infer_stream(self, request: InferenceRequest, deadline: Deadline) -> AsyncGenerator[InferenceResponse]:
-        _refuse_if_passed(deadline, request.model)
-        with self._observed(request, "ModelStreamInfer") as observed:
-            async with aclosing(self._responses(observed.request, deadline)) as responses:
+        timeout_s = _timeout_s(deadline, request.model)
+        with WatchedCall(request, "ModelStreamInfer", self._observer, self._health) as watched:
+            async with aclosing(self._responses(watched.request, timeout_s)) as responses:
                 async for response in responses:
-                    observed.response(response)
+                    watched.response(response)
                     given = [response]
                     del response  # frees the memory while the response is read
                     yield given.pop()
 
-    async def _responses(self, request: InferenceRequest, deadline: Deadline) -> AsyncGenerator[InferenceResponse]:
+    async def _responses(self, request: InferenceRequest, timeout_s: float) -> AsyncGenerator[InferenceResponse]:
         request_sent = _serialized(stream_request_message(request))
-        call = await self._transport.stream(_STREAM_INFER, request_sent, _timeout_s(deadline), trace_metadata(request))
+        call = await self._transport.stream(_STREAM_INFER, request_sent, timeout_s, trace_metadata(request))
         del request_sent  # frees the memory before the responses arrive
         is_over = False
         try:
@@ -166,24 +167,6 @@ class TritonEngine:
         """Waits until every abandoned stream is cancelled."""
         await self._cancelling.close()
 
-    @contextmanager
-    def _observed(self, request: InferenceRequest, method: str) -> Iterator[ObservedCall]:
-        """Tells the observer how the call inside ended; every gRPC error becomes a GatewayError."""
-        call = self._observer.started(request, method)
-        code, error = "UNKNOWN", None
-        try:
-            with triton_errors(request.model):
-                yield call
-            code = "OK"
-        except GatewayError as exc:
-            code, error = (exc.upstream.grpc_code if exc.upstream else None) or "UNKNOWN", exc
-            raise
-        except (asyncio.CancelledError, GeneratorExit):
-            code = "CANCELLED"
-            raise
-        finally:
-            call.ended(code, error)
-
 
 def _serialized(message: service_pb2.ModelInferRequest) -> bytes:
     """Raises PayloadTooLarge for a message that Triton does not accept."""
@@ -192,10 +175,8 @@ def _serialized(message: service_pb2.ModelInferRequest) -> bytes:
     return message.SerializeToString()  # type: ignore[no-any-return]
 
 
-def _refuse_if_passed(deadline: Deadline, model: str) -> None:
+def _timeout_s(deadline: Deadline, model: str) -> float:
+    """Raises DeadlineExceeded."""
     if deadline.has_passed:
         raise DeadlineExceeded(f"The deadline passed before model '{model}' was called.")
-
-
-def _timeout_s(deadline: Deadline) -> float:
     return max(deadline.remaining_s(), FLOOR_S)

@@ -32,13 +32,13 @@ def triton_errors(model: str = "") -> Iterator[None]:
     """Every error that gRPC raises inside becomes a GatewayError with ``upstream`` set."""
     try:
         yield
-    except (BrokenExchange, DecodeError) as exc:
-        raise UpstreamProtocol("The exchange with Triton failed: a message could not be sent or read.") from exc
-    except RpcError as exc:
-        raise _error_of_call(exc, model) from exc
+    except (RpcError, DecodeError) as exc:
+        raise error_of_call(exc, model) from exc
 
 
-def _error_of_call(exc: RpcError, model: str) -> GatewayError:
+def error_of_call(exc: RpcError | DecodeError, model: str) -> GatewayError:
+    if isinstance(exc, BrokenExchange | DecodeError):
+        return UpstreamProtocol("The exchange with Triton failed: a message could not be sent or read.")
     error = gateway_error_of(exc.code, exc.details, model)
     if isinstance(error, UpstreamUnavailable):
         error.was_sent = exc.was_sent

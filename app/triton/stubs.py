@@ -9,9 +9,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from app.domain.calls import ObservedCall
-from app.domain.errors import GatewayError
-from app.domain.inference import InferenceRequest
 from app.domain.model import ModelConfig
 
 REPEATED = 3
@@ -21,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class Stubs:
-    """Observes calls. A call that fails because of a dead process makes its model a suspect.
+    """A call that fails because of a dead process makes its model a suspect.
 
     An error text may repeat text of a caller. So a suspect counts as dead only after :meth:`condemn`.
     """
@@ -32,9 +29,6 @@ class Stubs:
         self._suspects: dict[str, Counter[str]] = {}
         """Called model -> the models whose process its errors named."""
         self._dead: set[str] = set()
-
-    def started(self, request: InferenceRequest, method: str) -> ObservedCall:
-        return _Suspecting(request, self)
 
     def learn(self, config: ModelConfig) -> None:
         """Remembers which models this model runs."""
@@ -112,13 +106,3 @@ class Stubs:
 def _is_of(stub: str, model: str) -> bool:
     """Triton names a process after its model, its instance group and its instance: ``text_embed_0_0``."""
     return stub == model or stub.startswith(f"{model}_")
-
-
-class _Suspecting(ObservedCall):
-    def __init__(self, request: InferenceRequest, stubs: Stubs) -> None:
-        super().__init__(request)
-        self._stubs = stubs
-
-    def ended(self, code: str, error: GatewayError | None) -> None:
-        if error is not None and error.upstream is not None:
-            self._stubs.suspect(self.request.model, error.upstream.message)

@@ -2,8 +2,6 @@
 
 import pytest
 
-from app.domain.errors import ModelError, UpstreamError
-from app.domain.inference import InferenceRequest
 from app.domain.model import ModelConfig, Step
 from app.triton.stubs import REPEATED, Stubs
 
@@ -37,10 +35,8 @@ def stubs(deaths: list[str]) -> Stubs:
 
 
 def fail(stubs: Stubs, called: str, message: str, times: int = 1) -> None:
-    error = ModelError("failed")
-    error.upstream = UpstreamError("INTERNAL", message)
     for _ in range(times):
-        stubs.started(InferenceRequest(called, ()), "ModelInfer").ended("INTERNAL", error)
+        stubs.suspect(called, message)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,55 @@
+"""One inference call as the engine runs it: what observers are told of it, and which errors it raises."""
+
+import asyncio
+from typing import Self
+
+from google.protobuf.message import DecodeError
+
+from app.domain.calls import CallObserver
+from app.domain.errors import GatewayError
+from app.domain.inference import InferenceRequest, InferenceResponse
+from app.triton.errors import error_of_call
+from app.triton.health import TritonHealth
+from app.triton.transport import RpcError
+
+
+class WatchedCall:
+    """A context manager around the exchange of one call. Every gRPC error inside becomes a GatewayError.
+
+    Tells the observer and the health of Triton about each response, and once how the call ended.
+    """
+
+    def __init__(self, request: InferenceRequest, method: str, observer: CallObserver, health: TritonHealth) -> None:
+        self._observed = observer.started(request, method)
+        self._timed = health.progress.started(request, method)
+        self._stubs = health.stubs
+        self.request = self._observed.request
+
+    def __enter__(self) -> Self:
+        return self
+
+    def response(self, response: InferenceResponse) -> None:
+        self._timed.response(response)
+        self._observed.response(response)
+
+    def __exit__(self, _kind: object, exc: BaseException | None, _traceback: object) -> None:
+        if exc is None:
+            self._ended("OK", None)
+        elif isinstance(exc, GatewayError):
+            self._failed(exc)
+        elif isinstance(exc, RpcError | DecodeError):
+            error = error_of_call(exc, self.request.model)
+            self._failed(error)
+            raise error from exc
+        else:
+            is_cancelled = isinstance(exc, asyncio.CancelledError | GeneratorExit)
+            self._ended("CANCELLED" if is_cancelled else "UNKNOWN", None)
+
+    def _failed(self, error: GatewayError) -> None:
+        if error.upstream is not None:
+            self._stubs.suspect(self.request.model, error.upstream.message)
+        self._ended((error.upstream.grpc_code if error.upstream else None) or "UNKNOWN", error)
+
+    def _ended(self, code: str, error: GatewayError | None) -> None:
+        self._timed.ended(code, error)
+        self._observed.ended(code, error)

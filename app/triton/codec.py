@@ -2,9 +2,14 @@
 
 Tensors travel as raw little-endian bytes (``raw_input_contents``, ``raw_output_contents``), BYTES elements each behind
 a 4-byte length. Source: Open Inference Protocol, "Tensor Data"; Triton's ``grpc_service.proto``.
+
+A request is put together from parts: a protobuf message may be written in parts, one after the other. What the requests
+to a model have in common is serialized once, and the bytes of the tensors are copied once; protobuf would copy them
+several times.
 """
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,24 +22,27 @@ from app.domain.tensor import BYTES, DTYPE_BY_DATATYPE, Array, Tensor, bytes_arr
 FINAL_RESPONSE = "triton_final_response"
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
 TRACEPARENT = "traceparent"
+Buffer = bytes | memoryview
+"""Of bytes: its length is its size."""
+
+_RAW_INPUT = service_pb2.ModelInferRequest.DESCRIPTOR.fields_by_name["raw_input_contents"].number << 3 | 2
+"""The tag of one element: the field's number, and the wire type of bytes."""
+_QUICKLY_COPIED_BYTES = 16 * 1024
 _MAX_DIMENSIONS = 32
 _MAX_EMPTY_LISTS = 65_536
 """Limit on the product of the other dimensions of an output that has a dimension 0."""
 
 
-def request_message(request: InferenceRequest) -> service_pb2.ModelInferRequest:
-    """Sends the trace as a parameter too, because parameters reach every step of an ensemble."""
-    message = service_pb2.ModelInferRequest(
-        model_name=request.model, model_version=request.version, id=request.request_id
-    )
-    for tensor in request.inputs:
-        message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-        message.raw_input_contents.append(_raw_of(tensor))
-    for name, value in request.parameters.items():
-        _set_parameter(message.parameters[name], value)
-    if request.trace is not None:
-        message.parameters[TRACEPARENT].string_param = request.trace.traceparent
-    return message
+def request_parts(request: InferenceRequest) -> list[Buffer]:
+    """A serialized ModelInferRequest, in parts that are to be joined."""
+    return _parts_of(request, service_pb2.ModelInferRequest(id=request.request_id))
+
+
+def stream_request_parts(request: InferenceRequest) -> list[Buffer]:
+    """Asks Triton to mark the end of the responses; without that mark a stream would stay open."""
+    message = service_pb2.ModelInferRequest(id=request.request_id)
+    message.parameters[EMPTY_FINAL_RESPONSE].bool_param = True
+    return _parts_of(request, message)
 
 
 def trace_metadata(request: InferenceRequest) -> tuple[tuple[str, str], ...]:
@@ -49,13 +57,6 @@ def trace_metadata(request: InferenceRequest) -> tuple[tuple[str, str], ...]:
     return ((TRACEPARENT, trace.traceparent), *state)
 
 
-def stream_request_message(request: InferenceRequest) -> service_pb2.ModelInferRequest:
-    """Asks Triton to mark the end of the responses; without that mark a stream would stay open."""
-    message = request_message(request)
-    message.parameters[EMPTY_FINAL_RESPONSE].bool_param = True
-    return message
-
-
 def response_of(message: service_pb2.ModelInferResponse) -> InferenceResponse:
     """The response of a unary call. Raises UpstreamProtocol if a tensor's bytes do not fit its shape."""
     return InferenceResponse(_outputs_of(message))
@@ -67,12 +68,10 @@ def streamed_response_of(message: service_pb2.ModelInferResponse) -> InferenceRe
 
 
 def _outputs_of(message: service_pb2.ModelInferResponse) -> dict[str, Tensor]:
-    if len(message.raw_output_contents) != len(message.outputs):
+    outputs, raw_contents = message.outputs[:], message.raw_output_contents[:]
+    if len(raw_contents) != len(outputs):
         raise UpstreamProtocol("Triton answered tensors without their raw contents.")
-    return {
-        output.name: _tensor_of(output, raw)
-        for output, raw in zip(message.outputs, message.raw_output_contents, strict=True)
-    }
+    return {output.name: _tensor_of(output, raw) for output, raw in zip(outputs, raw_contents, strict=True)}
 
 
 def _is_final(message: service_pb2.ModelInferResponse) -> bool:
@@ -90,10 +89,48 @@ def _set_parameter(slot: service_pb2.InferParameter, value: Parameter) -> None:
         slot.string_param = value
 
 
-def _raw_of(tensor: Tensor) -> bytes:
-    if tensor.datatype != BYTES:
-        return tensor.array.tobytes()
-    return b"".join(len(element).to_bytes(4, "little") + element for element in tensor.array.flat)
+def _parts_of(request: InferenceRequest, message: service_pb2.ModelInferRequest) -> list[Buffer]:
+    """Sends the trace as a parameter too, because parameters reach every step of an ensemble."""
+    for name, value in request.parameters.items():
+        _set_parameter(message.parameters[name], value)
+    if request.trace is not None:
+        message.parameters[TRACEPARENT].string_param = request.trace.traceparent
+    inputs = tuple([(tensor.name, tensor.datatype, tensor.array.shape) for tensor in request.inputs])
+    parts: list[Buffer] = [_signature_part(request.model, request.version, inputs), message.SerializeToString()]
+    for tensor in request.inputs:
+        raw = _raw_of(tensor)
+        parts += (_raw_input_head(sum(map(len, raw))), *raw)
+    return parts
+
+
+@lru_cache(maxsize=1024)
+def _signature_part(model: str, version: str, inputs: tuple[tuple[str, str, tuple[int, ...]], ...]) -> bytes:
+    """What the requests to a model have in common. ``inputs``: name, datatype and shape of each."""
+    message = service_pb2.ModelInferRequest(model_name=model, model_version=version)
+    for name, datatype, shape in inputs:
+        message.inputs.add(name=name, datatype=datatype, shape=shape)
+    return message.SerializeToString()  # type: ignore[no-any-return]
+
+
+@lru_cache(maxsize=256)
+def _raw_input_head(size: int) -> bytes:
+    """What stands before ``size`` raw bytes: the tag and the size. Source: protobuf, "Encoding", "Base 128 Varints"."""
+    head = bytearray((_RAW_INPUT,))
+    while size > 0x7F:
+        head.append(size & 0x7F | 0x80)
+        size >>= 7
+    head.append(size)
+    return bytes(head)
+
+
+def _raw_of(tensor: Tensor) -> list[Buffer]:
+    """The raw bytes, in parts."""
+    array = tensor.array
+    if tensor.datatype == BYTES:
+        return [part for element in array.flat for part in (len(element).to_bytes(4, "little"), element)]
+    if array.nbytes <= _QUICKLY_COPIED_BYTES:
+        return [array.tobytes()]
+    return [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data]
 
 
 def _tensor_of(output: service_pb2.ModelInferResponse.InferOutputTensor, raw: bytes) -> Tensor:
@@ -110,7 +147,7 @@ def _tensor_of(output: service_pb2.ModelInferResponse.InferOutputTensor, raw: by
 def _array_of(raw: bytes, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array | None:
     """None where the number of elements is not the product of the dimensions."""
     if dtype.kind != "O":
-        return np.frombuffer(raw, dtype).reshape(shape) if len(raw) == math.prod(shape) * dtype.itemsize else None
+        return np.ndarray(shape, dtype, raw) if len(raw) == math.prod(shape) * dtype.itemsize else None
     elements = _split(raw)
     return bytes_array(elements, shape) if elements is not None and len(elements) == math.prod(shape) else None
 

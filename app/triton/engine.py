@@ -4,7 +4,6 @@ It does not use the classes of that client: their asyncio ``stream_infer`` ignor
 (2.73), so the end of a stream would never be seen. Only a gRPC stream of its own lets the gateway cancel one request.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
@@ -20,9 +19,10 @@ from app.domain.model import ModelConfig, ModelState
 from app.triton.abandoned import SELF_END_S, cancel_abandoned
 from app.triton.cancels import PacedCancels
 from app.triton.codec import (
-    request_message,
+    Buffer,
+    request_parts,
     response_of,
-    stream_request_message,
+    stream_request_parts,
     streamed_response_of,
     trace_metadata,
 )
@@ -117,7 +117,7 @@ class TritonEngine:
         timeout_s = _timeout_s(deadline, request.model)
         with WatchedCall(request, "ModelInfer", self._observer, self._health) as watched:
             request = watched.request
-            message = _serialized(request_message(request))
+            message = _joined(request_parts(request))
             call = await self._transport.unary(_INFER, message, timeout_s, trace_metadata(request))
             del message  # frees the memory before the response arrives
             try:
@@ -139,7 +139,7 @@ class TritonEngine:
                     yield given.pop()
 
     async def _responses(self, request: InferenceRequest, timeout_s: float) -> AsyncGenerator[InferenceResponse]:
-        request_sent = _serialized(stream_request_message(request))
+        request_sent = _joined(stream_request_parts(request))
         call = await self._transport.stream(_STREAM_INFER, request_sent, timeout_s, trace_metadata(request))
         del request_sent  # frees the memory before the responses arrive
         is_over = False
@@ -168,11 +168,11 @@ class TritonEngine:
         await self._cancelling.close()
 
 
-def _serialized(message: service_pb2.ModelInferRequest) -> bytes:
+def _joined(parts: Sequence[Buffer]) -> bytes:
     """Raises PayloadTooLarge for a message that Triton does not accept."""
-    if message.ByteSize() > MAX_MESSAGE_BYTES:
+    if sum(map(len, parts)) > MAX_MESSAGE_BYTES:
         raise request_too_large()
-    return message.SerializeToString()  # type: ignore[no-any-return]
+    return b"".join(parts)
 
 
 def _timeout_s(deadline: Deadline, model: str) -> float:

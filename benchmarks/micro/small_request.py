@@ -17,7 +17,7 @@ from app.pipelines.compile import Surroundings, compile_pipeline
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import run
 from app.pipelines.spec import PipelineSpec
-from app.triton.codec import request_message, response_of
+from app.triton.codec import request_parts, response_of
 from app.triton.engine import TritonEngine
 from app.triton.transport import Metadata
 
@@ -88,7 +88,7 @@ def parts() -> dict[str, Part]:
         "request_of_json": _repeated(lambda: pipeline.request_of_json(BODY)),
         "run, with an engine that answers at once": _awaited(lambda: run(quick, pipeline, request, deadline)),
         "engine.infer, with a transport that answers at once": _awaited(lambda: engine.infer(request, deadline)),
-        "of that: the request message, serialized": _repeated(lambda: request_message(request).SerializeToString()),
+        "of that: the request message, serialized": _repeated(lambda: b"".join(request_parts(request))),
         "of that: the response of the answer's bytes": _repeated(lambda: response_of(from_bytes(answer))),
         "the answer's JSON": _repeated(lambda: orjson.dumps(result.values, option=orjson.OPT_SERIALIZE_NUMPY)),
     }

@@ -15,14 +15,19 @@ from tritonclient.utils import serialize_byte_tensor
 from app.domain.errors import UpstreamProtocol
 from app.domain.inference import InferenceRequest
 from app.domain.tensor import BYTES, DTYPE_BY_DATATYPE, Tensor, bytes_array
-from app.triton.codec import request_message, response_of, stream_request_message, streamed_response_of
+from app.triton.codec import Buffer, request_parts, response_of, stream_request_parts, streamed_response_of
 
 NUMERIC = sorted(set(DTYPE_BY_DATATYPE) - {BYTES})
 
 
+def message_of(parts: list[Buffer]) -> service_pb2.ModelInferRequest:
+    """The request as Triton reads it."""
+    return service_pb2.ModelInferRequest.FromString(b"".join(parts))
+
+
 def echoed(*tensors: Tensor) -> service_pb2.ModelInferResponse:
     """A server's answer with the very tensors of the request."""
-    asked = request_message(InferenceRequest("m", tensors))
+    asked = message_of(request_parts(InferenceRequest("m", tensors)))
     answer = service_pb2.ModelInferResponse(model_name="m", raw_output_contents=asked.raw_input_contents)
     for each in asked.inputs:
         answer.outputs.add(name=each.name, datatype=each.datatype, shape=each.shape)
@@ -66,7 +71,7 @@ def test_bytes_come_back_with_nuls_and_empty_ones(values: list[bytes], form: tup
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=6))
 def test_bytes_are_written_as_tritons_own_client_writes_them(values: list[bytes]) -> None:
     array = bytes_array(values, (len(values),))
-    message = request_message(InferenceRequest("m", (Tensor("X", BYTES, array),)))
+    message = message_of(request_parts(InferenceRequest("m", (Tensor("X", BYTES, array),))))
     assert message.raw_input_contents[0] == serialize_byte_tensor(array).item()
 
 
@@ -74,6 +79,34 @@ def test_a_view_is_written_in_the_order_it_reads() -> None:
     array = np.arange(6, dtype=np.int32).reshape(2, 3).T
     back = response_of(echoed(Tensor("Y", "INT32", array))).outputs["Y"].array
     assert back.tolist() == array.tolist()
+
+
+@pytest.mark.parametrize("datatype", NUMERIC)
+@pytest.mark.parametrize("is_contiguous", [True, False])
+def test_a_large_tensor_is_written_in_the_order_it_reads(datatype: str, is_contiguous: bool) -> None:
+    array = np.arange(150 * 120).reshape(150, 120).astype(DTYPE_BY_DATATYPE[datatype])
+    sent = array if is_contiguous else array.T
+    back = response_of(echoed(Tensor("Y", datatype, sent))).outputs["Y"].array
+    assert back.shape == sent.shape
+    assert back.tobytes() == sent.tobytes()
+
+
+@pytest.mark.parametrize("size", [0, 1, 123, 124, 127, 128, 16_379, 16_380, 16_383, 16_384, 2**21 - 5, 2**21])
+def test_bytes_of_any_size_come_back(size: int) -> None:
+    """The size is written as a number of variable length."""
+    values = bytes_array([b"a" * size, b"b"], (2,))
+    small = Tensor("Z", "INT32", np.array([7], np.int32))
+    back = response_of(echoed(Tensor("Y", BYTES, values), small)).outputs
+    assert back["Y"].array.tolist() == values.tolist()
+    assert back["Z"].array.tolist() == [7]
+
+
+def test_requests_of_one_signature_differ_in_values_and_id() -> None:
+    first, second = (InferenceRequest("m", (Tensor("X", "INT32", np.array([n], np.int32)),)) for n in (1, 2))
+    for request, raw in ((first, b"\1\0\0\0"), (second, b"\2\0\0\0")):
+        message = message_of(request_parts(request))
+        assert (message.id, message.raw_input_contents[0]) == (request.request_id, raw)
+        assert [(each.name, each.datatype, each.shape) for each in message.inputs] == [("X", "INT32", [1])]
 
 
 def test_bfloat16_is_not_mistaken_for_float16() -> None:
@@ -143,21 +176,21 @@ def test_tensors_without_raw_contents_are_refused() -> None:
     ],
 )
 def test_a_parameter_keeps_its_type(value: Any, field: str) -> None:
-    message = request_message(InferenceRequest("m", (), parameters={"p": value}))
+    message = message_of(request_parts(InferenceRequest("m", (), parameters={"p": value})))
     assert message.parameters["p"].WhichOneof("parameter_choice") == field
     assert getattr(message.parameters["p"], field) == value
 
 
 def test_a_request_names_its_model_its_version_and_its_id() -> None:
     request = InferenceRequest("m", (), version="3")
-    message = request_message(request)
+    message = message_of(request_parts(request))
     assert (message.model_name, message.model_version, message.id) == ("m", "3", request.request_id)
 
 
 def test_only_a_stream_asks_for_its_end_to_be_marked() -> None:
     request = InferenceRequest("m", ())
-    assert not request_message(request).parameters
-    assert stream_request_message(request).parameters["triton_enable_empty_final_response"].bool_param
+    assert not message_of(request_parts(request)).parameters
+    assert message_of(stream_request_parts(request)).parameters["triton_enable_empty_final_response"].bool_param
 
 
 def test_a_unary_answer_is_the_last() -> None:

@@ -4,9 +4,11 @@ Source: WHATWG HTML, "Server-sent events". Model output is JSON text on one line
 keys of a dict into the fields of an event.
 """
 
+from typing import get_args
+
 from sse_starlette import ServerSentEvent
 
-from app.streams.event import Event
+from app.streams.event import Event, EventName
 
 PING = ServerSentEvent(comment="", sep="\n").encode()
 """A comment line, which readers skip."""
@@ -21,5 +23,9 @@ HEADERS = {
 """Keep proxies from storing, compressing and buffering the stream."""
 
 
+_FRAMES = {name: ServerSentEvent("%b", event=name, id="%d", sep="\n").encode() for name in get_args(EventName)}
+"""A frame of each name, with the places of the id and the data."""
+
+
 def frame_of(event: Event) -> bytes:
-    return ServerSentEvent(event.data.decode(), event=event.name, id=str(event.id), sep="\n").encode()
+    return _FRAMES[event.name] % (event.id, event.data)

@@ -1,8 +1,8 @@
 """Sends a stream's events to one client, as fast as the client reads: decision 0003."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from app.api.limits import Limits
 from app.api.sse import HEADERS, PING, frame_of
 from app.domain.errors import ClientClosedRequest, GatewayError, SlowConsumer, StreamEvicted, UpstreamUnavailable
 from app.streams.event import Event
+from app.streams.idle import IdleTimeout
 from app.streams.log import STALL_S
 
 AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
@@ -56,83 +57,107 @@ class StreamResponse(EventSourceResponse):
         on_left: Callable[[GatewayError], None],
         closing: Callable[[], Awaitable[None]],
     ) -> None:
-        bodies = _bodies(events, start, limits.ping_s)
-        super().__init__(bodies, headers=HEADERS, ping=limits.ping_s, send_timeout=limits.send_s, sep="\n")
+        super().__init__(iter(()), headers=HEADERS, ping=limits.ping_s, send_timeout=limits.send_s, sep="\n")
         del self.headers["connection"]  # the HTTP protocol decides whether a connection stays open
-        self._bodies = bodies
         self._events = events
+        self._after = start.after
+        self._has_ended = False
+        self._opening = start.preamble + self._frames_of(start.events)
+        self._ping_s = limits.ping_s
         self._send_s = limits.send_s
         self._on_left = on_left
         self._closing = closing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope["state"]["exchange"]
+        client = _Client(exchange.connection, send, self._events, self._send_s, self._on_left)
         try:
             with CancelledOnDisconnect(exchange):
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                await self._send_bodies(exchange.connection, send)
+                await client.send(self._opening or PING)
+                self._opening = b""  # is not kept
+                with suppress(StreamEvicted, UpstreamUnavailable):
+                    await self._relay(client)
+                await client.send(b"", more_body=False)
         except ClientClosedRequest as exc:
             self._on_left(exc)
         finally:
             await self._closing()
 
-    async def _send_bodies(self, connection: Connection | None, send: Send) -> None:
-        async with aclosing(self._bodies) as bodies:
-            async for body in bodies:
-                await self._send(connection, send, {"type": "http.response.body", "body": body, "more_body": True})
-                del body  # otherwise it stays in memory until the next one comes
-        await self._send(connection, send, {"type": "http.response.body", "body": b"", "more_body": False})
+    async def _relay(self, client: "_Client") -> None:
+        """Up to the terminal event; a comment if there was no event for a while."""
+        while not self._has_ended:
+            try:
+                with IdleTimeout(self._ping_s) as silence:
+                    await self._relay_until_silent(client, silence)
+            except TimeoutError:
+                await client.send(PING)
 
-    async def _send(self, connection: Connection | None, send: Send, message: Message) -> None:
+    async def _relay_until_silent(self, client: "_Client", silence: IdleTimeout) -> None:
+        while not self._has_ended:
+            body = self._frames_of(await self._events.read(self._after))
+            silence.pause()
+            await client.send(body)
+            del body  # otherwise it stays in memory until the next one comes
+            silence.renew()
+
+    def _frames_of(self, events: Sequence[Event]) -> bytes:
+        """The next frames to send."""
+        if events:
+            self._after, self._has_ended = events[-1].id, events[-1].is_terminal
+        return b"".join(map(frame_of, events))
+
+
+class _Client:
+    """Sends to the client as fast as it reads, and ends the stream of a client that does not read."""
+
+    __slots__ = ("_connection", "_events", "_on_left", "_send", "_send_s")
+
+    def __init__(
+        self,
+        connection: Connection | None,
+        send: Send,
+        events: Events,
+        send_s: float,
+        on_left: Callable[[GatewayError], None],
+    ) -> None:
+        self._connection = connection
+        self._send = send
+        self._events = events
+        self._send_s = send_s
+        self._on_left = on_left
+
+    async def send(self, body: bytes, *, more_body: bool = True) -> None:
         """Ends the stream with `slow_consumer` if the client takes nothing; aborts the connection `send_s` later."""
-        if await self._is_taken(connection, send, message):
+        message = {"type": "http.response.body", "body": body, "more_body": more_body}
+        if not self._unsent_bytes():  # then the connection takes the message at once
+            await self._send(message)
+            return
+        if await self._is_taken(message):
             return
         self._on_left(SlowConsumer("The client did not read the stream."))
         try:
             async with asyncio.timeout(self._send_s):
-                await send(message)
+                await self._send(message)
         except TimeoutError:
-            if connection is not None:
-                connection.abort()
+            if self._connection is not None:
+                self._connection.abort()
             raise ClientClosedRequest("The client did not read and was disconnected.") from None
 
-    async def _is_taken(self, connection: Connection | None, send: Send, message: Message) -> bool:
+    async def _is_taken(self, message: Message) -> bool:
         """False if not one byte moved for `send_s`, or for STALL_S while the stream waits for this client."""
         send_s, still_s = self._send_s, 0.0
         step_s = min(STALL_S, send_s)
         while still_s < (step_s if self._events.is_full else send_s):
-            before = _unsent_bytes(connection)
+            before = self._unsent_bytes()
             try:
                 async with asyncio.timeout(step_s):
-                    await send(message)
+                    await self._send(message)
                     return True
             except TimeoutError:
-                still_s = 0.0 if _unsent_bytes(connection) < before else still_s + step_s
+                still_s = 0.0 if self._unsent_bytes() < before else still_s + step_s
         return False
 
-
-def _unsent_bytes(connection: Connection | None) -> int:
-    return 0 if connection is None else connection.unsent_bytes
-
-
-async def _bodies(events: Events, start: Start, ping_s: float) -> AsyncGenerator[bytes]:
-    """The frames of all events at hand, up to the terminal event; a comment if there was no event for a while."""
-    after, body, found = start.after, start.preamble, start.events
-    del start  # its events are not kept
-    with suppress(StreamEvicted, UpstreamUnavailable):
-        while not (found and found[-1].is_terminal):
-            body += b"".join(map(frame_of, found))
-            after, found = found[-1].id if found else after, ()
-            yield body or PING
-            body = b""
-            found = await _next(events, after, ping_s)
-    yield body + b"".join(map(frame_of, found))
-
-
-async def _next(events: Events, after: int, ping_s: float) -> list[Event]:
-    """The events after ``after``; none if there was none for ``ping_s``."""
-    try:
-        async with asyncio.timeout(ping_s):
-            return await events.read(after)
-    except TimeoutError:
-        return []
+    def _unsent_bytes(self) -> int:
+        """Not 0 if it is unknown: then a send may have to wait."""
+        return 1 if self._connection is None else self._connection.unsent_bytes

@@ -1,15 +1,13 @@
 """One event of a stream, as it stands in the log and goes over the wire."""
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 EventName = Literal["output", "done", "error"]
 
 TERMINAL: frozenset[str] = frozenset({"done", "error"})
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """``id`` counts from 1 without gaps; ``data`` is JSON on one line."""
 
     id: int

@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Iterable
+from itertools import takewhile
 from typing import Protocol
 
 from app.domain.errors import InvalidRequest, StreamEvicted
@@ -41,11 +42,11 @@ class LiveLog:
 
     def __init__(self, max_unread_bytes: int = MAX_UNREAD_BYTES) -> None:
         self._max_unread_bytes = max_unread_bytes
-        self._events: deque[Event] = deque()
+        self._events: list[Event] = []
         self._held_bytes = 0
         self._taken_bytes = 0
         self._last_bytes = 0
-        self._changed = asyncio.Event()
+        self._changed: asyncio.Future[None] | None = None
 
     @property
     def is_full(self) -> bool:
@@ -54,9 +55,9 @@ class LiveLog:
 
     def append(self, event: Event) -> None:
         self._events.append(event)
-        self._held_bytes += event.size
-        self._last_bytes = event.size
-        self._changed.set()
+        self._last_bytes = size = event.size
+        self._held_bytes += size
+        self._wake()
 
     async def room(self) -> None:
         while self.is_full:
@@ -65,21 +66,30 @@ class LiveLog:
     async def read(self, after: int) -> list[Event]:
         self._held_bytes -= self._taken_bytes
         self._taken_bytes = 0
-        self._changed.set()
+        self._wake()
         while not self._events:
             await self._change()
-        events = [self._events.popleft()]
-        size = events[0].size
-        while self._events and size + self._events[0].size <= MAX_READ_BYTES:
-            events.append(self._events.popleft())
-            size += events[-1].size
-        self._taken_bytes = size
+        events, self._events, self._taken_bytes = self._split()
         return events
 
+    def _split(self) -> tuple[list[Event], list[Event], int]:
+        """The events of one read, the others, and the size of the first."""
+        if self._held_bytes <= MAX_READ_BYTES:
+            return self._events, [], self._held_bytes
+        count, size = 1, self._events[0].size
+        while count < len(self._events) and size + self._events[count].size <= MAX_READ_BYTES:
+            size += self._events[count].size
+            count += 1
+        return self._events[:count], self._events[count:], size
+
     async def _change(self) -> None:
-        """One event serves both sides: a reader that waits has taken everything, so the log is not full."""
-        self._changed.clear()
-        await self._changed.wait()
+        """One future serves both sides: a reader that waits has taken everything, so the log is not full."""
+        self._changed = asyncio.get_running_loop().create_future()
+        await self._changed
+
+    def _wake(self) -> None:
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
 
 
 def check_resume(after: int, first_id: int, last_id: int, *, has_ended: bool) -> bool:
@@ -104,7 +114,8 @@ class ReplayLog:
         self._max_bytes = max_bytes
         self._events: deque[Event] = deque()
         self._bytes = 0
-        self._grown = asyncio.Event()
+        self._grown: asyncio.Event | None = None
+        """Made by a reader that waits."""
         self.last_id = after.id if after else 0
         self.has_ended = after is not None and after.is_terminal
 
@@ -139,18 +150,23 @@ class ReplayLog:
     def newer_than(self, after: int) -> list[Event]:
         """Raises StreamEvicted if events after ``after`` have been dropped."""
         self.resume(after)
-        return [event for event in self._events if event.id > after]
+        newest = list(takewhile(lambda event: event.id > after, reversed(self._events)))
+        newest.reverse()
+        return newest
 
     def clear(self) -> None:
         self._events.clear()
         self._bytes = 0
 
     async def grown(self) -> None:
+        if self._grown is None:
+            self._grown = asyncio.Event()
         await self._grown.wait()
 
     def wake(self) -> None:
-        self._grown.set()
-        self._grown = asyncio.Event()
+        if self._grown is not None:
+            self._grown.set()
+            self._grown = None
 
     def _add(self, event: Event) -> None:
         self._events.append(event)

@@ -14,6 +14,7 @@ from app.domain.deadline import Deadline
 from app.domain.errors import ClientClosedRequest, DeadlineExceeded, GatewayError, Internal, Outcome
 from app.domain.inference import InferenceResponse
 from app.streams.event import Event, EventName
+from app.streams.idle import IdleTimeout
 from app.streams.log import EventLog, LiveLog
 
 _log = logging.getLogger(__name__)
@@ -123,14 +124,15 @@ class Stream:
     async def _relay(self) -> None:
         """Writes every response as an output."""
         try:
-            async with asyncio.timeout(self._plan.progress_s) as silence, aclosing(self._plan.responses) as responses:
-                async for response in responses:
-                    self._add(response)
-                    del response  # otherwise it stays in memory until the next one comes
-                    if self.log.is_full:
-                        silence.reschedule(None)
-                        await self._wait_for_reader()
-                    silence.reschedule(_now() + self._plan.progress_s)
+            with IdleTimeout(self._plan.progress_s) as silence:
+                async with aclosing(self._plan.responses) as responses:
+                    async for response in responses:
+                        self._add(response)
+                        del response  # otherwise it stays in memory until the next one comes
+                        if self.log.is_full:
+                            silence.pause()
+                            await self._wait_for_reader()
+                        silence.renew()
         except TimeoutError as exc:
             raise DeadlineExceeded(f"The model was silent for {self._plan.progress_s:g} s.") from exc
 
@@ -190,7 +192,3 @@ class Stream:
         event = Event(self._last_id + 1, name, bytes(memoryview(text)))
         self.log.append(event)
         self._last_id = event.id
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

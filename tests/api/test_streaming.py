@@ -1,16 +1,22 @@
 """The response that sends a stream's events, and what it takes from sse-starlette."""
 
 import asyncio
-from typing import Any
+from collections.abc import Callable
+from typing import Any, get_args
 
+import orjson
+import pytest
 from httpx_sse._decoders import SSEDecoder
+from hypothesis import given
+from hypothesis import strategies as st
+from sse_starlette import ServerSentEvent
 from sse_starlette.sse import AppStatus
 
 from app.api.limits import Limits
 from app.api.sse import PING, RETRY, frame_of
 from app.api.streaming import Start, StreamResponse
 from app.domain.errors import GatewayError
-from app.streams.event import Event
+from app.streams.event import Event, EventName
 from app.streams.log import LiveLog
 from tests.fakes.exchange import FakeConnection, exchange_with, nothing
 
@@ -20,15 +26,19 @@ HOSTILE = b'{"event":"done","id":9,"retry":1,"data":"\\r\\n\\n","comment":"x"}'
 class Client:
     """An ASGI server's side of one answer, for a client that reads everything or nothing."""
 
-    def __init__(self, *, reads: bool = True) -> None:
+    def __init__(self, *, reads: bool = True, unsent_bytes: int = 0) -> None:
+        self.connection = FakeConnection()
+        self.connection.unsent_bytes = unsent_bytes if reads else 1
         self.sent: list[dict[str, Any]] = []
         self.reads = reads
-        self.connection = FakeConnection()
+        self.may_send = asyncio.Event()
+        self.may_send.set()
         self.left: list[GatewayError] = []
 
     async def send(self, message: Any) -> None:
         if not self.reads and message["type"] == "http.response.body":
             await asyncio.Event().wait()
+        await self.may_send.wait()
         self.sent.append(message)
 
     async def ask(self, log: LiveLog, limits: Limits) -> None:
@@ -56,6 +66,16 @@ def test_frames_are_those_of_the_standard() -> None:
     assert RETRY == b"retry: 1000\n\n"
 
 
+@given(
+    st.recursive(st.none() | st.floats() | st.text(), lambda each: st.lists(each) | st.dictionaries(st.text(), each))
+)
+def test_a_frame_is_what_sse_starlette_encodes(values: Any) -> None:
+    data = orjson.dumps(values)
+    for name in get_args(EventName):
+        encoded = ServerSentEvent(data.decode(), event=name, id="12", sep="\n").encode()
+        assert frame_of(Event(12, name, data)) == encoded
+
+
 def test_a_signal_does_not_end_streams_through_sse_starlette() -> None:
     assert not AppStatus.enable_automatic_graceful_drain
 
@@ -77,3 +97,38 @@ async def test_a_client_that_takes_nothing_is_told_then_aborted() -> None:
     await client.ask(log, Limits(1, send_s=0.02))
     assert [error.code for error in client.left] == ["slow_consumer", "client_closed_request"]
     assert client.connection.is_aborted
+
+
+async def test_each_event_puts_the_comment_off() -> None:
+    log, client = LiveLog(), Client(unsent_bytes=0)
+    asking = asyncio.create_task(client.ask(log, Limits(1, ping_s=0.2)))
+    for number in range(1, 6):
+        await asyncio.sleep(0.05)
+        log.append(Event(number, "output", b"{}"))
+    await until(lambda: client.body.count(PING) == 2)
+    log.append(Event(6, "done", b"{}"))
+    await asking
+    frames = [frame_of(Event(number, "output", b"{}")) for number in range(1, 6)]
+    assert client.body == PING + b"".join(frames) + PING + frame_of(Event(6, "done", b"{}"))
+    assert client.sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
+
+
+@pytest.mark.parametrize("unsent_bytes", [0, 1])
+async def test_the_time_of_a_send_is_not_silence(unsent_bytes: int) -> None:
+    log, client = LiveLog(), Client(unsent_bytes=unsent_bytes)
+    asking = asyncio.create_task(client.ask(log, Limits(1, ping_s=0.05)))
+    await until(lambda: client.body.count(PING) == 2)
+    client.may_send.clear()
+    log.append(Event(1, "output", b"{}"))
+    await asyncio.sleep(0.15)
+    log.append(Event(2, "done", b"{}"))
+    client.may_send.set()
+    await asking
+    assert client.body.count(PING) == 2
+    assert client.body.endswith(frame_of(Event(1, "output", b"{}")) + frame_of(Event(2, "done", b"{}")))
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.001)

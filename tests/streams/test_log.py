@@ -79,6 +79,15 @@ class TestLive:
         log.append(done(2))
         assert ids(await log.read(0)) == [1, 2]
 
+    async def test_what_was_read_counts_until_the_next_read(self) -> None:
+        log = LiveLog(max_unread_bytes=10 * MAX_READ_BYTES)
+        log.append(output(1, 6 * MAX_READ_BYTES))
+        log.append(output(2, 4 * MAX_READ_BYTES))
+        assert log.is_full
+        for number in (1, 2):
+            assert ids(await log.read(number - 1)) == [number]
+            assert log.is_full is (number == 1)
+
 
 class TestReplay:
     async def test_every_reader_gets_everything_behind_what_it_has(self) -> None:

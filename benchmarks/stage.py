@@ -104,6 +104,7 @@ async def running_gateway(folder: Path, triton: Triton) -> AsyncIterator[Gateway
         "GATEWAY_TRITON_URL": triton.grpc_url,
         "GATEWAY_CONFIG": str(_joined_config(folder)),
         "GATEWAY_LOG_LEVEL": "warning",
+        "GATEWAY_MAX_CONNECTIONS": "8192",
     }
     limits = httpx.Limits(max_connections=256, max_keepalive_connections=256)
     with process([sys.executable, "-m", "app.cli", "serve"], settings, folder / "gateway.log") as running:

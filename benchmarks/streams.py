@@ -19,7 +19,7 @@ from benchmarks.table import Table
 from benchmarks.timing import Call, Durations, interleaved
 
 EVENTS = 5_000
-IDLE_STREAMS = 2_000
+IDLE_STREAMS = (1_000, 5_000)
 LEAVES = 100
 CHUNKS = (1, 4, 16, 64)
 TOKENS = 256
@@ -120,24 +120,29 @@ def _text_of(path: Path) -> str:
 
 async def _idle(on: Stage) -> Table:
     process = psutil.Process(on.gateway.pid)
-    await _open_idle(on, 50)
-    before = process.memory_info().rss
-    writers = await _open_idle(on, IDLE_STREAMS)
-    await asyncio.sleep(2)
-    each_kib = (process.memory_info().rss - before) / IDLE_STREAMS / 1024
-    for writer in writers:
+    held = [*await _open_idle(on, 50)]
+    await asyncio.sleep(1)
+    before, opened, rows = process.memory_info().rss, 0, []
+    for count in IDLE_STREAMS:
+        held += await _open_idle(on, count - opened)
+        opened = count
+        await asyncio.sleep(2)
+        rows.append([f"{count:,}", f"{(process.memory_info().rss - before) / count / 1024:.1f} KiB"])
+    for writer in held:
         writer.transport.abort()
-    rows = [[f"{IDLE_STREAMS:,}", f"{each_kib:.1f} KiB"]]
     note = "Resident memory of the gateway, its call to Triton included: one open gRPC stream for each."
     return Table("Idle streams", ["open streams", "memory of each"], rows, note)
 
 
 async def _open_idle(on: Stage, count: int) -> list[asyncio.StreamWriter]:
-    writers = []
+    """Each has sent its head, and waits for the model."""
+    opened = []
     for _ in range(count):
-        _reader, writer = await _post(on.gateway.url, "bench_stream", {"count": 1_000, "interval_ms": 60_000})
-        writers.append(writer)
-    return writers
+        reader, writer = await _post(on.gateway.url, "bench_stream", {"count": 1_000, "interval_ms": 600_000})
+        opened.append((reader, writer))
+        if len(opened) % 50 == 0:
+            await asyncio.gather(*(reader.readuntil(b": \n\n") for reader, _ in opened[-50:]))
+    return [writer for _, writer in opened]
 
 
 async def _bare_reader(on: Stage) -> None:

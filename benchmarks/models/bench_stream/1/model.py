@@ -14,6 +14,8 @@ import triton_python_backend_utils as pb_utils
 from model_kit.streaming import send_final
 
 POLL_S = 0.002
+POLLS = 1_000
+"""Most looks in one interval: thousands of idle streams are to leave the processor idle."""
 
 
 class TritonPythonModel:
@@ -42,5 +44,5 @@ def _left(sender, interval_s):
     while not sender.is_cancelled():
         if time.monotonic() >= ends:
             return False
-        time.sleep(POLL_S)
+        time.sleep(max(POLL_S, interval_s / POLLS))
     return True

@@ -1,13 +1,14 @@
 """Sends a stream's events to one client, as fast as the client reads: decision 0003."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
 from sse_starlette import EventSourceResponse
 from sse_starlette.sse import AppStatus
+from starlette.concurrency import iterate_in_threadpool
 from starlette.types import Message, Receive, Scope, Send
 
 from app.api.disconnect import CancelledOnDisconnect
@@ -21,6 +22,13 @@ from app.streams.log import STALL_S
 
 AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
 """sse-starlette patches uvicorn to cut streams at a signal. The gateway's drain lets streams go on for a while."""
+
+
+_NO_CONTENT: AsyncIterator[bytes] = iterate_in_threadpool(())
+_HEADERS = [
+    header for header in EventSourceResponse(_NO_CONTENT, headers=HEADERS).raw_headers if header[0] != b"connection"
+]
+"""Without ``Connection``: the HTTP protocol decides whether a connection stays open."""
 
 
 class Events(Protocol):
@@ -57,8 +65,9 @@ class StreamResponse(EventSourceResponse):
         on_left: Callable[[GatewayError], None],
         closing: Callable[[], Awaitable[None]],
     ) -> None:
-        super().__init__(iter(()), headers=HEADERS, ping=limits.ping_s, send_timeout=limits.send_s, sep="\n")
-        del self.headers["connection"]  # the HTTP protocol decides whether a connection stays open
+        super().__init__(_NO_CONTENT)
+        self.raw_headers = _HEADERS
+        del self._send_lock  # nothing sends beside this response
         self._events = events
         self._after = start.after
         self._has_ended = False

@@ -2,8 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
 from app.api.exchange import Exchange
@@ -59,15 +58,9 @@ class Inference:
         self.workload.begin(exchange.work)
         return pipeline
 
-    @contextmanager
-    def counted(self, pipeline: str) -> Iterator[None]:
+    def counted(self, pipeline: str) -> AbstractContextManager[None]:
         """Counts a unary request in the metrics for the duration of the block."""
-        gauge = self.metrics.in_flight.labels(pipeline)
-        gauge.inc()
-        try:
-            yield
-        finally:
-            gauge.dec()
+        return self.metrics.of_pipeline(pipeline).in_flight.track_inprogress()
 
     async def answer(self, call: Call) -> Result:
         """One unary answer. Also calls the pipeline's ``cancel`` model if the gateway ends the request early."""
@@ -132,7 +125,7 @@ class Inference:
 
     def _start(self, stream: Stream, pipeline: str) -> None:
         """Starts the stream, which counts as work until its terminal event is written."""
-        active = self.metrics.active_streams.labels(pipeline)
+        active = self.metrics.of_pipeline(pipeline).active_streams
 
         def forget(_task: asyncio.Task[None]) -> None:
             self.workload.remove(stream)
@@ -158,9 +151,8 @@ class StreamRecorder:
         self._inference = inference
         self._call = call
         self.span = inference.tracer.start(f"stream {call.pipeline.name}", Kind.INTERNAL, call.record.trace)
-        self._first = inference.metrics.time_to_first_output.labels(call.pipeline.name)
-        self._gap = inference.metrics.inter_output.labels(call.pipeline.name)
-        self._count = inference.metrics.stream_outputs.labels(call.pipeline.name)
+        metrics = inference.metrics.of_pipeline(call.pipeline.name)
+        self._first, self._gap, self._count = metrics.time_to_first_output, metrics.inter_output, metrics.stream_outputs
         self._last_at = call.record.started
         self._has_output = False
 

@@ -1,6 +1,7 @@
 """The Prometheus metrics. Labels come from closed sets, never from a caller's text."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache, cached_property, partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily
@@ -22,6 +23,8 @@ class Metrics:
 
     def __init__(self, version: str) -> None:
         self.registry = CollectorRegistry()
+        self.of_pipeline: Callable[[str], PipelineMetrics] = cache(partial(PipelineMetrics, self))
+        """The same object for each use of a name."""
         by_request = ("pipeline", "transport", "outcome")
         self.requests = self._counter("requests", "Requests that ended, by outcome", *by_request)
         self.request_duration = self._histogram(
@@ -56,19 +59,16 @@ class Metrics:
             "config_reload_failed", "Whether gateway.yaml was changed to something that cannot be served"
         )
         self._gauge("build_info", "The running version, as a label", "version").labels(version).set(1)
+        self._calls_of = cache(self.triton_calls.labels)
 
     def count_triton_call(self, model: str, code: str) -> None:
-        self.triton_calls.labels(model, code).inc()
+        self._calls_of(model, code).inc()
 
     def count_stub_death(self, model: str) -> None:
         self.stub_deaths.labels(model).inc()
 
     def count_refused_connection(self) -> None:
         self.rejected.labels(TooManyRequests.code).inc()
-
-    def count_request(self, pipeline: str, transport: str, outcome: Outcome, duration_s: float) -> None:
-        self.requests.labels(pipeline, transport, outcome).inc()
-        self.request_duration.labels(pipeline, transport, outcome).observe(duration_s)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"triton_gateway_{name}", text, labels, registry=self.registry)
@@ -78,6 +78,42 @@ class Metrics:
 
     def _histogram(self, name: str, text: str, *labels: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
         return Histogram(f"triton_gateway_{name}", text, labels, registry=self.registry, buckets=buckets)
+
+
+class PipelineMetrics:
+    """The series of one pipeline. A series is looked up, and appears on the page, when it is first used."""
+
+    def __init__(self, metrics: Metrics, name: str) -> None:
+        self._metrics = metrics
+        self._name = name
+        self._requests = cache(partial(metrics.requests.labels, name))
+        self._request_duration = cache(partial(metrics.request_duration.labels, name))
+        self._overhead = cache(partial(metrics.overhead.labels, name))
+
+    def count_request(self, transport: str, outcome: Outcome, duration_s: float, triton_s: float) -> None:
+        self._requests(transport, outcome).inc()
+        self._request_duration(transport, outcome).observe(duration_s)
+        self._overhead(transport).observe(max(duration_s - triton_s, 0.0))
+
+    @cached_property
+    def in_flight(self) -> Gauge:
+        return self._metrics.in_flight.labels(self._name)
+
+    @cached_property
+    def active_streams(self) -> Gauge:
+        return self._metrics.active_streams.labels(self._name)
+
+    @cached_property
+    def time_to_first_output(self) -> Histogram:
+        return self._metrics.time_to_first_output.labels(self._name)
+
+    @cached_property
+    def inter_output(self) -> Histogram:
+        return self._metrics.inter_output.labels(self._name)
+
+    @cached_property
+    def stream_outputs(self) -> Counter:
+        return self._metrics.stream_outputs.labels(self._name)
 
 
 class _DroppedLines(Collector):

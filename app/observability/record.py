@@ -72,8 +72,7 @@ class RequestRecord:
         _log.log(self._level(), "request", extra=self._line(duration_s))
 
     def _count(self, metrics: Metrics, transport: str, duration_s: float) -> None:
-        metrics.count_request(self.pipeline, transport, self.outcome, duration_s)
-        metrics.overhead.labels(self.pipeline, transport).observe(max(duration_s - self.triton_s, 0.0))
+        metrics.of_pipeline(self.pipeline).count_request(transport, self.outcome, duration_s, self.triton_s)
         if self.early_exit is not None:
             metrics.early_exits.labels(self.pipeline, self.early_exit).inc()
         if self.outcome is Outcome.REJECTED and self.error is not None:

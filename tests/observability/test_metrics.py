@@ -32,15 +32,15 @@ PROMISED = {
 
 def filled() -> Metrics:
     metrics = Metrics("1.2.3")
-    metrics.count_request("p", "unary", Outcome.OK, 0.1)
+    pipeline = metrics.of_pipeline("p")
+    pipeline.count_request("unary", Outcome.OK, 0.1, triton_s=0.099)
     metrics.count_triton_call("m", "OK")
     metrics.count_stub_death("m")
-    metrics.overhead.labels("p", "unary").observe(0.001)
-    for one in (metrics.time_to_first_output, metrics.inter_output):
-        one.labels("p").observe(0.1)
-    metrics.stream_outputs.labels("p").inc()
-    metrics.in_flight.labels("p").inc()
-    metrics.active_streams.labels("p").inc()
+    for one in (pipeline.time_to_first_output, pipeline.inter_output):
+        one.observe(0.1)
+    pipeline.stream_outputs.inc()
+    pipeline.in_flight.inc()
+    pipeline.active_streams.inc()
     metrics.early_exits.labels("p", "no_text").inc()
     metrics.rejected.labels("draining").inc()
     metrics.contract_violations.labels("p", "T").inc()
@@ -73,3 +73,36 @@ def test_a_call_is_counted_by_model_and_code() -> None:
     CallMetrics(metrics).started(InferenceRequest("m", ()), "ModelInfer").ended("CANCELLED", None)
     labels = {"model": "m", "code": "CANCELLED"}
     assert metrics.registry.get_sample_value("triton_gateway_triton_calls_total", labels) == 1.0
+
+
+def test_a_series_appears_with_its_first_use() -> None:
+    metrics = Metrics("1")
+    pipeline = metrics.of_pipeline("p")
+    assert series_of(metrics, "p") == set()
+    pipeline.count_request("unary", Outcome.OK, 0.1, 0.0)
+    assert series_of(metrics, "p") == {
+        ("requests_total", "unary", "ok"),
+        ("request_duration_seconds_count", "unary", "ok"),
+        ("overhead_seconds_count", "unary", None),
+    }
+    pipeline.in_flight.inc()
+    assert ("in_flight_requests", None, None) in series_of(metrics, "p")
+
+
+def test_every_use_of_a_pipelines_name_counts_in_the_same_series() -> None:
+    metrics = Metrics("1")
+    for transport in ("unary", "sse", "unary"):
+        metrics.of_pipeline("p").count_request(transport, Outcome.OK, 0.1, 0.0)
+    labels = {"pipeline": "p", "transport": "unary", "outcome": "ok"}
+    assert metrics.registry.get_sample_value("triton_gateway_requests_total", labels) == 2.0
+
+
+def series_of(metrics: Metrics, pipeline: str) -> set[tuple[str, str | None, str | None]]:
+    """Name, transport and outcome of each series of the pipeline; of a histogram only the count."""
+    families = text_string_to_metric_families(generate_latest(metrics.registry).decode())
+    return {
+        (each.name.removeprefix("triton_gateway_"), each.labels.get("transport"), each.labels.get("outcome"))
+        for family in families
+        for each in family.samples
+        if each.labels.get("pipeline") == pipeline and not each.name.endswith(("_bucket", "_sum", "_created"))
+    }

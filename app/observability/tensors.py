@@ -4,8 +4,9 @@ import logging
 
 from app.domain.calls import ObservedCall
 from app.domain.inference import InferenceRequest, InferenceResponse
+from app.observability.log import StructuredLogger
 
-_log = logging.getLogger("triton_gateway.tensors")
+_log = StructuredLogger("triton_gateway.tensors")
 
 
 class TensorLog:
@@ -22,11 +23,11 @@ class _LoggedCall(ObservedCall):
 
     def response(self, response: InferenceResponse) -> None:
         self._number += 1
-        line = {
+        fields = {
             "triton_request_id": self.request.request_id,
             "model": self.request.model,
             "response": self._number,
             "tensors": " ".join(f"{each.name}:{each.datatype}{list(each.shape)}" for each in response.outputs.values()),
             "final": response.is_final,
         }
-        _log.info("tensors", extra=line)
+        _log.log(logging.INFO, "tensors", fields)

@@ -16,6 +16,7 @@ from app.domain.errors import (
     UpstreamError,
 )
 from app.domain.fault import Fault, FaultKind
+from app.domain.trace import TraceContext
 from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord, request_id_of
 
@@ -61,6 +62,21 @@ def test_a_good_answer_is_counted_and_logged(metrics: Metrics, caplog: pytest.Lo
     assert "code" not in line
     assert sample(metrics, "requests_total", pipeline="p", transport="unary", outcome="ok") == 1
     assert sample(metrics, "overhead_seconds_count", pipeline="p", transport="unary") == 1
+
+
+def test_the_fields_of_a_line_and_their_order(metrics: Metrics, caplog: pytest.LogCaptureFixture) -> None:
+    record = inference(triton_request_id="tid", triton_s=0.0012345, trace=TraceContext("a" * 32, "b" * 16, 1))
+    record.exit_early("no_text")
+    record.error = InvalidInput("no")
+    record.error.upstream = UpstreamError("INTERNAL", "said")
+    line = line_of(record, metrics, caplog)
+    names = [name for name in line if name not in {*vars(logging.makeLogRecord({})), "message"}]
+    assert " ".join(names) == (
+        "request_id method path status outcome duration_ms pipeline transport triton_ms triton_request_id early_exit"
+        " trace_id span_id code detail triton_code triton_message"
+    )
+    assert line["triton_ms"] == 1.23
+    assert (line["trace_id"], line["span_id"]) == ("a" * 32, "b" * 16)
 
 
 def test_an_early_exit(metrics: Metrics, caplog: pytest.LogCaptureFixture) -> None:

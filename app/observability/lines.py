@@ -3,6 +3,7 @@
 import atexit
 import os
 import threading
+import time
 
 MAX_WAITING_BYTES = 4 * 1024 * 1024
 """Lines beyond this are dropped and counted."""
@@ -36,34 +37,35 @@ class LineWriter:
                 return
             self._waiting.append(line)
             self._waiting_bytes += len(line)
-            if self._thread is None:
-                self._start()
-        if not self._has_lines.is_set():
-            self._is_idle.clear()
-            self._has_lines.set()
+            if len(self._waiting) == 1:
+                self._wake()
 
     def flush(self, within_s: float = CLOSE_S) -> None:
         """Waits until every line is written, or until the time is over."""
         self._is_idle.wait(within_s)
 
-    def _start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="log", daemon=True)
-        self._thread.start()
-        atexit.register(self.flush)
+    def _wake(self) -> None:
+        """Wakes the thread, once for all lines until it takes them."""
+        self._is_idle.clear()
+        self._has_lines.set()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="log", daemon=True)
+            self._thread.start()
+            atexit.register(self.flush)
 
     def _run(self) -> None:
-        pause = threading.Event()
         while True:
             self._has_lines.wait()
             self._has_lines.clear()
             with self._lock:
                 lines, self._waiting = self._waiting, []
-            self._write_all(b"".join(lines))
+            text = b"".join(lines)
+            self._write_all(text)
             with self._lock:
-                self._waiting_bytes -= sum(map(len, lines))
+                self._waiting_bytes -= len(text)
                 if not self._waiting:
                     self._is_idle.set()
-            pause.wait(PAUSE_S)
+            time.sleep(PAUSE_S)
 
     def _write_all(self, text: bytes) -> None:
         """Blocks as long as the reader of the descriptor does. Lines for a closed descriptor are dropped."""

@@ -46,7 +46,7 @@ class Tracer(Protocol):
 
 
 class NoSpan:
-    """No-op span: child spans attach to its parent."""
+    """No-op span: child spans attach to its parent. Without a parent, :data:`NO_SPAN` serves every request."""
 
     def __init__(self, parent: TraceContext | None) -> None:
         self.trace = parent
@@ -55,9 +55,12 @@ class NoSpan:
         pass
 
 
+NO_SPAN = NoSpan(None)
+
+
 class NoTracer:
     def start(self, name: str, kind: Kind, parent: TraceContext | None) -> Span:
-        return NoSpan(parent)
+        return NO_SPAN if parent is None else NoSpan(parent)
 
     async def close(self) -> None:
         pass
@@ -70,6 +73,8 @@ def trace_of(traceparents: Sequence[str], tracestates: Sequence[str]) -> TraceCo
 
 def end_request_span(span: Span, record: RequestRecord, route: str | None) -> None:
     """``route``: the template of the path, or None where no route matched."""
+    if isinstance(span, NoSpan):
+        return
     attributes: dict[str, str | int] = {
         "http.request.method": record.method,
         "triton_gateway.request_id": record.request_id,
@@ -91,6 +96,8 @@ def end_stream_span(
     span: Span, *, outputs: int, outcome: Outcome | None, error: GatewayError | None, early_exit: str | None
 ) -> None:
     """Called with the stream's terminal event."""
+    if isinstance(span, NoSpan):
+        return
     outcome = outcome or Outcome.OK
     attributes = {"triton_gateway.outputs": outputs, **_outcome_of(outcome, error, early_exit)}
     span.end(attributes, error=_fault_of(outcome, error))

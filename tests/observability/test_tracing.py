@@ -68,6 +68,11 @@ def test_without_a_collector_children_are_the_callers() -> None:
     assert NoTracer().start("POST", Kind.SERVER, None).trace is None
 
 
+def test_requests_without_a_trace_share_one_span_without_a_collector() -> None:
+    tracer = NoTracer()
+    assert tracer.start("POST", Kind.SERVER, None) is tracer.start("stream p", Kind.INTERNAL, None)
+
+
 def test_without_a_collector_nothing_of_the_sdk_is_imported() -> None:
     script = (
         "import sys, app.process.serving; "

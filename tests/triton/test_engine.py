@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, suppress
-from dataclasses import replace
 
 import grpc
 import numpy as np
@@ -103,7 +102,7 @@ class TestUnary:
 
     async def test_an_unsampled_trace_is_no_parent(self, engine: TritonEngine, triton: FakeTriton) -> None:
         triton.unary = echo
-        await engine.infer(REQUEST.with_trace(replace(TRACE, flags=0)), Deadline.after(LONG_S))
+        await engine.infer(REQUEST.with_trace(structs.replace(TRACE, flags=0)), Deadline.after(LONG_S))
         assert triton.requests[0].parameters["traceparent"].string_param.endswith("-00")
         assert triton.trace_metadata() == {}
 

@@ -26,7 +26,7 @@ def request_id_of(offered: str | None) -> str:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """Filled in as the request goes along; ``transport`` is None for requests that are no inference."""
+    """Filled while the request runs. ``transport`` is None for requests that do not run inference."""
 
     request_id: str
     method: str
@@ -41,13 +41,13 @@ class RequestRecord:
     early_exit: str | None = None
     error: GatewayError | None = None
     trace: TraceContext | None = None
-    """The request's own span, or the caller's where this gateway records none."""
+    """The request's own span, or the caller's span if this gateway records none."""
 
     def fail(self, error: GatewayError) -> None:
         self.error, self.outcome = error, error.outcome
 
     def handed_over(self) -> "RequestRecord":
-        """A record of its own for work that outlives this request, which then counts as no inference itself."""
+        """A copy for work that outlives this request. This request then no longer counts as an inference."""
         own = replace(self)
         self.transport = None
         return own
@@ -61,12 +61,12 @@ class RequestRecord:
         return time.perf_counter() - self.started
 
     def server_timing(self) -> str:
-        """Milliseconds so far, in the words of the Server-Timing header."""
+        """The value of the Server-Timing header: milliseconds so far."""
         own_s = max(self.duration_s - self.triton_s, 0.0)
         return f"gateway;dur={own_s * 1e3:.2f}, triton;dur={self.triton_s * 1e3:.2f}"
 
     def close(self, metrics: Metrics) -> None:
-        """Once, when nothing more will be sent."""
+        """Counts and logs the request. Call it once, when nothing more will be sent."""
         duration_s = self.duration_s
         if self.transport is not None:
             self._count(metrics, self.transport, duration_s)
@@ -78,11 +78,15 @@ class RequestRecord:
         metrics.of_pipeline(self.pipeline).count_request(transport, self.outcome, duration_s, self.triton_s)
         if self.early_exit is not None:
             metrics.early_exits.labels(self.pipeline, self.early_exit).inc()
-        if self.outcome is Outcome.REJECTED and self.error is not None:
-            metrics.rejected.labels(self.error.code).inc()
-        if isinstance(self.error, ContractViolation):
-            metrics.contract_violations.labels(self.pipeline, self.error.tensor).inc()
-        if self.error is not None and self.error.fault is not None and self.error.fault.kind is FaultKind.RAISED:
+        if self.error is not None:
+            self._count_error(metrics, self.error)
+
+    def _count_error(self, metrics: Metrics, error: GatewayError) -> None:
+        if self.outcome is Outcome.REJECTED:
+            metrics.rejected.labels(error.code).inc()
+        if isinstance(error, ContractViolation):
+            metrics.contract_violations.labels(self.pipeline, error.tensor).inc()
+        if error.fault is not None and error.fault.kind is FaultKind.RAISED:
             metrics.model_exceptions.labels(self.pipeline).inc()
 
     def _level(self) -> int:

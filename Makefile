@@ -43,6 +43,7 @@ lock: setup ## compile requirements/*.txt anew
 	@$(COMPILE) --python-version 3.11 requirements/bootstrap.in -o requirements/bootstrap.txt
 	@$(COMPILE) --python-version 3.11 requirements/build.in -o requirements/build.txt
 	@$(COMPILE) --python-version 3.11 requirements/checkov.in -o requirements/checkov.txt
+	@$(COMPILE) --python-version 3.11 requirements/kserve.in -o requirements/kserve.txt
 	@$(COMPILE) --python-version 3.11 requirements/schemathesis.in -o requirements/schemathesis.txt
 	@$(COMPILE) --python-version 3.11 --extra otel --extra redis pyproject.toml -o requirements/gateway.txt
 	@$(COMPILE) --python-version 3.11 --group dev pyproject.toml -c requirements/gateway.txt -o requirements/dev.txt

@@ -1,17 +1,22 @@
 """`python -m benchmarks [NAME ...] [--rounds N]`: prints markdown tables and writes them to artifacts/benchmarks/."""
 
 import argparse
-import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 
+import uvloop
+
 from benchmarks import bls, early_exit, fan_out, router, sse_peers, streams
+from benchmarks.micro import run as micro
+from benchmarks.peers import run as peers
 from benchmarks.surroundings import ARTIFACTS, surroundings
 from benchmarks.table import Table
 
 Run = Callable[[int], Awaitable[Sequence[Table]]]
 
 BENCHMARKS: dict[str, Run] = {
+    "micro": micro.run,
+    "peers": peers.run,
     "fan-out": fan_out.run,
     "router": router.run,
     "bls": bls.run,
@@ -31,9 +36,9 @@ def main() -> None:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
     ARTIFACTS.mkdir(parents=True, exist_ok=True)
     for name in given.names or BENCHMARKS:
-        scale = f"{given.rounds} rounds. Milliseconds: median (10th to 90th percentile)."
+        scale = f"{given.rounds} rounds. Median (10th to 90th percentile); milliseconds if no unit is given."
         text = f"## {name}\n\n{surroundings()}, {scale}\n\n"
-        text += "\n".join(str(table) for table in asyncio.run(BENCHMARKS[name](given.rounds)))
+        text += "\n".join(str(table) for table in uvloop.run(BENCHMARKS[name](given.rounds)))
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
         (ARTIFACTS / f"{name}.md").write_text(text)

@@ -7,8 +7,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 START_S = 60.0
 CALL_S = 60.0
+STOP_S = 10.0
 
 Inputs = Mapping[str, np.ndarray]
 
@@ -35,6 +36,7 @@ Inputs = Mapping[str, np.ndarray]
 class Triton:
     """``client`` is NVIDIA's own, so that what is called direct has nothing of this project in it."""
 
+    pid: int
     grpc_url: str
     http_url: str
     metrics_url: str
@@ -89,13 +91,13 @@ async def running_triton(folder: Path) -> AsyncIterator[Triton]:
     await embedded.start()
     try:
         async with InferenceServerClient(embedded.grpc_url) as client:
-            yield Triton(embedded.grpc_url, embedded.http_url, embedded.metrics_url, client)
+            yield Triton(_pid_of(embedded), embedded.grpc_url, embedded.http_url, embedded.metrics_url, client)
     finally:
         await embedded.stop()
 
 
 @asynccontextmanager
-async def running_gateway(folder: Path, triton: Triton) -> AsyncIterator[Gateway]:
+async def running_gateway(folder: Path, triton: Triton, log_level: str = "warning") -> AsyncIterator[Gateway]:
     """A ready gateway, a process of its own, with the pipelines of the checkout and of this package."""
     port, admin_port = free_ports(2)
     settings = {
@@ -103,14 +105,13 @@ async def running_gateway(folder: Path, triton: Triton) -> AsyncIterator[Gateway
         "GATEWAY_ADMIN_PORT": str(admin_port),
         "GATEWAY_TRITON_URL": triton.grpc_url,
         "GATEWAY_CONFIG": str(_joined_config(folder)),
-        "GATEWAY_LOG_LEVEL": "warning",
+        "GATEWAY_LOG_LEVEL": log_level,
         "GATEWAY_MAX_CONNECTIONS": "8192",
     }
     limits = httpx.Limits(max_connections=256, max_keepalive_connections=256)
     with process([sys.executable, "-m", "app.cli", "serve"], settings, folder / "gateway.log") as running:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=CALL_S, limits=limits) as client:
-            if not await _is_ready(client, running):
-                raise RuntimeError(f"the gateway did not become ready:\n{_end_of(folder / 'gateway.log')}")
+            await wait_until_ready(client, "/health/ready", running, folder / "gateway.log")
             yield Gateway(client, str(client.base_url), running.pid)
 
 
@@ -132,32 +133,55 @@ def _joined_config(folder: Path) -> Path:
 
 
 @contextmanager
-def process(command: list[str], settings: Mapping[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def process(
+    command: list[str], settings: Mapping[str, str], log: Path, pass_fds: Sequence[int] = ()
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that runs for the duration of the block. ``log`` gets its output."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
     with log.open("wb") as stream:
-        process = subprocess.Popen(command, env=inherited | settings, stderr=stream, cwd=ROOT, start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            env=inherited | settings,
+            stdout=stream,
+            stderr=stream,
+            cwd=ROOT,
+            start_new_session=True,
+            pass_fds=pass_fds,
+        )
     try:
         yield process
     finally:
-        process.terminate()
-        process.wait(START_S)
+        _stop(process)
 
 
-async def _is_ready(client: httpx.AsyncClient, process: subprocess.Popen[bytes]) -> bool:
-    """Waits until it is, until it has ended, or for ``START_S``."""
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """A server that waits for its open streams does not end by itself."""
+    process.terminate()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+async def wait_until_ready(client: httpx.AsyncClient, path: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Raises RuntimeError with the end of the log if the server ends, or does not answer 200 within ``START_S``."""
     ends = time.monotonic() + START_S
     while time.monotonic() < ends and process.poll() is None:
-        try:
-            if (await client.get("/health/ready")).status_code == 200:
-                return True
-        except httpx.TransportError:
-            pass
+        with suppress(httpx.TransportError):
+            if (await client.get(path)).status_code == 200:
+                return
         await asyncio.sleep(0.02)
-    return False
+    raise RuntimeError(f"{log.stem} did not become ready:\n{_end_of(log)}")
 
 
 def _end_of(log: Path) -> str:
     return log.read_text()[-2000:]
+
+
+def _pid_of(embedded: EmbeddedTriton) -> int:
+    assert embedded.pid is not None
+    return embedded.pid
 
 
 def free_ports(count: int) -> list[int]:

@@ -1,1 +1,1 @@
-"""What the parts of one small request cost in CPU time, in one process and without sockets."""
+"""What one request and its parts cost in CPU time, in one process: no socket, no Triton."""

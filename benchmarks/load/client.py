@@ -1,0 +1,45 @@
+"""A client that carries out orders; one implementation for each protocol."""
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from benchmarks.load.orders import Ask, Drop, Hold, Order, Relay, Report, Unary
+
+
+class Client(Protocol):
+    async def unary(self, ask: Ask, connections: int, seconds: float) -> Report: ...
+
+    async def read_stream(self, ask: Ask) -> int:
+        """Reads one stream to its end and returns the number of its events."""
+
+    async def hold(self, ask: Ask) -> Callable[[], None]:
+        """Opens a stream, which stays open until the returned function is called."""
+
+
+class Worker:
+    """Carries out orders by a client, and keeps the streams that are held."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._held: list[Callable[[], None]] = []
+
+    async def perform(self, order: Order) -> Report:
+        match order:
+            case Unary():
+                return await self._client.unary(order.ask, order.connections, order.seconds)
+            case Relay():
+                return await self._relay(order)
+            case Hold():
+                self._held += [await self._client.hold(order.ask) for _ in range(order.streams)]
+            case Drop():
+                for close in self._held:
+                    close()
+                self._held.clear()
+        return Report(count=len(self._held))
+
+    async def _relay(self, order: Relay) -> Report:
+        start, count = time.perf_counter(), 0
+        while time.perf_counter() < start + order.seconds:
+            count += await self._client.read_stream(order.ask)
+        return Report(count, time.perf_counter() - start)

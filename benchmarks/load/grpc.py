@@ -1,0 +1,69 @@
+"""A bare grpc.aio client: the generated stub and prepared requests, without a server around it. This is the floor."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import grpc
+import numpy as np
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from benchmarks.load.orders import GrpcAsk, Report
+
+MAX_MESSAGE = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+
+
+class GrpcClient:
+    def __init__(self, url: str) -> None:
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(grpc.aio.insecure_channel(url, MAX_MESSAGE))
+
+    async def unary(self, ask: GrpcAsk, connections: int, seconds: float) -> Report:
+        request = _request_of(ask)
+        start = time.perf_counter()
+        callers = (self._calls(request, ask.error, start + seconds) for _ in range(connections))
+        durations = [each for found in await asyncio.gather(*callers) for each in found]
+        return Report(len(durations), time.perf_counter() - start, tuple(durations))
+
+    async def _calls(self, request: service_pb2.ModelInferRequest, error: str, ends: float) -> list[float]:
+        durations = []
+        started = time.perf_counter()
+        while started < ends:
+            await self._call(request, error)
+            now = time.perf_counter()
+            durations.append(now - started)
+            started = now
+        return durations
+
+    async def _call(self, request: service_pb2.ModelInferRequest, error: str) -> None:
+        try:
+            answer = await self._stub.ModelInfer(request)
+        except grpc.aio.AioRpcError as exc:
+            if exc.code().name != error:
+                raise
+        else:
+            for raw in answer.raw_output_contents:
+                np.frombuffer(raw, np.uint8)
+
+    async def read_stream(self, ask: GrpcAsk) -> int:
+        call = self._stub.ModelStreamInfer()
+        await call.write(_request_of(ask))
+        await call.done_writing()
+        events = 0
+        async for message in call:
+            events += bool(message.infer_response.outputs)
+        return events
+
+    async def hold(self, ask: GrpcAsk) -> Callable[[], None]:
+        call = self._stub.ModelStreamInfer()
+        await call.write(_request_of(ask))
+        return call.cancel
+
+
+def _request_of(ask: GrpcAsk) -> service_pb2.ModelInferRequest:
+    request = service_pb2.ModelInferRequest(model_name=ask.model)
+    for each in ask.inputs:
+        request.inputs.add(name=each.name, datatype=each.datatype, shape=each.shape)
+        request.raw_input_contents.append(each.raw)
+    if ask.interval_ms:
+        request.parameters["interval_ms"].int64_param = ask.interval_ms
+    return request

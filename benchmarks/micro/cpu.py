@@ -1,0 +1,38 @@
+"""The CPU time of cases that take turns. Unlike wall time it hardly depends on what else the machine does."""
+
+import gc
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping
+
+from benchmarks.timing import Durations
+
+Case = Callable[[int], Awaitable[object]]
+"""Runs one case so many times."""
+BATCH_S = 0.01
+"""CPU time of one measurement: the case runs as often as fits."""
+
+
+async def cpu_of(cases: Mapping[str, Case], rounds: int) -> dict[str, Durations]:
+    """Seconds of CPU for one run of each case, measured once a round in a shuffled order."""
+    counts = {name: await _fitting_count(case) for name, case in cases.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    for _ in range(rounds):
+        gc.collect()
+        for name in random.sample(list(cases), len(cases)):
+            seconds[name].append(await _seconds_of(cases[name], counts[name]) / counts[name])
+    return {name: Durations(tuple(values)) for name, values in seconds.items()}
+
+
+async def _fitting_count(case: Case) -> int:
+    count = 1
+    while await _seconds_of(case, count) < BATCH_S:
+        count *= 2
+    return count
+
+
+async def _seconds_of(case: Case, count: int) -> float:
+    """Of all threads of this process: the log's writer counts."""
+    start = time.process_time()
+    await case(count)
+    return time.process_time() - start

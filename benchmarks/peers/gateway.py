@@ -1,0 +1,56 @@
+"""This gateway as it is installed: one worker, a JSON line in the log for each request."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from benchmarks.load.orders import HttpAsk
+from benchmarks.load.process import load_process
+from benchmarks.peers.contents import (
+    BLANK,
+    EVENTS,
+    FILE,
+    FORM,
+    IDLE_INTERVAL_MS,
+    INSIGHTS,
+    LARGE,
+    SMALL,
+    TEXT,
+    form_of,
+    json_of,
+)
+from benchmarks.peers.peer import Asks, Peer
+from benchmarks.stage import Triton, running_gateway
+
+NAME = "this gateway"
+
+
+@asynccontextmanager
+async def start(triton: Triton, folder: Path) -> AsyncIterator[Peer]:
+    async with (
+        running_gateway(folder, triton, log_level="info") as gateway,
+        load_process("http", urlsplit(gateway.url).netloc, folder) as load,
+    ):
+        yield Peer(NAME, gateway.pid, load, _asks())
+
+
+def _asks() -> Asks:
+    return {
+        "small": _post("bench_identity", json_of(input=SMALL)),
+        "large": _post("bench_identity", json_of(input=LARGE)),
+        "file": _post("bench_file", form_of("file", FILE), FORM),
+        "early exit": _post("ocr", form_of("image", BLANK), FORM),
+        **{name: _post(name, json_of(text=TEXT)) for name in INSIGHTS},
+        "stream": _stream(count=EVENTS),
+        "idle stream": _stream(count=1_000, interval_ms=IDLE_INTERVAL_MS),
+    }
+
+
+def _post(pipeline: str, body: bytes, content_type: str = "application/json") -> HttpAsk:
+    return HttpAsk(f"/v1/pipelines/{pipeline}", body, content_type)
+
+
+def _stream(**fields: int) -> HttpAsk:
+    path = "/v1/pipelines/bench_stream/stream"
+    return HttpAsk(path, json_of(**fields), event=b"event: output", end=b"event: done")

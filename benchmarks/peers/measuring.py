@@ -1,0 +1,74 @@
+"""One measurement: a peer under one workload for a while, and what the processes used meanwhile."""
+
+import asyncio
+from dataclasses import dataclass
+
+import psutil
+
+from benchmarks.load.orders import Drop, Hold, Order, Relay, Unary
+from benchmarks.peers.peer import Peer
+from benchmarks.peers.workloads import Workload
+from benchmarks.timing import Durations
+
+WARM_UP_S = 0.2
+IDLE_WARM_UP = 50
+SETTLE_S = 2.0
+
+
+@dataclass(frozen=True)
+class Sample:
+    """``*_us``: microseconds of CPU for each request or event. Latencies of a stream's events are not measured."""
+
+    rate: float
+    p50_ms: float
+    p99_ms: float
+    peer_us: float
+    triton_us: float
+    load_us: float
+    rss_mib: float
+
+
+async def measure(peer: Peer, workload: Workload, triton_pid: int, seconds: float) -> Sample:
+    """Raises what the load process raised: an unexpected answer ends the benchmark."""
+    await peer.load.perform(_order(peer, workload, WARM_UP_S))
+    server, triton, load = (psutil.Process(pid) for pid in (peer.pid, triton_pid, peer.load.pid))
+    before = _cpu_s(server), _family_cpu_s(triton), _cpu_s(load)
+    report = await peer.load.perform(_order(peer, workload, seconds))
+    after = _cpu_s(server), _family_cpu_s(triton), _cpu_s(load)
+    used = [1e6 * (end - start) / report.count for start, end in zip(before, after, strict=True)]
+    latencies = Durations(report.durations or (0.0,))
+    return Sample(
+        report.count / report.elapsed_s,
+        latencies.percentile_ms(50),
+        latencies.percentile_ms(99),
+        *used,
+        server.memory_info().rss / 2**20,
+    )
+
+
+async def idle_stream_kib(peer: Peer, streams: int) -> float:
+    """Resident memory that each open, silent stream adds to the peer's process."""
+    ask, server = peer.asks["idle stream"], psutil.Process(peer.pid)
+    await peer.load.perform(Hold(ask, IDLE_WARM_UP))
+    before = server.memory_info().rss
+    await peer.load.perform(Hold(ask, streams))
+    await asyncio.sleep(SETTLE_S)
+    after = server.memory_info().rss
+    await peer.load.perform(Drop())
+    await asyncio.sleep(SETTLE_S)
+    return (after - before) / streams / 1024
+
+
+def _family_cpu_s(process: psutil.Process) -> float:
+    """Of Triton and the processes of its models."""
+    return sum(_cpu_s(each) for each in (process, *process.children(recursive=True)))
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+def _order(peer: Peer, workload: Workload, seconds: float) -> Order:
+    ask = peer.asks[workload.ask]
+    return Relay(ask, seconds) if workload.is_stream else Unary(ask, workload.connections, seconds)

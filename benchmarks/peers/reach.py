@@ -1,0 +1,99 @@
+"""The figures that this gateway has to reach, from the floor ("at least") to the aim. One row is one function."""
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks.peers.found import Figure, Found, Spread
+from benchmarks.peers.gateway import NAME as GATEWAY
+from benchmarks.peers.grpc_client import NAME as BARE
+from benchmarks.peers.kserve_transformer import NAME as KSERVE
+from benchmarks.peers.plain_fastapi import NAME as PLAIN
+from benchmarks.peers.triton_http import NAME as TRITON
+from benchmarks.peers.workloads import INSIGHTS_64, LARGE, SMALL_1, SMALL_32, STREAM, Workload
+from benchmarks.table import Table
+
+Value = Callable[[Found], Spread | None]
+
+RATE: Figure = operator.attrgetter("rate")
+CPU: Figure = operator.attrgetter("peer_us")
+P50: Figure = operator.attrgetter("p50_ms")
+COLUMNS = ["", "found", "at least", "aim", ""]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """``value`` is None where the run has no figures for it. Where ``floor`` is above ``aim``, less is better."""
+
+    title: str
+    floor: float
+    aim: float
+    value: Value
+    unit: str = ""
+
+
+def _compared(workload: Workload, peer: str, figure: Figure, compare: Callable[[float, float], float]) -> Value:
+    def value(found: Found) -> Spread | None:
+        if not found.has(workload, GATEWAY, peer):
+            return None
+        return found.compared(workload, (GATEWAY, peer), figure, compare)
+
+    return value
+
+
+def rate(workload: Workload, peer: str) -> Value:
+    return _compared(workload, peer, RATE, operator.truediv)
+
+
+def cpu(workload: Workload, peer: str) -> Value:
+    return _compared(workload, peer, CPU, operator.truediv)
+
+
+def added_p50(workload: Workload, peer: str) -> Value:
+    return _compared(workload, peer, P50, operator.sub)
+
+
+def own_cpu(workload: Workload) -> Value:
+    return lambda found: found.spread(workload, GATEWAY, CPU) if found.has(workload, GATEWAY) else None
+
+
+def idle_kib(found: Found) -> Spread | None:
+    return Spread(tuple(found.idle_kib[GATEWAY])) if GATEWAY in found.idle_kib else None
+
+
+GOALS = (
+    Goal("requests/s of small JSON, 32 connections, against plain FastAPI", 2, 2.5, rate(SMALL_32, PLAIN)),
+    Goal("requests/s of small JSON, 32 connections, against a bare grpc.aio client", 0.7, 1, rate(SMALL_32, BARE)),
+    Goal("CPU for a small request, 32 connections, against plain FastAPI", 0.5, 0.35, cpu(SMALL_32, PLAIN)),
+    Goal("p50 added at 1 connection to a direct grpc.aio call", 0.5, 0.35, added_p50(SMALL_1, BARE), "ms"),
+    Goal("requests/s of large JSON, against Triton's HTTP endpoint", 2.2, 3, rate(LARGE, TRITON)),
+    Goal("requests/s of small JSON, 32 connections, against KServe", 2.5, 3.5, rate(SMALL_32, KSERVE)),
+    Goal("requests/s of large JSON, against KServe", 10, 15, rate(LARGE, KSERVE)),
+    *(
+        Goal(f"answers/s of {each.title}, against Triton called directly", 0.75, 0.9, rate(each, BARE))
+        for each in INSIGHTS_64
+    ),
+    Goal("events/s of a stream, against a bare grpc.aio reader", 0.85, 0.95, rate(STREAM, BARE)),
+    Goal("CPU for an event of a stream", 65, 45, own_cpu(STREAM), "µs"),
+    Goal("memory of an idle stream", 24, 18, idle_kib, "KiB"),
+)
+
+
+def reach_table(found: Found) -> Table:
+    rows = [_row(goal, value) for goal in GOALS if (value := goal.value(found)) is not None]
+    note = "Ratios are taken in each round by itself: median (10th to 90th percentile)."
+    return Table("What this gateway reaches", COLUMNS, rows, note)
+
+
+def _row(goal: Goal, found: Spread) -> list[str]:
+    times = "" if goal.unit else "x"
+    unit = f" {goal.unit}" if goal.unit else ""
+    cells = [f"{found.text(2)}{times}{unit}", *(f"{each:g}{times}{unit}" for each in (goal.floor, goal.aim))]
+    return [goal.title, *cells, _verdict(goal, found.median)]
+
+
+def _verdict(goal: Goal, value: float) -> str:
+    is_better = operator.ge if goal.aim > goal.floor else operator.le
+    if is_better(value, goal.aim):
+        return "aim reached"
+    return "reached" if is_better(value, goal.floor) else "**missed**"

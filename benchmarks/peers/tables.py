@@ -1,0 +1,33 @@
+"""The tables of the peers: one for each workload."""
+
+from benchmarks.peers import grpc_client, triton_http
+from benchmarks.peers.found import Found, Spread
+from benchmarks.peers.measuring import Sample
+from benchmarks.peers.workloads import Workload
+from benchmarks.table import Table
+
+NONE = "-"
+
+
+def workload_table(workload: Workload, found: Found) -> Table:
+    unit = workload.unit
+    latency = [] if workload.is_stream else ["p50, ms", "p99, ms"]
+    cpu = [f"CPU of {process}, µs a{'n' * (unit == 'event')} {unit}" for process in ("the peer", "Triton", "the load")]
+    rows = [_row(workload, name, samples) for name, samples in found.samples[workload].items()]
+    return Table(workload.title, ["peer", f"{unit}s/s", *latency, *cpu, "memory, MiB"], sorted(rows))
+
+
+def _row(workload: Workload, peer: str, samples: list[Sample]) -> list[str]:
+    def text(figure: str, digits: int = 0) -> str:
+        return Spread(tuple(getattr(sample, figure) for sample in samples)).text(digits)
+
+    latency = [] if workload.is_stream else [text("p50_ms", 2), text("p99_ms", 2)]
+    peer_cpu = NONE if peer == triton_http.NAME else text("peer_us")
+    load_cpu = NONE if peer == grpc_client.NAME else text("load_us")
+    return [peer, text("rate"), *latency, peer_cpu, text("triton_us"), load_cpu, text("rss_mib")]
+
+
+def idle_table(found: Found) -> Table:
+    rows = [[peer, Spread(tuple(values)).text(1)] for peer, values in found.idle_kib.items()]
+    note = "Resident memory that each open, silent stream adds to the peer's process, its call to Triton included."
+    return Table("Idle streams", ["peer", "KiB a stream"], rows, note)

@@ -1,0 +1,31 @@
+"""The workloads: what is asked, and by how many connections at a time. A further workload is a line here."""
+
+from dataclasses import dataclass
+
+from benchmarks.peers.contents import INSIGHTS
+
+
+@dataclass(frozen=True)
+class Workload:
+    """``ask``: the key of a peer's asks. ``is_stream``: events of streams are counted, else requests."""
+
+    title: str
+    ask: str
+    connections: int = 1
+    is_stream: bool = False
+
+    @property
+    def unit(self) -> str:
+        return "event" if self.is_stream else "request"
+
+
+SMALL_1 = Workload("Small JSON (4 floats), 1 connection", "small")
+SMALL_32 = Workload("Small JSON (4 floats), 32 connections", "small", 32)
+SMALL_256 = Workload("Small JSON (4 floats), 256 connections", "small", 256)
+LARGE = Workload("Large JSON (150,528 floats both ways), 1 connection", "large")
+FILE = Workload("Image upload (200 KB), 1 connection", "file")
+EARLY_EXIT = Workload("Early exit of the OCR pipeline (blank image), 1 connection", "early exit")
+INSIGHTS_64 = tuple(Workload(f"`{name}`, 64 connections", name, 64) for name in INSIGHTS)
+STREAM = Workload("Streams of 5,000 events, 1 at a time", "stream", is_stream=True)
+
+WORKLOADS = (SMALL_1, SMALL_32, SMALL_256, LARGE, FILE, EARLY_EXIT, *INSIGHTS_64, STREAM)

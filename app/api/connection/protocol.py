@@ -19,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.server import ServerState
 
 from app.api.connection.closing import ClosingProtocol
+from app.api.connection.event import LazyEvent
 from app.api.connection.framing import Body
 from app.api.connection.heads import MAX_HEAD_BYTES, body_of, end_of_head
 from app.api.problems import problem_response
@@ -48,6 +49,21 @@ def protocol_with(limit: ConnectionLimit) -> type[asyncio.Protocol]:
 
 class BoundedProtocol(ClosingProtocol):
     """Implements :class:`app.api.exchange.Connection`, and puts itself into each request's state."""
+
+    __slots__ = (
+        "_ahead",
+        "_answer",
+        "_body",
+        "_events",
+        "_has_begun",
+        "_head_bytes",
+        "_head_tail",
+        "_is_in_head",
+        "_keeps_alive",
+        "_limit",
+        "is_lost",
+        "on_lost",
+    )
 
     def __init__(
         self,
@@ -171,6 +187,7 @@ class BoundedProtocol(ClosingProtocol):
         self._is_in_head = False
         self.state_timer.stop()
         self.cycle.transport = cast("asyncio.Transport", self._answer)
+        self.cycle.message_event = cast("asyncio.Event", LazyEvent(is_set=False))
         self._keeps_alive, self.cycle.keep_alive = self.cycle.keep_alive, False
         if self._body.is_complete:
             self._complete_request()
@@ -205,6 +222,7 @@ class BoundedProtocol(ClosingProtocol):
     def _complete_request(self) -> None:
         self._body = None
         self.on_message_complete()
+        self.parser = None  # type: ignore[assignment]  # the next head has a parser of its own
         if not self.cycle.response_started:
             self.cycle.keep_alive = self._keeps_alive
 

@@ -20,9 +20,12 @@ class Application:
         self.go_on = asyncio.Event()
         self.disconnected = asyncio.Event()
         self.calls = 0
+        self.connection: Any = None
+        """Of the last request."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self.calls += 1
+        self.connection = scope["state"]["connection"]
         await getattr(self, scope["path"].strip("/"))(scope, receive, send)
 
     async def early(self, _scope: Any, _receive: Any, send: Any) -> None:

@@ -4,8 +4,11 @@ import pytest
 
 from app.api.connection import protocol
 from app.api.connection.heads import MAX_HEAD_BYTES
-from tests.fakes.listener import problem, said
+from tests.api.connection.conftest import Application
+from tests.fakes.listener import connected, problem, request, said
 
+MAX_SHARED_ATTRIBUTES = 30
+"""CPython gives an object with more attributes than these a dictionary of its own, of more than 1 KiB."""
 GOOD = b"GET /early HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
@@ -50,3 +53,15 @@ async def test_a_connection_that_says_nothing_is_closed_without_a_word(
 ) -> None:
     monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.1)
     assert await said(port) == b""
+
+
+async def test_a_connection_keeps_little_while_it_is_answered(port: int, application: Application) -> None:
+    async with connected(port) as (reader, writer):
+        writer.write(request("/stream"))
+        await reader.readuntil(b"one")
+        assert application.connection.parser is None
+        assert len(vars(application.connection)) <= MAX_SHARED_ATTRIBUTES
+        application.go_on.set()
+        await reader.readuntil(b"two")
+        writer.write(GOOD)
+        await reader.readuntil(b"hello")

@@ -1,15 +1,15 @@
 """A deadline: a value that travels with a request, on the monotonic clock."""
 
 import time
-from dataclasses import dataclass
 from typing import Self
+
+from msgspec import Struct
 
 FLOOR_S = 0.05
 """Shorter deadlines are lengthened to this: storms of sub-millisecond ones crash Triton 2.51."""
 
 
-@dataclass(frozen=True, slots=True)
-class Deadline:
+class Deadline(Struct, frozen=True):
     expires_at: float
     """Seconds on ``time.monotonic``."""
 

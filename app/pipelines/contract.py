@@ -44,9 +44,9 @@ class Contracts:
 
     def of(self, parameters: Mapping[str, Parameter]) -> Mapping[str, TensorContract]:
         """The contracts of a request with these parameters."""
-        limits = {name: parameters[limit] for name, limit in self._limits.items() if limit in parameters}
-        if not limits:
+        if not self._limits:
             return self._contracts
+        limits = {name: parameters[limit] for name, limit in self._limits.items() if limit in parameters}
         agreed = {name: replace(self._contracts[name], max_items=int(limit)) for name, limit in limits.items()}
         return {**self._contracts, **agreed}
 

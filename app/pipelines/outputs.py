@@ -21,7 +21,11 @@ class OutputField:
     takes_batch: bool
     depth: int
     """How many lists stand around an element of one response."""
+    is_bare: bool
+    """Whether the caller is given one value rather than a list."""
     join: str
+    is_text_run: bool
+    """Whether each response carries the next piece of one text, whose characters may be split between pieces."""
     _dims: tuple[int, ...]
     """Of Triton's tensor, batch dimension included; -1 is any size."""
     _from_array: FromArray
@@ -31,26 +35,20 @@ class OutputField:
         cls, name: str, spec: OutputSpec, tensor: TensorSpec, *, max_batch_size: int, batch: bool
     ) -> "OutputField":
         takes_batch = max_batch_size > 0 and not batch
+        depth = batch + (0 if is_bare_item(tensor) else len(tensor.dims))
+        join = spec.join or ("concatenate" if spec.kind == "text" else "list")
         return cls(
             name=name,
             spec=spec,
             tensor=tensor,
             takes_batch=takes_batch,
-            depth=batch + (0 if is_bare_item(tensor) else len(tensor.dims)),
-            join=spec.join or ("concatenate" if spec.kind == "text" else "list"),
+            depth=depth,
+            is_bare=depth == 0,
+            join=join,
+            is_text_run=depth == 0 and spec.kind == "text" and join == "concatenate",
             _dims=((1,) if takes_batch else (-1,) if batch else ()) + tensor.dims,
             _from_array=from_array_of(spec.kind, tensor.datatype),
         )
-
-    @property
-    def is_bare(self) -> bool:
-        """Whether the caller is given one value rather than a list."""
-        return self.depth == 0
-
-    @property
-    def is_text_run(self) -> bool:
-        """Whether each response carries the next piece of one text, whose characters may be split between pieces."""
-        return self.is_bare and self.spec.kind == "text" and self.join == "concatenate"
 
     @property
     def empty_value(self) -> Any:

@@ -135,7 +135,7 @@ def _raw_of(tensor: Tensor) -> list[Buffer]:
 
 def _tensor_of(output: service_pb2.ModelInferResponse.InferOutputTensor, raw: bytes) -> Tensor:
     dtype = DTYPE_BY_DATATYPE.get(output.datatype)
-    shape = tuple(output.shape)
+    shape = tuple(output.shape[:])
     if dtype is None:
         raise UpstreamProtocol(f"Output '{_short(output.name)}' has a datatype that this gateway does not know.")
     array = _array_of(raw, dtype, shape) if _is_possible(shape) else None
@@ -154,9 +154,10 @@ def _array_of(raw: bytes, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array
 
 def _is_possible(shape: tuple[int, ...]) -> bool:
     """False for a shape that numpy cannot hold, or whose empty lists would fill the memory: ``[2**40, 0]``."""
-    if len(shape) > _MAX_DIMENSIONS or min(shape, default=0) < 0:
+    smallest = min(shape, default=1)
+    if len(shape) > _MAX_DIMENSIONS or smallest < 0:
         return False
-    return 0 not in shape or math.prod(filter(None, shape)) <= _MAX_EMPTY_LISTS
+    return smallest > 0 or math.prod(filter(None, shape)) <= _MAX_EMPTY_LISTS
 
 
 def _short(value: object) -> str:

@@ -16,13 +16,9 @@ import numpy as np
 from app.domain.tensor import Array
 from app.pipelines.structure import PIECE_BYTES, WHITESPACE, malformed
 
-_CLASS_OF = bytes(
-    code if code in b"[]," else ord("d") if code in b"0123456789+-.eEtrufalsn" else ord("x") for code in range(256)
-)
-"""A byte -> itself if it is a bracket or a comma, ``d`` if a number or a literal may hold it, else ``x``."""
-_COMMA = ord(",")
+_COMMA, _OPENING, _CLOSING = b",[]"
+_NO_SKELETON = bytes(code for code in range(256) if code not in b"[],")
 _OPENINGS = re.compile(rb"[\[ \t\n\r]*")
-_NEVER_IN_JSON = (b"d[", b"]d", b"][")
 _BRACKETS_TO_SPACES = bytes.maketrans(b"[]", b"  ")
 _INDEX = re.compile(r"\$\[(\d+)\]")
 
@@ -98,16 +94,31 @@ def _skeleton_of(text: memoryview) -> tuple[bytearray, bool, bool]:
     """The brackets and commas; whether there are numbers; whether there are empty lists."""
     skeleton, has_numbers, has_empty_lists, last = bytearray(), False, False, b""
     for start in range(0, len(text), PIECE_BYTES):
-        piece = last + bytes(text[start : start + PIECE_BYTES]).translate(_CLASS_OF, WHITESPACE)
-        if b"x" in piece:
+        piece = last + _without_whitespace(bytes(text[start : start + PIECE_BYTES]))
+        if b'"' in piece or b"{" in piece:
             raise ValueError("holds something other than numbers")
-        if any(pair in piece for pair in _NEVER_IN_JSON):
-            raise malformed()
-        has_numbers |= b"d" in piece
-        has_empty_lists |= b"[]" in piece
-        skeleton += piece[len(last) :].replace(b"d", b"")
+        has_empty_lists |= _has_empty_lists(np.frombuffer(piece, dtype=np.uint8))
+        marks = piece[len(last) :].translate(None, _NO_SKELETON)
+        has_numbers |= len(marks) < len(piece) - len(last)
+        skeleton += marks
         last = piece[-1:]
     return skeleton, has_numbers, has_empty_lists
+
+
+def _without_whitespace(piece: bytes) -> bytes:
+    return piece.translate(None, WHITESPACE) if any(code in piece for code in WHITESPACE) else piece
+
+
+def _has_empty_lists(characters: Array) -> bool:
+    """Raises InvalidJson where no comma stands between a number or a list and the list that follows or precedes it."""
+    brackets = np.flatnonzero(characters >= _OPENING)
+    openings = brackets[characters[brackets] == _OPENING]
+    closings = brackets[characters[brackets] == _CLOSING]
+    before = characters[openings[openings > 0] - 1]
+    after = characters[closings[closings < len(characters) - 1] + 1]
+    if ((before != _COMMA) & (before != _OPENING)).any() or ((after != _COMMA) & (after != _CLOSING)).any():
+        raise malformed()
+    return bool((characters[closings[closings > 0] - 1] == _OPENING).any())
 
 
 def _regular_shape(skeleton: bytearray, depth: int) -> tuple[int, ...] | None:

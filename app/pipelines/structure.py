@@ -24,7 +24,8 @@ _QUOTE, _COMMA = b'",'
 _DEPTH_CHANGE = np.zeros(256, dtype=np.int64)
 _DEPTH_CHANGE[list(b"[{")] = 1
 _DEPTH_CHANGE[list(b"]}")] = -1
-_IS_MARK = np.isin(np.arange(256), list(b"[]{},:"))
+_IS_BRACKET = bytes(code in b"[]{}" for code in range(256))
+_IS_MARK = bytes(code in b"[]{},:" for code in range(256))
 _IS_BETWEEN_MEMBERS = np.isin(np.arange(256), list(b"[{,:"))
 WHITESPACE = b" \t\n\r"
 _decode_name = msgspec.json.Decoder(str).decode
@@ -40,29 +41,46 @@ class Marks:
     """How many lists and objects are open after each character."""
 
 
-def marks_of(text: memoryview) -> Iterator[Marks]:
-    """Raises InvalidJson where the text is nested too deeply, or ends inside a string, a list or an object."""
+def marks_of(text: memoryview, commas_to_depth: int = MAX_DEPTH) -> Iterator[Marks]:
+    """Pieces that lie deeper than ``commas_to_depth`` come without their commas and colons.
+
+    Raises InvalidJson where the text is nested too deeply, or ends inside a string, a list or an object.
+    """
     start, depth, is_inside_string = 0, 0, False
     while start < len(text):
         piece = _without_escapes(bytes(text[start : start + PIECE_BYTES]))
-        codes = np.frombuffer(piece, dtype=np.uint8)
-        is_string = np.logical_xor.accumulate(codes == _QUOTE) ^ is_inside_string
-        positions = np.flatnonzero(_IS_MARK[codes] & ~is_string)
-        depths = depth + np.cumsum(_DEPTH_CHANGE[codes[positions]])
-        if depths.max(initial=0) > MAX_DEPTH:
+        wanted = _IS_MARK if depth <= commas_to_depth else _IS_BRACKET
+        marks, ends_inside_string = _marks_in(piece, wanted, depth, is_inside_string)
+        if wanted is _IS_BRACKET and marks.depths.min(initial=depth) <= commas_to_depth:
+            marks, ends_inside_string = _marks_in(piece, _IS_MARK, depth, is_inside_string)
+        if marks.depths.max(initial=0) > MAX_DEPTH:
             raise InvalidJson(f"The body is nested too deeply: more than {MAX_DEPTH} levels.")
-        yield Marks(positions + start, codes[positions], depths)
-        start += len(piece)
-        depth = int(depths[-1]) if len(depths) else depth
-        is_inside_string = bool(is_string[-1])
+        yield Marks(marks.positions + start, marks.characters, marks.depths)
+        start, is_inside_string = start + len(piece), ends_inside_string
+        depth = int(marks.depths[-1]) if len(marks.depths) else depth
     if depth != 0 or is_inside_string:
         raise malformed()
+
+
+def _marks_in(piece: bytes, wanted: bytes, depth: int, is_inside_string: bool) -> tuple[Marks, bool]:
+    """The marks of one piece, and whether the piece ends inside a string. ``depth``: before the piece."""
+    has_quotes = b'"' in piece
+    if is_inside_string and not has_quotes:
+        piece = b""
+    codes = np.frombuffer(piece, dtype=np.uint8)
+    is_wanted = np.frombuffer(piece.translate(wanted), dtype=np.bool_)
+    if has_quotes:
+        is_string = np.logical_xor.accumulate(codes == _QUOTE) ^ is_inside_string
+        is_wanted, is_inside_string = is_wanted & ~is_string, bool(is_string[-1])
+    positions = np.flatnonzero(is_wanted)
+    characters = codes[positions]
+    return Marks(positions, characters, depth + np.cumsum(_DEPTH_CHANGE[characters])), is_inside_string
 
 
 def check_depth(text: memoryview) -> None:
     """Raises InvalidJson where the text is nested more than MAX_DEPTH levels deep."""
     if len(text) > 2 * MAX_DEPTH:
-        for _ in marks_of(text):
+        for _ in marks_of(text, commas_to_depth=-1):
             pass
 
 
@@ -128,7 +146,7 @@ def _without_escapes(piece: bytes) -> bytes:
 
 def _marks_between_members(text: memoryview) -> Iterator[tuple[int, str]]:
     """Position and character of the outermost braces, and of the commas and colons between them."""
-    for marks in marks_of(text):
+    for marks in marks_of(text, commas_to_depth=1):
         kept = (marks.depths <= 0) | ((marks.depths == 1) & _IS_BETWEEN_MEMBERS[marks.characters])
         yield from zip(marks.positions[kept].tolist(), marks.characters[kept].tobytes().decode("ascii"), strict=True)
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import uvloop
 
-from benchmarks import bls, early_exit, fan_out, router, sse_peers, streams
+from benchmarks import bls, early_exit, fan_out, router, sse_peers, streams, transports
 from benchmarks.micro import run as micro
 from benchmarks.peers import run as peers
 from benchmarks.surroundings import ARTIFACTS, surroundings
@@ -23,6 +23,7 @@ BENCHMARKS: dict[str, Run] = {
     "early-exit": early_exit.run,
     "streams": streams.run,
     "sse-peers": sse_peers.run,
+    "transports": transports.run,
 }
 
 

@@ -287,6 +287,23 @@ async def test_cancelling_the_wait_leaves_the_call_alone(transport: Transport, s
     assert await drained(stream) == [b"later"]
 
 
+async def test_cancelling_the_wait_for_a_response_leaves_the_call_alone(transport: Transport, script: Script) -> None:
+    released = asyncio.Event()
+
+    async def answer(message: bytes, _context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        await released.wait()
+        yield message
+
+    script.answer = answer
+    call = await transport.unary("/test/Unary", b"later", WAIT_S)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await call.response()
+    assert not call.done()
+    released.set()
+    assert await call.response() == b"later"
+
+
 async def test_the_deadline_ends_a_call_that_the_server_does_not_answer(transport: Transport, script: Script) -> None:
     async def answer(_message: bytes, _context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
         await asyncio.sleep(3600)

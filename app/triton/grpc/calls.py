@@ -2,17 +2,18 @@
 
 import asyncio
 import time
-from collections import deque
 
 from app.triton.grpc.connection import Connection
-from app.triton.grpc.events import Headers
+from app.triton.grpc.events import DataReceived, Headers, HeadersReceived
 from app.triton.grpc.messages import PREFIX_BYTES, MessageReader
 from app.triton.grpc.status import error_of_trailers
 from app.triton.transport import WAITED_S, BrokenExchange, RpcError
 
 
 class Call:
-    """What unary calls and streams share: the end, the deadline and the cancellation."""
+    """What unary calls and streams share: the end, the deadline, the cancellation and the receive window."""
+
+    __slots__ = ("_changed", "_connection", "_error", "_granted", "_is_over", "_reader", "_stream_id", "_timer")
 
     def __init__(self, connection: Connection, max_message_bytes: int) -> None:
         self._connection = connection
@@ -20,10 +21,14 @@ class Call:
         self._stream_id = 0
         self._timer: asyncio.TimerHandle | None = None
         self._is_over = False
+        self._error: RpcError | None = None
+        self._changed: asyncio.Future[None] | None = None
+        self._granted = 0
+        """Bytes by which the window was opened for a message and that have not arrived yet."""
 
-    def start(self, header_block: bytes, body: bytes, timeout_s: float) -> None:
-        self._stream_id = self._connection.start(self, header_block, body)
-        self._timer = asyncio.get_running_loop().call_later(timeout_s, self._expire)
+    def start(self, header_block: bytes, message: bytes, timeout_s: float) -> None:
+        self._stream_id = self._connection.start(self, header_block, message)
+        self._timer = self._connection.loop.call_later(timeout_s, self._expire)
 
     def done(self) -> bool:
         return self._is_over
@@ -37,25 +42,21 @@ class Call:
         """The connection ended the call."""
         self._end(error)
 
-    def received_headers(self, headers: Headers, *, is_end: bool) -> None:
-        if is_end:
-            self._finish(headers)
+    def received_headers(self, event: HeadersReceived) -> None:
+        if event.is_end:
+            self._finish(event.headers)
 
-    def received_data(self, data: bytes, size: int, *, is_end: bool) -> None:
+    def received_data(self, event: DataReceived) -> None:
         try:
-            self._take(data, size)
+            self._take(event)
         except RpcError as exc:
             self._stop(exc)
             return
-        if is_end:
+        if event.is_end:
             self._finish(())
 
-    def _take(self, data: bytes, size: int) -> None:
+    def _take(self, event: DataReceived) -> None:
         """Raises RpcError."""
-        raise NotImplementedError
-
-    def _ended(self, error: RpcError | None) -> None:
-        """Called once. None: the status was OK."""
         raise NotImplementedError
 
     def _finish(self, trailers: Headers) -> None:
@@ -72,43 +73,68 @@ class Call:
         self._end(error)
 
     def _end(self, error: RpcError | None) -> None:
+        """The first end counts. None: the status was OK."""
         if self._is_over:
             return
         self._is_over = True
+        self._error = error
         if self._timer is not None:
             self._timer.cancel()
-        self._ended(error)
+        self._wake()
+
+    async def _change(self) -> None:
+        """Waits until :meth:`_wake`. Cancelling this wait does not cancel the call."""
+        self._changed = self._connection.loop.create_future()
+        await self._changed
+
+    def _wake(self) -> None:
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
+
+    def _grant_missing(self) -> None:
+        """A message larger than the window can only arrive whole if the window is opened for it."""
+        session = self._connection.session
+        missing = self._reader.missing - self._granted
+        if missing > session.limits.stream_window // 2:
+            self._granted += missing
+            session.grant(self._stream_id, missing)
+
+    def _acknowledge(self, size: int) -> None:
+        """Gives ``size`` bytes of the window back, except bytes that were granted ahead."""
+        if self._granted:
+            used = min(self._granted, size)
+            self._granted -= used
+            size -= used
+        self._connection.session.acknowledge(self._stream_id, size)
 
 
 class UnaryCall(Call):
     """A call with one response message."""
 
+    __slots__ = ("_message",)
+
     def __init__(self, connection: Connection, max_message_bytes: int) -> None:
         super().__init__(connection, max_message_bytes)
         self._message: bytes | None = None
-        self._result: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     async def response(self) -> bytes:
         """The response message. Cancelling this wait does not cancel the call. Raises RpcError."""
-        return await self._result
+        while not self._is_over:
+            await self._change()
+        if self._error is not None:
+            raise self._error
+        if self._message is None:
+            raise BrokenExchange("the server sent no message")
+        return self._message
 
-    def _take(self, data: bytes, size: int) -> None:
-        for message in self._reader.messages(data):
+    def _take(self, event: DataReceived) -> None:
+        for message in self._reader.messages(event.data):
             if self._message is not None:
                 raise BrokenExchange("the server sent two messages for one request")
             self._message = message
-        # Nobody waits for parts of a message: the window is opened for the rest of it at once.
-        self._connection.session.acknowledge(self._stream_id, size)
-
-    def _ended(self, error: RpcError | None) -> None:
-        if self._result.done():
-            return
-        if error is None and self._message is None:
-            error = BrokenExchange("the server sent no message")
-        if error is not None:
-            self._result.set_exception(error)
-        else:
-            self._result.set_result(self._message or b"")
+        self._acknowledge(event.size)
+        if self._message is None:
+            self._grant_missing()
 
 
 class StreamCall(Call):
@@ -117,85 +143,68 @@ class StreamCall(Call):
     The stream's receive window is given back as the messages are taken: a reader that stalls costs one window.
     """
 
+    __slots__ = ("_asked", "_messages", "arrived", "gap_s", "is_behind")
+
     def __init__(self, connection: Connection, max_message_bytes: int) -> None:
         super().__init__(connection, max_message_bytes)
         self.arrived: float | None = None
         self.gap_s: float | None = None
         self.is_behind = False
         self._asked: float | None = None
-        self._messages: deque[bytes] = deque()
-        self._granted = 0
-        self._error: RpcError | None = None
-        self._changed: asyncio.Future[None] | None = None
+        self._messages: list[bytes] = []
 
     def __aiter__(self) -> "StreamCall":
         return self
 
     async def __anext__(self) -> bytes:
-        """Cancelling this wait does not cancel the call. Raises RpcError."""
+        """Does not wait while messages are at hand. Cancelling this wait does not cancel the call. Raises RpcError."""
         while not self._messages:
             if self._is_over:
-                if self._error is not None:
-                    raise self._error
-                raise StopAsyncIteration
+                raise self._error or StopAsyncIteration
             self._grant_missing()
+            self._connection.flush()
             self._asked = time.monotonic()
-            self._changed = asyncio.get_running_loop().create_future()
-            await self._changed
-        self._note_delay()
-        message = self._messages.popleft()
-        self._acknowledge(len(message) + PREFIX_BYTES)
+            await self._change()
+        message = self._messages.pop(0)
+        if not self._is_over:
+            self._note_delay()
+            self._acknowledge(len(message) + PREFIX_BYTES)
+            self._connection.flush()
         return message
 
     def close(self) -> None:
         """Frees the messages that nobody takes."""
         self._messages.clear()
 
-    def _take(self, data: bytes, size: int) -> None:
-        for message in self._reader.messages(data):
-            self._messages.append(message)
-            self._note_arrival()
-        self._acknowledge(size - len(data))
+    def _take(self, event: DataReceived) -> None:
+        before = len(self._messages)
+        self._messages.extend(self._reader.messages(event.data))
+        padding = event.size - len(event.data)
+        if padding:
+            self._acknowledge(padding)
+        count = len(self._messages) - before
+        if count:
+            self._note_arrival(count)
         if self._messages:
             self._wake()
         else:
             self._grant_missing()
 
-    def _grant_missing(self) -> None:
-        """A message larger than the window can only arrive whole if the window is opened for it."""
-        missing = self._reader.missing - self._granted
-        if missing > self._connection.session.limits.stream_window // 2:
-            self._granted += missing
-            self._connection.session.grant(self._stream_id, missing)
-            self._connection.flush()
-
-    def _acknowledge(self, size: int) -> None:
-        used = min(self._granted, size)
-        self._granted -= used
-        self._connection.session.acknowledge(self._stream_id, size - used)
-        self._connection.flush()
-
-    def _note_arrival(self) -> None:
+    def _note_arrival(self, count: int) -> None:
+        """``count`` messages arrived together."""
         now = time.monotonic()
         if self._asked is not None and now - self._asked >= WAITED_S:
             self.is_behind = False
         self._asked = None
-        if self.arrived is not None:
+        if count > 1:
+            self.gap_s = 0.0
+        elif self.arrived is not None:
             self.gap_s = now - self.arrived
         self.arrived = now
 
     def _note_delay(self) -> None:
         """The server may hold messages back if the window stayed nearly closed until the reader came."""
-        if self._is_over:
-            return
         session = self._connection.session
         is_nearly_closed = session.receive_window(self._stream_id) < session.limits.stream_window // 4
-        self.is_behind |= is_nearly_closed and time.monotonic() - (self.arrived or 0.0) > WAITED_S
-
-    def _ended(self, error: RpcError | None) -> None:
-        self._error = error
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._changed is not None and not self._changed.done():
-            self._changed.set_result(None)
+        if is_nearly_closed and time.monotonic() - (self.arrived or 0.0) > WAITED_S:
+            self.is_behind = True

@@ -11,7 +11,6 @@ from app.domain.backoff import Backoff
 from app.triton.grpc.calls import StreamCall, UnaryCall
 from app.triton.grpc.connection import Connection, KeepAlive
 from app.triton.grpc.contents import Limits
-from app.triton.grpc.messages import prefixed
 from app.triton.grpc.session import Session
 from app.triton.transport import Metadata, RpcError
 
@@ -54,16 +53,20 @@ class Client:
 
     async def unary(self, path: str, message: bytes, timeout_s: float, metadata: Metadata = ()) -> UnaryCall:
         """Starts a call. Raises RpcError if there is no connection."""
-        connection = await self._connected(timeout_s)
+        connection = self._connection
+        if connection is None or not connection.has_room:
+            connection = await self._connected(timeout_s)
         call = UnaryCall(connection, self._options.max_message_bytes)
-        call.start(self._header_block(path, timeout_s, metadata), prefixed(message), timeout_s)
+        call.start(self._header_block(path, timeout_s, metadata), message, timeout_s)
         return call
 
     async def stream(self, path: str, message: bytes, timeout_s: float, metadata: Metadata = ()) -> StreamCall:
         """Starts a call with one request message. Raises RpcError if there is no connection."""
-        connection = await self._connected(timeout_s)
+        connection = self._connection
+        if connection is None or not connection.has_room:
+            connection = await self._connected(timeout_s)
         call = StreamCall(connection, self._options.max_message_bytes)
-        call.start(self._header_block(path, timeout_s, metadata), prefixed(message), timeout_s)
+        call.start(self._header_block(path, timeout_s, metadata), message, timeout_s)
         return call
 
     async def close(self) -> None:
@@ -73,14 +76,14 @@ class Client:
 
     async def _connected(self, timeout_s: float) -> Connection:
         """Raises RpcError."""
-        connection = self._connection
-        if connection is None or not connection.accepts_calls:
-            connection = await self._connect()
-        if len(connection.session) >= connection.session.max_concurrent_streams:
+        connection = await self._connect()
+        while not connection.has_room:
             await self._room(connection, timeout_s)
+            connection = await self._connect()
         return connection
 
     async def _room(self, connection: Connection, timeout_s: float) -> None:
+        """Waits for the end of another call, or of the connection. Raises RpcError."""
         try:
             async with asyncio.timeout(timeout_s):
                 await connection.room()
@@ -90,6 +93,8 @@ class Client:
 
     async def _connect(self) -> Connection:
         """One attempt for all callers that wait. Between attempts calls fail at once. Raises RpcError."""
+        if self._connection is not None and self._connection.accepts_calls:
+            return self._connection
         async with self._connecting:
             if self._connection is not None and self._connection.accepts_calls:
                 return self._connection
@@ -125,7 +130,8 @@ class Client:
         block = self._blocks.get(path)
         if block is None:
             block = self._blocks[path] = self._fixed_headers(path)
-        block += _literal(b"grpc-timeout", b"%dm" % min(max(round(timeout_s * 1e3), 1), 99_999_999))
+        timeout = b"%dm" % min(max(round(timeout_s * 1e3), 1), 99_999_999)
+        block += b"%s%c%s" % (_TIMEOUT, len(timeout), timeout)
         for name, value in metadata:
             block += _literal(name.encode("ascii"), value.encode("ascii"))
         return block
@@ -142,6 +148,10 @@ class Client:
             ("user-agent", "triton-gateway"),
         )
         return bytes(Encoder().encode([NeverIndexedHeaderTuple(*header) for header in headers], huffman=False))
+
+
+_TIMEOUT = b"\0\x0cgrpc-timeout"
+"""The start of :func:`_literal` for the header that every call has."""
 
 
 def _literal(name: bytes, value: bytes) -> bytes:

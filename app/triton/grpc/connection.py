@@ -8,16 +8,18 @@ from app.triton.grpc.events import (
     ConnectionFailed,
     DataReceived,
     GoAway,
-    Headers,
     HeadersReceived,
     PingAcknowledged,
     StreamReset,
 )
+from app.triton.grpc.messages import prefix_of
 from app.triton.grpc.session import Session
 from app.triton.grpc.status import error_of_reset
 from app.triton.transport import RpcError
 
 CLOSE_S = 1.0
+_FEW = 4
+"""So many parts of the output, without a large body, are joined. A large body is written without a copy."""
 _PING = b"gateway!"
 
 
@@ -33,8 +35,8 @@ class KeepAlive:
 class Exchange(Protocol):
     """The connection's view of a call."""
 
-    def received_headers(self, headers: Headers, *, is_end: bool) -> None: ...
-    def received_data(self, data: bytes, size: int, *, is_end: bool) -> None: ...
+    def received_headers(self, event: HeadersReceived) -> None: ...
+    def received_data(self, event: DataReceived) -> None: ...
     def failed(self, error: RpcError) -> None: ...
 
 
@@ -44,28 +46,33 @@ class Connection(asyncio.Protocol):
     def __init__(self, session: Session, keep_alive: KeepAlive) -> None:
         self.session = session
         self.is_open = False
+        self.loop = asyncio.get_running_loop()
         self._keep_alive = keep_alive
-        self._loop = asyncio.get_running_loop()
         self._received_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._room = asyncio.Event()
         self._exchanges: dict[int, Exchange] = {}
         self._transport: asyncio.Transport | None = None
-        self._lost: asyncio.Future[None] = self._loop.create_future()
+        self._lost: asyncio.Future[None] = self.loop.create_future()
 
     @property
     def accepts_calls(self) -> bool:
-        return self.is_open and not self.session.is_closing and self.session.has_ids
+        return self.is_open and self.session.accepts_streams
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a call can start now, within the server's limit of concurrent streams."""
+        return self.is_open and self.session.has_room
 
     async def room(self) -> None:
-        """Waits until the server's limit of concurrent streams allows one more."""
-        while self.is_open and len(self.session) >= self.session.max_concurrent_streams:
+        """Waits until a call can start, or until the connection accepts no calls any more."""
+        while self.accepts_calls and not self.session.has_room:
             self._room.clear()
             await self._room.wait()
 
-    def start(self, exchange: Exchange, header_block: bytes, body: bytes) -> int:
+    def start(self, exchange: Exchange, header_block: bytes, message: bytes) -> int:
         """Sends a request. Returns the id of its stream."""
-        stream_id = self.session.open(header_block, body)
+        stream_id = self.session.open(header_block, message, prefix_of(message))
         self._exchanges[stream_id] = exchange
         self.flush()
         return stream_id
@@ -75,11 +82,16 @@ class Connection(asyncio.Protocol):
         if self._exchanges.pop(stream_id, None) is not None:
             self.session.reset(stream_id)
             self.flush()
+            self._room.set()
 
     def flush(self) -> None:
-        output = self.session.take_output()
-        if output and self._transport is not None:
-            self._transport.write(output)
+        """Writes the session's output at once: one write for several calls would cost a turn of the event loop."""
+        if self.session.has_output and self._transport is not None:
+            output = self.session.take_output()
+            if len(output) <= _FEW:
+                self._transport.write(b"".join(output))
+            else:
+                self._transport.writelines(output)
 
     async def close(self) -> None:
         """Ends the connection; calls under way fail."""
@@ -99,11 +111,11 @@ class Connection(asyncio.Protocol):
         self._transport = transport
         self.is_open = True
         self.flush()
-        self._received_at = self._loop.time()
-        self._timer = self._loop.call_later(self._keep_alive.interval_s, self._ping_if_silent)
+        self._received_at = self.loop.time()
+        self._timer = self.loop.call_later(self._keep_alive.interval_s, self._ping_if_silent)
 
     def data_received(self, data: bytes) -> None:
-        self._received_at = self._loop.time()
+        self._received_at = self.loop.time()
         try:
             for event in self.session.receive(data):
                 self._dispatch(event)
@@ -120,30 +132,22 @@ class Connection(asyncio.Protocol):
         self._end(f"the connection was lost: {exc}" if exc else "the connection was closed")
 
     def _dispatch(self, event: HeadersReceived | DataReceived | StreamReset | GoAway | PingAcknowledged) -> None:
-        if isinstance(event, HeadersReceived):
-            self._headers(event)
-        elif isinstance(event, DataReceived):
-            self._data(event)
+        if isinstance(event, DataReceived):
+            exchange = self._exchange_of(event)
+            if exchange is not None:
+                exchange.received_data(event)
+        elif isinstance(event, HeadersReceived):
+            exchange = self._exchange_of(event)
+            if exchange is not None:
+                exchange.received_headers(event)
         elif isinstance(event, StreamReset):
             self._failed(event.stream_id, error_of_reset(event.code, event.reason))
         elif isinstance(event, GoAway):
             self._going_away(event)
 
-    def _headers(self, event: HeadersReceived) -> None:
-        exchange = self._exchanges.get(event.stream_id)
-        if exchange is None:
-            return
-        if event.is_end:
-            del self._exchanges[event.stream_id]
-        exchange.received_headers(event.headers, is_end=event.is_end)
-
-    def _data(self, event: DataReceived) -> None:
-        exchange = self._exchanges.get(event.stream_id)
-        if exchange is None:
-            return
-        if event.is_end:
-            del self._exchanges[event.stream_id]
-        exchange.received_data(event.data, event.size, is_end=event.is_end)
+    def _exchange_of(self, event: HeadersReceived | DataReceived) -> Exchange | None:
+        """None for a call that was cancelled."""
+        return (self._exchanges.pop if event.is_end else self._exchanges.get)(event.stream_id, None)
 
     def _failed(self, stream_id: int, error: RpcError) -> None:
         exchange = self._exchanges.pop(stream_id, None)
@@ -155,15 +159,15 @@ class Connection(asyncio.Protocol):
             self._failed(stream_id, RpcError("UNAVAILABLE", "the server is going away", was_sent=False))
 
     def _ping_if_silent(self) -> None:
-        silent_s = self._loop.time() - self._received_at
+        silent_s = self.loop.time() - self._received_at
         is_due = silent_s >= self._keep_alive.interval_s and (self._keep_alive.without_calls or self._exchanges)
         if not is_due:
             wait_s = max(self._keep_alive.interval_s - silent_s, self._keep_alive.timeout_s)
-            self._timer = self._loop.call_later(wait_s, self._ping_if_silent)
+            self._timer = self.loop.call_later(wait_s, self._ping_if_silent)
             return
         self.session.ping(_PING)
         self.flush()
-        self._timer = self._loop.call_later(self._keep_alive.timeout_s, self._require_answer, self._loop.time())
+        self._timer = self.loop.call_later(self._keep_alive.timeout_s, self._require_answer, self.loop.time())
 
     def _require_answer(self, asked_at: float) -> None:
         """Any bytes count: a server that sends a large response answers the ping after it."""

@@ -1,6 +1,6 @@
 """What a session says of one HTTP/2 connection: events, and the error that ends it. Source: RFC 9113, 7."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 NO_ERROR, PROTOCOL_ERROR, INTERNAL_ERROR, FLOW_CONTROL_ERROR = range(4)
 FRAME_SIZE_ERROR, REFUSED_STREAM, CANCEL, COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 6, 7, 8, 9, 11
@@ -16,13 +16,15 @@ class ConnectionFailed(Exception):
         self.code = code
 
 
-class HeadersReceived(NamedTuple):
+@dataclass(slots=True)
+class HeadersReceived:
     stream_id: int
     headers: Headers
     is_end: bool
 
 
-class DataReceived(NamedTuple):
+@dataclass(slots=True)
+class DataReceived:
     """``size``: the bytes of the stream's window that it took, which ``Session.acknowledge`` gives back."""
 
     stream_id: int
@@ -31,7 +33,8 @@ class DataReceived(NamedTuple):
     is_end: bool
 
 
-class StreamReset(NamedTuple):
+@dataclass(slots=True)
+class StreamReset:
     """``reason`` is empty if the peer reset the stream; otherwise the session did, because of what the peer sent."""
 
     stream_id: int
@@ -39,14 +42,16 @@ class StreamReset(NamedTuple):
     reason: str = ""
 
 
-class GoAway(NamedTuple):
+@dataclass(slots=True)
+class GoAway:
     """The peer did not process streams above ``last_stream_id`` and accepts no new ones."""
 
     last_stream_id: int
     code: int
 
 
-class PingAcknowledged(NamedTuple):
+@dataclass(slots=True)
+class PingAcknowledged:
     content: bytes
 
 

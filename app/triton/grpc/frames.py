@@ -2,7 +2,7 @@
 
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
 
@@ -18,7 +18,8 @@ _HEADER = struct.Struct(">HBBBI")
 _STREAM_ID = 0x7FFF_FFFF
 
 
-class Frame(NamedTuple):
+@dataclass(slots=True)
+class Frame:
     kind: int
     flags: int
     stream_id: int
@@ -35,25 +36,54 @@ class FrameBuffer:
     def __init__(self, max_content_bytes: int) -> None:
         self._max_content_bytes = max_content_bytes
         self._rest = b""
+        """The start of a frame's header."""
+        self._cut: Frame | None = None
+        """A frame whose content is still to come, in pieces that are joined once."""
+        self._pieces: list[bytes] = []
+        self._missing = 0
 
     def frames(self, data: bytes) -> Iterator[Frame]:
         """The frames that ``data`` completes. Raises FrameTooLarge."""
-        data = self._rest + data if self._rest else data
-        self._rest = b""
-        start, end = 0, len(data)
+        start = 0
+        if self._cut is not None:
+            if len(data) < self._missing:
+                self._keep(data)
+                return
+            start = self._missing
+            yield self._completed(self._cut, data[:start])
+        elif self._rest:
+            data = self._rest + data
+        end = len(data)
         while end - start >= HEADER_BYTES:
             high, low, kind, flags, stream_id = _HEADER.unpack_from(data, start)
             size = high << 8 | low
             if size > self._max_content_bytes:
                 raise FrameTooLarge(f"a frame of {size} bytes")
-            content_start = start + HEADER_BYTES
-            if content_start + size > end:
-                break
-            start = content_start + size
-            yield Frame(kind, flags, stream_id & _STREAM_ID, data[content_start:start])
+            start += HEADER_BYTES
+            frame = Frame(kind, flags, stream_id & _STREAM_ID, data[start : start + size])
+            if start + size > end:
+                self._cut, self._pieces, self._missing = frame, [frame.content], start + size - end
+                self._rest = b""
+                return
+            start += size
+            yield frame
         self._rest = data[start:]
+
+    def _keep(self, piece: bytes) -> None:
+        self._pieces.append(piece)
+        self._missing -= len(piece)
+
+    def _completed(self, frame: Frame, last: bytes) -> Frame:
+        frame.content = b"".join((*self._pieces, last))
+        self._cut, self._pieces = None, []
+        return frame
 
 
 def frame_bytes(kind: int, flags: int, stream_id: int, content: bytes = b"") -> bytes:
     size = len(content)
     return _HEADER.pack(size >> 8, size & 0xFF, kind, flags, stream_id) + content
+
+
+def frame_header(kind: int, flags: int, stream_id: int, size: int) -> bytes:
+    """The first bytes of a frame whose content has ``size`` bytes."""
+    return _HEADER.pack(size >> 8, size & 0xFF, kind, flags, stream_id)

@@ -15,6 +15,7 @@ from app.triton.grpc.events import COMPRESSION_ERROR, ENHANCE_YOUR_CALM, PROTOCO
 from app.triton.grpc.frames import Frame
 
 _MAX_CACHED_BLOCKS = 64
+_FORM = frames.END_HEADERS | frames.PADDED | frames.HAS_PRIORITY
 _ENDLESS = 16
 """Header blocks of so many times the limit end the connection; smaller ones over the limit only end their stream."""
 
@@ -50,6 +51,10 @@ class HeaderBlocks:
         self._decoder = Decoder(max_header_list_size=max_bytes)
         self._decoder.header_table_size = self._decoder.max_allowed_table_size = 0
         self._decoded: dict[bytes, Headers] = {}
+
+    def repeated(self, frame: Frame) -> Headers | None:
+        """The headers of a frame that is a whole block, if the same block was decoded before."""
+        return self._decoded.get(frame.content) if frame.flags & _FORM == frames.END_HEADERS else None
 
     def add(self, frame: Frame) -> HeaderBlock | None:
         """The block that HEADERS or CONTINUATION completes, if it does. Raises ConnectionFailed."""

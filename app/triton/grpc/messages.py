@@ -9,45 +9,54 @@ PREFIX_BYTES = 5
 _PREFIX = struct.Struct(">BI")
 
 
-def prefixed(message: bytes) -> bytes:
-    """The message with its prefix, not compressed."""
-    return _PREFIX.pack(0, len(message)) + message
+def prefix_of(message: bytes) -> bytes:
+    """The prefix of a message that is not compressed."""
+    return _PREFIX.pack(0, len(message))
 
 
 class MessageReader:
-    """Puts messages together from pieces of a stream's body."""
+    """Puts messages together from pieces of a stream's body. Each message is copied once, when it is complete."""
+
+    __slots__ = ("_has_prefix", "_max_message_bytes", "_pieces", "missing")
 
     def __init__(self, max_message_bytes: int) -> None:
-        self._max_message_bytes = max_message_bytes
-        self._pieces: list[bytes] = []
-        self._size = 0
-        self._needed = PREFIX_BYTES
-        """Bytes, the prefix included, that the next step needs."""
-
-    @property
-    def missing(self) -> int:
+        self.missing = PREFIX_BYTES
         """Bytes that the message under way still lacks, as far as its length is known."""
-        return max(self._needed - self._size, 0)
+        self._max_message_bytes = max_message_bytes
+        self._has_prefix = False
+        self._pieces: list[bytes] = []
+        """What has arrived of the message, or of its prefix."""
 
     @property
     def is_between_messages(self) -> bool:
-        return not self._size
+        return not self._has_prefix and self.missing == PREFIX_BYTES
 
     def messages(self, data: bytes) -> Iterator[bytes]:
         """The messages that ``data`` completes. Raises RpcError."""
-        self._pieces.append(data)
-        self._size += len(data)
-        while self._size >= self._needed:
-            body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-            self._needed = end = PREFIX_BYTES + self._length_in(body)
-            if self._size < end:
-                self._pieces = [body]
-                return
-            self._pieces, self._size, self._needed = [body[end:]], self._size - end, PREFIX_BYTES
-            yield body[PREFIX_BYTES:end]
+        start, size = 0, len(data)
+        while size - start >= self.missing:
+            end = start + self.missing
+            part = self._whole(data[start:end])
+            start = end
+            self._has_prefix = not self._has_prefix
+            if self._has_prefix:
+                self.missing = self._length_in(part)
+            else:
+                self.missing = PREFIX_BYTES
+                yield part
+        if start < size:
+            self.missing -= size - start
+            self._pieces.append(data[start:])
 
-    def _length_in(self, body: bytes) -> int:
-        is_compressed, length = _PREFIX.unpack_from(body)
+    def _whole(self, last: bytes) -> bytes:
+        if not self._pieces:
+            return last
+        self._pieces.append(last)
+        pieces, self._pieces = self._pieces, []
+        return b"".join(pieces)
+
+    def _length_in(self, prefix: bytes) -> int:
+        is_compressed, length = _PREFIX.unpack(prefix)
         if is_compressed:
             raise BrokenExchange("the server sent a compressed message, which was not asked for")
         if length > self._max_message_bytes:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from app.triton.grpc import frames
 from app.triton.grpc.contents import DEFAULT_WINDOW, MAX_WINDOW
 from app.triton.grpc.events import FLOW_CONTROL_ERROR, PROTOCOL_ERROR, ConnectionFailed
-from app.triton.grpc.frames import frame_bytes
+from app.triton.grpc.frames import frame_bytes, frame_header
 
 SMALLEST_FRAME_LIMIT = 16_384
 LARGEST_FRAME_LIMIT = 2**24 - 1
@@ -16,14 +16,14 @@ LARGEST_FRAME_LIMIT = 2**24 - 1
 class Stream:
     send_window: int
     receive_window: int
-    unsent: memoryview | None = None
+    unsent: deque[memoryview] | None = None
     unacknowledged: int = 0
 
 
 class Sender:
     """Writes DATA frames to ``output``. A body that the windows do not allow waits in its stream."""
 
-    def __init__(self, streams: dict[int, Stream], output: bytearray) -> None:
+    def __init__(self, streams: dict[int, Stream], output: list[bytes | memoryview]) -> None:
         self.initial_window = DEFAULT_WINDOW
         """The send window of a new stream."""
         self._streams = streams
@@ -32,14 +32,14 @@ class Sender:
         self._max_frame_bytes = SMALLEST_FRAME_LIMIT
         self._blocked: deque[int] = deque()
 
-    def send(self, stream_id: int, stream: Stream, body: bytes) -> None:
-        """Sends the whole body, now or later."""
-        size = len(body)
+    def send(self, stream_id: int, stream: Stream, prefix: bytes, body: bytes) -> None:
+        """Sends the whole body, now or later. A large body is not copied."""
+        size = len(prefix) + len(body)
         if size <= self._max_frame_bytes and size <= stream.send_window and size <= self._window:
             self._window -= size
-            self._output += frame_bytes(frames.DATA, frames.END_STREAM, stream_id, body)
+            self._output.append(frame_bytes(frames.DATA, frames.END_STREAM, stream_id, prefix + body))
         else:
-            stream.unsent = memoryview(body)
+            stream.unsent = deque(memoryview(part) for part in (prefix, body) if part)
             self._blocked.append(stream_id)
             self.send_blocked()
 
@@ -68,7 +68,7 @@ class Sender:
     def send_blocked(self) -> None:
         """Sends what the windows allow, one frame of each waiting stream in turn."""
         is_sending = True
-        while is_sending:
+        while is_sending and self._window:
             is_sending = False
             for _ in range(len(self._blocked)):
                 stream_id = self._blocked.popleft()
@@ -79,15 +79,17 @@ class Sender:
                 if stream.unsent is not None:
                     self._blocked.append(stream_id)
 
-    def _send_frame(self, stream_id: int, stream: Stream, unsent: memoryview) -> bool:
+    def _send_frame(self, stream_id: int, stream: Stream, unsent: deque[memoryview]) -> bool:
         """Sends the next part of a body. False if the windows are closed."""
-        size = min(len(unsent), self._max_frame_bytes, stream.send_window, self._window)
-        is_end = size == len(unsent)
-        if size <= 0 and not is_end:
+        size = min(len(unsent[0]), self._max_frame_bytes, stream.send_window, self._window)
+        if size <= 0:
             return False
         stream.send_window -= size
         self._window -= size
-        flags = frames.END_STREAM if is_end else 0
-        self._output += frame_bytes(frames.DATA, flags, stream_id, bytes(unsent[:size]))
-        stream.unsent = None if is_end else unsent[size:]
+        part = unsent.popleft()
+        if size < len(part):
+            unsent.appendleft(part[size:])
+        flags = 0 if unsent else frames.END_STREAM
+        self._output += (frame_header(frames.DATA, flags, stream_id, size), part[:size])
+        stream.unsent = unsent or None
         return True

@@ -14,13 +14,16 @@ from app.triton.grpc.events import (
     ConnectionFailed,
     DataReceived,
     Event,
+    Headers,
     HeadersReceived,
     PingAcknowledged,
     StreamReset,
 )
 from app.triton.grpc.frames import Frame, FrameBuffer, FrameTooLarge, frame_bytes
-from app.triton.grpc.header_blocks import HeaderBlock, HeaderBlocks
+from app.triton.grpc.header_blocks import HeaderBlocks
 from app.triton.grpc.sending import Sender, Stream
+
+_LOW_WINDOW = CONNECTION_WINDOW // 2
 
 
 class Session:
@@ -33,21 +36,25 @@ class Session:
         self.is_closing = False
         """True after GOAWAY: no new stream can be opened."""
         self._buffer = FrameBuffer(self.limits.max_frame_bytes)
-        self._output = bytearray()
+        self._output: list[bytes | memoryview] = []
         self._streams: dict[int, Stream] = {}
         self._sender = Sender(self._streams, self._output)
         self._next_id = 1
         self._receive_window = CONNECTION_WINDOW
         self._blocks = HeaderBlocks(self.limits.max_header_bytes)
         self._has_settings = False
-        self._output += contents.start_bytes(self.limits)
+        self._output.append(contents.start_bytes(self.limits))
 
     def __len__(self) -> int:
         """The number of open streams."""
         return len(self._streams)
 
-    def take_output(self) -> bytes:
-        output = bytes(self._output)
+    @property
+    def has_output(self) -> bool:
+        return bool(self._output)
+
+    def take_output(self) -> list[bytes | memoryview]:
+        output = self._output.copy()
         self._output.clear()
         return output
 
@@ -55,24 +62,35 @@ class Session:
         """The events of the received bytes. Raises ConnectionFailed."""
         try:
             for frame in self._buffer.frames(data):
-                event = self._received(frame)
+                if self._blocks.unfinished is not None or not self._has_settings:
+                    self._require_expected(frame)
+                handler = _HANDLERS.get(frame.kind)
+                event = handler(self, frame) if handler is not None else None
                 if event is not None:
                     yield event
         except FrameTooLarge as exc:
             raise ConnectionFailed(FRAME_SIZE_ERROR, str(exc)) from exc
 
-    def open(self, header_block: bytes, body: bytes) -> int:
-        """Opens a stream with its whole request; the body is sent as the peer's windows allow. Returns its id."""
+    def open(self, header_block: bytes, body: bytes, prefix: bytes = b"") -> int:
+        """Opens a stream with its whole request; the body is sent as the peer's windows allow. Returns its id.
+
+        ``prefix``: bytes to send before the body.
+        """
         stream_id, self._next_id = self._next_id, self._next_id + 2
         stream = self._streams[stream_id] = Stream(self._sender.initial_window, self.limits.stream_window)
-        self._output += frame_bytes(frames.HEADERS, frames.END_HEADERS, stream_id, header_block)
-        self._sender.send(stream_id, stream, body)
+        self._output.append(frame_bytes(frames.HEADERS, frames.END_HEADERS, stream_id, header_block))
+        self._sender.send(stream_id, stream, prefix, body)
         return stream_id
 
     @property
-    def has_ids(self) -> bool:
-        """False when the connection has used up its stream ids."""
-        return self._next_id <= MAX_WINDOW
+    def accepts_streams(self) -> bool:
+        """False after GOAWAY, and when the connection has used up its stream ids."""
+        return not self.is_closing and self._next_id <= MAX_WINDOW
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a stream can be opened now, within the peer's limit of open streams."""
+        return len(self._streams) < self.max_concurrent_streams and self.accepts_streams
 
     def is_sent(self, stream_id: int) -> bool:
         """Whether the whole request was handed over for sending."""
@@ -100,34 +118,35 @@ class Session:
         if stream is not None:
             size = min(size, MAX_WINDOW - stream.receive_window)
             stream.receive_window += size
-            self._output += contents.integer_frame(frames.WINDOW_UPDATE, stream_id, size)
+            self._output.append(contents.integer_frame(frames.WINDOW_UPDATE, stream_id, size))
 
     def reset(self, stream_id: int, code: int = CANCEL) -> None:
         """Ends a stream; later frames of the stream are ignored. A no-op for a stream that has ended."""
         if self._streams.pop(stream_id, None) is not None:
-            self._output += contents.integer_frame(frames.RST_STREAM, stream_id, code)
+            self._output.append(contents.integer_frame(frames.RST_STREAM, stream_id, code))
 
     def ping(self, content: bytes) -> None:
         """``content``: 8 bytes that PingAcknowledged repeats."""
-        self._output += frame_bytes(frames.PING, 0, 0, content)
+        self._output.append(frame_bytes(frames.PING, 0, 0, content))
 
     def close(self, code: int = NO_ERROR) -> None:
         """Tells the peer that the connection ends."""
         self.is_closing = True
-        self._output += contents.goaway_frame(code)
+        self._output.append(contents.goaway_frame(code))
 
-    def _received(self, frame: Frame) -> Event | None:
+    def _require_expected(self, frame: Frame) -> None:
+        """Raises ConnectionFailed."""
         block = self._blocks.unfinished
         if block is not None and (frame.kind, frame.stream_id) != (frames.CONTINUATION, block.stream_id):
             raise ConnectionFailed(PROTOCOL_ERROR, "a header block was interrupted")
         if not self._has_settings and frame.kind != frames.SETTINGS:
             raise ConnectionFailed(PROTOCOL_ERROR, "the first frame is not SETTINGS")
-        handler = _HANDLERS.get(frame.kind)
-        return handler(self, frame) if handler is not None else None
 
     def _on_data(self, frame: Frame) -> Event | None:
         size = len(frame.content)
-        self._take_connection_window(size)
+        self._receive_window -= size
+        if self._receive_window < _LOW_WINDOW:
+            self._reopen_window()
         stream = self._known_stream(frame)
         if stream is None:
             return None
@@ -141,20 +160,29 @@ class Session:
         return DataReceived(frame.stream_id, data, size, is_end)
 
     def _on_headers(self, frame: Frame) -> Event | None:
-        block = self._blocks.add(frame)
-        return None if block is None else self._on_block(frame, block)
+        headers = self._blocks.repeated(frame)
+        if headers is not None:
+            return self._headers_received(frame, headers, is_end=bool(frame.flags & frames.END_STREAM))
+        return self._on_part_of_block(frame)
 
-    def _on_block(self, frame: Frame, block: HeaderBlock) -> Event | None:
-        headers = () if block.is_too_large else self._blocks.headers_of(block)
+    def _on_part_of_block(self, frame: Frame) -> Event | None:
+        block = self._blocks.add(frame)
+        if block is None:
+            return None
+        if not block.is_too_large:
+            return self._headers_received(frame, self._blocks.headers_of(block), is_end=block.is_end)
+        if self._known_stream(frame) is None:
+            return None
+        reason = f"metadata size exceeds the limit of {self.limits.max_header_bytes} bytes"
+        return self._stream_failed(frame.stream_id, ENHANCE_YOUR_CALM, reason)
+
+    def _headers_received(self, frame: Frame, headers: Headers, *, is_end: bool) -> Event | None:
         stream = self._known_stream(frame)
         if stream is None:
             return None
-        if block.is_too_large:
-            reason = f"metadata size exceeds the limit of {self.limits.max_header_bytes} bytes"
-            return self._stream_failed(frame.stream_id, ENHANCE_YOUR_CALM, reason)
-        if block.is_end:
+        if is_end:
             self._ended(frame.stream_id, stream)
-        return HeadersReceived(frame.stream_id, headers, block.is_end)
+        return HeadersReceived(frame.stream_id, headers, is_end)
 
     def _on_rst_stream(self, frame: Frame) -> Event | None:
         code = contents.integer_of(frame)
@@ -170,7 +198,7 @@ class Session:
         self._has_settings = True
         for name, value in settings:
             self._set(name, value)
-        self._output += frame_bytes(frames.SETTINGS, frames.ACK, 0)
+        self._output.append(frame_bytes(frames.SETTINGS, frames.ACK, 0))
         self._sender.send_blocked()
         return None
 
@@ -189,7 +217,7 @@ class Session:
         content = contents.ping_of(frame)
         if frame.flags & frames.ACK:
             return PingAcknowledged(content)
-        self._output += frame_bytes(frames.PING, frames.ACK, 0, content)
+        self._output.append(frame_bytes(frames.PING, frames.ACK, 0, content))
         return None
 
     def _on_goaway(self, frame: Frame) -> Event | None:
@@ -231,14 +259,12 @@ class Session:
         else:
             del self._streams[stream_id]
 
-    def _take_connection_window(self, size: int) -> None:
-        self._receive_window -= size
+    def _reopen_window(self) -> None:
         if self._receive_window < 0:
             raise ConnectionFailed(FLOW_CONTROL_ERROR, "the connection's window was not respected")
-        if self._receive_window * 2 < CONNECTION_WINDOW:
-            grown = CONNECTION_WINDOW - self._receive_window
-            self._receive_window = CONNECTION_WINDOW
-            self._output += contents.integer_frame(frames.WINDOW_UPDATE, 0, grown)
+        grown = CONNECTION_WINDOW - self._receive_window
+        self._receive_window = CONNECTION_WINDOW
+        self._output.append(contents.integer_frame(frames.WINDOW_UPDATE, 0, grown))
 
 
 _HANDLERS = {
@@ -250,6 +276,6 @@ _HANDLERS = {
     frames.PING: Session._on_ping,
     frames.GOAWAY: Session._on_goaway,
     frames.WINDOW_UPDATE: Session._on_window_update,
-    frames.CONTINUATION: Session._on_headers,
+    frames.CONTINUATION: Session._on_part_of_block,
 }
 """Frames of other kinds, PRIORITY among them, are ignored (RFC 9113, 5.5)."""

@@ -1,6 +1,7 @@
 """The client against servers that break the rules: each call ends with an RpcError, and the next one works."""
 
 import asyncio
+import gc
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -10,6 +11,7 @@ import pytest
 from app.triton.grpc import frames
 from app.triton.grpc.client import Client, Options
 from app.triton.grpc.connection import KeepAlive
+from app.triton.grpc.contents import Limits
 from app.triton.grpc.frames import FrameBuffer, frame_bytes
 from app.triton.transport import RpcError
 
@@ -18,6 +20,7 @@ Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 SETTINGS = frame_bytes(frames.SETTINGS, 0, 0)
 HEAD = b"\x88"
 LIMIT = 1024 * 1024
+WINDOW = Limits().stream_window
 END = frames.END_HEADERS | frames.END_STREAM
 
 
@@ -247,6 +250,80 @@ async def test_the_servers_limit_of_streams_is_kept() -> None:
         assert await called(opened) == b"fine"
         assert await asyncio.gather(*(called(opened) for _ in range(8))) == [b"fine"] * 8
         assert most == 1
+
+
+async def test_a_cancelled_call_makes_room_for_the_next() -> None:
+    one_at_a_time = frame_bytes(frames.SETTINGS, 0, 0, struct.pack(">HI", 3, 1))
+
+    async def answering_the_second(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(one_at_a_time)
+        await reader.readexactly(len(frames.PREFACE))
+        buffer = FrameBuffer(2**24)
+        while data := await reader.read(65536):
+            if any(frame.kind == frames.DATA and frame.stream_id == 3 for frame in buffer.frames(data)):
+                writer.write(answer(3))
+
+    async with server(answering_the_second) as url:
+        opened = client(url)
+        first = await opened.unary("/test/Unary", b"question", 10.0)
+        await asyncio.sleep(0.05)
+        second = asyncio.create_task(called(opened))
+        await asyncio.sleep(0.05)
+        first.cancel()
+        assert await asyncio.wait_for(second, 5.0) == b"fine"
+
+
+async def test_a_call_that_waits_for_room_moves_to_the_next_connection() -> None:
+    one_at_a_time = frame_bytes(frames.SETTINGS, 0, 0, struct.pack(">HI", 3, 1))
+    may_close = asyncio.Event()
+
+    async def closing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(one_at_a_time)
+        await request(reader)
+        await may_close.wait()
+
+    async with server(closing, GOOD) as url:
+        opened = client(url)
+        first = asyncio.create_task(error_of(opened))
+        await asyncio.sleep(0.05)
+        second = asyncio.create_task(called(opened))
+        await asyncio.sleep(0.05)
+        may_close.set()
+        assert (await first).code == "UNAVAILABLE"
+        assert await asyncio.wait_for(second, 5.0) == b"fine"
+
+
+async def test_the_window_is_opened_for_the_whole_of_a_large_response() -> None:
+    content = bytes(range(256)) * 4000
+
+    async def large(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request(reader)
+        head = frame_bytes(frames.HEADERS, frames.END_HEADERS, 1, HEAD)
+        writer.write(SETTINGS + head + frame_bytes(frames.DATA, 0, 1, message(content)[:1000]))
+        buffer, window = FrameBuffer(2**24), WINDOW - 1000
+        while window < len(content):
+            for frame in buffer.frames(await reader.read(65536)):
+                if frame.kind == frames.WINDOW_UPDATE and frame.stream_id == 1:
+                    window += int.from_bytes(frame.content, "big")
+        for start in range(1000, len(content) + 5, 16_384):
+            writer.write(frame_bytes(frames.DATA, 0, 1, message(content)[start : start + 16_384]))
+        writer.write(frame_bytes(frames.HEADERS, END, 1, trailers(b"0")))
+        await reader.read()
+
+    async with server(large) as url:
+        assert await called(client(url), timeout_s=5.0) == content
+
+
+async def test_a_cancelled_call_that_nobody_waits_for_leaves_no_message_in_the_log() -> None:
+    reports: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reports.append(context))
+    async with server(GOOD) as url:
+        call = await client(url).unary("/test/Unary", b"question", 10.0)
+        call.cancel()
+        del call
+        gc.collect()
+        await asyncio.sleep(0)
+    assert reports == []
 
 
 async def test_between_attempts_to_connect_calls_fail_at_once() -> None:

@@ -13,7 +13,7 @@ FRAMES = st.lists(
 
 
 def joined(frames: list[Frame]) -> bytes:
-    return b"".join(frame_bytes(*frame) for frame in frames)
+    return b"".join(frame_bytes(frame.kind, frame.flags, frame.stream_id, frame.content) for frame in frames)
 
 
 @given(FRAMES, st.data())

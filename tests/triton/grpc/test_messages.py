@@ -1,0 +1,41 @@
+"""Messages come out as they went in, however the body is cut."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.triton.grpc.messages import PREFIX_BYTES, MessageReader, prefix_of
+from app.triton.transport import RpcError
+
+LIMIT = 64
+MESSAGES = st.lists(st.binary(max_size=LIMIT), max_size=6)
+
+
+def framed(message: bytes) -> bytes:
+    return prefix_of(message) + message
+
+
+@given(MESSAGES, st.data())
+def test_any_cut_gives_the_same_messages(messages: list[bytes], data: st.DataObject) -> None:
+    body, reader, found = b"".join(map(framed, messages)), MessageReader(LIMIT), []
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(body)), max_size=12)))
+    for start, end in zip([0, *cuts], [*cuts, len(body)], strict=True):
+        found += reader.messages(body[start:end])
+    assert found == messages
+    assert reader.is_between_messages
+    assert reader.missing == PREFIX_BYTES
+
+
+def test_the_missing_bytes_are_known_once_the_prefix_is() -> None:
+    reader = MessageReader(LIMIT)
+    for piece, missing in ((b"\0\0", 3), (b"\0\0\x0a", 10), (b"", 10), (b"1234", 6)):
+        assert list(reader.messages(piece)) == []
+        assert (reader.missing, reader.is_between_messages) == (missing, False)
+
+
+@pytest.mark.parametrize("prefix", [b"\x01\0\0\0\x01x", b"\0\0\0\0\x41"])
+def test_the_messages_before_a_broken_message_come_first(prefix: bytes) -> None:
+    messages = MessageReader(LIMIT).messages(framed(b"good") + prefix)
+    assert next(messages) == b"good"
+    with pytest.raises(RpcError):
+        next(messages)

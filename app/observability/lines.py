@@ -22,8 +22,8 @@ class LineWriter:
         self._descriptor = descriptor
         self._max_waiting_bytes = max_waiting_bytes
         self._lock = threading.Lock()
-        self._waiting: list[bytes] = []
-        self._waiting_bytes = 0
+        self._waiting = bytearray()
+        self._writing_bytes = 0
         self._has_lines = threading.Event()
         self._is_idle = threading.Event()
         self._is_idle.set()
@@ -32,12 +32,12 @@ class LineWriter:
     def write(self, line: bytes) -> None:
         """``line`` ends with a newline."""
         with self._lock:
-            if self._waiting_bytes + len(line) > self._max_waiting_bytes:
+            waiting_bytes = len(self._waiting)
+            if waiting_bytes + self._writing_bytes + len(line) > self._max_waiting_bytes:
                 self.dropped += 1
                 return
-            self._waiting.append(line)
-            self._waiting_bytes += len(line)
-            if len(self._waiting) == 1:
+            self._waiting += line
+            if not waiting_bytes:
                 self._wake()
 
     def flush(self, within_s: float = CLOSE_S) -> None:
@@ -58,18 +58,18 @@ class LineWriter:
             self._has_lines.wait()
             self._has_lines.clear()
             with self._lock:
-                lines, self._waiting = self._waiting, []
-            text = b"".join(lines)
-            self._write_all(text)
+                lines, self._waiting = self._waiting, bytearray()
+                self._writing_bytes = len(lines)
+            self._write_all(lines)
             with self._lock:
-                self._waiting_bytes -= len(text)
+                self._writing_bytes = 0
                 if not self._waiting:
                     self._is_idle.set()
             time.sleep(PAUSE_S)
 
-    def _write_all(self, text: bytes) -> None:
+    def _write_all(self, lines: bytearray) -> None:
         """Blocks as long as the reader of the descriptor does. Lines for a closed descriptor are dropped."""
-        rest = memoryview(text)
+        rest = memoryview(lines)
         try:
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]

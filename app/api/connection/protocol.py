@@ -56,6 +56,8 @@ class BoundedProtocol(ClosingProtocol):
         "_body",
         "_events",
         "_has_begun",
+        "_has_head",
+        "_head",
         "_head_bytes",
         "_head_tail",
         "_is_in_head",
@@ -86,12 +88,16 @@ class BoundedProtocol(ClosingProtocol):
         """The body that is being received."""
         self._keeps_alive = False
         """Whether the connection stays open after an answer to the whole request."""
+        self._head = b""
+        """The head of an answer that waits for the body."""
+        self._has_head = False
+        """Whether the head of the answer was made."""
         self._ahead = bytearray()
         """Bytes that were received but not parsed, because an answer is running."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._answer = SimpleNamespace(write=transport.write, is_closing=transport.is_closing, close=self._end_answer)
+        self._answer = SimpleNamespace(write=self._write, is_closing=transport.is_closing, close=self._end_answer)
         self._events = SimpleNamespace(
             on_message_begin=self.on_message_begin,
             on_url=self.on_url,
@@ -185,6 +191,7 @@ class BoundedProtocol(ClosingProtocol):
         self._body = body_of(self.parser.get_http_version(), self.headers)
         super().on_headers_complete()
         self._is_in_head = False
+        self._has_head = False
         self.state_timer.stop()
         self.cycle.transport = cast("asyncio.Transport", self._answer)
         self.cycle.message_event = cast("asyncio.Event", LazyEvent(is_set=False))
@@ -249,7 +256,26 @@ class BoundedProtocol(ClosingProtocol):
     def _end_silently(self) -> None:
         self.end(lingers=False)
 
+    def _write(self, data: bytes) -> None:
+        """The head of an answer waits for the body for one step of the event loop: both take one call of the system."""
+        if self.cycle.response_started and not self._has_head:
+            self._has_head = True
+            self._head = data
+            self.loop.call_soon(self._write_head)
+        elif self._head:
+            head, self._head = self._head, b""
+            self.transport.writelines((head, data))
+        else:
+            self.transport.write(data)
+
+    def _write_head(self) -> None:
+        """Does nothing if the head was written with the body."""
+        if self._head and not self.transport.is_closing():
+            self.transport.write(self._head)
+        self._head = b""
+
     def _end_answer(self) -> None:
+        self._write_head()
         self.end(lingers=self._body is not None or bool(self._ahead))
 
     def _refuse_slow_head(self) -> None:

@@ -1,5 +1,8 @@
 """The HTTP protocol's own limits, on a real socket: large heads, slow heads, and what is no HTTP at all."""
 
+import socket
+import struct
+
 import pytest
 
 from app.api.connection import protocol
@@ -12,8 +15,31 @@ MAX_SHARED_ATTRIBUTES = 30
 GOOD = b"GET /early HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
+def segments_received(connection: socket.socket) -> int:
+    """Segments with data. Source: Linux, ``struct tcp_info``, ``tcpi_data_segs_in``."""
+    (count,) = struct.unpack_from("I", connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192), 152)
+    return int(count)
+
+
 async def test_an_ordinary_request(port: int) -> None:
     assert (await said(port, GOOD.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))).endswith(b"hello")
+
+
+async def test_head_and_body_of_an_answer_leave_in_one_segment(port: int) -> None:
+    async with connected(port) as (reader, writer):
+        writer.write(GOOD)
+        await reader.readuntil(b"hello")
+        assert segments_received(writer.get_extra_info("socket")) == 1
+
+
+async def test_a_head_without_a_body_is_not_held_back(port: int, application: Application) -> None:
+    async with connected(port) as (reader, writer):
+        writer.write(request("/stream", method="GET"))
+        await reader.readuntil(b"one")
+        application.go_on.set()
+        await reader.readuntil(b"0\r\n\r\n")
+        writer.write(request("/early", method="HEAD"))
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize("in_one_piece", [True, False])

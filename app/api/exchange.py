@@ -60,6 +60,11 @@ class Exchange:
         self._budget.take(size)
         self._held_bytes += size
 
+    def forget_headers(self) -> None:
+        """Frees the request's headers, for an answer that takes long."""
+        self._headers.clear()
+        self.scope["headers"].clear()
+
     async def send(self, message: Message) -> None:
         """Adds the headers of every answer to the start of the answer."""
         if message["type"] == "http.response.start":

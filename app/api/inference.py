@@ -149,7 +149,7 @@ class StreamRecorder:
 
     def __init__(self, inference: Inference, call: Call) -> None:
         self._inference = inference
-        self._call = call
+        self._call = replace(call, inference=call.inference.without_inputs())
         self.span = inference.tracer.start(f"stream {call.pipeline.name}", Kind.INTERNAL, call.record.trace)
         metrics = inference.metrics.of_pipeline(call.pipeline.name)
         self._first, self._gap, self._count = metrics.time_to_first_output, metrics.inter_output, metrics.stream_outputs

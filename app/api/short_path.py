@@ -29,8 +29,8 @@ class ShortRoute(Route):
         found = self.path_regex.match(path)
         return found.groupdict() if found else None
 
-    async def _call(self, scope: Scope, _receive: Receive, send: Send) -> None:
-        await self._endpoint(scope["state"]["exchange"], scope["path_params"]["name"], send)
+    def _call(self, scope: Scope, _receive: Receive, send: Send) -> Awaitable[None]:
+        return self._endpoint(scope["state"]["exchange"], scope["path_params"]["name"], send)
 
 
 class ShortPath:
@@ -40,11 +40,10 @@ class ShortPath:
         self._app = app
         self._routes = [route for route in app.routes if isinstance(route, ShortRoute)]
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["method"] == "POST":
             for route in self._routes:
                 if (parameters := route.parameters_in(scope["path"])) is not None:
                     scope["route"], scope["path_params"] = route, parameters
-                    await route.app(scope, receive, send)
-                    return
-        await self._app(scope, receive, send)
+                    return route.app(scope, receive, send)
+        return self._app(scope, receive, send)

@@ -83,6 +83,7 @@ class StreamResponse(EventSourceResponse):
         try:
             with CancelledOnDisconnect(exchange):
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                exchange.forget_headers()
                 await client.send(self._opening or PING)
                 self._opening = b""  # is not kept
                 with suppress(StreamEvicted, UpstreamUnavailable):
@@ -98,17 +99,14 @@ class StreamResponse(EventSourceResponse):
         while not self._has_ended:
             try:
                 with IdleTimeout(self._ping_s) as silence:
-                    await self._relay_until_silent(client, silence)
+                    while not self._has_ended:
+                        body = self._frames_of(await self._events.read(self._after))
+                        silence.pause()
+                        await client.send(body)
+                        del body  # otherwise it stays in memory until the next one comes
+                        silence.renew()
             except TimeoutError:
                 await client.send(PING)
-
-    async def _relay_until_silent(self, client: "_Client", silence: IdleTimeout) -> None:
-        while not self._has_ended:
-            body = self._frames_of(await self._events.read(self._after))
-            silence.pause()
-            await client.send(body)
-            del body  # otherwise it stays in memory until the next one comes
-            silence.renew()
 
     def _frames_of(self, events: Sequence[Event]) -> bytes:
         """The next frames to send."""

@@ -38,6 +38,10 @@ class InferenceRequest(Struct, frozen=True, eq=False):
     def with_trace(self, trace: TraceContext | None) -> Self:
         return self if trace is self.trace else replace(self, trace=trace)
 
+    def without_inputs(self) -> Self:
+        """For what lives as long as a stream: the inputs may be large, and are sent at its start."""
+        return replace(self, inputs=())
+
     def with_parameter(self, name: str, value: Parameter) -> Self:
         return replace(self, parameters={**self.parameters, name: value})
 

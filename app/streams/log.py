@@ -82,10 +82,10 @@ class LiveLog:
             count += 1
         return self._events[:count], self._events[count:], size
 
-    async def _change(self) -> None:
+    def _change(self) -> asyncio.Future[None]:
         """One future serves both sides: a reader that waits has taken everything, so the log is not full."""
         self._changed = asyncio.get_running_loop().create_future()
-        await self._changed
+        return self._changed
 
     def _wake(self) -> None:
         if self._changed is not None and not self._changed.done():

@@ -5,9 +5,9 @@ It does not use the classes of that client: their asyncio ``stream_infer`` ignor
 """
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 
 from google.protobuf.message import DecodeError
+from msgspec import structs
 from tritonclient.grpc import service_pb2
 
 from app.domain.background import BackgroundTasks
@@ -30,7 +30,7 @@ from app.triton.config import model_config_of
 from app.triton.errors import gateway_error_of, request_too_large, triton_errors
 from app.triton.health import TritonHealth
 from app.triton.service import call_control, path_of
-from app.triton.transport import MAX_MESSAGE_BYTES, RpcError, Transport
+from app.triton.transport import MAX_MESSAGE_BYTES, RpcError, StreamCall, Transport
 from app.triton.watched import WatchedCall
 
 CONTROL_TIMEOUT_S = 5.0
@@ -130,38 +130,39 @@ class TritonEngine:
 
     async def infer_stream(self, request: InferenceRequest, deadline: Deadline) -> AsyncGenerator[InferenceResponse]:
         timeout_s = _timeout_s(deadline, request.model)
+        inputs, request = request.inputs, request.without_inputs()
         with WatchedCall(request, "ModelStreamInfer", self._observer, self._health) as watched:
-            async with aclosing(self._responses(watched.request, timeout_s)) as responses:
-                async for response in responses:
-                    watched.response(response)
-                    given = [response]
-                    del response  # frees the memory while the response is read
+            call = await self._started(structs.replace(watched.request, inputs=inputs), timeout_s)
+            del inputs  # frees the memory before the responses arrive
+            is_over = False
+            try:
+                async for answer in call:
+                    message = service_pb2.ModelStreamInferResponse.FromString(answer)
+                    del answer  # frees the memory while the response is read
+                    if message.error_message:
+                        is_over = True  # whatever the final flag says
+                        raise gateway_error_of(None, message.error_message, request.model)
+                    given = [streamed_response_of(message.infer_response)]
+                    del message  # frees the memory while the response is read
+                    is_over = given[0].is_final
+                    watched.response(given[0])
                     yield given.pop()
+                if not is_over:
+                    raise UpstreamProtocol("Triton closed the stream without marking its end.")
+            finally:
+                self._stop(call, SELF_END_S if is_over or request.ends_by_hook else 0.0)
 
-    async def _responses(self, request: InferenceRequest, timeout_s: float) -> AsyncGenerator[InferenceResponse]:
-        request_sent = _joined(stream_request_parts(request))
-        call = await self._transport.stream(_STREAM_INFER, request_sent, timeout_s, trace_metadata(request))
-        del request_sent  # frees the memory before the responses arrive
-        is_over = False
-        try:
-            async for answer in call:
-                message = service_pb2.ModelStreamInferResponse.FromString(answer)
-                del answer  # frees the memory while the response is read
-                if message.error_message:
-                    is_over = True  # whatever the final flag says
-                    raise gateway_error_of(None, message.error_message, request.model)
-                given = [streamed_response_of(message.infer_response)]
-                del message  # frees the memory while the response is read
-                is_over = given[0].is_final
-                yield given.pop()
-            if not is_over:
-                raise UpstreamProtocol("Triton closed the stream without marking its end.")
-        finally:
-            if call.done():
-                call.close()
-            else:
-                self_end_s = SELF_END_S if is_over or request.ends_by_hook else 0.0
-                self._cancelling.start(cancel_abandoned(call, self._cancels.turn() + self_end_s))
+    async def _started(self, request: InferenceRequest, timeout_s: float) -> StreamCall:
+        """Raises PayloadTooLarge or RpcError."""
+        message = _joined(stream_request_parts(request))
+        return await self._transport.stream(_STREAM_INFER, message, timeout_s, trace_metadata(request))
+
+    def _stop(self, call: StreamCall, self_end_s: float) -> None:
+        """Cancels the call in the background if it has not ended, after ``self_end_s`` seconds at the earliest."""
+        if call.done():
+            call.close()
+        else:
+            self._cancelling.start(cancel_abandoned(call, self._cancels.turn() + self_end_s))
 
     async def close(self) -> None:
         """Waits until every abandoned stream is cancelled."""

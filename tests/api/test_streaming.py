@@ -46,7 +46,10 @@ class Client:
             pass
 
         response = StreamResponse(log, limits, start=Start(), on_left=self.left.append, closing=closing)
-        await response(exchange_with(connection=self.connection).scope, nothing, self.send)
+        exchange = exchange_with([("x", "y")], connection=self.connection)
+        await response(exchange.scope, nothing, self.send)
+        assert exchange.header(b"x") is None
+        assert exchange.scope["headers"] == []
 
     @property
     def body(self) -> bytes:

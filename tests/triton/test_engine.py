@@ -1,6 +1,7 @@
 """The engine against a real gRPC server that answers with real codes."""
 
 import asyncio
+import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, suppress
 
@@ -244,6 +245,17 @@ class TestStream:
     async def test_no_response_but_the_end(self, engine: TritonEngine, triton: FakeTriton) -> None:
         triton.streamed = scripted([piece(final=True)])
         assert numbers(await everything(engine)) == []
+
+    async def test_the_inputs_are_free_when_they_are_sent(self, engine: TritonEngine, triton: FakeTriton) -> None:
+        triton.streamed = scripted([piece(1), piece(final=True)])
+        array = np.zeros(1000, np.int32)
+        held = weakref.ref(array)
+        request = InferenceRequest("m", (Tensor("X", "INT32", array),))
+        async with aclosing(engine.infer_stream(request, Deadline.after(LONG_S))) as responses:
+            del array, request
+            assert numbers([await anext(responses)]) == [[1]]
+            assert held() is None
+        assert len(triton.requests[0].raw_input_contents[0]) == 4000
 
     async def test_an_error_inside_the_stream_has_no_code_and_ends_it(
         self, engine: TritonEngine, triton: FakeTriton, calls: Calls

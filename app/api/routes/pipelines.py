@@ -55,14 +55,16 @@ class PipelineRoutes:
         await _send_result(send, pipeline, result)
 
     async def stream_pipeline(self, exchange: Exchange, name: str, send: Send) -> None:
-        pipeline = self._inference.admit(exchange, name, "stream")
+        response = await self._opened(exchange, self._inference.admit(exchange, name, "stream"))
+        await response(exchange.scope, exchange.receive, send)
+
+    async def _opened(self, exchange: Exchange, pipeline: Pipeline) -> StreamResponse:
         call = await self._call(exchange, pipeline, pipeline.stream_spec().timeout_s)
         with CancelledOnDisconnect(exchange):
             stream, opening = await self._inference.open_stream(call)
-        response = StreamResponse(
+        return StreamResponse(
             stream.log, self._limits, start=Start(events=opening), on_left=stream.end, closing=stream.ended
         )
-        await response(exchange.scope, exchange.receive, send)
 
     async def _call(self, exchange: Exchange, pipeline: Pipeline, timeout_s: float) -> Call:
         """The deadline runs from here: the time that the body takes counts."""

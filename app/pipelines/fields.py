@@ -100,7 +100,7 @@ class InputField:
     def read(self, value: Any) -> Tensor:
         """A decoded value, or the array that it became already -> the tensor that Triton is sent. Raises ValueError."""
         array = value if isinstance(value, np.ndarray) else self._to_array(value)
-        if array.shape != self._dims:
+        if not fits(array.shape, self._dims):
             array = array.reshape(self._shape_sent(array.shape))
         if self._allowed is not None and not np.isin(array, self._allowed).all():
             raise ValueError("is not one of the allowed values")

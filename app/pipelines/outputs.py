@@ -60,12 +60,13 @@ class OutputField:
             raise ContractViolation(
                 f"Output '{tensor.name}' is {tensor.datatype}; {self.tensor.datatype} is declared.", tensor=tensor.name
             )
-        if tensor.array.size and not fits(tensor.shape, self._dims):
+        array = tensor.array
+        if array.size and not fits(array.shape, self._dims):
             raise ContractViolation(
-                f"Output '{tensor.name}' has shape {shape_text(tensor.shape)}; {shape_text(self._dims)} is declared.",
+                f"Output '{tensor.name}' has shape {shape_text(array.shape)}; {shape_text(self._dims)} is declared.",
                 tensor=tensor.name,
             )
-        return without_batch(tensor.array) if self.takes_batch else tensor.array
+        return without_batch(array) if self.takes_batch else array
 
     def value_of(self, array: Array) -> Any:
         """What the caller is given of an array that is not empty. Raises ContractViolation where JSON is none."""

@@ -10,9 +10,11 @@ def shape_text(shape: tuple[int, ...]) -> str:
 
 def fits(shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:
     """Whether a shape agrees with declared dims, where -1 is any size."""
-    if shape == dims:
-        return True
-    return len(shape) == len(dims) and all(dim in (-1, size) for size, dim in zip(shape, dims, strict=True))
+    return len(shape) == len(dims) and all(map(_agrees, shape, dims))
+
+
+def _agrees(size: int, dim: int) -> bool:
+    return dim in (-1, size)
 
 
 def without_batch(array: Array) -> Array:

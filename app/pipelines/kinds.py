@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import orjson
 
-from app.domain.tensor import BYTES, DTYPE_BY_DATATYPE, FLOAT_DATATYPES, Array
+from app.domain.tensor import BYTES, DTYPE_BY_DATATYPE, FLOAT_DATATYPES, Array, bytes_array
 
 ToArray = Callable[[Any], Array]
 """A decoded value (JSON's for number and text, bytes for json, image and binary) -> an array. Raises ValueError."""
@@ -168,15 +168,16 @@ def _mapped(value: Any, convert: Callable[[Any], bytes]) -> Array:
         array = np.empty((), dtype=np.object_)
         array[()] = convert(value)
         return array
-    array = np.array(value, dtype=np.object_)
-    for index, element in enumerate(array.flat):
-        if isinstance(element, list):
-            raise ValueError("has lists of different lengths")
-        array.flat[index] = convert(element)
-    return array
+    nested = np.array(value, dtype=np.object_)
+    elements = nested.ravel().tolist()
+    if any(isinstance(element, list) for element in elements):
+        raise ValueError("has lists of different lengths")
+    return bytes_array([convert(element) for element in elements], nested.shape)
 
 
 def _each(array: Array, convert: Callable[[bytes], Any]) -> Any:
+    if array.ndim == 1:
+        return [convert(element) for element in array.tolist()]
     converted = np.empty(array.shape, dtype=np.object_)
     for index, element in enumerate(array.flat):
         converted.flat[index] = convert(element)

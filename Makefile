@@ -33,8 +33,8 @@ lint: setup ## ruff: rules and format
 type: setup ## mypy, strict, on app/
 	@$(BIN)/mypy
 
-bench: setup ## measure the gateway against Triton itself
-	@$(SCRATCH) $(BIN)/python -m benchmarks
+bench: setup ## measure the gateway beside other servers, and write docs/benchmarks (about eight minutes)
+	@$(SCRATCH) $(BIN)/python -m benchmarks --write docs/benchmarks
 
 openapi: setup ## write openapi.json anew from the running reference pipelines
 	@$(SCRATCH) $(BIN)/python -m tests.live.openapi_document

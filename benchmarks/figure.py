@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import matplotlib as mpl
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
-COLOURS = ("#0b6e4f", "#d1495b", "#8d6a9f", "#66a182", "#8d99ae")
+COLOURS = ("#0b6e4f", "#d1495b", "#8d6a9f", "#edae49", "#8d99ae")
+"""Of the names in their order; this gateway is the first."""
 STYLE = {"svg.fonttype": "none", "svg.hashsalt": "benchmarks", "font.family": "sans-serif", "font.size": 10}
 BAR = 0.8
 """Width of a group of bars; the distance of two groups is 1."""
@@ -36,26 +38,28 @@ class Figure:
         return f"![{self.title}]({self.file})\n"
 
 
-def bars(
-    title: str, file: str, unit: str, groups: Sequence[str], found: Mapping[str, Sequence[Spread | None]]
-) -> Figure:
+def bars(title: str, file: str, groups: Sequence[str], found: Mapping[str, Sequence[Spread | None]]) -> Figure:
     """Bars for each name in ``found``, one in each group; the line on a bar goes from its 10th to 90th percentile."""
     with mpl.rc_context(STYLE):
-        canvas = Canvas(figsize=(8, 3.6), layout="constrained")
+        canvas = Canvas(figsize=(8, 4), layout="constrained")
         axes = canvas.add_subplot()
-        width = BAR / len(found)
         for index, (name, spreads) in enumerate(found.items()):
-            there = [(place, each) for place, each in enumerate(spreads) if each is not None]
-            places = [place + (index + 0.5) * width - BAR / 2 for place, _ in there]
-            medians = [each.median for _, each in there]
-            errors = [[each.median - each.low for _, each in there], [each.high - each.median for _, each in there]]
-            colour = COLOURS[index % len(COLOURS)]
-            axes.bar(places, medians, width, yerr=errors, label=name, color=colour, ecolor="#333333", capsize=2)
+            offset = (index + 0.5) * BAR / len(found) - BAR / 2
+            placed = [(place + offset, each) for place, each in enumerate(spreads) if each is not None]
+            if placed:
+                _add_bars(axes, placed, BAR / len(found), label=name, color=COLOURS[index])
         axes.set_xticks(range(len(groups)), groups)
-        axes.set_ylabel(unit)
         axes.set_title(title)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize=9)
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+        canvas.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
         text = io.StringIO()
         canvas.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     return Figure(title, file, text.getvalue())
+
+
+def _add_bars(axes: Axes, placed: Sequence[tuple[float, Spread]], width: float, **look: str) -> None:
+    places = [place for place, _ in placed]
+    medians = [each.median for _, each in placed]
+    spreads = [[each.median - each.low for _, each in placed], [each.high - each.median for _, each in placed]]
+    axes.bar(places, medians, width, yerr=spreads, ecolor="#333333", capsize=2, **look)

@@ -1,10 +1,13 @@
 """A client that carries out orders; one implementation for each protocol."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Protocol
 
 from benchmarks.load.orders import Ask, Drop, Hold, Order, Relay, Report, Unary
+
+ORDER_S = 120.0
 
 
 class Client(Protocol):
@@ -25,6 +28,11 @@ class Worker:
         self._held: list[Callable[[], None]] = []
 
     async def perform(self, order: Order) -> Report:
+        """Raises TimeoutError if the order takes longer than ``ORDER_S``."""
+        async with asyncio.timeout(ORDER_S):
+            return await self._perform(order)
+
+    async def _perform(self, order: Order) -> Report:
         match order:
             case Unary():
                 return await self._client.unary(order.ask, order.connections, order.seconds)

@@ -68,12 +68,16 @@ class _Run:
     async def result(self, seconds: float) -> Report:
         start = time.perf_counter()
         self.ends = start + seconds
-        for caller in self.callers:
-            caller.call()
-        await self.done
+        try:
+            for caller in self.callers:
+                caller.call()
+            await self.done
+        finally:
+            for caller in self.callers:
+                caller.close()
         return Report(len(self.durations), time.perf_counter() - start, tuple(self.durations))
 
-    def closed(self) -> None:
+    def ended(self) -> None:
         self._open -= 1
         if self._open == 0 and not self.done.done():
             self.done.set_result(None)
@@ -91,11 +95,13 @@ class _Caller(asyncio.Protocol):
         self._head = b""
         self._missing = 0
         self._started = 0.0
+        self._is_waiting = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
 
     def call(self) -> None:
+        self._is_waiting = True
         self._started = time.perf_counter()
         self._transport.write(self._run.request)
 
@@ -127,12 +133,15 @@ class _Caller(asyncio.Protocol):
         if now < self._run.ends:
             self.call()
         else:
-            self._transport.abort()
-            self._run.closed()
+            self._is_waiting = False
+            self._run.ended()
+
+    def close(self) -> None:
+        self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if time.perf_counter() < self._run.ends:
-            self._run.fail(f"The connection was closed: {exc}")
+        if self._is_waiting:
+            self._run.fail(f"The connection was closed before the answer: {exc}")
 
 
 def _request_of(ask: HttpAsk) -> bytes:

@@ -35,7 +35,7 @@ class Spread:
         return sorted(self.values)[round(percent / 100 * (len(self.values) - 1))]
 
     def text(self, digits: int = 0) -> str:
-        return f"{self.median:,.{digits}f} ({self.low:,.{digits}f}-{self.high:,.{digits}f})"
+        return f"{self.median:,.{digits}f} ({self.low:,.{digits}f} to {self.high:,.{digits}f})"
 
 
 @dataclass

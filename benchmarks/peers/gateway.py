@@ -32,10 +32,10 @@ async def start(triton: Triton, folder: Path) -> AsyncIterator[Peer]:
         running_gateway(folder, triton, log_level="info") as gateway,
         load_process("http", urlsplit(gateway.url).netloc, folder) as load,
     ):
-        yield Peer(NAME, gateway.pid, load, _asks())
+        yield Peer(NAME, gateway.pid, load, asks())
 
 
-def _asks() -> Asks:
+def asks() -> Asks:
     return {
         "small": _post("bench_identity", json_of(input=SMALL)),
         "large": _post("bench_identity", json_of(input=LARGE)),

@@ -29,10 +29,10 @@ NAME = "bare grpc.aio client"
 @asynccontextmanager
 async def start(triton: Triton, folder: Path) -> AsyncIterator[Peer]:
     async with load_process("grpc", triton.grpc_url, folder) as load:
-        yield Peer(NAME, load.pid, load, _asks())
+        yield Peer(NAME, load.pid, load, asks())
 
 
-def _asks() -> Asks:
+def asks() -> Asks:
     insights = (_texts("TEXT", [TEXT]), _texts("TOPICS", TOPICS), _texts("SENTIMENTS", SENTIMENTS))
     return {
         "small": GrpcAsk("bench_identity", (_floats(SMALL),)),

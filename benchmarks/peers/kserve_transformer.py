@@ -20,10 +20,10 @@ def start(triton: Triton, folder: Path) -> AbstractAsyncContextManager[Peer]:
         address = ["--http_port", str(port), "--enable_grpc", "false"]
         return [*app, *address, "--predictor_protocol", "grpc-v2", "--predictor_host", triton.grpc_url]
 
-    return serving(NAME, command, "/v2/models/bench_identity/ready", _asks(), folder)
+    return serving(NAME, command, "/v2/models/bench_identity/ready", asks(), folder)
 
 
-def _asks() -> Asks:
+def asks() -> Asks:
     """The image is base64 in KServe's first protocol, as KServe's documentation sends one."""
     image = {"image": {"b64": base64.b64encode(FILE).decode()}}
     return {

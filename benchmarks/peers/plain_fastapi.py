@@ -16,10 +16,10 @@ def start(triton: Triton, folder: Path) -> AbstractAsyncContextManager[Peer]:
     def command(port: int) -> list[str]:
         return [sys.executable, "-m", "benchmarks.peers.plain_fastapi_app", str(port), triton.grpc_url]
 
-    return serving(NAME, command, "/health", _asks(), folder)
+    return serving(NAME, command, "/health", asks(), folder)
 
 
-def _asks() -> Asks:
+def asks() -> Asks:
     return {
         "small": HttpAsk("/identity", json_of(input=SMALL)),
         "large": HttpAsk("/identity", json_of(input=LARGE)),

@@ -1,6 +1,7 @@
 """The tables of the peers: one for each workload."""
 
 from benchmarks.peers import grpc_client, triton_http
+from benchmarks.peers.every import PEERS
 from benchmarks.peers.found import Found, Spread
 from benchmarks.peers.measuring import Sample
 from benchmarks.peers.workloads import Workload
@@ -12,9 +13,10 @@ NONE = "-"
 def workload_table(workload: Workload, found: Found) -> Table:
     unit = workload.unit
     latency = [] if workload.is_stream else ["p50, ms", "p99, ms"]
-    cpu = [f"CPU of {process}, µs a{'n' * (unit == 'event')} {unit}" for process in ("the peer", "Triton", "the load")]
-    rows = [_row(workload, name, samples) for name, samples in found.samples[workload].items()]
-    return Table(workload.title, ["peer", f"{unit}s/s", *latency, *cpu, "memory, MiB"], sorted(rows))
+    cpu = [f"CPU µs, {process}" for process in ("peer", "Triton", "load")]
+    rows = [_row(workload, name, found.samples[workload][name]) for name in PEERS if found.has(workload, name)]
+    note = f"CPU: microseconds of the peer, of Triton with its models, and of the load process for one {unit}."
+    return Table(workload.title, ["peer", f"{unit}s/s", *latency, *cpu, "memory, MiB"], rows, note)
 
 
 def _row(workload: Workload, peer: str, samples: list[Sample]) -> list[str]:

@@ -19,10 +19,10 @@ NAME = "Triton's HTTP endpoint"
 @asynccontextmanager
 async def start(triton: Triton, folder: Path) -> AsyncIterator[Peer]:
     async with load_process("http", urlsplit(triton.http_url).netloc, folder) as load:
-        yield Peer(NAME, triton.pid, load, _asks())
+        yield Peer(NAME, triton.pid, load, asks())
 
 
-def _asks() -> Asks:
+def asks() -> Asks:
     return {
         "small": numbers_ask(SMALL),
         "large": numbers_ask(LARGE),

@@ -1,0 +1,12 @@
+"""The peers, in the order of tables and charts. A further peer is a module of this package and a name here."""
+
+from collections.abc import Mapping
+
+from benchmarks.peers import gateway, grpc_client, kserve_transformer, plain_fastapi, triton_http
+from benchmarks.peers.peer import Start
+
+PEERS: Mapping[str, Start] = {
+    module.NAME: module.start for module in (gateway, plain_fastapi, kserve_transformer, triton_http, grpc_client)
+}
+STREAMING = (gateway.NAME, plain_fastapi.NAME, grpc_client.NAME)
+"""The peers whose idle streams are measured."""

@@ -1,0 +1,131 @@
+"""The load clients: they count what a server answered, and stop at an answer that is not expected."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import cast
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+
+from benchmarks.load.grpc import GrpcClient
+from benchmarks.load.http import HttpClient, UnexpectedAnswer
+from benchmarks.load.orders import Drop, GrpcAsk, Hold, HttpAsk, TensorAsk, Unary
+from benchmarks.load.process import load_process
+from tests.fakes.triton import FakeTriton, piece, serving
+
+ASK = HttpAsk("/", b"{}", event=b"event: output", end=b"event: done")
+CALL = GrpcAsk("identity", (TensorAsk("X", "FP32", (1,), b"\0" * 4),))
+
+Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def http_server(answer: Answer) -> AsyncIterator[int]:
+    """The port of a server whose requests all have the body of ``ASK``."""
+
+    handlers: set[asyncio.Task[None]] = set()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        handlers.add(cast("asyncio.Task[None]", asyncio.current_task()))
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while await reader.readuntil(b"\r\n\r\n{}"):
+                await answer(writer)
+        writer.transport.abort()
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+        await asyncio.wait(handlers, timeout=5)
+
+
+async def in_two_parts(writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nab")
+    await writer.drain()
+    await asyncio.sleep(0.001)
+    writer.write(b"cd")
+
+
+async def not_found(writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+
+
+async def two_events(writer: asyncio.StreamWriter) -> None:
+    for part in (b"HTTP/1.1 200 OK\r\n\r\nevent: out", b"put\n\nevent: output\n\n", b"event: done"):
+        writer.write(part)
+        await writer.drain()
+        await asyncio.sleep(0.001)
+
+
+async def test_http_client_counts_whole_answers() -> None:
+    async with http_server(in_two_parts) as port:
+        report = await HttpClient("127.0.0.1", port).unary(ASK, connections=2, seconds=0.03)
+    assert report.count == len(report.durations) >= 2
+    assert report.elapsed_s >= 0.03
+
+
+async def test_unexpected_status_ends_the_order() -> None:
+    async with http_server(not_found) as port:
+        with pytest.raises(UnexpectedAnswer, match="404"):
+            await HttpClient("127.0.0.1", port).unary(ASK, connections=2, seconds=5)
+
+
+async def test_a_connection_that_is_closed_before_its_answer_ends_the_order() -> None:
+    async def close(writer: asyncio.StreamWriter) -> None:
+        writer.transport.abort()
+
+    async with http_server(close) as port:
+        with pytest.raises(UnexpectedAnswer, match="closed before the answer"):
+            await HttpClient("127.0.0.1", port).unary(ASK, connections=1, seconds=0)
+
+
+async def test_events_are_counted_across_chunks() -> None:
+    async with http_server(two_events) as port:
+        assert await HttpClient("127.0.0.1", port).read_stream(ASK) == 2
+
+
+async def test_a_load_process_holds_and_drops_streams(tmp_path: Path) -> None:
+    async with http_server(two_events) as port, load_process("http", f"127.0.0.1:{port}", tmp_path) as load:
+        assert (await load.perform(Hold(ASK, streams=3))).count == 3
+        assert (await load.perform(Drop())).count == 0
+
+
+async def test_a_load_process_raises_what_its_order_raised(tmp_path: Path) -> None:
+    async with http_server(not_found) as port, load_process("http", f"127.0.0.1:{port}", tmp_path) as load:
+        with pytest.raises(UnexpectedAnswer, match="404"):
+            await load.perform(Unary(ASK, connections=1, seconds=5))
+
+
+async def echo(request: pb.ModelInferRequest, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:
+    if request.model_name == "refusing":
+        await context.abort(grpc.StatusCode.ALREADY_EXISTS, "EARLY_EXIT[no_text]")
+    return pb.ModelInferResponse(raw_output_contents=request.raw_input_contents)
+
+
+async def three_pieces(
+    request: pb.ModelInferRequest, context: grpc.aio.ServicerContext
+) -> AsyncIterator[pb.ModelStreamInferResponse]:
+    for number in range(3):
+        yield piece(number)
+    yield piece(final=True)
+
+
+async def test_grpc_client_counts_answers_and_expected_errors() -> None:
+    async with serving(FakeTriton(unary=echo)) as triton:
+        client = GrpcClient(triton.url)
+        assert (await client.unary(CALL, connections=2, seconds=0.02)).count >= 2
+        refused = GrpcAsk("refusing", (), error="ALREADY_EXISTS")
+        assert (await client.unary(refused, connections=1, seconds=0.02)).count >= 1
+
+
+async def test_grpc_client_raises_other_errors() -> None:
+    async with serving(FakeTriton(unary=echo)) as triton:
+        with pytest.raises(grpc.aio.AioRpcError, match="EARLY_EXIT"):
+            await GrpcClient(triton.url).unary(GrpcAsk("refusing", ()), connections=1, seconds=5)
+
+
+async def test_grpc_client_counts_responses_with_outputs() -> None:
+    async with serving(FakeTriton(streamed=three_pieces)) as triton:
+        assert await GrpcClient(triton.url).read_stream(CALL) == 3

@@ -1,0 +1,97 @@
+"""The peers do the same work: the plain FastAPI version answers over a scripted Triton, every peer is asked alike."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+
+from benchmarks.load.orders import HttpAsk
+from benchmarks.peers import contents, gateway, grpc_client, kserve_transformer, plain_fastapi, triton_http
+from benchmarks.peers.plain_fastapi_app import app_for
+from benchmarks.peers.workloads import WORKLOADS
+from tests.fakes.triton import FakeTriton, serving
+
+ASKS = {module.NAME: module.asks() for module in (gateway, plain_fastapi, kserve_transformer, triton_http, grpc_client)}
+
+
+async def unary(request: pb.ModelInferRequest, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:
+    (raw,) = request.raw_input_contents
+    answer = pb.ModelInferResponse(model_name=request.model_name)
+    if request.model_name == "bench_identity":
+        answer.outputs.add(name="OUTPUT", datatype="FP32", shape=request.inputs[0].shape)
+        answer.raw_output_contents.append(raw)
+    elif request.model_name == "bench_file":
+        answer.outputs.add(name="SIZE", datatype="INT32", shape=[1])
+        answer.raw_output_contents.append(np.array([len(raw) - 4], np.int32).tobytes())
+    else:
+        await context.abort(grpc.StatusCode.ALREADY_EXISTS, "EARLY_EXIT[no_text]")
+    return answer
+
+
+async def streamed(
+    request: pb.ModelInferRequest, context: grpc.aio.ServicerContext
+) -> AsyncIterator[pb.ModelStreamInferResponse]:
+    answer = pb.ModelStreamInferResponse()
+    answer.infer_response.outputs.add(name="TEXT", datatype="BYTES", shape=[1])
+    answer.infer_response.raw_output_contents.append(b"\x05\0\0\0word ")
+    answer.infer_response.outputs.add(name="TOKEN_ID", datatype="INT32", shape=[1])
+    answer.infer_response.raw_output_contents.append(b"\x07\0\0\0")
+    yield answer
+
+
+@asynccontextmanager
+async def plain_client() -> AsyncIterator[httpx.AsyncClient]:
+    async with serving(FakeTriton(unary=unary, streamed=streamed)) as triton:
+        app = app_for(triton.url)
+        client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://plain")
+        async with app.router.lifespan_context(app), client:
+            yield client
+
+
+async def asked(client: httpx.AsyncClient, ask: HttpAsk) -> httpx.Response:
+    return await client.post(ask.path, content=ask.body, headers={"Content-Type": ask.content_type})
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("small", {"output": [1.5, 2.5, 3.5, 4.5]}),
+        ("file", {"size": len(contents.FILE)}),
+        ("early exit", {"texts": [], "early_exit": True}),
+    ],
+)
+async def test_plain_fastapi_answers(name: str, answer: object) -> None:
+    async with plain_client() as client:
+        response = await asked(client, ASKS[plain_fastapi.NAME][name])
+    assert (response.status_code, response.json()) == (200, answer)
+
+
+async def test_plain_fastapi_streams_events_and_an_end() -> None:
+    ask = ASKS[plain_fastapi.NAME]["stream"]
+    async with plain_client() as client:
+        text = (await asked(client, ask)).content
+    assert text.count(ask.event) == 1
+    assert b'"token_id": [7]' in text
+    assert text.endswith(ask.end + b"\n\n")
+
+
+@pytest.mark.parametrize("name", ["small", "large", "file"])
+def test_every_peer_takes_part(name: str) -> None:
+    assert all(name in asks for asks in ASKS.values())
+
+
+def test_the_gateway_and_the_floor_take_part_in_every_workload() -> None:
+    for workload in WORKLOADS:
+        assert workload.ask in ASKS[gateway.NAME]
+        assert workload.ask in ASKS[grpc_client.NAME]
+
+
+def test_the_numbers_are_the_same_for_every_peer() -> None:
+    assert contents.json_of(input=contents.LARGE) == ASKS[gateway.NAME]["large"].body
+    assert ASKS[plain_fastapi.NAME]["large"].body == ASKS[gateway.NAME]["large"].body
+    assert ASKS[kserve_transformer.NAME]["large"] == ASKS[triton_http.NAME]["large"]
+    assert ASKS[grpc_client.NAME]["large"].inputs[0].raw == contents.LARGE.tobytes()

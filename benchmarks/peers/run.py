@@ -1,6 +1,7 @@
 """`python -m benchmarks peers`: all peers before one Triton, in turns."""
 
 import random
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
@@ -41,6 +42,7 @@ def _folder() -> Iterator[Path]:
 async def _measure_idle(triton: Triton, found: Found) -> None:
     """On fresh processes: in memory that a process has freed before, streams would seem to cost nothing."""
     for name in STREAMING:
+        _say(f"idle streams of {name}")
         with _folder() as folder:
             async with PEERS[name](triton, folder) as peer:
                 found.idle_kib[name] = [await idle_stream_kib(peer, IDLE_STREAMS)]
@@ -51,7 +53,8 @@ async def _measure_rounds(triton: Triton, rounds: int, found: Found) -> None:
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(_folder())
         peers = [await stack.enter_async_context(start(triton, folder)) for start in PEERS.values()]
-        for _ in range(rounds):
+        for number in range(1, rounds + 1):
+            _say(f"round {number} of {rounds}")
             await _measure_round(peers, triton.pid, found)
 
 
@@ -60,3 +63,9 @@ async def _measure_round(peers: Sequence[Peer], triton_pid: int, found: Found) -
         for peer in random.sample(peers, len(peers)):
             if workload.ask in peer.asks:
                 found.add(workload, peer.name, await measure(peer, workload, triton_pid, SECONDS))
+
+
+def _say(text: str) -> None:
+    """Shows the progress on standard error."""
+    sys.stderr.write(f"peers: {text}\n")
+    sys.stderr.flush()

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, cast
 
 import httptools
@@ -52,9 +51,7 @@ class BoundedProtocol(ClosingProtocol):
 
     __slots__ = (
         "_ahead",
-        "_answer",
         "_body",
-        "_events",
         "_has_begun",
         "_has_head",
         "_head",
@@ -66,6 +63,9 @@ class BoundedProtocol(ClosingProtocol):
         "is_lost",
         "on_lost",
     )
+
+    on_body = on_message_complete = None  # type: ignore[assignment]
+    """The parser calls neither, because it reads heads only."""
 
     def __init__(
         self,
@@ -97,13 +97,6 @@ class BoundedProtocol(ClosingProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._answer = SimpleNamespace(write=self._write, is_closing=transport.is_closing, close=self._end_answer)
-        self._events = SimpleNamespace(
-            on_message_begin=self.on_message_begin,
-            on_url=self.on_url,
-            on_header=self.on_header,
-            on_headers_complete=self.on_headers_complete,
-        )
         if len(self.connections) > self._limit.max_connections:
             self._refuse_connection()
         else:
@@ -169,7 +162,7 @@ class BoundedProtocol(ClosingProtocol):
         self._has_begun = False
         self._head_bytes = 0
         self._head_tail = b""
-        self.parser = httptools.HttpRequestParser(self._events)
+        self.parser = httptools.HttpRequestParser(self)
         self.state_timer.start(HEAD_TIMEOUT_S, self._refuse_slow_head)
 
     def _parse(self, head: bytes) -> None:
@@ -193,7 +186,7 @@ class BoundedProtocol(ClosingProtocol):
         self._is_in_head = False
         self._has_head = False
         self.state_timer.stop()
-        self.cycle.transport = cast("asyncio.Transport", self._answer)
+        self.cycle.transport = cast("asyncio.Transport", self)
         self.cycle.message_event = cast("asyncio.Event", LazyEvent(is_set=False))
         self._keeps_alive, self.cycle.keep_alive = self.cycle.keep_alive, False
         if self._body.is_complete:
@@ -205,7 +198,7 @@ class BoundedProtocol(ClosingProtocol):
         except GatewayError as error:
             return self._break_off(error, data)
         if received:
-            self.on_body(received)
+            super().on_body(received)
         if body.is_complete:
             self._complete_request()
         elif rest:
@@ -228,7 +221,7 @@ class BoundedProtocol(ClosingProtocol):
 
     def _complete_request(self) -> None:
         self._body = None
-        self.on_message_complete()
+        super().on_message_complete()
         self.parser = None  # type: ignore[assignment]  # the next head has a parser of its own
         if not self.cycle.response_started:
             self.cycle.keep_alive = self._keeps_alive
@@ -256,8 +249,11 @@ class BoundedProtocol(ClosingProtocol):
     def _end_silently(self) -> None:
         self.end(lingers=False)
 
-    def _write(self, data: bytes) -> None:
-        """The head of an answer waits for the body for one step of the event loop: both take one call of the system."""
+    def write(self, data: bytes) -> None:
+        """Stands for the transport's, for uvicorn's answer.
+
+        The head of an answer waits for the body for one step of the event loop: both take one call of the system.
+        """
         if self.cycle.response_started and not self._has_head:
             self._has_head = True
             self._head = data
@@ -274,7 +270,11 @@ class BoundedProtocol(ClosingProtocol):
             self.transport.write(self._head)
         self._head = b""
 
-    def _end_answer(self) -> None:
+    def is_closing(self) -> bool:
+        return self.transport.is_closing()
+
+    def close(self) -> None:
+        """Stands for the transport's: the answer has ended."""
         self._write_head()
         self.end(lingers=self._body is not None or bool(self._ahead))
 

@@ -17,4 +17,4 @@ class Table:
         """GitHub's markdown."""
         rule = ["---"] * len(self.columns)
         lines = ["| " + " | ".join(cells) + " |" for cells in (self.columns, rule, *self.rows)]
-        return "\n".join([f"### {self.title}", "", *([self.note, ""] if self.note else []), *lines, ""])
+        return "\n".join([f"## {self.title}", "", *([self.note, ""] if self.note else []), *lines, ""])

@@ -25,7 +25,7 @@ def main() -> None:
     given = _arguments()
     ARTIFACTS.mkdir(parents=True, exist_ok=True)
     for name in given.names or ATTACKS:
-        text = f"## {name}\n\n{surroundings()}\n\n" + "\n".join(map(str, asyncio.run(_attack(ATTACKS[name], given))))
+        text = f"# {name}\n\n{surroundings()}\n\n" + "\n".join(map(str, asyncio.run(_attack(ATTACKS[name], given))))
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
         (ARTIFACTS / f"attacks-{name}.md").write_text(text)

@@ -8,6 +8,8 @@ from typing import Protocol
 from benchmarks.load.orders import Ask, Drop, Hold, Order, Relay, Report, Unary
 
 ORDER_S = 120.0
+OPENED_TOGETHER = 50
+"""Streams that are opened at a time."""
 
 
 class Client(Protocol):
@@ -39,12 +41,17 @@ class Worker:
             case Relay():
                 return await self._relay(order)
             case Hold():
-                self._held += [await self._client.hold(order.ask) for _ in range(order.streams)]
+                await self._hold(order)
             case Drop():
                 for close in self._held:
                     close()
                 self._held.clear()
         return Report(count=len(self._held))
+
+    async def _hold(self, order: Hold) -> None:
+        for start in range(0, order.streams, OPENED_TOGETHER):
+            count = min(OPENED_TOGETHER, order.streams - start)
+            self._held += await asyncio.gather(*(self._client.hold(order.ask) for _ in range(count)))
 
     async def _relay(self, order: Relay) -> Report:
         start, count = time.perf_counter(), 0

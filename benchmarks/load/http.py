@@ -43,7 +43,8 @@ class HttpClient:
         return events
 
     async def hold(self, ask: HttpAsk) -> Callable[[], None]:
-        _, writer = await self._open(ask)
+        reader, writer = await self._open(ask)
+        await reader.readuntil(b"\r\n\r\n")
         return writer.transport.abort
 
     async def _open(self, ask: HttpAsk) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

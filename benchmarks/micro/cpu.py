@@ -3,14 +3,30 @@
 import gc
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 
+from app.process.serving import YOUNG_OBJECTS
 from benchmarks.timing import Durations
 
 Case = Callable[[int], Awaitable[object]]
 """Runs one case so many times."""
 BATCH_S = 0.01
 """CPU time of one measurement: the case runs as often as fits."""
+
+
+@contextmanager
+def heap_as_served() -> Iterator[None]:
+    """The garbage collector's settings in a gateway that serves. They hold for all cases."""
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS, *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
 
 
 async def cpu_of(cases: Mapping[str, Case], rounds: int) -> dict[str, Durations]:

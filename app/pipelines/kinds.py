@@ -50,11 +50,22 @@ def to_array_of(kind: str, datatype: str) -> ToArray:
 def from_array_of(kind: str, datatype: str) -> FromArray:
     if kind == "number":
         return _wide_floats if datatype == "BF16" else _as_is
+    convert = _from_bytes_of(kind)
+    return lambda array: _each(array, convert)
+
+
+def from_one_element_of(kind: str) -> FromArray:
+    """For arrays of one element: the bare value."""
+    if kind == "number":
+        return np.ndarray.item
+    convert = _from_bytes_of(kind)
+    return lambda array: convert(array.item())
+
+
+def _from_bytes_of(kind: str) -> Callable[[bytes], Any]:
     if kind == "text":
-        return lambda array: _each(array, lambda value: value.decode("utf-8", "replace"))
-    if kind == "json":
-        return lambda array: _each(array, orjson.loads)
-    return lambda array: _each(array, lambda value: base64.b64encode(value).decode("ascii"))
+        return lambda value: value.decode("utf-8", "replace")
+    return orjson.loads if kind == "json" else lambda value: base64.b64encode(value).decode("ascii")
 
 
 def kind_fits(kind: str, datatype: str) -> bool:

@@ -3,12 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from app.domain.errors import ContractViolation
 from app.domain.model import TensorSpec
 from app.domain.tensor import Array, Tensor
-from app.pipelines.kinds import FromArray, from_array_of
+from app.pipelines.kinds import FromArray, from_array_of, from_one_element_of
 from app.pipelines.shapes import fits, is_bare_item, shape_text, without_batch
 from app.pipelines.spec import OutputSpec
 
@@ -28,6 +26,8 @@ class OutputField:
     """Whether each response carries the next piece of one text, whose characters may be split between pieces."""
     _dims: tuple[int, ...]
     """Of Triton's tensor, batch dimension included; -1 is any size."""
+    _is_list_of_items: bool
+    """Whether each item of a batch is a bare value."""
     _from_array: FromArray
 
     @classmethod
@@ -47,7 +47,8 @@ class OutputField:
             join=join,
             is_text_run=depth == 0 and spec.kind == "text" and join == "concatenate",
             _dims=((1,) if takes_batch else (-1,) if batch else ()) + tensor.dims,
-            _from_array=from_array_of(spec.kind, tensor.datatype),
+            _is_list_of_items=depth == 1 and is_bare_item(tensor),
+            _from_array=from_array_of(spec.kind, tensor.datatype) if depth else from_one_element_of(spec.kind),
         )
 
     @property
@@ -71,11 +72,6 @@ class OutputField:
     def value_of(self, array: Array) -> Any:
         """What the caller is given of an array that is not empty. Raises ContractViolation where JSON is none."""
         try:
-            value = self._from_array(array.reshape(-1) if is_bare_item(self.tensor) else array)
+            return self._from_array(array.reshape(-1) if self._is_list_of_items else array)
         except ValueError as exc:
             raise ContractViolation(f"Output '{self.tensor.name}' is not JSON.", tensor=self.tensor.name) from exc
-        return _bare(value[0]) if self.is_bare else value
-
-
-def _bare(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value

@@ -20,6 +20,8 @@ class Progress:
         self.is_stuck = False
         self.unanswered: Counter[str] = Counter()
         """gRPC method -> calls in a row without an answer."""
+        self.answers: Counter[str] = Counter()
+        """gRPC method -> answers so far."""
         self._longest_wait_s: dict[str, float] = {}
 
     def started(self, request: InferenceRequest, method: str) -> ObservedCall:
@@ -27,6 +29,7 @@ class Progress:
 
     def answered(self, model: str, method: str, waited_s: float) -> None:
         self.unanswered[method] = 0
+        self.answers[method] += 1
         self._longest_wait_s[model] = max(self._longest_wait_s.get(model, 0.0), waited_s)
 
     def has_answered(self, model: str) -> bool:

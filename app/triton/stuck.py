@@ -53,8 +53,9 @@ class StuckWatch:
 
     async def _examine(self, method: str) -> None:
         """Two rounds of canaries have to time out, and no other call may be answered in the meantime."""
+        answers = self._progress.answers[method]
         for _ in range(2):
-            if await self._verdict(method) is not _Verdict.TIMES_OUT or not self._progress.unanswered[method]:
+            if await self._verdict(method) is not _Verdict.TIMES_OUT or self._progress.answers[method] > answers:
                 self._progress.unanswered[method] = 0
                 return
         self._progress.is_stuck = True

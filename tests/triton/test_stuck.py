@@ -175,6 +175,7 @@ async def test_a_call_that_is_answered_in_the_meantime_clears_the_suspicion(
     watched.server.silent = {"a"}
     await watched.time_out("a")
     async with watched.watching("a", restarts=True):
+        await asyncio.sleep(0.1)  # until the watch asks the canary
         for _ in range(60):
             await watched.answer_once("b")
             await asyncio.sleep(0.02)

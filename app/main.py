@@ -1,5 +1,6 @@
 """The wiring: the applications of the main and the admin port, each route with what it uses."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -7,6 +8,7 @@ from fastapi import FastAPI, Request
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from app.api.budget import ByteBudget
 from app.api.entry import EntryPoint
@@ -71,6 +73,9 @@ def create_app(
         app.router.routes.append(page.files)
     elif with_docs:
         app.add_api_route("/", _front, include_in_schema=False)
+    # Samples show the scheme of a trusted proxy. Inference needs neither the scheme nor the client's address.
+    trusted = os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1")
+    app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=trusted)
     short_path: ASGIApp = ShortPath(app)
     if cors_origins:
         short_path = CORSMiddleware(

@@ -1,24 +1,16 @@
 """One inference: what is asked of a model and what it answers."""
 
-import os
 from collections.abc import Mapping
 from typing import Self
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from app.domain.request_id import new_request_id
 from app.domain.tensor import Tensor
 from app.domain.trace import TraceContext
 
 Parameter = bool | int | float | str
-
-
-def new_request_id() -> str:
-    """128 random bits, in hexadecimal digits.
-
-    Triton is only sent ids that are made here: Triton repeats the id in error texts, and cancellation uses the id.
-    """
-    return os.urandom(16).hex()
 
 
 class InferenceRequest(Struct, frozen=True, eq=False):
@@ -30,6 +22,7 @@ class InferenceRequest(Struct, frozen=True, eq=False):
     """Empty: Triton's version policy selects the version."""
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     request_id: str = field(default_factory=new_request_id)
+    """Always made here, never the caller's: Triton repeats the id in error texts, and cancellation uses the id."""
     trace: TraceContext | None = None
     """The trace context of the span that calls the model."""
     ends_by_hook: bool = False

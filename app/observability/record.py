@@ -1,13 +1,13 @@
 """The record of one request: its state while it runs, then its log line and its metrics."""
 
 import logging
-import os
 import re
 import time
 from dataclasses import dataclass, field, replace
 
 from app.domain.errors import ContractViolation, GatewayError, Outcome
 from app.domain.fault import FaultKind
+from app.domain.request_id import new_request_id
 from app.domain.trace import TraceContext
 from app.observability.log import StructuredLogger
 from app.observability.metrics import NO_PIPELINE, Metrics
@@ -21,7 +21,7 @@ _log = StructuredLogger("triton_gateway.request")
 
 def request_id_of(offered: str | None) -> str:
     """The caller's id if it is harmless, else a new id."""
-    return offered if offered is not None and REQUEST_ID.fullmatch(offered) else os.urandom(16).hex()
+    return offered if offered is not None and REQUEST_ID.fullmatch(offered) else new_request_id()
 
 
 @dataclass(slots=True)

@@ -64,6 +64,7 @@ async def serving(
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=GRACE_S,

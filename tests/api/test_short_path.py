@@ -41,8 +41,8 @@ def application(api: Served, kind: type[FastAPI]) -> FastAPI:
 
 @pytest.mark.parametrize("path", ["read", "r%65ad", "nothing", "read/stream"])
 async def test_inference_never_reaches_fastapi(api: Served, path: str) -> None:
-    app = ShortPath(application(api, NoFastAPI))
-    async with client_of(api, app) as client:
+    app = application(api, NoFastAPI)
+    async with client_of(api, ShortPath(app)) as client:
         answer = await client.post(f"/v1/pipelines/{path}", json=IMAGE)
     assert answer.status_code == {"nothing": 404, "read/stream": 400}.get(path, 200)
     assert answer.headers["x-request-id"]
@@ -51,7 +51,8 @@ async def test_inference_never_reaches_fastapi(api: Served, path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/pipelines/read/", "/v1/pipelines/a/b/stream", "/v1/pipelines//stream", "/v1"])
 async def test_other_addresses_are_left_to_fastapi(api: Served, path: str) -> None:
-    async with client_of(api, ShortPath(application(api, FastAPI))) as client:
+    app = application(api, FastAPI)
+    async with client_of(api, ShortPath(app)) as client:
         assert (await client.post(path, json=IMAGE)).status_code == 404
 
 
@@ -63,6 +64,11 @@ async def test_fastapi_answers_by_the_same_routes(api: Served) -> None:
     assert answers[0].status_code == 200
     assert answers[0].content == answers[1].content
     assert counted(api, "read", "unary") == {"ok": 2}
+
+
+async def test_samples_show_the_scheme_of_a_trusted_proxy(api: Served) -> None:
+    answer = await api.client.get("/v1/pipelines/read", headers={"X-Forwarded-Proto": "https"})
+    assert "https://gateway/v1/pipelines/read" in answer.json()["samples"]["curl"]
 
 
 async def test_the_first_of_two_equal_headers_counts() -> None:

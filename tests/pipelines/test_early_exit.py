@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.domain.errors import UpstreamError
-from app.domain.inference import new_request_id
+from app.domain.request_id import new_request_id
 from app.pipelines.early_exit import EarlyExitRules
 from app.pipelines.spec import EarlyExitRule, ErrorMatch
 

@@ -5,7 +5,6 @@ head is complete, and nothing behind the body.
 """
 
 import asyncio
-import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from app.api.connection.framing import Body
 from app.api.connection.heads import MAX_HEAD_BYTES, body_of, end_of_head
 from app.api.problems import problem_response
 from app.domain.errors import GatewayError, HeadersTooLarge, InvalidRequest, SlowRequest, TooManyRequests
+from app.domain.request_id import new_request_id
 
 HEAD_TIMEOUT_S = 5.0
 MAX_AHEAD_BYTES = 64 * 1024
@@ -293,7 +293,7 @@ class BoundedProtocol(ClosingProtocol):
 
     def _refuse(self, error: GatewayError, *, lingers: bool = True) -> None:
         """Answers without the application, and ends the connection."""
-        request_id = uuid.uuid4().hex
+        request_id = new_request_id()
         response = problem_response(error, request_id)
         response.headers.update({"X-Request-ID": request_id, "Connection": "close"})
         lines = [STATUS_LINE[response.status_code], *(b"%s: %s\r\n" % header for header in response.raw_headers)]

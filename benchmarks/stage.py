@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 START_S = 60.0
 CALL_S = 60.0
-STOP_S = 10.0
+STOP_S = 5.0
 
 Inputs = Mapping[str, np.ndarray]
 

@@ -45,7 +45,12 @@ class HttpClient:
     async def hold(self, ask: HttpAsk) -> Callable[[], None]:
         reader, writer = await self._open(ask)
         await reader.readuntil(b"\r\n\r\n")
-        return writer.transport.abort
+
+        def close() -> None:
+            """Keeps the writer until then: one that is collected closes its connection."""
+            writer.transport.abort()
+
+        return close
 
     async def _open(self, ask: HttpAsk) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection(self._host, self._port, limit=1 << 20)

@@ -10,7 +10,7 @@ from benchmarks.peers.peer import Peer
 from benchmarks.peers.workloads import Workload
 from benchmarks.timing import Durations
 
-WARM_UP_S = 0.2
+WARM_UP_S = 0.15
 IDLE_WARM_UP = 50
 SETTLE_S = 2.0
 
@@ -55,7 +55,6 @@ async def idle_stream_kib(peer: Peer, streams: int) -> float:
     await asyncio.sleep(SETTLE_S)
     after = server.memory_info().rss
     await peer.load.perform(Drop())
-    await asyncio.sleep(SETTLE_S)
     return (after - before) / streams / 1024
 
 

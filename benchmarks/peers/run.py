@@ -19,7 +19,7 @@ from benchmarks.peers.workloads import WORKLOADS
 from benchmarks.stage import Triton, running_triton
 from benchmarks.table import Table
 
-SECONDS = 0.8
+SECONDS = 0.7
 IDLE_STREAMS = 2_000
 
 

@@ -86,9 +86,17 @@ async def test_events_are_counted_across_chunks() -> None:
         assert await HttpClient("127.0.0.1", port).read_stream(ASK) == 2
 
 
-async def test_a_load_process_holds_and_drops_streams(tmp_path: Path) -> None:
-    async with http_server(two_events) as port, load_process("http", f"127.0.0.1:{port}", tmp_path) as load:
+async def test_a_load_process_holds_streams_until_they_are_dropped(tmp_path: Path) -> None:
+    opened: list[asyncio.StreamWriter] = []
+
+    async def begin(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        opened.append(writer)
+
+    async with http_server(begin) as port, load_process("http", f"127.0.0.1:{port}", tmp_path) as load:
         assert (await load.perform(Hold(ASK, streams=3))).count == 3
+        assert (await load.perform(Hold(ASK, streams=1))).count == 4
+        assert not any(each.transport.is_closing() for each in opened)
         assert (await load.perform(Drop())).count == 0
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+import time
 from dataclasses import dataclass, field
 
 from hpack import Encoder, NeverIndexedHeaderTuple
@@ -55,7 +56,7 @@ class Client:
         """Starts a call. Raises RpcError if there is no connection."""
         connection = self._connection
         if connection is None or not connection.has_room:
-            connection = await self._connected(timeout_s)
+            connection, timeout_s = await self._connected(timeout_s)
         call = UnaryCall(connection, self._options.max_message_bytes)
         call.start(self._header_block(path, timeout_s, metadata), message, timeout_s)
         return call
@@ -64,7 +65,7 @@ class Client:
         """Starts a call with one request message. Raises RpcError if there is no connection."""
         connection = self._connection
         if connection is None or not connection.has_room:
-            connection = await self._connected(timeout_s)
+            connection, timeout_s = await self._connected(timeout_s)
         call = StreamCall(connection, self._options.max_message_bytes)
         call.start(self._header_block(path, timeout_s, metadata), message, timeout_s)
         return call
@@ -74,22 +75,19 @@ class Client:
         if self._connection is not None:
             await self._connection.close()
 
-    async def _connected(self, timeout_s: float) -> Connection:
-        """Raises RpcError."""
-        connection = await self._connect()
-        while not connection.has_room:
-            await self._room(connection, timeout_s)
-            connection = await self._connect()
-        return connection
-
-    async def _room(self, connection: Connection, timeout_s: float) -> None:
-        """Waits for the end of another call, or of the connection. Raises RpcError."""
+    async def _connected(self, timeout_s: float) -> tuple[Connection, float]:
+        """A connection that has room for a call, and the time that is left. Raises RpcError."""
+        ends = time.monotonic() + timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                await connection.room()
+                connection = await self._connect()
+                while not connection.has_room:
+                    await connection.room()
+                    connection = await self._connect()
         except TimeoutError as exc:
-            error = RpcError("DEADLINE_EXCEEDED", "the server's limit of concurrent streams", was_sent=False)
-            raise error from exc
+            details = "the deadline passed before the request could be sent"
+            raise RpcError("DEADLINE_EXCEEDED", details, was_sent=False) from exc
+        return connection, ends - time.monotonic()
 
     async def _connect(self) -> Connection:
         """One attempt for all callers that wait. Between attempts calls fail at once. Raises RpcError."""

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from app.triton.grpc import frames
-from app.triton.grpc.client import Client, Options
+from app.triton.grpc.client import Client, Options, tls_context
 from app.triton.grpc.connection import KeepAlive
 from app.triton.grpc.contents import Limits
 from app.triton.grpc.frames import FrameBuffer, frame_bytes
@@ -271,6 +271,40 @@ async def test_a_cancelled_call_makes_room_for_the_next() -> None:
         await asyncio.sleep(0.05)
         first.cancel()
         assert await asyncio.wait_for(second, 5.0) == b"fine"
+
+
+async def test_the_time_of_a_wait_for_room_counts_for_the_deadline() -> None:
+    one_at_a_time = frame_bytes(frames.SETTINGS, 0, 0, struct.pack(">HI", 3, 1))
+    blocks: list[bytes] = []
+
+    async def listening(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(one_at_a_time)
+        await reader.readexactly(len(frames.PREFACE))
+        buffer = FrameBuffer(2**24)
+        while data := await reader.read(65536):
+            blocks.extend(frame.content for frame in buffer.frames(data) if frame.kind == frames.HEADERS)
+
+    async with server(listening) as url:
+        opened = client(url)
+        first = await opened.unary("/test/Unary", b"question", 10.0)
+        await asyncio.sleep(0.05)
+        second = asyncio.create_task(error_of(opened, timeout_s=0.5))
+        await asyncio.sleep(0.2)
+        first.cancel()
+        assert (await second).code == "DEADLINE_EXCEEDED"
+    sent_ms = int(blocks[1].rpartition(b"grpc-timeout")[2][1:-1])
+    assert 0 < sent_ms <= 300
+
+
+async def test_the_deadline_passes_while_the_connection_is_made() -> None:
+    async def silent(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        await asyncio.sleep(3600)
+
+    async with server(silent) as url:
+        opened = Client(url, Options(KeepAlive(300.0, 20.0), LIMIT, tls=tls_context()))
+        error = await error_of(opened, timeout_s=0.05)
+        assert (error.code, error.was_sent) == ("DEADLINE_EXCEEDED", False)
 
 
 async def test_a_call_that_waits_for_room_moves_to_the_next_connection() -> None:

@@ -32,7 +32,7 @@ BENCHMARKS = {
     "early-exit": Benchmark(early_exit.run),
     "streams": Benchmark(streams.run),
     "sse-peers": Benchmark(sse_peers.run),
-    "transports": Benchmark(transports.run),
+    "transports": Benchmark(transports.run, 5),
 }
 STANDARD = ("micro", "peers")
 """What runs if no name is given. It takes at most eight minutes on two cores."""

@@ -30,9 +30,9 @@ from app.triton.transports import open_transport
 from benchmarks.stage import running_triton
 from benchmarks.table import Table
 
-CALLS = 4_000
-LARGE_CALLS = 60
-EVENTS = 8_000
+CALLS = 2_000
+LARGE_CALLS = 40
+EVENTS = 4_000
 FLOATS = 2**18
 """As FP32 they are 1 MiB."""
 IDLE_STREAMS = 5_000
@@ -147,7 +147,7 @@ Costs = Mapping[tuple[str, str], Sequence[Cost]]
 async def run(rounds: int) -> list[Table]:
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         async with running_triton(Path(folder)) as triton:
-            costs = await _interleaved(triton.grpc_url, max(rounds // 5, 3))
+            costs = await _interleaved(triton.grpc_url, rounds)
     async with _idle_server() as url:
         idle_kib = {name: await _in_new_process(_idle_kib, name, url) for name in CLIENTS}
     return [_table_of(costs, idle_kib)]

@@ -15,9 +15,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from app.api.budget import ByteBudget
 from app.api.connection.protocol import ConnectionLimit, protocol_with
+from app.api.entry import EntryPoint
 from app.api.limits import Limits
 from app.api.streaming import Start, StreamResponse
+from app.api.workload import Workload
+from app.observability.metrics import Metrics
+from app.observability.tracing import NoTracer
 from app.streams.event import Event
 from app.streams.log import LiveLog
 from benchmarks.stage import free_ports, process
@@ -83,7 +88,7 @@ async def _cpu_us(port: int, pid: int) -> float:
 async def _idle_kib(port: int, pid: int) -> float:
     watched = psutil.Process(pid)
     before = watched.memory_info().rss
-    writers = [await _read(port, "/idle", b"200 OK") for _ in range(IDLE)]
+    writers = [await _read(port, "/idle", b"\r\n\r\n") for _ in range(IDLE)]
     await asyncio.sleep(1)
     grown = watched.memory_info().rss - before
     for writer in writers:
@@ -148,7 +153,7 @@ def serve(arguments: Sequence[str]) -> None:
 
     app = Starlette(routes=[Route("/events", many), Route("/idle", idle)])
     uvicorn.run(
-        app,
+        EntryPoint(app, Metrics("0"), Workload(), NoTracer(), ByteBudget(1 << 20)),
         port=int(port),
         http=protocol_with(ConnectionLimit(2 * IDLE, int)),
         ws="none",

@@ -252,20 +252,25 @@ class BoundedProtocol(ClosingProtocol):
     def write(self, data: bytes) -> None:
         """Stands for the transport's, for uvicorn's answer.
 
-        The head of an answer waits for the body for one step of the event loop: both take one call of the system.
+        The head of an answer with Content-Length waits for the body: both take one call of the system.
         """
-        if self.cycle.response_started and not self._has_head:
-            self._has_head = True
-            self._head = data
-            self.loop.call_soon(self._write_head)
-        elif self._head:
+        if self._head:
             head, self._head = self._head, b""
             self.transport.writelines((head, data))
+        elif self._is_head_of_body():
+            self._head = data
         else:
             self.transport.write(data)
 
+    def _is_head_of_body(self) -> bool:
+        """Whether the bytes that uvicorn writes are the head of an answer whose body follows."""
+        cycle = self.cycle
+        is_head = cycle.response_started and not self._has_head
+        self._has_head = cycle.response_started
+        return is_head and cycle.expected_content_length > 0 and self.scope["method"] != "HEAD"
+
     def _write_head(self) -> None:
-        """Does nothing if the head was written with the body."""
+        """Writes the head of an answer whose body does not come. Otherwise a no-op."""
         if self._head and not self.transport.is_closing():
             self.transport.write(self._head)
         self._head = b""

@@ -53,6 +53,8 @@ class Connection(asyncio.Protocol):
         self._room = asyncio.Event()
         self._exchanges: dict[int, Exchange] = {}
         self._transport: asyncio.Transport | None = None
+        self._is_turn_begun = False
+        """Whether a call was started in this turn of the event loop."""
         self._lost: asyncio.Future[None] = self.loop.create_future()
 
     @property
@@ -74,7 +76,10 @@ class Connection(asyncio.Protocol):
         """Sends a request. Returns the id of its stream."""
         stream_id = self.session.open(header_block, message, prefix_of(message))
         self._exchanges[stream_id] = exchange
-        self.flush()
+        if not self._is_turn_begun:
+            self._is_turn_begun = True
+            self.loop.call_soon(self._end_turn)
+            self.flush()
         return stream_id
 
     def cancel(self, stream_id: int) -> None:
@@ -83,6 +88,11 @@ class Connection(asyncio.Protocol):
             self.session.reset(stream_id)
             self.flush()
             self._room.set()
+
+    def _end_turn(self) -> None:
+        """Writes the calls of this turn of the event loop but the first, which was written at once."""
+        self._is_turn_begun = False
+        self.flush()
 
     def flush(self) -> None:
         """Writes the session's output at once: one write for several calls would cost a turn of the event loop."""

@@ -53,10 +53,10 @@ class BoundedProtocol(ClosingProtocol):
         "_ahead",
         "_body",
         "_has_begun",
-        "_has_head",
-        "_head",
+        "_has_begun_answer",
         "_head_bytes",
         "_head_tail",
+        "_held",
         "_is_in_head",
         "_keeps_alive",
         "_limit",
@@ -88,10 +88,9 @@ class BoundedProtocol(ClosingProtocol):
         """The body that is being received."""
         self._keeps_alive = False
         """Whether the connection stays open after an answer to the whole request."""
-        self._head = b""
-        """The head of an answer that waits for the body."""
-        self._has_head = False
-        """Whether the head of the answer was made."""
+        self._held: list[bytes] = []
+        """The beginning of an answer, to be written at the end of the turn."""
+        self._has_begun_answer = False
         self._ahead = bytearray()
         """Bytes that were received but not parsed, because an answer is running."""
 
@@ -184,7 +183,7 @@ class BoundedProtocol(ClosingProtocol):
         self._body = body_of(self.parser.get_http_version(), self.headers)
         super().on_headers_complete()
         self._is_in_head = False
-        self._has_head = False
+        self._has_begun_answer = False
         self.state_timer.stop()
         self.cycle.transport = cast("asyncio.Transport", self)
         self.cycle.message_event = cast("asyncio.Event", LazyEvent(is_set=False))
@@ -252,35 +251,29 @@ class BoundedProtocol(ClosingProtocol):
     def write(self, data: bytes) -> None:
         """Stands for the transport's, for uvicorn's answer.
 
-        The head of an answer with Content-Length waits for the body: both take one call of the system.
+        The beginning of an answer, usually all of it, is written at the end of the turn of the event loop: one call of
+        the system, and the client is not woken while other requests of this turn are still being worked on.
         """
-        if self._head:
-            head, self._head = self._head, b""
-            self.transport.writelines((head, data))
-        elif self._is_head_of_body():
-            self._head = data
+        if self._held:
+            self._held.append(data)
+        elif self.cycle.response_started and not self._has_begun_answer:
+            self._has_begun_answer = True
+            self._held.append(data)
+            self.loop.call_soon(self._write_held)
         else:
             self.transport.write(data)
 
-    def _is_head_of_body(self) -> bool:
-        """Whether the bytes that uvicorn writes are the head of an answer whose body follows."""
-        cycle = self.cycle
-        is_head = cycle.response_started and not self._has_head
-        self._has_head = cycle.response_started
-        return is_head and cycle.expected_content_length > 0 and self.scope["method"] != "HEAD"
-
-    def _write_head(self) -> None:
-        """Writes the head of an answer whose body does not come. Otherwise a no-op."""
-        if self._head and not self.transport.is_closing():
-            self.transport.write(self._head)
-        self._head = b""
+    def _write_held(self) -> None:
+        held, self._held = self._held, []
+        if held and not self.transport.is_closing():
+            self.transport.writelines(held)
 
     def is_closing(self) -> bool:
         return self.transport.is_closing()
 
     def close(self) -> None:
         """Stands for the transport's: the answer has ended."""
-        self._write_head()
+        self._write_held()
         self.end(lingers=self._body is not None or bool(self._ahead))
 
     def _refuse_slow_head(self) -> None:

@@ -53,8 +53,8 @@ class Connection(asyncio.Protocol):
         self._room = asyncio.Event()
         self._exchanges: dict[int, Exchange] = {}
         self._transport: asyncio.Transport | None = None
-        self._is_turn_begun = False
-        """Whether a call was started in this turn of the event loop."""
+        self._will_flush = False
+        """Whether the end of this turn of the event loop flushes."""
         self._lost: asyncio.Future[None] = self.loop.create_future()
 
     @property
@@ -76,10 +76,9 @@ class Connection(asyncio.Protocol):
         """Sends a request. Returns the id of its stream."""
         stream_id = self.session.open(header_block, message, prefix_of(message))
         self._exchanges[stream_id] = exchange
-        if not self._is_turn_begun:
-            self._is_turn_begun = True
+        if not self._will_flush:
+            self._will_flush = True
             self.loop.call_soon(self._end_turn)
-            self.flush()
         return stream_id
 
     def cancel(self, stream_id: int) -> None:
@@ -90,12 +89,12 @@ class Connection(asyncio.Protocol):
             self._room.set()
 
     def _end_turn(self) -> None:
-        """Writes the calls of this turn of the event loop but the first, which was written at once."""
-        self._is_turn_begun = False
+        """Writes all calls of this turn. A write for each would wake the server while the turn goes on."""
+        self._will_flush = False
         self.flush()
 
     def flush(self) -> None:
-        """Writes the session's output at once: one write for several calls would cost a turn of the event loop."""
+        """Writes the session's output now."""
         if self.session.has_output and self._transport is not None:
             output = self.session.take_output()
             if len(output) <= _FEW:

@@ -36,7 +36,7 @@ EVENTS = 4_000
 FLOATS = 2**18
 """As FP32 they are 1 MiB."""
 IDLE_STREAMS = 5_000
-TIMEOUT_S = 300.0
+TIMEOUT_S = 60.0
 
 
 class Client(Protocol):

@@ -30,7 +30,9 @@ async def _client(kind: str, host: str, port: int) -> Client:
         return HttpClient(host, port)
     from benchmarks.load.grpc import GrpcClient  # noqa: PLC0415
 
-    return GrpcClient(f"{host}:{port}")
+    client = GrpcClient(f"{host}:{port}")
+    await client.connect()
+    return client
 
 
 if __name__ == "__main__":

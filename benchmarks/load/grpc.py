@@ -15,7 +15,12 @@ MAX_MESSAGE = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_
 
 class GrpcClient:
     def __init__(self, url: str) -> None:
-        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(grpc.aio.insecure_channel(url, MAX_MESSAGE))
+        self._channel = grpc.aio.insecure_channel(url, MAX_MESSAGE)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
+    async def connect(self) -> None:
+        """Waits until the channel is connected, so that no call fails because a busy machine answers late."""
+        await self._channel.channel_ready()
 
     async def unary(self, ask: GrpcAsk, connections: int, seconds: float) -> Report:
         request = _request_of(ask)

@@ -9,6 +9,8 @@ from benchmarks.load.orders import HttpAsk, Report
 
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 CHUNK_BYTES = 1 << 18
+LAST_CHUNK = b"\r\n0\r\n\r\n"
+"""The end of a body of unknown length."""
 
 
 class UnexpectedAnswer(Exception):
@@ -32,9 +34,9 @@ class HttpClient:
         events, tail = 0, b""
         try:
             while ask.end not in tail:
-                chunk = await reader.read(CHUNK_BYTES)
+                chunk = b"" if tail.endswith(LAST_CHUNK) else await reader.read(CHUNK_BYTES)
                 if not chunk:
-                    raise UnexpectedAnswer(f"The stream ended early: {tail!r}")
+                    raise UnexpectedAnswer(f"The stream ended unexpectedly: {tail!r}")
                 overlap = tail[-(len(ask.event) - 1) :]
                 events += (overlap + chunk).count(ask.event)
                 tail = (tail + chunk)[-300:]

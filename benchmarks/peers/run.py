@@ -15,7 +15,7 @@ from benchmarks.peers.measuring import idle_stream_kib, measure
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.reach import reach_table
 from benchmarks.peers.tables import idle_table, workload_table
-from benchmarks.peers.workloads import WORKLOADS
+from benchmarks.peers.workloads import WORKLOADS, Workload
 from benchmarks.stage import Triton, running_triton
 from benchmarks.table import Table
 
@@ -62,7 +62,18 @@ async def _measure_round(peers: Sequence[Peer], triton_pid: int, found: Found) -
     for workload in random.sample(WORKLOADS, len(WORKLOADS)):
         for peer in random.sample(peers, len(peers)):
             if workload.ask in peer.asks:
-                found.add(workload, peer.name, await measure(peer, workload, triton_pid, SECONDS))
+                with _named(peer, workload):
+                    found.add(workload, peer.name, await measure(peer, workload, triton_pid, SECONDS))
+
+
+@contextmanager
+def _named(peer: Peer, workload: Workload) -> Iterator[None]:
+    """Adds to an error what was measured."""
+    try:
+        yield
+    except Exception as exc:
+        exc.add_note(f"{peer.name}: {workload.title}")
+        raise
 
 
 def _say(text: str) -> None:

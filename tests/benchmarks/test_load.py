@@ -86,6 +86,15 @@ async def test_events_are_counted_across_chunks() -> None:
         assert await HttpClient("127.0.0.1", port).read_stream(ASK) == 2
 
 
+async def test_a_stream_that_ends_otherwise_ends_the_order() -> None:
+    async def fail(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\nevent: error\r\n0\r\n\r\n")
+
+    async with http_server(fail) as port:
+        with pytest.raises(UnexpectedAnswer, match="event: error"):
+            await HttpClient("127.0.0.1", port).read_stream(ASK)
+
+
 async def test_a_load_process_holds_streams_until_they_are_dropped(tmp_path: Path) -> None:
     opened: list[asyncio.StreamWriter] = []
 

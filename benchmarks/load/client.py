@@ -7,7 +7,7 @@ from typing import Protocol
 
 from benchmarks.load.orders import Ask, Drop, Hold, Order, Relay, Report, Unary
 
-ORDER_S = 120.0
+ORDER_S = 30.0
 OPENED_TOGETHER = 50
 """Streams that are opened at a time."""
 

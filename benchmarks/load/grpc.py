@@ -8,7 +8,7 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from benchmarks.load.orders import GrpcAsk, Report
+from benchmarks.load.orders import GrpcAsk, Report, UnexpectedAnswer
 
 MAX_MESSAGE = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
@@ -44,7 +44,7 @@ class GrpcClient:
             answer = await self._stub.ModelInfer(request)
         except grpc.aio.AioRpcError as exc:
             if exc.code().name != error:
-                raise
+                raise UnexpectedAnswer(f"{exc.code().name}: {exc.details()}") from exc
         else:
             for raw in answer.raw_output_contents:
                 np.frombuffer(raw, np.uint8)

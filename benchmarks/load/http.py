@@ -5,16 +5,12 @@ import re
 import time
 from collections.abc import Callable
 
-from benchmarks.load.orders import HttpAsk, Report
+from benchmarks.load.orders import HttpAsk, Report, UnexpectedAnswer
 
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 CHUNK_BYTES = 1 << 18
 LAST_CHUNK = b"\r\n0\r\n\r\n"
 """The end of a body of unknown length."""
-
-
-class UnexpectedAnswer(Exception):
-    """A peer answered with another status than the benchmark expects, or in a form that this client cannot read."""
 
 
 class HttpClient:

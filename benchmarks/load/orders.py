@@ -3,6 +3,10 @@
 from dataclasses import dataclass
 
 
+class UnexpectedAnswer(Exception):
+    """A peer answered otherwise than the benchmark expects, or in a form that the client cannot read."""
+
+
 @dataclass(frozen=True)
 class HttpAsk:
     """One HTTP POST. ``event`` stands once in each event of a stream, ``end`` after its last one."""

@@ -40,10 +40,14 @@ class Spread:
 
 @dataclass
 class Found:
-    """``samples``: by workload and peer. ``idle_kib``: memory of an idle stream, by peer."""
+    """``samples``: by workload and peer. ``idle_kib``: memory of an idle stream, by peer.
+
+    ``repeated``: the workload, the peer and the error of each measurement that was made again.
+    """
 
     samples: dict[Workload, dict[str, list[Sample]]] = field(default_factory=lambda: defaultdict(dict))
     idle_kib: dict[str, list[float]] = field(default_factory=dict)
+    repeated: list[tuple[str, str, str]] = field(default_factory=list)
 
     def add(self, workload: Workload, peer: str, sample: Sample) -> None:
         self.samples[workload].setdefault(peer, []).append(sample)

@@ -8,13 +8,14 @@ from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
 from benchmarks.figure import Figure
+from benchmarks.load.orders import UnexpectedAnswer
 from benchmarks.peers.every import PEERS, STREAMING
 from benchmarks.peers.figures import figures_of
 from benchmarks.peers.found import Found
-from benchmarks.peers.measuring import idle_stream_kib, measure
+from benchmarks.peers.measuring import Sample, idle_stream_kib, measure
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.reach import reach_table
-from benchmarks.peers.tables import idle_table, workload_table
+from benchmarks.peers.tables import idle_table, repeated_tables, workload_table
 from benchmarks.peers.workloads import WORKLOADS, Workload
 from benchmarks.stage import Triton, running_triton
 from benchmarks.table import Table
@@ -30,7 +31,7 @@ async def run(rounds: int) -> list[Table | Figure]:
             await _measure_idle(triton, found)
             await _measure_rounds(triton, rounds, found)
     tables = [workload_table(each, found) for each in WORKLOADS]
-    return [reach_table(found), *figures_of(found), *tables, idle_table(found)]
+    return [reach_table(found), *figures_of(found), *tables, idle_table(found), *repeated_tables(found)]
 
 
 @contextmanager
@@ -62,18 +63,17 @@ async def _measure_round(peers: Sequence[Peer], triton_pid: int, found: Found) -
     for workload in random.sample(WORKLOADS, len(WORKLOADS)):
         for peer in random.sample(peers, len(peers)):
             if workload.ask in peer.asks:
-                with _named(peer, workload):
-                    found.add(workload, peer.name, await measure(peer, workload, triton_pid, SECONDS))
+                found.add(workload, peer.name, await _sample(peer, workload, triton_pid, found))
 
 
-@contextmanager
-def _named(peer: Peer, workload: Workload) -> Iterator[None]:
-    """Adds to an error what was measured."""
+async def _sample(peer: Peer, workload: Workload, triton_pid: int, found: Found) -> Sample:
+    """Measures again if the first measurement fails: on a busy machine Triton may not answer for half a minute."""
     try:
-        yield
-    except Exception as exc:
-        exc.add_note(f"{peer.name}: {workload.title}")
-        raise
+        return await measure(peer, workload, triton_pid, SECONDS)
+    except (UnexpectedAnswer, TimeoutError) as exc:
+        found.repeated.append((workload.title, peer.name, f"{type(exc).__name__} {exc}"[:200].splitlines()[0]))
+        _say(f"again: {found.repeated[-1]}")
+        return await measure(peer, workload, triton_pid, SECONDS)
 
 
 def _say(text: str) -> None:

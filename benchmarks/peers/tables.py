@@ -33,3 +33,9 @@ def idle_table(found: Found) -> Table:
     rows = [[peer, Spread(tuple(values)).text(1)] for peer, values in found.idle_kib.items()]
     note = "Resident memory that each open, silent stream adds to the peer's process, its call to Triton included."
     return Table("Idle streams", ["peer", "KiB a stream"], rows, note)
+
+
+def repeated_tables(found: Found) -> list[Table]:
+    """One table, or none where no measurement failed."""
+    columns = ["workload", "peer", "error"]
+    return [Table("Measurements that failed and were repeated", columns, found.repeated)] if found.repeated else []

@@ -11,8 +11,8 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from benchmarks.load.grpc import GrpcClient
-from benchmarks.load.http import HttpClient, UnexpectedAnswer
-from benchmarks.load.orders import Drop, GrpcAsk, Hold, HttpAsk, TensorAsk, Unary
+from benchmarks.load.http import HttpClient
+from benchmarks.load.orders import Drop, GrpcAsk, Hold, HttpAsk, TensorAsk, Unary, UnexpectedAnswer
 from benchmarks.load.process import load_process
 from tests.fakes.triton import FakeTriton, piece, serving
 
@@ -139,7 +139,7 @@ async def test_grpc_client_counts_answers_and_expected_errors() -> None:
 
 async def test_grpc_client_raises_other_errors() -> None:
     async with serving(FakeTriton(unary=echo)) as triton:
-        with pytest.raises(grpc.aio.AioRpcError, match="EARLY_EXIT"):
+        with pytest.raises(UnexpectedAnswer, match="ALREADY_EXISTS: EARLY_EXIT"):
             await GrpcClient(triton.url).unary(GrpcAsk("refusing", ()), connections=1, seconds=5)
 
 

@@ -9,7 +9,7 @@ from benchmarks.peers.gateway import NAME as GATEWAY
 from benchmarks.peers.measuring import Sample
 from benchmarks.peers.plain_fastapi import NAME as PLAIN
 from benchmarks.peers.reach import reach_table
-from benchmarks.peers.tables import idle_table, workload_table
+from benchmarks.peers.tables import idle_table, repeated_tables, workload_table
 from benchmarks.peers.workloads import SMALL_32, STREAM, WORKLOADS
 
 SAMPLE = Sample(1000, 2, 3, 100, 50, 10, 64)
@@ -63,6 +63,14 @@ def test_streams_are_counted_in_events_without_latencies() -> None:
 
 def test_idle_streams_are_listed_in_kib() -> None:
     assert "20.0 (20.0 to 20.0)" in row_of(idle_table(found_with()), GATEWAY)
+
+
+def test_repeated_measurements_are_listed_if_there_are_any() -> None:
+    found = found_with()
+    assert repeated_tables(found) == []
+    found.repeated.append((SMALL_32.title, GATEWAY, "TimeoutError"))
+    (table,) = repeated_tables(found)
+    assert row_of(table, SMALL_32.title).endswith("| this gateway | TimeoutError |")
 
 
 def test_the_same_figures_give_the_same_charts() -> None:

@@ -17,7 +17,7 @@ from benchmarks.peers.peer import Peer
 from benchmarks.peers.reach import reach_table
 from benchmarks.peers.tables import idle_table, repeated_tables, workload_table
 from benchmarks.peers.workloads import WORKLOADS, Workload
-from benchmarks.stage import Triton, running_triton
+from benchmarks.stage import running_triton
 from benchmarks.table import Table
 
 SECONDS = 0.7
@@ -26,10 +26,8 @@ IDLE_STREAMS = 2_000
 
 async def run(rounds: int) -> list[Table | Figure]:
     found = Found()
-    with _folder() as folder:
-        async with running_triton(folder) as triton:
-            await _measure_idle(triton, found)
-            await _measure_rounds(triton, rounds, found)
+    await _measure_idle(found)
+    await _measure_rounds(rounds, found)
     tables = [workload_table(each, found) for each in WORKLOADS]
     return [reach_table(found), *figures_of(found), *tables, idle_table(found), *repeated_tables(found)]
 
@@ -40,19 +38,23 @@ def _folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-async def _measure_idle(triton: Triton, found: Found) -> None:
-    """On fresh processes: in memory that a process has freed before, streams would seem to cost nothing."""
+async def _measure_idle(found: Found) -> None:
+    """On fresh processes: in memory that a process has freed before, streams would seem to cost nothing.
+
+    Triton 2.51 may not survive the end of thousands of streams at once, so these have a Triton of their own.
+    """
     for name in STREAMING:
         _say(f"idle streams of {name}")
         with _folder() as folder:
-            async with PEERS[name](triton, folder) as peer:
+            async with running_triton(folder) as triton, PEERS[name](triton, folder) as peer:
                 found.idle_kib[name] = [await idle_stream_kib(peer, IDLE_STREAMS)]
 
 
-async def _measure_rounds(triton: Triton, rounds: int, found: Found) -> None:
+async def _measure_rounds(rounds: int, found: Found) -> None:
     """Every workload of every peer once a round, in a shuffled order."""
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(_folder())
+        triton = await stack.enter_async_context(running_triton(folder))
         peers = [await stack.enter_async_context(start(triton, folder)) for start in PEERS.values()]
         for number in range(1, rounds + 1):
             _say(f"round {number} of {rounds}")

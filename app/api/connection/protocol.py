@@ -89,7 +89,7 @@ class BoundedProtocol(ClosingProtocol):
         self._keeps_alive = False
         """Whether the connection stays open after an answer to the whole request."""
         self._held: list[bytes] = []
-        """The beginning of an answer, to be written at the end of the turn."""
+        """The beginning of an answer, to be written at the end of the turn or of the connection."""
         self._has_begun_answer = False
         self._ahead = bytearray()
         """Bytes that were received but not parsed, because an answer is running."""
@@ -243,6 +243,7 @@ class BoundedProtocol(ClosingProtocol):
 
     def shutdown(self) -> None:
         self._keeps_alive = False
+        self._write_held()
         super().shutdown()
 
     def _end_silently(self) -> None:
@@ -268,12 +269,15 @@ class BoundedProtocol(ClosingProtocol):
         if held and not self.transport.is_closing():
             self.transport.writelines(held)
 
+    def end(self, *, lingers: bool) -> None:
+        self._write_held()
+        super().end(lingers=lingers)
+
     def is_closing(self) -> bool:
         return self.transport.is_closing()
 
     def close(self) -> None:
         """Stands for the transport's: the answer has ended."""
-        self._write_held()
         self.end(lingers=self._body is not None or bool(self._ahead))
 
     def _refuse_slow_head(self) -> None:
@@ -295,5 +299,5 @@ class BoundedProtocol(ClosingProtocol):
         response = problem_response(error, request_id)
         response.headers.update({"X-Request-ID": request_id, "Connection": "close"})
         lines = [STATUS_LINE[response.status_code], *(b"%s: %s\r\n" % header for header in response.raw_headers)]
-        self.transport.write(b"".join([*lines, b"\r\n", bytes(response.body)]))
+        self._held += [*lines, b"\r\n", bytes(response.body)]  # behind an answer that is still held
         self.end(lingers=lingers)

@@ -94,8 +94,8 @@ class Connection(asyncio.Protocol):
         self.flush()
 
     def flush(self) -> None:
-        """Writes the session's output now."""
-        if self.session.has_output and self._transport is not None:
+        """Writes the session's output now. A no-op for a connection that was lost."""
+        if self.is_open and self.session.has_output and self._transport is not None:
             output = self.session.take_output()
             if len(output) <= _FEW:
                 self._transport.write(b"".join(output))

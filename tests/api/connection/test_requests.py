@@ -10,7 +10,7 @@ from app.api.connection import closing
 from app.api.connection.framing import CHUNKS_AT_ONCE, MAX_FRAMING_BYTES
 from app.api.connection.protocol import MAX_AHEAD_BYTES
 from tests.api.connection.conftest import Application
-from tests.fakes.listener import connected, problem, read_answer, request, said
+from tests.fakes.listener import connected, listening, problem, read_answer, request, said
 
 CHUNKED = "Transfer-Encoding: chunked"
 CLOSE = "Connection: close"
@@ -154,6 +154,24 @@ async def test_a_pipelined_request_waits_for_the_running_answer(
         application.go_on.set()
         assert await reader.readuntil(b"0\r\n\r\n") == b"3\r\ntwo\r\n0\r\n\r\n"
         assert (await reader.readline()).startswith(then)
+
+
+@pytest.mark.parametrize("refused", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 20_000])
+async def test_a_refused_request_does_not_lose_the_answer_before_it(port: int, refused: bytes) -> None:
+    answers = await said(port, request("/early", method="GET") + refused)
+    first, _, second = answers.partition(b"hello")
+    assert first.startswith(b"HTTP/1.1 200 ")
+    assert second.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 431 "))
+
+
+async def test_a_shutdown_does_not_lose_an_answer_that_was_just_made() -> None:
+    async def answer_and_shut_down(scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"5")]})
+        await send({"type": "http.response.body", "body": b"hello"})
+        scope["state"]["connection"].shutdown()
+
+    async with listening(answer_and_shut_down) as port:
+        assert (await said(port, request("/", method="GET"))).endswith(b"\r\n\r\nhello")
 
 
 async def test_a_malformed_body_does_not_change_a_running_answer(port: int, application: Application) -> None:

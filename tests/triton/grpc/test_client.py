@@ -3,16 +3,18 @@
 import asyncio
 import gc
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 
 import pytest
 
 from app.triton.grpc import frames
+from app.triton.grpc.calls import UnaryCall
 from app.triton.grpc.client import Client, Options, tls_context
-from app.triton.grpc.connection import KeepAlive
+from app.triton.grpc.connection import Connection, KeepAlive
 from app.triton.grpc.contents import Limits
 from app.triton.grpc.frames import FrameBuffer, frame_bytes
+from app.triton.grpc.session import Session
 from app.triton.transport import RpcError
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -366,3 +368,27 @@ async def test_between_attempts_to_connect_calls_fail_at_once() -> None:
     assert (first.was_sent, second.was_sent) == (False, False)
     assert first.details.startswith("failed to connect to 127.0.0.1:1")
     assert second.details == "no connection to 127.0.0.1:1"
+
+
+async def test_a_connection_that_is_lost_before_a_call_is_written_writes_nothing_more() -> None:
+    class Recording(asyncio.Transport):
+        def __init__(self) -> None:
+            super().__init__()
+            self.written: list[bytes] = []
+
+        def write(self, data: bytes | bytearray | memoryview) -> None:
+            self.written.append(bytes(data))
+
+        def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+            self.written.extend(map(bytes, list_of_data))
+
+    transport, connection = Recording(), Connection(Session(), KeepAlive(300.0, 20.0))
+    connection.connection_made(transport)
+    before = len(transport.written)
+    call = UnaryCall(connection, LIMIT)
+    call.start(b"", b"question", 10.0)
+    connection.connection_lost(None)
+    await asyncio.sleep(0.01)
+    assert len(transport.written) == before
+    with pytest.raises(RpcError):
+        await call.response()

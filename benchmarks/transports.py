@@ -27,6 +27,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from app.triton.service import path_of
 from app.triton.transport import Kind, Transport
 from app.triton.transports import open_transport
+from benchmarks.grpc_server import running
 from benchmarks.stage import running_triton
 from benchmarks.table import Table
 
@@ -213,12 +214,8 @@ async def _idle_server() -> AsyncIterator[str]:
     handlers = {"ModelStreamInfer": grpc.stream_stream_rpc_method_handler(streamed)}
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("inference.GRPCInferenceService", handlers),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await server.stop(None)
+    async with running(server) as url:
+        yield url
 
 
 def _few_floats() -> service_pb2.ModelInferRequest:

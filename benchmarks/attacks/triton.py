@@ -6,6 +6,8 @@ from contextlib import asynccontextmanager
 import grpc
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
+from benchmarks.grpc_server import running
+
 MODEL = "attacked"
 INPUTS = {"FIXED": ("TYPE_FP32", [384]), "FREE": ("TYPE_INT64", [-1]), "TEXTS": ("TYPE_STRING", [-1])}
 
@@ -35,9 +37,5 @@ async def triton_without_models_to_run() -> AsyncIterator[str]:
     """Its address."""
     server = grpc.aio.server()
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(_Triton(), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await server.stop(None)
+    async with running(server) as url:
+        yield url

@@ -34,6 +34,17 @@ class Script(grpc.GenericRpcHandler):
         self.ended = asyncio.Event()
         """Set when an answer ends, by itself or because the call was cancelled."""
 
+    def answer_when_released(self) -> asyncio.Event:
+        """Repeats each message after the event is set."""
+        released = asyncio.Event()
+
+        async def answer(message: bytes, _context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+            await released.wait()
+            yield message
+
+        self.answer = answer
+        return released
+
     def service(self, details: Any) -> grpc.RpcMethodHandler | None:
         if details.method == "/test/Unary":
             return grpc.unary_unary_rpc_method_handler(self._unary)
@@ -272,13 +283,7 @@ async def test_cancelling_a_unary_call_reaches_the_server(transport: Transport, 
 
 
 async def test_cancelling_the_wait_leaves_the_call_alone(transport: Transport, script: Script) -> None:
-    released = asyncio.Event()
-
-    async def answer(message: bytes, _context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
-        await released.wait()
-        yield message
-
-    script.answer = answer
+    released = script.answer_when_released()
     stream = await streamed(transport, b"later")
     for _ in range(3):
         with pytest.raises(TimeoutError):
@@ -290,13 +295,7 @@ async def test_cancelling_the_wait_leaves_the_call_alone(transport: Transport, s
 
 
 async def test_cancelling_the_wait_for_a_response_leaves_the_call_alone(transport: Transport, script: Script) -> None:
-    released = asyncio.Event()
-
-    async def answer(message: bytes, _context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
-        await released.wait()
-        yield message
-
-    script.answer = answer
+    released = script.answer_when_released()
     call = await transport.unary("/test/Unary", b"later", WAIT_S)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):

@@ -18,7 +18,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from benchmarks.stage import Stage, stage
 from benchmarks.table import Table
-from benchmarks.timing import Call, Durations, interleaved
+from benchmarks.timing import Call, Durations, cpu_s, interleaved
 
 EVENTS = 5_000
 IDLE_STREAMS = (1_000, 5_000)
@@ -39,13 +39,13 @@ async def run(rounds: int) -> list[Table]:
 
 
 async def _relay(on: Stage, rounds: int) -> Table:
-    cpu_s: dict[str, list[float]] = {}
+    used_s: dict[str, list[float]] = {}
 
     async def watched(name: str, pid: int, read: Call) -> None:
         process = psutil.Process(pid)
-        before = _cpu_s(process)
+        before = cpu_s(process)
         await read()
-        cpu_s.setdefault(name, []).append(_cpu_s(process) - before)
+        used_s.setdefault(name, []).append(cpu_s(process) - before)
 
     read: dict[str, tuple[int, Call]] = {
         "a bare grpc.aio reader": (os.getpid(), partial(_bare_reader, on)),
@@ -63,7 +63,7 @@ async def _relay(on: Stage, rounds: int) -> Table:
             str(durations),
             f"{EVENTS / durations.median_ms * 1000:,.0f}",
             f"{bare.median_ms / durations.median_ms:.2f}",
-            f"{statistics.median(cpu_s[name]) / EVENTS * 1e6:.0f}" if name in cpu_s else "",
+            f"{statistics.median(used_s[name]) / EVENTS * 1e6:.0f}" if name in used_s else "",
         ]
         for name, durations in found.items()
     ]
@@ -72,11 +72,6 @@ async def _relay(on: Stage, rounds: int) -> Table:
         "CPU of the reader's process, or of the gateway; aimed at: 45."
     )
     return Table(f"{EVENTS:,} events of one stream", ["reader", "ms", "events/s", "ratio", "CPU us/event"], rows, note)
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
 
 
 async def _chunks(on: Stage, rounds: int) -> Table:

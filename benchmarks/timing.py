@@ -7,6 +7,8 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import psutil
+
 Call = Callable[[], Awaitable[object]]
 
 
@@ -21,13 +23,22 @@ class Durations:
         return 1000 * statistics.median(self.seconds)
 
     def percentile_ms(self, percent: float) -> float:
-        """The nearest-rank percentile."""
-        ordered = sorted(self.seconds)
-        return 1000 * ordered[round(percent / 100 * (len(ordered) - 1))]
+        return 1000 * percentile(self.seconds, percent)
 
     def __str__(self) -> str:
         """Median, and the 10th to the 90th percentile."""
         return f"{self.median_ms:.1f} ({self.percentile_ms(10):.1f}-{self.percentile_ms(90):.1f})"
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """By nearest rank."""
+    return sorted(values)[round(percent / 100 * (len(values) - 1))]
+
+
+def cpu_s(process: psutil.Process) -> float:
+    """The CPU time that the process has used, in seconds, all its threads together."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 async def timed(call: Call) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.peers.measuring import Sample
 from benchmarks.peers.workloads import Workload
+from benchmarks.timing import percentile
 
 Figure = Callable[[Sample], float]
 
@@ -23,16 +24,13 @@ class Spread:
 
     @property
     def low(self) -> float:
-        """The 10th percentile, by nearest rank."""
-        return self._percentile(10)
+        """The 10th percentile."""
+        return percentile(self.values, 10)
 
     @property
     def high(self) -> float:
-        """The 90th percentile, by nearest rank."""
-        return self._percentile(90)
-
-    def _percentile(self, percent: float) -> float:
-        return sorted(self.values)[round(percent / 100 * (len(self.values) - 1))]
+        """The 90th percentile."""
+        return percentile(self.values, 90)
 
     def text(self, digits: int = 0) -> str:
         return f"{self.median:,.{digits}f} ({self.low:,.{digits}f} to {self.high:,.{digits}f})"

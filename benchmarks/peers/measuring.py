@@ -8,7 +8,7 @@ import psutil
 from benchmarks.load.orders import Drop, Hold, Order, Relay, Unary
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.workloads import Workload
-from benchmarks.timing import Durations
+from benchmarks.timing import Durations, cpu_s
 
 WARM_UP_S = 0.15
 IDLE_WARM_UP = 50
@@ -32,9 +32,9 @@ async def measure(peer: Peer, workload: Workload, triton_pid: int, seconds: floa
     """Raises what the load process raised: an unexpected answer ends the benchmark."""
     await peer.load.perform(_order(peer, workload, WARM_UP_S))
     server, triton, load = (psutil.Process(pid) for pid in (peer.pid, triton_pid, peer.load.pid))
-    before = _cpu_s(server), _family_cpu_s(triton), _cpu_s(load)
+    before = cpu_s(server), _family_cpu_s(triton), cpu_s(load)
     report = await peer.load.perform(_order(peer, workload, seconds))
-    after = _cpu_s(server), _family_cpu_s(triton), _cpu_s(load)
+    after = cpu_s(server), _family_cpu_s(triton), cpu_s(load)
     used = [1e6 * (end - start) / report.count for start, end in zip(before, after, strict=True)]
     latencies = Durations(report.durations or (0.0,))
     return Sample(
@@ -60,12 +60,7 @@ async def idle_stream_kib(peer: Peer, streams: int) -> float:
 
 def _family_cpu_s(process: psutil.Process) -> float:
     """Of Triton and the processes of its models."""
-    return sum(_cpu_s(each) for each in (process, *process.children(recursive=True)))
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return times.user + times.system
+    return sum(cpu_s(each) for each in (process, *process.children(recursive=True)))
 
 
 def _order(peer: Peer, workload: Workload, seconds: float) -> Order:

@@ -40,9 +40,11 @@ async def read_inference(exchange: Exchange, pipeline: Pipeline, limits: Limits)
     content_type = exchange.header(b"content-type") or ""
     media_type = _media_type_of(content_type)
     if _is_json(media_type):
-        return await off_loop(pipeline.request_of_json, await _body_alone(exchange, limits))
+        _check_no_query(exchange)
+        return await off_loop(pipeline.request_of_json, await read_body(exchange, limits))
     if media_type == "multipart/form-data":
-        body = await _body_alone(exchange, limits)
+        _check_no_query(exchange)
+        body = await read_body(exchange, limits)
         return await off_loop(lambda body: pipeline.request_of_form(parts_of(content_type, body)), body)
     if media_type.startswith("image/") or media_type == "application/octet-stream":
         file = _file_field_of(pipeline)
@@ -59,7 +61,8 @@ async def read_json(exchange: Exchange, limits: Limits) -> memoryview:
     """A body that can only be JSON. Raises UnsupportedMediaType, and as ``read_body``."""
     if not _is_json(_media_type_of(exchange.header(b"content-type") or "")):
         raise UnsupportedMediaType("The content type is not application/json.", hint=JSON_HINT)
-    return await _body_alone(exchange, limits)
+    _check_no_query(exchange)
+    return await read_body(exchange, limits)
 
 
 async def read_body(exchange: Exchange, limits: Limits) -> memoryview:
@@ -68,8 +71,11 @@ async def read_body(exchange: Exchange, limits: Limits) -> memoryview:
     length = exchange.header(b"content-length") or ""
     if length.isdecimal() and int(length[:20]) > limits.max_body_bytes:
         raise _too_large(limits)
-    if exchange.connection is not None and exchange.connection.has_whole_request:
-        return await _collected(exchange, limits)
+    connection = exchange.connection
+    body = None if connection is None else connection.take_body(min(LARGE_BYTES, limits.max_body_bytes))
+    if body is not None:
+        exchange.hold(len(body))
+        return memoryview(body)
     try:
         async with asyncio.timeout(limits.body_s):
             return await _collected(exchange, limits)
@@ -84,14 +90,13 @@ async def off_loop(read: Callable[[memoryview], Read], body: memoryview) -> Read
     return await asyncio.get_running_loop().run_in_executor(_reader, read, body)
 
 
-async def _body_alone(exchange: Exchange, limits: Limits) -> memoryview:
-    """The body of a request whose fields all stand in it. Raises InvalidRequest, and as ``read_body``."""
+def _check_no_query(exchange: Exchange) -> None:
+    """For a body that has all fields of the request. Raises InvalidRequest."""
     if exchange.scope["query_string"]:
         raise InvalidRequest(
             "The query string is not allowed beside a body of JSON or a form.",
             hint="Send every input and parameter in the body.",
         )
-    return await read_body(exchange, limits)
 
 
 async def _collected(exchange: Exchange, limits: Limits) -> memoryview:

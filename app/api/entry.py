@@ -6,7 +6,8 @@ from app.api.budget import ByteBudget
 from app.api.exchange import Exchange
 from app.api.workload import Workload
 from app.observability.metrics import Metrics
-from app.observability.tracing import Kind, Tracer, end_request_span
+from app.observability.record import RequestRecord
+from app.observability.tracing import Kind, Span, Tracer, end_request_span
 
 
 class EntryPoint:
@@ -22,22 +23,20 @@ class EntryPoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, self._budget)
         scope["state"]["exchange"] = exchange
+        span = self._span_of(exchange.record)
         try:
-            if scope["method"] == "POST":
-                await self._traced(exchange, scope, receive)
-            else:
-                await self._app(scope, receive, exchange.send)
+            await self._app(scope, receive, exchange.send)
         finally:
+            if span is not None:
+                end_request_span(span, exchange.record, getattr(scope.get("route"), "path", None))
             self._workload.remove(exchange.work)
             exchange.close()
             exchange.record.close(self._metrics)
 
-    async def _traced(self, exchange: Exchange, scope: Scope, receive: Receive) -> None:
+    def _span_of(self, record: RequestRecord) -> Span | None:
         """Only POST requests get a span: every inference is a POST."""
-        record = exchange.record
+        if record.method != "POST":
+            return None
         span = self._tracer.start("POST", Kind.SERVER, record.trace)
         record.trace = span.trace
-        try:
-            await self._app(scope, receive, exchange.send)
-        finally:
-            end_request_span(span, record, getattr(scope.get("route"), "path", None))
+        return span

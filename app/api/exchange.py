@@ -1,6 +1,6 @@
 """One request and its answer: what every route needs beside the arguments of ASGI."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, cast
 
 from starlette.requests import HTTPConnection
@@ -10,6 +10,8 @@ from app.api.budget import ByteBudget
 from app.api.workload import RequestWork
 from app.observability.record import RequestRecord, request_id_of
 from app.observability.tracing import trace_of
+
+Header = tuple[bytes, bytes]
 
 
 class Connection(Protocol):
@@ -22,14 +24,19 @@ class Connection(Protocol):
     def is_lost(self) -> bool: ...
 
     @property
-    def has_whole_request(self) -> bool:
-        """Whether the body has arrived to its end, so that reading it does not wait."""
-
-    @property
     def unsent_bytes(self) -> int:
         """Bytes of the answer that wait in the gateway."""
 
     def abort(self) -> None: ...
+
+    def take_body(self, max_bytes: int) -> bytes | None:
+        """The request's body if it has arrived to its end and has at most ``max_bytes``; else None: read it by ASGI."""
+
+    def answer(self, status: int, headers: Sequence[Header], body: bytes) -> bool:
+        """Sends a whole answer. ``headers`` has lower-case names and the content's length.
+
+        Returns False if the client must first read what was sent to it before: send the answer by ASGI.
+        """
 
 
 class Exchange:
@@ -68,15 +75,26 @@ class Exchange:
     async def send(self, message: Message) -> None:
         """Adds the headers of every answer to the start of the answer."""
         if message["type"] == "http.response.start":
-            record = self.record
-            record.status = message["status"]
-            self.work.is_answering = True
-            message["headers"] = [
-                *message["headers"],
-                (b"x-request-id", record.request_id.encode()),
-                (b"server-timing", record.server_timing().encode()),
-            ]
+            message["headers"] = self._begin_answer(message["status"], message["headers"])
         await self._send(message)
+
+    async def answer(self, headers: Iterable[Header], body: bytes) -> None:
+        """Sends a whole answer with the status 200: to the connection itself if it can take it, else by ASGI."""
+        headers = self._begin_answer(200, headers)
+        if self.connection is None or not self.connection.answer(200, headers, body):
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+            await self._send({"type": "http.response.body", "body": body})
+
+    def _begin_answer(self, status: int, headers: Iterable[Header]) -> list[Header]:
+        """Returns ``headers`` and the headers of every answer."""
+        record = self.record
+        record.status = status
+        self.work.is_answering = True
+        return [
+            *headers,
+            (b"x-request-id", record.request_id.encode()),
+            (b"server-timing", record.server_timing().encode()),
+        ]
 
     def close(self) -> None:
         """Gives the held bytes back."""

@@ -1,12 +1,12 @@
 """JSON answers by orjson: numpy arrays are lists, and NaN and infinity are ``null``."""
 
+from collections.abc import Awaitable
 from typing import Any
 
 import orjson
 from starlette.responses import Response
-from starlette.types import Send
 
-Header = tuple[bytes, bytes]
+from app.api.exchange import Exchange, Header
 
 _JSON: Header = (b"content-type", b"application/json")
 
@@ -20,12 +20,10 @@ class JsonResponse(Response):
         return _rendered(content)
 
 
-async def send_json(send: Send, content: Any, *headers: Header) -> None:
+def send_json(exchange: Exchange, content: Any, *headers: Header) -> Awaitable[None]:
     """The answer of a short route, with the status 200."""
     body = _rendered(content)
-    length = (b"content-length", b"%d" % len(body))
-    await send({"type": "http.response.start", "status": 200, "headers": [_JSON, length, *headers]})
-    await send({"type": "http.response.body", "body": body})
+    return exchange.answer((_JSON, (b"content-length", b"%d" % len(body)), *headers), body)
 
 
 def _rendered(content: Any) -> bytes:

@@ -7,11 +7,11 @@ import numpy as np
 import orjson
 from starlette.types import ASGIApp
 
-from app.api.responses import send_json
+from app.api.responses import JsonResponse
 from app.observability.record import RequestRecord, request_id_of
 from benchmarks.micro import peers, small_request
 from benchmarks.micro.cpu import Case
-from benchmarks.micro.exchange import Exchange, post
+from benchmarks.micro.exchange import post
 from benchmarks.micro.gateway import Served
 
 LARGE = 150_528
@@ -73,4 +73,4 @@ async def _record(served: Served) -> None:
 
 
 async def _answer(values: np.ndarray) -> None:
-    await send_json(Exchange(b"").send, {"OUTPUT": values})
+    JsonResponse({"OUTPUT": values})

@@ -1,38 +1,44 @@
 """One HTTP request to an ASGI application, as uvicorn hands it over, without a socket."""
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from starlette.types import ASGIApp, Message, Scope
+
+from app.api.exchange import Header
 
 
 class Connection:
     """A client that sent its whole request and stays connected: ``app.api.exchange.Connection``."""
 
     is_lost = False
-    has_whole_request = True
     unsent_bytes = 0
 
-    def __init__(self) -> None:
+    def __init__(self, exchange: "Exchange") -> None:
         self.on_lost: Callable[[], None] | None = None
+        self._exchange = exchange
 
     def abort(self) -> None:
         raise NotImplementedError
+
+    def take_body(self, max_bytes: int) -> bytes | None:
+        return self._exchange.body if len(self._exchange.body) <= max_bytes else None
+
+    def answer(self, status: int, _headers: Sequence[Header], body: bytes) -> bool:
+        self._exchange.status, self._exchange.answer = status, body
+        return True
 
 
 class Exchange:
     """The messages of one request and its response."""
 
     def __init__(self, body: bytes) -> None:
-        self._body: bytes | None = body
+        self.body = body
         self.status = 0
         self.answer = b""
 
     async def receive(self) -> Message:
-        if self._body is None:
-            await asyncio.Event().wait()
-        body, self._body = self._body, None
-        return {"type": "http.request", "body": body, "more_body": False}
+        """The whole body; no application asks again."""
+        return {"type": "http.request", "body": self.body, "more_body": False}
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -44,17 +50,17 @@ class Exchange:
 async def post(app: ASGIApp, path: str, body: bytes) -> Exchange:
     """Sends a JSON body and returns the complete exchange."""
     exchange = Exchange(body)
-    await app(_scope(path, len(body)), exchange.receive, exchange.send)
+    await app(_scope(path, exchange), exchange.receive, exchange.send)
     return exchange
 
 
-def _scope(path: str, length: int) -> Scope:
+def _scope(path: str, exchange: Exchange) -> Scope:
     headers = [
         (b"host", b"127.0.0.1:8080"),
         (b"user-agent", b"benchmark"),
         (b"accept", b"*/*"),
         (b"content-type", b"application/json"),
-        (b"content-length", b"%d" % length),
+        (b"content-length", b"%d" % len(exchange.body)),
     ]
     return {
         "type": "http",
@@ -69,5 +75,5 @@ def _scope(path: str, length: int) -> Scope:
         "headers": headers,
         "client": ("127.0.0.1", 50000),
         "server": ("127.0.0.1", 8080),
-        "state": {"connection": Connection()},
+        "state": {"connection": Connection(exchange)},
     }

@@ -6,14 +6,13 @@ from typing import Any
 from starlette.types import Message, Receive, Send
 
 from app.api.budget import ByteBudget
-from app.api.exchange import Exchange
+from app.api.exchange import Exchange, Header
 
 
 class FakeConnection:
     """Implements :class:`app.api.exchange.Connection`."""
 
     unsent_bytes = 0
-    has_whole_request = True
 
     def __init__(self) -> None:
         self.on_lost: Callable[[], None] | None = None
@@ -27,6 +26,12 @@ class FakeConnection:
 
     def abort(self) -> None:
         self.is_aborted = True
+
+    def take_body(self, _max_bytes: int) -> None:
+        return None
+
+    def answer(self, _status: int, _headers: Sequence[Header], _body: bytes) -> bool:
+        return False
 
 
 async def nothing() -> Message:

@@ -5,7 +5,7 @@ head is complete, and nothing behind the body.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +20,7 @@ from app.api.connection.closing import ClosingProtocol
 from app.api.connection.event import LazyEvent
 from app.api.connection.framing import Body
 from app.api.connection.heads import MAX_HEAD_BYTES, body_of, end_of_head
+from app.api.exchange import Header
 from app.api.problems import problem_response
 from app.domain.errors import GatewayError, HeadersTooLarge, InvalidRequest, SlowRequest, TooManyRequests
 from app.domain.request_id import new_request_id
@@ -109,15 +110,37 @@ class BoundedProtocol(ClosingProtocol):
             self.on_lost()
 
     @property
-    def has_whole_request(self) -> bool:
-        return self._body is None
-
-    @property
     def unsent_bytes(self) -> int:
         return self.transport.get_write_buffer_size()
 
     def abort(self) -> None:
         self.transport.abort()
+
+    def take_body(self, max_bytes: int) -> bytes | None:
+        cycle = self.cycle
+        if self._body is not None or len(cycle.body) > max_bytes or cycle.disconnected:
+            return None
+        body, cycle.body = bytes(cycle.body), bytearray()
+        cycle.message_event.clear()
+        return body
+
+    def answer(self, status: int, headers: Sequence[Header], body: bytes) -> bool:
+        """Leaves the cycle in the state in which uvicorn's leaves it after the two messages of an answer."""
+        cycle = self.cycle
+        if self.flow.write_paused or cycle.disconnected:
+            return False
+        cycle.response_started = cycle.response_complete = True
+        lines = [STATUS_LINE[status]]
+        for name, value in (*cycle.default_headers, *headers):
+            lines += (name, b": ", value, b"\r\n")
+        lines.append(b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n")
+        self.write(b"".join(lines))
+        self.write(body)
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            self.close()
+        cycle.on_response()
+        return True
 
     def data_received(self, data: bytes) -> None:
         while data and not self.is_ending:

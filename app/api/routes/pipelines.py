@@ -1,5 +1,7 @@
 """``/v1/pipelines``: what there is, one answer, or a stream of outputs."""
 
+from collections.abc import Awaitable
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.types import Send
@@ -46,13 +48,13 @@ class PipelineRoutes:
     async def get_pipeline(self, name: str, request: Request) -> Response:
         return JsonResponse(describe(name, self._catalog.entry(name), base_url_of(request)))
 
-    async def run_pipeline(self, exchange: Exchange, name: str, send: Send) -> None:
+    async def run_pipeline(self, exchange: Exchange, name: str, _send: Send) -> None:
         pipeline = self._inference.admit(exchange, name, "unary")
         with self._inference.counted(name):
             call = await self._call(exchange, pipeline, pipeline.timeout_s)
             with CancelledOnDisconnect(exchange):
                 result = await self._inference.answer(call)
-        await _send_result(send, pipeline, result)
+        await _send_result(exchange, pipeline, result)
 
     async def stream_pipeline(self, exchange: Exchange, name: str, send: Send) -> None:
         response = await self._opened(exchange, self._inference.admit(exchange, name, "stream"))
@@ -72,11 +74,10 @@ class PipelineRoutes:
         return Call(pipeline, await read_inference(exchange, pipeline, self._limits), deadline, exchange.record)
 
 
-async def _send_result(send: Send, pipeline: Pipeline, result: Result) -> None:
+def _send_result(exchange: Exchange, pipeline: Pipeline, result: Result) -> Awaitable[None]:
     if not pipeline.rules:
-        await send_json(send, result.values)
-    elif result.early_exit is None:
-        await send_json(send, {**result.values, "early_exit": None})
-    else:
-        header = (b"x-early-exit", result.early_exit.encode("latin-1"))
-        await send_json(send, {**result.values, "early_exit": result.early_exit}, header)
+        return send_json(exchange, result.values)
+    if result.early_exit is None:
+        return send_json(exchange, {**result.values, "early_exit": None})
+    header = (b"x-early-exit", result.early_exit.encode("latin-1"))
+    return send_json(exchange, {**result.values, "early_exit": result.early_exit}, header)

@@ -11,9 +11,10 @@ import numpy as np
 from app.domain.inference import Parameter
 from app.domain.model import TensorSpec
 from app.domain.tensor import BYTES, FLOAT_DATATYPES, INTEGER_DATATYPES, Array, Tensor
-from app.pipelines.json_types import element_type, input_type, parameter_type
+from app.pipelines.json_types import input_type, parameter_type
 from app.pipelines.kinds import ToArray, bytes_of_base64, json_bytes_of, to_array_of
 from app.pipelines.number_arrays import NumberLists
+from app.pipelines.number_codecs import NumberCodec, number_codec
 from app.pipelines.shapes import fits, is_bare_item, shape_text
 from app.pipelines.spec import InputSpec, ParameterSpec
 from app.pipelines.structure import has_more_elements
@@ -46,6 +47,8 @@ class InputField:
     _max_elements: int | None
     """None: as many as the body has room for."""
     _to_array: ToArray
+    _numbers: NumberCodec | None
+    """Of lists of numbers."""
     _dims: tuple[int, ...]
     """Of the caller's values, batch dimension included where the caller gives one; -1 is any size."""
     _allowed: Array | None
@@ -70,6 +73,7 @@ class InputField:
             _depth=depth,
             _max_elements=_max_elements(spec, tensor, max_batch_size if batch else 1),
             _to_array=to_array,
+            _numbers=number_codec(spec, tensor, to_array) if spec.kind == "number" and depth else None,
             _dims=((-1,) if batch else ()) + tensor.dims,
             _allowed=to_array(spec.enum) if spec.enum and spec.kind == "number" else None,
         )
@@ -90,9 +94,8 @@ class InputField:
 
     def decode_large(self, text: memoryview) -> Any:
         """A large JSON text -> what ``read`` takes. Raises ValueError or InvalidJson before much is built."""
-        if self.spec.kind == "number" and self._depth > 0:
-            decode = msgspec.json.Decoder(list[element_type(self.spec, self.tensor)]).decode  # type: ignore[misc]
-            return NumberLists(self._depth, decode, self._to_array, self._shape_sent).read(text)
+        if self._numbers is not None:
+            return NumberLists(self._depth, self._numbers, self._shape_sent).read(text)
         if self._max_elements is not None and has_more_elements(text, self._max_elements):
             raise ValueError(f"has more than {self._max_elements} elements")
         return msgspec.json.decode(text, type=self.json_type)

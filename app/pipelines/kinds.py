@@ -118,7 +118,7 @@ def check_image(content: bytes) -> None:
 
 def _number_reader(datatype: str) -> ToArray:
     if datatype in FLOAT_DATATYPES:
-        narrowed = _narrowing_to(datatype)
+        narrowed = narrowing_to(datatype)
         return lambda value: narrowed(_array_of_numbers(value, np.float64, datatype))
     dtype = DTYPE_BY_DATATYPE[datatype]
     return lambda value: _array_of_numbers(value, dtype, datatype)
@@ -133,7 +133,7 @@ def _array_of_numbers(value: Any, dtype: np.dtype[Any] | type[np.float64], datat
         raise ValueError("has lists of different lengths") from exc
 
 
-def _narrowing_to(datatype: str) -> Callable[[Array], Array]:
+def narrowing_to(datatype: str) -> Callable[[Array], Array]:
     """FP64 array -> array of ``datatype``, which raises ValueError if a number is out of its range."""
     dtype = DTYPE_BY_DATATYPE[datatype]
     largest = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]

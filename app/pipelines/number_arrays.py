@@ -1,19 +1,19 @@
 """A large array of numbers: JSON text -> array, without a Python list of the whole.
 
 The brackets and commas alone give the shape, which is checked before any number is decoded. Then the numbers are
-decoded as flat lists, piece by piece, with the type that decodes the field in a small body.
+decoded as flat lists, piece by piece, with the codec that was chosen for the field.
 """
 
 import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from app.domain.tensor import Array
+from app.pipelines.number_codecs import NumberCodec
 from app.pipelines.structure import PIECE_BYTES, WHITESPACE, malformed
 
 _COMMA, _OPENING, _CLOSING = b",[]"
@@ -27,20 +27,18 @@ _INDEX = re.compile(r"\$\[(\d+)\]")
 class NumberLists:
     """Reads lists of numbers that are nested ``depth`` deep.
 
-    ``decode``: a JSON list -> numbers. ``to_array``: numbers -> array. ``check_shape`` raises ValueError for a shape
-    that does not fit.
+    ``check_shape`` raises ValueError for a shape that does not fit.
     """
 
     depth: int
-    decode: Callable[[bytes], list[Any]]
-    to_array: Callable[[list[Any]], Array]
+    codec: NumberCodec
     check_shape: Callable[[tuple[int, ...]], object]
 
     def read(self, text: memoryview) -> Array:
         """Raises InvalidJson, ValueError or msgspec.DecodeError."""
         shape = _shape_of(text, self.depth)
         self.check_shape(shape)
-        size, dtype = math.prod(shape), self.to_array([]).dtype
+        size, dtype = math.prod(shape), self.codec.dtype
         if size * dtype.itemsize > 2 * len(text):  # much larger than its text: allocated only for good numbers
             for _ in self._arrays_of(text, shape):
                 pass
@@ -55,13 +53,13 @@ class NumberLists:
         start, size = 0, math.prod(shape)
         for piece in _pieces_of(text):
             try:
-                numbers = self.decode(b"[" + piece.translate(_BRACKETS_TO_SPACES) + b"]")
+                numbers = self.codec.decode(b"[" + _without_brackets(piece) + b"]")
             except msgspec.ValidationError as exc:
                 raise _with_place(exc, start, shape) from None
             start += len(numbers)
             if start > size:
                 break
-            yield self.to_array(numbers)
+            yield numbers
         if start != size:
             raise malformed()
 
@@ -71,6 +69,8 @@ def _shape_of(text: memoryview, depth: int) -> tuple[int, ...]:
     nesting = _nesting_of(text)
     if nesting > depth:
         raise _wrong_nesting(depth, nesting)
+    if depth == nesting == 1 and (size := _flat_size(text)):
+        return (size,)
     skeleton, has_numbers, has_empty_lists = _skeleton_of(text)
     if nesting < depth and not (nesting and has_empty_lists):
         raise _wrong_nesting(depth, nesting)
@@ -78,6 +78,21 @@ def _shape_of(text: memoryview, depth: int) -> tuple[int, ...]:
     if shape is None or (has_empty_lists and has_numbers):
         raise ValueError("has lists of different lengths")
     return (*shape[:-1], 0) if has_empty_lists else shape
+
+
+def _flat_size(text: memoryview) -> int:
+    """How many elements a list holds; 0 for fewer than two, and where anything but numbers may stand in the list."""
+    _, closing, after = bytes(text[-PIECE_BYTES:]).rpartition(b"]")
+    if not closing or after.strip(WHITESPACE):
+        return 0
+    opening = _OPENINGS.match(text)
+    end, commas = len(text) - len(after) - len(closing), 0
+    for start in range(opening.end() if opening else 0, end, PIECE_BYTES):
+        piece = bytes(text[start : min(start + PIECE_BYTES, end)])
+        if any(code in piece for code in b'[]{"'):
+            return 0
+        commas += int(np.count_nonzero(np.frombuffer(piece, dtype=np.uint8) == _COMMA))
+    return commas + 1 if commas else 0
 
 
 def _nesting_of(text: memoryview) -> int:
@@ -105,20 +120,20 @@ def _skeleton_of(text: memoryview) -> tuple[bytearray, bool, bool]:
     return skeleton, has_numbers, has_empty_lists
 
 
+def _without_brackets(piece: bytes) -> bytes:
+    return piece.translate(_BRACKETS_TO_SPACES) if b"[" in piece or b"]" in piece else piece
+
+
 def _without_whitespace(piece: bytes) -> bytes:
     return piece.translate(None, WHITESPACE) if any(code in piece for code in WHITESPACE) else piece
 
 
 def _has_empty_lists(characters: Array) -> bool:
     """Raises InvalidJson where no comma stands between a number or a list and the list that follows or precedes it."""
-    brackets = np.flatnonzero(characters >= _OPENING)
-    openings = brackets[characters[brackets] == _OPENING]
-    closings = brackets[characters[brackets] == _CLOSING]
-    before = characters[openings[openings > 0] - 1]
-    after = characters[closings[closings < len(characters) - 1] + 1]
-    if ((before != _COMMA) & (before != _OPENING)).any() or ((after != _COMMA) & (after != _CLOSING)).any():
+    opens, closes, commas = (characters == code for code in (_OPENING, _CLOSING, _COMMA))
+    if (opens[1:] > (opens | commas)[:-1]).any() or (closes[:-1] > (closes | commas)[1:]).any():
         raise malformed()
-    return bool((characters[closings[closings > 0] - 1] == _OPENING).any())
+    return bool((opens[:-1] & closes[1:]).any())
 
 
 def _regular_shape(skeleton: bytearray, depth: int) -> tuple[int, ...] | None:

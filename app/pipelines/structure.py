@@ -20,7 +20,7 @@ PIECE_BYTES = 64 * 1024
 MAX_CHECKED_BYTES = 1024 * 1024
 """A larger text that is refused anyway is not decoded once more to see whether it is JSON at all."""
 
-_QUOTE, _COMMA = b'",'
+_QUOTE, _COMMA, _OPENING, _CLOSING = b'",[]'
 _DEPTH_CHANGE = np.zeros(256, dtype=np.int64)
 _DEPTH_CHANGE[list(b"[{")] = 1
 _DEPTH_CHANGE[list(b"]}")] = -1
@@ -49,6 +49,10 @@ def marks_of(text: memoryview, commas_to_depth: int = MAX_DEPTH) -> Iterator[Mar
     start, depth, is_inside_string = 0, 0, False
     while start < len(text):
         piece = _without_escapes(bytes(text[start : start + PIECE_BYTES]))
+        depths = None if is_inside_string else _depths_among_numbers(piece, depth)
+        if depths is not None and commas_to_depth < depths.min() and depths.max() <= MAX_DEPTH:
+            start, depth = start + len(piece), int(depths[-1])
+            continue
         wanted = _IS_MARK if depth <= commas_to_depth else _IS_BRACKET
         marks, ends_inside_string = _marks_in(piece, wanted, depth, is_inside_string)
         if wanted is _IS_BRACKET and marks.depths.min(initial=depth) <= commas_to_depth:
@@ -75,6 +79,20 @@ def _marks_in(piece: bytes, wanted: bytes, depth: int, is_inside_string: bool) -
     positions = np.flatnonzero(is_wanted)
     characters = codes[positions]
     return Marks(positions, characters, depth + np.cumsum(_DEPTH_CHANGE[characters])), is_inside_string
+
+
+def _depths_among_numbers(piece: bytes, depth: int) -> Array | None:
+    """How many lists are open at first, and after each bracket; None if there are strings or objects in the piece.
+
+    ``depth``: before the piece.
+    """
+    if b'"' in piece or b"{" in piece or b"}" in piece:
+        return None
+    if b"[" not in piece and b"]" not in piece:
+        return np.array([depth])
+    codes = np.frombuffer(piece, dtype=np.uint8)
+    brackets = codes[np.flatnonzero((codes == _OPENING) | (codes == _CLOSING))]
+    return np.cumsum(np.concatenate(([depth], _DEPTH_CHANGE[brackets])))
 
 
 def check_depth(text: memoryview) -> None:

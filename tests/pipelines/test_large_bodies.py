@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.domain.errors import GatewayError, InvalidInput
+from app.domain.tensor import Array
 from app.pipelines import number_arrays, structure
 from app.pipelines.pipeline import Pipeline
 from tests.fakes.models import model, pipeline
@@ -46,12 +47,16 @@ P = every_kind()
 
 
 def verdict(body: bytes) -> Any:
-    """The arrays by tensor, or the code of the error and the fields that it names."""
+    """The arrays by tensor, to the last bit, or the code of the error and the fields that it names."""
     try:
         request = P.request_of_json(body)
     except GatewayError as exc:
         return exc.code, {found.field.partition("[")[0] for found in exc.errors}
-    return {tensor.name: (tensor.array.shape, tensor.array.tolist()) for tensor in request.inputs}
+    return {tensor.name: (tensor.array.dtype, tensor.shape, _content(tensor.array)) for tensor in request.inputs}
+
+
+def _content(array: Array) -> Any:
+    return array.tolist() if array.dtype.kind == "O" else array.tobytes()
 
 
 def check_both_ways(body: bytes) -> None:
@@ -105,6 +110,7 @@ def test_both_ways_agree_on_any_value_malformed_or_not(text: str, name: str) -> 
         b"[[1],[2]]", b"[[1,2],[3]]", b"[1,2]", b"[[[1,2]]]", b"[[1,2],[3,null]]", b"[[1,2],[3,NaN]]", b"[[1,2e400]]",
         b"[[1,\"2\"]]", b"[[1,2.0]]", b"[[1,2],[true,4]]", b"[[01,2]]", b"[[1,-]]", b"[[1,2],[3,99999999999]]", b"null",
         b" [ [ 1 , 2 ] , [ 3 , 4 ] ] ", b"[[1,2],[3,4],[5,6],[7,8]]", b"[\x0b[1,2]]", b"[[1,2],]", b"[[1,2],,[3,4]]",
+        b"[1,[2]]", b"[1,[2],3]", b"[[1],2]", b"[1,[]]", b"[1,{}]", b'[1,"2"]', b"[1,2],[3]", b"[1,2]]", b"[1,2] 3",
     ],
 )  # fmt: skip
 def test_both_ways_agree_on_lists_of_numbers(value: bytes) -> None:

@@ -1,0 +1,113 @@
+"""Flat JSON lists of numbers -> arrays of one datatype. The codec of a field is chosen when its pipeline is compiled.
+
+simdjson reads a list into a buffer, without a Python object for each number. Whatever simdjson or the bounds refuse is
+decoded again by msgspec, which alone decides what is refused, and with which words.
+docs/decisions/0026-compiled-codecs.md has the figures.
+"""
+
+import math
+import threading
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, cast
+
+import msgspec
+import numpy as np
+import simdjson
+
+from app.domain.model import TensorSpec
+from app.domain.tensor import DTYPE_BY_DATATYPE, FLOAT_DATATYPES, Array
+from app.pipelines.json_types import element_type
+from app.pipelines.kinds import ToArray, narrowing_to
+from app.pipelines.spec import InputSpec
+
+_BufferType = Literal["d", "i", "u"]
+_WIDEST = {"d": np.dtype(np.float64), "i": np.dtype(np.int64), "u": np.dtype(np.uint64)}
+"""simdjson's types of buffers -> their dtypes."""
+_REFUSALS = (ValueError, TypeError, RuntimeError)
+"""What simdjson raises, and ValueError of our own."""
+
+
+class NumberCodec(Protocol):
+    """The port by which lists of numbers are read."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the arrays."""
+
+    def decode(self, text: bytes) -> Array:
+        """The numbers of a JSON list without lists in it. Raises msgspec.DecodeError or ValueError."""
+
+
+class ListCodec:
+    """Decodes numbers of any datatype, by way of a Python list."""
+
+    def __init__(self, element: Any, datatype: str, to_array: ToArray) -> None:
+        self.dtype = DTYPE_BY_DATATYPE[datatype]
+        self._decode = msgspec.json.Decoder(list[element]).decode
+        self._to_array = to_array
+
+    def decode(self, text: bytes) -> Array:
+        return self._to_array(self._decode(text))
+
+
+@dataclass(frozen=True, slots=True)
+class BufferCodec:
+    """Decodes numbers without Python objects. Leaves a list to ``others`` if ``narrowed`` or simdjson refuses it.
+
+    ``narrowed``: a float64, int64 or uint64 array, as ``of_type`` says -> ``dtype``. It may raise ValueError.
+    """
+
+    dtype: np.dtype[Any]
+    of_type: _BufferType
+    narrowed: ToArray
+    others: NumberCodec
+
+    def decode(self, text: bytes) -> Array:
+        try:
+            return self.narrowed(np.frombuffer(_buffer_of(text, self.of_type), _WIDEST[self.of_type]))
+        except _REFUSALS:
+            return self.others.decode(text)
+
+
+def number_codec(spec: InputSpec, tensor: TensorSpec, to_array: ToArray) -> NumberCodec:
+    """``to_array``: of the field, for what simdjson does not read."""
+    datatype = tensor.datatype
+    lists = ListCodec(element_type(spec, tensor), datatype, to_array)
+    if datatype in FLOAT_DATATYPES:
+        return BufferCodec(lists.dtype, "d", _within(spec, narrowing_to(datatype)), lists)
+    if datatype == "BOOL" or spec.enum:
+        return lists
+    limits = np.iinfo(lists.dtype)
+    narrowed = _between(limits.min, limits.max, lambda numbers: numbers.astype(lists.dtype, copy=False))
+    return BufferCodec(lists.dtype, "u" if datatype == "UINT64" else "i", _within(spec, narrowed), lists)
+
+
+def _within(spec: InputSpec, narrowed: ToArray) -> ToArray:
+    """``narrowed``, which also raises ValueError for a number outside the bounds that ``spec`` has."""
+    if spec.minimum is None and spec.maximum is None:
+        return narrowed
+    low = -math.inf if spec.minimum is None else spec.minimum
+    return _between(low, math.inf if spec.maximum is None else spec.maximum, narrowed)
+
+
+def _between(low: float, high: float, narrowed: ToArray) -> ToArray:
+    def narrowed_between(numbers: Array) -> Array:
+        if numbers.min().item() < low or numbers.max().item() > high:
+            raise ValueError(f"holds a number that is not between {low} and {high}")
+        return narrowed(numbers)
+
+    return narrowed_between
+
+
+class _Parser(threading.local):
+    """Each thread's own. It keeps memory for the longest text that it has parsed, about 14 times its bytes."""
+
+    def __init__(self) -> None:
+        self.parse = simdjson.Parser().parse
+
+
+_parser = _Parser()
+
+
+def _buffer_of(text: bytes, of_type: _BufferType) -> bytes:
+    return cast("simdjson.Array", _parser.parse(text)).as_buffer(of_type=of_type)

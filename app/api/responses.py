@@ -1,12 +1,12 @@
-"""JSON answers by orjson: numpy arrays are lists, and NaN and infinity are ``null``."""
+"""JSON answers."""
 
-from collections.abc import Awaitable
+from collections.abc import Mapping
 from typing import Any
 
-import orjson
 from starlette.responses import Response
 
 from app.api.exchange import Exchange, Header
+from app.domain.json_text import is_large, json_in_turns, json_of
 
 _JSON: Header = (b"content-type", b"application/json")
 
@@ -17,14 +17,10 @@ class JsonResponse(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        return _rendered(content)
+        return json_of(content)
 
 
-def send_json(exchange: Exchange, content: Any, *headers: Header) -> Awaitable[None]:
+async def send_json(exchange: Exchange, values: Mapping[str, Any], *headers: Header) -> None:
     """The answer of a short route, with the status 200."""
-    body = _rendered(content)
-    return exchange.answer((_JSON, (b"content-length", b"%d" % len(body)), *headers), body)
-
-
-def _rendered(content: Any) -> bytes:
-    return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+    body = await json_in_turns(values) if is_large(values) else json_of(values)
+    await exchange.answer((_JSON, (b"content-length", b"%d" % len(body)), *headers), body)

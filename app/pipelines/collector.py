@@ -3,6 +3,7 @@
 import codecs
 from typing import Any
 
+import numpy as np
 from msgspec import Struct
 
 from app.domain.errors import ContractViolation, GatewayError
@@ -85,7 +86,8 @@ class Collector:
         """What :meth:`join` has put together. Raises as :meth:`finish`."""
         ending = self.finish(error)
         self._join(ending.values)
-        return Result(self._joined, ending.early_exit)
+        values = {name: _whole(value) for name, value in self._joined.items()} if self._decoupled else self._joined
+        return Result(values, ending.early_exit)
 
     def empty_values(self) -> Values:
         """The typed empty value of every output."""
@@ -144,5 +146,14 @@ def _joined(field: OutputField, so_far: Any, value: Any) -> Any:
         return value
     if isinstance(so_far, str):
         return so_far + value
-    so_far.extend([value] if field.is_bare else value)
+    so_far.extend(value if isinstance(value, list) and not field.is_bare else [value])
     return so_far
+
+
+def _whole(joined: Any) -> Any:
+    """What the caller is given: the arrays of all responses as one array, or their items if these differ in shape."""
+    if not isinstance(joined, list) or not joined or not isinstance(joined[0], np.ndarray):
+        return joined
+    if len({array.shape[1:] for array in joined}) == 1:
+        return np.concatenate(joined)
+    return [item for array in joined for item in array]

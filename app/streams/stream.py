@@ -8,11 +8,10 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import orjson
-
 from app.domain.deadline import Deadline
 from app.domain.errors import ClientClosedRequest, DeadlineExceeded, GatewayError, Internal, Outcome
 from app.domain.inference import InferenceResponse
+from app.domain.json_text import is_large, json_in_turns, json_of
 from app.streams.event import Event, EventName
 from app.streams.idle import IdleTimeout
 from app.streams.log import EventLog, LiveLog
@@ -127,7 +126,7 @@ class Stream:
             with IdleTimeout(self._plan.progress_s) as silence:
                 async with aclosing(self._plan.responses) as responses:
                     async for response in responses:
-                        self._add(response)
+                        await self._add(response)
                         del response  # otherwise it stays in memory until the next one comes
                         if self.log.is_full:
                             silence.pause()
@@ -144,15 +143,15 @@ class Stream:
         except TimeoutError as exc:
             raise DeadlineExceeded("The deadline passed while the client was reading.") from exc
 
-    def _add(self, response: InferenceResponse) -> None:
+    async def _add(self, response: InferenceResponse) -> None:
         started = time.perf_counter()
         values = self._plan.answer.add(response)
         if values is not None:
-            self._output(values)
+            self._write_output(await json_in_turns(values) if is_large(values) else json_of(values))
         self.own_s += time.perf_counter() - started
 
-    def _output(self, values: Values) -> None:
-        self._append("output", values)
+    def _write_output(self, text: bytes | bytearray) -> None:
+        self._append("output", text)
         self.outputs += 1
         self._plan.observer.output_written()
 
@@ -160,7 +159,7 @@ class Stream:
         try:
             ending = self._plan.answer.finish(error)
             if ending.values is not None:
-                self._output(ending.values)
+                self._write_output(json_of(ending.values))
         except GatewayError as exc:
             self._end_with(exc)
         else:
@@ -175,7 +174,7 @@ class Stream:
             "outputs": self.outputs,
             "request_id": self._plan.request_id,
         }
-        self._append("done", done)
+        self._append("done", json_of(done))
         self._plan.observer.ended(self)
 
     def _end_with(self, error: GatewayError) -> None:
@@ -183,11 +182,10 @@ class Stream:
         self.error, self.outcome = error, error.outcome
         if error.outcome in _ABANDONED:
             self._plan.observer.abandoned()
-        self._append("error", self._plan.problem_of(error, self.request_id))
+        self._append("error", json_of(self._plan.problem_of(error, self.request_id)))
         self._plan.observer.ended(self)
 
-    def _append(self, name: EventName, data: Values) -> None:
-        text = orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY)
+    def _append(self, name: EventName, text: bytes | bytearray) -> None:
         # A copy, because what orjson returns holds on to eight times its length.
         event = Event(self._last_id + 1, name, bytes(memoryview(text)))
         self.log.append(event)

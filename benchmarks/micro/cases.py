@@ -7,7 +7,7 @@ import numpy as np
 import orjson
 from starlette.types import ASGIApp
 
-from app.api.responses import JsonResponse
+from app.domain.json_text import json_in_turns
 from app.observability.record import RequestRecord, request_id_of
 from benchmarks.micro import peers, small_request
 from benchmarks.micro.cpu import Case
@@ -73,4 +73,4 @@ async def _record(served: Served) -> None:
 
 
 async def _answer(values: np.ndarray) -> None:
-    JsonResponse({"OUTPUT": values})
+    await json_in_turns({"OUTPUT": values})

@@ -3,12 +3,14 @@
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.domain.errors import ContractViolation
 from app.domain.inference import InferenceResponse
+from app.domain.json_text import json_of
 from app.domain.tensor import BYTES
 from app.pipelines.collector import Collector
 from app.pipelines.pipeline import Pipeline
@@ -126,3 +128,24 @@ def test_numbers_are_not_walked_through_one_by_one() -> None:
     values = collector(streamed()).add(piece(ids=[1, 2]))
     assert values is not None
     assert isinstance(values["IDS"], np.ndarray)
+
+
+class TestJoinedArrays:
+    def joined(self, text: str, *arrays: Any) -> Any:
+        c = collector(pipeline(model([], text, decoupled=True)))
+        for array in arrays:
+            c.join(response(tensor("Y", text.split(" ")[1], array), is_final=False))
+        return c.result().values["Y"]
+
+    def test_they_become_one_array_without_a_python_object_for_each_number(self) -> None:
+        value = self.joined("Y FP32 [-1]", [1.5, 2.5], [], [3.5])
+        assert isinstance(value, np.ndarray)
+        assert value.dtype == np.float32
+        assert value.tolist() == [1.5, 2.5, 3.5]
+
+    def test_items_of_different_shapes_are_listed(self) -> None:
+        value = self.joined("Y INT32 [-1,-1]", [[1, 2]], [[3], [4]])
+        assert orjson.loads(json_of(value)) == [[1, 2], [3], [4]]
+
+    def test_bare_values_are_listed(self) -> None:
+        assert self.joined("Y INT32 [1]", [1], [2]) == [1, 2]

@@ -71,6 +71,19 @@ class TestGoodEndings:
         nan = response(tensor("T", "FP32", [np.nan, 1.5]), is_final=False)
         assert (await live(nan, FINAL).events())[0] == (1, "output", {"T": [None, 1.5]})
 
+    async def test_a_large_array_is_one_event_too(self) -> None:
+        large = response(tensor("T", "INT32", range(20_000)), is_final=False)
+        assert (await live(large, token(1), FINAL).events())[:2] == [
+            (1, "output", {"T": list(range(20_000))}),
+            (2, "output", {"T": [1]}),
+        ]
+
+    async def test_a_stream_may_end_while_a_large_array_is_written(self) -> None:
+        life = live(response(tensor("T", "FP32", np.zeros(10_000_000)), is_final=False), 3600.0)
+        await asyncio.sleep(0.05)
+        life.stream.end(Draining("stopping"))
+        assert [name for _, name, _ in await life.events()] == ["error"]
+
 
 class TestBadEndings:
     @pytest.mark.parametrize("before", [[], [token(1)], [token(1), token(2)]])

@@ -53,6 +53,8 @@ class _TimedCall(ObservedCall):
         self._answered()
 
     def ended(self, code: str, error: GatewayError | None) -> None:
+        if self._has_response and code == "OK":
+            return  # the last response was counted when it arrived
         if code not in _NO_ANSWER:
             self._answered()
         elif self._is_unanswered(code):

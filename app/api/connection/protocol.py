@@ -167,7 +167,8 @@ class BoundedProtocol(ClosingProtocol):
         return b""
 
     def _read_head(self, data: bytes) -> bytes:
-        if not self._is_in_head:
+        begins = not self._is_in_head
+        if begins:
             self._begin_head()
         end = end_of_head(self._head_tail, data)
         self._head_bytes += end
@@ -177,6 +178,8 @@ class BoundedProtocol(ClosingProtocol):
         head = data[:end]
         self._head_tail = self._head_tail[-3:] + head[-3:]
         self._parse(head)
+        if begins and self._is_in_head and not self.is_ending:
+            self.state_timer.start(HEAD_TIMEOUT_S, self._refuse_slow_head)
         return data[end:]
 
     def _begin_head(self) -> None:
@@ -185,7 +188,7 @@ class BoundedProtocol(ClosingProtocol):
         self._head_bytes = 0
         self._head_tail = b""
         self.parser = httptools.HttpRequestParser(self)
-        self.state_timer.start(HEAD_TIMEOUT_S, self._refuse_slow_head)
+        self.state_timer.stop()
 
     def _parse(self, head: bytes) -> None:
         """Ignores an upgrade: the request is an ordinary one, and its body follows."""
@@ -207,7 +210,6 @@ class BoundedProtocol(ClosingProtocol):
         super().on_headers_complete()
         self._is_in_head = False
         self._has_begun_answer = False
-        self.state_timer.stop()
         self.cycle.transport = cast("asyncio.Transport", self)
         self.cycle.message_event = cast("asyncio.Event", LazyEvent(is_set=False))
         self._keeps_alive, self.cycle.keep_alive = self.cycle.keep_alive, False

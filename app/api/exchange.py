@@ -32,7 +32,7 @@ class Connection(Protocol):
     def take_body(self, max_bytes: int) -> bytes | None:
         """The request's body if it has arrived to its end and has at most ``max_bytes``; else None: read it by ASGI."""
 
-    def answer(self, status: int, headers: Sequence[Header], body: bytes | bytearray) -> bool:
+    def answer(self, status: int, headers: Sequence[Header], body: bytes) -> bool:
         """Sends a whole answer. ``headers`` has lower-case names and the content's length.
 
         Returns False if the client must first read what was sent to it before: send the answer by ASGI.
@@ -78,7 +78,7 @@ class Exchange:
             message["headers"] = self._begin_answer(message["status"], message["headers"])
         await self._send(message)
 
-    async def answer(self, headers: Iterable[Header], body: bytes | bytearray) -> None:
+    async def answer(self, headers: Iterable[Header], body: bytes) -> None:
         """Sends a whole answer with the status 200: to the connection itself if it can take it, else by ASGI."""
         headers = self._begin_answer(200, headers)
         if self.connection is None or not self.connection.answer(200, headers, body):

@@ -1,6 +1,6 @@
 """JSON answers."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from starlette.responses import Response
@@ -22,5 +22,18 @@ class JsonResponse(Response):
 
 async def send_json(exchange: Exchange, values: Mapping[str, Any], *headers: Header) -> None:
     """The answer of a short route, with the status 200."""
-    body = await json_in_turns(values) if is_large(values) else json_of(values)
+    if is_large(values):
+        await _send_in_turns(exchange, values, headers)
+        return
+    body = json_of(values)
     await exchange.answer((_JSON, (b"content-length", b"%d" % len(body)), *headers), body)
+
+
+async def _send_in_turns(exchange: Exchange, values: Mapping[str, Any], headers: Iterable[Header]) -> None:
+    parts = await json_in_turns(values)
+    length = (b"content-length", b"%d" % sum(map(len, parts)))
+    await exchange.send({"type": "http.response.start", "status": 200, "headers": [_JSON, length, *headers]})
+    parts.reverse()
+    while parts:  # each part is freed when it is sent
+        part = parts.pop()
+        await exchange.send({"type": "http.response.body", "body": part, "more_body": bool(parts)})

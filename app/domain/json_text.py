@@ -15,6 +15,8 @@ from app.domain.tensor import Array
 
 NUMBERS_AT_ONCE = 4096
 """To write them takes a tenth of a millisecond."""
+PART_BYTES = 1024 * 1024
+"""A text that grows beyond this is copied to a larger place too often."""
 
 
 def json_of(value: Any) -> bytes:
@@ -29,13 +31,15 @@ def is_large(values: Mapping[str, Any]) -> bool:
     return False
 
 
-async def json_in_turns(values: Mapping[str, Any]) -> bytearray:
-    """The JSON object of large values. Other work of the event loop runs between two pieces."""
-    text = bytearray()
+async def json_in_turns(values: Mapping[str, Any]) -> list[bytearray]:
+    """The JSON object of large values, in parts of about PART_BYTES. The event loop works on after each piece."""
+    parts = [bytearray()]
     for piece in _pieces_of(values):
-        text += piece
+        if len(parts[-1]) >= PART_BYTES:
+            parts.append(bytearray())
+        parts[-1] += piece
         await asyncio.sleep(0)
-    return text
+    return parts
 
 
 def _pieces_of(values: Mapping[str, Any]) -> Iterator[bytes | memoryview]:

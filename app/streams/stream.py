@@ -147,10 +147,10 @@ class Stream:
         started = time.perf_counter()
         values = self._plan.answer.add(response)
         if values is not None:
-            self._write_output(await json_in_turns(values) if is_large(values) else json_of(values))
+            self._write_output(b"".join(await json_in_turns(values)) if is_large(values) else json_of(values))
         self.own_s += time.perf_counter() - started
 
-    def _write_output(self, text: bytes | bytearray) -> None:
+    def _write_output(self, text: bytes) -> None:
         self._append("output", text)
         self.outputs += 1
         self._plan.observer.output_written()
@@ -185,7 +185,7 @@ class Stream:
         self._append("error", json_of(self._plan.problem_of(error, self.request_id)))
         self._plan.observer.ended(self)
 
-    def _append(self, name: EventName, text: bytes | bytearray) -> None:
+    def _append(self, name: EventName, text: bytes) -> None:
         # A copy, because what orjson returns holds on to eight times its length.
         event = Event(self._last_id + 1, name, bytes(memoryview(text)))
         self.log.append(event)

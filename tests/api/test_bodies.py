@@ -15,6 +15,7 @@ from app.api.bodies import read_body
 from app.api.budget import ByteBudget
 from app.api.limits import Limits
 from app.domain.inference import InferenceResponse
+from app.pipelines.body import BodyReader
 from app.pipelines.pipeline import Pipeline
 from tests.api.conftest import PNG, scripted
 from tests.fakes.exchange import exchange_with
@@ -63,6 +64,19 @@ class TestWaysIn:
         assert answer.status_code == 200
         assert image_sent(api) == [PNG]
         assert api.engine.requests[0].parameters == {"n": 7}
+
+    @pytest.mark.parametrize("size", [1024, 2 * 1024 * 1024])
+    async def test_files_never_pass_through_json(
+        self, roomy: Served, monkeypatch: pytest.MonkeyPatch, size: int
+    ) -> None:
+        monkeypatch.setattr(BodyReader, "from_json", None)
+        monkeypatch.setattr("app.pipelines.body._decoded", None)
+        content = PNG + b"\xff" * size
+        assert (await roomy.client.post(URL, files={"image": content})).status_code == 200
+        assert image_sent(roomy) == [content]
+        answer = await roomy.client.post(URL, content=content, headers={"Content-Type": "image/png"})
+        assert answer.status_code == 200
+        assert image_sent(roomy) == [content]
 
 
 class TestRefusals:

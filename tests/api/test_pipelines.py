@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from app.domain.errors import DeadlineExceeded, ModelError, TooManyRequests, UpstreamUnavailable
+from app.domain.json_text import json_of
 from tests.api.conftest import FINAL, PNG, counted, events, word
 from tests.fakes.gateway import Served
 from tests.fakes.models import refusal, response, tensor
@@ -29,6 +31,14 @@ class TestUnary:
         assert answer.json() == {"text": None, "scores": [], "early_exit": "no_text"}
         assert answer.headers["x-early-exit"] == "no_text"
         assert counted(api, "read", "unary") == {"early_exit": 1}
+
+    @pytest.mark.parametrize("size", [4_096, 4_097, 300_000])
+    async def test_a_large_answer_arrives_whole(self, api: Served, size: int) -> None:
+        scores = (np.arange(size) / 7).astype(np.float32)
+        api.engine.answers = [response(tensor("TEXT", "BYTES", [b"hi"]), tensor("SCORES", "FP32", scores))]
+        answer = await api.client.post(READ, files={"image": PNG})
+        assert answer.content == json_of({"text": "hi", "scores": scores, "early_exit": None})
+        assert answer.headers["content-length"] == str(len(answer.content))
 
     async def test_without_rules_there_is_no_early_exit_key(self, api: Served) -> None:
         api.engine.answers = [word(b"a", 1), FINAL]

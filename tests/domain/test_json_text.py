@@ -33,8 +33,8 @@ others = st.none() | st.text(max_size=3) | st.lists(st.text(max_size=3), max_siz
 
 @given(st.dictionaries(st.text(max_size=5), arrays() | others, min_size=1, max_size=4), st.integers(1, 7))
 def test_pieces_join_to_the_json_that_is_written_at_once(values: dict[str, Any], at_once: int) -> None:
-    with patch.object(json_text, "NUMBERS_AT_ONCE", at_once):
-        assert asyncio.run(json_in_turns(values)) == json_of(values)
+    with patch.object(json_text, "NUMBERS_AT_ONCE", at_once), patch.object(json_text, "PART_BYTES", 10 * at_once):
+        assert b"".join(asyncio.run(json_in_turns(values))) == json_of(values)
 
 
 def test_floats_stay_as_short_as_their_datatype() -> None:
@@ -52,10 +52,10 @@ async def test_other_work_runs_between_the_pieces_of_a_large_array() -> None:
             await asyncio.sleep(0)
 
     working = asyncio.create_task(work())
-    text = await json_in_turns({"y": np.zeros((1, 100_000), np.float32)})
+    parts = await json_in_turns({"y": np.zeros((1, 100_000), np.float32)})
     working.cancel()
     assert turns >= 100_000 // json_text.NUMBERS_AT_ONCE
-    assert orjson.loads(text) == {"y": [[0.0] * 100_000]}
+    assert orjson.loads(b"".join(parts)) == {"y": [[0.0] * 100_000]}
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ class BoundedProtocol(ClosingProtocol):
         """The body that is being received."""
         self._keeps_alive = False
         """Whether the connection stays open after an answer to the whole request."""
-        self._held: list[bytes | bytearray] = []
+        self._held: list[bytes] = []
         """The beginning of an answer, to be written at the end of the turn or of the connection."""
         self._has_begun_answer = False
         self._ahead = bytearray()
@@ -124,7 +124,7 @@ class BoundedProtocol(ClosingProtocol):
         cycle.message_event.clear()
         return body
 
-    def answer(self, status: int, headers: Sequence[Header], body: bytes | bytearray) -> bool:
+    def answer(self, status: int, headers: Sequence[Header], body: bytes) -> bool:
         """Leaves the cycle in the state in which uvicorn's leaves it after the two messages of an answer."""
         cycle = self.cycle
         if self.flow.write_paused or cycle.disconnected:
@@ -274,7 +274,7 @@ class BoundedProtocol(ClosingProtocol):
     def _end_silently(self) -> None:
         self.end(lingers=False)
 
-    def write(self, data: bytes | bytearray) -> None:
+    def write(self, data: bytes) -> None:
         """Stands for the transport's, for uvicorn's answer.
 
         The beginning of an answer, usually all of it, is written at the end of the turn of the event loop: one call of

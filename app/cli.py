@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from app.pipelines.file import ConfigError
 from app.process.listening import PortTaken
 from app.process.serving import serve
 from app.process.supervision import BackgroundTaskFailed
+from app.process.workers.supervising import supervise
+from app.process.workers.worker import work
 from app.settings import PREFIX, Settings, SettingsError, default_config, read_settings, service_links
 from app.streams.store import StoreUnusable
 from app.triton.embedded.errors import EmbeddedTritonError
@@ -53,18 +56,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = vars(_parser().parse_args(arguments))
     command = given.pop("command")
     try:
-        if command is None:
-            return _check(CheckOptions(**given))
-        settings = read_settings(os.environ, {name: value for name, value in given.items() if value is not None})
-        configure_logging(settings.log_level, settings.log_format)
-        _name_service_links()
-        uvloop.run(command(settings))
+        return int(command(given))
     except _UNUSABLE as exc:
         print(f"triton-gateway: {exc}", file=sys.stderr)  # noqa: T201 - the command's own answer
         return UNUSABLE
     except BackgroundTaskFailed:
         return FAILED
+
+
+def _serve(given: dict[str, Any]) -> int:
+    settings = _settings(given)
+    uvloop.run(serve(settings) if settings.workers == 1 else supervise(settings))
     return 0
+
+
+def _work(given: dict[str, Any]) -> int:
+    with suppress(EOFError):  # the supervisor has ended, and its end is the reason
+        uvloop.run(work(given["channel"]))
+    return 0
+
+
+def _models(given: dict[str, Any]) -> int:
+    uvloop.run(show_models(_settings(given)))
+    return 0
+
+
+def _settings(given: dict[str, Any]) -> Settings:
+    """Also configures the log. Raises SettingsError."""
+    settings = read_settings(os.environ, {name: value for name, value in given.items() if value is not None})
+    configure_logging(settings.log_level, settings.log_format)
+    _name_service_links()
+    return settings
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -72,13 +94,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     serving = commands.add_parser("serve", help="run the gateway")
-    serving.set_defaults(command=serve)
+    serving.set_defaults(command=_serve)
     for name, field in Settings.model_fields.items():
         _add_flag(serving, name, field.annotation, f"{field.description} ({PREFIX}{name.upper()})")
     _add_check(commands)
     models = commands.add_parser("models", help="a table of Triton's models")
-    models.set_defaults(command=show_models)
+    models.set_defaults(command=_models)
     _add_flag(models, "triton_url", str, "Triton's gRPC address")
+    worker = commands.add_parser("worker")  # without help: only a supervisor calls it
+    worker.set_defaults(command=_work)
+    worker.add_argument("channel", type=int)
     return parser
 
 
@@ -90,7 +115,7 @@ def _add_flag(parser: argparse.ArgumentParser, name: str, annotation: Any, text:
 
 def _add_check(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     checking = commands.add_parser("check", help="find faults in a model repository before Triton or a request does")
-    checking.set_defaults(command=None)
+    checking.set_defaults(command=_check)
     checking.add_argument("repository", nargs="?", type=Path, default=DEFAULT_REPOSITORY, metavar="MODEL_REPOSITORY")
     checking.add_argument("--config", type=Path, default=default_config(), help="gateway.yaml, checked against it")
     checking.add_argument("--triton", metavar="HOST:PORT", help="check the models of a running Triton instead")
@@ -98,8 +123,9 @@ def _add_check(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     checking.add_argument("--format", choices=["text", "json"], default="text")
 
 
-def _check(options: CheckOptions) -> int:
+def _check(given: dict[str, Any]) -> int:
     """Prints what is found; the exit status. Raises CheckImpossible, RepositoryUnreadable or ConfigError."""
+    options = CheckOptions(**given)
     findings, status = asyncio.run(run_check(options))
     print(report_of(findings, options.format))  # noqa: T201 - the command's own answer
     return status

@@ -1,10 +1,11 @@
 """The wiring: the applications of the main and the admin port, each route with what it uses."""
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from fastapi import FastAPI, Request
+from prometheus_client import CollectorRegistry
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp
@@ -16,14 +17,15 @@ from app.api.failures import add_failure_handling
 from app.api.inference import Inference
 from app.api.limits import Limits
 from app.api.routes import docs
-from app.api.routes.health import HealthRoutes
+from app.api.routes.health import HealthRoutes, WorkerStates
 from app.api.routes.metrics import MetricsRoutes
 from app.api.routes.pipelines import PipelineRoutes
-from app.api.routes.streams import StreamRoutes
+from app.api.routes.streams import StreamRoutes, StreamsOff
 from app.api.routing import Route
 from app.api.short_path import ShortPath
 from app.console import page
 from app.streams.store import StreamStore
+from app.triton.health import TritonHealth
 
 EXPOSED_HEADERS = ["X-Request-ID", "X-Early-Exit", "Server-Timing", "Location", "Retry-After"]
 ALLOWED_HEADERS = [
@@ -37,15 +39,24 @@ ALLOWED_HEADERS = [
 ]
 
 
+class Workers(WorkerStates, Protocol):
+    """The processes that serve the API for a supervisor."""
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """The metrics of the supervisor and of all workers, as one page."""
+
+
 @dataclass(slots=True)
 class Gateway:
     """The parts of one gateway."""
 
     inference: Inference
-    store: StreamStore
+    store: StreamStore | None
+    """None: there are no resumable streams."""
     limits: Limits
     triton_metrics_url: str | None = None
-    triton_is_stuck: Callable[[], bool] = lambda: False
+    health: TritonHealth = field(default_factory=TritonHealth)
 
 
 def create_app(
@@ -64,7 +75,8 @@ def create_app(
     pipelines = PipelineRoutes(inference.catalog, inference, limits)
     app.include_router(pipelines.router())
     app.router.routes.extend(pipelines.short_routes())
-    app.include_router(StreamRoutes(inference, gateway.store, limits).router())
+    streams = StreamsOff() if gateway.store is None else StreamRoutes(inference, gateway.store, limits)
+    app.include_router(streams.router())
     if with_docs:
         app.include_router(docs.DocsRoutes(inference.catalog).router())
         app.router.routes.append(docs.assets)
@@ -88,12 +100,16 @@ def create_app(
     return _entry_point(short_path, inference, limits)
 
 
-def create_admin_app(gateway: Gateway, *, api_port: int) -> EntryPoint:
+def create_admin_app(gateway: Gateway, *, api_port: int, workers: Workers | None = None) -> EntryPoint:
+    """``workers``: the processes that serve the API, if it is not this process."""
     hint = f"This is the admin port. The API, its documentation and the console are on port {api_port}."
     app = _bare_app(hint, {})
     inference = gateway.inference
-    app.include_router(HealthRoutes(inference.catalog, inference.workload, gateway.triton_is_stuck).router())
-    app.include_router(MetricsRoutes(inference.metrics, gateway.triton_metrics_url).router())
+    progress = gateway.health.progress
+    health = HealthRoutes(inference.catalog, inference.workload, lambda: progress.is_stuck, workers)
+    app.include_router(health.router())
+    registry = inference.metrics.registry if workers is None else workers.registry
+    app.include_router(MetricsRoutes(registry, gateway.triton_metrics_url).router())
     return _entry_point(app, inference, gateway.limits)
 
 

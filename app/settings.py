@@ -38,6 +38,7 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8080, ge=0, le=65535, description="port of the API")
     admin_port: int = Field(8081, ge=0, le=65535, description="port of /metrics and /health, for operators")
+    workers: int = Field(1, ge=1, le=256, description="processes that serve the API; 1: no further process")
     triton_url: str = Field("127.0.0.1:8001", description="Triton's gRPC address, host:port or unix:/path")
     grpc: Kind = Field(
         DEFAULT_KIND, description="the gRPC client that calls Triton: the gateway's own on asyncio, or grpcio"

@@ -178,7 +178,7 @@ def wait_until_ready(gateway: GatewayProcess, within_s: float = START_S) -> None
         if gateway.process.poll() is not None:
             break
         try:
-            if httpx.get(f"{gateway.url}/health/ready").status_code == 200:
+            if httpx.get(f"{gateway.admin_url}/health/ready").status_code == 200:
                 return
         except httpx.TransportError:
             pass

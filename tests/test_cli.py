@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from app import __version__, cli
+from app.process.workers import supervising
 from tests.fakes.triton import FakeTriton, serving
 
 
@@ -14,7 +15,8 @@ from tests.fakes.triton import FakeTriton, serving
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No ``gateway.yaml`` lies there, and logging stays as pytest has it."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "configure_logging", lambda level, style: None)
+    for module in (cli, supervising):
+        monkeypatch.setattr(module, "configure_logging", lambda level, style, turn=None: None)
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,6 +69,18 @@ def test_a_taken_port_ends_the_start_with_the_settings_name(setting: str, capsys
         status = cli.main(["serve", *(f"--{name.replace('_', '-')}={value}" for name, value in ports.items())])
     assert status == 2
     assert f"GATEWAY_{setting.upper()}: cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--redis-url=redis://127.0.0.1:1", "GATEWAY_REDIS_URL: Redis at 127.0.0.1:1 does not answer"),
+        ("--max-connections=1", "GATEWAY_MAX_CONNECTIONS is 1: each of the 2 workers needs one"),
+    ],
+)
+def test_what_no_worker_could_use_ends_the_start(flag: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "--workers=2", "--port=0", "--admin-port=0", flag]) == 2
+    assert capsys.readouterr().err.count(said) == 1
 
 
 def test_the_models_of_a_triton_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

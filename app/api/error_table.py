@@ -96,6 +96,11 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
         "The gateway has a bug.",
         "Report the bug with the request id and the lines of the log.",
     ),
+    errors.ResumableStreamsOff: ErrorRow(
+        501,
+        "The gateway has several workers and no Redis, so it keeps no resumable streams.",
+        "Use POST /v1/pipelines/{pipeline}/stream, or set GATEWAY_REDIS_URL.",
+    ),
     errors.ModelError: ErrorRow(
         502,
         "The model failed.",

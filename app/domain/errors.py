@@ -3,7 +3,7 @@
 GatewayError
   ClientError          InvalidJson, InvalidRequest, InvalidInput, UnknownPipeline, UnknownStream, NotFound,
                        MethodNotAllowed, SlowRequest, StreamEvicted, PayloadTooLarge, UnsupportedMediaType,
-                       HeadersTooLarge
+                       HeadersTooLarge, ResumableStreamsOff
   Rejected             TooManyRequests, Draining
   ModelError           UpstreamProtocol
   ContractViolation
@@ -139,6 +139,11 @@ class UnknownStream(ClientError):
 class StreamEvicted(ClientError):
     code = "stream_evicted"
     title = "The events are gone"
+
+
+class ResumableStreamsOff(ClientError):
+    code = "resumable_streams_off"
+    title = "Resumable streams are off"
 
 
 class Rejected(GatewayError):

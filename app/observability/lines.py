@@ -1,9 +1,12 @@
 """Lines written to a descriptor by a thread of their own, so that a slow reader of the log never blocks a request."""
 
 import atexit
+import fcntl
 import os
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 MAX_WAITING_BYTES = 4 * 1024 * 1024
 """Lines beyond this are dropped and counted."""
@@ -13,12 +16,34 @@ CLOSE_S = 1.0
 """How long the end of the process waits for the last lines."""
 
 
+Turn = Callable[[], AbstractContextManager[None]]
+"""A block in which no other process writes to the same descriptor."""
+
+
+def turns_by(lock: int) -> Turn:
+    """``lock``: a descriptor of a file that the processes share. The kernel ends the turn of a process that dies.
+
+    Without turns, the kernel may mix the writes of two processes to one pipe if they are larger than 4 KiB.
+    """
+
+    @contextmanager
+    def turn() -> Iterator[None]:
+        fcntl.lockf(lock, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.lockf(lock, fcntl.LOCK_UN)
+
+    return turn
+
+
 class LineWriter:
     """:meth:`write` may be called from any thread and never blocks."""
 
-    def __init__(self, descriptor: int, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
+    def __init__(self, descriptor: int, max_waiting_bytes: int = MAX_WAITING_BYTES, turn: Turn = nullcontext) -> None:
         self.dropped = 0
         """The number of lines that found no room."""
+        self._turn = turn
         self._descriptor = descriptor
         self._max_waiting_bytes = max_waiting_bytes
         self._lock = threading.Lock()
@@ -71,8 +96,9 @@ class LineWriter:
         """Blocks as long as the reader of the descriptor does. Lines for a closed descriptor are dropped."""
         rest = memoryview(lines)
         try:
-            while rest:
-                rest = rest[os.write(self._descriptor, rest) :]
+            with self._turn():
+                while rest:
+                    rest = rest[os.write(self._descriptor, rest) :]
         except OSError:
             with self._lock:
                 self.dropped += bytes(rest).count(b"\n")

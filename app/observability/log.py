@@ -5,11 +5,12 @@ import logging
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from datetime import UTC, datetime
 
 import orjson
 
-from app.observability.lines import LineWriter
+from app.observability.lines import LineWriter, Turn
 
 _KNOWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 """Attributes that every log record has. All others were given as ``extra``."""
@@ -50,13 +51,24 @@ def _on_one_line(text: bytes) -> bytes:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object: ``time``, ``level``, ``logger``, ``message``, the fields given as ``extra``, ``exc_info``."""
+    """One JSON object: ``time``, ``level``, ``logger``, ``message``, the fields given as ``extra``, ``exc_info``.
+
+    ``own``: fields of every line of this process.
+    """
+
+    def __init__(self, own: Mapping[str, object] | None = None) -> None:
+        super().__init__()
+        self._own = own or {}
+
+    def line(self, created: float, level: str, logger: str, message: str, fields: Mapping[str, object]) -> bytes:
+        """``created``: seconds since the epoch."""
+        return json_line(created, level, logger, message, {**self._own, **fields} if self._own else fields)
 
     def json_of(self, record: logging.LogRecord) -> bytes:
         fields = {name: value for name, value in vars(record).items() if name not in _KNOWN}
         if record.exc_info:
             fields["exc_info"] = self.formatException(record.exc_info)
-        return json_line(record.created, record.levelname, record.name, record.getMessage(), fields)
+        return self.line(record.created, record.levelname, record.name, record.getMessage(), fields)
 
     def format(self, record: logging.LogRecord) -> str:
         return self.json_of(record).decode().rstrip("\n")
@@ -70,9 +82,10 @@ class LineHandler(logging.Handler):
         self.writer = writer
 
     @property
-    def writes_json(self) -> bool:
-        """Whether every record becomes a JSON line."""
-        return isinstance(self.formatter, JsonFormatter) and not self.filters and not self.level
+    def json_formatter(self) -> JsonFormatter | None:
+        """The formatter if every record becomes a JSON line, otherwise None."""
+        formatter = self.formatter
+        return formatter if isinstance(formatter, JsonFormatter) and not self.filters and not self.level else None
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -89,6 +102,13 @@ class LineHandler(logging.Handler):
         self.writer.flush()
 
 
+def _formatter(style: str, worker: int | None) -> logging.Formatter:
+    if style == "json":
+        return JsonFormatter({} if worker is None else {"worker": worker})
+    source = "" if worker is None else f"worker {worker} "
+    return logging.Formatter(f"%(asctime)s %(levelname)-7s {source}%(name)s: %(message)s")
+
+
 class StructuredLogger:
     """Logs messages with named fields, as ``Logger.log(level, message, extra=fields)`` does.
 
@@ -102,19 +122,21 @@ class StructuredLogger:
         return self._logger.isEnabledFor(level)
 
     def log(self, level: int, message: str, fields: Mapping[str, object]) -> None:
-        writer = self._json_writer()
-        if writer is None:
+        handler = self._only_handler()
+        formatter = None if handler is None else handler.json_formatter
+        if handler is None or formatter is None:
             self._logger.log(level, message, extra=fields)
         elif self._logger.isEnabledFor(level):
-            writer.write(json_line(time.time(), logging.getLevelName(level), self._logger.name, message, fields))
+            level_name = logging.getLevelName(level)
+            handler.writer.write(formatter.line(time.time(), level_name, self._logger.name, message, fields))
 
-    def _json_writer(self) -> LineWriter | None:
-        """None if a filter or another handler wants the ``LogRecord``, or if the lines are text."""
+    def _only_handler(self) -> LineHandler | None:
+        """None if a filter or another handler wants the ``LogRecord``."""
         logger, handlers = self._logger, logging.root.handlers
         if logger.parent is not logging.root or logger.handlers or logger.filters or len(handlers) != 1:
             return None
         only = handlers[0]
-        return only.writer if isinstance(only, LineHandler) and only.writes_json else None
+        return only if isinstance(only, LineHandler) else None
 
 
 def dropped_lines() -> int:
@@ -123,13 +145,14 @@ def dropped_lines() -> int:
     return sum(handler.writer.dropped for handler in handlers if isinstance(handler, LineHandler))
 
 
-def configure_logging(level: str, style: str) -> LineWriter:
-    """``style``: ``json`` or ``text``. The writer counts the lines that were dropped."""
-    writer = LineWriter(sys.stderr.fileno())
+def configure_logging(level: str, style: str, worker: int | None = None, turn: Turn = nullcontext) -> LineWriter:
+    """``style``: ``json`` or ``text``. The writer counts the lines that were dropped.
+
+    ``worker``: the number that every line of a worker has. ``turn``: as in :class:`LineWriter`.
+    """
+    writer = LineWriter(sys.stderr.fileno(), turn=turn)
     handler = LineHandler(writer)
-    handler.setFormatter(
-        JsonFormatter() if style == "json" else logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
-    )
+    handler.setFormatter(_formatter(style, worker))
     root = logging.getLogger()
     root.setLevel(level.upper())
     root.handlers[:] = [handler]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import cache, cached_property, partial
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily
@@ -13,6 +14,7 @@ from app.domain.inference import InferenceRequest
 from app.observability.log import dropped_lines
 
 NO_PIPELINE = "-"
+DROPPED_LINES = "triton_gateway_log_lines_dropped"
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
@@ -38,8 +40,8 @@ class Metrics:
         )
         self.inter_output = self._histogram("inter_output_seconds", "Between two outputs of a stream", "pipeline")
         self.stream_outputs = self._counter("stream_outputs", "Outputs of streams", "pipeline")
-        self.in_flight = self._gauge("in_flight_requests", "Unary requests under way", "pipeline")
-        self.active_streams = self._gauge("active_streams", "Streams under way", "pipeline")
+        self.in_flight = self._gauge("in_flight_requests", "Unary requests under way", "pipeline", mode="livesum")
+        self.active_streams = self._gauge("active_streams", "Streams under way", "pipeline", mode="livesum")
         self.early_exits = self._counter("early_exits", "Requests with nothing to do", "pipeline", "reason")
         self.rejected = self._counter("rejected", "Requests refused for load, by error code", "reason")
         self.contract_violations = self._counter(
@@ -52,11 +54,14 @@ class Metrics:
         )
         self.triton_calls = self._counter("triton_calls", "Inference calls to Triton", "model", "code")
         self.stub_deaths = self._counter("stub_deaths", "Python processes of models that died", "model")
+        self.worker_deaths = self._counter("worker_deaths", "Worker processes that ended unexpectedly")
         self.registry.register(_DroppedLines())
         self.triton_up = self._gauge("triton_up", "Whether Triton answers")
         self.model_ready = self._gauge("model_ready", "Whether the model of a pipeline is ready", "model")
         self.config_reload_failed = self._gauge(
-            "config_reload_failed", "Whether gateway.yaml was changed to something that cannot be served"
+            "config_reload_failed",
+            "Whether gateway.yaml was changed to something that cannot be served",
+            mode="livemax",
         )
         self._gauge("build_info", "The running version, as a label", "version").labels(version).set(1)
         self._calls_of = cache(self.triton_calls.labels)
@@ -73,8 +78,9 @@ class Metrics:
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"triton_gateway_{name}", text, labels, registry=self.registry)
 
-    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(f"triton_gateway_{name}", text, labels, registry=self.registry)
+    def _gauge(self, name: str, text: str, *labels: str, mode: Literal["all", "livesum", "livemax"] = "all") -> Gauge:
+        """``mode``: how the gauges of several workers become one. With ``all`` only the supervisor's is shown."""
+        return Gauge(f"triton_gateway_{name}", text, labels, registry=self.registry, multiprocess_mode=mode)
 
     def _histogram(self, name: str, text: str, *labels: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
         return Histogram(f"triton_gateway_{name}", text, labels, registry=self.registry, buckets=buckets)
@@ -121,7 +127,7 @@ class _DroppedLines(Collector):
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         yield CounterMetricFamily(
-            "triton_gateway_log_lines_dropped",
+            DROPPED_LINES,
             "Log lines dropped because the reader of the log is too slow",
             value=dropped_lines(),
         )

@@ -40,11 +40,11 @@ class Catalog:
     _followed: FollowedFile | None = field(default=None, init=False)
     _was_up: bool = field(default=False, init=False)
 
-    def load_file(self) -> None:
-        """Reads the file for the first time. Raises ConfigError."""
+    def load_file(self, known: GatewayFile | None = None) -> None:
+        """Reads the file for the first time, or begins with content that is known to be good. Raises ConfigError."""
         if self.path is not None:
             self._followed = FollowedFile(self.path)
-            self.file = self._followed.read_first()
+            self.file = known or self._followed.read_first()
             specs = self.file.spec.pipelines
             self.entries = {name: Entry(served=Form(name, spec, self.file)) for name, spec in specs.items()}
 

@@ -5,6 +5,7 @@ import math
 import sys
 import time
 
+from app.api.routes.health import WorkerStates
 from app.api.samples import samples_of
 from app.pipelines.catalog import Catalog
 
@@ -12,10 +13,10 @@ WAITING_S = 2.0
 """If startup takes longer than this, say once what is missing."""
 
 
-async def announce(catalog: Catalog, url: str, triton_url: str) -> None:
+async def announce(catalog: Catalog, url: str, triton_url: str, workers: WorkerStates | None = None) -> None:
     """Says when the gateway is ready, and how to try it; then waits until it is cancelled."""
     says_why_at = time.monotonic() + WAITING_S
-    while not catalog.is_ready:
+    while not (catalog.is_ready and (workers is None or workers.is_ready)):
         await asyncio.sleep(0.05)
         if time.monotonic() > says_why_at:
             _say(_missing(catalog, triton_url))
@@ -31,8 +32,8 @@ async def announce(catalog: Catalog, url: str, triton_url: str) -> None:
 def _missing(catalog: Catalog, triton_url: str) -> str:
     if not catalog.triton_is_up:
         return f"Waiting for Triton at {triton_url}."
-    waited_for = (f"{name} ({entry.state.words})" for name, entry in catalog.unready.items())
-    return f"Waiting for {', '.join(waited_for)}."
+    waited_for = [f"{name} ({entry.state.words})" for name, entry in catalog.unready.items()]
+    return f"Waiting for {', '.join(waited_for or ['the workers'])}."
 
 
 def _say(line: str) -> None:

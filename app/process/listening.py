@@ -1,8 +1,11 @@
 """The gateway's listening sockets, and a uvicorn server on each."""
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from functools import partial
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -27,18 +30,35 @@ def listening(host: str, port: int, setting: str) -> Iterator[socket.socket]:
 
     It listens at once: two sockets can be bound to one port as long as neither listens.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, port))
-            listener.listen(BACKLOG)
-        except OSError as exc:
-            raise PortTaken(f"{setting}: cannot listen on {host}:{port}: {exc.strerror}") from exc
+    with _listener(host, port, setting) as listener:
         yield listener
 
 
-class _Server(uvicorn.Server):
+@contextmanager
+def listening_together(host: str, port: int, setting: str, count: int) -> Iterator[list[socket.socket]]:
+    """Listening sockets on one port, over which the kernel spreads the connections. Raises PortTaken."""
+    with listening(host, port, setting) as first:  # fails if another process listens, which the next would not
+        port = first.getsockname()[1]
+    with ExitStack() as stack:
+        yield [stack.enter_context(_listener(host, port, setting, shares_port=True)) for _ in range(count)]
+
+
+def _listener(host: str, port: int, setting: str, *, shares_port: bool = False) -> socket.socket:
+    """Raises PortTaken."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shares_port:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError as exc:
+        listener.close()
+        raise PortTaken(f"{setting}: cannot listen on {host}:{port}: {exc.strerror}") from exc
+    return listener
+
+
+class Server(uvicorn.Server):
     """Leaves signals to the process, which drains before the servers stop."""
 
     @contextmanager
@@ -49,13 +69,26 @@ class _Server(uvicorn.Server):
         """Stops accepting connections; :meth:`serve` returns when the open responses have ended."""
         self.should_exit = True
 
+    async def accept_from(self, listener: socket.socket) -> asyncio.AbstractServer:
+        """Serves a further socket until the answer is closed, or until this server stops."""
+        protocol_class: Any = self.config.http_protocol_class
+        protocol = partial(
+            protocol_class,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        server = await asyncio.get_running_loop().create_server(protocol, sock=listener, backlog=BACKLOG)
+        self.servers.append(server)
+        return server
+
 
 @asynccontextmanager
 async def serving(
     app: ASGIApp, listener: socket.socket, supervisor: Supervisor, limit: ConnectionLimit
-) -> AsyncIterator[None]:
+) -> AsyncIterator[Server]:
     """Serves the application on the socket for the duration of the block."""
-    server = _Server(
+    server = Server(
         uvicorn.Config(
             app,
             http=protocol_with(limit),
@@ -72,4 +105,4 @@ async def serving(
     )
     name = f"server on port {listener.getsockname()[1]}"
     async with supervisor.running(name, server.serve(sockets=[listener]), stop=server.stop):
-        yield
+        yield server

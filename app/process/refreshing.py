@@ -19,10 +19,11 @@ _log = logging.getLogger(__name__)
 class ModelCheck:
     """Logs once what the linter finds in Triton's models, as soon as they are there."""
 
-    def __init__(self, catalog: Catalog, engine: Engine) -> None:
+    def __init__(self, catalog: Catalog, engine: Engine, *, is_done: bool = False) -> None:
+        """``is_done``: another process logs the findings."""
         self._catalog = catalog
         self._engine = engine
-        self._is_done = False
+        self._is_done = is_done
 
     async def run_once(self) -> None:
         if self._catalog.triton_is_up and self._catalog.is_compiled and not self._is_done:

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from rich.console import Console
+from starlette.types import ASGIApp
 
 from app import __version__
 from app.api.connection.protocol import ConnectionLimit
@@ -22,7 +23,7 @@ from app.observability.tracing import CallTracing, Tracer
 from app.pipelines.cancellation import Canceller
 from app.pipelines.catalog import Catalog
 from app.pipelines.compile import Surroundings
-from app.pipelines.file import ConfigError, read_gateway_file
+from app.pipelines.file import ConfigError, GatewayFile, read_gateway_file
 from app.process.announcing import announce
 from app.process.canaries import SampleCanaries
 from app.process.listening import listening, serving
@@ -32,6 +33,7 @@ from app.process.supervision import Supervisor
 from app.settings import PREFIX, Settings
 from app.streams.memory_store import MemoryStore
 from app.streams.store import StoreUnusable, StreamStore
+from app.triton.cancels import PacedCancels
 from app.triton.embedded.options import EmbeddedOptions
 from app.triton.embedded.progress import shown_on
 from app.triton.embedded.server import EmbeddedTriton
@@ -49,12 +51,26 @@ _console = Console(stderr=True)
 
 
 @dataclass(frozen=True, slots=True)
-class _Triton:
+class WorkerPart:
+    """What a worker is told of the whole. Its supervisor cares for Triton."""
+
+    workers: int
+    """How many there are."""
+    file: GatewayFile | None
+    """gateway.yaml as the supervisor last read it well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Triton:
+    """How the gateway reaches its Triton."""
+
     grpc_url: str
     metrics_url: str | None
     allows_tight_pings: bool
     restart: Restart | None = None
     """None for a Triton that the gateway did not start."""
+    part: WorkerPart | None = None
+    """None in a process that cares for this Triton: it repairs models, and notices that Triton is stuck."""
 
 
 async def serve(settings: Settings) -> None:
@@ -73,24 +89,18 @@ async def serve(settings: Settings) -> None:
             main = stack.enter_context(listening(settings.host, settings.port, f"{PREFIX}PORT"))
             admin = stack.enter_context(listening(settings.host, settings.admin_port, f"{PREFIX}ADMIN_PORT"))
             tracer = await stack.enter_async_context(open_tracer(settings.traces_url, __version__))
-            store = await stack.enter_async_context(_store(settings.redis_url))
+            store = await stack.enter_async_context(open_store(settings.redis_url))
             await stack.enter_async_context(supervisor.running("store of streams", store.run()))
-            triton = await stack.enter_async_context(_triton(settings, shutdown, supervisor))
-            gateway = await stack.enter_async_context(_gateway(settings, triton, store, tracer, supervisor))
+            triton = await stack.enter_async_context(running_triton(settings, shutdown, supervisor))
+            gateway = await stack.enter_async_context(open_gateway(settings, triton, store, tracer, supervisor))
             port, admin_port = main.getsockname()[1], admin.getsockname()[1]
-            app = create_app(
-                gateway,
-                admin_port=admin_port,
-                cors_origins=settings.cors_origins,
-                with_docs=settings.docs,
-                with_console=settings.console,
-            )
+            app = api_of(gateway, settings, admin_port)
             url = f"http://{settings.host}:{port}"
             refused = gateway.inference.metrics.count_refused_connection
             limit = ConnectionLimit(settings.max_connections, refused)
             admin_limit = ConnectionLimit(ADMIN_CONNECTIONS, refused)
             admin_app = create_admin_app(gateway, api_port=port)
-            _freeze_heap()
+            freeze_heap()
             await stack.enter_async_context(serving(app, main, supervisor, limit))
             await stack.enter_async_context(serving(admin_app, admin, supervisor, admin_limit))
             async with supervisor.running("announcement", announce(gateway.inference.catalog, url, triton.grpc_url)):
@@ -99,7 +109,17 @@ async def serve(settings: Settings) -> None:
     supervisor.raise_if_failed()
 
 
-def _freeze_heap() -> None:
+def api_of(gateway: Gateway, settings: Settings, admin_port: int) -> ASGIApp:
+    return create_app(
+        gateway,
+        admin_port=admin_port,
+        cors_origins=settings.cors_origins,
+        with_docs=settings.docs,
+        with_console=settings.console,
+    )
+
+
+def freeze_heap() -> None:
     """Keeps the garbage collector away from everything made so far, which lives as long as the process.
 
     A full collection would otherwise stop every request for 26 ms, and collections take 5 % of the time under load.
@@ -109,7 +129,7 @@ def _freeze_heap() -> None:
     gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
 
 
-def _store(redis_url: str | None) -> StreamStore:
+def open_store(redis_url: str | None) -> StreamStore:
     """Raises StoreUnusable."""
     if redis_url is None:
         return MemoryStore()
@@ -121,10 +141,10 @@ def _store(redis_url: str | None) -> StreamStore:
 
 
 @asynccontextmanager
-async def _triton(settings: Settings, shutdown: Shutdown, supervisor: Supervisor) -> AsyncIterator[_Triton]:
+async def running_triton(settings: Settings, shutdown: Shutdown, supervisor: Supervisor) -> AsyncIterator[Triton]:
     """The Triton to call. An embedded one runs for the duration of the block."""
     if not settings.embedded:
-        yield _Triton(settings.triton_url, settings.triton_metrics_url, allows_tight_pings=False)
+        yield Triton(settings.triton_url, settings.triton_metrics_url, allows_tight_pings=False)
         return
     options = EmbeddedOptions(
         settings.embedded_repository,
@@ -137,7 +157,7 @@ async def _triton(settings: Settings, shutdown: Shutdown, supervisor: Supervisor
         with shown_on(_console) as on_progress:
             await shutdown.unless_requested(embedded.start(on_progress))
         async with supervisor.running("watch of the embedded Triton", embedded.watch()):
-            yield _Triton(embedded.grpc_url, embedded.metrics_url, allows_tight_pings=True, restart=embedded.restart)
+            yield Triton(embedded.grpc_url, embedded.metrics_url, allows_tight_pings=True, restart=embedded.restart)
     finally:
         await embedded.stop()
 
@@ -149,22 +169,31 @@ def _environment(settings: Settings) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def _gateway(
-    settings: Settings, triton: _Triton, store: StreamStore, tracer: Tracer, supervisor: Supervisor
+async def open_gateway(
+    settings: Settings,
+    triton: Triton,
+    store: StreamStore | None,
+    tracer: Tracer,
+    supervisor: Supervisor,
 ) -> AsyncIterator[Gateway]:
-    """Raises ConfigError if gateway.yaml does not fit the models of a Triton that already answers."""
+    """Raises ConfigError if gateway.yaml does not fit the models of a Triton that already answers.
+
+    A worker starts all the same: the other workers may still serve what the file said before.
+    """
+    part = triton.part
     metrics = Metrics(__version__)
     async with open_transport(triton.grpc_url, tight_pings=triton.allows_tight_pings, kind=settings.grpc) as transport:
         health = TritonHealth(Stubs(metrics.count_stub_death))
-        engine = TritonEngine(transport, _observer(settings, metrics, tracer), health)
+        cancels = PacedCancels.shared_by(part.workers if part else 1)
+        engine = TritonEngine(transport, _observer(settings, metrics, tracer), health, cancels)
         catalog = Catalog(
             engine, settings.config_path, Surroundings(settings.timeout_s, _key_of(settings)), triton.grpc_url
         )
-        catalog.load_file()
+        catalog.load_file(part.file if part else None)
         await catalog.refresh()
-        if catalog.complaints:
+        if catalog.complaints and part is None:
             raise ConfigError("\n".join(catalog.complaints))
-        check = ModelCheck(catalog, engine)
+        check = ModelCheck(catalog, engine, is_done=part is not None)
         await check.run_once()
         canceller = Canceller(engine)
         gateway = Gateway(
@@ -177,16 +206,16 @@ async def _gateway(
                 send_s=settings.send_timeout_s,
             ),
             triton.metrics_url,
-            triton_is_stuck=lambda: health.progress.is_stuck,
+            health,
         )
-        canaries = SampleCanaries(catalog)
-        repair = StubRepair(engine, health.stubs, canaries, may_reload=settings.repairs_triton)
-        watch = StuckWatch(engine, health.progress, canaries, restart=triton.restart)
-        async with (
-            supervisor.running("catalog refresh", keep_fresh(catalog, check, metrics)),
-            supervisor.running("repair of models", repair.run()),
-            supervisor.running("watch of inference calls", watch.run()),
-        ):
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(supervisor.running("catalog refresh", keep_fresh(catalog, check, metrics)))
+            if part is None:
+                canaries = SampleCanaries(catalog)
+                repair = StubRepair(engine, health.stubs, canaries, may_reload=settings.repairs_triton)
+                watch = StuckWatch(engine, health.progress, canaries, restart=triton.restart)
+                await stack.enter_async_context(supervisor.running("repair of models", repair.run()))
+                await stack.enter_async_context(supervisor.running("watch of inference calls", watch.run()))
             yield gateway
         await canceller.close()
         await engine.close()

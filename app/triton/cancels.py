@@ -13,10 +13,15 @@ BURST = 50
 class PacedCancels:
     """A leaky bucket: up to the rate a cancellation is sent at once, above the rate it waits."""
 
-    def __init__(self, per_s: float = CANCELS_PER_S, burst: int = BURST) -> None:
+    def __init__(self, per_s: float = CANCELS_PER_S, burst: float = BURST) -> None:
         self._interval_s = 1.0 / per_s
         self._slack_s = burst * self._interval_s
         self._next = 0.0
+
+    @classmethod
+    def shared_by(cls, processes: int) -> "PacedCancels":
+        """The part of one of several processes that call the same Triton."""
+        return cls(CANCELS_PER_S / processes, BURST / processes)
 
     def cancel(self, call: Call) -> None:
         """A no-op for a call that is done."""

@@ -47,12 +47,16 @@ class TritonEngine:
     """
 
     def __init__(
-        self, transport: Transport, observer: CallObserver = NO_OBSERVER, health: TritonHealth | None = None
+        self,
+        transport: Transport,
+        observer: CallObserver = NO_OBSERVER,
+        health: TritonHealth | None = None,
+        cancels: PacedCancels | None = None,
     ) -> None:
         self._transport = transport
         self._health = health or TritonHealth()
         self._observer = observer
-        self._cancels = PacedCancels()
+        self._cancels = cancels or PacedCancels()
         self._cancelling = BackgroundTasks()
 
     async def is_live(self) -> bool:

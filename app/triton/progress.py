@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from dataclasses import dataclass
 
 from app.domain.calls import ObservedCall
 from app.domain.errors import GatewayError
@@ -11,6 +12,16 @@ SILENCE_S = 5.0
 """A call that waited this long for a response, and was then abandoned, counts as unanswered."""
 _NO_ANSWER = {"DEADLINE_EXCEEDED", "CANCELLED", "UNAVAILABLE"}
 """Codes that gRPC makes itself, without Triton. Triton uses UNAVAILABLE too, which is then not counted as an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one process saw of Triton in a while. ``unanswered``: calls since the last answer, by gRPC method."""
+
+    unanswered: dict[str, int]
+    answers: dict[str, int]
+    longest_wait_s: dict[str, float]
+    """By model."""
 
 
 class Progress:
@@ -31,6 +42,21 @@ class Progress:
         self.unanswered[method] = 0
         self.answers[method] += 1
         self._longest_wait_s[model] = max(self._longest_wait_s.get(model, 0.0), waited_s)
+
+    def take(self) -> Seen:
+        """What happened since the last call, for the process that watches Triton."""
+        seen = Seen(dict(self.unanswered), dict(self.answers), self._longest_wait_s)
+        self.unanswered, self.answers, self._longest_wait_s = Counter(), Counter(), {}
+        return seen
+
+    def add(self, seen: Seen) -> None:
+        """Adds what :meth:`take` returned in another process."""
+        for method, count in seen.answers.items():
+            self.unanswered[method] = 0
+            self.answers[method] += count
+        self.unanswered.update(seen.unanswered)
+        for model, wait_s in seen.longest_wait_s.items():
+            self._longest_wait_s[model] = max(self._longest_wait_s.get(model, 0.0), wait_s)
 
     def has_answered(self, model: str) -> bool:
         return model in self._longest_wait_s

@@ -7,7 +7,7 @@ fails after about a second.
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from app.domain.model import ModelConfig
 
@@ -65,6 +65,20 @@ class Stubs:
         """The model that enough errors of ``called`` named."""
         ((model, count),) = self._suspects.get(called, Counter({called: 0})).most_common(1)
         return model if count >= REPEATED else None
+
+    def take_suspects(self) -> dict[str, dict[str, int]]:
+        """The suspects so far, which are then forgotten here: another process confirms them."""
+        suspects, self._suspects = self._suspects, {}
+        return {called: dict(models) for called, models in suspects.items()}
+
+    def add_suspects(self, suspects: Mapping[str, Mapping[str, int]]) -> None:
+        """Adds what :meth:`take_suspects` returned in another process."""
+        for called, models in suspects.items():
+            self._suspects.setdefault(called, Counter()).update(models)
+
+    def follow(self, dead: Iterable[str]) -> None:
+        """Takes over which models are dead from the process that confirms and repairs."""
+        self._dead = set(dead)
 
     def condemn(self, model: str) -> None:
         if model not in self._dead:

@@ -3,8 +3,11 @@
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import httpx
 import pytest
+from prometheus_client import CollectorRegistry
 
+from app.main import create_admin_app
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gateway import Served, served
 from tests.fakes.models import model
@@ -64,3 +67,23 @@ async def test_a_request_to_it_is_told_why(half_ready: Served) -> None:
     answer = await half_ready.client.post("/v1/pipelines/bad", json={})
     assert (answer.status_code, answer.json()["code"]) == (503, "model_not_ready")
     assert answer.json()["detail"] == f"Pipeline 'bad' is not ready: model not ready. {WHY}"
+
+
+class States:
+    def __init__(self, **states: str) -> None:
+        self.states = {number.removeprefix("w"): state for number, state in states.items()}
+        self.is_ready = set(states.values()) == {"ready"}
+        self.registry = CollectorRegistry()
+
+
+async def test_the_admin_port_of_a_supervisor_is_ready_with_its_workers(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.yaml"
+    path.write_text("pipelines: {good: {model: plain}}")
+    async with served(FakeEngine.of(PLAIN), path) as one:
+        for workers, status in ((States(w1="ready", w2="ready"), 200), (States(w1="ready", w2="starting"), 503)):
+            app = create_admin_app(one.gateway, api_port=8080, workers=workers)
+            transport = httpx.ASGITransport(app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as admin:
+                answer = await admin.get("/health/ready")
+            assert (answer.status_code, answer.json()["workers"]) == (status, workers.states)
+        assert "workers" not in (await one.admin.get("/health/ready")).json()

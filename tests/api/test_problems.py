@@ -33,6 +33,7 @@ PROMISED = {
     431: {"headers_too_large"},
     499: {"client_closed_request", "slow_consumer"},
     500: {"internal"},
+    501: {"resumable_streams_off"},
     502: {"model_error", "contract_violation", "upstream_protocol"},
     503: {"upstream_unavailable", "model_not_ready", "draining"},
     504: {"deadline_exceeded"},

@@ -1,9 +1,12 @@
 """``/v1/streams``: started with a POST, read and resumed as a browser's EventSource does, deleted."""
 
 import asyncio
+from dataclasses import replace
 
+import httpx
 import pytest
 
+from app.main import create_app
 from app.streams.log import ReplayLog
 from app.streams.memory_store import MemoryStore
 from tests.api.conftest import FINAL, counted, events, word
@@ -98,3 +101,17 @@ async def test_another_content_type(api: Served) -> None:
 async def test_the_content_types_that_every_address_takes(api: Served, media_type: str) -> None:
     answer = await api.client.post("/v1/streams", json=GOOD, headers={"Content-Type": media_type})
     assert answer.status_code == 201
+
+
+async def test_without_a_store_the_addresses_say_why(api: Served) -> None:
+    gateway = replace(api.gateway, store=None)
+    transport = httpx.ASGITransport(create_app(gateway, admin_port=8081))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        answers = [await client.request(method, "/v1/streams/x") for method in ("GET", "HEAD", "DELETE")]
+        answers.append(await client.post("/v1/streams", json=GOOD))
+        assert (await client.post("/v1/pipelines/write/stream", json=GOOD["inputs"])).status_code == 200
+        assert (await client.put("/v1/streams/x")).headers["allow"] == "GET, HEAD, DELETE"
+    assert {answer.status_code for answer in answers} == {501}
+    assert answers[-1].json()["code"] == "resumable_streams_off"
+    assert "GATEWAY_REDIS_URL" in answers[-1].json()["hint"]
+    assert counted(api, "-", "stream") == {"client_error": 1}

@@ -97,6 +97,20 @@ def test_gpus_are_added_to_limits_and_leave_them_be() -> None:
     assert limits == {"memory": "9Gi", "cpu": 3, "nvidia.com/gpu": 1}
 
 
+@pytest.mark.parametrize(
+    ("workers", "cpu", "memory", "limit"), [(1, "500m", "256Mi", "512Mi"), (4, "4", "768Mi", "1024Mi")]
+)
+def test_each_worker_asks_for_a_core_and_for_its_memory(workers: int, cpu: str, memory: str, limit: str) -> None:
+    resources = gateway_container(render({"gateway": {"workers": workers}}))["resources"]
+    assert resources == {"requests": {"cpu": cpu, "memory": memory}, "limits": {"memory": limit}}
+
+
+def test_resources_that_are_set_win_over_those_of_the_workers() -> None:
+    own = {"requests": {"cpu": "250m"}, "limits": {"memory": "2Gi", "cpu": 1}}
+    resources = gateway_container(render({"gateway": {"workers": 2, "resources": own}}))["resources"]
+    assert resources == {"requests": {"cpu": "250m", "memory": "512Mi"}, "limits": {"memory": "2Gi", "cpu": 1}}
+
+
 def test_models_in_the_image_need_no_volume() -> None:
     documents = render()
     assert "--model-repository=/models" in triton_container(documents)["args"]

@@ -38,6 +38,7 @@ def test_every_configuration_is_read_by_the_gateway(values: Path, kubernetes: st
 
 def test_each_value_of_the_gateway_arrives() -> None:
     gateway = {
+        "workers": 3,
         "timeoutSeconds": 2.5,
         "maxBodyBytes": 67_108_864,
         "corsOrigins": ["https://a.example", "https://b.example"],
@@ -48,6 +49,7 @@ def test_each_value_of_the_gateway_arrives() -> None:
         "logTensors": "shapes",
     }
     settings = settings_of(render({"gateway": gateway}))
+    assert settings.workers == 3
     assert settings.timeout_s == 2.5
     assert settings.max_body_bytes == 67_108_864
     assert settings.cors_origins == ("https://a.example", "https://b.example")

@@ -1,9 +1,11 @@
 """Log lines never block their writer, and none is lost as long as there is room."""
 
 import os
+import subprocess
+import sys
 import threading
 
-from app.observability.lines import LineWriter
+from app.observability.lines import LineWriter, turns_by
 
 PIPE_BYTES = 64 * 1024
 """What a pipe without a reader takes."""
@@ -65,3 +67,44 @@ def test_a_closed_descriptor_loses_lines_and_nothing_else() -> None:
     writer.write(b"lost\n")
     writer.flush(20)
     assert writer.dropped == 1
+
+
+WRITE_TO_STANDARD_ERROR = """
+import sys
+from app.observability.lines import LineWriter, turns_by
+letter, lock = sys.argv[1].encode(), int(sys.argv[2])
+writer = LineWriter(2, turn=turns_by(lock))
+for n in range(60):
+    writer.write(letter * 9999 + b"\\n")
+writer.flush(20)
+"""
+
+
+def test_lines_of_several_processes_are_not_mixed() -> None:
+    """Each write is larger than what the kernel writes to a pipe in one piece."""
+    reader, writer_end = os.pipe()
+    lock = os.memfd_create("lock")
+    letters = b"ab"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITE_TO_STANDARD_ERROR, chr(letter), str(lock)], stderr=writer_end, pass_fds=[lock]
+        )
+        for letter in letters
+    ]
+    lines = read_all(reader, len(letters) * 60 * 10_000).splitlines()
+    assert [process.wait(20) for process in processes] == [0, 0]
+    assert sorted(set(lines)) == [b"a" * 9999, b"b" * 9999]
+
+
+def test_the_turn_of_a_process_that_dies_ends() -> None:
+    lock = os.memfd_create("lock")
+    script = (
+        "import os, sys\n"
+        "from app.observability.lines import turns_by\n"
+        "with turns_by(int(sys.argv[1]))(): os.kill(os.getpid(), 9)\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(lock)], pass_fds=[lock], check=False)
+    reader, writer_end = os.pipe()
+    writer = LineWriter(writer_end, turn=turns_by(lock))
+    writer.write(b"next\n")
+    assert read_all(reader, 5) == b"next\n"

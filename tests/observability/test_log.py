@@ -16,7 +16,7 @@ from app.observability.metrics import Metrics
 SCRIPT = """
 import logging, sys
 from app.observability.log import configure_logging
-configure_logging("info", sys.argv[1])
+configure_logging("info", sys.argv[1], *map(int, sys.argv[2:]))
 log = logging.getLogger("some.where")
 log.debug("unseen")
 log.info("a line\\nand\\x00 \\u2028 more", extra={"request_id": "rid", "number": 1.5, "odd": object})
@@ -28,8 +28,8 @@ logging.getLogger("httpx").info("unseen")
 """
 
 
-def lines(style: str) -> list[str]:
-    run = subprocess.run([sys.executable, "-c", SCRIPT, style], capture_output=True, text=True, check=True)
+def lines(style: str, *worker: str) -> list[str]:
+    run = subprocess.run([sys.executable, "-c", SCRIPT, style, *worker], capture_output=True, text=True, check=True)
     assert run.stdout == ""
     return run.stderr.splitlines()
 
@@ -44,6 +44,12 @@ def test_json_is_one_object_a_line() -> None:
 
 def test_text_is_for_people() -> None:
     assert "INFO    some.where: a line" in lines("text")[0]
+
+
+def test_the_lines_of_a_worker_have_its_number() -> None:
+    assert [json.loads(line)["worker"] for line in lines("json", "3")] == [3, 3]
+    assert "INFO    worker 3 some.where: a line" in lines("text", "3")[0]
+    assert "worker" not in lines("json")[0]
 
 
 def test_dropped_lines_are_counted_in_the_metrics(monkeypatch: pytest.MonkeyPatch) -> None:

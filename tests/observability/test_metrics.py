@@ -22,6 +22,7 @@ PROMISED = {
     "model_exceptions": {"pipeline"},
     "triton_calls": {"model", "code"},
     "stub_deaths": {"model"},
+    "worker_deaths": set[str](),
     "log_lines_dropped": set[str](),
     "triton_up": set[str](),
     "model_ready": {"model"},

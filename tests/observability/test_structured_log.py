@@ -22,7 +22,7 @@ from app.observability.record import RequestRecord
 def no_record(*given, **named):
     raise AssertionError("a LogRecord was made")
 
-configure_logging("info", "json")
+configure_logging("info", "json", *map(int, sys.argv[1:]))
 logging.setLogRecordFactory(no_record)
 RequestRecord("rid", "POST", "/v1/pipelines/p", pipeline="p", transport="unary", status=200).close(Metrics("1.2.3"))
 """
@@ -141,6 +141,6 @@ def test_text_style_is_written_by_its_formatter(name: str, monkeypatch: pytest.M
 
 
 def test_a_request_is_logged_without_a_record() -> None:
-    run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
+    run = subprocess.run([sys.executable, "-c", SCRIPT, "3"], capture_output=True, text=True, check=True)
     line = json.loads(run.stderr)
-    assert (line["logger"], line["request_id"]) == ("triton_gateway.request", "rid")
+    assert (line["logger"], line["request_id"], line["worker"]) == ("triton_gateway.request", "rid", 3)

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from app.process.listening import PortTaken, listening
+from app.process.listening import PortTaken, listening, listening_together
 
 
 def test_a_second_start_cannot_have_the_port() -> None:
@@ -34,3 +34,24 @@ def test_an_unknown_host_is_named() -> None:
     unknown = pytest.raises(PortTaken, match=r"GATEWAY_PORT: cannot listen on host\.invalid:0")
     with unknown, listening("host.invalid", 0, "GATEWAY_PORT"):
         pass
+
+
+def test_sockets_on_one_port_share_its_connections() -> None:
+    with listening_together("127.0.0.1", 0, "GATEWAY_PORT", 2) as listeners:
+        first, second = listeners
+        assert first.getsockname() == second.getsockname()
+        clients = [socket.create_connection(first.getsockname(), 5) for _ in range(64)]
+        for each in listeners:
+            each.setblocking(False)
+            each.accept()[0].close()  # both have some
+        for client in clients:
+            client.close()
+
+
+def test_a_port_of_several_sockets_is_taken_for_everybody_else() -> None:
+    """The kernel would let the same user join them."""
+    with listening_together("127.0.0.1", 0, "GATEWAY_PORT", 2) as listeners:
+        port = listeners[0].getsockname()[1]
+        for again in (listening("127.0.0.1", port, "GATEWAY_PORT"), listening_together("127.0.0.1", port, "X", 2)):
+            with pytest.raises(PortTaken, match=f"cannot listen on 127.0.0.1:{port}"), again:
+                pass

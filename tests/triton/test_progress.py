@@ -64,3 +64,18 @@ def test_the_time_for_a_canary_follows_the_longest_wait_of_its_model() -> None:
     progress.answered("m", METHOD, 0.1)
     assert progress.has_answered("m")
     assert progress.timeout_s("m") == 120.0
+
+
+def test_what_several_processes_saw_is_joined() -> None:
+    """An answer to one process ends the row of unanswered calls of all."""
+    supervisor, first, second = Progress(), Progress(), Progress()
+    for process in (first, second):
+        process.started(REQUEST, METHOD).ended("DEADLINE_EXCEEDED", None)
+        supervisor.add(process.take())
+    assert supervisor.unanswered[METHOD] == 2
+    first.answered("m", METHOD, 40.0)
+    first.started(REQUEST, METHOD).ended("DEADLINE_EXCEEDED", None)
+    for _ in range(2):  # nothing is handed over twice
+        supervisor.add(first.take())
+    assert (supervisor.unanswered[METHOD], supervisor.answers[METHOD]) == (1, 1)
+    assert supervisor.timeout_s("m") == 120.0

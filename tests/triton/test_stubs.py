@@ -104,3 +104,25 @@ def test_models_that_run_each_other_end_the_search() -> None:
     stubs.learn(config("a", "b"))
     stubs.learn(config("b", "a"))
     assert stubs.run_by("a") == {"a", "b"}
+
+
+def test_suspects_are_handed_over_to_the_process_that_confirms_them(stubs: Stubs, deaths: list[str]) -> None:
+    supervisor = Stubs(deaths.append)
+    fail(stubs, "whole", DEAD.format("part_0_0"), REPEATED)
+    for _ in range(2):  # nothing is handed over twice
+        supervisor.add_suspects(stubs.take_suspects())
+    assert (stubs.suspects, supervisor.suspects) == ([], ["whole"])
+    assert supervisor.repeated("whole") == "part"
+    fail(stubs, "whole", DEAD.format("part_0_0"))
+    before = supervisor.take_suspects()
+    supervisor.add_suspects(before)
+    supervisor.add_suspects(stubs.take_suspects())
+    assert supervisor.take_suspects() == {"whole": {"part": REPEATED + 1}}
+
+
+def test_a_process_that_follows_another_counts_no_death(stubs: Stubs, deaths: list[str]) -> None:
+    stubs.follow(["part"])
+    assert not stubs.is_alive("whole")
+    stubs.follow([])
+    assert stubs.is_alive("whole")
+    assert deaths == []

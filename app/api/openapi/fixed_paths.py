@@ -79,7 +79,7 @@ def streams_path(pipelines: Sequence[Pipeline]) -> Schema:
     body = {"schema": {"oneOf": [_start_schema(pipeline) for pipeline in streaming]}} if streaming else {"schema": {}}
     examples = {pipeline.name: _start_example(pipeline) for pipeline in streaming if examples_of(pipeline)}
     started = json_answer("The stream has started", _STARTED, "Location") | {"links": _LINKS}
-    answers = {"201": started, **problems(errors.UnknownPipeline, *INFERENCE_ERRORS)}
+    answers = {"201": started, **problems(errors.UnknownPipeline, errors.ResumableStreamsOff, *INFERENCE_ERRORS)}
     operation = _operation("start_stream", "streams", "Start a stream that can be resumed", answers, TIMEOUT_HEADER)
     content = {"application/json": {**body, **({"examples": examples} if examples else {})}}
     return {"/v1/streams": {"post": operation | {"requestBody": {"required": True, "content": content}}}}
@@ -104,11 +104,14 @@ def _start_example(pipeline: Pipeline) -> Schema:
     return {**sample, "value": {"pipeline": pipeline.name, "inputs": sample["value"]}}
 
 
+_STORE_ERRORS = errors.UnknownStream, errors.ResumableStreamsOff, errors.UpstreamUnavailable
+
+
 def _read() -> Schema:
     answers = {
         "200": answer("The events after `Last-Event-ID`", event_stream({"type": "object"})),
         "204": answer("The client has every event of a stream that has ended"),
-        **problems(errors.UnknownStream, errors.StreamEvicted, errors.UpstreamUnavailable),
+        **problems(*_STORE_ERRORS, errors.StreamEvicted),
     }
     summary = "Read a stream, or resume it"
     return _operation("read_stream", "streams", summary, answers, _STREAM_ID, _LAST_EVENT_ID)
@@ -117,7 +120,7 @@ def _read() -> Schema:
 def _delete() -> Schema:
     answers = {
         "204": answer("The stream has ended, and is forgotten"),
-        **problems(errors.UnknownStream, errors.UpstreamUnavailable),
+        **problems(*_STORE_ERRORS),
     }
     return _operation("delete_stream", "streams", "End a stream and forget it", answers, _STREAM_ID)
 

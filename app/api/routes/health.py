@@ -1,6 +1,7 @@
 """Liveness and readiness, on the main and the admin port."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -11,10 +12,32 @@ from app.api.workload import Workload
 from app.pipelines.catalog import Catalog
 
 
-class HealthRoutes:
-    """``triton_is_stuck``: whether Triton is live but answers no inference call; asked on the admin port only."""
+class WorkerStates(Protocol):
+    """The processes that serve the API, as their supervisor sees them."""
 
-    def __init__(self, catalog: Catalog, workload: Workload, triton_is_stuck: Callable[[], bool] | None = None) -> None:
+    @property
+    def is_ready(self) -> bool:
+        """Whether enough of them are ready, and none that accepts connections is not."""
+
+    @property
+    def states(self) -> Mapping[str, str]:
+        """``starting``, ``not_ready`` or ``ready``, by the number of the worker."""
+
+
+class HealthRoutes:
+    """``triton_is_stuck``: whether Triton is live but answers no inference call; asked on the admin port only.
+
+    ``workers``: None if this process serves the API.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        workload: Workload,
+        triton_is_stuck: Callable[[], bool] | None = None,
+        workers: WorkerStates | None = None,
+    ) -> None:
+        self._workers = workers
         self._catalog = catalog
         self._workload = workload
         self._triton_is_stuck = triton_is_stuck
@@ -32,15 +55,18 @@ class HealthRoutes:
         return JsonResponse({"status": "live"})
 
     async def ready(self, _request: Request) -> Response:
-        """Triton answers, every required pipeline is warm, and the gateway is not draining."""
+        """Triton answers, every required pipeline is warm, the workers are ready, and the gateway is not draining."""
         is_draining, entries = self._workload.is_draining, self._catalog.entries
-        is_ready = self._catalog.is_ready and not is_draining
-        readiness = {
+        workers = self._workers
+        is_ready = self._catalog.is_ready and not is_draining and (workers is None or workers.is_ready)
+        readiness: dict[str, object] = {
             "status": "ready" if is_ready else "draining" if is_draining else "not_ready",
             "triton": "up" if self._catalog.triton_is_up else "down",
             "pipelines": {name: entry.state for name, entry in entries.items()},
             "state_detail": {name: entry.state_detail for name, entry in entries.items() if entry.state_detail},
         }
+        if workers is not None:
+            readiness["workers"] = workers.states
         return JsonResponse(readiness, 200 if is_ready else 503)
 
     async def triton(self, _request: Request) -> Response:

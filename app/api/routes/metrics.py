@@ -2,12 +2,11 @@
 
 import httpx
 from fastapi import APIRouter, Request
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.responses import Response
 
 from app.api.routing import Route
 from app.domain.errors import NotFound, UpstreamUnavailable
-from app.observability.metrics import Metrics
 
 RELAY_TIMEOUT_S = 5.0
 _TLS = httpx.create_ssl_context()
@@ -17,8 +16,8 @@ _TLS = httpx.create_ssl_context()
 class MetricsRoutes:
     """``triton_metrics_url``: Triton's own page, or None."""
 
-    def __init__(self, metrics: Metrics, triton_metrics_url: str | None) -> None:
-        self._metrics = metrics
+    def __init__(self, registry: CollectorRegistry, triton_metrics_url: str | None) -> None:
+        self._registry = registry
         self._triton_metrics_url = triton_metrics_url
 
     def router(self) -> APIRouter:
@@ -28,7 +27,7 @@ class MetricsRoutes:
         return router
 
     async def gateway_metrics(self, _request: Request) -> Response:
-        return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
 
     async def triton_metrics(self, _request: Request) -> Response:
         if self._triton_metrics_url is None:

@@ -13,7 +13,7 @@ from app.api.responses import JsonResponse
 from app.api.routing import Route
 from app.api.sse import HEADERS, MEDIA_TYPE, RETRY
 from app.api.streaming import Start, StreamResponse
-from app.domain.errors import FieldProblem, InvalidInput, InvalidRequest
+from app.domain.errors import FieldProblem, InvalidInput, InvalidRequest, ResumableStreamsOff
 from app.pipelines.body import Body
 from app.pipelines.structure import malformed, members_of
 from app.streams.store import StreamStore
@@ -67,6 +67,27 @@ class StreamRoutes:
     async def delete_stream(self, stream_id: str, _request: Request) -> Response:
         await self._store.delete(stream_id)
         return Response(status_code=204)
+
+
+class StreamsOff:
+    """The same addresses without a store that every process of the gateway shares."""
+
+    def router(self) -> APIRouter:
+        router = APIRouter(prefix="/v1/streams", route_class=Route)
+        router.add_api_route("", self.start_stream, methods=["POST"])
+        router.add_api_route("/{stream_id}", self.refuse)
+        router.add_api_route("/{stream_id}", self.refuse, methods=["DELETE"])
+        return router
+
+    async def start_stream(self, request: Request) -> Response:
+        exchange_of(request).record.transport = "stream"
+        return await self.refuse(request)
+
+    async def refuse(self, _request: Request) -> Response:
+        raise ResumableStreamsOff(
+            "This gateway has several workers, and no Redis in which they could share streams.",
+            hint="POST /v1/pipelines/{pipeline}/stream works. For resumable streams, set GATEWAY_REDIS_URL.",
+        )
 
 
 def _members_of(body: Body) -> tuple[str, memoryview]:

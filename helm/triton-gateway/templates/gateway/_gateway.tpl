@@ -40,7 +40,7 @@ lifecycle:
     sleep:
       seconds: {{ .Values.shutdown.preStopSeconds }}
 resources:
-  {{- toYaml .Values.gateway.resources | nindent 2 }}
+  {{- include "triton-gateway.gatewayResources" . | nindent 2 }}
 securityContext:
   {{- toYaml .Values.gateway.securityContext | nindent 2 }}
 volumeMounts:
@@ -53,6 +53,16 @@ volumeMounts:
   {{- end }}
 {{- end }}
 
+{{/* The values, and what follows from the number of workers where nothing is set. A supervisor is a further process. */}}
+{{- define "triton-gateway.gatewayResources" -}}
+{{- $workers := int .Values.gateway.workers -}}
+{{- $several := gt $workers 1 -}}
+{{- $memory := $several | ternary (mul 128 $workers) 0 -}}
+{{- $requests := dict "cpu" ($several | ternary (toString $workers) "500m") "memory" (printf "%dMi" (add 256 $memory)) -}}
+{{- $limits := dict "memory" (printf "%dMi" (add 512 $memory)) -}}
+{{ merge (deepCopy .Values.gateway.resources) (dict "requests" $requests "limits" $limits) | toYaml }}
+{{- end }}
+
 {{/* GATEWAY_* of the container; the address to listen on is the image's. */}}
 {{- define "triton-gateway.settings" -}}
 - name: GATEWAY_HOST
@@ -61,6 +71,8 @@ volumeMounts:
   value: "8080"
 - name: GATEWAY_ADMIN_PORT
   value: "8081"
+- name: GATEWAY_WORKERS
+  value: {{ .Values.gateway.workers | toString | quote }}
 - name: GATEWAY_TRITON_URL
   value: {{ .Values.triton.enabled | ternary "127.0.0.1:8001" .Values.triton.external.grpcUrl }}
 {{- $metricsUrl := .Values.triton.enabled | ternary "http://127.0.0.1:8002/metrics" .Values.triton.external.metricsUrl }}

@@ -1,0 +1,173 @@
+"""Values of metrics in memory that a worker shares with its supervisor, so that they outlive the worker.
+
+prometheus_client's own mode for several processes was not taken: docs/decisions/0028-workers.md.
+"""
+
+import mmap
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, NamedTuple
+
+import msgspec
+from prometheus_client import values
+
+MAX_VALUES = 1 << 20
+"""Memory is used only for the values that there are. Further values are not shared."""
+_VALUE_BYTES = 8
+
+Slots = Any
+"""A ``memoryview`` of float64, whose type says integers."""
+
+
+class Series(NamedTuple):
+    """One number of a metric. ``name`` is the sample's: that of the metric with ``_total``, ``_bucket`` or ``_sum``.
+
+    ``mode``: how the gauges of several processes become one, in the words of prometheus_client's ``multiprocess_mode``.
+    """
+
+    kind: str
+    metric: str
+    name: str
+    label_names: tuple[str, ...]
+    label_values: tuple[str, ...]
+    mode: str = ""
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return dict(zip(self.label_names, self.label_values, strict=True))
+
+    @property
+    def is_shared(self) -> bool:
+        """Gauges without a mode are about Triton and the process itself: each process has its own."""
+        return self.kind != "gauge" or self.mode in {"livesum", "livemax"}
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptors:
+    """Two files in memory. ``values``: one float64 for each series. ``names``: one line of JSON for each, in the same
+    order. A value is written by one store of 8 bytes and read as safely; a line is written before its value is used.
+    """
+
+    values: int
+    names: int
+
+    @classmethod
+    def create(cls) -> "Descriptors":
+        created = cls(os.memfd_create("metric values"), os.memfd_create("metric names"))
+        os.ftruncate(created.values, MAX_VALUES * _VALUE_BYTES)
+        return created
+
+    def mapped(self) -> Slots:
+        return memoryview(mmap.mmap(self.values, MAX_VALUES * _VALUE_BYTES)).cast("d")
+
+    def close(self) -> None:
+        os.close(self.values)
+        os.close(self.names)
+
+
+class Writer:
+    """The worker's side."""
+
+    def __init__(self, descriptors: Descriptors) -> None:
+        self._names = descriptors.names
+        self._slots = descriptors.mapped()
+        self._index: dict[Series, int] = {}
+
+    def value(self, series: Series) -> "SharedValue":
+        return SharedValue(self._slots, self._index_of(series))
+
+    def use(self) -> None:
+        """Every metric that this process makes from now on keeps its values here."""
+        values.ValueClass = self._value_class()
+
+    def _value_class(self) -> Any:
+        unshared: Any = values.MutexValue
+
+        def value_of(*series_and_text: Any, multiprocess_mode: str = "", **_: object) -> Any:
+            kind, metric, name, label_names, label_values, _text = series_and_text
+            series = Series(kind, metric, name, tuple(label_names), tuple(label_values), multiprocess_mode)
+            return self.value(series) if series.is_shared else unshared(*series_and_text)
+
+        return value_of
+
+    def _index_of(self, series: Series) -> int:
+        """The same for a series that was removed and is made again."""
+        index = self._index.get(series)
+        if index is None:
+            index = self._index[series] = min(len(self._index), MAX_VALUES - 1)
+            if index < MAX_VALUES - 1:
+                os.write(self._names, msgspec.json.encode(series) + b"\n")
+        return index
+
+
+class SharedValue:
+    """What prometheus_client asks of a value. There are no exemplars."""
+
+    __slots__ = ("_index", "_lock", "_slots")
+
+    def __init__(self, slots: Slots, index: int) -> None:
+        self._slots = slots
+        self._index = index
+        self._lock = Lock()
+
+    def inc(self, amount: float) -> None:
+        with self._lock:
+            self._slots[self._index] += amount
+
+    def set(self, value: float, timestamp: float | None = None) -> None:
+        self._slots[self._index] = value
+
+    def get(self) -> float:
+        return float(self._slots[self._index])
+
+    def get_exemplar(self) -> None:
+        return None
+
+
+class Reader:
+    """The supervisor's side. It works also when the worker has been killed."""
+
+    def __init__(self, descriptors: Descriptors) -> None:
+        self._descriptors = descriptors
+        self._slots = descriptors.mapped()
+        self._series: list[Series] = []
+        self._position = 0
+
+    def read(self) -> dict[Series, float]:
+        self._read_names()
+        return {series: self._slots[index] for index, series in enumerate(self._series)}
+
+    def close(self) -> None:
+        self._slots.release()
+        self._descriptors.close()
+
+    def _read_names(self) -> None:
+        """Reads the whole lines that are new."""
+        size = os.fstat(self._descriptors.names).st_size
+        lines, end, _ = os.pread(self._descriptors.names, size - self._position, self._position).rpartition(b"\n")
+        self._position += len(lines) + len(end)
+        self._series += [_DECODER.decode(line) for line in lines.splitlines()]
+
+
+_DECODER = msgspec.json.Decoder(Series)
+
+
+def as_shown(numbers: Mapping[Series, float]) -> Iterator[tuple[Series, float]]:
+    """As a page shows the numbers: each bucket of a histogram includes the buckets below it, and there is a count."""
+    below: dict[tuple[str, ...], float] = {}
+    for series, number in numbers.items():
+        if not series.name.endswith("_bucket"):
+            yield series, number
+            continue
+        histogram = series.metric, *series.label_values[:-1]
+        total = below[histogram] = below.get(histogram, 0.0) + number
+        yield series, total
+        if series.label_values[-1] == "+Inf":
+            yield _count_of(series), total
+
+
+def _count_of(bucket: Series) -> Series:
+    name, label_names = f"{bucket.metric}_count", bucket.label_names[:-1]
+    return bucket._replace(name=name, label_names=label_names, label_values=bucket.label_values[:-1])

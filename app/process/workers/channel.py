@@ -1,0 +1,79 @@
+"""The socket between the supervisor and one worker, and what is sent over it."""
+
+import asyncio
+import pickle
+import socket
+from dataclasses import dataclass, field
+from typing import Any
+
+from app.observability.shared_values import Descriptors
+from app.process.serving import Triton
+from app.settings import Settings
+from app.triton.progress import Seen
+
+_LENGTH_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The first message of the supervisor: everything that a worker needs to start. Descriptors are inherited."""
+
+    number: int
+    """From 1; in the log and in the readiness."""
+    settings: Settings
+    """With this worker's share of each limit."""
+    triton: Triton
+    admin_port: int
+    listeners: list[int]
+    """The sockets of all workers, in the order of their numbers."""
+    metrics: Descriptors
+    log_lock: int
+    supervisor: int
+    """Its process id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guidance:
+    """From the supervisor, whenever it changes."""
+
+    listens_on: frozenset[int]
+    """Numbers of workers: its own, and those that do not accept connections at present."""
+    dead_models: tuple[str, ...] = ()
+    triton_is_stuck: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """From a worker, several times a second. The first report says that the worker accepts connections."""
+
+    is_ready: bool
+    suspects: dict[str, dict[str, int]] = field(default_factory=dict)
+    seen: Seen = field(default_factory=lambda: Seen({}, {}, {}))
+
+
+class Channel:
+    """Messages are pickled: both ends are this program, and nobody else can reach the socket."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def open(cls, end: socket.socket) -> "Channel":
+        return cls(*await asyncio.open_unix_connection(sock=end))
+
+    def send(self, message: object) -> None:
+        """Never blocks. A message for a process that has ended is dropped."""
+        data = pickle.dumps(message)
+        self._writer.write(len(data).to_bytes(_LENGTH_BYTES, "big") + data)
+
+    async def receive(self) -> Any:
+        """Raises EOFError if the other process has ended."""
+        try:
+            length = int.from_bytes(await self._reader.readexactly(_LENGTH_BYTES), "big")
+            return pickle.loads(await self._reader.readexactly(length))
+        except (asyncio.IncompleteReadError, ConnectionError) as exc:
+            raise EOFError from exc
+
+    def close(self) -> None:
+        self._writer.close()

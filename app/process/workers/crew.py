@@ -1,0 +1,163 @@
+"""All workers of a supervisor: started, replaced, guided, drained."""
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Callable, Mapping
+
+from prometheus_client import CollectorRegistry
+
+from app.domain.backoff import Backoff
+from app.main import Gateway
+from app.observability.shared_values import Descriptors
+from app.observability.summed import SummedMetrics
+from app.process.listening import GRACE_S
+from app.process.shutdown import LAST_BYTES_S, Shutdown
+from app.process.workers.channel import Guidance, Order, Report
+from app.process.workers.process import WorkerProcess
+
+TICK_S = 0.25
+FIRST_DELAY_S = 0.5
+LONGEST_DELAY_S = 30.0
+STABLE_S = 60.0
+"""A worker that lived this long is replaced at once."""
+MAX_STARTS = 5
+"""If every worker ended so often before it served, there is no use in going on."""
+SILENCE_S = 30.0
+"""A worker that sends no report for so long hangs. It is killed."""
+START_S = 120.0
+"""Time for the first report."""
+END_S = LAST_BYTES_S + GRACE_S + 5.0
+"""How long a worker may take to end after its drain."""
+
+OrderOf = Callable[[int, Descriptors], Order]
+"""The order for the worker of this number."""
+
+_log = logging.getLogger(__name__)
+
+
+class WorkersCannotStart(Exception):
+    """Every worker ended several times in a row before it served. The lines of the workers say why."""
+
+
+class Crew:
+    """Implements :class:`app.main.Workers`. ``gateway``: the supervisor's own, which cares for Triton."""
+
+    def __init__(self, workers: int, order_of: OrderOf, gateway: Gateway) -> None:
+        self.registry = CollectorRegistry()
+        self._order_of = order_of
+        self._metrics = gateway.inference.metrics
+        self._health = gateway.health
+        self._running: dict[int, WorkerProcess] = {}
+        self._failed_starts = dict.fromkeys(range(1, workers + 1), 0)
+        """How often in a row the worker of each number ended before it served."""
+        self._was_complete = False
+        self._is_ending = False
+        self._summed = SummedMetrics(self._metrics.registry, lambda: [each.numbers() for each in self._workers])
+        self.registry.register(self._summed)
+
+    @property
+    def states(self) -> Mapping[str, str]:
+        running = self._running
+        return {str(number): running[number].state if number in running else "starting" for number in self._numbers}
+
+    @property
+    def is_ready(self) -> bool:
+        """At the start, when every worker is ready. Later a worker that is being replaced does not count."""
+        states = set(self.states.values())
+        self._was_complete |= states == {"ready"}
+        return self._was_complete and "ready" in states and "not_ready" not in states
+
+    async def run(self) -> None:
+        """Runs until it is cancelled. Raises WorkersCannotStart."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for number in self._numbers:
+                    tasks.create_task(self._keep(number))
+                tasks.create_task(self._watch())
+        finally:
+            self._signal(signal.SIGKILL)
+
+    async def drain(self, shutdown: Shutdown, drain_s: float) -> None:
+        """Every worker drains; those that do not end in time are killed."""
+        self._is_ending = True
+        self._signal(signal.SIGTERM)
+        ends = time.monotonic() + drain_s + END_S
+        is_hurried = False
+        while self._running and time.monotonic() < ends:
+            if shutdown.hurried.is_set() and not is_hurried:
+                is_hurried, ends = True, time.monotonic() + END_S
+                self._signal(signal.SIGTERM)
+            await asyncio.sleep(0.02)
+        if self._running:
+            _log.error("workers did not end in time and are killed")
+
+    async def _keep(self, number: int) -> None:
+        """Starts the worker again whenever it ends."""
+        backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S)
+        while not self._is_ending:
+            since = time.monotonic()
+            await self._live(number)
+            if time.monotonic() - since > STABLE_S:
+                backoff.reset()
+            elif not self._is_ending:
+                await asyncio.sleep(backoff.fail())
+
+    async def _live(self, number: int) -> None:
+        """One life of a worker."""
+        worker = await WorkerProcess.start(self._order_of(number, Descriptors.create()))
+        self._running[number] = worker
+        if self._is_ending:
+            worker.send_signal(signal.SIGTERM)
+        status = await worker.run(self._heard)
+        del self._running[number]
+        self._summed.keep(worker.numbers())
+        worker.close()
+        self._guide()
+        if not self._is_ending:
+            self._count_death(number, worker, status)
+
+    def _count_death(self, number: int, worker: WorkerProcess, status: int) -> None:
+        """Raises WorkersCannotStart."""
+        self._metrics.worker_deaths.inc()
+        _log.error("worker %d ended with status %d and is replaced", number, status, extra={"pid": worker.pid})
+        self._failed_starts[number] = 0 if worker.serves else self._failed_starts[number] + 1
+        if min(self._failed_starts.values()) >= MAX_STARTS:
+            raise WorkersCannotStart
+
+    def _heard(self, report: Report) -> None:
+        self._health.stubs.add_suspects(report.suspects)
+        self._health.progress.add(report.seen)
+        self._guide()
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._guide()
+            for number, worker in self._running.items():
+                worker.silence_s += TICK_S
+                if worker.silence_s > (SILENCE_S if worker.serves else START_S):
+                    _log.error("worker %d hangs and is killed", number, extra={"pid": worker.pid})
+                    worker.send_signal(signal.SIGKILL)
+
+    def _guide(self) -> None:
+        """Tells the workers about Triton, and who accepts the connections of workers that do not serve."""
+        serving = [number for number, worker in self._running.items() if worker.serves]
+        orphans = [number for number in self._numbers if number not in serving]
+        dead, is_stuck = tuple(self._health.stubs.dead), self._health.progress.is_stuck
+        for place, number in enumerate(serving):
+            listens_on = frozenset([number, *orphans[place :: len(serving)]])
+            self._running[number].guide(Guidance(listens_on, dead, is_stuck))
+
+    def _signal(self, number: signal.Signals) -> None:
+        for worker in self._workers:
+            worker.send_signal(number)
+
+    @property
+    def _workers(self) -> list[WorkerProcess]:
+        return list(self._running.values())
+
+    @property
+    def _numbers(self) -> range:
+        return range(1, len(self._failed_starts) + 1)

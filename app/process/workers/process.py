@@ -1,0 +1,78 @@
+"""One worker process, as the supervisor sees it."""
+
+import asyncio
+import signal
+import socket
+import sys
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import Callable
+from contextlib import suppress
+
+from app.observability.shared_values import Reader, Series
+from app.process.workers.channel import Channel, Guidance, Order, Report
+
+COMMAND = (sys.executable, "-m", "app.cli", "worker")
+
+
+class WorkerProcess:
+    """Made by :meth:`start`."""
+
+    def __init__(self, process: Process, channel: Channel, numbers: Reader) -> None:
+        self.state = "starting"
+        """Then ``ready`` or ``not_ready``: from then on it accepts connections."""
+        self.silence_s = 0.0
+        """Since the last report, as far as the supervisor itself was running."""
+        self._process = process
+        self._channel = channel
+        self._numbers = numbers
+        self._guidance: Guidance | None = None
+
+    @classmethod
+    async def start(cls, order: Order) -> "WorkerProcess":
+        """In a session of its own, so that the terminal's Ctrl-C reaches only the supervisor."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            inherited = (theirs.fileno(), order.metrics.values, order.metrics.names, order.log_lock, *order.listeners)
+            process = await asyncio.create_subprocess_exec(
+                *COMMAND, str(theirs.fileno()), stdin=DEVNULL, pass_fds=inherited, start_new_session=True
+            )
+        channel = await Channel.open(ours)
+        channel.send(order)
+        return cls(process, channel, Reader(order.metrics))
+
+    @property
+    def serves(self) -> bool:
+        """Whether it accepts connections."""
+        return self.state != "starting"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def run(self, on_report: Callable[[Report], None]) -> int:
+        """Passes the reports on until the process ends. Returns its status, -n after signal n."""
+        with suppress(EOFError):
+            while True:
+                report: Report = await self._channel.receive()
+                self.silence_s = 0.0
+                self.state = "ready" if report.is_ready else "not_ready"
+                on_report(report)
+        return await self._process.wait()
+
+    def guide(self, guidance: Guidance) -> None:
+        if guidance != self._guidance:
+            self._guidance = guidance
+            self._channel.send(guidance)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    def numbers(self) -> dict[Series, float]:
+        """The values of its metrics."""
+        return self._numbers.read()
+
+    def close(self) -> None:
+        """Frees what the supervisor holds of a process that has ended."""
+        self._channel.close()
+        self._numbers.close()

@@ -1,0 +1,31 @@
+"""The part of one worker in the limits of the whole gateway."""
+
+from app.settings import Settings, SettingsError
+
+SHARED_OUT = ("max_connections", "max_bytes_in_flight")
+"""Settings that are totals for all workers."""
+
+
+def check_shares(settings: Settings) -> None:
+    """Raises SettingsError if a worker's share of a limit is too small to be of use."""
+    workers = settings.workers
+    if settings.max_connections < workers:
+        raise SettingsError(
+            f"GATEWAY_MAX_CONNECTIONS is {settings.max_connections}: each of the {workers} workers needs one"
+        )
+    share = settings.max_bytes_in_flight // workers
+    if share < settings.max_body_bytes <= settings.max_bytes_in_flight:
+        raise SettingsError(
+            f"GATEWAY_MAX_BYTES_IN_FLIGHT gives each of the {workers} workers {share} bytes, less than "
+            f"GATEWAY_MAX_BODY_BYTES, {settings.max_body_bytes}: no worker could accept the largest body"
+        )
+
+
+def settings_of_worker(settings: Settings, number: int) -> Settings:
+    """``number``: from 1. The shares of all workers add up to the total."""
+    shares = {name: _share(getattr(settings, name), number, settings.workers) for name in SHARED_OUT}
+    return settings.model_copy(update=shares)
+
+
+def _share(total: int, number: int, workers: int) -> int:
+    return total // workers + (number <= total % workers)

@@ -1,0 +1,95 @@
+"""``triton-gateway serve`` with several workers: the supervisor's part."""
+
+import logging
+import os
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
+
+from app import __version__
+from app.api.connection.protocol import ConnectionLimit
+from app.main import create_admin_app
+from app.observability.exporter import open_tracer
+from app.observability.lines import turns_by
+from app.observability.log import configure_logging
+from app.observability.shared_values import Descriptors
+from app.observability.tracing import NoTracer
+from app.pipelines.file import read_gateway_file
+from app.process.announcing import announce
+from app.process.listening import listening, listening_together, serving
+from app.process.serving import (
+    ADMIN_CONNECTIONS,
+    WorkerPart,
+    freeze_heap,
+    open_gateway,
+    open_store,
+    running_triton,
+)
+from app.process.shutdown import Shutdown, ShutdownRequested
+from app.process.supervision import Supervisor
+from app.process.workers.channel import Order
+from app.process.workers.crew import Crew
+from app.process.workers.shares import check_shares, settings_of_worker
+from app.settings import PREFIX, Settings
+
+_log = logging.getLogger(__name__)
+
+
+async def supervise(settings: Settings) -> None:
+    """Owns the sockets, the embedded Triton and the admin port. Raises what ``app.process.serving.serve`` raises."""
+    check_shares(settings)
+    log_lock = os.memfd_create("turns of the log")
+    configure_logging(settings.log_level, settings.log_format, turn=turns_by(log_lock))
+    shutdown = Shutdown()
+    shutdown.listen_to_signals()
+    supervisor = Supervisor(on_failure=shutdown.request)
+    if settings.config_path is not None:
+        read_gateway_file(settings.config_path)
+    with suppress(ShutdownRequested):
+        async with AsyncExitStack() as stack:
+            main = stack.enter_context(
+                listening_together(settings.host, settings.port, f"{PREFIX}PORT", settings.workers)
+            )
+            admin = stack.enter_context(listening(settings.host, settings.admin_port, f"{PREFIX}ADMIN_PORT"))
+            port, admin_port = main[0].getsockname()[1], admin.getsockname()[1]
+            await _check_what_workers_need(settings)
+            triton = await stack.enter_async_context(running_triton(settings, shutdown, supervisor))
+            gateway = await stack.enter_async_context(open_gateway(settings, triton, None, NoTracer(), supervisor))
+            catalog = gateway.inference.catalog
+
+            def order_of(number: int, metrics: Descriptors) -> Order:
+                return Order(
+                    number,
+                    settings_of_worker(settings, number),
+                    replace(triton, restart=None, part=WorkerPart(settings.workers, catalog.file)),
+                    admin_port,
+                    [listener.fileno() for listener in main],
+                    metrics,
+                    log_lock,
+                    os.getpid(),
+                )
+
+            crew = Crew(settings.workers, order_of, gateway)
+            admin_app = create_admin_app(gateway, api_port=port, workers=crew)
+            limit = ConnectionLimit(ADMIN_CONNECTIONS, gateway.inference.metrics.count_refused_connection)
+            freeze_heap()
+            await stack.enter_async_context(serving(admin_app, admin, supervisor, limit))
+            await stack.enter_async_context(supervisor.running("workers", crew.run()))
+            url = f"http://{settings.host}:{port}"
+            async with supervisor.running("announcement", announce(catalog, url, triton.grpc_url, crew)):
+                await shutdown.requested.wait()
+            gateway.inference.workload.is_draining = True
+            await crew.drain(shutdown, settings.drain_s)
+    supervisor.raise_if_failed()
+
+
+async def _check_what_workers_need(settings: Settings) -> None:
+    """Raises StoreUnusable or TracingUnavailable once, here, instead of in every worker."""
+    async with open_tracer(settings.traces_url, __version__):
+        pass
+    if settings.redis_url is None:
+        _log.warning(
+            "/v1/streams answers 501 resumable_streams_off: several workers need GATEWAY_REDIS_URL to share it"
+        )
+        return
+    async with open_store(settings.redis_url):
+        pass

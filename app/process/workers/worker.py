@@ -1,0 +1,124 @@
+"""One worker: a process that serves the API, and reports to the supervisor that started it."""
+
+import asyncio
+import ctypes
+import os
+import signal
+import socket
+from collections.abc import Iterable
+from contextlib import AsyncExitStack
+
+from app import __version__
+from app.api.connection.protocol import ConnectionLimit
+from app.main import Gateway
+from app.observability.exporter import open_tracer
+from app.observability.lines import turns_by
+from app.observability.log import configure_logging, dropped_lines
+from app.observability.metrics import DROPPED_LINES
+from app.observability.shared_values import Series, SharedValue, Writer
+from app.process.listening import Server, serving
+from app.process.serving import api_of, freeze_heap, open_gateway, open_store
+from app.process.shutdown import Shutdown, drain
+from app.process.supervision import Supervisor
+from app.process.workers.channel import Channel, Guidance, Order, Report
+
+REPORT_S = 0.25
+_PR_SET_PDEATHSIG = 1
+
+
+async def work(descriptor: int) -> None:
+    """Serves until SIGTERM. ``descriptor``: this process's end of the channel.
+
+    Raises what :func:`app.process.serving.serve` raises, and EOFError if the supervisor is gone before the start.
+    """
+    channel = await Channel.open(socket.socket(fileno=descriptor))
+    order: Order = await channel.receive()
+    _end_with(order.supervisor)
+    settings, number = order.settings, order.number
+    configure_logging(settings.log_level, settings.log_format, number, turns_by(order.log_lock))
+    values = Writer(order.metrics)
+    values.use()
+    shutdown = Shutdown()
+    shutdown.listen_to_signals()
+    supervisor = Supervisor(on_failure=shutdown.request)
+    async with AsyncExitStack() as stack:
+        tracer = await stack.enter_async_context(open_tracer(settings.traces_url, __version__))
+        store = None
+        if settings.redis_url is not None:
+            store = await stack.enter_async_context(open_store(settings.redis_url))
+            await stack.enter_async_context(supervisor.running("store of streams", store.run()))
+        gateway = await stack.enter_async_context(open_gateway(settings, order.triton, store, tracer, supervisor))
+        app = api_of(gateway, settings, order.admin_port)
+        limit = ConnectionLimit(settings.max_connections, gateway.inference.metrics.count_refused_connection)
+        freeze_heap()
+        own = _listener(order.listeners[number - 1])
+        server = await stack.enter_async_context(serving(app, own, supervisor, limit))
+        link = Link(channel, gateway, Doors(server, number, order.listeners), _dropped_lines(values))
+        await stack.enter_async_context(supervisor.running("link to the supervisor", link.run()))
+        await shutdown.requested.wait()
+        await drain(gateway.inference.workload, shutdown, settings.drain_s)
+    supervisor.raise_if_failed()
+
+
+def _end_with(supervisor: int) -> None:
+    """Asks the kernel to kill this process when the supervisor ends: nothing would replace or stop it."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != supervisor:
+        raise EOFError
+
+
+def _listener(descriptor: int) -> socket.socket:
+    """A copy: the server closes it when it stops, and the descriptor stays open."""
+    return socket.socket(fileno=os.dup(descriptor))
+
+
+def _dropped_lines(values: Writer) -> SharedValue:
+    return values.value(Series("counter", DROPPED_LINES, f"{DROPPED_LINES}_total", (), ()))
+
+
+class Doors:
+    """The sockets that this worker accepts connections from: its own, and for a while those of other workers."""
+
+    def __init__(self, server: Server, number: int, listeners: list[int]) -> None:
+        self._server = server
+        self._number = number
+        self._listeners = listeners
+        self._open: dict[int, asyncio.AbstractServer] = {}
+
+    async def listen_on(self, numbers: Iterable[int]) -> None:
+        wanted = set(numbers) - {self._number}
+        for number in self._open.keys() - wanted:
+            self._open.pop(number).close()
+        for number in wanted - self._open.keys():
+            self._open[number] = await self._server.accept_from(_listener(self._listeners[number - 1]))
+
+
+class Link:
+    """Tells the supervisor how this worker is, and follows its guidance."""
+
+    def __init__(self, channel: Channel, gateway: Gateway, doors: Doors, dropped_lines: SharedValue) -> None:
+        self._channel = channel
+        self._catalog = gateway.inference.catalog
+        self._health = gateway.health
+        self._doors = doors
+        self._dropped_lines = dropped_lines
+
+    async def run(self) -> None:
+        """Runs until it is cancelled. Raises EOFError if the supervisor is gone."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._report())
+            tasks.create_task(self._follow())
+
+    async def _report(self) -> None:
+        while True:
+            self._dropped_lines.set(dropped_lines())
+            health = self._health
+            self._channel.send(Report(self._catalog.is_ready, health.stubs.take_suspects(), health.progress.take()))
+            await asyncio.sleep(REPORT_S)
+
+    async def _follow(self) -> None:
+        while True:
+            guidance: Guidance = await self._channel.receive()
+            self._health.stubs.follow(guidance.dead_models)
+            self._health.progress.is_stuck = guidance.triton_is_stuck
+            await self._doors.listen_on(guidance.listens_on)

@@ -1,0 +1,130 @@
+"""Connections to a gateway with several workers: who has them, and many requests over them."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+import psutil
+
+from tests.processes import GatewayProcess
+
+
+def workers_of(gateway: GatewayProcess) -> list[int]:
+    """Their process ids."""
+    children = psutil.Process(gateway.process.pid).children()
+    return [child.pid for child in children if "worker" in child.cmdline()]
+
+
+def owner_of(gateway: GatewayProcess, port: int) -> int | None:
+    """The worker that accepted the connection from this local port."""
+    for worker in workers_of(gateway):
+        for connection in psutil.Process(worker).net_connections("tcp"):
+            if connection.raddr and connection.raddr.port == port:
+                return worker
+    return None
+
+
+CONNECTIONS = 16
+
+
+@dataclass
+class Ledger:
+    """What the clients saw."""
+
+    statuses: Counter[int] = field(default_factory=Counter)
+    broken: int = 0
+    """Connections that ended before an answer was complete."""
+
+    @property
+    def answered(self) -> int:
+        return self.statuses.total()
+
+
+class Connection:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def to(cls, gateway: GatewayProcess) -> "Connection":
+        url = urlsplit(gateway.url)
+        return cls(*await asyncio.open_connection(url.hostname, url.port))
+
+    @property
+    def port(self) -> int:
+        return int(self.writer.get_extra_info("sockname")[1])
+
+    def post(self, path: str, body: bytes) -> None:
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: g\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        self.writer.write(head.encode() + body)
+
+    async def answer(self) -> int:
+        """The status, when the whole answer has been read. Raises EOFError or ConnectionError."""
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        await self.reader.readexactly(length)
+        return int(head[9:12])
+
+    async def close(self) -> None:
+        self.writer.close()
+        with suppress(ConnectionError):
+            await self.writer.wait_closed()
+
+    async def rest(self) -> tuple[bytes, bool]:
+        """All further bytes, and whether the connection was reset."""
+        received = b""
+        try:
+            while data := await self.reader.read(65536):
+                received += data
+        except ConnectionError:
+            return received, True
+        return received, False
+
+
+@asynccontextmanager
+async def connections_to_each(gateway: GatewayProcess, count: int) -> AsyncIterator[dict[int, list[Connection]]]:
+    """So many connections to each worker, by its process id."""
+    found: dict[int, list[Connection]] = {worker: [] for worker in workers_of(gateway)}
+    while any(len(connections) < count for connections in found.values()):
+        connection = await Connection.to(gateway)
+        connection.post("/v1/pipelines/nothing", b"{}")
+        await connection.answer()
+        owner = owner_of(gateway, connection.port)
+        assert owner is not None
+        if len(found[owner]) < count:
+            found[owner].append(connection)
+        else:
+            await connection.close()
+    try:
+        yield found
+    finally:
+        for connections in found.values():
+            for connection in connections:
+                await connection.close()
+
+
+async def load(
+    gateway: GatewayProcess, path: str, body: bytes, *, requests: int, connections: int = CONNECTIONS
+) -> Ledger:
+    """Sends ``requests`` requests over connections that are kept alive. A broken connection is opened again."""
+    ledger, left = Ledger(), iter(range(requests))
+
+    async def client() -> None:
+        connection = await Connection.to(gateway)
+        for _ in left:
+            try:
+                connection.post(path, body)
+                ledger.statuses[await connection.answer()] += 1
+            except (EOFError, ConnectionError):
+                ledger.broken += 1
+                await connection.close()
+                connection = await Connection.to(gateway)
+        await connection.close()
+
+    await asyncio.gather(*(client() for _ in range(connections)))
+    return ledger

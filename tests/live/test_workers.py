@@ -1,0 +1,232 @@
+"""A gateway with two workers: its connections, its numbers, its log, and the loss of a worker under load."""
+
+import asyncio
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from app.triton.embedded.server import EmbeddedTriton
+from tests.live.connections import CONNECTIONS, Connection, connections_to_each, load, owner_of, workers_of
+from tests.live.redis import RedisServer
+from tests.live.resumable import delete, read_all, start
+from tests.live.test_cancellation import eventually
+from tests.processes import LIVE, GatewayProcess, StartGateway, running_gateway
+
+REQUESTS = 10_000
+INVALID = b'{"script": 5}'
+"""Answered without a call to Triton: 422."""
+COUNTED = {"pipeline": "scripted", "transport": "unary", "outcome": "client_error"}
+WITHIN_S = 20.0
+
+
+def script(**words: object) -> bytes:
+    return json.dumps({"script": json.dumps(words)}).encode()
+
+
+def readiness(gateway: GatewayProcess) -> dict[str, object]:
+    return dict(httpx.get(f"{gateway.admin_url}/health/ready").json())
+
+
+def has_all_workers(gateway: GatewayProcess) -> bool:
+    return readiness(gateway)["workers"] == {"1": "ready", "2": "ready"}
+
+
+@pytest.fixture(scope="module")
+def settings(triton: EmbeddedTriton) -> dict[str, str]:
+    return {"workers": "2", "triton_url": triton.grpc_url, "config": str(LIVE / "gateway.yaml"), "drain_s": "1"}
+
+
+@pytest.fixture(scope="module")
+def pair(settings: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    """Its workers may be killed: it replaces them."""
+    with running_gateway(tmp_path_factory.mktemp("pair"), **settings) as gateway:
+        yield gateway
+
+
+async def test_ten_thousand_requests_are_counted_exactly(pair: GatewayProcess) -> None:
+    """The clients, the metrics and the log agree."""
+    before = pair.metric("requests_total")
+    ledger = await load(pair, "/v1/pipelines/scripted", INVALID, requests=REQUESTS)
+    assert (ledger.statuses, ledger.broken) == (Counter({422: REQUESTS}), 0)
+    eventually(lambda: pair.metric("requests_total") == before + REQUESTS)
+    assert pair.metric("requests_total", **COUNTED) == REQUESTS
+    assert pair.metric("request_duration_seconds_count", **COUNTED) == REQUESTS
+    assert pair.metric("request_duration_seconds_bucket", le="+Inf", **COUNTED) == REQUESTS
+    eventually(lambda: sum(lines_by_worker(pair).values()) == REQUESTS)
+    assert lines_by_worker(pair).keys() == {1, 2}
+
+
+def lines_by_worker(gateway: GatewayProcess) -> Counter[object]:
+    return Counter(line["worker"] for line in gateway.json_lines() if line.get("pipeline") == "scripted")
+
+
+async def test_gauges_are_sums_over_the_workers(pair: GatewayProcess) -> None:
+    async with connections_to_each(pair, 2) as connections:
+        for each in connections.values():
+            for connection in each:
+                connection.post("/v1/pipelines/scripted_patient/stream", script(outputs=3, interval_s=0.1))
+        await asyncio.to_thread(eventually, lambda: pair.metric("active_streams") == 4)
+        await asyncio.to_thread(eventually, lambda: pair.metric("active_streams") == 0)
+    assert pair.metric("stream_outputs_total", pipeline="scripted_patient") == 12
+    assert pair.metric("triton_up") == 1
+    assert pair.metric("build_info") == 1
+    assert pair.metric("model_ready", model="scripted_stream") == 1
+
+
+def test_resumable_streams_are_off_and_the_log_says_so_once(pair: GatewayProcess) -> None:
+    answer = httpx.post(f"{pair.url}/v1/streams", json={"pipeline": "scripted_stream", "inputs": {}})
+    assert (answer.status_code, answer.json()["code"]) == (501, "resumable_streams_off")
+    assert sum("resumable_streams_off" in str(line["message"]) for line in pair.json_lines()) == 1
+
+
+def test_the_readiness_of_the_admin_port_names_the_workers(pair: GatewayProcess) -> None:
+    assert readiness(pair)["workers"] == {"1": "ready", "2": "ready"}
+    assert "workers" not in httpx.get(f"{pair.url}/health/ready").json()
+
+
+def test_each_worker_follows_the_file(settings: dict[str, str], start_gateway: StartGateway, tmp_path: Path) -> None:
+    pipelines = "pipelines: {{{name}: {{model: scripted}}}}"
+    path = tmp_path / "gateway.yaml"
+    path.write_text(pipelines.format(name="before"))
+    gateway = start_gateway(**settings | {"config": str(path)})
+    path.write_text("pipelines: [")
+    eventually(lambda: gateway.metric("config_reload_failed") == 1, WITHIN_S)
+    os.kill(workers_of(gateway)[0], signal.SIGKILL)  # the next worker serves what the others serve
+    eventually(lambda: gateway.metric("worker_deaths_total") == 1 and has_all_workers(gateway), WITHIN_S)
+    assert answers(gateway, "before") == {200}
+    path.write_text(pipelines.format(name="after"))
+    eventually(lambda: answers(gateway, "after") == {200}, WITHIN_S)
+    assert answers(gateway, "before") == {404}
+    eventually(lambda: gateway.metric("config_reload_failed") == 0)
+
+
+def answers(gateway: GatewayProcess, pipeline: str) -> set[int]:
+    """The statuses over several connections, which the kernel spreads over both workers."""
+    body = {"SCRIPT": "{}"}
+    return {httpx.post(f"{gateway.url}/v1/pipelines/{pipeline}", json=body).status_code for _ in range(12)}
+
+
+async def test_a_worker_is_killed_under_load(pair: GatewayProcess) -> None:
+    """Only what was under way on that worker is lost, for the clients and in the metrics."""
+    counted, deaths = pair.metric("requests_total", **COUNTED), pair.metric("worker_deaths_total")
+    async with connections_to_each(pair, 2) as connections, Watched(pair) as pages:
+        killed, other = connections
+        for connection in (*connections[killed], *connections[other]):
+            connection.post("/v1/pipelines/scripted_patient/stream", script(outputs=500, interval_s=0.1))
+            await connection.reader.readuntil(b"id: 2")
+        loading = asyncio.create_task(load(pair, "/v1/pipelines/scripted", INVALID, requests=REQUESTS))
+        a_fifth = counted + REQUESTS / 5
+        await asyncio.to_thread(eventually, lambda: pair.metric("requests_total", **COUNTED) > a_fifth)
+        os.kill(killed, signal.SIGKILL)
+        for connection in connections[killed]:
+            received, was_reset = await connection.rest()
+            assert was_reset or b"event: error" not in received
+        ledger = await loading
+        for connection in connections[other]:
+            assert b"event: error" not in await connection.reader.readuntil(b"id: 30\n")
+        await asyncio.to_thread(eventually, lambda: has_all_workers(pair), WITHIN_S)
+    assert set(ledger.statuses) == {422}
+    assert ledger.answered + ledger.broken == REQUESTS
+    assert 0 < ledger.broken <= CONNECTIONS
+    await asyncio.to_thread(eventually, lambda: pair.metric("active_streams") == 0)
+    for metric in ("requests_total", "request_duration_seconds_count"):
+        assert ledger.answered <= pair.metric(metric, **COUNTED) - counted <= REQUESTS
+    assert pair.metric("worker_deaths_total") == deaths + 1
+    assert pages.statuses == {200}
+    assert pages.counts == sorted(pages.counts)
+    assert killed not in workers_of(pair)
+
+
+class Watched:
+    """Asks for the readiness and for the sum of a counter, over and over."""
+
+    def __init__(self, gateway: GatewayProcess) -> None:
+        self.statuses = set[int]()
+        self.counts: list[float] = []
+        self._gateway = gateway
+
+    async def __aenter__(self) -> "Watched":
+        self._task = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _watch(self) -> None:
+        async with httpx.AsyncClient(base_url=self._gateway.admin_url) as client:
+            while True:
+                self.statuses.add((await client.get("/health/ready")).status_code)
+                page = (await client.get("/metrics")).text
+                lines = [line for line in page.splitlines() if line.startswith("triton_gateway_requests_total")]
+                self.counts.append(sum(float(line.split()[-1]) for line in lines))
+                await asyncio.sleep(0.02)
+
+
+async def test_connections_are_accepted_while_a_worker_is_away(pair: GatewayProcess) -> None:
+    """Also those that the kernel gives to the worker that is away."""
+    stopped, other = workers_of(pair)
+    os.kill(stopped, signal.SIGSTOP)  # as if it hung: connections wait in its queue
+    waiting = [await Connection.to(pair) for _ in range(16)]
+    for connection in waiting:
+        connection.post("/v1/pipelines/scripted", INVALID)
+    os.kill(stopped, signal.SIGKILL)
+    assert {await asyncio.wait_for(connection.answer(), 10) for connection in waiting} == {422}
+    assert {owner_of(pair, connection.port) for connection in waiting} == {other}
+    for connection in waiting:
+        await connection.close()
+    await asyncio.to_thread(eventually, lambda: has_all_workers(pair), WITHIN_S)
+
+
+async def test_the_drain_reaches_the_streams_of_every_worker(
+    settings: dict[str, str], start_gateway: StartGateway
+) -> None:
+    gateway = await asyncio.to_thread(start_gateway, **settings | {"drain_s": "3600"})
+    async with connections_to_each(gateway, 1) as found:
+        connections = [one for each in found.values() for one in each]
+        for connection in connections:
+            connection.post("/v1/pipelines/scripted_patient/stream", script(outputs=1000, interval_s=0.1))
+            await connection.reader.readuntil(b"id: 2")
+        gateway.process.send_signal(signal.SIGTERM)
+        await asyncio.to_thread(eventually, lambda: readiness(gateway)["status"] == "draining", WITHIN_S)
+        await asyncio.sleep(0.3)
+        assert gateway.process.poll() is None
+        refused = await load(gateway, "/v1/pipelines/scripted", script(), requests=8, connections=8)
+        assert refused.statuses == {503: 8}
+        gateway.process.send_signal(signal.SIGINT)
+        for connection in connections:
+            received, was_reset = await connection.rest()
+            assert b'"code":"draining"' in received
+            assert not was_reset
+    assert await asyncio.to_thread(gateway.process.wait, WITHIN_S) == 0
+
+
+def test_the_workers_end_with_a_supervisor_that_is_killed(
+    settings: dict[str, str], start_gateway: StartGateway
+) -> None:
+    gateway = start_gateway(**settings)
+    workers = workers_of(gateway)
+    gateway.process.kill()
+    gateway.process.wait()
+    eventually(lambda: not any(map(psutil.pid_exists, workers)))
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(gateway.url)
+
+
+def test_with_redis_any_worker_reads_a_stream(
+    settings: dict[str, str], redis: RedisServer, start_gateway: StartGateway
+) -> None:
+    gateway = start_gateway(**settings | {"redis_url": redis.url})
+    path = start(gateway, outputs=3)
+    events = read_all(gateway, path)
+    assert [event.name for event in events] == ["output"] * 3 + ["done"]
+    for _ in range(8):
+        assert read_all(gateway, path) == events
+    assert {delete(gateway, path) for _ in range(8)} == {204, 404}

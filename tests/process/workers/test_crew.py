@@ -1,0 +1,98 @@
+"""Workers that end before they serve, and workers that hang, under a real supervisor. There is no Triton."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from tests.live.connections import workers_of
+from tests.live.test_cancellation import eventually
+from tests.processes import GatewayProcess, free_ports
+
+SERVE = """
+import sys
+from app import cli
+from app.process.workers import crew, process
+
+crew.FIRST_DELAY_S = 0.01
+crew.SILENCE_S = 1.0
+{changed}
+sys.exit(cli.main(["serve", "--workers", "2", "--triton", "127.0.0.1:1", "--drain-s", "0", *sys.argv[1:]]))
+"""
+CANNOT_START = 'process.COMMAND = (sys.executable, "-c", "raise SystemExit(3)")'
+WITHIN_S = 20.0
+
+
+@contextmanager
+def serving(folder: Path, changed: str = "") -> Iterator[GatewayProcess]:
+    port, admin_port = free_ports(2)
+    command = [sys.executable, "-c", SERVE.format(changed=changed), f"--port={port}", f"--admin-port={admin_port}"]
+    log_path = folder / "log"
+    with log_path.open("wb") as log, subprocess.Popen(command, stderr=log, cwd=folder) as process:
+        yield GatewayProcess(process, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}", log_path)
+        process.terminate()
+
+
+def states(gateway: GatewayProcess) -> dict[str, str]:
+    try:
+        return dict(httpx.get(f"{gateway.admin_url}/health/ready").json()["workers"])
+    except httpx.TransportError:
+        return {}
+
+
+def deaths(gateway: GatewayProcess) -> list[dict[str, object]]:
+    return [line for line in gateway.json_lines() if "ended with status" in str(line["message"])]
+
+
+def test_workers_that_cannot_start_end_the_process_with_status_1(tmp_path: Path) -> None:
+    with serving(tmp_path, CANNOT_START) as gateway:
+        assert gateway.process.wait(WITHIN_S) == 1
+        assert "WorkersCannotStart" in gateway.log
+        assert 5 <= len(deaths(gateway)) <= 10
+        assert "worker 1 ended with status 3 and is replaced" in gateway.log
+
+
+def test_one_worker_that_cannot_start_is_tried_again_and_again(tmp_path: Path) -> None:
+    """The other worker serves, and accepts all connections."""
+    only_first = (
+        "from app.process.workers.channel import Order\n"
+        "start = process.WorkerProcess.start\n"
+        "async def start_first(order):\n"
+        "    usual = process.COMMAND\n"
+        f"    if order.number == 2: {CANNOT_START}\n"
+        "    try: return await start(order)\n"
+        "    finally: process.COMMAND = usual\n"
+        "process.WorkerProcess.start = start_first\n"
+    )
+    with serving(tmp_path, only_first) as gateway:
+        eventually(lambda: len(deaths(gateway)) > 6 and states(gateway)["1"] == "not_ready", WITHIN_S)
+        assert states(gateway)["2"] == "starting"
+        for _ in range(16):
+            assert httpx.get(f"{gateway.url}/health/live").status_code == 200
+
+
+def test_a_worker_that_hangs_is_killed_and_replaced(tmp_path: Path) -> None:
+    with serving(tmp_path) as gateway:
+        eventually(lambda: set(states(gateway).values()) == {"not_ready"}, WITHIN_S)
+        hung, _ = workers_of(gateway)
+        os.kill(hung, signal.SIGSTOP)
+        eventually(lambda: "hangs and is killed" in gateway.log, WITHIN_S)
+        eventually(lambda: set(states(gateway).values()) == {"not_ready"}, WITHIN_S)
+        assert hung not in workers_of(gateway)
+        (line,) = deaths(gateway)
+        assert str(line["message"]).endswith("ended with status -9 and is replaced")
+        assert line["pid"] == hung
+
+
+def test_workers_end_when_the_process_is_told_to_end_while_they_start(tmp_path: Path) -> None:
+    with serving(tmp_path) as gateway:
+        eventually(lambda: states(gateway) != {}, WITHIN_S)
+        workers = workers_of(gateway)
+        gateway.process.send_signal(signal.SIGTERM)
+        assert gateway.process.wait(WITHIN_S) == 0
+        assert not any(Path(f"/proc/{worker}").exists() for worker in workers)

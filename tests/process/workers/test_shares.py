@@ -1,0 +1,48 @@
+"""Limits are totals: each worker gets its share."""
+
+import pytest
+
+from app.process.workers.shares import SHARED_OUT, check_shares, settings_of_worker
+from app.settings import Settings, SettingsError
+from app.triton import cancels
+from app.triton.cancels import PacedCancels
+
+
+@pytest.mark.parametrize("workers", [2, 3, 7])
+def test_the_shares_add_up_to_the_total(workers: int) -> None:
+    settings = Settings(workers=workers, max_connections=100, max_bytes_in_flight=268_435_457)
+    shares = [settings_of_worker(settings, number) for number in range(1, workers + 1)]
+    for name in SHARED_OUT:
+        values = [getattr(share, name) for share in shares]
+        assert sum(values) == getattr(settings, name)
+        assert max(values) - min(values) <= 1
+
+
+def test_other_settings_stay() -> None:
+    settings = Settings(workers=2, early_exit_key="x" * 16, cors_origins="https://a.example")
+    share = settings_of_worker(settings, 1)
+    assert {name for name in Settings.model_fields if getattr(share, name) != getattr(settings, name)} == set(
+        SHARED_OUT
+    )
+
+
+def test_more_workers_than_connections_are_refused() -> None:
+    with pytest.raises(SettingsError, match="GATEWAY_MAX_CONNECTIONS is 3: each of the 4 workers needs one"):
+        check_shares(Settings(workers=4, max_connections=3))
+
+
+def test_a_share_that_holds_no_whole_body_is_refused() -> None:
+    settings = {"max_body_bytes": 64 * 1024 * 1024, "max_bytes_in_flight": 256 * 1024 * 1024}
+    check_shares(Settings(workers=4, **settings))
+    with pytest.raises(SettingsError, match="each of the 5 workers 53687091 bytes, less than GATEWAY_MAX_BODY_BYTES"):
+        check_shares(Settings(workers=5, **settings))
+
+
+def test_the_workers_together_cancel_as_often_as_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the burst, and then by the second."""
+    monkeypatch.setattr(cancels.time, "monotonic", lambda: 1000.0)
+    alone, workers = PacedCancels(), [PacedCancels.shared_by(4) for _ in range(4)]
+    turns = sorted(worker.turn() for worker in workers for _ in range(100))
+    expected = [alone.turn() for _ in range(400)]
+    assert sum(turn <= 1000.0 for turn in turns) <= sum(turn <= 1000.0 for turn in expected)
+    assert turns[-1] == pytest.approx(expected[-1])

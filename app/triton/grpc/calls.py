@@ -6,7 +6,7 @@ import time
 from app.triton.grpc.connection import Connection
 from app.triton.grpc.events import DataReceived, Headers, HeadersReceived
 from app.triton.grpc.messages import PREFIX_BYTES, MessageReader
-from app.triton.grpc.status import error_of_trailers
+from app.triton.grpc.status import error_of_head, error_of_trailers
 from app.triton.transport import WAITED_S, BrokenExchange, RpcError
 
 
@@ -45,6 +45,8 @@ class Call:
     def received_headers(self, event: HeadersReceived) -> None:
         if event.is_end:
             self._finish(event.headers)
+        elif (error := error_of_head(event.headers)) is not None:
+            self._stop(error)
 
     def received_data(self, event: DataReceived) -> None:
         try:

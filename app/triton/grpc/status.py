@@ -32,6 +32,14 @@ def error_of_trailers(trailers: Headers) -> RpcError | None:
     return RpcError(code, unquote_to_bytes(fields.get(b"grpc-message", b"")).decode("utf-8", "replace"))
 
 
+def error_of_head(headers: Headers) -> RpcError | None:
+    """None if the answer that begins is gRPC's, or an interim answer. A proxy's own answer has another HTTP status."""
+    if (b":status", b"200") in headers:
+        return None
+    status = dict(headers).get(b":status", b"")
+    return None if status.startswith(b"1") else _error_of_http(status)
+
+
 def error_of_reset(code: int, reason: str) -> RpcError:
     """The stream ended with RST_STREAM. ``reason`` is empty if the server sent it."""
     details = reason or f"the server reset the stream with HTTP/2 error {code}"

@@ -20,6 +20,7 @@ from app.triton.transport import DEFAULT_KIND, Kind
 
 PREFIX = "GATEWAY_"
 DEFAULT_CONFIG = Path("gateway.yaml")
+EMBEDDED_SHARED_MEMORY_BYTES = 256 * 1024 * 1024
 
 _SERVICE_LINK = re.compile(
     r"GATEWAY_([A-Z0-9_]+_)?(SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)|PORT_\d+_(TCP|UDP|SCTP)(_[A-Z]+)?)"
@@ -68,6 +69,11 @@ class Settings(BaseSettings):
     max_bytes_in_flight: int = Field(
         256 * 1024 * 1024, ge=1, description="bytes of request bodies that the gateway holds at a time"
     )
+    shared_memory_bytes: int | None = Field(
+        None,
+        ge=0,
+        description="bytes of shared memory for large tensors to and from Triton (0: off; 256 MiB for --embedded)",
+    )
     timeout_s: float = Field(30.0, gt=0, le=86_400, description="deadline of a pipeline that declares none")
     drain_s: float = Field(30.0, ge=0, le=86_400, description="how long streams may go on after SIGTERM")
     ping_s: float = Field(15.0, gt=0, le=3600, description="a comment is sent on a stream after so long a silence")
@@ -95,6 +101,13 @@ class Settings(BaseSettings):
     def repairs_triton(self) -> bool:
         """The setting, or by default whether the gateway started Triton itself."""
         return self.embedded if self.triton_repair is None else self.triton_repair
+
+    @property
+    def shared_memory_limit(self) -> int:
+        """The setting, or by default whether the gateway started Triton itself."""
+        if self.shared_memory_bytes is not None:
+            return self.shared_memory_bytes
+        return EMBEDDED_SHARED_MEMORY_BYTES if self.embedded else 0
 
     @property
     def traces_url(self) -> str | None:

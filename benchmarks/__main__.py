@@ -9,7 +9,7 @@ from pathlib import Path
 
 import uvloop
 
-from benchmarks import bls, early_exit, fan_out, router, sse_peers, streams, transports
+from benchmarks import bls, early_exit, fan_out, router, shared_memory, sse_peers, streams, transports
 from benchmarks.figure import Figure
 from benchmarks.micro import run as micro
 from benchmarks.peers import run as peers
@@ -33,6 +33,7 @@ BENCHMARKS = {
     "streams": Benchmark(streams.run),
     "sse-peers": Benchmark(sse_peers.run),
     "transports": Benchmark(transports.run, 5),
+    "shared-memory": Benchmark(shared_memory.run, 10),
 }
 STANDARD = ("micro", "peers")
 """What runs if no name is given. It takes at most eight minutes on two cores."""

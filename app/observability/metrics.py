@@ -53,6 +53,10 @@ class Metrics:
             "pipeline",
         )
         self.triton_calls = self._counter("triton_calls", "Inference calls to Triton", "model", "code")
+        self.large_calls = self._counter("large_calls", "Calls with large tensors, by the way they travelled", "way")
+        self.shared_memory = self._gauge(
+            "shared_memory_bytes", "Shared memory for large tensors, by its state", "state", mode="livesum"
+        )
         self.stub_deaths = self._counter("stub_deaths", "Python processes of models that died", "model")
         self.worker_deaths = self._counter("worker_deaths", "Worker processes that ended unexpectedly")
         self.registry.register(_DroppedLines())
@@ -131,6 +135,22 @@ class _DroppedLines(Collector):
             "Log lines dropped because the reader of the log is too slow",
             value=dropped_lines(),
         )
+
+
+class LaneMetrics:
+    """Observes the shared memory for large tensors."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._calls_of = cache(metrics.large_calls.labels)
+        self._bytes_of = cache(metrics.shared_memory.labels)
+
+    def called(self, way: str) -> None:
+        self._calls_of(way).inc()
+
+    def holds(self, *, free: int, used: int, quarantined: int) -> None:
+        self._bytes_of("free").set(free)
+        self._bytes_of("used").set(used)
+        self._bytes_of("quarantined").set(quarantined)
 
 
 class CallMetrics:

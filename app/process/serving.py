@@ -17,7 +17,7 @@ from app.api.problems import problem_of
 from app.domain.calls import CallObserver, CallObservers
 from app.main import Gateway, create_admin_app, create_app
 from app.observability.exporter import open_tracer
-from app.observability.metrics import CallMetrics, Metrics
+from app.observability.metrics import CallMetrics, LaneMetrics, Metrics
 from app.observability.tensors import TensorLog
 from app.observability.tracing import CallTracing, Tracer
 from app.pipelines.cancellation import Canceller
@@ -40,6 +40,7 @@ from app.triton.embedded.server import EmbeddedTriton
 from app.triton.engine import TritonEngine
 from app.triton.health import TritonHealth
 from app.triton.repair import StubRepair
+from app.triton.shared_memory.lane import Lane
 from app.triton.stubs import Stubs
 from app.triton.stuck import Restart, StuckWatch
 from app.triton.transports import open_transport
@@ -185,7 +186,9 @@ async def open_gateway(
     async with open_transport(triton.grpc_url, tight_pings=triton.allows_tight_pings, kind=settings.grpc) as transport:
         health = TritonHealth(Stubs(metrics.count_stub_death))
         cancels = PacedCancels.shared_by(part.workers if part else 1)
-        engine = TritonEngine(transport, _observer(settings, metrics, tracer), health, cancels)
+        limit = settings.shared_memory_limit if part or settings.workers == 1 else 0
+        lane = Lane(transport, limit, LaneMetrics(metrics))
+        engine = TritonEngine(transport, _observer(settings, metrics, tracer), health, cancels, lane if limit else None)
         catalog = Catalog(
             engine, settings.config_path, Surroundings(settings.timeout_s, _key_of(settings)), triton.grpc_url
         )
@@ -210,6 +213,7 @@ async def open_gateway(
         )
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(supervisor.running("catalog refresh", keep_fresh(catalog, check, metrics)))
+            await stack.enter_async_context(supervisor.running("shared memory", lane.run()))
             if part is None:
                 canaries = SampleCanaries(catalog)
                 repair = StubRepair(engine, health.stubs, canaries, may_reload=settings.repairs_triton)
@@ -219,6 +223,7 @@ async def open_gateway(
             yield gateway
         await canceller.close()
         await engine.close()
+        await lane.close()
 
 
 def _observer(settings: Settings, metrics: Metrics, tracer: Tracer) -> CallObserver:

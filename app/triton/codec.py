@@ -10,6 +10,7 @@ several times.
 
 import math
 from functools import lru_cache
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from tritonclient.grpc import service_pb2
 from app.domain.errors import UpstreamProtocol
 from app.domain.inference import InferenceRequest, InferenceResponse, Parameter
 from app.domain.tensor import BYTES, DTYPE_BY_DATATYPE, Array, Tensor, bytes_array
+from app.triton.shared_memory.lease import Lease, Slot
 
 FINAL_RESPONSE = "triton_final_response"
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
@@ -33,16 +35,19 @@ _MAX_EMPTY_LISTS = 65_536
 """Limit on the product of the other dimensions of an output that has a dimension 0."""
 
 
-def request_parts(request: InferenceRequest) -> list[Buffer]:
-    """A serialized ModelInferRequest, in parts that are to be joined."""
-    return _parts_of(request, service_pb2.ModelInferRequest(id=request.request_id))
+def request_parts(request: InferenceRequest, lease: Lease | None = None) -> list[Buffer]:
+    """A serialized ModelInferRequest, in parts that are to be joined.
+
+    ``lease``: where the large tensors lie in shared memory; None: every tensor travels in the message.
+    """
+    return _parts_of(request, service_pb2.ModelInferRequest(id=request.request_id), lease)
 
 
 def stream_request_parts(request: InferenceRequest) -> list[Buffer]:
     """Asks Triton to mark the end of the responses; without that mark a stream would stay open."""
     message = service_pb2.ModelInferRequest(id=request.request_id)
     message.parameters[EMPTY_FINAL_RESPONSE].bool_param = True
-    return _parts_of(request, message)
+    return _parts_of(request, message, None)
 
 
 def trace_metadata(request: InferenceRequest) -> tuple[tuple[str, str], ...]:
@@ -57,21 +62,31 @@ def trace_metadata(request: InferenceRequest) -> tuple[tuple[str, str], ...]:
     return ((TRACEPARENT, trace.traceparent), *state)
 
 
-def response_of(message: service_pb2.ModelInferResponse) -> InferenceResponse:
+def response_of(message: service_pb2.ModelInferResponse, lease: Lease | None = None) -> InferenceResponse:
     """The response of a unary call. Raises UpstreamProtocol if a tensor's bytes do not fit its shape."""
-    return InferenceResponse(_outputs_of(message))
+    return InferenceResponse(_outputs_of(message, lease))
 
 
 def streamed_response_of(message: service_pb2.ModelInferResponse) -> InferenceResponse:
     """One response of a stream; the last response is marked. Raises UpstreamProtocol."""
-    return InferenceResponse(_outputs_of(message), is_final=_is_final(message))
+    return InferenceResponse(_outputs_of(message, None), is_final=_is_final(message))
 
 
-def _outputs_of(message: service_pb2.ModelInferResponse) -> dict[str, Tensor]:
+def _outputs_of(message: service_pb2.ModelInferResponse, lease: Lease | None) -> dict[str, Tensor]:
     outputs, raw_contents = message.outputs[:], message.raw_output_contents[:]
     if len(raw_contents) != len(outputs):
         raise UpstreamProtocol("Triton answered tensors without their raw contents.")
+    if lease is not None:
+        raw_contents = [raw or _shared_raw_of(output, lease) for output, raw in zip(outputs, raw_contents, strict=True)]
     return {output.name: _tensor_of(output, raw) for output, raw in zip(outputs, raw_contents, strict=True)}
+
+
+def _shared_raw_of(output: service_pb2.ModelInferResponse.InferOutputTensor, lease: Lease) -> bytes:
+    """What Triton wrote into shared memory; empty if that is not where the output is."""
+    dtype = DTYPE_BY_DATATYPE.get(output.datatype)
+    if dtype is None or dtype.kind == "O" or not _is_possible(tuple(output.shape)):
+        return b""
+    return lease.output(output.name, math.prod(output.shape) * dtype.itemsize) or b""
 
 
 def _is_final(message: service_pb2.ModelInferResponse) -> bool:
@@ -89,27 +104,46 @@ def _set_parameter(slot: service_pb2.InferParameter, value: Parameter) -> None:
         slot.string_param = value
 
 
-def _parts_of(request: InferenceRequest, message: service_pb2.ModelInferRequest) -> list[Buffer]:
+def _parts_of(request: InferenceRequest, message: service_pb2.ModelInferRequest, lease: Lease | None) -> list[Buffer]:
     """Sends the trace as a parameter too, because parameters reach every step of an ensemble."""
     for name, value in request.parameters.items():
         _set_parameter(message.parameters[name], value)
     if request.trace is not None:
         message.parameters[TRACEPARENT].string_param = request.trace.traceparent
     inputs = tuple([(tensor.name, tensor.datatype, tensor.array.shape) for tensor in request.inputs])
-    parts: list[Buffer] = [_signature_part(request.model, request.version, inputs), message.SerializeToString()]
-    for tensor in request.inputs:
-        raw = _raw_of(tensor)
-        parts += (_raw_input_head(sum(map(len, raw))), *raw)
+    slots, outputs = ((), ()) if lease is None else (lease.inputs, lease.outputs)
+    signature = _signature_part(request.model, request.version, inputs, slots, outputs)
+    parts: list[Buffer] = [signature, message.SerializeToString()]
+    for tensor, slot in zip_longest(request.inputs, slots):
+        if slot is None:
+            raw = _raw_of(tensor)
+            parts += (_raw_input_head(sum(map(len, raw))), *raw)
     return parts
 
 
 @lru_cache(maxsize=1024)
-def _signature_part(model: str, version: str, inputs: tuple[tuple[str, str, tuple[int, ...]], ...]) -> bytes:
-    """What the requests to a model have in common. ``inputs``: name, datatype and shape of each."""
+def _signature_part(
+    model: str,
+    version: str,
+    inputs: tuple[tuple[str, str, tuple[int, ...]], ...],
+    slots: tuple[Slot | None, ...],
+    outputs: tuple[tuple[str, Slot | None], ...],
+) -> bytes:
+    """What the requests to a model have in common. ``inputs``: name, datatype and shape of each; ``slots``: of them."""
     message = service_pb2.ModelInferRequest(model_name=model, model_version=version)
-    for name, datatype, shape in inputs:
-        message.inputs.add(name=name, datatype=datatype, shape=shape)
+    for (name, datatype, shape), slot in zip_longest(inputs, slots):
+        _set_slot(message.inputs.add(name=name, datatype=datatype, shape=shape), slot)
+    for name, slot in outputs:
+        _set_slot(message.outputs.add(name=name), slot)
     return message.SerializeToString()  # type: ignore[no-any-return]
+
+
+def _set_slot(tensor: Any, slot: Slot | None) -> None:
+    """Says where a tensor lies in shared memory. Source: Triton, "Shared-Memory Extension"."""
+    if slot is not None:
+        tensor.parameters["shared_memory_region"].string_param = slot.region
+        tensor.parameters["shared_memory_offset"].int64_param = slot.offset
+        tensor.parameters["shared_memory_byte_size"].int64_param = slot.size
 
 
 @lru_cache(maxsize=256)

@@ -30,6 +30,8 @@ from app.triton.config import model_config_of
 from app.triton.errors import gateway_error_of, request_too_large, triton_errors
 from app.triton.health import TritonHealth
 from app.triton.service import call_control, path_of
+from app.triton.shared_memory.lane import Lane
+from app.triton.shared_memory.lease import Lease
 from app.triton.transport import MAX_MESSAGE_BYTES, RpcError, StreamCall, Transport
 from app.triton.watched import WatchedCall
 
@@ -52,8 +54,11 @@ class TritonEngine:
         observer: CallObserver = NO_OBSERVER,
         health: TritonHealth | None = None,
         cancels: PacedCancels | None = None,
+        lane: Lane | None = None,
     ) -> None:
+        """``lane``: the shared memory for large tensors; None: every tensor travels over the wire."""
         self._transport = transport
+        self._lane = lane
         self._health = health or TritonHealth()
         self._observer = observer
         self._cancels = cancels or PacedCancels()
@@ -101,6 +106,8 @@ class TritonEngine:
             raise ModelNotReady(f"Triton has no ready model '{model}'.") from exc
         config = model_config_of(reply.config)
         self._health.stubs.learn(config)
+        if self._lane is not None:
+            self._lane.learn(config, version)
         return config
 
     async def reload_model(self, model: str) -> None:
@@ -120,17 +127,39 @@ class TritonEngine:
     async def infer(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
         timeout_s = _timeout_s(deadline, request.model)
         with WatchedCall(request, "ModelInfer", self._observer, self._health) as watched:
-            request = watched.request
-            message = _joined(request_parts(request))
-            call = await self._transport.unary(_INFER, message, timeout_s, trace_metadata(request))
-            del message  # frees the memory before the response arrives
-            try:
-                answer = await call.response()
-            finally:
-                self._cancels.cancel(call)
-            response = response_of(service_pb2.ModelInferResponse.FromString(answer))
+            if self._lane is None:
+                response = await self._answer(watched.request, timeout_s)
+            else:
+                response = await self._answer_by_lane(self._lane, watched.request, deadline)
             watched.response(response)
             return response
+
+    async def _answer_by_lane(self, lane: Lane, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
+        """Over the wire if the lane does not take the request, or if Triton does not know the region any more."""
+        lease = await lane.lease(request)
+        if lease is not None:
+            try:
+                with lease:
+                    lease.fill(request)
+                    return await self._answer(request, _timeout_s(deadline, request.model), lease)
+            except RpcError as exc:
+                if not lane.is_lost(lease, exc.details):
+                    raise
+        return await self._answer(request, _timeout_s(deadline, request.model))
+
+    async def _answer(
+        self, request: InferenceRequest, timeout_s: float, lease: Lease | None = None
+    ) -> InferenceResponse:
+        message = _joined(request_parts(request, lease))
+        call = await self._transport.unary(_INFER, message, timeout_s, trace_metadata(request))
+        del message  # frees the memory before the response arrives
+        try:
+            answer = await call.response()
+        finally:
+            self._cancels.cancel(call)
+        if lease is not None:
+            lease.settle()
+        return response_of(service_pb2.ModelInferResponse.FromString(answer), lease)
 
     async def infer_stream(self, request: InferenceRequest, deadline: Deadline) -> AsyncGenerator[InferenceResponse]:
         timeout_s = _timeout_s(deadline, request.model)

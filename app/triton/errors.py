@@ -118,6 +118,11 @@ def _response_too_large(_found: re.Match[str]) -> GatewayError:
     )
 
 
+def _output_too_large(found: re.Match[str]) -> GatewayError:
+    name = found[1]
+    return ContractViolation(f"Output '{name}' is larger than declared.", tensor=name)
+
+
 def _no_shared_memory(_found: re.Match[str]) -> GatewayError:
     return ModelError(
         "The process of a model found no room for a tensor in its shared memory, /dev/shm.",
@@ -152,6 +157,13 @@ _ERROR_BY_TEXT: tuple[tuple[frozenset[str], re.Pattern[str], Callable[[re.Match[
         frozenset({"INTERNAL"}),
         re.compile(_PREFIX + _SCRIPT + r"(?:Failed to increase the shared memory pool size|No space left on device)"),
         _no_shared_memory,
+    ),
+    (
+        frozenset({"INTERNAL"}),
+        re.compile(
+            _PREFIX + r"shared memory size specified with the request for output '([^']*)' \(\d+ bytes\) should be"
+        ),
+        _output_too_large,
     ),
 )
 

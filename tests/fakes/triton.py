@@ -1,9 +1,11 @@
 """Triton's wire with a script behind it: a real gRPC server whose ModelInfer and ModelStreamInfer a test writes."""
 
 import asyncio
+import mmap
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import grpc
 from tritonclient.grpc import service_pb2 as pb
@@ -24,6 +26,36 @@ async def _no_stream(
     yield
 
 
+class SharedMemory:
+    """Maps regions as Triton does; ``in_use``: regions that a request uses."""
+
+    def __init__(self) -> None:
+        self.version = "2.51.0"
+        self.refusal = ""
+        """Why every registration fails."""
+        self.regions: dict[str, mmap.mmap] = {}
+        self.in_use: set[str] = set()
+        self.registered = 0
+        self.unregistered: list[str] = []
+
+    def register(self, name: str, key: str, size: int) -> None:
+        with Path(f"/dev/shm{key}").open("r+b") as file:
+            self.regions[name] = mmap.mmap(file.fileno(), size)
+        self.registered += 1
+
+    def bytes_of(self, tensor: pb.ModelInferRequest.InferInputTensor) -> memoryview:
+        """The part of a region that a tensor's parameters name; raises KeyError for one that is not registered."""
+        parameters = tensor.parameters
+        start = parameters["shared_memory_offset"].int64_param
+        region = self.regions[parameters["shared_memory_region"].string_param]
+        return memoryview(region)[start : start + parameters["shared_memory_byte_size"].int64_param]
+
+    def forget(self) -> None:
+        """As a Triton that was started again."""
+        self.regions.clear()
+        self.in_use.clear()
+
+
 @dataclass
 class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
     """Keeps the requests it was sent; ``cancelled`` is set when a call ended before its script did."""
@@ -40,6 +72,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
     """Of the latest call."""
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     url: str = ""
+    shared: SharedMemory = field(default_factory=SharedMemory)
 
     def trace_metadata(self) -> dict[str, str]:
         return {name: value for name, value in self.metadata.items() if name.startswith("trace")}
@@ -80,6 +113,37 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
     ) -> pb.RepositoryModelLoadResponse:
         self.control.append(f"+{request.model_name}")
         return pb.RepositoryModelLoadResponse()
+
+    async def ServerMetadata(self, request: object, context: object) -> pb.ServerMetadataResponse:  # noqa: N802
+        return pb.ServerMetadataResponse(version=self.shared.version)
+
+    async def SystemSharedMemoryRegister(  # noqa: N802
+        self, request: pb.SystemSharedMemoryRegisterRequest, context: grpc.aio.ServicerContext
+    ) -> pb.SystemSharedMemoryRegisterResponse:
+        shared = self.shared
+        if shared.refusal:
+            await context.abort(grpc.StatusCode.INTERNAL, shared.refusal)
+        shared.register(request.name, request.key, request.byte_size)
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    async def SystemSharedMemoryUnregister(  # noqa: N802
+        self, request: pb.SystemSharedMemoryUnregisterRequest, context: grpc.aio.ServicerContext
+    ) -> pb.SystemSharedMemoryUnregisterResponse:
+        shared = self.shared
+        shared.unregistered.append(request.name)
+        if request.name in shared.in_use:
+            text = f"Cannot unregister shared memory region '{request.name}', it is currently in use."
+            await context.abort(grpc.StatusCode.INTERNAL, text)
+        shared.regions.pop(request.name, None)
+        return pb.SystemSharedMemoryUnregisterResponse()
+
+    async def SystemSharedMemoryStatus(  # noqa: N802
+        self, request: pb.SystemSharedMemoryStatusRequest, context: object
+    ) -> pb.SystemSharedMemoryStatusResponse:
+        answer = pb.SystemSharedMemoryStatusResponse()
+        for name in self.shared.regions:
+            answer.regions[name].name = name
+        return answer
 
     async def ModelInfer(  # noqa: N802
         self, request: pb.ModelInferRequest, context: grpc.aio.ServicerContext

@@ -1,9 +1,20 @@
 """What runs where: the sidecar, GPUs, model sources, strategy, budget."""
 
+from typing import ClassVar
+
 import pytest
 
 from tests.helm.pod_security import breaches
-from tests.helm.rendering import Document, gateway_container, of_kind, pod_spec, render, the, triton_container
+from tests.helm.rendering import (
+    Document,
+    environment_of,
+    gateway_container,
+    of_kind,
+    pod_spec,
+    render,
+    the,
+    triton_container,
+)
 
 
 def strategy(values: Document) -> Document:
@@ -49,6 +60,45 @@ def test_readiness_is_the_gateway_s_alone() -> None:
 def test_shared_memory_is_as_large_as_the_value_says() -> None:
     documents = render({"triton": {"shmSize": "3Gi"}})
     assert volume(documents, "shm")["emptyDir"] == {"medium": "Memory", "sizeLimit": "3Gi"}
+
+
+class TestLargeTensors:
+    """The way of large tensors through /dev/shm, by one value."""
+
+    ON: ClassVar[Document] = {"triton": {"sharedMemory": {"bytes": 268_435_456}}}
+
+    def test_gateway_and_triton_mount_the_same_memory(self) -> None:
+        documents = render(self.ON)
+        containers = gateway_container(documents), triton_container(documents)
+        mounted = [{m["mountPath"]: m["name"] for m in each["volumeMounts"]}["/dev/shm"] for each in containers]
+        assert mounted == ["shm", "shm"]
+        assert volume(documents, "shm")["emptyDir"]["medium"] == "Memory"
+        assert environment_of(gateway_container(documents))["GATEWAY_SHARED_MEMORY_BYTES"] == "268435456"
+
+    def test_by_default_the_gateway_has_no_part_in_it(self) -> None:
+        container = gateway_container(render())
+        assert "/dev/shm" not in {mount["mountPath"] for mount in container["volumeMounts"]}
+        assert "GATEWAY_SHARED_MEMORY_BYTES" not in environment_of(container)
+
+    def test_a_triton_elsewhere_shares_no_memory(self) -> None:
+        triton = {"enabled": False, "external": {"grpcUrl": "a:1"}, **self.ON["triton"]}
+        container = gateway_container(render({"triton": triton}))
+        assert "/dev/shm" not in {mount["mountPath"] for mount in container["volumeMounts"]}
+        assert "GATEWAY_SHARED_MEMORY_BYTES" not in environment_of(container)
+
+    @pytest.mark.parametrize(
+        ("shared", "is_given"),
+        [
+            ({}, False),
+            ({"bytes": 1}, False),
+            ({"allowOption": True}, False),
+            ({"bytes": 1, "allowOption": True}, True),
+        ],
+        ids=str,
+    )
+    def test_only_a_triton_that_knows_the_option_is_given_it(self, shared: Document, is_given: bool) -> None:
+        arguments = triton_container(render({"triton": {"sharedMemory": shared}}))["args"]
+        assert ("--allow-client-shm=true" in arguments) is is_given
 
 
 def test_the_only_gpu_pod_is_recreated_for_there_may_be_no_second_gpu() -> None:

@@ -5,7 +5,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.domain.errors import Outcome
 from app.domain.inference import InferenceRequest
-from app.observability.metrics import CallMetrics, Metrics
+from app.observability.metrics import CallMetrics, LaneMetrics, Metrics
 
 PROMISED = {
     "requests": {"pipeline", "transport", "outcome"},
@@ -21,6 +21,8 @@ PROMISED = {
     "contract_violations": {"pipeline", "tensor"},
     "model_exceptions": {"pipeline"},
     "triton_calls": {"model", "code"},
+    "large_calls": {"way"},
+    "shared_memory_bytes": {"state"},
     "stub_deaths": {"model"},
     "worker_deaths": set[str](),
     "log_lines_dropped": set[str](),
@@ -37,6 +39,8 @@ def filled() -> Metrics:
     pipeline.count_request("unary", Outcome.OK, 0.1, triton_s=0.099)
     metrics.count_triton_call("m", "OK")
     metrics.count_stub_death("m")
+    LaneMetrics(metrics).called("shared_memory")
+    LaneMetrics(metrics).holds(free=1, used=2, quarantined=3)
     for one in (pipeline.time_to_first_output, pipeline.inter_output):
         one.observe(0.1)
     pipeline.stream_outputs.inc()

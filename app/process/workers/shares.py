@@ -24,6 +24,8 @@ def check_shares(settings: Settings) -> None:
 def settings_of_worker(settings: Settings, number: int) -> Settings:
     """``number``: from 1. The shares of all workers add up to the total."""
     shares = {name: _share(getattr(settings, name), number, settings.workers) for name in SHARED_OUT}
+    if settings.shared_memory_limit:
+        shares["shared_memory_bytes"] = _share(settings.shared_memory_limit, number, settings.workers)
     return settings.model_copy(update=shares)
 
 

@@ -21,6 +21,9 @@ args:
   - --metrics-address=0.0.0.0
   - --metrics-port=8002
   - --exit-timeout-secs={{ .Values.shutdown.tritonExitSeconds }}
+  {{- if and (include "triton-gateway.sharesMemory" .) .Values.triton.sharedMemory.allowOption }}
+  - --allow-client-shm=true
+  {{- end }}
   {{- with .Values.tracing.otlpEndpoint }}
   - --trace-config=mode=opentelemetry
   - --trace-config=opentelemetry,url={{ trimSuffix "/" . }}/v1/traces
@@ -102,6 +105,11 @@ volumeMounts:
     {{- end }}
     {{- end }}
   {{- end }}
+{{- end }}
+
+{{/* Whether gateway and sidecar pass large tensors through /dev/shm, which both then mount. */}}
+{{- define "triton-gateway.sharesMemory" -}}
+{{ and .Values.triton.enabled (gt (int64 .Values.triton.sharedMemory.bytes) 0) | ternary "true" "" }}
 {{- end }}
 
 {{- define "triton-gateway.modelRepository" -}}

@@ -18,6 +18,12 @@ def test_the_shares_add_up_to_the_total(workers: int) -> None:
         assert max(values) - min(values) <= 1
 
 
+@pytest.mark.parametrize(("settings", "total"), [({"embedded": True}, 256 * 2**20), ({"shared_memory_bytes": 7}, 7)])
+def test_shared_memory_is_shared_out_wherever_it_is_on(settings: dict[str, int], total: int) -> None:
+    whole = Settings(workers=2, **settings)
+    assert sum(settings_of_worker(whole, number).shared_memory_limit for number in (1, 2)) == total
+
+
 def test_other_settings_stay() -> None:
     settings = Settings(workers=2, early_exit_key="x" * 16, cors_origins="https://a.example")
     share = settings_of_worker(settings, 1)

@@ -46,6 +46,10 @@ securityContext:
 volumeMounts:
   - name: gateway-tmp
     mountPath: /tmp
+  {{- if include "triton-gateway.sharesMemory" . }}
+  - name: shm
+    mountPath: /dev/shm
+  {{- end }}
   {{- if eq .Values.config.source "inline" }}
   - name: config
     mountPath: /etc/triton-gateway
@@ -92,6 +96,10 @@ volumeMounts:
   value: {{ .Values.gateway.timeoutSeconds | toString | quote }}
 - name: GATEWAY_MAX_BODY_BYTES
   value: {{ .Values.gateway.maxBodyBytes | int64 | toString | quote }}
+{{- if include "triton-gateway.sharesMemory" . }}
+- name: GATEWAY_SHARED_MEMORY_BYTES
+  value: {{ .Values.triton.sharedMemory.bytes | int64 | toString | quote }}
+{{- end }}
 {{- with .Values.gateway.corsOrigins }}
 - name: GATEWAY_CORS_ORIGINS
   value: {{ join "," . | quote }}

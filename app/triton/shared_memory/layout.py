@@ -1,0 +1,118 @@
+"""Which tensors of a call travel through shared memory, and where they lie in the call's region.
+
+A tensor does so only if Triton has surely finished with it when the call ends, and an output only if its size is known
+before the model runs: Triton fails a call whose output does not fit, after the model ran.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from app.domain.inference import InferenceRequest
+from app.domain.model import ModelConfig, TensorSpec
+from app.domain.tensor import BYTES, DTYPE_BY_DATATYPE, Tensor
+from app.triton.shared_memory.ensembles import ModelKey, ends_with_call
+from app.triton.transport import MAX_MESSAGE_BYTES
+
+LARGE_BYTES = 512 * 1024
+"""Smaller tensors cost less over the wire: docs/decisions/0027-shared-memory-lane.md has the measurement."""
+_ALIGNMENT = 64
+_MOST_ELEMENTS = 64
+"""A BYTES tensor of more elements gains little: each element is copied by itself."""
+
+_Sizes = Sequence[tuple[str, int]]
+"""Name and bytes of each tensor; 0 bytes: it travels over the wire."""
+
+
+class Span(NamedTuple):
+    """A part of a region, in bytes."""
+
+    offset: int
+    size: int
+
+
+class Layout(NamedTuple):
+    """``inputs``: one for each input of the request, in its order. ``outputs``: all that the model declares, or none.
+
+    None as a span: the tensor travels over the wire.
+    """
+
+    inputs: tuple[Span | None, ...]
+    outputs: tuple[tuple[str, Span | None], ...]
+    size: int
+
+
+class Layouts:
+    """Knows the models' configurations, as far as Triton was asked for them."""
+
+    def __init__(self, large_bytes: int = LARGE_BYTES) -> None:
+        self._large_bytes = large_bytes
+        self._configs: dict[ModelKey, ModelConfig] = {}
+        self._outputs: dict[ModelKey, _Sizes] = {}
+        """Of one item, where the model takes batches."""
+        self._is_suitable: dict[tuple[ModelKey, frozenset[str]], bool] = {}
+
+    def learn(self, config: ModelConfig, version: str) -> None:
+        key = (config.name, version)
+        if self._configs.get(key) != config:
+            self._configs[key] = config
+            self._outputs[key] = [(spec.name, _item_bytes(spec)) for spec in config.outputs]
+            self._is_suitable.clear()
+
+    def layout_of(self, request: InferenceRequest) -> Layout | None:
+        """None if no tensor of the call is large, or if the model does not allow the lane."""
+        inputs = [(tensor.name, _raw_size(tensor)) for tensor in request.inputs]
+        outputs = self._outputs_of(request)
+        large = {name: size for name, size in (*inputs, *outputs) if size >= self._large_bytes}
+        if not large or sum(large.values()) > MAX_MESSAGE_BYTES:
+            return None
+        if not self._ends_with_call((request.model, request.version), frozenset(large)):
+            return None
+        return _layout(inputs, outputs, self._large_bytes)
+
+    def _ends_with_call(self, model: ModelKey, tensors: frozenset[str]) -> bool:
+        key = (model, tensors)
+        if key not in self._is_suitable:
+            self._is_suitable[key] = ends_with_call(model, tensors, self._configs)
+        return self._is_suitable[key]
+
+    def _outputs_of(self, request: InferenceRequest) -> _Sizes:
+        key = (request.model, request.version)
+        sizes = self._outputs.get(key, ())
+        if not sizes or not self._configs[key].max_batch_size:
+            return sizes
+        shape = request.inputs[0].shape if request.inputs else ()
+        return [(name, size * (shape[0] if shape else 0)) for name, size in sizes]
+
+
+def _layout(inputs: _Sizes, outputs: _Sizes, large_bytes: int) -> Layout:
+    end = 0
+
+    def span_of(size: int) -> Span | None:
+        nonlocal end
+        if size < large_bytes:
+            return None
+        start = -(-end // _ALIGNMENT) * _ALIGNMENT
+        end = start + size
+        return Span(start, size)
+
+    spans = tuple(span_of(size) for _, size in inputs)
+    named = tuple((name, span_of(size)) for name, size in outputs)
+    return Layout(spans, named if any(span for _, span in named) else (), end)
+
+
+def _raw_size(tensor: Tensor) -> int:
+    """In Triton's raw form; 0 for a tensor that gains nothing from the lane."""
+    if tensor.datatype != BYTES:
+        return tensor.array.nbytes
+    if tensor.array.size > _MOST_ELEMENTS:
+        return 0
+    return sum(4 + len(element) for element in tensor.array.flat)
+
+
+def _item_bytes(spec: TensorSpec) -> int:
+    """Of one item of an output; 0 if its dimensions or its datatype leave the size open."""
+    dtype = DTYPE_BY_DATATYPE.get(spec.datatype)
+    if dtype is None or dtype.kind == "O" or not spec.dims or min(spec.dims) < 0:
+        return 0
+    return math.prod(spec.dims) * dtype.itemsize

@@ -1,0 +1,101 @@
+"""Which process owns a region, so that the next gateway can remove what a killed one left."""
+
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from app.triton.shared_memory.region import SHARED_MEMORY
+
+PREFIX = "triton_gateway_lane_"
+
+
+class Owner:
+    """Holds the lock of an empty file for the life of the process; the kernel drops the lock when the process ends.
+
+    A process id would not do: gateways in different containers share ``/dev/shm``, and not their process ids.
+    """
+
+    def __init__(self) -> None:
+        self._token = ""
+        self._descriptor: int | None = None
+        self._count = 0
+
+    def next_name(self) -> str:
+        """A name that no region ever had. Raises OSError."""
+        if self._descriptor is None:
+            self._token = secrets.token_hex(8)
+            self._descriptor = _locked(self._token)
+        self._count += 1
+        return f"{PREFIX}{self._token}_{self._count}"
+
+    def owns(self, name: str) -> bool:
+        return self._descriptor is not None and _token_of(name) == self._token
+
+    def release(self) -> None:
+        """Removes every file of this owner."""
+        if self._descriptor is not None:
+            _remove_files(self._token)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def is_abandoned(name: str) -> bool:
+    """Whether a region of this name belongs to a gateway that does not run any more."""
+    if not name.startswith(PREFIX):
+        return False
+    with _has_ended(_token_of(name)) as has_ended:
+        return has_ended
+
+
+def remove_leftovers() -> None:
+    """Removes the files of gateways that do not run any more."""
+    for token in {_token_of(path.name) for path in SHARED_MEMORY.glob(f"{PREFIX}*")}:
+        with _has_ended(token) as has_ended:
+            if has_ended:
+                _remove_files(token)
+
+
+def _lock_file(token: str) -> str:
+    return str(SHARED_MEMORY / f"{PREFIX}{token}.lock")
+
+
+def _locked(token: str) -> int:
+    """Raises OSError."""
+    descriptor = os.open(_lock_file(token), os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return descriptor
+
+
+@contextmanager
+def _has_ended(token: str) -> Iterator[bool]:
+    """Whether the process of this owner has ended. Holds its lock for the duration of the block, if so."""
+    try:
+        descriptor = os.open(_lock_file(token), os.O_RDWR | os.O_CLOEXEC)
+    except OSError as exc:
+        yield isinstance(exc, FileNotFoundError)
+        return
+    try:
+        yield _can_lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _can_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _remove_files(token: str) -> None:
+    for path in SHARED_MEMORY.glob(f"{PREFIX}{token}*"):
+        with suppress(OSError):
+            path.unlink()
+
+
+def _token_of(name: str) -> str:
+    """Of a region or a lock file."""
+    return name.removeprefix(PREFIX).partition("_")[0].partition(".")[0]

@@ -1,0 +1,89 @@
+"""Which regions there are and what each of them is for; no I/O."""
+
+import time
+from collections.abc import Iterable
+
+from app.triton.shared_memory.region import Region
+
+
+class Pool:
+    """Every region counts against ``limit`` from :meth:`add` to :meth:`drop`.
+
+    A region is used by one call, or free, or retired. A retired region is never used again: Triton may still read or
+    write it.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._free: list[Region] = []
+        self._used: set[Region] = set()
+        self._retired: set[Region] = set()
+
+    @property
+    def free_bytes(self) -> int:
+        return _bytes_of(self._free)
+
+    @property
+    def used_bytes(self) -> int:
+        return _bytes_of(self._used)
+
+    @property
+    def retired_bytes(self) -> int:
+        return _bytes_of(self._retired)
+
+    @property
+    def retired(self) -> list[Region]:
+        return list(self._retired)
+
+    @property
+    def names(self) -> set[str]:
+        """Of the regions that are free or used."""
+        return {region.name for region in (*self._free, *self._used)}
+
+    def has_room(self, size: int) -> bool:
+        return self.free_bytes + self.used_bytes + self.retired_bytes + size <= self._limit
+
+    def add(self, region: Region) -> None:
+        """A new region, used by the call that it is made for."""
+        self._used.add(region)
+
+    def take(self, size: int) -> Region | None:
+        """The smallest free region that has room."""
+        fitting = [region for region in self._free if region.size >= size]
+        if not fitting:
+            return None
+        region = min(fitting, key=lambda region: region.size)
+        self._free.remove(region)
+        self._used.add(region)
+        return region
+
+    def give_back(self, region: Region) -> None:
+        """Triton has answered the call. A no-op for a region that was retired in the meantime."""
+        if region in self._used:
+            self._used.remove(region)
+            region.used_at = time.monotonic()
+            self._free.append(region)
+
+    def retire(self, region: Region) -> None:
+        self._used.discard(region)
+        self._retired.add(region)
+
+    def retire_free(self, since: float) -> None:
+        """Retires the free regions that no call has used since then."""
+        kept = [region for region in self._free if region.used_at > since]
+        self._retired.update(set(self._free).difference(kept))
+        self._free = kept
+
+    def retire_all(self) -> None:
+        self._retired |= self._used | set(self._free)
+        self._used.clear()
+        self._free.clear()
+
+    def drop(self, region: Region) -> None:
+        """Triton cannot reach the region any more, or no call ever used it."""
+        self._used.discard(region)
+        self._retired.discard(region)
+
+
+def _bytes_of(regions: Iterable[Region]) -> int:
+    return sum(region.size for region in regions)

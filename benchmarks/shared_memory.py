@@ -1,0 +1,121 @@
+"""What a large tensor costs over the wire and through shared memory, by the gateway's engine before one Triton."""
+
+import random
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from app.domain.deadline import Deadline
+from app.domain.inference import InferenceRequest
+from app.domain.tensor import Tensor
+from app.triton.engine import TritonEngine
+from app.triton.shared_memory.lane import Lane
+from app.triton.transports import open_transport
+from benchmarks.stage import running_triton
+from benchmarks.table import Table
+
+KIB = 1024
+PIXELS = 150_528
+TIMEOUT_S = 60.0
+CALLS = 5
+"""In a row, for each measurement."""
+_LIMIT = 256 * KIB * KIB
+
+
+@dataclass(frozen=True)
+class Case:
+    title: str
+    request: InferenceRequest
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one call."""
+
+    cpu_ms: float
+    elapsed_ms: float
+
+
+async def run(rounds: int) -> list[Table]:
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        async with (
+            running_triton(Path(folder)) as triton,
+            _engine(triton.grpc_url, with_lane=False) as wire,
+            _engine(triton.grpc_url, with_lane=True) as lane,
+        ):
+            return [await _table(case, wire, lane, rounds) for case in (_inputs(), _both_ways())]
+
+
+@asynccontextmanager
+async def _engine(url: str, *, with_lane: bool) -> AsyncIterator[TritonEngine]:
+    async with open_transport(url, tight_pings=True) as transport:
+        lane = Lane(transport, _LIMIT, large_bytes=1) if with_lane else None
+        engine = TritonEngine(transport, lane=lane)
+        for model in ("bench_head_b", "bench_pixels"):
+            await engine.model_config(model)
+        yield engine
+        if lane is not None:
+            await lane.close()
+
+
+def _inputs() -> tuple[str, list[Case]]:
+    sizes = (64, 128, 256, 512, 1024, 4 * KIB, 16 * KIB)
+    title = "An input; the answer is two numbers"
+    return title, [Case(_size_text(size), _request("bench_head_b", "FEATURES", (size * KIB // 4,))) for size in sizes]
+
+
+def _both_ways() -> tuple[str, list[Case]]:
+    title = "An input, and an output of the same size"
+    items = (1, 2, 7, 28)
+    return title, [
+        Case(f"{n * PIXELS * 4 / 1e6:.1f} MB", _request("bench_pixels", "INPUT", (n, PIXELS))) for n in items
+    ]
+
+
+def _size_text(kib: int) -> str:
+    return f"{kib} KiB" if kib < KIB else f"{kib // KIB} MiB"
+
+
+def _request(model: str, name: str, shape: tuple[int, ...]) -> InferenceRequest:
+    array = np.random.default_rng(7).standard_normal(shape, np.float32)
+    return InferenceRequest(model, (Tensor(name, "FP32", array),))
+
+
+async def _table(titled: tuple[str, list[Case]], wire: TritonEngine, lane: TritonEngine, rounds: int) -> Table:
+    title, cases = titled
+    costs: dict[tuple[str, str], list[Cost]] = {(case.title, way): [] for case in cases for way in ("wire", "lane")}
+    measured = [(case, way, engine) for case in cases for way, engine in (("wire", wire), ("lane", lane))]
+    for number in range(rounds + 1):
+        for case, way, engine in random.sample(measured, len(measured)):
+            cost = await _cost(engine, case.request)
+            if number:
+                costs[case.title, way].append(cost)
+    rows = [_row(case.title, costs[case.title, "wire"], costs[case.title, "lane"]) for case in cases]
+    note = "Medians for one call: CPU time of the client's process, and elapsed time, in ms."
+    return Table(title, ["tensor", "CPU, wire", "CPU, lane", "ratio", "p50, wire", "p50, lane", "ratio"], rows, note)
+
+
+async def _cost(engine: TritonEngine, request: InferenceRequest) -> Cost:
+    cpu_s, start = time.process_time(), time.perf_counter()
+    for _ in range(CALLS):
+        await engine.infer(request, Deadline.after(TIMEOUT_S))
+    cpu_s, elapsed_s = time.process_time() - cpu_s, time.perf_counter() - start
+    return Cost(1000 * cpu_s / CALLS, 1000 * elapsed_s / CALLS)
+
+
+def _row(title: str, wire: list[Cost], lane: list[Cost]) -> list[str]:
+    pairs = [
+        (median(cost.cpu_ms for cost in wire), median(cost.cpu_ms for cost in lane)),
+        (median(cost.elapsed_ms for cost in wire), median(cost.elapsed_ms for cost in lane)),
+    ]
+    return [title, *(cell for pair in pairs for cell in _cells(*pair))]
+
+
+def _cells(wire_ms: float, lane_ms: float) -> tuple[str, str, str]:
+    return f"{wire_ms:.2f}", f"{lane_ms:.2f}", f"{wire_ms / lane_ms:.1f}x"

@@ -1,0 +1,182 @@
+"""Large tensors through shared memory, with the real Triton at the other end."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from tritonclient.grpc import InferenceServerClient
+
+from app.domain.deadline import Deadline
+from app.domain.errors import ContractViolation, DeadlineExceeded
+from app.domain.inference import InferenceRequest
+from app.domain.tensor import BYTES, Tensor, bytes_array
+from app.triton.embedded.server import EmbeddedTriton
+from app.triton.engine import TritonEngine
+from app.triton.shared_memory.lane import Lane
+from app.triton.shared_memory.lease import Lease
+from app.triton.shared_memory.owner import PREFIX
+from app.triton.shared_memory.region import SHARED_MEMORY
+from app.triton.transports import open_transport
+from tests.live.test_cancellation import eventually
+from tests.processes import GatewayProcess, StartGateway
+
+MIB = 1024 * 1024
+CONFIG = """
+pipelines:
+  scripted_large:
+    model: scripted_large
+    inputs: {file: {tensor: FILE, kind: binary}}
+    outputs: {sum: {tensor: SUM}, fill: {tensor: FILL}}
+"""
+
+
+def post(gateway: GatewayProcess, file: bytes, timeout_s: float = 20.0, **parameters: int) -> httpx.Response:
+    return httpx.post(
+        f"{gateway.url}/v1/pipelines/scripted_large",
+        content=file,
+        params=parameters,
+        headers={"Content-Type": "application/octet-stream", "X-Request-Timeout": str(timeout_s)},
+        timeout=30,
+    )
+
+
+def files() -> set[str]:
+    return {path.name for path in SHARED_MEMORY.glob(f"{PREFIX}*")}
+
+
+def registered(triton: EmbeddedTriton) -> set[str]:
+    with InferenceServerClient(triton.grpc_url) as client:
+        return {name for name in client.get_system_shared_memory_status().regions if name.startswith(PREFIX)}
+
+
+@pytest.fixture
+def start(start_gateway: StartGateway, tmp_path: Path) -> Callable[[], GatewayProcess]:
+    """Starts a gateway with 64 MiB for large tensors."""
+    config = tmp_path / "gateway.yaml"
+    config.write_text(CONFIG)
+    return lambda: start_gateway(config=str(config), shared_memory_bytes=str(64 * MIB))
+
+
+def test_a_file_and_its_answer_are_the_same_either_way(
+    start: Callable[[], GatewayProcess], gateway: GatewayProcess
+) -> None:
+    sharing = start()
+    for size in (MIB, 4 * MIB):
+        file = np.random.default_rng(size).bytes(size)
+        answer = post(sharing, file).json()
+        assert answer == post(gateway, file).json()
+        assert answer["fill"] == [float(file[0])] * 131072
+    assert sharing.metric("large_calls_total", way="shared_memory") == 2
+    assert gateway.metric("large_calls_total") == 0
+
+
+def test_every_end_of_a_gateway_leaves_nothing_behind(
+    start: Callable[[], GatewayProcess], triton: EmbeddedTriton
+) -> None:
+    before = files()
+    killed = start()
+    assert post(killed, b"a" * MIB).status_code == 200
+    (left,) = registered(triton)
+    killed.process.send_signal(signal.SIGKILL)
+    killed.process.wait(20)
+    assert len(files() - before) == 1, "a region has no file after its registration"
+    gateway = start()
+    assert post(gateway, b"a" * MIB).status_code == 200
+    eventually(lambda: left not in registered(triton), 10.0)
+    assert len(registered(triton)) == 1
+    gateway.process.terminate()
+    gateway.process.wait(20)
+    assert (files() - before, registered(triton)) == (set(), set())
+
+
+@pytest.mark.parametrize("name", ["shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"])
+def test_a_caller_cannot_name_a_region(gateway: GatewayProcess, name: str) -> None:
+    url = f"{gateway.url}/v1/pipelines/scripted_large"
+    answers = [
+        httpx.post(url, json={"file": "YQ==", name: "x"}),
+        httpx.post(url, files={"file": b"a"}, data={name: "x"}),
+        post(gateway, b"a", **{name: 1}),
+        httpx.post(f"{gateway.url}/v1/streams", json={"pipeline": "scripted_stream", "inputs": {name: "x"}}),
+    ]
+    assert [(answer.status_code, answer.json()["code"]) for answer in answers] == [(422, "invalid_input")] * 4
+
+
+class TestSlowModel:
+    """A model that goes on after its call was abandoned."""
+
+    @pytest.fixture
+    async def lane(self, triton: EmbeddedTriton) -> AsyncIterator[tuple[TritonEngine, Lane]]:
+        async with opened(triton) as pair:
+            yield pair
+
+    async def test_the_region_of_an_abandoned_call_is_not_used_again(self, lane: tuple[TritonEngine, Lane]) -> None:
+        engine, lane_ = lane
+        leases = await leased_by(lane_)
+        with pytest.raises(DeadlineExceeded):
+            await engine.infer(request(b"A", sleep_ms=1200), Deadline.after(0.2))
+        abandoned = leases[0].region
+        output = leases[0].outputs[1][1]
+        assert output is not None
+        written = memoryview(abandoned.view)[output.offset : output.offset + output.size].cast("f")
+        assert written[0] == 0.0
+        while written[0] == 0.0:
+            answer = await engine.infer(request(b"B"), Deadline.after(20))
+            assert answer.outputs["FILL"].array[0] == ord("B")
+        assert set(written.tolist()) == {float(ord("A"))}
+        assert len(leases) > 2
+        assert all(lease.region is not abandoned for lease in leases[1:])
+        async with asyncio.timeout(10):
+            while lane_._pool.retired:
+                await asyncio.sleep(0.02)
+
+    async def test_triton_survives_that_many_calls_are_abandoned(self, lane: tuple[TritonEngine, Lane]) -> None:
+        engine, lane_ = lane
+        for _ in range(5):
+            calls = [engine.infer(request(b"A", sleep_ms=50), Deadline.after(0.06)) for _ in range(8)]
+            await asyncio.gather(*calls, return_exceptions=True)
+        async with asyncio.timeout(20):
+            while lane_._pool.retired:
+                await asyncio.sleep(0.05)
+        answer = await engine.infer(request(b"B"), Deadline.after(20))
+        assert answer.outputs["FILL"].array[0] == ord("B")
+
+    async def test_an_output_that_is_too_large_is_a_contract_violation(self, lane: tuple[TritonEngine, Lane]) -> None:
+        with pytest.raises(ContractViolation, match="'FILL' is larger than declared"):
+            await lane[0].infer(request(b"A", count=200_000), Deadline.after(20))
+
+
+@asynccontextmanager
+async def opened(triton: EmbeddedTriton) -> AsyncIterator[tuple[TritonEngine, Lane]]:
+    async with open_transport(triton.grpc_url) as transport:
+        lane = Lane(transport, 64 * MIB)
+        engine = TritonEngine(transport, lane=lane)
+        await engine.model_config("scripted_large")
+        running = asyncio.create_task(lane.run())
+        yield engine, lane
+        running.cancel()
+        await lane.close()
+
+
+def request(byte: bytes, **parameters: int) -> InferenceRequest:
+    file = Tensor("FILE", BYTES, bytes_array([byte * MIB], (1,)))
+    return InferenceRequest("scripted_large", (file,), parameters=parameters)
+
+
+async def leased_by(lane: Lane) -> list[Lease]:
+    """Every lease from now on."""
+    leases: list[Lease] = []
+    lease_of = lane.lease
+
+    async def kept(request: InferenceRequest) -> Lease | None:
+        lease = await lease_of(request)
+        if lease is not None:
+            leases.append(lease)
+        return lease
+
+    lane.lease = kept  # type: ignore[method-assign]
+    return leases

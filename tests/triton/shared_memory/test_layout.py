@@ -1,0 +1,137 @@
+"""Which tensors of a call travel through shared memory."""
+
+import numpy as np
+import pytest
+
+from app.domain.inference import InferenceRequest
+from app.domain.model import ModelConfig, Step, TensorSpec
+from app.domain.tensor import BYTES, Tensor, bytes_array
+from app.triton.shared_memory.layout import LARGE_BYTES, Layout, Layouts, Span
+from app.triton.transport import MAX_MESSAGE_BYTES
+
+LARGE = LARGE_BYTES // 4
+
+
+def numbers(count: int = LARGE, name: str = "X") -> Tensor:
+    return Tensor(name, "FP32", np.zeros(count, np.float32))
+
+
+def model(
+    name: str = "m",
+    *outputs: TensorSpec,
+    max_batch_size: int = 0,
+    steps: tuple[Step, ...] = (),
+    decoupled: bool = False,
+) -> ModelConfig:
+    inputs = (TensorSpec("X", "FP32", (-1,)), TensorSpec("NOTE", "FP32", (-1,)))
+    return ModelConfig(name, "python", max_batch_size, inputs, outputs, steps=steps, decoupled=decoupled)
+
+
+def layout(*configs: ModelConfig, inputs: tuple[Tensor, ...] = (numbers(),)) -> Layout | None:
+    layouts = Layouts()
+    for config in configs:
+        layouts.learn(config, "")
+    return layouts.layout_of(InferenceRequest("m", inputs))
+
+
+def test_a_large_input_has_a_place() -> None:
+    assert layout(model()) == Layout((Span(0, LARGE_BYTES),), (), LARGE_BYTES)
+
+
+def test_a_small_input_travels_over_the_wire() -> None:
+    assert layout(model(), inputs=(numbers(LARGE - 1),)) is None
+
+
+def test_only_the_large_tensors_of_a_call_have_a_place() -> None:
+    found = layout(model(), inputs=(numbers(1, "NOTE"), numbers()))
+    assert found == Layout((None, Span(0, LARGE_BYTES)), (), LARGE_BYTES)
+
+
+def test_tensors_are_aligned() -> None:
+    found = layout(model(), inputs=(numbers(LARGE + 1), numbers(LARGE, "NOTE")))
+    assert found is not None
+    assert found.inputs[1] == Span(LARGE_BYTES + 64, LARGE_BYTES)
+
+
+def test_the_size_of_bytes_includes_the_lengths() -> None:
+    file = Tensor("X", BYTES, bytes_array([b"a" * LARGE_BYTES], (1,)))
+    assert layout(model(), inputs=(file,)) == Layout((Span(0, LARGE_BYTES + 4),), (), LARGE_BYTES + 4)
+
+
+def test_many_elements_of_bytes_travel_over_the_wire() -> None:
+    texts = Tensor("X", BYTES, bytes_array([b"a" * LARGE_BYTES] * 65, (65,)))
+    assert layout(model(), inputs=(texts,)) is None
+
+
+def test_a_model_that_is_not_known_travels_over_the_wire() -> None:
+    assert layout() is None
+
+
+def test_a_request_that_is_too_large_for_triton_travels_over_the_wire() -> None:
+    """There it is refused."""
+    assert layout(model(), inputs=(numbers(MAX_MESSAGE_BYTES // 4), numbers(LARGE, "NOTE"))) is None
+
+
+class TestOutputs:
+    def test_an_output_of_fixed_size_has_a_place(self) -> None:
+        found = layout(model("m", TensorSpec("Y", "FP64", (LARGE,)), TensorSpec("Z", "FP32", (1,))), inputs=())
+        assert found == Layout((), (("Y", Span(0, 2 * LARGE_BYTES)), ("Z", None)), 2 * LARGE_BYTES)
+
+    def test_an_output_has_room_for_each_item_of_the_batch(self) -> None:
+        batch = Tensor("X", "FP32", np.zeros((3, 1), np.float32))
+        found = layout(model("m", TensorSpec("Y", "FP32", (LARGE,)), max_batch_size=4), inputs=(batch,))
+        assert found is not None
+        assert found.outputs == (("Y", Span(0, 3 * LARGE_BYTES)),)
+
+    @pytest.mark.parametrize(
+        "spec", [TensorSpec("Y", "FP32", (-1, LARGE)), TensorSpec("Y", BYTES, (LARGE,)), TensorSpec("Y", "INVALID", ())]
+    )
+    def test_an_output_of_unknown_size_travels_over_the_wire(self, spec: TensorSpec) -> None:
+        assert layout(model("m", spec), inputs=()) is None
+
+
+def step(name: str, reads: str, writes: str) -> Step:
+    return Step(name, "", tuple((each, each) for each in reads.split()), tuple((each, each) for each in writes.split()))
+
+
+class TestEnsembles:
+    """An ensemble ends as soon as one step fails, while the steps beside it go on."""
+
+    def test_a_chain_of_steps_has_finished_with_its_inputs(self) -> None:
+        chain = model(steps=(step("a", "X", "M"), step("b", "X M", "Y")))
+        assert layout(chain, model("a"), model("b")) is not None
+
+    def test_steps_side_by_side_may_still_read(self) -> None:
+        parallel = model(steps=(step("a", "X", "Y"), step("b", "X", "Z")))
+        assert layout(parallel, model("a"), model("b")) is None
+
+    def test_steps_that_read_only_intermediate_tensors_may_run_side_by_side(self) -> None:
+        fan_out = model(steps=(step("a", "X", "M"), step("b", "M", "Y"), step("c", "M NOTE", "Z")))
+        assert layout(fan_out, *map(model, "abc")) is not None
+        assert layout(fan_out, *map(model, "abc"), inputs=(numbers(LARGE, "NOTE"),)) is None
+
+    def test_a_step_beside_others_may_still_write(self) -> None:
+        outputs = (TensorSpec("Y", "FP32", (LARGE,)), TensorSpec("Z", "FP32", (1,)))
+        fan_out = model("m", *outputs, steps=(step("a", "X", "M"), step("b", "M", "Y"), step("c", "M", "Z")))
+        assert layout(fan_out, *map(model, "abc"), inputs=()) is None
+
+    def test_a_nested_ensemble_is_looked_into(self) -> None:
+        outer = model(steps=(step("inner", "X", "Y"),))
+        inner = model("inner", steps=(step("a", "X", "Y"), step("b", "X", "Z")))
+        assert layout(outer, inner, model("a"), model("b")) is None
+
+    def test_a_decoupled_ensemble_may_still_read(self) -> None:
+        assert layout(model(steps=(step("a", "X", "Y"),), decoupled=True), model("a")) is None
+
+    def test_a_step_that_is_not_known_is_not_trusted(self) -> None:
+        assert layout(model(steps=(step("a", "X", "Y"),))) is None
+
+    def test_a_reload_is_noticed(self) -> None:
+        layouts = Layouts()
+        request = InferenceRequest("m", (numbers(),))
+        for name in "ab":
+            layouts.learn(model(name), "")
+        layouts.learn(model(steps=(step("a", "X", "Y"), step("b", "X", "Z"))), "")
+        assert layouts.layout_of(request) is None
+        layouts.learn(model(), "")
+        assert layouts.layout_of(request) is not None

@@ -68,14 +68,14 @@ async def read_json(exchange: Exchange, limits: Limits) -> memoryview:
 async def read_body(exchange: Exchange, limits: Limits) -> memoryview:
     """Raises UnsupportedMediaType, PayloadTooLarge, TooManyRequests, SlowRequest or ClientClosedRequest."""
     _check_encoding(exchange)
-    length = exchange.header(b"content-length") or ""
-    if length.isdecimal() and int(length[:20]) > limits.max_body_bytes:
-        raise _too_large(limits)
     connection = exchange.connection
     body = None if connection is None else connection.take_body(min(LARGE_BYTES, limits.max_body_bytes))
     if body is not None:
         exchange.hold(len(body))
         return memoryview(body)
+    length = exchange.header(b"content-length") or ""
+    if length.isdecimal() and int(length[:20]) > limits.max_body_bytes:
+        raise _too_large(limits)
     try:
         async with asyncio.timeout(limits.body_s):
             return await _collected(exchange, limits)

@@ -8,18 +8,19 @@ from app.domain.errors import ClientClosedRequest
 
 
 class CancelledOnDisconnect:
-    """Cancels the block when the client disconnects, and raises ClientClosedRequest. Needs no task of its own."""
+    """Cancels the block when the client disconnects, and raises ClientClosedRequest. Needs no task of its own.
+
+    The block runs in the task of the request.
+    """
 
     __slots__ = ("_connection", "_is_lost", "_task")
 
     def __init__(self, exchange: Exchange) -> None:
         self._connection = exchange.connection
+        self._task = exchange.work.task
         self._is_lost = False
 
     def __enter__(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._task = task
         if self._connection is not None:
             self._connection.on_lost = self._cancel
             if self._connection.is_lost:

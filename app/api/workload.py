@@ -56,7 +56,7 @@ class RequestWork:
     def __init__(self) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._task = task
+        self.task = task
         self.is_answering = False
         """True when the status was sent: from then on the request is not interrupted."""
         self._cause: GatewayError | None = None
@@ -64,7 +64,7 @@ class RequestWork:
     def end(self, cause: GatewayError) -> None:
         if self._cause is None and not self.is_answering:
             self._cause = cause
-            self._task.cancel()
+            self.task.cancel()
 
     def cause_of_cancellation(self) -> GatewayError | None:
         """Why :meth:`end` cancelled the task; None if the cancellation has another origin.
@@ -72,5 +72,5 @@ class RequestWork:
         The task is then no longer regarded as cancelled, so that it can answer.
         """
         if self._cause is not None:
-            self._task.uncancel()
+            self.task.uncancel()
         return self._cause

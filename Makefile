@@ -33,7 +33,7 @@ lint: setup ## ruff: rules and format
 type: setup ## mypy, strict, on app/
 	@$(BIN)/mypy
 
-bench: setup ## measure the gateway beside other servers, and write docs/benchmarks (about eight minutes)
+bench: setup ## measure the gateway beside other servers, and write docs/benchmarks (at most ten minutes)
 	@$(SCRATCH) $(BIN)/python -m benchmarks --write docs/benchmarks
 
 openapi: setup ## write openapi.json anew from the running reference pipelines

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import uvloop
 
-from benchmarks import bls, early_exit, fan_out, router, shared_memory, sse_peers, streams, transports
+from benchmarks import bls, early_exit, fan_out, router, shared_memory, sse_peers, streams, transports, workers
 from benchmarks.figure import Figure
 from benchmarks.micro import run as micro
 from benchmarks.peers import run as peers
@@ -34,9 +34,10 @@ BENCHMARKS = {
     "sse-peers": Benchmark(sse_peers.run),
     "transports": Benchmark(transports.run, 5),
     "shared-memory": Benchmark(shared_memory.run, 10),
+    "workers": Benchmark(workers.run, 10),
 }
-STANDARD = ("micro", "peers")
-"""What runs if no name is given. It takes at most eight minutes on two cores."""
+STANDARD = ("micro", "peers", "workers")
+"""What runs if no name is given. It takes at most ten minutes on two cores."""
 
 
 def main() -> None:

@@ -97,7 +97,9 @@ async def running_triton(folder: Path) -> AsyncIterator[Triton]:
 
 
 @asynccontextmanager
-async def running_gateway(folder: Path, triton: Triton, log_level: str = "warning") -> AsyncIterator[Gateway]:
+async def running_gateway(
+    folder: Path, triton: Triton, log_level: str = "warning", workers: int = 1
+) -> AsyncIterator[Gateway]:
     """A ready gateway, a process of its own, with the pipelines of the checkout and of this package."""
     port, admin_port = free_ports(2)
     settings = {
@@ -107,11 +109,13 @@ async def running_gateway(folder: Path, triton: Triton, log_level: str = "warnin
         "GATEWAY_CONFIG": str(_joined_config(folder)),
         "GATEWAY_LOG_LEVEL": log_level,
         "GATEWAY_MAX_CONNECTIONS": "8192",
+        "GATEWAY_WORKERS": str(workers),
     }
     limits = httpx.Limits(max_connections=256, max_keepalive_connections=256)
     with process([sys.executable, "-m", "app.cli", "serve"], settings, folder / "gateway.log") as running:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=CALL_S, limits=limits) as client:
-            await wait_until_ready(client, "/health/ready", running, folder / "gateway.log")
+            ready = f"http://127.0.0.1:{admin_port}/health/ready"
+            await wait_until_ready(client, ready, running, folder / "gateway.log")
             yield Gateway(client, str(client.base_url), running.pid)
 
 

@@ -2,11 +2,19 @@
 
 from collections.abc import Mapping
 
-from benchmarks.peers import gateway, grpc_client, kserve_transformer, plain_fastapi, triton_http
+from benchmarks.peers import (
+    gateway,
+    gateway_2_workers,
+    grpc_client,
+    kserve_transformer,
+    plain_fastapi,
+    triton_http,
+)
 from benchmarks.peers.peer import Start
 
 PEERS: Mapping[str, Start] = {
-    module.NAME: module.start for module in (gateway, plain_fastapi, kserve_transformer, triton_http, grpc_client)
+    module.NAME: module.start
+    for module in (gateway, gateway_2_workers, plain_fastapi, kserve_transformer, triton_http, grpc_client)
 }
 STREAMING = (gateway.NAME, plain_fastapi.NAME, grpc_client.NAME)
 """The peers whose idle streams are measured."""

@@ -31,10 +31,11 @@ class Sample:
 async def measure(peer: Peer, workload: Workload, triton_pid: int, seconds: float) -> Sample:
     """Raises what the load process raised: an unexpected answer ends the benchmark."""
     await peer.load.perform(_order(peer, workload, WARM_UP_S))
-    server, triton, load = (psutil.Process(pid) for pid in (peer.pid, triton_pid, peer.load.pid))
-    before = cpu_s(server), _family_cpu_s(triton), cpu_s(load)
+    servers = [psutil.Process(pid) for pid in (peer.pid, *peer.workers)]
+    triton, load = psutil.Process(triton_pid), psutil.Process(peer.load.pid)
+    before = sum(map(cpu_s, servers)), _family_cpu_s(triton), cpu_s(load)
     report = await peer.load.perform(_order(peer, workload, seconds))
-    after = cpu_s(server), _family_cpu_s(triton), cpu_s(load)
+    after = sum(map(cpu_s, servers)), _family_cpu_s(triton), cpu_s(load)
     used = [1e6 * (end - start) / report.count for start, end in zip(before, after, strict=True)]
     latencies = Durations(report.durations or (0.0,))
     return Sample(
@@ -42,7 +43,7 @@ async def measure(peer: Peer, workload: Workload, triton_pid: int, seconds: floa
         latencies.percentile_ms(50),
         latencies.percentile_ms(99),
         *used,
-        server.memory_info().rss / 2**20,
+        sum(server.memory_info().rss for server in servers) / 2**20,
     )
 
 

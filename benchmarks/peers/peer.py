@@ -17,12 +17,13 @@ Asks = Mapping[str, Ask]
 
 @dataclass(frozen=True)
 class Peer:
-    """``pid``: of the process whose CPU time and memory are the peer's. ``load`` asks it."""
+    """``pid`` and ``workers``: the processes whose CPU time and memory are the peer's. ``load`` asks it."""
 
     name: str
     pid: int
     load: LoadProcess
     asks: Asks
+    workers: tuple[int, ...] = ()
 
 
 Start = Callable[[Triton, Path], AbstractAsyncContextManager[Peer]]

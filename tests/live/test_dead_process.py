@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -36,11 +37,12 @@ def own_triton(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> I
         yield server
 
 
-def gateway_of(triton: EmbeddedTriton, folder: Path, *, repair: str) -> AbstractContextManager[GatewayProcess]:
+def gateway_of(
+    triton: EmbeddedTriton, folder: Path, *, repair: str, workers: str = "1"
+) -> AbstractContextManager[GatewayProcess]:
     (folder / "gateway.yaml").write_text(CONFIG)
-    return running_gateway(
-        folder / "gateway", triton_url=triton.grpc_url, config=str(folder / "gateway.yaml"), triton_repair=repair
-    )
+    settings = {"config": str(folder / "gateway.yaml"), "triton_repair": repair, "workers": workers}
+    return running_gateway(folder / "gateway", triton_url=triton.grpc_url, **settings)
 
 
 def processes_of(triton: EmbeddedTriton, model: str) -> list[int]:
@@ -107,6 +109,22 @@ def test_without_repair_readiness_fails_until_somebody_reloads_the_model(
         asyncio.run(reload(own_triton.grpc_url))
         wait_until_ready(gateway, WITHIN_S)
         assert ask(gateway).status_code == 200
+
+
+@pytest.mark.full
+def test_several_workers_repair_the_model_once(own_triton: EmbeddedTriton, tmp_path: Path) -> None:
+    """Every worker meets the dead process; the supervisor counts it, repairs it, and tells them."""
+    with gateway_of(own_triton, tmp_path, repair="true", workers="2") as gateway:
+        assert {ask(gateway).status_code for _ in range(8)} == {200}
+        kill_processes_of(own_triton, "scripted")
+        with ThreadPoolExecutor(8) as pool:
+            failed = {answer.status_code for answer in pool.map(ask, [gateway] * 8)}
+        assert 502 in failed
+        eventually(lambda: "model 'scripted' works again" in gateway.log, WITHIN_S)
+        wait_until_ready(gateway, WITHIN_S)
+        eventually(lambda: [ask(gateway).status_code for _ in range(8)] == [200] * 8, WITHIN_S)
+        assert gateway.metric("stub_deaths_total", model="scripted") == 1
+        assert gateway.log.count("was unloaded and loaded again") == 1
 
 
 def test_one_dead_process_of_two_is_noticed(own_triton: EmbeddedTriton, tmp_path: Path) -> None:

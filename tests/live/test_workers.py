@@ -39,8 +39,15 @@ def has_all_workers(gateway: GatewayProcess) -> bool:
 
 
 @pytest.fixture(scope="module")
-def settings(triton: EmbeddedTriton) -> dict[str, str]:
-    return {"workers": "2", "triton_url": triton.grpc_url, "config": str(LIVE / "gateway.yaml"), "drain_s": "1"}
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("config") / "gateway.yaml"
+    path.write_text((LIVE / "gateway.yaml").read_text())
+    return path
+
+
+@pytest.fixture(scope="module")
+def settings(triton: EmbeddedTriton, config: Path) -> dict[str, str]:
+    return {"workers": "2", "triton_url": triton.grpc_url, "config": str(config), "drain_s": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -91,25 +98,24 @@ def test_the_readiness_of_the_admin_port_names_the_workers(pair: GatewayProcess)
     assert "workers" not in httpx.get(f"{pair.url}/health/ready").json()
 
 
-def test_each_worker_follows_the_file(settings: dict[str, str], start_gateway: StartGateway, tmp_path: Path) -> None:
-    pipelines = "pipelines: {{{name}: {{model: scripted}}}}"
-    path = tmp_path / "gateway.yaml"
-    path.write_text(pipelines.format(name="before"))
-    gateway = start_gateway(**settings | {"config": str(path)})
-    path.write_text("pipelines: [")
-    eventually(lambda: gateway.metric("config_reload_failed") == 1, WITHIN_S)
-    os.kill(workers_of(gateway)[0], signal.SIGKILL)  # the next worker serves what the others serve
-    eventually(lambda: gateway.metric("worker_deaths_total") == 1 and has_all_workers(gateway), WITHIN_S)
-    assert answers(gateway, "before") == {200}
-    path.write_text(pipelines.format(name="after"))
-    eventually(lambda: answers(gateway, "after") == {200}, WITHIN_S)
-    assert answers(gateway, "before") == {404}
-    eventually(lambda: gateway.metric("config_reload_failed") == 0)
+def test_each_worker_follows_the_file(pair: GatewayProcess, config: Path) -> None:
+    """A worker that starts while the file is broken serves what the others serve."""
+    deaths, good = pair.metric("worker_deaths_total"), config.read_text()
+    config.write_text("pipelines: [")
+    eventually(lambda: pair.metric("config_reload_failed") == 1, WITHIN_S)
+    os.kill(workers_of(pair)[0], signal.SIGKILL)
+    eventually(lambda: pair.metric("worker_deaths_total") == deaths + 1 and has_all_workers(pair), WITHIN_S)
+    assert answers(pair, "scripted") == {200}
+    config.write_text(good + "  added: {model: scripted}\n")
+    eventually(lambda: answers(pair, "added") == {200}, WITHIN_S)
+    config.write_text(good)
+    eventually(lambda: answers(pair, "added") == {404}, WITHIN_S)
+    eventually(lambda: pair.metric("config_reload_failed") == 0)
 
 
 def answers(gateway: GatewayProcess, pipeline: str) -> set[int]:
     """The statuses over several connections, which the kernel spreads over both workers."""
-    body = {"SCRIPT": "{}"}
+    body = {"SCRIPT" if pipeline == "added" else "script": "{}"}
     return {httpx.post(f"{gateway.url}/v1/pipelines/{pipeline}", json=body).status_code for _ in range(12)}
 
 
@@ -208,6 +214,7 @@ async def test_the_drain_reaches_the_streams_of_every_worker(
     assert await asyncio.to_thread(gateway.process.wait, WITHIN_S) == 0
 
 
+@pytest.mark.full
 def test_the_workers_end_with_a_supervisor_that_is_killed(
     settings: dict[str, str], start_gateway: StartGateway
 ) -> None:
@@ -220,6 +227,7 @@ def test_the_workers_end_with_a_supervisor_that_is_killed(
         httpx.get(gateway.url)
 
 
+@pytest.mark.full
 def test_with_redis_any_worker_reads_a_stream(
     settings: dict[str, str], redis: RedisServer, start_gateway: StartGateway
 ) -> None:

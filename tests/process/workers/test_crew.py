@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.live.connections import workers_of
 from tests.live.test_cancellation import eventually
@@ -57,6 +58,7 @@ def test_workers_that_cannot_start_end_the_process_with_status_1(tmp_path: Path)
         assert "worker 1 ended with status 3 and is replaced" in gateway.log
 
 
+@pytest.mark.full
 def test_one_worker_that_cannot_start_is_tried_again_and_again(tmp_path: Path) -> None:
     """The other worker serves, and accepts all connections."""
     only_first = (
@@ -76,6 +78,7 @@ def test_one_worker_that_cannot_start_is_tried_again_and_again(tmp_path: Path) -
             assert httpx.get(f"{gateway.url}/health/live").status_code == 200
 
 
+@pytest.mark.full
 def test_a_worker_that_hangs_is_killed_and_replaced(tmp_path: Path) -> None:
     with serving(tmp_path) as gateway:
         eventually(lambda: set(states(gateway).values()) == {"not_ready"}, WITHIN_S)
@@ -89,6 +92,7 @@ def test_a_worker_that_hangs_is_killed_and_replaced(tmp_path: Path) -> None:
         assert line["pid"] == hung
 
 
+@pytest.mark.full
 def test_workers_end_when_the_process_is_told_to_end_while_they_start(tmp_path: Path) -> None:
     with serving(tmp_path) as gateway:
         eventually(lambda: states(gateway) != {}, WITHIN_S)

@@ -1,0 +1,28 @@
+"""`python -m benchmarks.instant serve ...`: the gateway over an engine that answers at once, in place of Triton."""
+
+import sys
+
+from app import cli
+from app.process import serving
+from app.process.workers import process
+from benchmarks.micro.gateway import IdentityEngine
+
+
+class InstantEngine(IdentityEngine):
+    """Takes the arguments of ``TritonEngine``, and has one model, ``identity``."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+def main() -> int:
+    serving.TritonEngine = InstantEngine  # type: ignore[assignment,misc]
+    process.COMMAND = (sys.executable, "-m", "benchmarks.instant", "worker")
+    return cli.main(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

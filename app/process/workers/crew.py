@@ -78,6 +78,7 @@ class Crew:
                 tasks.create_task(self._watch())
         finally:
             self._signal(signal.SIGKILL)
+            self._running.clear()
 
     async def drain(self, shutdown: Shutdown, drain_s: float) -> None:
         """Every worker drains; those that do not end in time are killed."""
@@ -105,8 +106,13 @@ class Crew:
                 await asyncio.sleep(backoff.fail())
 
     async def _live(self, number: int) -> None:
-        """One life of a worker."""
-        worker = await WorkerProcess.start(self._order_of(number, Descriptors.create()))
+        """One life of a worker. Raises WorkersCannotStart."""
+        try:
+            worker = await WorkerProcess.start(self._order_of(number, Descriptors.create()))
+        except OSError as exc:
+            _log.error("worker %d cannot be started: %s", number, exc.strerror)
+            self._count_start(number, has_failed=True)
+            return
         self._running[number] = worker
         if self._is_ending:
             worker.send_signal(signal.SIGTERM)
@@ -119,10 +125,12 @@ class Crew:
             self._count_death(number, worker, status)
 
     def _count_death(self, number: int, worker: WorkerProcess, status: int) -> None:
-        """Raises WorkersCannotStart."""
         self._metrics.worker_deaths.inc()
         _log.error("worker %d ended with status %d and is replaced", number, status, extra={"pid": worker.pid})
-        self._failed_starts[number] = 0 if worker.serves else self._failed_starts[number] + 1
+        self._count_start(number, has_failed=not worker.serves)
+
+    def _count_start(self, number: int, *, has_failed: bool) -> None:
+        self._failed_starts[number] = self._failed_starts[number] + 1 if has_failed else 0
         if min(self._failed_starts.values()) >= MAX_STARTS:
             raise WorkersCannotStart
 

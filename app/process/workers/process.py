@@ -29,16 +29,23 @@ class WorkerProcess:
 
     @classmethod
     async def start(cls, order: Order) -> "WorkerProcess":
-        """In a session of its own, so that the terminal's Ctrl-C reaches only the supervisor."""
+        """In a session of its own, so that the terminal's Ctrl-C reaches only the supervisor. Raises OSError."""
+        numbers = Reader(order.metrics)
         ours, theirs = socket.socketpair()
-        with theirs:
+        try:
             inherited = (theirs.fileno(), order.metrics.values, order.metrics.names, order.log_lock, *order.listeners)
             process = await asyncio.create_subprocess_exec(
                 *COMMAND, str(theirs.fileno()), stdin=DEVNULL, pass_fds=inherited, start_new_session=True
             )
+        except BaseException:
+            ours.close()
+            numbers.close()
+            raise
+        finally:
+            theirs.close()
         channel = await Channel.open(ours)
         channel.send(order)
-        return cls(process, channel, Reader(order.metrics))
+        return cls(process, channel, numbers)
 
     @property
     def serves(self) -> bool:

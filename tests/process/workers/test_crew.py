@@ -58,6 +58,12 @@ def test_workers_that_cannot_start_end_the_process_with_status_1(tmp_path: Path)
         assert "worker 1 ended with status 3 and is replaced" in gateway.log
 
 
+def test_a_program_that_cannot_be_started_ends_the_process_too(tmp_path: Path) -> None:
+    with serving(tmp_path, 'process.COMMAND = ("/nowhere",)') as gateway:
+        assert gateway.process.wait(WITHIN_S) == 1
+        assert gateway.log.count("worker 1 cannot be started: No such file or directory") >= 5
+
+
 @pytest.mark.full
 def test_one_worker_that_cannot_start_is_tried_again_and_again(tmp_path: Path) -> None:
     """The other worker serves, and accepts all connections."""

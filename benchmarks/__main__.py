@@ -9,7 +9,18 @@ from pathlib import Path
 
 import uvloop
 
-from benchmarks import bls, early_exit, fan_out, router, shared_memory, sse_peers, streams, transports, workers
+from benchmarks import (
+    bls,
+    early_exit,
+    fan_out,
+    large_json,
+    router,
+    shared_memory,
+    sse_peers,
+    streams,
+    transports,
+    workers,
+)
 from benchmarks.figure import Figure
 from benchmarks.micro import run as micro
 from benchmarks.peers import run as peers
@@ -26,6 +37,7 @@ class Benchmark:
 BENCHMARKS = {
     "micro": Benchmark(micro.run, 40),
     "peers": Benchmark(peers.run, 5),
+    "large-json": Benchmark(large_json.run, 10),
     "fan-out": Benchmark(fan_out.run),
     "router": Benchmark(router.run),
     "bls": Benchmark(bls.run),
@@ -36,7 +48,7 @@ BENCHMARKS = {
     "shared-memory": Benchmark(shared_memory.run, 10),
     "workers": Benchmark(workers.run, 10),
 }
-STANDARD = ("micro", "peers", "workers")
+STANDARD = ("micro", "peers", "large-json", "workers")
 """What runs if no name is given. It takes at most ten minutes on two cores."""
 
 
@@ -56,7 +68,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    names = f"of {', '.join(BENCHMARKS)}; default {' and '.join(STANDARD)}"
+    names = f"of {', '.join(BENCHMARKS)}; default {', '.join(STANDARD)}"
     parser.add_argument("names", nargs="*", metavar="NAME", help=names)
     parser.add_argument("--rounds", type=int, help="measurements of each case; each benchmark has its own default")
     parser.add_argument("--write", type=Path, default=ARTIFACTS, metavar="FOLDER", help=f"default {ARTIFACTS}")

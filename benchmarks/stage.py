@@ -76,10 +76,10 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage() -> AsyncIterator[Stage]:
-    """Both started afresh; the gateway is ready, so its samples have been run."""
+async def stage(more: Mapping[str, str] | None = None) -> AsyncIterator[Stage]:
+    """Both started afresh; the gateway is ready, so its samples have been run. ``more``: settings of the gateway."""
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
-        async with running_triton(Path(folder)) as triton, running_gateway(Path(folder), triton) as gateway:
+        async with running_triton(Path(folder)) as triton, running_gateway(Path(folder), triton, more=more) as gateway:
             yield Stage(triton, gateway)
 
 
@@ -98,7 +98,11 @@ async def running_triton(folder: Path) -> AsyncIterator[Triton]:
 
 @asynccontextmanager
 async def running_gateway(
-    folder: Path, triton: Triton, log_level: str = "warning", workers: int = 1
+    folder: Path,
+    triton: Triton,
+    log_level: str = "warning",
+    workers: int = 1,
+    more: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Gateway]:
     """A ready gateway, a process of its own, with the pipelines of the checkout and of this package."""
     port, admin_port = free_ports(2)
@@ -110,6 +114,7 @@ async def running_gateway(
         "GATEWAY_LOG_LEVEL": log_level,
         "GATEWAY_MAX_CONNECTIONS": "8192",
         "GATEWAY_WORKERS": str(workers),
+        **(more or {}),
     }
     limits = httpx.Limits(max_connections=256, max_keepalive_connections=256)
     with process([sys.executable, "-m", "app.cli", "serve"], settings, folder / "gateway.log") as running:

@@ -5,6 +5,7 @@ the query string.
 """
 
 import asyncio
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from email.message import Message
@@ -31,7 +32,10 @@ from app.pipelines.pipeline import Pipeline
 JSON_HINT = "With curl, add: -H 'Content-Type: application/json'"
 Read = TypeVar("Read")
 
-_reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="bodies")
+SWITCH_S = 0.0005
+"""How long the event loop waits for the interpreter's lock while a body is read. An event of a stream needs the lock
+several times, and Python's default is 5 ms."""
+_reader = ThreadPoolExecutor(1, "bodies", initializer=sys.setswitchinterval, initargs=(SWITCH_S,))
 """Reads large bodies, one after the other: docs/decisions/0012-bounded-bodies.md says why one."""
 
 

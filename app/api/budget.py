@@ -1,5 +1,6 @@
 """One budget for the bytes of all request bodies that the gateway holds at a time."""
 
+from app.api.freed_memory import FreedMemory
 from app.domain.errors import TooManyRequests
 
 
@@ -7,6 +8,7 @@ class ByteBudget:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self.taken = 0
+        self._freed = FreedMemory()
 
     def take(self, size: int) -> None:
         """Raises TooManyRequests."""
@@ -19,3 +21,4 @@ class ByteBudget:
 
     def give_back(self, size: int) -> None:
         self.taken -= size
+        self._freed.add(size)

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import sys
 import threading
 import tracemalloc
 from collections.abc import AsyncIterator
@@ -11,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.api.bodies import read_body
+from app.api.bodies import SWITCH_S, read_body
 from app.api.budget import ByteBudget
 from app.api.limits import Limits
 from app.domain.inference import InferenceResponse
@@ -313,3 +314,4 @@ async def test_a_large_body_is_not_read_on_the_event_loop(
     content = body.get(media_type[0], PNG + b"\0" * 70_000)
     assert (await roomy.client.post(URL, content=content, headers={"Content-Type": media_type})).status_code == 200
     assert threads[0] is not threading.main_thread()
+    assert sys.getswitchinterval() == pytest.approx(SWITCH_S)

@@ -1,0 +1,106 @@
+"""What a large JSON body costs others: how long a ticking stream waits for it, and how much memory it takes."""
+
+import asyncio
+import socket
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from benchmarks.peers.contents import json_of
+from benchmarks.stage import Gateway, stage
+from benchmarks.table import Table
+from benchmarks.ticks import Ticks, memory_of, ticks
+from benchmarks.timing import Durations
+
+MIB = 1024 * 1024
+AIMS_MS = {8: (20, 10), 32: (50, 30)}
+"""Size of the body in MiB -> the longest wait, and the one that is aimed at."""
+SETTLE_S = 0.5
+QUIET_S = 3
+SETTINGS = {"GATEWAY_MAX_BODY_BYTES": str(64 * MIB), "GATEWAY_MAX_BYTES_IN_FLIGHT": str(256 * MIB)}
+COLUMNS = [
+    "body",
+    "answered in",
+    "an event waits",
+    "at most (aim)",
+    "without the body",
+    "memory, times the body",
+    "kept",
+]
+NOTE = (
+    "As many floats in the answer as in the body, from a model that returns its numbers. Beside it an event is "
+    "streamed every 2 ms. An event waits as long as the longest time between two events of a round exceeds the usual "
+    "time. Memory of the gateway's process: the most during all requests, and what is kept three seconds after them."
+)
+
+
+@dataclass
+class _Found:
+    """One entry for each round."""
+
+    answered_s: list[float] = field(default_factory=list)
+    waits_s: list[float] = field(default_factory=list)
+    idle_waits_s: list[float] = field(default_factory=list)
+    peaks_bytes: list[int] = field(default_factory=list)
+
+
+async def run(rounds: int) -> list[Table]:
+    """Of one gateway with one worker."""
+    async with stage(SETTINGS) as on:
+        rows = [await _row(on.gateway, size_mib, rounds) for size_mib in AIMS_MS]
+    return [Table("A large JSON body beside a stream", COLUMNS, rows, NOTE)]
+
+
+async def _row(gateway: Gateway, size_mib: int, rounds: int) -> list[str]:
+    body, found, before = _body_of(size_mib), _Found(), memory_of(gateway.pid, "VmRSS")
+    for _ in range(rounds):
+        await _round(gateway, body, found)
+    await asyncio.sleep(QUIET_S)
+    kept = memory_of(gateway.pid, "VmRSS") - before
+    highest, aim = AIMS_MS[size_mib]
+    times = (found.answered_s, found.waits_s, found.idle_waits_s)
+    answered, waits, idle_waits = (str(Durations(tuple(each))) for each in times)
+    memory = f"{(max(found.peaks_bytes) - before) / len(body):.1f}"
+    return [f"{size_mib} MiB", answered, waits, f"{highest} ({aim})", idle_waits, memory, f"{kept / MIB:.0f} MiB"]
+
+
+async def _round(gateway: Gateway, body: bytes, found: _Found) -> None:
+    calm = await _ticks_beside(gateway, partial(time.sleep, SETTLE_S))
+    usual_ms = statistics.median(calm.gaps_ms)
+    seen = await _ticks_beside(gateway, lambda: found.answered_s.append(_post(gateway.url, body)))
+    found.idle_waits_s.append((max(calm.gaps_ms) - usual_ms) / 1000)
+    found.waits_s.append((max(seen.gaps_ms) - usual_ms) / 1000)
+    found.peaks_bytes.append(seen.peak_bytes)
+    await asyncio.sleep(SETTLE_S)
+
+
+async def _ticks_beside(gateway: Gateway, work: Callable[[], object]) -> Ticks:
+    async with ticks(gateway) as seen:
+        await asyncio.to_thread(work)
+    return seen
+
+
+def _body_of(size_mib: int) -> bytes:
+    """As many numbers as it takes."""
+    some = np.random.default_rng(7).standard_normal(100_000, np.float32)
+    count = round(size_mib * MIB / (len(json_of(input=some)) / len(some)))
+    return json_of(input=np.resize(some, count))
+
+
+def _post(url: str, body: bytes) -> float:
+    """Seconds from the first byte of the request to the last of the answer."""
+    address, start = urlsplit(url), time.perf_counter()
+    with socket.create_connection((address.hostname, address.port)) as connection:
+        head = "POST /v1/pipelines/bench_identity HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        connection.sendall(f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode())
+        connection.sendall(body)
+        status = connection.recv(65536)
+        assert status.startswith(b"HTTP/1.1 200"), status[:200]
+        while connection.recv(1 << 20):
+            pass
+    return time.perf_counter() - start

@@ -13,8 +13,8 @@ import orjson
 
 from app.domain.tensor import Array
 
-NUMBERS_AT_ONCE = 4096
-"""To write them takes a tenth of a millisecond."""
+NUMBERS_AT_ONCE = 8192
+"""To write them takes a fifth of a millisecond."""
 PART_BYTES = 1024 * 1024
 """A text that grows beyond this is copied to a larger place too often."""
 

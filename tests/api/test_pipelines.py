@@ -32,7 +32,7 @@ class TestUnary:
         assert answer.headers["x-early-exit"] == "no_text"
         assert counted(api, "read", "unary") == {"early_exit": 1}
 
-    @pytest.mark.parametrize("size", [4_096, 4_097, 300_000])
+    @pytest.mark.parametrize("size", [8_192, 8_193, 300_000])
     async def test_a_large_answer_arrives_whole(self, api: Served, size: int) -> None:
         scores = (np.arange(size) / 7).astype(np.float32)
         api.engine.answers = [response(tensor("TEXT", "BYTES", [b"hi"]), tensor("SCORES", "FP32", scores))]

@@ -60,7 +60,7 @@ async def test_other_work_runs_between_the_pieces_of_a_large_array() -> None:
 
 @pytest.mark.parametrize(
     ("value", "is_written_in_turns"),
-    [(np.zeros(5_000), True), (np.zeros((1, 1, 5_000)), True), (np.zeros(100), False), (["a"] * 5_000, False)],
+    [(np.zeros(9_000), True), (np.zeros((1, 1, 9_000)), True), (np.zeros(100), False), (["a"] * 9_000, False)],
 )
 def test_only_large_arrays_are_written_in_turns(value: Any, is_written_in_turns: bool) -> None:
     assert is_large({"a": 1, "y": value}) == is_written_in_turns

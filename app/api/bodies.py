@@ -8,9 +8,10 @@ import asyncio
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from email.message import Message
 from functools import lru_cache
-from mmap import mmap
+from mmap import MADV_HUGEPAGE, MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import TypeVar
 
 from starlette.datastructures import QueryParams
@@ -30,6 +31,8 @@ from app.pipelines.body import LARGE_BYTES
 from app.pipelines.pipeline import Pipeline
 
 JSON_HINT = "With curl, add: -H 'Content-Type: application/json'"
+HUGE_BYTES = 1024 * 1024
+"""Behind so many bytes a body is kept in pages of 2 MiB: small pages cost more time than the copy into them."""
 Read = TypeVar("Read")
 
 SWITCH_S = 0.0005
@@ -54,7 +57,7 @@ async def read_inference(exchange: Exchange, pipeline: Pipeline, limits: Limits)
         file = _file_field_of(pipeline)
         parameters = _query_of(exchange, file)
         body = await read_body(exchange, limits)
-        return await off_loop(lambda body: pipeline.request_of_form({**parameters, file: bytes(body)}), body)
+        return await off_loop(lambda body: pipeline.request_of_form({**parameters, file: body}), body)
     raise UnsupportedMediaType(
         "The content type is none of application/json, multipart/form-data, image/* and application/octet-stream.",
         hint=JSON_HINT,
@@ -104,26 +107,52 @@ def _check_no_query(exchange: Exchange) -> None:
 
 
 async def _collected(exchange: Exchange, limits: Limits) -> memoryview:
-    """A large body gets a mapping of its own: it takes memory only for the bytes that came, and is returned whole.
-
-    On the heap, bodies that grow side by side leave gaps, which the process keeps.
-    """
-    body: bytearray | mmap = bytearray()
-    size, has_more = 0, True
-    while has_more:
+    body = _Growing(exchange, limits)
+    message = await exchange.receive()
+    while message["type"] != "http.disconnect":
+        body.add(message.get("body", b""))
+        if not message.get("more_body", False):
+            return body.content()
+        if exchange.connection is not None and await exchange.connection.pass_body(body.add):
+            return body.content()
         message = await exchange.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientClosedRequest("The client disconnected while it was sending the body.")
-        chunk, has_more = message.get("body", b""), message.get("more_body", False)
-        start, size = size, size + len(chunk)
-        if size > limits.max_body_bytes:
-            raise _too_large(limits)
-        exchange.hold(len(chunk))
-        if size >= LARGE_BYTES and isinstance(body, bytearray):
-            begun, body = body, mmap(-1, limits.max_body_bytes)
-            body[:start] = begun
-        body[start:size] = chunk
-    return memoryview(body)[:size]
+    raise ClientClosedRequest("The client disconnected while it was sending the body.")
+
+
+class _Growing:
+    """A body that is being received.
+
+    A large body gets a mapping of its own: it takes memory only for the bytes that came, and is returned whole. On the
+    heap, bodies that grow side by side leave gaps, which the process keeps.
+    """
+
+    def __init__(self, exchange: Exchange, limits: Limits) -> None:
+        self._exchange = exchange
+        self._limits = limits
+        self._content: bytearray | mmap = bytearray()
+        self._size = 0
+
+    def add(self, part: bytes) -> None:
+        """Raises PayloadTooLarge or TooManyRequests."""
+        start, size = self._size, self._size + len(part)
+        if size > self._limits.max_body_bytes:
+            raise _too_large(self._limits)
+        self._exchange.hold(len(part))
+        if size >= LARGE_BYTES and isinstance(self._content, bytearray):
+            begun, self._content = self._content, _mapping(self._limits.max_body_bytes)
+            self._content[:start] = begun
+        if start < HUGE_BYTES <= size and isinstance(self._content, mmap):
+            with suppress(OSError):  # a kernel without large pages
+                self._content.madvise(MADV_HUGEPAGE)
+        self._content[start:size] = part
+        self._size = size
+
+    def content(self) -> memoryview:
+        return memoryview(self._content)[: self._size]
+
+
+def _mapping(size: int) -> mmap:
+    return mmap(-1, size, flags=MAP_PRIVATE | MAP_ANONYMOUS)
 
 
 def _too_large(limits: Limits) -> PayloadTooLarge:

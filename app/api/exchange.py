@@ -32,6 +32,12 @@ class Connection(Protocol):
     def take_body(self, max_bytes: int) -> bytes | None:
         """The request's body if it has arrived to its end and has at most ``max_bytes``; else None: read it by ASGI."""
 
+    async def pass_body(self, sink: Callable[[bytes], None]) -> bool:
+        """Passes the rest of the body to ``sink``, part by part as it arrives, without a turn of this task for each.
+
+        Returns whether the body has arrived to its end; else read on by ASGI. Raises the GatewayError of ``sink``.
+        """
+
     def answer(self, status: int, headers: Sequence[Header], body: bytes) -> bool:
         """Sends a whole answer. ``headers`` has lower-case names and the content's length.
 

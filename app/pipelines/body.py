@@ -24,6 +24,8 @@ _PATH = re.compile(r" - at `\$(?P<path>[^`]*)`\Z")
 
 Field = InputField | ParameterField
 Body = bytes | bytearray | memoryview
+Part = str | bytes | memoryview
+"""The value of one field of a form."""
 
 
 class BodyReader:
@@ -46,7 +48,7 @@ class BodyReader:
         values = self._decoded_at_once(bytes(body)) if len(body) < LARGE_BYTES else None
         return self._decoded_by_member(memoryview(body)) if values is None else values
 
-    def from_form(self, parts: Mapping[str, str | bytes]) -> dict[str, Any]:
+    def from_form(self, parts: Mapping[str, Part]) -> dict[str, Any]:
         """Form fields or a query string: files are bytes, numbers are text. Raises InvalidInput."""
         values: dict[str, Any] = {}
         problems = [FieldProblem(_printable(name), _NO_FIELD) for name in parts if name not in self._fields]
@@ -125,7 +127,7 @@ def _struct_field(attribute: str, field: Field) -> tuple[str, Any] | tuple[str, 
     return attribute, field.json_type | None | msgspec.UnsetType, msgspec.UNSET
 
 
-def _form_value(field: Field, part: str | bytes) -> Any:
+def _form_value(field: Field, part: Part) -> Any:
     if isinstance(field, ParameterField):
         return msgspec.convert(_text_of(part), field.json_type, strict=False)
     if field.is_file:
@@ -149,8 +151,8 @@ def _decoded(field: Field, text: memoryview) -> Any:
     return None
 
 
-def _text_of(part: str | bytes) -> str:
-    return part.decode("utf-8") if isinstance(part, bytes) else part
+def _text_of(part: Part) -> str:
+    return part if isinstance(part, str) else str(part, "utf-8")
 
 
 def _refused(problems: list[FieldProblem]) -> InvalidInput:

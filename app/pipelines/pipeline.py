@@ -9,7 +9,7 @@ from app.domain.deadline import Deadline
 from app.domain.errors import GatewayError, InvalidInput, InvalidRequest, UpstreamError
 from app.domain.inference import InferenceRequest
 from app.domain.model import ModelConfig
-from app.pipelines.body import Body, BodyReader
+from app.pipelines.body import Body, BodyReader, Part
 from app.pipelines.contract import Contracts
 from app.pipelines.early_exit import EarlyExitRules
 from app.pipelines.explain import explain
@@ -40,7 +40,7 @@ class Pipeline:
         """Raises InvalidJson, InvalidRequest or InvalidInput."""
         return self.request_of(self.reader.from_json(body))
 
-    def request_of_form(self, parts: Mapping[str, str | bytes]) -> InferenceRequest:
+    def request_of_form(self, parts: Mapping[str, Part]) -> InferenceRequest:
         """Raises InvalidInput."""
         return self.request_of(self.reader.from_form(parts))
 

@@ -30,6 +30,9 @@ class FakeConnection:
     def take_body(self, _max_bytes: int) -> None:
         return None
 
+    async def pass_body(self, _sink: Callable[[bytes], None]) -> bool:
+        return False
+
     def answer(self, _status: int, _headers: Sequence[Header], _body: bytes) -> bool:
         return False
 

@@ -61,6 +61,8 @@ class BoundedProtocol(ClosingProtocol):
         "_is_in_head",
         "_keeps_alive",
         "_limit",
+        "_sink",
+        "_sink_error",
         "is_lost",
         "on_lost",
     )
@@ -87,6 +89,9 @@ class BoundedProtocol(ClosingProtocol):
         self._head_tail = b""
         self._body: Body | None = None
         """The body that is being received."""
+        self._sink: Callable[[bytes], None] | None = None
+        """Takes the parts of the body as they arrive."""
+        self._sink_error: GatewayError | None = None
         self._keeps_alive = False
         """Whether the connection stays open after an answer to the whole request."""
         self._held: list[bytes] = []
@@ -123,6 +128,20 @@ class BoundedProtocol(ClosingProtocol):
         body, cycle.body = bytes(cycle.body), bytearray()
         cycle.message_event.clear()
         return body
+
+    async def pass_body(self, sink: Callable[[bytes], None]) -> bool:
+        cycle, self._sink = self.cycle, sink
+        self.flow.resume_reading()
+        try:
+            while cycle.more_body and not cycle.disconnected and self._sink is not None:
+                cycle.message_event.clear()
+                await cycle.message_event.wait()
+            if self._sink_error is not None:
+                raise self._sink_error
+        finally:
+            self._sink = self._sink_error = None
+            cycle.message_event.clear()
+        return not (cycle.more_body or cycle.disconnected)
 
     def answer(self, status: int, headers: Sequence[Header], body: bytes) -> bool:
         """Leaves the cycle in the state in which uvicorn's leaves it after the two messages of an answer."""
@@ -221,13 +240,23 @@ class BoundedProtocol(ClosingProtocol):
             received, rest = body.feed(data)
         except GatewayError as error:
             return self._break_off(error, data)
-        if received:
+        if received and self._sink is not None:
+            self._pass(self._sink, received)
+        elif received:
             super().on_body(received)
         if body.is_complete:
             self._complete_request()
         elif rest:
             return self._read_later(rest)
         return rest
+
+    def _pass(self, sink: Callable[[bytes], None], part: bytes) -> None:
+        try:
+            sink(part)
+        except GatewayError as error:
+            self._sink, self._sink_error = None, error
+            self.flow.pause_reading()
+            self.cycle.message_event.set()
 
     def _read_later(self, data: bytes) -> bytes:
         """Lets the event loop serve other connections first."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from app.domain.errors import PayloadTooLarge
 from tests.fakes.listener import listening
 
 HELLO = b"hello"
@@ -43,6 +44,26 @@ class Application:
             body, more = body + message["body"], message["more_body"]
         headers = {name.decode(): value.decode() for name, value in scope["headers"]}
         await _answer(send, json.dumps({"headers": headers, "body": body.decode()}).encode())
+
+    async def sink(self, _scope: Any, receive: Any, send: Any) -> None:
+        """Answers with the length of the body, whose parts it takes as they arrive. An exclamation mark is refused."""
+        parts = [(await receive())["body"]]
+
+        def take(part: bytes) -> None:
+            if b"!" in part:
+                raise PayloadTooLarge("That is too much.")
+            parts.append(part)
+
+        try:
+            is_complete = await self.connection.pass_body(take)
+        except PayloadTooLarge as exc:
+            await _answer(send, exc.detail.encode())
+            return
+        if not is_complete:
+            assert (await receive())["type"] == "http.disconnect"
+            self.disconnected.set()
+            return
+        await _answer(send, b"%d" % sum(map(len, parts)))
 
     async def wait(self, _scope: Any, receive: Any, _send: Any) -> None:
         """Waits for the disconnect."""

@@ -56,6 +56,44 @@ async def test_a_body_of_many_chunks_and_the_request_behind_it(port: int) -> Non
         assert (await read_answer(reader))[1] == b"hello"
 
 
+class TestPassedBody:
+    """A large body is passed on part by part, without a turn of the reader's task for each."""
+
+    @pytest.mark.parametrize("framing", ["length", "chunked"])
+    async def test_it_arrives_whole_and_the_connection_goes_on(self, port: int, framing: str) -> None:
+        body = b"x" * 3_000_000
+        sent = body if framing == "length" else b"2DC6C0\r\n" + body + b"\r\n0\r\n\r\n"
+        header = f"Content-Length: {len(body)}" if framing == "length" else CHUNKED
+        async with connected(port) as (reader, writer):
+            for _ in range(2):
+                writer.write(request("/sink", header, body=sent) + request("/early", method="GET"))
+                assert (await read_answer(reader))[1] == b"3000000"
+                assert (await read_answer(reader))[1] == b"hello"
+
+    async def test_it_arrives_after_100_continue(self, port: int) -> None:
+        async with connected(port) as (reader, writer):
+            writer.write(request("/sink", "Content-Length: 200000", "Expect: 100-continue"))
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            writer.write(b"x" * 200_000)
+            assert (await read_answer(reader))[1] == b"200000"
+
+    async def test_a_client_that_leaves_in_the_middle(self, port: int, application: Application) -> None:
+        async with connected(port) as (_, writer):
+            writer.write(request("/sink", "Content-Length: 200000", body=b"x" * 100_000))
+            await asyncio.sleep(0.05)
+        async with asyncio.timeout(5):
+            await application.disconnected.wait()
+
+    async def test_a_refusal_ends_the_reading(self, port: int) -> None:
+        async with connected(port) as (reader, writer):
+            writer.write(request("/sink", "Content-Length: 3000000", body=b"x" * 100_000))
+            await asyncio.sleep(0.05)
+            writer.write(b"!" * 100_000)
+            head, answer = await read_answer(reader)
+            assert answer == b"That is too much."
+            assert b"connection: close" in head
+
+
 async def test_trailers_do_not_act_as_headers(port: int) -> None:
     async with connected(port) as (reader, writer):
         trailers = b"Content-Type: text/html\r\nX-Request-ID: mine\r\nHost: y\r\n"

@@ -28,11 +28,15 @@ def liveness(gateway: GatewayProcess) -> int:
 
 
 @pytest.mark.full
-def test_an_embedded_triton_whose_calls_never_return_is_restarted(tmp_path: Path, models_venv: Path) -> None:
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_an_embedded_triton_whose_calls_never_return_is_restarted(
+    tmp_path: Path, models_venv: Path, workers: str
+) -> None:
     """Both instances of the only model hang, which looks the same from outside as Triton's own deadlock."""
     (tmp_path / "gateway.yaml").write_text(CONFIG)
     settings = {
         "embedded": "true",
+        "workers": workers,
         "embedded_repository": str(scripted_models(tmp_path / "repository")),
         "embedded_venv": str(models_venv),
         "config": str(tmp_path / "gateway.yaml"),
@@ -42,6 +46,6 @@ def test_an_embedded_triton_whose_calls_never_return_is_restarted(tmp_path: Path
         assert [ask(gateway, '{"sleep_s": 600}') for _ in range(2)] == [504, 504]
         eventually(lambda: liveness(gateway) == 503, 30.0)
         eventually(lambda: liveness(gateway) == 200, 60.0)
-        eventually(lambda: httpx.get(f"{gateway.url}/health/ready").status_code == 200, 20.0)
+        eventually(lambda: httpx.get(f"{gateway.admin_url}/health/ready").status_code == 200, 20.0)
         assert ask(gateway, "{}") == 200
         assert gateway.log.count("Triton is stuck") == 1

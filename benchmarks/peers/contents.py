@@ -11,6 +11,7 @@ SMALL = np.array([1.5, 2.5, 3.5, 4.5], np.float32)
 LARGE = np.random.default_rng(7).standard_normal(150_528, np.float32)
 """As many numbers as an image of 224 by 224 pixels has."""
 FILE = b"\x89PNG\r\n\x1a\n" + np.random.default_rng(7).bytes(200_000)
+BINARY = {f"{mib} MiB": b"\x89PNG\r\n\x1a\n" + np.random.default_rng(7).bytes(mib * 2**20 - 8) for mib in (1, 16)}
 BLANK = (ROOT / "samples" / "blank.png").read_bytes()
 """An image without text: the OCR pipeline ends early."""
 EVENTS = 5_000

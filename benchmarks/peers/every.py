@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from benchmarks.peers import (
     gateway,
     gateway_2_workers,
+    gateway_wire,
     grpc_client,
     kserve_transformer,
     plain_fastapi,
@@ -14,7 +15,15 @@ from benchmarks.peers.peer import Start
 
 PEERS: Mapping[str, Start] = {
     module.NAME: module.start
-    for module in (gateway, gateway_2_workers, plain_fastapi, kserve_transformer, triton_http, grpc_client)
+    for module in (
+        gateway,
+        gateway_2_workers,
+        gateway_wire,
+        plain_fastapi,
+        kserve_transformer,
+        triton_http,
+        grpc_client,
+    )
 }
 STREAMING = (gateway.NAME, plain_fastapi.NAME, grpc_client.NAME)
 """The peers whose idle streams are measured."""

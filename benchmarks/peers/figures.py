@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from benchmarks.figure import Figure, bars
+from benchmarks.peers import gateway_wire
 from benchmarks.peers.every import PEERS
 from benchmarks.peers.found import Figure as Value
 from benchmarks.peers.found import Found, Spread
@@ -26,4 +27,5 @@ def _spreads(workloads: Mapping[str, Workload], value: Value, found: Found) -> d
     return {
         peer: [found.spread(each, peer, value) if found.has(each, peer) else None for each in workloads.values()]
         for peer in PEERS
+        if peer != gateway_wire.NAME
     }

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from benchmarks.load.orders import HttpAsk
 from benchmarks.load.process import load_process
 from benchmarks.peers.contents import (
+    BINARY,
     BLANK,
     EVENTS,
     FILE,
@@ -24,12 +25,15 @@ from benchmarks.peers.peer import Asks, Peer
 from benchmarks.stage import Triton, running_gateway
 
 NAME = "this gateway"
+LARGE_BODIES = {"GATEWAY_MAX_BODY_BYTES": str(32 * 2**20)}
+SHARED_MEMORY = {"GATEWAY_SHARED_MEMORY_BYTES": str(256 * 2**20)}
+"""As with the embedded Triton."""
 
 
 @asynccontextmanager
 async def start(triton: Triton, folder: Path) -> AsyncIterator[Peer]:
     async with (
-        running_gateway(folder, triton, log_level="info") as gateway,
+        running_gateway(folder, triton, log_level="info", more=LARGE_BODIES | SHARED_MEMORY) as gateway,
         load_process("http", urlsplit(gateway.url).netloc, folder) as load,
     ):
         yield Peer(NAME, gateway.pid, load, asks())
@@ -40,11 +44,16 @@ def asks() -> Asks:
         "small": _post("bench_identity", json_of(input=SMALL)),
         "large": _post("bench_identity", json_of(input=LARGE)),
         "file": _post("bench_file", form_of("file", FILE), FORM),
+        **binary_asks(),
         "early exit": _post("ocr", form_of("image", BLANK), FORM),
         **{name: _post(name, json_of(text=TEXT)) for name in INSIGHTS},
         "stream": _stream(count=EVENTS),
         "idle stream": _stream(count=1_000, interval_ms=IDLE_INTERVAL_MS),
     }
+
+
+def binary_asks() -> Asks:
+    return {name: _post("bench_file", file, "application/octet-stream") for name, file in BINARY.items()}
 
 
 def _post(pipeline: str, body: bytes, content_type: str = "application/json") -> HttpAsk:

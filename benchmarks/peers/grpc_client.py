@@ -9,6 +9,7 @@ import numpy as np
 from benchmarks.load.orders import GrpcAsk, TensorAsk
 from benchmarks.load.process import load_process
 from benchmarks.peers.contents import (
+    BINARY,
     BLANK,
     EVENTS,
     FILE,
@@ -38,6 +39,7 @@ def asks() -> Asks:
         "small": GrpcAsk("bench_identity", (_floats(SMALL),)),
         "large": GrpcAsk("bench_identity", (_floats(LARGE),)),
         "file": GrpcAsk("bench_file", (_bytes("FILE", (1,), [FILE]),)),
+        **{name: GrpcAsk("bench_file", (_bytes("FILE", (1,), [file]),)) for name, file in BINARY.items()},
         "early exit": GrpcAsk("ocr_ensemble", (_bytes("IMAGE", (1, 1), [BLANK]),), error="ALREADY_EXISTS"),
         **{name: GrpcAsk(name, insights) for name in INSIGHTS},
         "stream": GrpcAsk("bench_stream", (_count(EVENTS),)),

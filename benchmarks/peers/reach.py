@@ -10,7 +10,7 @@ from benchmarks.peers.grpc_client import NAME as BARE
 from benchmarks.peers.kserve_transformer import NAME as KSERVE
 from benchmarks.peers.plain_fastapi import NAME as PLAIN
 from benchmarks.peers.triton_http import NAME as TRITON
-from benchmarks.peers.workloads import INSIGHTS_64, LARGE, SMALL_1, SMALL_32, STREAM, Workload
+from benchmarks.peers.workloads import BINARY_1, BINARY_16, INSIGHTS_64, LARGE, SMALL_1, SMALL_32, STREAM, Workload
 from benchmarks.table import Table
 
 Value = Callable[[Found], Spread | None]
@@ -67,6 +67,8 @@ GOALS = (
     Goal("CPU for a small request, 32 connections, against plain FastAPI", 0.5, 0.35, cpu(SMALL_32, PLAIN)),
     Goal("p50 added at 1 connection to a direct grpc.aio call", 0.5, 0.35, added_p50(SMALL_1, BARE), "ms"),
     Goal("requests/s of large JSON, against Triton's HTTP endpoint", 2.2, 3, rate(LARGE, TRITON)),
+    Goal("requests/s of a binary body of 1 MiB, against Triton's HTTP endpoint", 0.9, 1, rate(BINARY_1, TRITON)),
+    Goal("requests/s of a binary body of 16 MiB, against Triton's HTTP endpoint", 1.5, 3, rate(BINARY_16, TRITON)),
     Goal("requests/s of small JSON, 32 connections, against KServe", 2.5, 3.5, rate(SMALL_32, KSERVE)),
     Goal("requests/s of large JSON, against KServe", 10, 15, rate(LARGE, KSERVE)),
     *(

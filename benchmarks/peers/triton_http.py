@@ -9,7 +9,7 @@ import orjson
 
 from benchmarks.load.orders import HttpAsk
 from benchmarks.load.process import load_process
-from benchmarks.peers.contents import BLANK, EVENTS, FILE, LARGE, SMALL, json_of
+from benchmarks.peers.contents import BINARY, BLANK, EVENTS, FILE, LARGE, SMALL, json_of
 from benchmarks.peers.peer import Asks, Peer
 from benchmarks.stage import Triton
 
@@ -27,6 +27,7 @@ def asks() -> Asks:
         "small": numbers_ask(SMALL),
         "large": numbers_ask(LARGE),
         "file": _file_ask("bench_file", "FILE", [1], FILE),
+        **{name: _file_ask("bench_file", "FILE", [1], file) for name, file in BINARY.items()},
         "early exit": _file_ask("ocr_ensemble", "IMAGE", [1, 1], BLANK, status=400),
         "stream": HttpAsk(
             "/v2/models/bench_stream/generate_stream", json_of(COUNT=EVENTS), event=b"data: ", end=b"\r\n0\r\n\r\n"

@@ -56,8 +56,7 @@ async def read_inference(exchange: Exchange, pipeline: Pipeline, limits: Limits)
     if media_type.startswith("image/") or media_type == "application/octet-stream":
         file = _file_field_of(pipeline)
         parameters = _query_of(exchange, file)
-        body = await read_body(exchange, limits)
-        return await off_loop(lambda body: pipeline.request_of_form({**parameters, file: body}), body)
+        return pipeline.request_of_form({**parameters, file: await read_body(exchange, limits)})
     raise UnsupportedMediaType(
         "The content type is none of application/json, multipart/form-data, image/* and application/octet-stream.",
         hint=JSON_HINT,

@@ -66,7 +66,6 @@ class Crew:
     def is_ready(self) -> bool:
         """At the start, when every worker is ready. Later a worker that is being replaced does not count."""
         states = set(self.states.values())
-        self._was_complete |= states == {"ready"}
         return self._was_complete and "ready" in states and "not_ready" not in states
 
     async def run(self) -> None:
@@ -137,6 +136,7 @@ class Crew:
     def _heard(self, report: Report) -> None:
         self._health.stubs.add_suspects(report.suspects)
         self._health.progress.add(report.seen)
+        self._was_complete |= set(self.states.values()) == {"ready"}
         self._guide()
 
     async def _watch(self) -> None:

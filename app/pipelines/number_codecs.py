@@ -23,6 +23,8 @@ from app.pipelines.spec import InputSpec
 _BufferType = Literal["d", "i", "u"]
 _WIDEST = {"d": np.dtype(np.float64), "i": np.dtype(np.int64), "u": np.dtype(np.uint64)}
 """simdjson's types of buffers -> their dtypes."""
+_MAX_TEXT_BYTES = 128 * 1024
+"""More than a piece of a body has, unless there is no comma in it."""
 _REFUSALS = (ValueError, TypeError, RuntimeError)
 """What simdjson raises, and ValueError of our own."""
 
@@ -100,10 +102,10 @@ def _between(low: float, high: float, narrowed: ToArray) -> ToArray:
 
 
 class _Parser(threading.local):
-    """Each thread's own. It keeps memory for the longest text that it has parsed, about 14 times its bytes."""
+    """Each thread's own. It keeps memory for the longest text that it has parsed, 14 times its bytes."""
 
     def __init__(self) -> None:
-        self.parse = simdjson.Parser().parse
+        self.parse = simdjson.Parser(max_capacity=_MAX_TEXT_BYTES).parse
 
 
 _parser = _Parser()

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from app.domain.errors import GatewayError, InvalidInput
 from app.domain.tensor import DTYPE_BY_DATATYPE, FLOAT_DATATYPES, INTEGER_DATATYPES, Array
 from app.pipelines import number_arrays, structure
+from app.pipelines.fields import InputField
 from app.pipelines.number_codecs import BufferCodec, ListCodec, NumberCodec, number_codec
 from app.pipelines.pipeline import Pipeline
 from tests.fakes.models import model, pipeline
@@ -205,10 +206,22 @@ class _NoCodec(ListCodec):
 @pytest.mark.parametrize("name", sorted(FIELDS.keys() - {"o", "s"}))
 def test_good_numbers_become_no_python_objects(name: str) -> None:
     field = next(field for field in BY_BUFFERS.inputs if field.name == name)
+    assert buffers_of(field).decode(b"[1, 0, 1]").tolist() == [1, 0, 1]
+
+
+def buffers_of(field: InputField) -> BufferCodec:
+    """The field's codec, which fails where it would make Python objects."""
     codec = field._numbers
     assert isinstance(codec, BufferCodec)
-    only_buffers = BufferCodec(codec.dtype, codec.of_type, codec.narrowed, _NoCodec())
-    assert only_buffers.decode(b"[1, 0, 1]").tolist() == [1, 0, 1]
+    return BufferCodec(codec.dtype, codec.of_type, codec.narrowed, _NoCodec())
+
+
+def test_a_text_without_commas_does_not_make_the_parser_grow() -> None:
+    """The parser would keep 14 times its length."""
+    text = b"[" + b" " * 200_000 + b"7]"
+    with pytest.raises(AssertionError, match="Python objects"):
+        buffers_of(BY_BUFFERS.inputs[0]).decode(text)
+    assert decoded("FP64", f"[1,{text.decode()[1:]}").tolist() == [1, 7]
 
 
 def test_threads_do_not_share_a_parser() -> None:

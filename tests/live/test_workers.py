@@ -220,6 +220,19 @@ async def test_the_drain_reaches_the_streams_of_every_worker(
 
 
 @pytest.mark.full
+async def test_each_worker_has_its_share_of_the_connections(
+    settings: dict[str, str], start_gateway: StartGateway
+) -> None:
+    gateway = await asyncio.to_thread(start_gateway, **settings | {"max_connections": "6"})
+    async with connections_to_each(gateway, 3):
+        refused = [await Connection.to(gateway) for _ in range(4)]
+        assert {await connection.answer() for connection in refused} == {429}
+        assert gateway.metric("rejected_total", reason="too_many_requests") >= 4
+        for connection in refused:
+            await connection.close()
+
+
+@pytest.mark.full
 def test_the_workers_end_with_a_supervisor_that_is_killed(
     settings: dict[str, str], start_gateway: StartGateway
 ) -> None:

@@ -2,8 +2,9 @@
 
 import logging
 import os
+import socket
 from contextlib import AsyncExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from app import __version__
 from app.api.connection.protocol import ConnectionLimit
@@ -13,11 +14,13 @@ from app.observability.lines import turns_by
 from app.observability.log import configure_logging
 from app.observability.shared_values import Descriptors
 from app.observability.tracing import NoTracer
+from app.pipelines.catalog import Catalog
 from app.pipelines.file import read_gateway_file
 from app.process.announcing import announce
 from app.process.listening import listening, listening_together, serving
 from app.process.serving import (
     ADMIN_CONNECTIONS,
+    Triton,
     WorkerPart,
     freeze_heap,
     open_gateway,
@@ -55,20 +58,7 @@ async def supervise(settings: Settings) -> None:
             triton = await stack.enter_async_context(running_triton(settings, shutdown, supervisor))
             gateway = await stack.enter_async_context(open_gateway(settings, triton, None, NoTracer(), supervisor))
             catalog = gateway.inference.catalog
-
-            def order_of(number: int, metrics: Descriptors) -> Order:
-                return Order(
-                    number,
-                    settings_of_worker(settings, number),
-                    replace(triton, restart=None, part=WorkerPart(settings.workers, catalog.file)),
-                    admin_port,
-                    [listener.fileno() for listener in main],
-                    metrics,
-                    log_lock,
-                    os.getpid(),
-                )
-
-            crew = Crew(settings.workers, order_of, gateway)
+            crew = Crew(settings.workers, _Orders(settings, triton, catalog, main, admin_port, log_lock), gateway)
             admin_app = create_admin_app(gateway, api_port=port, workers=crew)
             limit = ConnectionLimit(ADMIN_CONNECTIONS, gateway.inference.metrics.count_refused_connection)
             freeze_heap()
@@ -80,6 +70,31 @@ async def supervise(settings: Settings) -> None:
             gateway.inference.workload.is_draining = True
             await crew.drain(shutdown, settings.drain_s)
     supervisor.raise_if_failed()
+
+
+@dataclass(frozen=True, slots=True)
+class _Orders:
+    """Makes the order for a worker that is about to start."""
+
+    settings: Settings
+    triton: Triton
+    catalog: Catalog
+    listeners: list[socket.socket]
+    admin_port: int
+    log_lock: int
+
+    def __call__(self, number: int, metrics: Descriptors) -> Order:
+        part = WorkerPart(self.settings.workers, self.catalog.file)
+        return Order(
+            number=number,
+            settings=settings_of_worker(self.settings, number),
+            triton=replace(self.triton, restart=None, part=part),
+            admin_port=self.admin_port,
+            listeners=[listener.fileno() for listener in self.listeners],
+            metrics=metrics,
+            log_lock=self.log_lock,
+            supervisor=os.getpid(),
+        )
 
 
 async def _check_what_workers_need(settings: Settings) -> None:

@@ -112,7 +112,7 @@ async def _collected(exchange: Exchange, limits: Limits) -> memoryview:
         body.add(message.get("body", b""))
         if not message.get("more_body", False):
             return body.content()
-        if exchange.connection is not None and await exchange.connection.pass_body(body.add):
+        if exchange.connection is not None and await exchange.connection.pass_body(body):
             return body.content()
         message = await exchange.receive()
     raise ClientClosedRequest("The client disconnected while it was sending the body.")
@@ -134,17 +134,30 @@ class _Growing:
     def add(self, part: bytes) -> None:
         """Raises PayloadTooLarge or TooManyRequests."""
         start, size = self._size, self._size + len(part)
-        if size > self._limits.max_body_bytes:
+        if size >= LARGE_BYTES:
+            self._map()
+        self.filled(len(part))
+        self._content[start:size] = part
+
+    def room(self, size: int) -> memoryview:
+        """Memory for the next ``size`` bytes, of a body whose length is within the limit."""
+        return memoryview(self._map())[self._size : self._size + size]
+
+    def filled(self, size: int) -> None:
+        """Raises PayloadTooLarge or TooManyRequests."""
+        before, self._size = self._size, self._size + size
+        if self._size > self._limits.max_body_bytes:
             raise _too_large(self._limits)
-        self._exchange.hold(len(part))
-        if size >= LARGE_BYTES and isinstance(self._content, bytearray):
-            begun, self._content = self._content, _mapping(self._limits.max_body_bytes)
-            self._content[:start] = begun
-        if start < HUGE_BYTES <= size and isinstance(self._content, mmap):
+        self._exchange.hold(size)
+        if before < HUGE_BYTES <= self._size and isinstance(self._content, mmap):
             with suppress(OSError):  # a kernel without large pages
                 self._content.madvise(MADV_HUGEPAGE)
-        self._content[start:size] = part
-        self._size = size
+
+    def _map(self) -> mmap:
+        if isinstance(self._content, bytearray):
+            begun, self._content = self._content, _mapping(self._limits.max_body_bytes)
+            self._content[: len(begun)] = begun
+        return self._content
 
     def content(self) -> memoryview:
         return memoryview(self._content)[: self._size]

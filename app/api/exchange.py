@@ -14,6 +14,21 @@ from app.observability.tracing import trace_of
 Header = tuple[bytes, bytes]
 
 
+class BodySink(Protocol):
+    """Where a body goes. A part comes by :meth:`add`, or is received into :meth:`room` and reported by :meth:`filled`.
+
+    Both may raise GatewayError: nothing more of the body is received then.
+    """
+
+    def add(self, part: bytes) -> None: ...
+
+    def room(self, size: int) -> memoryview:
+        """Memory for the next ``size`` bytes."""
+
+    def filled(self, size: int) -> None:
+        """``size`` bytes were received into the room."""
+
+
 class Connection(Protocol):
     """The client's connection. ``app.api.connection`` puts it into ``scope["state"]["connection"]``."""
 
@@ -32,7 +47,7 @@ class Connection(Protocol):
     def take_body(self, max_bytes: int) -> bytes | None:
         """The request's body if it has arrived to its end and has at most ``max_bytes``; else None: read it by ASGI."""
 
-    async def pass_body(self, sink: Callable[[bytes], None]) -> bool:
+    async def pass_body(self, sink: BodySink) -> bool:
         """Passes the rest of the body to ``sink``, part by part as it arrives, without a turn of this task for each.
 
         Returns whether the body has arrived to its end; else read on by ASGI. Raises the GatewayError of ``sink``.

@@ -6,7 +6,7 @@ from typing import Any
 from starlette.types import Message, Receive, Send
 
 from app.api.budget import ByteBudget
-from app.api.exchange import Exchange, Header
+from app.api.exchange import BodySink, Exchange, Header
 
 
 class FakeConnection:
@@ -30,7 +30,7 @@ class FakeConnection:
     def take_body(self, _max_bytes: int) -> None:
         return None
 
-    async def pass_body(self, _sink: Callable[[bytes], None]) -> bool:
+    async def pass_body(self, _sink: BodySink) -> bool:
         return False
 
     def answer(self, _status: int, _headers: Sequence[Header], _body: bytes) -> bool:

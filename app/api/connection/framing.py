@@ -20,7 +20,8 @@ _END_OF_LINE = b"\r\n"
 class Body(Protocol):
     """A body that is being received."""
 
-    is_complete: bool
+    @property
+    def is_complete(self) -> bool: ...
 
     def feed(self, data: bytes) -> tuple[bytes, bytes]:
         """Returns the data of the body, and the rest: the bytes after its end, or bytes to feed in another step.
@@ -30,16 +31,18 @@ class Body(Protocol):
 
 
 class LengthBody:
-    """A body of ``Content-Length`` bytes."""
+    """A body of ``Content-Length`` bytes. ``missing``: how many of them have not been received yet."""
 
     def __init__(self, length: int) -> None:
-        self._missing = length
-        self.is_complete = length == 0
+        self.missing = length
+
+    @property
+    def is_complete(self) -> bool:
+        return self.missing == 0
 
     def feed(self, data: bytes) -> tuple[bytes, bytes]:
-        body = data[: self._missing]
-        self._missing -= len(body)
-        self.is_complete = self._missing == 0
+        body = data[: self.missing]
+        self.missing -= len(body)
         return body, data[len(body) :]
 
 

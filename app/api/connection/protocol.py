@@ -18,9 +18,10 @@ from uvicorn.server import ServerState
 
 from app.api.connection.closing import ClosingProtocol
 from app.api.connection.event import LazyEvent
-from app.api.connection.framing import Body
+from app.api.connection.framing import Body, LengthBody
 from app.api.connection.heads import MAX_HEAD_BYTES, body_of, end_of_head
-from app.api.exchange import Header
+from app.api.connection.receiving import LARGE_BYTES, BodyReceiver
+from app.api.exchange import BodySink, Header
 from app.api.problems import problem_response
 from app.domain.errors import GatewayError, HeadersTooLarge, InvalidRequest, SlowRequest, TooManyRequests
 from app.domain.request_id import new_request_id
@@ -89,7 +90,7 @@ class BoundedProtocol(ClosingProtocol):
         self._head_tail = b""
         self._body: Body | None = None
         """The body that is being received."""
-        self._sink: Callable[[bytes], None] | None = None
+        self._sink: BodySink | None = None
         """Takes the parts of the body as they arrive."""
         self._sink_error: GatewayError | None = None
         self._keeps_alive = False
@@ -129,7 +130,9 @@ class BoundedProtocol(ClosingProtocol):
         cycle.message_event.clear()
         return body
 
-    async def pass_body(self, sink: Callable[[bytes], None]) -> bool:
+    async def pass_body(self, sink: BodySink) -> bool:
+        if isinstance(self._body, LengthBody) and self._body.missing >= LARGE_BYTES:
+            return await self._received(self._body, sink)
         cycle, self._sink = self.cycle, sink
         self.flow.resume_reading()
         try:
@@ -142,6 +145,31 @@ class BoundedProtocol(ClosingProtocol):
             self._sink = self._sink_error = None
             cycle.message_event.clear()
         return not (cycle.more_body or cycle.disconnected)
+
+    async def _received(self, body: LengthBody, sink: BodySink) -> bool:
+        if self.transport.is_closing():
+            return False
+        receiver = BodyReceiver(self, sink, body.missing, self.flow.pause_reading)
+        self._read_by(receiver)
+        self.flow.resume_reading()
+        try:
+            await receiver.ended.wait()
+        finally:
+            body.missing = receiver.missing
+            self._read_by(self)
+        if receiver.error is not None:
+            raise receiver.error
+        if body.is_complete:
+            self._complete_request()
+            self.cycle.message_event.clear()
+        self.flow.resume_reading()
+        return body.is_complete
+
+    def _read_by(self, protocol: asyncio.BaseProtocol) -> None:
+        """Leaves reading paused. A transport that is closing keeps the protocol that it has."""
+        self.flow.pause_reading()
+        if not self.transport.is_closing():
+            self.transport.set_protocol(protocol)
 
     def answer(self, status: int, headers: Sequence[Header], body: bytes) -> bool:
         """Leaves the cycle in the state in which uvicorn's leaves it after the two messages of an answer."""
@@ -250,9 +278,9 @@ class BoundedProtocol(ClosingProtocol):
             return self._read_later(rest)
         return rest
 
-    def _pass(self, sink: Callable[[bytes], None], part: bytes) -> None:
+    def _pass(self, sink: BodySink, part: bytes) -> None:
         try:
-            sink(part)
+            sink.add(part)
         except GatewayError as error:
             self._sink, self._sink_error = None, error
             self.flow.pause_reading()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import zlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -12,6 +13,26 @@ from app.domain.errors import PayloadTooLarge
 from tests.fakes.listener import listening
 
 HELLO = b"hello"
+
+
+class Sink:
+    """Implements :class:`app.api.exchange.BodySink`."""
+
+    def __init__(self, begun: bytes) -> None:
+        self.content = bytearray(begun)
+        self._room = bytearray()
+
+    def add(self, part: bytes) -> None:
+        if b"!" in part:
+            raise PayloadTooLarge("That is too much.")
+        self.content += part
+
+    def room(self, size: int) -> memoryview:
+        self._room = bytearray(size)
+        return memoryview(self._room)
+
+    def filled(self, size: int) -> None:
+        self.add(self._room[:size])
 
 
 class Application:
@@ -46,16 +67,10 @@ class Application:
         await _answer(send, json.dumps({"headers": headers, "body": body.decode()}).encode())
 
     async def sink(self, _scope: Any, receive: Any, send: Any) -> None:
-        """Answers with the length of the body, whose parts it takes as they arrive. An exclamation mark is refused."""
-        parts = [(await receive())["body"]]
-
-        def take(part: bytes) -> None:
-            if b"!" in part:
-                raise PayloadTooLarge("That is too much.")
-            parts.append(part)
-
+        """Answers with the length and the checksum of the body. An exclamation mark is refused."""
+        body = Sink((await receive())["body"])
         try:
-            is_complete = await self.connection.pass_body(take)
+            is_complete = await self.connection.pass_body(body)
         except PayloadTooLarge as exc:
             await _answer(send, exc.detail.encode())
             return
@@ -63,7 +78,7 @@ class Application:
             assert (await receive())["type"] == "http.disconnect"
             self.disconnected.set()
             return
-        await _answer(send, b"%d" % sum(map(len, parts)))
+        await _answer(send, b"%d %d" % (len(body.content), zlib.crc32(body.content)))
 
     async def wait(self, _scope: Any, receive: Any, _send: Any) -> None:
         """Waits for the disconnect."""

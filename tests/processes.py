@@ -79,7 +79,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Co
 def scripted_models(folder: Path) -> Path:
     """A repository of the scripted models alone, as links, in a new folder."""
     folder.mkdir()
-    for name in ("scripted", "scripted_stream"):
+    for name in ("scripted", "scripted_large", "scripted_stream"):
         (folder / name).symlink_to(LIVE / "models" / name)
     return folder
 

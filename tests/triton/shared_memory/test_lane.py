@@ -1,7 +1,9 @@
 """The lane over a real wire: a gRPC server that maps the regions as Triton does."""
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -14,9 +16,9 @@ from app.domain.inference import InferenceRequest, InferenceResponse
 from app.domain.model import ModelConfig, TensorSpec
 from app.domain.tensor import BYTES, Tensor, bytes_array
 from app.triton.engine import TritonEngine
+from app.triton.shared_memory import owner
 from app.triton.shared_memory.lane import Lane
 from app.triton.shared_memory.layout import LARGE_BYTES
-from app.triton.shared_memory.owner import PREFIX
 from app.triton.shared_memory.region import SHARED_MEMORY
 from app.triton.transports import open_transport
 from tests.fakes.triton import FakeTriton, serving
@@ -57,8 +59,16 @@ class Stage:
                 await asyncio.sleep(0.01)
 
 
+@pytest.fixture(autouse=True)
+def own_files(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Path]]:
+    """The files of this test alone: other gateways of the machine have theirs in the same folder."""
+    prefix = f"lane_test_{secrets.token_hex(8)}_"
+    monkeypatch.setattr(owner, "PREFIX", prefix)
+    return lambda: list(SHARED_MEMORY.glob(f"{prefix}*"))
+
+
 @pytest.fixture
-async def stage() -> AsyncIterator[Stage]:
+async def stage(own_files: Callable[[], list[Path]]) -> AsyncIterator[Stage]:
     observed = Observed()
     async with serving(FakeTriton()) as triton, open_transport(triton.url) as transport:
         triton.unary = sum_of(triton)
@@ -69,7 +79,7 @@ async def stage() -> AsyncIterator[Stage]:
         yield Stage(triton, lane, TritonEngine(transport, lane=lane), observed)
         running.cancel()
         await lane.close()
-    assert list(SHARED_MEMORY.glob(f"{PREFIX}*")) == []
+    assert own_files() == []
 
 
 def numbers(value: float, count: int = LARGE, name: str = "X") -> Tensor:
@@ -180,9 +190,9 @@ async def test_calls_at_the_same_time_have_regions_of_their_own(stage: Stage) ->
     assert len(set(names)) == len(names)
 
 
-async def test_no_file_stays_while_a_region_is_used(stage: Stage) -> None:
+async def test_no_file_stays_while_a_region_is_used(stage: Stage, own_files: Callable[[], list[Path]]) -> None:
     await stage.infer()
-    assert [path.suffix for path in SHARED_MEMORY.glob(f"{PREFIX}*")] == [".lock"]
+    assert [path.suffix for path in own_files()] == [".lock"]
 
 
 class TestLimit:

@@ -1,9 +1,10 @@
-"""`python -m benchmarks workers`: one worker and several, over an engine that answers at once."""
+"""`python -m benchmarks workers`: one worker, two workers, and two gateways, over an engine that answers at once."""
 
+import asyncio
 import random
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,16 +18,21 @@ from benchmarks.peers.peer import Peer, serving
 from benchmarks.table import Table
 from benchmarks.timing import cpu_s
 
-WORKERS = (1, 2)
 CONNECTIONS = 64
 WARM_UP_S = 0.3
 SECONDS = 1.0
 FLOOR = 0.9
 ASK = HttpAsk("/v1/pipelines/identity", json_of(INPUT=SMALL))
 CONFIG = "pipelines: {identity: {model: identity}}\n"
+
+ONE, TWO, SIDE_BY_SIDE = "1 worker", "2 workers", "two gateways with 1 worker, side by side"
 NOTE = (
     "`serve` with sockets, log and metrics, over an engine that answers at once in place of Triton. Cores in use: "
-    "CPU seconds of the gateway's processes, supervisor included, for each second. The load process has the rest."
+    "CPU seconds of the gateway's processes, supervisor included, for each second. The load has the rest."
+)
+SCALING = (
+    "Two gateways share nothing, so on two cores their rate is the most that two workers can reach; they pay for busy "
+    "neighbours as workers do. With N free cores, N workers make N times the requests of one, times the last ratio."
 )
 
 
@@ -41,20 +47,25 @@ class Sample:
         return 1e6 * self.cores / self.rate
 
 
+Samples = Mapping[str, list[Sample]]
+
+
 async def run(rounds: int) -> list[Table]:
-    samples: dict[int, list[Sample]] = {workers: [] for workers in WORKERS}
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="benchmark-")))
-        peers = {workers: await stack.enter_async_context(_gateway(workers, folder)) for workers in WORKERS}
-        for peer in peers.values():
+        starts = (_gateway("one", 1, folder), _gateway("other", 1, folder), _gateway("two", 2, folder))
+        one, other, two = [await stack.enter_async_context(start) for start in starts]
+        cases = {ONE: (one,), TWO: (two,), SIDE_BY_SIDE: (one, other)}
+        samples: Samples = {name: [] for name in cases}
+        for peer in (one, other, two):
             await peer.load.perform(Unary(ASK, CONNECTIONS, WARM_UP_S))
         for _ in range(rounds):
-            for workers in random.sample(WORKERS, len(WORKERS)):
-                samples[workers].append(await _measured(peers[workers]))
+            for name in random.sample(list(cases), len(cases)):
+                samples[name].append(await _measured(cases[name]))
     return [_rates(samples), _scaling(samples)]
 
 
-def _gateway(workers: int, folder: Path) -> AbstractAsyncContextManager[Peer]:
+def _gateway(name: str, workers: int, folder: Path) -> AbstractAsyncContextManager[Peer]:
     config = folder / "identity.yaml"
     config.write_text(CONFIG)
 
@@ -62,21 +73,25 @@ def _gateway(workers: int, folder: Path) -> AbstractAsyncContextManager[Peer]:
         serve = [sys.executable, "-m", "benchmarks.instant", "serve", f"--port={port}", "--admin-port=0"]
         return [*serve, f"--workers={workers}", f"--config={config}"]
 
-    return serving(f"{workers} workers", command, "/health/ready", {"small": ASK}, folder)
+    return serving(name, command, "/health/ready", {"small": ASK}, folder)
 
 
-async def _measured(peer: Peer) -> Sample:
-    server = psutil.Process(peer.pid)
-    processes = [server, *server.children()]
+async def _measured(peers: Sequence[Peer]) -> Sample:
+    """The connections are divided among the peers."""
+    servers = [psutil.Process(peer.pid) for peer in peers]
+    processes = [each for server in servers for each in (server, *server.children())]
+    order = Unary(ASK, CONNECTIONS // len(peers), SECONDS)
     before = sum(map(cpu_s, processes))
-    report = await peer.load.perform(Unary(ASK, CONNECTIONS, SECONDS))
+    reports = await asyncio.gather(*(peer.load.perform(order) for peer in peers))
     used_s = sum(map(cpu_s, processes)) - before
-    return Sample(report.count / report.elapsed_s, used_s / report.elapsed_s)
+    return Sample(
+        sum(each.count / each.elapsed_s for each in reports), used_s / max(each.elapsed_s for each in reports)
+    )
 
 
-def _rates(samples: Mapping[int, Sequence[Sample]]) -> Table:
-    columns = ["workers", "requests/s", "cores in use", "CPU µs a request"]
-    rows = [[str(workers), *_cells(each)] for workers, each in samples.items()]
+def _rates(samples: Samples) -> Table:
+    columns = ["", "requests/s", "cores in use", "CPU µs a request"]
+    rows = [[name, *_cells(each)] for name, each in samples.items()]
     return Table(f"Small JSON, {CONNECTIONS} connections", columns, rows, NOTE)
 
 
@@ -87,17 +102,21 @@ def _cells(samples: Sequence[Sample]) -> list[str]:
     ]
 
 
-def _scaling(samples: Mapping[int, Sequence[Sample]]) -> Table:
+def _scaling(samples: Samples) -> Table:
     """Each round by itself."""
-    columns = ["workers", "requests/s", "requests for each CPU second", "at least", ""]
-    rows = [_compared(workers, samples[workers], samples[1]) for workers in WORKERS[1:]]
-    note = "Where N cores are free for N workers, the rate is N times the second ratio: they share only the port."
-    return Table("Against 1 worker", columns, rows, note)
+    columns = ["2 workers, against", "requests/s", "requests for each CPU second", "at least", ""]
+    alone = _compared(samples[TWO], samples[ONE])
+    beside = _compared(samples[TWO], samples[SIDE_BY_SIDE])
+    verdict = "reached" if beside[0].median >= FLOOR else "**missed**"
+    rows = [
+        [ONE, *(f"{each.text(2)}x" for each in alone), "", ""],
+        [SIDE_BY_SIDE, *(f"{each.text(2)}x" for each in beside), f"{FLOOR}x of the requests/s", verdict],
+    ]
+    return Table("Scaling", columns, rows, SCALING)
 
 
-def _compared(workers: int, several: Sequence[Sample], one: Sequence[Sample]) -> list[str]:
-    pairs = list(zip(several, one, strict=True))
-    rate = Spread(tuple(many.rate / single.rate for many, single in pairs))
-    per_second = Spread(tuple(single.request_us / many.request_us for many, single in pairs))
-    verdict = "reached" if per_second.median >= FLOOR else "**missed**"
-    return [str(workers), f"{rate.text(2)}x", f"{per_second.text(2)}x", f"{FLOOR}x", verdict]
+def _compared(some: Sequence[Sample], others: Sequence[Sample]) -> tuple[Spread, Spread]:
+    def ratios(figure: Callable[[Sample], float]) -> Spread:
+        return Spread(tuple(figure(one) / figure(other) for one, other in zip(some, others, strict=True)))
+
+    return ratios(lambda sample: sample.rate), ratios(lambda sample: 1 / sample.request_us)

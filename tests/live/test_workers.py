@@ -3,7 +3,9 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
+import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ import psutil
 import pytest
 
 from app.triton.embedded.server import EmbeddedTriton
+from tests.conftest import Require
 from tests.live.connections import CONNECTIONS, Connection, connections_to_each, load, owner_of, workers_of
 from tests.live.redis import RedisServer
 from tests.live.resumable import delete, read_all, start
@@ -85,6 +88,17 @@ async def test_gauges_are_sums_over_the_workers(pair: GatewayProcess) -> None:
     assert pair.metric("triton_up") == 1
     assert pair.metric("build_info") == 1
     assert pair.metric("model_ready", model="scripted_stream") == 1
+
+
+def test_promtool_finds_nothing_to_complain_of(pair: GatewayProcess, require: Require) -> None:
+    """On the page of several processes."""
+    promtool = shutil.which("promtool")
+    require(promtool, "there is no promtool: `make system-packages` installs it")
+    page = httpx.get(f"{pair.admin_url}/metrics")
+    assert page.headers["content-type"].startswith("text/plain")
+    command = [str(promtool), "check", "metrics"]
+    done = subprocess.run(command, input=page.text, text=True, capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_resumable_streams_are_off_and_the_log_says_so_once(pair: GatewayProcess) -> None:

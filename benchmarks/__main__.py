@@ -37,7 +37,7 @@ class Benchmark:
 BENCHMARKS = {
     "micro": Benchmark(micro.run, 40),
     "peers": Benchmark(peers.run, 5),
-    "large-json": Benchmark(large_json.run, 10),
+    "large-json": Benchmark(large_json.run, 6),
     "fan-out": Benchmark(fan_out.run),
     "router": Benchmark(router.run),
     "bls": Benchmark(bls.run),

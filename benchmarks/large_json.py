@@ -4,7 +4,7 @@ import asyncio
 import socket
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from urllib.parse import urlsplit
@@ -23,6 +23,7 @@ AIMS_MS = {8: (20, 10), 32: (50, 30)}
 SETTLE_S = 0.5
 QUIET_S = 3
 SETTINGS = {"GATEWAY_MAX_BODY_BYTES": str(64 * MIB), "GATEWAY_MAX_BYTES_IN_FLIGHT": str(256 * MIB)}
+SHARED = {"GATEWAY_SHARED_MEMORY_BYTES": str(256 * MIB)}
 COLUMNS = [
     "body",
     "answered in",
@@ -50,10 +51,17 @@ class _Found:
 
 
 async def run(rounds: int) -> list[Table]:
-    """Of one gateway with one worker."""
-    async with stage(SETTINGS) as on:
+    """Of a gateway with one worker, which sends tensors to Triton over gRPC, and of one that shares memory with it."""
+    return [
+        await _table("Tensors over gRPC", SETTINGS, rounds),
+        await _table("Tensors through shared memory", {**SETTINGS, **SHARED}, rounds),
+    ]
+
+
+async def _table(title: str, settings: Mapping[str, str], rounds: int) -> Table:
+    async with stage(settings) as on:
         rows = [await _row(on.gateway, size_mib, rounds) for size_mib in AIMS_MS]
-    return [Table("A large JSON body beside a stream", COLUMNS, rows, NOTE)]
+    return Table(title, COLUMNS, rows, NOTE)
 
 
 async def _row(gateway: Gateway, size_mib: int, rounds: int) -> list[str]:

@@ -8,10 +8,9 @@ import asyncio
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from email.message import Message
 from functools import lru_cache
-from mmap import MADV_HUGEPAGE, MAP_ANONYMOUS, MAP_PRIVATE, mmap
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import TypeVar
 
 from starlette.datastructures import QueryParams
@@ -31,8 +30,6 @@ from app.pipelines.body import LARGE_BYTES
 from app.pipelines.pipeline import Pipeline
 
 JSON_HINT = "With curl, add: -H 'Content-Type: application/json'"
-HUGE_BYTES = 1024 * 1024
-"""Behind so many bytes a body is kept in pages of 2 MiB: small pages cost more time than the copy into them."""
 Read = TypeVar("Read")
 
 SWITCH_S = 0.0005
@@ -145,13 +142,10 @@ class _Growing:
 
     def filled(self, size: int) -> None:
         """Raises PayloadTooLarge or TooManyRequests."""
-        before, self._size = self._size, self._size + size
+        self._size += size
         if self._size > self._limits.max_body_bytes:
             raise _too_large(self._limits)
         self._exchange.hold(size)
-        if before < HUGE_BYTES <= self._size and isinstance(self._content, mmap):
-            with suppress(OSError):  # a kernel without large pages
-                self._content.madvise(MADV_HUGEPAGE)
 
     def _map(self) -> mmap:
         if isinstance(self._content, bytearray):

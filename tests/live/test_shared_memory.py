@@ -3,13 +3,15 @@
 import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import httpx
 import numpy as np
+import psutil
 import pytest
 from tritonclient.grpc import InferenceServerClient
+from tritonclient.utils import InferenceServerException
 
 from app.domain.deadline import Deadline
 from app.domain.errors import ContractViolation, DeadlineExceeded
@@ -23,7 +25,7 @@ from app.triton.shared_memory.owner import PREFIX
 from app.triton.shared_memory.region import SHARED_MEMORY
 from app.triton.transports import open_transport
 from tests.live.test_cancellation import eventually
-from tests.processes import GatewayProcess, StartGateway
+from tests.processes import LIVE, GatewayProcess, StartGateway, running_gateway
 
 MIB = 1024 * 1024
 CONFIG = """
@@ -92,6 +94,38 @@ def test_every_end_of_a_gateway_leaves_nothing_behind(
     gateway.process.terminate()
     gateway.process.wait(20)
     assert (files() - before, registered(triton)) == (set(), set())
+
+
+@pytest.mark.full
+def test_a_restart_of_triton_costs_no_memory_and_no_further_request(tmp_path: Path, models_venv: Path) -> None:
+    """The embedded Triton shares memory without a setting."""
+    models, config = tmp_path / "models", tmp_path / "gateway.yaml"
+    models.mkdir()
+    (models / "scripted_large").symlink_to(LIVE / "models" / "scripted_large")
+    config.write_text(CONFIG)
+    settings = {"embedded_repository": str(models), "embedded_venv": str(models_venv), "config": str(config)}
+    with running_gateway(tmp_path / "gateway", embedded="true", **settings) as gateway:
+        assert post(gateway, b"a" * MIB).status_code == 200
+        (killed,) = tritons_of(gateway)
+        killed.kill()
+        eventually(lambda: any(serves(each) for each in tritons_of(gateway) if each != killed), 30.0)
+        for byte in (b"b", b"c"):
+            assert post(gateway, byte * MIB).json()["fill"][0] == float(ord(byte))
+        assert gateway.metric("large_calls_total", way="lost") == 1
+        assert gateway.metric("large_calls_total", way="shared_memory") == 3
+        eventually(lambda: gateway.metric("shared_memory_bytes", state="quarantined") == 0, 10.0)
+
+
+def tritons_of(gateway: GatewayProcess) -> list[psutil.Process]:
+    children = psutil.Process(gateway.process.pid).children(recursive=True)
+    return [each for each in children if each.name() == "tritonserver"]
+
+
+def serves(triton: psutil.Process) -> bool:
+    (port,) = (word.partition("=")[2] for word in triton.cmdline() if word.startswith("--grpc-port="))
+    with InferenceServerClient(f"127.0.0.1:{port}") as client, suppress(InferenceServerException):
+        return bool(client.is_model_ready("scripted_large"))
+    return False
 
 
 @pytest.mark.parametrize("name", ["shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"])

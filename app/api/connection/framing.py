@@ -12,8 +12,10 @@ CHUNKS_AT_ONCE = 1024
 FRAMING_PER_BYTE = 8
 """Each byte of data allows so many more bytes of framing. A chunk of one byte needs five."""
 
-_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n")
-_TRAILER = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*\r\n")
+_TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+_QUOTED = rb'"(?:[\t\x20\x21\x23-\x5b\x5d-\x7e\x80-\xff]|\\[\t\x20-\x7e\x80-\xff])*"'
+_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;%b(?:=(?:%b|%b))?)*\r\n" % (_TOKEN, _TOKEN, _QUOTED))
+_TRAILER = re.compile(_TOKEN + rb":[\t\x20-\x7e\x80-\xff]*\r\n")
 _END_OF_LINE = b"\r\n"
 
 

@@ -49,7 +49,13 @@ def test_a_body_with_a_length_in_any_pieces(data: bytes, behind: bytes, piece: i
     assert received(LengthBody(len(data)), data + behind, piece=piece) == (data, behind)
 
 
-@given(st.lists(st.sampled_from([b"0", b"5", b"\r\n", b"\n", b"\r", b";", b" ", b"a:b", b"x", b"hello", b"\0", b","])))
+@given(
+    st.lists(
+        st.sampled_from(
+            [b"0", b"5", b"\r\n", b"\n", b"\r", b";", b" ", b"a:b", b"x", b"hello", b"\0", b",", b"=", b'"']
+        )
+    )
+)
 @example([b"5", b"\r\n", b"hello", b"\r\n", b"0", b"\r\n", b"a:b", b"\r\n", b"\r\n"])
 def test_an_accepted_body_means_the_same_to_another_parser(parts: list[bytes]) -> None:
     data = b"".join(parts)
@@ -85,6 +91,10 @@ def _of_httptools(data: bytes) -> tuple[bytes, bool]:
         b"5\r\nhelloo\r\n",
         b"5\r\nhello\n",
         b"5;\0\r\nhello\r\n",
+        b"5;\r\nhello\r\n",
+        b"5;;a\r\nhello\r\n",
+        b"5;a=\r\nhello\r\n",
+        b'5;a="b\r\nhello\r\n',
         b"11111111111111111\r\n",
         b"0\r\nno colon\r\n\r\n",
         b"0\r\n: no name\r\n\r\n",

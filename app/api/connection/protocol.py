@@ -157,8 +157,10 @@ class BoundedProtocol(ClosingProtocol):
         finally:
             body.missing = receiver.missing
             self._read_by(self)
-        if receiver.error is not None:
-            raise receiver.error
+            error = receiver.error
+            receiver.release()
+        if error is not None:
+            raise error
         if body.is_complete:
             self._complete_request()
             self.cycle.message_event.clear()

@@ -23,13 +23,19 @@ class BodyReceiver(asyncio.BufferedProtocol):
         self.error: GatewayError | None = None
         self.ended = asyncio.Event()
         self._owner = owner
-        self._sink = sink
+        self._sink: BodySink | None = sink
         self._pause = pause
 
+    def release(self) -> None:
+        """Forgets the body: uvloop's transport refers to this protocol even after it was given another one."""
+        self._sink = self.error = None
+
     def get_buffer(self, _size_hint: int) -> memoryview:
+        assert self._sink is not None
         return self._sink.room(min(self.missing, MOST_AT_ONCE))
 
     def buffer_updated(self, size: int) -> None:
+        assert self._sink is not None
         self.missing -= size
         try:
             self._sink.filled(size)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import weakref
 import zlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -44,6 +45,7 @@ class Application:
         self.calls = 0
         self.connection: Any = None
         """Of the last request."""
+        self.last_sink: weakref.ref[Sink] | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self.calls += 1
@@ -69,6 +71,7 @@ class Application:
     async def sink(self, _scope: Any, receive: Any, send: Any) -> None:
         """Answers with the length and the checksum of the body. An exclamation mark is refused."""
         body = Sink((await receive())["body"])
+        self.last_sink = weakref.ref(body)
         try:
             is_complete = await self.connection.pass_body(body)
         except PayloadTooLarge as exc:

@@ -1,6 +1,7 @@
 """Requests on a real socket: upgrades, framing, trailers and pipelining."""
 
 import asyncio
+import gc
 import json
 import random
 import zlib
@@ -78,6 +79,18 @@ class TestPassedBody:
                 assert (await read_answer(reader))[1] == self.SEEN
                 writer.write(behind * (not is_pipelined))
                 assert (await read_answer(reader))[1] == b"hello"
+
+    @pytest.mark.parametrize("content", [b"x", b"!"])
+    async def test_an_idle_connection_does_not_keep_its_memory(
+        self, port: int, application: Application, content: bytes
+    ) -> None:
+        async with connected(port) as (reader, writer):
+            writer.write(request("/sink", "Content-Length: 3000000", body=content * 3_000_000))
+            await read_answer(reader)
+            await asyncio.sleep(0.05)
+            gc.collect()
+            assert application.last_sink is not None
+            assert application.last_sink() is None
 
     async def test_it_arrives_in_many_pieces(self, port: int) -> None:
         async with connected(port) as (reader, writer):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from email.message import Message
 from functools import lru_cache
-from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
+from mmap import mmap
 from typing import TypeVar
 
 from starlette.datastructures import QueryParams
@@ -149,16 +149,12 @@ class _Growing:
 
     def _map(self) -> mmap:
         if isinstance(self._content, bytearray):
-            begun, self._content = self._content, _mapping(self._limits.max_body_bytes)
+            begun, self._content = self._content, self._exchange.memory(self._limits.max_body_bytes)
             self._content[: len(begun)] = begun
         return self._content
 
     def content(self) -> memoryview:
         return memoryview(self._content)[: self._size]
-
-
-def _mapping(size: int) -> mmap:
-    return mmap(-1, size, flags=MAP_PRIVATE | MAP_ANONYMOUS)
 
 
 def _too_large(limits: Limits) -> PayloadTooLarge:

@@ -1,6 +1,9 @@
-"""One budget for the bytes of all request bodies that the gateway holds at a time."""
+"""One budget for the bytes of all request bodies that the gateway holds at a time, and the memory of large bodies."""
 
-from app.api.freed_memory import FreedMemory
+from mmap import mmap
+
+from app.api.body_memory import BodyMemory
+from app.api.freed_memory import LARGE_BYTES, FreedMemory, release
 from app.domain.errors import TooManyRequests
 
 
@@ -8,7 +11,8 @@ class ByteBudget:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self.taken = 0
-        self._freed = FreedMemory()
+        self.memory = BodyMemory()
+        self._freed = FreedMemory(self._release)
 
     def take(self, size: int) -> None:
         """Raises TooManyRequests."""
@@ -22,3 +26,13 @@ class ByteBudget:
     def give_back(self, size: int) -> None:
         self.taken -= size
         self._freed.add(size)
+
+    def free(self, memory: mmap, size: int) -> None:
+        """Memory of a body of ``size`` bytes. That of a smaller body is not kept: nothing would release it later."""
+        if size >= LARGE_BYTES:
+            self.memory.give_back(memory)
+            self._freed.add(size)
+
+    def _release(self) -> None:
+        self.memory.drop()
+        release()

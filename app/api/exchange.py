@@ -1,6 +1,7 @@
 """One request and its answer: what every route needs beside the arguments of ASGI."""
 
 from collections.abc import Callable, Iterable, Sequence
+from mmap import mmap
 from typing import Protocol, cast
 
 from starlette.requests import HTTPConnection
@@ -63,7 +64,18 @@ class Connection(Protocol):
 class Exchange:
     """Made by :class:`app.api.entry.EntryPoint` for each request, and closed by it."""
 
-    __slots__ = ("_budget", "_headers", "_held_bytes", "_send", "connection", "receive", "record", "scope", "work")
+    __slots__ = (
+        "_budget",
+        "_headers",
+        "_held_bytes",
+        "_memory",
+        "_send",
+        "connection",
+        "receive",
+        "record",
+        "scope",
+        "work",
+    )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, budget: ByteBudget) -> None:
         self.scope = scope
@@ -72,6 +84,7 @@ class Exchange:
         self._send = send
         self._budget = budget
         self._held_bytes = 0
+        self._memory: mmap | None = None
         self._headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
         self.record = RequestRecord(request_id_of(self.header(b"x-request-id")), scope["method"], scope["path"])
         self.work = RequestWork()
@@ -88,10 +101,16 @@ class Exchange:
         self._budget.take(size)
         self._held_bytes += size
 
-    def forget_headers(self) -> None:
-        """Frees the request's headers, for an answer that takes long."""
+    def memory(self, size: int) -> mmap:
+        """Memory for a large body, until the exchange ends. Call it once."""
+        self._memory = self._budget.memory.take(size)
+        return self._memory
+
+    def forget_request(self) -> None:
+        """Frees the request's headers and the memory of its body, for an answer that takes long."""
         self._headers.clear()
         self.scope["headers"].clear()
+        self._give_memory_back()
 
     async def send(self, message: Message) -> None:
         """Adds the headers of every answer to the start of the answer."""
@@ -118,8 +137,14 @@ class Exchange:
         ]
 
     def close(self) -> None:
-        """Gives the held bytes back."""
+        """Gives the held bytes and the memory back."""
         self._budget.give_back(self._held_bytes)
+        self._give_memory_back()
+
+    def _give_memory_back(self) -> None:
+        if self._memory is not None:
+            self._budget.free(self._memory, self._held_bytes)
+            self._memory = None
 
     def _all(self, name: bytes) -> list[str]:
         return [value.decode("latin-1") for each, value in self.scope["headers"] if each == name]

@@ -15,8 +15,8 @@ IDLE_S = 1.0
 class FreedMemory:
     """``release`` is called in a thread, because it may take milliseconds."""
 
-    def __init__(self, release: Callable[[], object] | None = None) -> None:
-        self._release = release or _release
+    def __init__(self, release: Callable[[], object]) -> None:
+        self._release = release
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, size: int) -> None:
@@ -29,7 +29,7 @@ class FreedMemory:
         self._timer = loop.call_later(IDLE_S, loop.run_in_executor, None, self._release)
 
 
-def _release() -> None:
+def release() -> None:
     """Does nothing where the C library is another than glibc."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

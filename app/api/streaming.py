@@ -83,7 +83,7 @@ class StreamResponse(EventSourceResponse):
         try:
             with CancelledOnDisconnect(exchange):
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                exchange.forget_headers()
+                exchange.forget_request()
                 await client.send(self._opening or PING)
                 self._opening = b""  # is not kept
                 with suppress(StreamEvicted, UpstreamUnavailable):

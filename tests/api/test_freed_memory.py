@@ -2,11 +2,14 @@
 
 import asyncio
 import threading
+import weakref
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 
 from app.api import freed_memory
+from app.api.body_memory import BodyMemory
 from app.api.budget import ByteBudget
 from app.api.freed_memory import LARGE_BYTES, FreedMemory
 from tests.fakes.exchange import exchange_with
@@ -46,7 +49,7 @@ async def test_small_requests_release_nothing() -> None:
 
 async def test_a_large_body_is_released_after_its_exchange() -> None:
     releases = Releases()
-    with patch("app.api.freed_memory._release", releases):
+    with patch("app.api.budget.release", releases):
         exchange = exchange_with(budget=ByteBudget(4 * LARGE_BYTES))
         exchange.hold(2 * LARGE_BYTES)
         await asyncio.sleep(0.1)
@@ -56,5 +59,58 @@ async def test_a_large_body_is_released_after_its_exchange() -> None:
     assert len(releases.threads) == 1
 
 
+def test_the_memory_of_a_body_serves_the_next_body() -> None:
+    memory = BodyMemory()
+    first = memory.take(LARGE_BYTES)
+    memory.give_back(first)
+    assert memory.take(2 * LARGE_BYTES) is not first
+    assert memory.take(LARGE_BYTES) is not first, "one that is too small is not kept either"
+    memory.give_back(first)
+    assert memory.take(LARGE_BYTES) is first
+    assert memory.take(LARGE_BYTES) is not first
+
+
+def test_memory_that_something_refers_to_is_not_used_again() -> None:
+    memory = BodyMemory()
+    body = memory.take(LARGE_BYTES)
+    tensor = np.frombuffer(memoryview(body)[:8], np.uint8)
+    memory.give_back(body)
+    assert memory.take(LARGE_BYTES) is not body
+    del tensor
+    memory.give_back(body)
+    assert memory.take(LARGE_BYTES) is body
+
+
+async def test_kept_memory_is_released_too() -> None:
+    with patch("app.api.budget.release"):
+        budget = ByteBudget(4 * LARGE_BYTES)
+        exchange = exchange_with(budget=budget)
+        exchange.hold(LARGE_BYTES)
+        kept = weakref.ref(exchange.memory(LARGE_BYTES))
+        exchange.close()
+        assert kept() is not None
+        await asyncio.sleep(0.1)
+    assert kept() is None
+
+
+async def test_the_memory_of_a_small_body_is_not_kept() -> None:
+    exchange = exchange_with(budget=ByteBudget(4 * LARGE_BYTES))
+    exchange.hold(LARGE_BYTES - 1)
+    freed = weakref.ref(exchange.memory(LARGE_BYTES))
+    exchange.close()
+    assert freed() is None
+
+
+async def test_an_answer_that_takes_long_holds_no_memory_of_its_body() -> None:
+    exchange = exchange_with(budget=ByteBudget(4 * LARGE_BYTES))
+    body = exchange.memory(LARGE_BYTES)
+    tensor, held = memoryview(body)[:8], weakref.ref(body)
+    del body
+    exchange.forget_request()
+    assert held() is not None
+    del tensor
+    assert held() is None
+
+
 def test_releasing_works_with_this_machines_c_library() -> None:
-    freed_memory._release()
+    freed_memory.release()

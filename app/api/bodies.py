@@ -45,7 +45,9 @@ async def read_inference(exchange: Exchange, pipeline: Pipeline, limits: Limits)
     media_type = _media_type_of(content_type)
     if _is_json(media_type):
         _check_no_query(exchange)
-        return await off_loop(pipeline.request_of_json, await read_body(exchange, limits))
+        request = await off_loop(pipeline.request_of_json, await read_body(exchange, limits))
+        exchange.forget_body()  # the tensors have memory of their own, and the answer needs some too
+        return request
     if media_type == "multipart/form-data":
         _check_no_query(exchange)
         body = await read_body(exchange, limits)

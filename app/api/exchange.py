@@ -110,7 +110,11 @@ class Exchange:
         """Frees the request's headers and the memory of its body, for an answer that takes long."""
         self._headers.clear()
         self.scope["headers"].clear()
-        self._give_memory_back()
+        self.forget_body()
+
+    def forget_body(self) -> None:
+        """Frees the memory of the body at once, or with the last tensor that refers to it."""
+        self._memory = None
 
     async def send(self, message: Message) -> None:
         """Adds the headers of every answer to the start of the answer."""
@@ -139,9 +143,6 @@ class Exchange:
     def close(self) -> None:
         """Gives the held bytes and the memory back."""
         self._budget.give_back(self._held_bytes)
-        self._give_memory_back()
-
-    def _give_memory_back(self) -> None:
         if self._memory is not None:
             self._budget.free(self._memory, self._held_bytes)
             self._memory = None

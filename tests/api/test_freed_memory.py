@@ -101,6 +101,15 @@ async def test_the_memory_of_a_small_body_is_not_kept() -> None:
     assert freed() is None
 
 
+async def test_memory_that_is_forgotten_is_freed_at_once() -> None:
+    exchange = exchange_with(budget=ByteBudget(4 * LARGE_BYTES))
+    exchange.hold(LARGE_BYTES)
+    freed = weakref.ref(exchange.memory(LARGE_BYTES))
+    exchange.forget_body()
+    assert freed() is None
+    exchange.close()
+
+
 async def test_an_answer_that_takes_long_holds_no_memory_of_its_body() -> None:
     exchange = exchange_with(budget=ByteBudget(4 * LARGE_BYTES))
     body = exchange.memory(LARGE_BYTES)

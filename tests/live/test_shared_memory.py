@@ -118,12 +118,19 @@ def test_a_restart_of_triton_costs_no_memory_and_no_further_request(tmp_path: Pa
 
 def tritons_of(gateway: GatewayProcess) -> list[psutil.Process]:
     children = psutil.Process(gateway.process.pid).children(recursive=True)
-    return [each for each in children if each.name() == "tritonserver"]
+    return [each for each in children if port_of(each)]
+
+
+def port_of(process: psutil.Process) -> str:
+    """The gRPC port of a Triton; empty for another process, or one that has ended."""
+    with suppress(psutil.NoSuchProcess):
+        if process.name() == "tritonserver":
+            return next((word.partition("=")[2] for word in process.cmdline() if word.startswith("--grpc-port=")), "")
+    return ""
 
 
 def serves(triton: psutil.Process) -> bool:
-    (port,) = (word.partition("=")[2] for word in triton.cmdline() if word.startswith("--grpc-port="))
-    with InferenceServerClient(f"127.0.0.1:{port}") as client, suppress(InferenceServerException):
+    with InferenceServerClient(f"127.0.0.1:{port_of(triton)}") as client, suppress(InferenceServerException):
         return bool(client.is_model_ready("scripted_large"))
     return False
 

@@ -3,20 +3,19 @@
 Then prints one JSON object: the milliseconds between each two reads, and the most memory of the gateway's process.
 """
 
-import asyncio
 import itertools
 import json
 import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from benchmarks.stage import Gateway
+from benchmarks.watching import say, watching
 
 BODY = json.dumps({"count": 1_000_000, "interval_ms": 2}).encode()
 HEAD = (
@@ -27,28 +26,15 @@ HEAD = (
 
 @dataclass
 class Ticks:
-    """What was seen; filled in when the observation ends."""
+    """An observation. Its fields are filled in when it ends."""
 
     gaps_ms: list[float] = field(default_factory=list)
     peak_bytes: int = 0
 
 
-@asynccontextmanager
-async def ticks(gateway: Gateway) -> AsyncIterator[Ticks]:
+def ticks(gateway: Gateway) -> AbstractAsyncContextManager[Ticks]:
     """Reads a stream of the gateway, which writes an event every 2 ms, for the duration of the block."""
-    found = Ticks()
-    reader = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks.ticks", gateway.url, str(gateway.pid)),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert reader.stdout is not None
-    await reader.stdout.readline()
-    try:
-        yield found
-    finally:
-        printed, _ = await reader.communicate(b"")
-        found.__dict__.update(json.loads(printed))
+    return watching("benchmarks.ticks", Ticks(), gateway.url, gateway.pid)
 
 
 def memory_of(pid: int, name: str) -> int:
@@ -69,7 +55,7 @@ def _main(url: str, pid: int) -> None:
     for _ in range(50):
         connection.recv(65536)
     _forget_peak(pid)
-    _say("ready")
+    say("ready")
     waiting = threading.Thread(target=sys.stdin.read, daemon=True)
     waiting.start()
     reads = []
@@ -77,12 +63,7 @@ def _main(url: str, pid: int) -> None:
         connection.recv(65536)
         reads.append(time.perf_counter())
     gaps = [(after - earlier) * 1000 for earlier, after in itertools.pairwise(reads)]
-    _say(json.dumps(Ticks(gaps, memory_of(pid, "VmHWM")).__dict__))
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
+    say(json.dumps(Ticks(gaps, memory_of(pid, "VmHWM")).__dict__))
 
 
 if __name__ == "__main__":

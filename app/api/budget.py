@@ -23,15 +23,12 @@ class ByteBudget:
             )
         self.taken += size
 
-    def give_back(self, size: int) -> None:
+    def give_back(self, size: int, memory: mmap | None = None) -> None:
+        """``memory``: of the body. That of a body below LARGE_BYTES is not kept: nothing would release it later."""
         self.taken -= size
-        self._freed.add(size)
-
-    def free(self, memory: mmap, size: int) -> None:
-        """Memory of a body of ``size`` bytes. That of a smaller body is not kept: nothing would release it later."""
-        if size >= LARGE_BYTES:
+        if memory is not None and size >= LARGE_BYTES:
             self.memory.give_back(memory)
-            self._freed.add(size)
+        self._freed.add(size)
 
     def _release(self) -> None:
         self.memory.drop()

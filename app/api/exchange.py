@@ -142,10 +142,8 @@ class Exchange:
 
     def close(self) -> None:
         """Gives the held bytes and the memory back."""
-        self._budget.give_back(self._held_bytes)
-        if self._memory is not None:
-            self._budget.free(self._memory, self._held_bytes)
-            self._memory = None
+        self._budget.give_back(self._held_bytes, self._memory)
+        self.forget_body()
 
     def _all(self, name: bytes) -> list[str]:
         return [value.decode("latin-1") for each, value in self.scope["headers"] if each == name]

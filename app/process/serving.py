@@ -43,6 +43,7 @@ from app.triton.repair import StubRepair
 from app.triton.shared_memory.lane import Lane
 from app.triton.stubs import Stubs
 from app.triton.stuck import Restart, StuckWatch
+from app.triton.transport import Transport
 from app.triton.transports import open_transport
 
 ADMIN_CONNECTIONS = 256
@@ -183,12 +184,13 @@ async def open_gateway(
     """
     part = triton.part
     metrics = Metrics(__version__)
-    async with open_transport(triton.grpc_url, tight_pings=triton.allows_tight_pings, kind=settings.grpc) as transport:
+    async with (
+        open_transport(triton.grpc_url, tight_pings=triton.allows_tight_pings, kind=settings.grpc) as transport,
+        _open_lane(settings, triton, transport, metrics, supervisor) as lane,
+    ):
         health = TritonHealth(Stubs(metrics.count_stub_death))
         cancels = PacedCancels.shared_by(part.workers if part else 1)
-        limit = settings.shared_memory_limit if part or settings.workers == 1 else 0
-        lane = Lane(transport, limit, LaneMetrics(metrics))
-        engine = TritonEngine(transport, _observer(settings, metrics, tracer), health, cancels, lane if limit else None)
+        engine = TritonEngine(transport, _observer(settings, metrics, tracer), health, cancels, lane)
         catalog = Catalog(
             engine, settings.config_path, Surroundings(settings.timeout_s, _key_of(settings)), triton.grpc_url
         )
@@ -213,17 +215,41 @@ async def open_gateway(
         )
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(supervisor.running("catalog refresh", keep_fresh(catalog, check, metrics)))
-            await stack.enter_async_context(supervisor.running("shared memory", lane.run()))
             if part is None:
-                canaries = SampleCanaries(catalog)
-                repair = StubRepair(engine, health.stubs, canaries, may_reload=settings.repairs_triton)
-                watch = StuckWatch(engine, health.progress, canaries, restart=triton.restart)
-                await stack.enter_async_context(supervisor.running("repair of models", repair.run()))
-                await stack.enter_async_context(supervisor.running("watch of inference calls", watch.run()))
+                await stack.enter_async_context(_caring_for(triton, gateway, engine, settings, supervisor))
             yield gateway
         await canceller.close()
         await engine.close()
-        await lane.close()
+
+
+@asynccontextmanager
+async def _open_lane(
+    settings: Settings, triton: Triton, transport: Transport, metrics: Metrics, supervisor: Supervisor
+) -> AsyncIterator[Lane | None]:
+    """None without shared memory. A supervisor of workers has none: its workers call the models."""
+    limit = settings.shared_memory_limit if triton.part or settings.workers == 1 else 0
+    if not limit:
+        yield None
+        return
+    lane = Lane(transport, limit, LaneMetrics(metrics))
+    async with supervisor.running("shared memory", lane.run()):
+        yield lane
+    await lane.close()
+
+
+@asynccontextmanager
+async def _caring_for(
+    triton: Triton, gateway: Gateway, engine: TritonEngine, settings: Settings, supervisor: Supervisor
+) -> AsyncIterator[None]:
+    """Repairs models, and notices that Triton is stuck, for the duration of the block."""
+    canaries = SampleCanaries(gateway.inference.catalog)
+    repair = StubRepair(engine, gateway.health.stubs, canaries, may_reload=settings.repairs_triton)
+    watch = StuckWatch(engine, gateway.health.progress, canaries, restart=triton.restart)
+    async with (
+        supervisor.running("repair of models", repair.run()),
+        supervisor.running("watch of inference calls", watch.run()),
+    ):
+        yield
 
 
 def _observer(settings: Settings, metrics: Metrics, tracer: Tracer) -> CallObserver:

@@ -8,13 +8,13 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
 
 import psutil
 
 from benchmarks.attacks.target import Target, connect
+from benchmarks.watching import say, watching
 
 MIB = 1024 * 1024
 PAUSE_S = 0.01
@@ -23,7 +23,7 @@ REQUEST = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 
 @dataclass
 class Observation:
-    """What was seen; filled in when the observation ends."""
+    """An observation. Its fields are filled in when it ends."""
 
     before_mib: float = 0.0
     peak_mib: float = 0.0
@@ -44,22 +44,9 @@ class Observation:
 COLUMNS = ["memory before, MiB", "peak, MiB", "/health/live p99, ms", "worst, ms"]
 
 
-@asynccontextmanager
-async def observed(target: Target) -> AsyncIterator[Observation]:
+def observed(target: Target) -> AbstractAsyncContextManager[Observation]:
     """Observes the target for the duration of the block."""
-    observation = Observation()
-    observer = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks.attacks.observer", target.url, str(target.pid)),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert observer.stdout is not None
-    await observer.stdout.readline()
-    try:
-        yield observation
-    finally:
-        printed, _ = await observer.communicate(b"")
-        observation.__dict__.update(json.loads(printed))
+    return watching("benchmarks.attacks.observer", Observation(), target.url, target.pid)
 
 
 async def _observe(url: str, pid: int) -> None:
@@ -68,7 +55,7 @@ async def _observe(url: str, pid: int) -> None:
     reader, writer = await connect(url)
     closed = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
     latencies = []
-    _say("ready")
+    say("ready")
     while not closed.done():
         start = time.perf_counter()
         writer.write(REQUEST)
@@ -79,7 +66,7 @@ async def _observe(url: str, pid: int) -> None:
     writer.close()
     memory.cancel()
     peak = await memory
-    _say(json.dumps({"before_mib": before / MIB, "peak_mib": peak / MIB, "latencies_ms": latencies}))
+    say(json.dumps({"before_mib": before / MIB, "peak_mib": peak / MIB, "latencies_ms": latencies}))
 
 
 async def _peak(pid: int) -> int:
@@ -90,11 +77,6 @@ async def _peak(pid: int) -> int:
             peak = max(peak, gateway.memory_info().rss)
             await asyncio.sleep(0.002)
     return peak
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
 """This gateway as it is installed: one worker, a JSON line in the log for each request."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
+
+import psutil
 
 from benchmarks.load.orders import HttpAsk
 from benchmarks.load.process import load_process
@@ -30,13 +33,21 @@ SHARED_MEMORY = {"GATEWAY_SHARED_MEMORY_BYTES": str(256 * 2**20)}
 """As with the embedded Triton."""
 
 
+def start(triton: Triton, folder: Path) -> AbstractAsyncContextManager[Peer]:
+    return started(NAME, triton, folder, asks(), more=LARGE_BODIES | SHARED_MEMORY)
+
+
 @asynccontextmanager
-async def start(triton: Triton, folder: Path) -> AsyncIterator[Peer]:
+async def started(name: str, triton: Triton, folder: Path, asks: Asks, **options: Any) -> AsyncIterator[Peer]:
+    """A gateway in a folder of its own inside ``folder``. ``options``: of :func:`benchmarks.stage.running_gateway`."""
+    own = folder / name.replace(" ", "-")
+    own.mkdir()
     async with (
-        running_gateway(folder, triton, log_level="info", more=LARGE_BODIES | SHARED_MEMORY) as gateway,
-        load_process("http", urlsplit(gateway.url).netloc, folder) as load,
+        running_gateway(own, triton, log_level="info", **options) as gateway,
+        load_process("http", urlsplit(gateway.url).netloc, own) as load,
     ):
-        yield Peer(NAME, gateway.pid, load, asks())
+        others = tuple(child.pid for child in psutil.Process(gateway.pid).children())
+        yield Peer(name, gateway.pid, load, asks, others)
 
 
 def asks() -> Asks:

@@ -139,7 +139,7 @@ def answers(gateway: GatewayProcess, pipeline: str) -> set[int]:
 
 
 async def test_a_worker_is_killed_under_load(pair: GatewayProcess) -> None:
-    """Only what was under way on that worker is lost, for the clients and in the metrics."""
+    """Clients and metrics lose only the requests that were in progress on that worker."""
     counted, deaths = pair.metric("requests_total", **COUNTED), pair.metric("worker_deaths_total")
     async with connections_to_each(pair, 2) as connections, Watched(pair) as pages:
         killed, other = connections

@@ -1,5 +1,7 @@
 """``/v1/streams``: streams that a browser's own EventSource reads, and resumes after a lost connection."""
 
+from collections.abc import Awaitable, Callable
+
 import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -20,6 +22,8 @@ from app.streams.store import StreamStore
 
 MAX_ID_DIGITS = 15
 
+Endpoint = Callable[..., Awaitable[Response]]
+
 
 class StreamRoutes:
     def __init__(self, inference: Inference, store: StreamStore, limits: Limits) -> None:
@@ -28,11 +32,7 @@ class StreamRoutes:
         self._limits = limits
 
     def router(self) -> APIRouter:
-        router = APIRouter(prefix="/v1/streams", route_class=Route)
-        router.add_api_route("", self.start_stream, methods=["POST"])
-        router.add_api_route("/{stream_id}", self.read_stream)
-        router.add_api_route("/{stream_id}", self.delete_stream, methods=["DELETE"])
-        return router
+        return _router(self.start_stream, self.read_stream, self.delete_stream)
 
     async def start_stream(self, request: Request) -> Response:
         exchange = exchange_of(request)
@@ -73,11 +73,7 @@ class StreamsOff:
     """The same addresses without a store that every process of the gateway shares."""
 
     def router(self) -> APIRouter:
-        router = APIRouter(prefix="/v1/streams", route_class=Route)
-        router.add_api_route("", self.start_stream, methods=["POST"])
-        router.add_api_route("/{stream_id}", self.refuse)
-        router.add_api_route("/{stream_id}", self.refuse, methods=["DELETE"])
-        return router
+        return _router(self.start_stream, self.refuse, self.refuse)
 
     async def start_stream(self, request: Request) -> Response:
         exchange_of(request).record.transport = "stream"
@@ -88,6 +84,14 @@ class StreamsOff:
             "This gateway has several workers, and no Redis in which they could share streams.",
             hint="POST /v1/pipelines/{pipeline}/stream works. For resumable streams, set GATEWAY_REDIS_URL.",
         )
+
+
+def _router(start: Endpoint, read: Endpoint, delete: Endpoint) -> APIRouter:
+    router = APIRouter(prefix="/v1/streams", route_class=Route)
+    router.add_api_route("", start, methods=["POST"])
+    router.add_api_route("/{stream_id}", read)
+    router.add_api_route("/{stream_id}", delete, methods=["DELETE"])
+    return router
 
 
 def _members_of(body: Body) -> tuple[str, memoryview]:

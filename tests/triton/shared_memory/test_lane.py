@@ -136,27 +136,27 @@ async def test_a_small_request_is_not_touched(stage: Stage) -> None:
     assert stage.triton.shared.registered == 0
 
 
-async def test_bytes_are_written_with_their_lengths(stage: Stage) -> None:
-    seen = []
+def seen_by(triton: FakeTriton) -> list[bytes]:
+    """The shared bytes of the first input of each call from now on."""
+    seen: list[bytes] = []
 
     async def unary(request: pb.ModelInferRequest, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:
-        seen.append(bytes(stage.triton.shared.bytes_of(request.inputs[0])))
+        seen.append(bytes(triton.shared.bytes_of(request.inputs[0])))
         return pb.ModelInferResponse()
 
-    stage.triton.unary = unary
+    triton.unary = unary
+    return seen
+
+
+async def test_bytes_are_written_with_their_lengths(stage: Stage) -> None:
+    seen = seen_by(stage.triton)
     elements = [b"a" * LARGE_BYTES, b"", b"\0b"]
     await stage.infer(Tensor("X", BYTES, bytes_array(elements, (3,))))
     assert seen == [b"".join(len(each).to_bytes(4, "little") + each for each in elements)]
 
 
 async def test_an_array_of_any_order_is_written_in_the_order_it_reads(stage: Stage) -> None:
-    seen = []
-
-    async def unary(request: pb.ModelInferRequest, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:
-        seen.append(bytes(stage.triton.shared.bytes_of(request.inputs[0])))
-        return pb.ModelInferResponse()
-
-    stage.triton.unary = unary
+    seen = seen_by(stage.triton)
     array = np.arange(2 * LARGE, dtype=np.float32).reshape(2, LARGE).T
     await stage.infer(Tensor("X", "FP32", array))
     assert seen == [array.tobytes()]

@@ -13,14 +13,13 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from app.api.budget import ByteBudget
 from app.api.entry import EntryPoint
-from app.api.failures import add_failure_handling
+from app.api.failures import ErrorForms, add_failure_handling
 from app.api.inference import Inference
 from app.api.limits import Limits
+from app.api.pipelines import pipelines_dialect
 from app.api.routes import docs
 from app.api.routes.health import HealthRoutes, WorkerStates
 from app.api.routes.metrics import MetricsRoutes
-from app.api.routes.pipelines import PipelineRoutes
-from app.api.routes.streams import StreamRoutes, StreamsOff
 from app.api.routing import Route
 from app.api.short_path import ShortPath
 from app.console import page
@@ -69,16 +68,17 @@ def create_app(
 ) -> EntryPoint:
     elsewhere = f"The admin port, {admin_port}, serves the metrics."
     hint = "GET /docs lists the addresses." if with_docs else "GET /v1/pipelines lists the pipelines."
-    app = _bare_app(hint, dict.fromkeys(("/metrics", "/metrics/triton"), elsewhere))
     inference, limits = gateway.inference, gateway.limits
+    dialects = [pipelines_dialect(inference, gateway.store, limits)]
+    forms = ErrorForms([form for dialect in dialects for form in dialect.error_forms])
+    app = _bare_app(hint, dict.fromkeys(("/metrics", "/metrics/triton"), elsewhere), forms)
     app.include_router(HealthRoutes(inference.catalog, inference.workload).router())
-    pipelines = PipelineRoutes(inference.catalog, inference, limits)
-    app.include_router(pipelines.router())
-    app.router.routes.extend(pipelines.short_routes())
-    streams = StreamsOff() if gateway.store is None else StreamRoutes(inference, gateway.store, limits)
-    app.include_router(streams.router())
+    for dialect in dialects:
+        for router in dialect.routers:
+            app.include_router(router)
+        app.router.routes.extend(dialect.short_routes)
     if with_docs:
-        app.include_router(docs.DocsRoutes(inference.catalog).router())
+        app.include_router(docs.DocsRoutes([dialect.described for dialect in dialects]).router())
         app.router.routes.append(docs.assets)
     if with_console:
         app.include_router(page.router)
@@ -103,7 +103,7 @@ def create_app(
 def create_admin_app(gateway: Gateway, *, api_port: int, workers: Workers | None = None) -> EntryPoint:
     """``workers``: the processes that serve the API, if it is not this process."""
     hint = f"This is the admin port. The API, its documentation and the console are on port {api_port}."
-    app = _bare_app(hint, {})
+    app = _bare_app(hint, {}, ErrorForms())
     inference = gateway.inference
     progress = gateway.health.progress
     health = HealthRoutes(inference.catalog, inference.workload, lambda: progress.is_stuck, workers)
@@ -118,11 +118,11 @@ def _entry_point(app: ASGIApp, inference: Inference, limits: Limits) -> EntryPoi
     return EntryPoint(app, inference.metrics, inference.workload, inference.tracer, budget)
 
 
-def _bare_app(hint: str, hint_by_path: dict[str, str]) -> FastAPI:
+def _bare_app(hint: str, hint_by_path: dict[str, str], forms: ErrorForms) -> FastAPI:
     """Without FastAPI's own documentation: the gateway makes its own from the live models. ``hint``: of a 404."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.router.route_class = Route
-    add_failure_handling(app, hint, hint_by_path)
+    add_failure_handling(app, forms, hint, hint_by_path)
     return app
 
 

@@ -24,6 +24,9 @@ LAYERS = {
 }
 """Package -> the packages and modules of ``app`` that it may import. Modules of ``app`` itself may import all."""
 
+DIALECTS = {path.parent.name for path in (ROOT / "app" / "api").glob("*/routes.py")}
+"""The folders of ``app/api`` that speak to callers in one dialect each."""
+
 READ_SETTINGS = {"settings", "main", "cli", "process"}
 MODULES = sorted((ROOT / "app").rglob("*.py"))
 
@@ -55,6 +58,21 @@ def test_imports_go_one_way(path: Path) -> None:
             assert package == "triton", f"only app/triton talks gRPC, not {path.name}"
         if name.startswith("app.settings"):
             assert package in READ_SETTINGS, f"{path.name} reads settings"
+
+
+def test_a_folder_with_routes_of_its_own_is_a_dialect() -> None:
+    assert "pipelines" in DIALECTS
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "app" / "api").rglob("*.py")), ids=lambda path: "/".join(parts_of(path))
+)
+def test_no_dialect_is_imported_by_another_or_by_what_they_share(path: Path) -> None:
+    """``app/main.py`` joins the dialects. Only ``app/process``, which prints a sample, knows one of them."""
+    _api, own, *_rest = parts_of(path)
+    others = DIALECTS - {own}
+    for name in imports_of(path):
+        assert not any(f"{name}.".startswith(f"app.api.{other}.") for other in others), f"{own} imports {name}"
 
 
 def test_every_package_has_its_place_in_the_order() -> None:

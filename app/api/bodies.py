@@ -1,8 +1,4 @@
-"""A request's body, whichever way it comes, -> one InferenceRequest.
-
-JSON; ``multipart/form-data`` with files as parts; or the raw bytes of the one file that a pipeline takes, parameters in
-the query string.
-"""
+"""The bytes of a request's body, within the limits of size and time, and the thread that reads large bodies."""
 
 import asyncio
 import sys
@@ -13,10 +9,7 @@ from functools import lru_cache
 from mmap import mmap
 from typing import TypeVar
 
-from starlette.datastructures import QueryParams
-
 from app.api.exchange import Exchange
-from app.api.forms import check_given_once, parts_of
 from app.api.limits import Limits
 from app.domain.errors import (
     ClientClosedRequest,
@@ -25,9 +18,7 @@ from app.domain.errors import (
     SlowRequest,
     UnsupportedMediaType,
 )
-from app.domain.inference import InferenceRequest
 from app.pipelines.body import LARGE_BYTES
-from app.pipelines.pipeline import Pipeline
 
 JSON_HINT = "With curl, add: -H 'Content-Type: application/json'"
 Read = TypeVar("Read")
@@ -39,34 +30,11 @@ _reader = ThreadPoolExecutor(1, "bodies", initializer=sys.setswitchinterval, ini
 """Reads large bodies, one after the other: docs/decisions/0012-bounded-bodies.md says why one."""
 
 
-async def read_inference(exchange: Exchange, pipeline: Pipeline, limits: Limits) -> InferenceRequest:
-    """Raises the client errors of ``app.domain.errors``."""
-    content_type = exchange.header(b"content-type") or ""
-    media_type = _media_type_of(content_type)
-    if _is_json(media_type):
-        _check_no_query(exchange)
-        request = await off_loop(pipeline.request_of_json, await read_body(exchange, limits))
-        exchange.forget_body()  # the tensors have memory of their own, and the answer needs some too
-        return request
-    if media_type == "multipart/form-data":
-        _check_no_query(exchange)
-        body = await read_body(exchange, limits)
-        return await off_loop(lambda body: pipeline.request_of_form(parts_of(content_type, body)), body)
-    if media_type.startswith("image/") or media_type == "application/octet-stream":
-        file = _file_field_of(pipeline)
-        parameters = _query_of(exchange, file)
-        return pipeline.request_of_form({**parameters, file: await read_body(exchange, limits)})
-    raise UnsupportedMediaType(
-        "The content type is none of application/json, multipart/form-data, image/* and application/octet-stream.",
-        hint=JSON_HINT,
-    )
-
-
 async def read_json(exchange: Exchange, limits: Limits) -> memoryview:
     """A body that can only be JSON. Raises UnsupportedMediaType, and as ``read_body``."""
-    if not _is_json(_media_type_of(exchange.header(b"content-type") or "")):
+    if not is_json(media_type_of(exchange.header(b"content-type") or "")):
         raise UnsupportedMediaType("The content type is not application/json.", hint=JSON_HINT)
-    _check_no_query(exchange)
+    check_no_query(exchange)
     return await read_body(exchange, limits)
 
 
@@ -95,7 +63,7 @@ async def off_loop(read: Callable[[memoryview], Read], body: memoryview) -> Read
     return await asyncio.get_running_loop().run_in_executor(_reader, read, body)
 
 
-def _check_no_query(exchange: Exchange) -> None:
+def check_no_query(exchange: Exchange) -> None:
     """For a body that has all fields of the request. Raises InvalidRequest."""
     if exchange.scope["query_string"]:
         raise InvalidRequest(
@@ -173,30 +141,12 @@ def _check_encoding(exchange: Exchange) -> None:
 
 
 @lru_cache(256)
-def _media_type_of(content_type: str) -> str:
+def media_type_of(content_type: str) -> str:
     """``type/subtype`` in lower case; empty without the header."""
     header = Message()
     header["content-type"] = content_type
     return header.get_content_type() if content_type else ""
 
 
-def _is_json(media_type: str) -> bool:
+def is_json(media_type: str) -> bool:
     return media_type == "application/json" or media_type.endswith("+json")
-
-
-def _query_of(exchange: Exchange, file: str) -> dict[str, str]:
-    """The parameters of a raw body, whose field is ``file``. Raises InvalidInput."""
-    query = QueryParams(exchange.scope["query_string"])
-    check_given_once([file, *(name for name, _ in query.multi_items())])
-    return dict(query)
-
-
-def _file_field_of(pipeline: Pipeline) -> str:
-    files = [field.name for field in pipeline.inputs if field.is_file]
-    others = [field.name for field in pipeline.inputs if not field.is_file and field.is_required]
-    if len(files) != 1 or others:
-        raise UnsupportedMediaType(
-            "Raw bytes are accepted only by a pipeline whose one required input is a file.",
-            hint="Send application/json or multipart/form-data instead.",
-        )
-    return files[0]

@@ -1,8 +1,8 @@
-"""Turns every exception of a route into a problem object."""
+"""Turns every exception of a route into an answer, in the form of the route's dialect."""
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fastapi import FastAPI
@@ -19,10 +19,24 @@ from app.domain.errors import GatewayError, Internal, InvalidRequest, MethodNotA
 _log = logging.getLogger(__name__)
 
 
-def add_failure_handling(app: FastAPI, hint: str, hint_by_path: Mapping[str, str]) -> None:
+ErrorForm = Callable[[GatewayError, str], Response]
+"""An error and the request's id -> the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorForms:
+    """Path -> the form of an error there: a problem object, or what the path's dialect has instead."""
+
+    by_beginning: Sequence[tuple[str, ErrorForm]] = ()
+
+    def __call__(self, path: str) -> ErrorForm:
+        return next((form for beginning, form in self.by_beginning if path.startswith(beginning)), problem_response)
+
+
+def add_failure_handling(app: FastAPI, forms: ErrorForms, hint: str, hint_by_path: Mapping[str, str]) -> None:
     """``hint``: of a 404 at a path that ``hint_by_path`` does not have."""
-    app.add_exception_handler(HTTPException, _FrameworkRefusals(hint, hint_by_path))
-    app.add_middleware(FailureMiddleware)
+    app.add_exception_handler(HTTPException, _FrameworkRefusals(forms, hint, hint_by_path))
+    app.add_middleware(FailureMiddleware, form_at=forms)
 
 
 class FailureMiddleware:
@@ -31,8 +45,10 @@ class FailureMiddleware:
     If the answer has begun, the exception goes on and the server closes the connection.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, form_at: Callable[[str], ErrorForm]) -> None:
+        """``form_at``: path -> the form of an error there."""
         self.app = app
+        self._form_at = form_at
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -46,7 +62,8 @@ class FailureMiddleware:
                 raise
             if error is not exc and isinstance(error, Internal):
                 _log.exception("unexpected error", extra={"request_id": exchange.record.request_id})
-            await problem_response(error, exchange.record.request_id)(scope, receive, send)
+            response = self._form_at(scope["path"])(error, exchange.record.request_id)
+            await response(scope, receive, send)
 
 
 def _error_of(exc: BaseException, exchange: Exchange) -> GatewayError | None:
@@ -62,15 +79,16 @@ def _error_of(exc: BaseException, exchange: Exchange) -> GatewayError | None:
 class _FrameworkRefusals:
     """Starlette's own errors: no route for the path, or no route for the method."""
 
+    forms: ErrorForms
     hint: str
     hint_by_path: Mapping[str, str]
 
     async def __call__(self, request: Request, exc: Exception) -> Response:
         assert isinstance(exc, HTTPException)
         if exc.status_code != 405:
-            return _refusal(request, self._error_of(exc.status_code, request.scope["path"]))
+            return self._refusal(request, self._error_of(exc.status_code, request.scope["path"]))
         allowed = ", ".join(methods_of_path(request))
-        response = _refusal(
+        response = self._refusal(
             request, MethodNotAllowed("This address does not accept this method.", hint=f"Use one of: {allowed}.")
         )
         response.headers["Allow"] = allowed
@@ -82,8 +100,7 @@ class _FrameworkRefusals:
             return NotFound("The gateway serves nothing at this address.", hint=hint)
         return InvalidRequest("The request is malformed.")
 
-
-def _refusal(request: Request, error: GatewayError) -> Response:
-    record = exchange_of(request).record
-    record.fail(error)
-    return problem_response(error, record.request_id)
+    def _refusal(self, request: Request, error: GatewayError) -> Response:
+        record = exchange_of(request).record
+        record.fail(error)
+        return self.forms(request.scope["path"])(error, record.request_id)

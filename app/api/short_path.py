@@ -3,26 +3,27 @@
 FastAPI's middleware and router cost more than a whole small inference.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from fastapi import FastAPI
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from app.api.exchange import Exchange
-from app.api.failures import FailureMiddleware
+from app.api.failures import ErrorForm, FailureMiddleware
+from app.api.problems import problem_response
 
-Endpoint = Callable[[Exchange, str, Send], Awaitable[None]]
-"""Answers a POST. The text is the parameter of the path."""
+Endpoint = Callable[[Exchange, Mapping[str, str], Send], Awaitable[None]]
+"""Answers a POST. The mapping has the parameters of the path."""
 
 
 class ShortRoute(Route):
-    """A route for POST with one parameter, ``{name}``. Its ``app`` is the plain ASGI form of the endpoint."""
+    """A route for POST. Its ``app`` is the plain ASGI form of the endpoint. ``error_form``: of its dialect."""
 
-    def __init__(self, path: str, endpoint: Endpoint) -> None:
+    def __init__(self, path: str, endpoint: Endpoint, error_form: ErrorForm = problem_response) -> None:
         super().__init__(path, endpoint, methods=["POST"])
         self._endpoint = endpoint
-        self.app = FailureMiddleware(self._call)
+        self.app = FailureMiddleware(self._call, lambda _path: error_form)
 
     def parameters_in(self, path: str) -> dict[str, str] | None:
         """None where the path is not this route's."""
@@ -30,7 +31,7 @@ class ShortRoute(Route):
         return found.groupdict() if found else None
 
     def _call(self, scope: Scope, _receive: Receive, send: Send) -> Awaitable[None]:
-        return self._endpoint(scope["state"]["exchange"], scope["path_params"]["name"], send)
+        return self._endpoint(scope["state"]["exchange"], scope["path_params"], send)
 
 
 class ShortPath:

@@ -5,8 +5,8 @@ import math
 import sys
 import time
 
+from app.api.pipelines.samples import samples_of
 from app.api.routes.health import WorkerStates
-from app.api.samples import samples_of
 from app.pipelines.catalog import Catalog
 
 WAITING_S = 2.0

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from app.api.error_table import ERROR_BY_CODE, ROW_BY_ERROR
-from app.api.samples import samples_of
+from app.api.pipelines.samples import samples_of
 from tests.api.conftest import FINAL, events, word
 from tests.fakes.gateway import Served
 from tests.fakes.models import model, pipeline

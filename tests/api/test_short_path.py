@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.api.budget import ByteBudget
 from app.api.entry import EntryPoint
-from app.api.routes.pipelines import PipelineRoutes
+from app.api.pipelines.routes import PipelineRoutes
 from app.api.short_path import ShortPath
 from tests.api.conftest import READ, counted
 from tests.fakes.exchange import exchange_with

@@ -1,4 +1,4 @@
-"""The answers that operations share: problem objects by status, their headers, and the events of a stream."""
+"""What operations share: their form, the headers of every answer, and problem objects by status."""
 
 from typing import Any
 
@@ -33,17 +33,6 @@ _PROBLEM: Schema = {
         },
     },
 }
-_DONE: Schema = {
-    "type": "object",
-    "description": "The data of the event `done`",
-    "required": ["reason", "early_exit", "outputs", "request_id"],
-    "properties": {
-        "reason": {"enum": ["complete", "early_exit"]},
-        "early_exit": {"type": ["string", "null"]},
-        "outputs": {"type": "integer", "minimum": 0},
-        "request_id": _TEXT,
-    },
-}
 _HEADERS: Schema = {
     "X-Request-ID": {"description": "The request's id, also in the log", "required": True, "schema": _TEXT},
     "Server-Timing": {
@@ -70,6 +59,11 @@ ANYWHERE: tuple[type[GatewayError], ...] = (
     errors.HeadersTooLarge,
     errors.Internal,
 )
+
+
+def operation(operation_id: str, tag: str, summary: str, answers: Schema, *parameters: Schema) -> Schema:
+    described: Schema = {"operationId": operation_id, "summary": summary, "tags": [tag]}
+    return described | ({"parameters": list(parameters)} if parameters else {}) | {"responses": answers}
 
 
 def headers(*names: str) -> Schema:
@@ -99,25 +93,8 @@ def _problem_answer(status: int) -> Schema:
     return answer(" ".join(f"`{error.code}`: {ROW_BY_ERROR[error].meaning}" for error in found), content, *names)
 
 
-def event_stream(output: Schema) -> Schema:
-    """OpenAPI 3.1 cannot type the events of a stream: the body is text for clients, ``x-event-schemas`` has the types.
-
-    ``output``: the schema of the data of an ``output`` event.
-    """
-    return {
-        "text/event-stream": {
-            "schema": {"type": "string", "description": "Server-Sent Events. The data of each event is JSON."},
-            "x-event-schemas": {
-                "output": output,
-                "done": {"$ref": "#/components/schemas/Done"},
-                "error": {"$ref": "#/components/schemas/Problem"},
-            },
-        }
-    }
-
-
 COMPONENTS: Schema = {
-    "schemas": {"Problem": _PROBLEM, "Done": _DONE},
+    "schemas": {"Problem": _PROBLEM},
     "headers": _HEADERS,
     "responses": {
         f"Problem{status}": _problem_answer(status)

@@ -1,6 +1,7 @@
 """``/docs``, ``/openapi.json`` and a page for each error code; nothing is fetched from the internet."""
 
 import html
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fastapi import APIRouter, Request
@@ -8,20 +9,20 @@ from starlette.responses import Response
 from starlette.routing import Mount
 
 from app.api.error_table import ERROR_BY_CODE, ROW_BY_ERROR
-from app.api.openapi import openapi_of
+from app.api.openapi.document import Described, openapi_of
 from app.api.pages import Page, PageFiles
 from app.api.responses import JsonResponse
 from app.api.routing import Route
 from app.domain.errors import GatewayError, NotFound
-from app.pipelines.catalog import Catalog
 
 _files = PageFiles(directory=Path(__file__).parents[1] / "static", packages=[("fastapi_offline", "static")])
 assets = Mount("/docs/assets", _files, name="docs-assets")
 
 
 class DocsRoutes:
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
+    def __init__(self, parts: Sequence[Callable[[], Described]]) -> None:
+        """``parts``: what each dialect says of itself, as the models are now."""
+        self._parts = parts
 
     def router(self) -> APIRouter:
         router = APIRouter(route_class=Route)
@@ -32,7 +33,7 @@ class DocsRoutes:
         return router
 
     async def openapi(self, _request: Request) -> Response:
-        return JsonResponse(openapi_of(self._catalog))
+        return JsonResponse(openapi_of(part() for part in self._parts))
 
     async def docs(self, request: Request) -> Response:
         return await _files.page("docs.html", request)

@@ -1,21 +1,21 @@
 """``/v1/pipelines``: what there is, one answer, or a stream of outputs."""
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.types import Send
 
-from app.api.bodies import read_inference
 from app.api.deadlines import deadline_of
-from app.api.descriptions import describe, summarize
 from app.api.disconnect import CancelledOnDisconnect
 from app.api.exchange import Exchange
 from app.api.inference import Call, Inference
 from app.api.limits import Limits
+from app.api.pipelines.descriptions import describe, summarize
+from app.api.pipelines.reading import read_inference
+from app.api.pipelines.samples import base_url_of
 from app.api.responses import JsonResponse, send_json
 from app.api.routing import Route
-from app.api.samples import base_url_of
 from app.api.short_path import ShortRoute
 from app.api.streaming import Start, StreamResponse
 from app.pipelines.catalog import Catalog
@@ -48,7 +48,8 @@ class PipelineRoutes:
     async def get_pipeline(self, name: str, request: Request) -> Response:
         return JsonResponse(describe(name, self._catalog.entry(name), base_url_of(request)))
 
-    async def run_pipeline(self, exchange: Exchange, name: str, _send: Send) -> None:
+    async def run_pipeline(self, exchange: Exchange, found: Mapping[str, str], _send: Send) -> None:
+        name = found["name"]
         pipeline = self._inference.admit(exchange, name, "unary")
         with self._inference.counted(name):
             call = await self._call(exchange, pipeline, pipeline.timeout_s)
@@ -56,8 +57,8 @@ class PipelineRoutes:
                 result = await self._inference.answer(call)
         await _send_result(exchange, pipeline, result)
 
-    async def stream_pipeline(self, exchange: Exchange, name: str, send: Send) -> None:
-        response = await self._opened(exchange, self._inference.admit(exchange, name, "stream"))
+    async def stream_pipeline(self, exchange: Exchange, found: Mapping[str, str], send: Send) -> None:
+        response = await self._opened(exchange, self._inference.admit(exchange, found["name"], "stream"))
         await response(exchange.scope, exchange.receive, send)
 
     async def _opened(self, exchange: Exchange, pipeline: Pipeline) -> StreamResponse:

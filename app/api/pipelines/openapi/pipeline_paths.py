@@ -1,6 +1,7 @@
 """The operations of one pipeline, and the schemas of its request, its result and its output events."""
 
-from app.api.openapi.answers import Schema, answer, event_stream, json_answer, problems
+from app.api.openapi.answers import Schema, answer, json_answer, problems
+from app.api.pipelines.openapi.events import event_stream
 from app.domain import errors
 from app.pipelines.example import Filled, example_of
 from app.pipelines.pipeline import Pipeline

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from app.api.samples import samples_of
+from app.api.pipelines.samples import samples_of
 from app.pipelines.entry import Entry
 from app.pipelines.example import Filled, example_of
 from app.pipelines.fields import InputField, ParameterField

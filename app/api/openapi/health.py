@@ -1,0 +1,36 @@
+"""The operations of every gateway, whatever dialects it has: health."""
+
+from app.api.openapi.answers import Schema, json_answer, operation, problems
+from app.pipelines.form import State
+
+_TEXT: Schema = {"type": "string"}
+STATE: Schema = {"enum": [str(state) for state in State]}
+_READINESS: Schema = {
+    "type": "object",
+    "required": ["status", "triton", "pipelines", "state_detail"],
+    "properties": {
+        "status": {"enum": ["ready", "not_ready", "draining"]},
+        "triton": {"enum": ["up", "down"]},
+        "pipelines": {"type": "object", "additionalProperties": STATE},
+        "state_detail": {"type": "object", "additionalProperties": _TEXT},
+    },
+}
+
+
+def _live() -> Schema:
+    schema: Schema = {"type": "object", "required": ["status"], "properties": {"status": {"const": "live"}}}
+    return {"200": json_answer("The gateway answers", schema), **problems()}
+
+
+def _ready() -> Schema:
+    return {
+        "200": json_answer("Every required pipeline can be called", _READINESS),
+        **problems(),
+        "503": json_answer("Triton or a required pipeline is not ready, or the gateway is draining", _READINESS),
+    }
+
+
+HEALTH_PATHS: Schema = {
+    "/health/live": {"get": operation("live", "health", "Whether the gateway answers", _live())},
+    "/health/ready": {"get": operation("ready", "health", "Whether the pipelines can be called", _ready())},
+}

@@ -1,0 +1,20 @@
+"""The pipelines' own dialect: ``/v1/pipelines`` and ``/v1/streams``, in the words of ``gateway.yaml``."""
+
+from app.api.dialect import Dialect
+from app.api.inference import Inference
+from app.api.limits import Limits
+from app.api.pipelines.openapi import described
+from app.api.pipelines.routes import PipelineRoutes
+from app.api.pipelines.streams import StreamRoutes, StreamsOff
+from app.streams.store import StreamStore
+
+
+def pipelines_dialect(inference: Inference, store: StreamStore | None, limits: Limits) -> Dialect:
+    """``store``: None if there are no resumable streams."""
+    pipelines = PipelineRoutes(inference.catalog, inference, limits)
+    streams = StreamsOff() if store is None else StreamRoutes(inference, store, limits)
+    return Dialect(
+        routers=[pipelines.router(), streams.router()],
+        short_routes=pipelines.short_routes(),
+        described=lambda: described(inference.catalog),
+    )

@@ -1,0 +1,45 @@
+"""What there is: the list of the pipelines, and the description of each."""
+
+from app.api.openapi.answers import Schema, json_answer, operation, problems
+from app.api.openapi.health import STATE
+from app.domain import errors
+from app.pipelines.pipeline import Pipeline
+
+_TEXT: Schema = {"type": "string"}
+_SUMMARY: Schema = {
+    "type": "object",
+    "required": ["name", "description", "model", "state", "state_detail", "streams", "url"],
+    "properties": {
+        "name": _TEXT,
+        "description": _TEXT,
+        "model": _TEXT,
+        "state": STATE,
+        "state_detail": {"type": ["string", "null"], "description": "Why the pipeline is not ready"},
+        "streams": {"type": "boolean"},
+        "url": _TEXT,
+    },
+}
+_PARTS = {"inputs": "array", "parameters": "array", "outputs": "array", "graph": "object", "early_exit": "array"}
+_PARTS |= {"limits": "object", "schemas": "object", "sample": "object", "samples": "object"}
+_DESCRIPTION: Schema = {
+    "type": "object",
+    "description": "Only the required properties until the pipeline's model is known",
+    "required": _SUMMARY["required"],
+    "properties": {**_SUMMARY["properties"], **{name: {"type": type_} for name, type_ in _PARTS.items()}},
+}
+
+
+def _listed() -> Schema:
+    pipelines = {"type": "array", "items": _SUMMARY}
+    schema = {"type": "object", "required": ["pipelines"], "properties": {"pipelines": pipelines}}
+    return {"200": json_answer("The pipelines", schema), **problems()}
+
+
+def describe_operation(pipeline: Pipeline) -> Schema:
+    """Each pipeline has a path of its own, where POST runs it."""
+    answers = {"200": json_answer("The pipeline", _DESCRIPTION), **problems(errors.UnknownPipeline)}
+    summary = "Fields, types, limits, graph and samples"
+    return operation(f"describe_{pipeline.name}", pipeline.name, summary, answers)
+
+
+CATALOG_PATHS: Schema = {"/v1/pipelines": {"get": operation("list_pipelines", "catalog", "The pipelines", _listed())}}

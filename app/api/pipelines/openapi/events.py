@@ -1,0 +1,33 @@
+"""The events of a stream."""
+
+from app.api.openapi.answers import Schema
+
+_TEXT: Schema = {"type": "string"}
+DONE: Schema = {
+    "type": "object",
+    "description": "The data of the event `done`",
+    "required": ["reason", "early_exit", "outputs", "request_id"],
+    "properties": {
+        "reason": {"enum": ["complete", "early_exit"]},
+        "early_exit": {"type": ["string", "null"]},
+        "outputs": {"type": "integer", "minimum": 0},
+        "request_id": _TEXT,
+    },
+}
+
+
+def event_stream(output: Schema) -> Schema:
+    """OpenAPI 3.1 cannot type the events of a stream: the body is text for clients, ``x-event-schemas`` has the types.
+
+    ``output``: the schema of the data of an ``output`` event.
+    """
+    return {
+        "text/event-stream": {
+            "schema": {"type": "string", "description": "Server-Sent Events. The data of each event is JSON."},
+            "x-event-schemas": {
+                "output": output,
+                "done": {"$ref": "#/components/schemas/Done"},
+                "error": {"$ref": "#/components/schemas/Problem"},
+            },
+        }
+    }

@@ -1,0 +1,78 @@
+"""Resumable streams."""
+
+from collections.abc import Sequence
+
+from app.api.openapi.answers import Schema, answer, json_answer, operation, problems
+from app.api.pipelines.openapi.events import event_stream
+from app.api.pipelines.openapi.pipeline_paths import INFERENCE_ERRORS, TIMEOUT_HEADER, examples_of, schema_ref
+from app.domain import errors
+from app.pipelines.pipeline import Pipeline
+
+_TEXT: Schema = {"type": "string"}
+_STARTED: Schema = {
+    "type": "object",
+    "required": ["id", "url", "request_id"],
+    "properties": {"id": _TEXT, "url": _TEXT, "request_id": _TEXT},
+}
+_STREAM_ID: Schema = {"name": "id", "in": "path", "required": True, "schema": _TEXT}
+_LAST_EVENT_ID: Schema = {
+    "name": "Last-Event-ID",
+    "in": "header",
+    "schema": {"type": "integer", "minimum": 0, "maximum": 10**15 - 1},
+    "description": "The id of the last event that the client received; 0: from the start",
+}
+
+
+def streams_path(pipelines: Sequence[Pipeline]) -> Schema:
+    """``POST /v1/streams`` for those pipelines that stream."""
+    streaming = [pipeline for pipeline in pipelines if pipeline.spec.stream is not None]
+    body = {"schema": {"oneOf": [_start_schema(pipeline) for pipeline in streaming]}} if streaming else {"schema": {}}
+    examples = {pipeline.name: _start_example(pipeline) for pipeline in streaming if examples_of(pipeline)}
+    started = json_answer("The stream has started", _STARTED, "Location") | {"links": _LINKS}
+    answers = {"201": started, **problems(errors.UnknownPipeline, errors.ResumableStreamsOff, *INFERENCE_ERRORS)}
+    described = operation("start_stream", "streams", "Start a stream that can be resumed", answers, TIMEOUT_HEADER)
+    content = {"application/json": {**body, **({"examples": examples} if examples else {})}}
+    return {"/v1/streams": {"post": described | {"requestBody": {"required": True, "content": content}}}}
+
+
+_LINKS: Schema = {
+    name: {"operationId": name, "parameters": {"id": "$response.body#/id"}} for name in ("read_stream", "delete_stream")
+}
+
+
+def _start_schema(pipeline: Pipeline) -> Schema:
+    return {
+        "type": "object",
+        "required": ["pipeline", "inputs"],
+        "properties": {"pipeline": {"const": pipeline.name}, "inputs": schema_ref(pipeline, "request")},
+        "additionalProperties": False,
+    }
+
+
+def _start_example(pipeline: Pipeline) -> Schema:
+    sample = examples_of(pipeline)["examples"]["sample"]
+    return {**sample, "value": {"pipeline": pipeline.name, "inputs": sample["value"]}}
+
+
+_STORE_ERRORS = errors.UnknownStream, errors.ResumableStreamsOff, errors.UpstreamUnavailable
+
+
+def _read() -> Schema:
+    answers = {
+        "200": answer("The events after `Last-Event-ID`", event_stream({"type": "object"})),
+        "204": answer("The client has every event of a stream that has ended"),
+        **problems(*_STORE_ERRORS, errors.StreamEvicted),
+    }
+    summary = "Read a stream, or resume it"
+    return operation("read_stream", "streams", summary, answers, _STREAM_ID, _LAST_EVENT_ID)
+
+
+def _delete() -> Schema:
+    answers = {
+        "204": answer("The stream has ended, and is forgotten"),
+        **problems(*_STORE_ERRORS),
+    }
+    return operation("delete_stream", "streams", "End a stream and forget it", answers, _STREAM_ID)
+
+
+STREAM_PATHS: Schema = {"/v1/streams/{id}": {"get": _read(), "delete": _delete()}}

@@ -1,0 +1,56 @@
+"""A request's body, whichever way it comes, -> one InferenceRequest.
+
+JSON; ``multipart/form-data`` with files as parts; or the raw bytes of the one file that a pipeline takes, parameters in
+the query string.
+"""
+
+from starlette.datastructures import QueryParams
+
+from app.api.bodies import JSON_HINT, check_no_query, is_json, media_type_of, off_loop, read_body
+from app.api.exchange import Exchange
+from app.api.limits import Limits
+from app.api.pipelines.forms import check_given_once, parts_of
+from app.domain.errors import UnsupportedMediaType
+from app.domain.inference import InferenceRequest
+from app.pipelines.pipeline import Pipeline
+
+
+async def read_inference(exchange: Exchange, pipeline: Pipeline, limits: Limits) -> InferenceRequest:
+    """Raises the client errors of ``app.domain.errors``."""
+    content_type = exchange.header(b"content-type") or ""
+    media_type = media_type_of(content_type)
+    if is_json(media_type):
+        check_no_query(exchange)
+        request = await off_loop(pipeline.request_of_json, await read_body(exchange, limits))
+        exchange.forget_body()  # the tensors have memory of their own, and the answer needs some too
+        return request
+    if media_type == "multipart/form-data":
+        check_no_query(exchange)
+        body = await read_body(exchange, limits)
+        return await off_loop(lambda body: pipeline.request_of_form(parts_of(content_type, body)), body)
+    if media_type.startswith("image/") or media_type == "application/octet-stream":
+        file = _file_field_of(pipeline)
+        parameters = _query_of(exchange, file)
+        return pipeline.request_of_form({**parameters, file: await read_body(exchange, limits)})
+    raise UnsupportedMediaType(
+        "The content type is none of application/json, multipart/form-data, image/* and application/octet-stream.",
+        hint=JSON_HINT,
+    )
+
+
+def _query_of(exchange: Exchange, file: str) -> dict[str, str]:
+    """The parameters of a raw body, whose field is ``file``. Raises InvalidInput."""
+    query = QueryParams(exchange.scope["query_string"])
+    check_given_once([file, *(name for name, _ in query.multi_items())])
+    return dict(query)
+
+
+def _file_field_of(pipeline: Pipeline) -> str:
+    files = [field.name for field in pipeline.inputs if field.is_file]
+    others = [field.name for field in pipeline.inputs if not field.is_file and field.is_required]
+    if len(files) != 1 or others:
+        raise UnsupportedMediaType(
+            "Raw bytes are accepted only by a pipeline whose one required input is a file.",
+            hint="Send application/json or multipart/form-data instead.",
+        )
+    return files[0]

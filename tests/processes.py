@@ -115,7 +115,8 @@ def config_path(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.C
     reference = yaml.safe_load((pytestconfig.rootpath / "gateway.yaml").read_text())
     scripted = yaml.safe_load((LIVE / "gateway.yaml").read_text())
     pipelines = reference["pipelines"] | scripted["pipelines"]
-    (folder / "gateway.yaml").write_text(yaml.safe_dump({"pipelines": pipelines}, sort_keys=False))
+    document = {"pipelines": pipelines, "oip": scripted["oip"]}
+    (folder / "gateway.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
     return folder / "gateway.yaml"
 
 

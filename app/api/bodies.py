@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from email.message import Message
 from functools import lru_cache
@@ -38,9 +38,14 @@ async def read_json(exchange: Exchange, limits: Limits) -> memoryview:
     return await read_body(exchange, limits)
 
 
-async def read_body(exchange: Exchange, limits: Limits) -> memoryview:
-    """Raises UnsupportedMediaType, PayloadTooLarge, TooManyRequests, SlowRequest or ClientClosedRequest."""
+def read_body(exchange: Exchange, limits: Limits) -> Awaitable[memoryview]:
+    """A body without a Content-Encoding. Raises UnsupportedMediaType, and as ``receive_body``."""
     _check_encoding(exchange)
+    return receive_body(exchange, limits)
+
+
+async def receive_body(exchange: Exchange, limits: Limits) -> memoryview:
+    """The body as it is sent. Raises PayloadTooLarge, TooManyRequests, SlowRequest or ClientClosedRequest."""
     connection = exchange.connection
     body = None if connection is None else connection.take_body(min(LARGE_BYTES, limits.max_body_bytes))
     if body is not None:

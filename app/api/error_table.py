@@ -31,6 +31,11 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
         "No pipeline has this name.",
         "GET /v1/pipelines lists the pipelines.",
     ),
+    errors.UnknownModel: ErrorRow(
+        404,
+        "No model has this name and version, or the gateway does not serve it under /v2.",
+        "POST /v2/repository/index lists the models. The key `oip` of gateway.yaml adds models.",
+    ),
     errors.NotFound: ErrorRow(
         404,
         "The gateway serves nothing at this address.",

@@ -1,6 +1,6 @@
 """JSON answers."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableSequence
 from typing import Any
 
 from starlette.responses import Response
@@ -8,7 +8,7 @@ from starlette.responses import Response
 from app.api.exchange import Exchange, Header
 from app.domain.json_text import is_large, json_in_turns, json_of
 
-_JSON: Header = (b"content-type", b"application/json")
+JSON: Header = (b"content-type", b"application/json")
 
 
 class JsonResponse(Response):
@@ -26,13 +26,17 @@ async def send_json(exchange: Exchange, values: Mapping[str, Any], *headers: Hea
         await _send_in_turns(exchange, values, headers)
         return
     body = json_of(values)
-    await exchange.answer((_JSON, (b"content-length", b"%d" % len(body)), *headers), body)
+    await exchange.answer((JSON, (b"content-length", b"%d" % len(body)), *headers), body)
 
 
 async def _send_in_turns(exchange: Exchange, values: Mapping[str, Any], headers: Iterable[Header]) -> None:
-    parts = await json_in_turns(values)
+    await send_parts(exchange, await json_in_turns(values), (JSON, *headers))
+
+
+async def send_parts(exchange: Exchange, parts: MutableSequence[Any], headers: Iterable[Header]) -> None:
+    """Sends a large answer with the status 200. ``parts``: bytes, or buffers of bytes; empty afterwards."""
     length = (b"content-length", b"%d" % sum(map(len, parts)))
-    await exchange.send({"type": "http.response.start", "status": 200, "headers": [_JSON, length, *headers]})
+    await exchange.send({"type": "http.response.start", "status": 200, "headers": [length, *headers]})
     parts.reverse()
     while parts:  # each part is freed when it is sent
         part = parts.pop()

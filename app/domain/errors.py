@@ -1,9 +1,9 @@
 """Every error of the gateway. ``app.api.error_table`` has the HTTP status and the remedy of each.
 
 GatewayError
-  ClientError          InvalidJson, InvalidRequest, InvalidInput, UnknownPipeline, UnknownStream, NotFound,
-                       MethodNotAllowed, SlowRequest, StreamEvicted, PayloadTooLarge, UnsupportedMediaType,
-                       HeadersTooLarge, ResumableStreamsOff
+  ClientError          InvalidJson, InvalidRequest, InvalidInput, UnknownPipeline, UnknownModel, UnknownStream,
+                       NotFound, MethodNotAllowed, SlowRequest, StreamEvicted, PayloadTooLarge,
+                       UnsupportedMediaType, HeadersTooLarge, ResumableStreamsOff
   Rejected             TooManyRequests, Draining
   ModelError           UpstreamProtocol
   ContractViolation
@@ -98,6 +98,11 @@ class InvalidInput(ClientError):
 class UnknownPipeline(ClientError):
     code = "unknown_pipeline"
     title = "No such pipeline"
+
+
+class UnknownModel(ClientError):
+    code = "unknown_model"
+    title = "No such model"
 
 
 class NotFound(ClientError):

@@ -13,6 +13,13 @@ from app.domain.trace import TraceContext
 Parameter = bool | int | float | str
 
 
+class RequestedOutput(Struct, frozen=True):
+    """An output that the request asks for. ``classification``: the number of best classes to answer instead; or 0."""
+
+    name: str
+    classification: int = 0
+
+
 class InferenceRequest(Struct, frozen=True, eq=False):
     """A request to a model. A Struct, because a frozen dataclass takes ten times as long to make and to copy."""
 
@@ -21,6 +28,8 @@ class InferenceRequest(Struct, frozen=True, eq=False):
     version: str = ""
     """Empty: Triton's version policy selects the version."""
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    outputs: tuple[RequestedOutput, ...] = ()
+    """Empty: all outputs."""
     request_id: str = field(default_factory=new_request_id)
     """Always made here, never the caller's: Triton repeats the id in error texts, and cancellation uses the id."""
     trace: TraceContext | None = None
@@ -44,3 +53,5 @@ class InferenceResponse(Struct, frozen=True, eq=False):
 
     outputs: Mapping[str, Tensor]
     is_final: bool = True
+    version: str = ""
+    """The version of the model that answered."""

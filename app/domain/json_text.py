@@ -5,7 +5,7 @@ does other work: docs/decisions/0026-compiled-codecs.md.
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -33,8 +33,13 @@ def is_large(values: Mapping[str, Any]) -> bool:
 
 async def json_in_turns(values: Mapping[str, Any]) -> list[bytearray]:
     """The JSON object of large values, in parts of about PART_BYTES. The event loop works on after each piece."""
+    return await joined_in_turns(_pieces_of(values))
+
+
+async def joined_in_turns(pieces: Iterable[bytes | memoryview]) -> list[bytearray]:
+    """The pieces, joined to parts of about PART_BYTES. The event loop works on after each piece."""
     parts = [bytearray()]
-    for piece in _pieces_of(values):
+    for piece in pieces:
         if len(parts[-1]) >= PART_BYTES:
             parts.append(bytearray())
         parts[-1] += piece
@@ -46,12 +51,12 @@ def _pieces_of(values: Mapping[str, Any]) -> Iterator[bytes | memoryview]:
     before = b"{"
     for name, value in values.items():
         yield before + json_of(name) + b":"
-        yield from _slices_of(value) if isinstance(value, np.ndarray) else (json_of(value),)
+        yield from slices_of(value) if isinstance(value, np.ndarray) else (json_of(value),)
         before = b","
     yield b"}"
 
 
-def _slices_of(array: Array) -> Iterator[bytes | memoryview]:
+def slices_of(array: Array) -> Iterator[bytes | memoryview]:
     """The JSON of an array, about NUMBERS_AT_ONCE numbers at a time."""
     if array.size <= NUMBERS_AT_ONCE:
         yield json_of(array)
@@ -60,7 +65,7 @@ def _slices_of(array: Array) -> Iterator[bytes | memoryview]:
     for start in range(0, len(array), rows):
         yield before
         if rows == 1 and array.ndim > 1:
-            yield from _slices_of(array[start])
+            yield from slices_of(array[start])
         else:
             yield memoryview(json_of(array[start : start + rows]))[1:-1]
         before = b","

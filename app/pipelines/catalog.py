@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from app.domain.engine import Engine
 from app.domain.errors import ModelNotReady, UnknownPipeline
 from app.pipelines.compile import Surroundings, derived_spec
 from app.pipelines.entry import Entry
+from app.pipelines.exposed import ExposedModels
 from app.pipelines.file import GatewayFile, nearest
 from app.pipelines.following import FollowedFile
 from app.pipelines.form import Form, State
@@ -37,6 +38,8 @@ class Catalog:
     """As it was last read well."""
     models: dict[str, bool] = field(default_factory=dict, init=False)
     """The models that are served, and whether Triton has each ready."""
+    exposed: ExposedModels = field(default_factory=ExposedModels, init=False)
+    """The models that are served under ``/v2``."""
     _followed: FollowedFile | None = field(default=None, init=False)
     _was_up: bool = field(default=False, init=False)
 
@@ -47,6 +50,7 @@ class Catalog:
             self.file = known or self._followed.read_first()
             specs = self.file.spec.pipelines
             self.entries = {name: Entry(served=Form(name, spec, self.file)) for name, spec in specs.items()}
+            self._expose(())
 
     def entry(self, name: str) -> Entry:
         """Raises UnknownPipeline."""
@@ -111,6 +115,7 @@ class Catalog:
             entries[name].ask_for(Form(name, spec, file))
         self._replace_entries(entries)
         self.file = file
+        self._expose(self.exposed.names)
 
     async def follow_models(self) -> None:
         """Compiles what is new or whose models changed. What cannot be followed now is tried again at the next call."""
@@ -119,6 +124,7 @@ class Catalog:
         lookup = await self._look_up() if self.triton_is_up else Lookup()
         for form in self._forms():
             form.follow(lookup, self.surroundings)
+        self.exposed.follow(lookup)
         self._settle()
         self._note_models(lookup)
 
@@ -141,10 +147,27 @@ class Catalog:
             entry.stop()
 
     async def _look_up(self) -> Lookup:
-        index = await read_index(self.engine) if self.path is None else None
+        index = await read_index(self.engine) if self.path is None or self._exposes_all else None
         if index is not None:
-            self._serve_ready_models({name for name, state in index.items() if state.ready})
-        return await look_up(self.engine, {(form.spec.model, form.spec.version) for form in self._forms()}, index)
+            ready = {name for name, state in index.items() if state.ready}
+            if self.path is None:
+                self._serve_ready_models(ready)
+            self._expose(ready)
+        wanted = {(form.spec.model, form.spec.version) for form in self._forms()}
+        return await look_up(self.engine, wanted | {(name, "") for name in self.exposed.names}, index)
+
+    @property
+    def _exposes_all(self) -> bool:
+        return self.file is not None and self.file.spec.oip is not None and self.file.spec.oip.models == "all"
+
+    def _expose(self, ready: Iterable[str]) -> None:
+        """``ready``: the models that Triton has ready, as far as that is known and of interest."""
+        names = {entry.spec.model for entry in self.entries.values()}
+        if self.file is None or self._exposes_all:
+            names |= set(ready)
+        elif self.file.spec.oip is not None:
+            names |= set(self.file.spec.oip.models)
+        self.exposed.expose(sorted(names))
 
     def _serve_ready_models(self, ready: set[str]) -> None:
         self._replace_entries(

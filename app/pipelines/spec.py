@@ -207,5 +207,11 @@ class PipelineSpec(_Section):
         return self
 
 
+class OipSpec(_Section):
+    models: Literal["all"] | list[str] = []
+    """Served under ``/v2`` beside the models of the pipelines."""
+
+
 class GatewaySpec(_Section):
     pipelines: Annotated[dict[Name, PipelineSpec], Field(min_length=1)]
+    oip: OipSpec | None = None

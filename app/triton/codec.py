@@ -26,6 +26,8 @@ EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
 TRACEPARENT = "traceparent"
 Buffer = bytes | memoryview
 """Of bytes: its length is its size."""
+_Asked = tuple[str, Slot | None, int]
+"""An output that Triton is asked for: its name, its place in shared memory, the number of classes or 0."""
 
 _RAW_INPUT = service_pb2.ModelInferRequest.DESCRIPTOR.fields_by_name["raw_input_contents"].number << 3 | 2
 """The tag of one element: the field's number, and the wire type of bytes."""
@@ -64,12 +66,12 @@ def trace_metadata(request: InferenceRequest) -> tuple[tuple[str, str], ...]:
 
 def response_of(message: service_pb2.ModelInferResponse, lease: Lease | None = None) -> InferenceResponse:
     """The response of a unary call. Raises UpstreamProtocol if a tensor's bytes do not fit its shape."""
-    return InferenceResponse(_outputs_of(message, lease))
+    return InferenceResponse(_outputs_of(message, lease), version=message.model_version)
 
 
 def streamed_response_of(message: service_pb2.ModelInferResponse) -> InferenceResponse:
     """One response of a stream; the last response is marked. Raises UpstreamProtocol."""
-    return InferenceResponse(_outputs_of(message, None), is_final=_is_final(message))
+    return InferenceResponse(_outputs_of(message, None), _is_final(message), message.model_version)
 
 
 def _outputs_of(message: service_pb2.ModelInferResponse, lease: Lease | None) -> dict[str, Tensor]:
@@ -111,8 +113,8 @@ def _parts_of(request: InferenceRequest, message: service_pb2.ModelInferRequest,
     if request.trace is not None:
         message.parameters[TRACEPARENT].string_param = request.trace.traceparent
     inputs = tuple([(tensor.name, tensor.datatype, tensor.array.shape) for tensor in request.inputs])
-    slots, outputs = ((), ()) if lease is None else (lease.inputs, lease.outputs)
-    signature = _signature_part(request.model, request.version, inputs, slots, outputs)
+    slots = () if lease is None else lease.inputs
+    signature = _signature_part(request.model, request.version, inputs, slots, _outputs_asked_for(request, lease))
     parts: list[Buffer] = [signature, message.SerializeToString()]
     for tensor, slot in zip_longest(request.inputs, slots):
         if slot is None:
@@ -121,20 +123,31 @@ def _parts_of(request: InferenceRequest, message: service_pb2.ModelInferRequest,
     return parts
 
 
+def _outputs_asked_for(request: InferenceRequest, lease: Lease | None) -> tuple[_Asked, ...]:
+    """Empty if Triton is to answer all outputs, over the wire."""
+    if request.outputs:
+        slots = {} if lease is None else dict(lease.outputs)
+        return tuple([(output.name, slots.get(output.name), output.classification) for output in request.outputs])
+    return () if lease is None else tuple([(name, slot, 0) for name, slot in lease.outputs])
+
+
 @lru_cache(maxsize=1024)
 def _signature_part(
     model: str,
     version: str,
     inputs: tuple[tuple[str, str, tuple[int, ...]], ...],
     slots: tuple[Slot | None, ...],
-    outputs: tuple[tuple[str, Slot | None], ...],
+    outputs: tuple[_Asked, ...],
 ) -> bytes:
     """What the requests to a model have in common. ``inputs``: name, datatype and shape of each; ``slots``: of them."""
     message = service_pb2.ModelInferRequest(model_name=model, model_version=version)
     for (name, datatype, shape), slot in zip_longest(inputs, slots):
         _set_slot(message.inputs.add(name=name, datatype=datatype, shape=shape), slot)
-    for name, slot in outputs:
-        _set_slot(message.outputs.add(name=name), slot)
+    for name, slot, classification in outputs:
+        output = message.outputs.add(name=name)
+        _set_slot(output, slot)
+        if classification:
+            output.parameters["classification"].int64_param = classification
     return message.SerializeToString()  # type: ignore[no-any-return]
 
 

@@ -4,7 +4,8 @@ It does not use the classes of that client: their asyncio ``stream_infer`` ignor
 (2.73), so the end of a stream would never be seen. Only a gRPC stream of its own lets the gateway cancel one request.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
 
 from google.protobuf.message import DecodeError
 from msgspec import structs
@@ -13,7 +14,8 @@ from tritonclient.grpc import service_pb2
 from app.domain.background import BackgroundTasks
 from app.domain.calls import NO_OBSERVER, CallObserver
 from app.domain.deadline import FLOOR_S, Deadline
-from app.domain.errors import DeadlineExceeded, GatewayError, ModelNotReady, UpstreamProtocol
+from app.domain.engine import Document
+from app.domain.errors import DeadlineExceeded, GatewayError, ModelNotReady, UnknownModel, UpstreamProtocol
 from app.domain.inference import InferenceRequest, InferenceResponse
 from app.domain.model import ModelConfig, ModelState
 from app.triton.abandoned import SELF_END_S, cancel_abandoned
@@ -27,6 +29,7 @@ from app.triton.codec import (
     trace_metadata,
 )
 from app.triton.config import model_config_of
+from app.triton.documents import document_of, document_request
 from app.triton.errors import gateway_error_of, request_too_large, triton_errors
 from app.triton.health import TritonHealth
 from app.triton.service import call_control, path_of
@@ -101,7 +104,7 @@ class TritonEngine:
                     CONTROL_TIMEOUT_S,
                 )
         except GatewayError as exc:
-            if exc.upstream is None or exc.upstream.grpc_code not in {"NOT_FOUND", "INVALID_ARGUMENT"}:
+            if not _is_about_model(exc):
                 raise
             raise ModelNotReady(f"Triton has no ready model '{model}'.") from exc
         config = model_config_of(reply.config)
@@ -109,6 +112,16 @@ class TritonEngine:
         if self._lane is not None:
             self._lane.learn(config, version)
         return config
+
+    async def document(self, document: Document, model: str, version: str = "") -> Mapping[str, Any]:
+        request = document_request(document, model, version)
+        try:
+            with triton_errors(model):
+                return document_of(await call_control(self._transport, request, CONTROL_TIMEOUT_S))
+        except GatewayError as exc:
+            if not _is_about_model(exc):
+                raise
+            raise UnknownModel("Request for unknown model: Triton has no model with this name and version.") from exc
 
     async def reload_model(self, model: str) -> None:
         """Unloads and loads the model. Models that run it are unavailable in the meantime."""
@@ -200,6 +213,11 @@ class TritonEngine:
     async def close(self) -> None:
         """Waits until every abandoned stream is cancelled."""
         await self._cancelling.close()
+
+
+def _is_about_model(error: GatewayError) -> bool:
+    """Whether Triton refused a call because it does not have the model, or not in that version."""
+    return error.upstream is not None and error.upstream.grpc_code in {"NOT_FOUND", "INVALID_ARGUMENT"}
 
 
 def _joined(parts: Sequence[Buffer]) -> bytes:

@@ -22,7 +22,7 @@ from tests.domain.test_errors import concrete
 
 PROMISED = {
     400: {"invalid_json", "invalid_request"},
-    404: {"unknown_pipeline", "unknown_stream", "not_found"},
+    404: {"unknown_pipeline", "unknown_model", "unknown_stream", "not_found"},
     405: {"method_not_allowed"},
     408: {"slow_request"},
     410: {"stream_evicted"},

@@ -28,6 +28,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "early_exit: error": spec.ErrorMatch,
     "contract": spec.ContractSpec,
     "cancel": spec.CancelSpec,
+    "oip": spec.OipSpec,
 }
 """Heading of docs/gateway-yaml.md -> what may stand there."""
 

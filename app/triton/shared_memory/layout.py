@@ -32,7 +32,7 @@ class Span(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """``inputs``: one for each input of the request, in its order. ``outputs``: all that the model declares, or none.
+    """``inputs``: one for each input of the request, in its order. ``outputs``: all that the request asks for, or none.
 
     None as a span: the tensor travels over the wire.
     """
@@ -79,6 +79,9 @@ class Layouts:
     def _outputs_of(self, request: InferenceRequest) -> _Sizes:
         key = (request.model, request.version)
         sizes = self._outputs.get(key, ())
+        if request.outputs:
+            known = dict(sizes)
+            sizes = [(asked.name, 0 if asked.classification else known.get(asked.name, 0)) for asked in request.outputs]
         if not sizes or not self._configs[key].max_batch_size:
             return sizes
         shape = request.inputs[0].shape if request.inputs else ()

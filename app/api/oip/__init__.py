@@ -1,0 +1,19 @@
+"""The Open Inference Protocol over HTTP, as Triton speaks it: ``/v2``. No rule of a pipeline applies here."""
+
+from app.api.dialect import Dialect
+from app.api.inference import Inference
+from app.api.limits import Limits
+from app.api.oip.calls import ModelCalls
+from app.api.oip.errors import error_response
+from app.api.oip.model_routes import ModelRoutes
+from app.api.oip.openapi import described
+from app.api.oip.routes import InferRoutes
+
+
+def oip_dialect(inference: Inference, limits: Limits) -> Dialect:
+    return Dialect(
+        routers=[ModelRoutes(inference, limits).router()],
+        short_routes=InferRoutes(ModelCalls(inference), limits).short_routes(),
+        described=lambda: described(inference.catalog),
+        error_forms=[("/v2", error_response)],
+    )

@@ -1,0 +1,92 @@
+"""Calls of models by their own names: admission, the call itself, and what is written on the request's record."""
+
+import asyncio
+import time
+from contextlib import aclosing
+
+from app.api.exchange import Exchange
+from app.api.inference import Inference
+from app.api.oip.signature import Signature
+from app.domain.deadline import Deadline
+from app.domain.errors import DeadlineExceeded, InvalidRequest, ModelNotReady, UnknownModel
+from app.domain.inference import InferenceRequest, InferenceResponse
+from app.domain.model import ModelConfig
+from app.pipelines.pipeline import Pipeline
+
+ONE_RESPONSE = "expects model to produce exactly 1 response, use generate stream for models that answer any number."
+
+
+class ModelCalls:
+    def __init__(self, inference: Inference) -> None:
+        self.inference = inference
+        self._signatures: dict[str, Signature] = {}
+
+    @property
+    def timeout_s(self) -> float:
+        return self.inference.catalog.surroundings.timeout_s
+
+    def admit(self, exchange: Exchange, model: str, transport: str) -> Signature:
+        """The request counts as work until its last byte is sent, under no pipeline's name.
+
+        Raises Draining, UnknownModel or ModelNotReady.
+        """
+        exchange.record.transport = transport
+        signature = self._signature_of(self.inference.catalog.exposed.config(model))
+        self.inference.workload.begin(exchange.work)
+        return signature
+
+    def _signature_of(self, config: ModelConfig) -> Signature:
+        """Compiled when the configuration is first used."""
+        known = self._signatures.get(config.name)
+        if known is None or known.config is not config:
+            known = self._signatures[config.name] = Signature.compile(config)
+        return known
+
+    async def answer(
+        self, exchange: Exchange, signature: Signature, request: InferenceRequest, deadline: Deadline
+    ) -> InferenceResponse:
+        """The one response. Calls the ``cancel`` model of a pipeline over the model if the call is abandoned."""
+        record = exchange.record
+        record.triton_request_id = request.request_id
+        started = time.perf_counter()
+        try:
+            return await self._response(signature.config, request.with_trace(record.trace), deadline)
+        except (asyncio.CancelledError, DeadlineExceeded):
+            self.abandon(request)
+            raise
+        except ModelNotReady as exc:
+            raise _error_of(exc, request) from exc
+        finally:
+            record.triton_s = time.perf_counter() - started
+
+    async def _response(self, config: ModelConfig, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
+        if not config.decoupled:
+            return await self.inference.engine.infer(request, deadline)
+        only: InferenceResponse | None = None
+        async with aclosing(self.inference.engine.infer_stream(request, deadline)) as responses:
+            async for response in responses:
+                if response.outputs and only is not None:
+                    self.abandon(request)
+                    raise InvalidRequest(f"generate {ONE_RESPONSE}")
+                only = response if response.outputs else only
+        if only is None:
+            raise InvalidRequest(f"generate {ONE_RESPONSE}")
+        return only
+
+    def abandon(self, request: InferenceRequest) -> None:
+        """Stops a step that Triton would not stop, where a pipeline over the same model says how."""
+        pipeline = self.hook_of(request.model)
+        if pipeline is not None:
+            self.inference.canceller.cancel(pipeline, request)
+
+    def hook_of(self, model: str) -> Pipeline | None:
+        """A pipeline over the model that declares ``cancel``."""
+        entries = self.inference.catalog.entries.values()
+        pipelines = (entry.pipeline for entry in entries if entry.pipeline is not None)
+        return next((each for each in pipelines if each.spec.model == model and each.spec.cancel is not None), None)
+
+
+def _error_of(error: ModelNotReady, request: InferenceRequest) -> ModelNotReady | UnknownModel:
+    """A version that Triton does not have is the caller's mistake; a model that is being loaded is not."""
+    is_unknown = error.upstream is not None and error.upstream.grpc_code == "NOT_FOUND" and request.version
+    return UnknownModel("Request for unknown model: it has no such version.") if is_unknown else error

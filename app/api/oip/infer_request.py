@@ -1,0 +1,179 @@
+"""The body of an inference request, JSON with or without binary tensors behind it -> one InferenceRequest.
+
+Source: Open Inference Protocol, "Inference"; Triton's binary tensor data and classification extensions.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from app.api.oip.parameters import checked
+from app.api.oip.signature import Input, Signature
+from app.domain.errors import InvalidInput, InvalidJson
+from app.domain.inference import InferenceRequest, Parameter, RequestedOutput
+from app.domain.model import TensorSpec
+from app.domain.tensor import FLOAT_DATATYPES, INTEGER_DATATYPES, Tensor
+
+MAX_ID = 1024
+_MAX_DIM = 2**63 - 1
+_CLASSIFIED = INTEGER_DATATYPES | (FLOAT_DATATYPES - {"FP16", "BF16"})
+"""Triton 2.51 answers classes of these datatypes only, and crashes for BYTES."""
+
+_Size = Annotated[int, Meta(ge=0)]
+_Dim = Annotated[int, Meta(ge=0, le=_MAX_DIM)]
+
+
+class _InputParameters(Struct):
+    binary_data_size: _Size | UnsetType = UNSET
+    shared_memory_region: Raw | UnsetType = UNSET
+
+
+class _OutputParameters(Struct):
+    binary_data: bool | UnsetType = UNSET
+    classification: _Size = 0
+    shared_memory_region: Raw | UnsetType = UNSET
+
+
+class _Input(Struct):
+    name: str
+    datatype: str
+    shape: list[_Dim]
+    parameters: _InputParameters | None = None
+    data: Raw | UnsetType = UNSET
+
+
+class _Output(Struct):
+    name: str
+    parameters: _OutputParameters | None = None
+
+
+class _Body(Struct):
+    inputs: list[_Input]
+    outputs: list[_Output] | None = None
+    parameters: dict[str, Parameter] | None = None
+    id: str | None = None
+
+
+_NO_INPUT_PARAMETERS, _NO_OUTPUT_PARAMETERS = _InputParameters(), _OutputParameters()
+
+
+_decode = msgspec.json.Decoder(_Body).decode
+
+
+class Asked(Struct, frozen=True, eq=False):
+    """What a caller asks for: the call of the model, and how the answer is written."""
+
+    inference: InferenceRequest
+    id: str = ""
+    """The caller's own id of the request."""
+    all_binary: bool = False
+    binary: dict[str, bool] = {}
+    """Output -> whether the caller asks for its bytes. Of all others, ``all_binary``."""
+
+    def is_binary(self, output: str) -> bool:
+        return self.binary.get(output, self.all_binary)
+
+
+def asked_of(body: memoryview, json_bytes: int, signature: Signature, version: str) -> Asked:
+    """``json_bytes``: of the body; the binary tensors stand behind them. Raises InvalidJson or InvalidInput."""
+    decoded = _decoded(body[:json_bytes])
+    parameters, outputs, own_id = decoded.parameters or {}, decoded.outputs or (), decoded.id or ""
+    all_binary = parameters.pop("binary_data_output", False)
+    if not isinstance(all_binary, bool) or len(own_id) > MAX_ID:
+        raise InvalidInput(f"'binary_data_output' must be a boolean, and 'id' have at most {MAX_ID} characters.")
+    tensors = list(_tensors_of(decoded.inputs, body[json_bytes:], signature))
+    signature.check_inputs(tensors)
+    inference = InferenceRequest(
+        model=signature.config.name,
+        version=version,
+        inputs=tuple(tensors),
+        parameters=checked(parameters) if parameters else {},
+        outputs=tuple(_outputs_of(outputs, signature)) if outputs else (),
+    )
+    return Asked(inference, own_id, all_binary, dict(_binary_outputs(outputs)))
+
+
+def asked_of_raw(body: memoryview, signature: Signature, version: str) -> Asked:
+    """A body that is the bytes of the model's one input, whose shape at most one dimension leaves open."""
+    if len(signature.inputs) != 1:
+        raise InvalidInput("A raw request is accepted only by a model with one input.")
+    (only,) = signature.inputs.values()
+    tensor = only.of_bytes(body, _shape_of_raw(body, only))
+    return Asked(InferenceRequest(signature.config.name, (tensor,), version), all_binary=True)
+
+
+def _decoded(text: memoryview) -> _Body:
+    try:
+        return _decode(text)
+    except msgspec.ValidationError as exc:
+        raise InvalidInput(f"The request is not as the protocol says: {exc}.") from exc
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise InvalidJson("failed to parse the request JSON buffer: it is not JSON.") from exc
+
+
+def _tensors_of(given: Sequence[_Input], binary: memoryview, signature: Signature) -> Iterator[Tensor]:
+    start = 0
+    for each in given:
+        known = signature.input(each.name)
+        if each.datatype != known.spec.datatype:
+            raise InvalidInput(f"Input '{known.spec.name}' has another datatype; expected {known.spec.datatype}.")
+        parameters = each.parameters or _NO_INPUT_PARAMETERS
+        shape, size = tuple(each.shape), parameters.binary_data_size
+        known.check_shape(shape)
+        if parameters.shared_memory_region is not UNSET:
+            raise _no_shared_memory()
+        if (each.data is UNSET) == (size is UNSET):
+            raise InvalidInput(f"Input '{known.spec.name}' must have either 'data' or 'binary_data_size'.")
+        if isinstance(each.data, Raw):
+            yield known.of_json(memoryview(each.data), shape)
+        elif isinstance(size, int):
+            start += size
+            if start > len(binary):
+                raise InvalidInput(f"unexpected size for input '{known.spec.name}': the body has fewer bytes.")
+            yield known.of_bytes(binary[start - size : start], shape)
+    if start != len(binary):
+        raise InvalidInput("unexpected additional input data: the body has bytes that belong to no input.")
+
+
+def _outputs_of(given: Sequence[_Output], signature: Signature) -> Iterable[RequestedOutput]:
+    """Of an output that is asked for twice, the last."""
+    found: dict[str, RequestedOutput] = {}
+    for each in given:
+        parameters = each.parameters or _NO_OUTPUT_PARAMETERS
+        known, classes = signature.output(each.name), parameters.classification
+        if parameters.shared_memory_region is not UNSET:
+            raise _no_shared_memory()
+        if classes:
+            _check_classes(known, classes)
+        found[known.name] = RequestedOutput(known.name, classes)
+    return found.values()
+
+
+def _binary_outputs(given: Sequence[_Output]) -> Iterator[tuple[str, bool]]:
+    for each in given:
+        if each.parameters is not None and isinstance(each.parameters.binary_data, bool):
+            yield each.name, each.parameters.binary_data
+
+
+def _check_classes(output: TensorSpec, classes: int) -> None:
+    if output.datatype not in _CLASSIFIED or classes > 2**31 - 1:
+        raise InvalidInput(f"class result not available for output '{output.name}' of datatype {output.datatype}.")
+
+
+def _no_shared_memory() -> InvalidInput:
+    return InvalidInput("Unable to find shared memory region: this gateway accepts none from callers.")
+
+
+def _shape_of_raw(body: memoryview, only: Input) -> tuple[int, ...]:
+    shape = (1, *only.spec.dims) if only.max_batch_size else only.spec.dims
+    if -1 not in shape:
+        return shape
+    dtype_bytes = only.itemsize
+    known = math.prod(dim for dim in shape if dim != -1)
+    if shape.count(-1) > 1 or not dtype_bytes or not known:
+        raise InvalidInput("A raw request is accepted only if the model leaves at most one dimension open.")
+    size = len(body) // (known * dtype_bytes)
+    return tuple(size if dim == -1 else dim for dim in shape)

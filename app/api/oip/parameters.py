@@ -1,0 +1,43 @@
+"""The request parameters that a caller may set, and what each of Triton's own may be."""
+
+from collections.abc import Mapping
+
+from app.domain.errors import InvalidInput
+from app.domain.inference import Parameter
+from app.pipelines.spec import RESERVED_PARAMETERS
+
+MAX_PARAMETERS = 64
+MAX_NAME = 128
+MAX_TEXT = 4096
+_INT64 = 2**63 - 1
+
+_TYPES_BY_NAME: Mapping[str, tuple[type, ...]] = {
+    "sequence_id": (int, str),
+    "sequence_start": (bool,),
+    "sequence_end": (bool,),
+    "priority": (int,),
+    "timeout": (int,),
+}
+"""Triton's sequence and schedule policy extensions. Every other parameter that Triton interprets is refused."""
+
+
+def checked(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
+    """Raises InvalidInput."""
+    if len(parameters) > MAX_PARAMETERS:
+        raise InvalidInput(f"The request has more than {MAX_PARAMETERS} parameters.")
+    for name, value in parameters.items():
+        _check(name, value)
+    return dict(parameters)
+
+
+def _check(name: str, value: Parameter) -> None:
+    types = _TYPES_BY_NAME.get(name)
+    if types is not None:
+        if type(value) not in types or (type(value) is int and value < 0):
+            raise InvalidInput(f"parameter '{name}' has invalid type or value.")
+    elif RESERVED_PARAMETERS.fullmatch(name) or name == "traceparent":
+        raise InvalidInput("The request has a parameter whose name is reserved.")
+    if not 0 < len(name) <= MAX_NAME or (isinstance(value, str) and len(value) > MAX_TEXT):
+        raise InvalidInput(f"A parameter's name has more than {MAX_NAME} characters, or its text more than {MAX_TEXT}.")
+    if isinstance(value, int) and abs(value) > _INT64:
+        raise InvalidInput("A parameter is an integer beyond 64 bits.")

@@ -1,0 +1,197 @@
+"""What a model takes and answers, compiled once for its configuration: names, datatypes, shapes, codecs."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from app.domain.errors import InvalidInput
+from app.domain.model import ModelConfig, TensorSpec
+from app.domain.tensor import BYTES, DTYPE_BY_DATATYPE, Array, Tensor, bytes_array
+from app.pipelines.body import LARGE_BYTES
+from app.pipelines.kinds import to_array_of
+from app.pipelines.number_arrays import NumberLists
+from app.pipelines.number_codecs import NumberCodec, number_codec
+from app.pipelines.shapes import fits, shape_text
+from app.pipelines.spec import InputSpec
+from app.pipelines.structure import MAX_DEPTH, has_more_elements
+
+MAX_ELEMENTS = 65_536
+"""Of a BYTES tensor: each element costs more memory than its bytes. Also of the dimensions of an empty tensor."""
+_MAX_DIMENSIONS = 32
+_KEPT_IN_BODY = 4096
+"""An element of this many bytes is not copied out of the body."""
+_texts = msgspec.json.Decoder(list[str])
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    spec: TensorSpec
+    dims: tuple[int, ...]
+    """Batch dimension included; -1 is any size."""
+    max_batch_size: int
+    _numbers: NumberCodec | None
+    """None for BYTES."""
+
+    @classmethod
+    def compile(cls, spec: TensorSpec, max_batch_size: int) -> "Input":
+        dims = ((-1,) if max_batch_size else ()) + spec.dims
+        as_number = InputSpec(tensor=spec.name)
+        is_number = spec.datatype in DTYPE_BY_DATATYPE and spec.datatype != BYTES
+        to_array = to_array_of("number", spec.datatype) if is_number else None
+        numbers = number_codec(as_number, spec, to_array) if to_array is not None else None
+        return cls(spec, dims, max_batch_size, numbers)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element; 0 for BYTES."""
+        return 0 if self._numbers is None else self._numbers.dtype.itemsize
+
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        """Raises InvalidInput."""
+        if not fits(shape, self.dims):
+            raise self._refused(f"has a shape that does not fit; expected {shape_text(self.dims)}")
+        if self.max_batch_size and not 1 <= shape[0] <= self.max_batch_size:
+            raise self._refused(f"has a batch size that is not between 1 and {self.max_batch_size}")
+        if len(shape) > _MAX_DIMENSIONS or (0 in shape and math.prod(filter(None, shape)) > MAX_ELEMENTS):
+            raise self._refused("has a shape that is not possible")
+
+    def of_json(self, text: memoryview, shape: tuple[int, ...]) -> Tensor:
+        """``text``: lists of the elements, flat or nested. Raises InvalidInput or InvalidJson."""
+        try:
+            array = self._texts_of(text) if self._numbers is None else self._numbers_of(text, self._numbers, shape)
+        except msgspec.ValidationError as exc:
+            raise self._refused("has data of another datatype, or out of its range") from exc
+        except ValueError as exc:
+            raise self._refused("has data that cannot be read: lists of different lengths, or no lists") from exc
+        if array.size != math.prod(shape):
+            raise self._refused(f"has {array.size} elements, which is not what its shape says")
+        return self._tensor(array.reshape(shape))
+
+    def of_bytes(self, raw: memoryview, shape: tuple[int, ...]) -> Tensor:
+        """``raw``: the elements in row-major order, little-endian; it is not copied. Raises InvalidInput."""
+        if self._numbers is None:
+            return self._tensor(_object_array(self._elements_in(raw, math.prod(shape)), shape))
+        dtype = self._numbers.dtype
+        if len(raw) != math.prod(shape) * dtype.itemsize:
+            raise self._refused(f"has {len(raw)} bytes of data, which is not what its shape says")
+        return self._tensor(np.frombuffer(raw, dtype).reshape(shape))
+
+    def _numbers_of(self, text: memoryview, numbers: NumberCodec, shape: tuple[int, ...]) -> Array:
+        if len(text) < LARGE_BYTES and _depth_of(text) == 1:
+            return numbers.decode(bytes(text))
+        return NumberLists(_depth_of(text), numbers, lambda sent: self._check_count(sent, shape)).read(text)
+
+    def _check_count(self, sent: tuple[int, ...], shape: tuple[int, ...]) -> None:
+        """Before any number is decoded. Raises ValueError."""
+        if math.prod(sent) != math.prod(shape):
+            raise self._refused(f"has {math.prod(sent)} elements, which is not what its shape says")
+
+    def _texts_of(self, text: memoryview) -> Array:
+        if len(text) >= LARGE_BYTES and has_more_elements(text, MAX_ELEMENTS):
+            raise self._refused(f"has more than {MAX_ELEMENTS} elements")
+        if _depth_of(text) == 1:
+            values = _texts.decode(text)
+            return bytes_array([value.encode("utf-8") for value in values], (len(values),))
+        return to_array_of("text", BYTES)(msgspec.json.decode(text, type=_nested_texts(_depth_of(text))))
+
+    def _elements_in(self, raw: memoryview, count: int) -> Sequence[bytes | memoryview]:
+        """The elements of a BYTES tensor, each behind its length in 4 bytes. Raises InvalidInput."""
+        if count > MAX_ELEMENTS:
+            raise self._refused(f"has more than {MAX_ELEMENTS} elements")
+        elements: list[bytes | memoryview] = []
+        offset, size = 0, len(raw)
+        while offset + 4 <= size and len(elements) <= count:
+            end = offset + 4 + int.from_bytes(raw[offset : offset + 4], "little")
+            element = raw[offset + 4 : end]
+            elements.append(bytes(element) if len(element) < _KEPT_IN_BODY else element)
+            offset = end
+        if offset != size or len(elements) != count:
+            raise self._refused("has data whose elements and lengths are not what its shape says")
+        return elements
+
+    def _tensor(self, array: Array) -> Tensor:
+        return Tensor(self.spec.name, self.spec.datatype, array)
+
+    def _refused(self, problem: str) -> InvalidInput:
+        return InvalidInput(f"Input '{self.spec.name}' {problem}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    config: ModelConfig
+    inputs: Mapping[str, Input]
+    required: frozenset[str]
+    outputs: Mapping[str, TensorSpec]
+
+    @classmethod
+    def compile(cls, config: ModelConfig) -> "Signature":
+        return cls(
+            config,
+            {spec.name: Input.compile(spec, config.max_batch_size) for spec in config.inputs},
+            frozenset(spec.name for spec in config.inputs if not spec.optional),
+            {spec.name: spec for spec in config.outputs},
+        )
+
+    @property
+    def takes_bytes(self) -> bool:
+        """Whether an input is BYTES, whose elements are read one by one."""
+        return any(each.spec.datatype == BYTES for each in self.inputs.values())
+
+    def check_inputs(self, tensors: Sequence[Tensor]) -> None:
+        """That nothing is missing or given twice, and that the batch sizes agree. Raises InvalidInput."""
+        names = {tensor.name for tensor in tensors}
+        if len(names) < len(tensors):
+            raise InvalidInput("An input already exists in the request: it is given twice.")
+        if missing := self.required - names:
+            expected, got = len(self.required), len(names)
+            raise InvalidInput(
+                f"expected {expected} inputs but got {got} inputs for model '{self.config.name}': "
+                f"missing required input(s) {', '.join(sorted(missing))}."
+            )
+        if self.config.max_batch_size and len({tensor.shape[0] for tensor in tensors}) > 1:
+            raise InvalidInput("The inputs have different batch sizes.")
+
+    def input(self, name: str) -> Input:
+        """Raises InvalidInput."""
+        found = self.inputs.get(name)
+        if found is None:
+            raise InvalidInput(f"unexpected inference input for model '{self.config.name}'{_listed(self.inputs)}")
+        return found
+
+    def output(self, name: str) -> TensorSpec:
+        """Raises InvalidInput."""
+        found = self.outputs.get(name)
+        if found is None:
+            raise InvalidInput(f"unexpected inference output for model '{self.config.name}'{_listed(self.outputs)}")
+        return found
+
+
+def _listed(names: Mapping[str, object]) -> str:
+    return f"; it has {', '.join(list(names)[:16]) or 'none'}."
+
+
+def _depth_of(text: memoryview) -> int:
+    """How many lists open before anything else, at most MAX_DEPTH."""
+    head = bytes(text[: 2 * MAX_DEPTH]).translate(None, b" \t\r\n")
+    return min(len(head) - len(head.lstrip(b"[")), MAX_DEPTH)
+
+
+def _nested_texts(depth: int) -> object:
+    """The type of texts in lists that are nested ``depth`` deep. Raises ValueError for no list, or too many."""
+    if not 1 <= depth <= _MAX_DIMENSIONS:
+        raise ValueError
+    nested: object = str
+    for _ in range(depth):
+        nested = list[nested]  # type: ignore[valid-type]
+    return nested
+
+
+def _object_array(elements: Sequence[bytes | memoryview], shape: tuple[int, ...]) -> Array:
+    """numpy would take a memoryview for an array."""
+    array = np.empty(len(elements), dtype=np.object_)
+    for index, element in enumerate(elements):
+        array[index] = element
+    return array.reshape(shape)

@@ -1,0 +1,77 @@
+"""The same request to Triton's own HTTP endpoint and to the gateway, and what both answered."""
+
+import json
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import numpy as np
+
+from app.domain.tensor import DTYPE_BY_DATATYPE
+
+HEADER = "Inference-Header-Content-Length"
+
+
+@dataclass(frozen=True)
+class Both:
+    triton: httpx.Client
+    gateway: httpx.Client
+
+    def post(self, path: str, body: bytes, **headers: str) -> tuple[httpx.Response, httpx.Response]:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        theirs = self.triton.post(path, content=body, headers=named)
+        return theirs, self.gateway.post(path, content=body, headers=named)
+
+    def get(self, path: str) -> tuple[httpx.Response, httpx.Response]:
+        return self.triton.get(path), self.gateway.get(path)
+
+
+@contextmanager
+def both_at(triton_url: str, gateway_url: str) -> Iterator[Both]:
+    plain = {"Accept-Encoding": "identity"}
+    with (
+        httpx.Client(base_url=triton_url, headers=plain, timeout=30) as triton,
+        httpx.Client(base_url=gateway_url, headers=plain, timeout=30) as gateway,
+    ):
+        yield Both(triton, gateway)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer to an inference request. ``tensors``: name -> datatype, shape and elements, or raw bytes."""
+
+    frame: dict[str, Any]
+    tensors: dict[str, tuple[str, list[int], Any]] = field(default_factory=dict)
+
+
+def answer_of(response: httpx.Response) -> Answer:
+    json_bytes = int(response.headers.get(HEADER, len(response.content)))
+    frame, rest = json.loads(response.content[:json_bytes]), response.content[json_bytes:]
+    tensors = {}
+    for output in frame.pop("outputs"):
+        size = output.get("parameters", {}).get("binary_data_size")
+        if size is None:
+            elements: Any = typed(output["datatype"], output["data"])
+        else:
+            elements, rest = rest[:size], rest[size:]
+        tensors[output["name"]] = (output["datatype"], output["shape"], elements)
+    assert not rest
+    return Answer(frame, tensors)
+
+
+def typed(datatype: str, data: list[Any]) -> Any:
+    """Triton writes an FP32 as the double it is, the gateway with as many digits as make it the same FP32 again."""
+    return data if datatype == "BYTES" else np.array(data, DTYPE_BY_DATATYPE[datatype]).tolist()
+
+
+def with_binary(request: dict[str, Any], *raws: bytes) -> tuple[bytes, dict[str, str]]:
+    """A body with binary tensors behind its JSON, and its headers."""
+    head = json.dumps(request).encode()
+    return b"".join((head, *raws)), {HEADER: str(len(head))}
+
+
+def raw_texts(*elements: bytes) -> bytes:
+    return b"".join(struct.pack("<I", len(element)) + element for element in elements)

@@ -1,0 +1,381 @@
+"""``/v2/models/{model}/infer`` beside Triton's own HTTP endpoint: equal tensors, and equal kinds of status."""
+
+import gzip
+import json
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.domain.tensor import DTYPE_BY_DATATYPE
+from app.triton.embedded.server import EmbeddedTriton
+from tests.live.conftest import GatewayProcess
+from tests.live.side_by_side import Answer, Both, answer_of, both_at, raw_texts, with_binary
+
+TYPED = "/v2/models/typed_echo/infer"
+BATCHED = "/v2/models/batched_echo/infer"
+RAW = np.array([1, 2, 3], np.float32).tobytes()
+
+VALUES: dict[str, list[Any]] = {
+    "BOOL": [True, False],
+    "UINT8": [0, 255],
+    "UINT16": [0, 65535],
+    "UINT32": [0, 2**32 - 1],
+    "UINT64": [0, 2**64 - 1],
+    "INT8": [-128, 127],
+    "INT16": [-(2**15), 2**15 - 1],
+    "INT32": [-(2**31), 2**31 - 1],
+    "INT64": [-(2**63), 2**63 - 1],
+    "FP16": [0.5, -65504.0],
+    "BF16": [0.5, -3.0],
+    "FP32": [0.1, -3.4e38],
+    "FP64": [0.1, -1.7e308],
+    "BYTES": ["", "zwölf\u0000"],
+}
+NO_JSON_IN_TRITON = {"FP16", "BF16"}
+
+
+@pytest.fixture(scope="module")
+def both(triton: EmbeddedTriton, gateway: GatewayProcess) -> Iterator[Both]:
+    with both_at(triton.http_url, gateway.url) as clients:
+        yield clients
+
+
+def raw_of(datatype: str) -> bytes:
+    if datatype == "BYTES":
+        return raw_texts(b"", b"\xff\xfe not UTF-8")
+    return np.array(VALUES[datatype], DTYPE_BY_DATATYPE[datatype]).tobytes()
+
+
+def given(datatype: str, **more: Any) -> dict[str, Any]:
+    return {"name": datatype, "datatype": datatype, "shape": [1, 2], **more}
+
+
+def sized(size: int) -> dict[str, Any]:
+    return {"parameters": {"binary_data_size": size}}
+
+
+def x(**changed: Any) -> dict[str, Any]:
+    return {"name": "X", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3], **changed}
+
+
+def same_answer(both: Both, path: str, body: bytes, **headers: str) -> Answer:
+    """The gateway's answer, which is Triton's too."""
+    theirs, ours = both.post(path, body, **headers)
+    assert (theirs.status_code, ours.status_code) == (200, 200), (theirs.content[:300], ours.content[:300])
+    assert answer_of(ours) == answer_of(theirs)
+    assert ours.headers["content-type"] == theirs.headers["content-type"]
+    assert ours.headers.get("inference-header-content-length") is None or theirs.headers.get(
+        "inference-header-content-length"
+    )
+    return answer_of(ours)
+
+
+class TestDatatypes:
+    @pytest.mark.parametrize("datatype", [name for name in VALUES if name not in NO_JSON_IN_TRITON])
+    def test_json_both_ways(self, both: Both, datatype: str) -> None:
+        body = json.dumps({"id": "7", "inputs": [given(datatype, data=VALUES[datatype])]}).encode()
+        answer = same_answer(both, TYPED, body)
+        assert answer.frame == {"id": "7", "model_name": "typed_echo", "model_version": "1"}
+
+    @pytest.mark.parametrize("datatype", list(VALUES))
+    def test_binary_both_ways(self, both: Both, datatype: str) -> None:
+        raw = raw_of(datatype)
+        request = {"inputs": [given(datatype, **sized(len(raw)))], "parameters": {"binary_data_output": True}}
+        body, headers = with_binary(request, raw)
+        answer = same_answer(both, TYPED, body, **headers)
+        assert answer.tensors == {f"{datatype}_OUT": (datatype, [1, 2], raw)}
+
+    @pytest.mark.parametrize("datatype", [name for name in VALUES if name not in {*NO_JSON_IN_TRITON, "BYTES"}])
+    def test_binary_in_json_out(self, both: Both, datatype: str) -> None:
+        raw = raw_of(datatype)
+        body, headers = with_binary({"inputs": [given(datatype, **sized(len(raw)))]}, raw)
+        same_answer(both, TYPED, body, **headers)
+
+    @pytest.mark.parametrize("datatype", sorted(NO_JSON_IN_TRITON))
+    def test_half_precision_also_has_a_json_form(self, both: Both, datatype: str) -> None:
+        body = json.dumps({"inputs": [given(datatype, data=VALUES[datatype])]}).encode()
+        theirs, ours = both.post(TYPED, body)
+        assert (theirs.status_code, ours.status_code) == (400, 200)
+        assert answer_of(ours).tensors[f"{datatype}_OUT"][2] == VALUES[datatype]
+
+    def test_texts_that_are_not_utf8_are_valid_json(self, both: Both) -> None:
+        raw = raw_of("BYTES")
+        body, headers = with_binary({"inputs": [given("BYTES", **sized(len(raw)))]}, raw)
+        assert both.post(TYPED, body, **headers)[1].json()["outputs"][0]["data"] == ["", "\ufffd\ufffd not UTF-8"]
+
+    def test_nan_and_infinity_are_null_in_json(self, both: Both) -> None:
+        raw = np.array([np.nan, np.inf], np.float32).tobytes()
+        body, headers = with_binary({"inputs": [given("FP32", **sized(8))]}, raw)
+        theirs, ours = both.post(TYPED, body, **headers)
+        assert (theirs.content.count(b"NaN"), ours.json()["outputs"][0]["data"]) == (1, [None, None])
+
+    def test_all_datatypes_mixed_in_one_request(self, both: Both) -> None:
+        binary = ["FP16", "BF16", "INT32", "BYTES"]
+        raws = [raw_of(datatype) for datatype in binary]
+        inputs = [given(name, **sized(len(raw))) for name, raw in zip(binary, raws, strict=True)]
+        inputs += [given(name, data=values) for name, values in VALUES.items() if name not in binary]
+        outputs = [{"name": f"{name}_OUT", "parameters": {"binary_data": name in {*binary, "FP64"}}} for name in VALUES]
+        body, headers = with_binary({"inputs": inputs, "outputs": outputs}, *raws)
+        answer = same_answer(both, TYPED, body, **headers)
+        assert {name.removesuffix("_OUT") for name in answer.tensors} == set(VALUES)
+        assert answer.tensors["FP64_OUT"][2] == raw_of("FP64")
+
+    @pytest.mark.parametrize("shape", [[1, 0], [0, 0]])
+    def test_empty_tensors(self, both: Both, shape: list[int]) -> None:
+        same_answer(both, TYPED, json.dumps({"inputs": [{**given("FP32", data=[]), "shape": shape}]}).encode())
+        body, headers = with_binary({"inputs": [{**given("FP32", **sized(0)), "shape": shape}]})
+        same_answer(both, TYPED, body, **headers)
+
+    def test_large_tensors(self, both: Both) -> None:
+        numbers = np.random.default_rng(5).random((300, 500), np.float32)
+        tensor = {"name": "FP32", "datatype": "FP32", "shape": [300, 500]}
+        flat = json.dumps({"inputs": [{**tensor, "data": numbers.reshape(-1).tolist()}]}).encode()
+        same_answer(both, TYPED, flat)
+        nested = json.dumps({"inputs": [{**tensor, "data": numbers.tolist()}]}).encode()
+        assert same_answer(both, TYPED, nested).tensors["FP32_OUT"][2] == numbers.reshape(-1).tolist()
+        request = {"inputs": [{**tensor, **sized(numbers.nbytes)}], "parameters": {"binary_data_output": True}}
+        body, headers = with_binary(request, numbers.tobytes())
+        assert same_answer(both, TYPED, body, **headers).tensors["FP32_OUT"][2] == numbers.tobytes()
+
+
+class TestRequests:
+    @pytest.mark.parametrize(
+        "changed",
+        [
+            {},
+            {"id": ""},
+            {"outputs": []},
+            {"outputs": [{"name": "Y"}]},
+            {"outputs": [{"name": "Y"}, {"name": "Y"}]},
+            {"unknown": {"key": [1]}},
+            {"parameters": {"a": 1, "b": "x", "c": True, "d": 1.5}},
+            {"parameters": {"priority": 1, "timeout": 1000, "sequence_id": 3, "sequence_start": True}},
+            {"inputs": [x(shape=[2, 3], data=[1, 2, 3, 4, 5, 6])]},
+            {"inputs": [x(data=[[1, 2, 3]])]},
+            {"inputs": [x(data=[[1], [2], [3]])]},
+            {"inputs": [x(parameters={"other": 1})]},
+            {"outputs": [{"name": "Y", "parameters": {"classification": 0}}]},
+            {"outputs": [{"name": "Y", "parameters": {"classification": 2}}]},
+            {"outputs": [{"name": "Y", "parameters": {"classification": 9}}]},
+            {"outputs": [{"name": "Y", "parameters": {"classification": 2, "binary_data": True}}]},
+            {
+                "outputs": [{"name": "Y", "parameters": {"binary_data": False}}],
+                "parameters": {"binary_data_output": True},
+            },
+        ],
+    )
+    @pytest.mark.parametrize("version", ["", "/versions/1"])
+    def test_accepted_by_both(self, both: Both, changed: dict[str, Any], version: str) -> None:
+        path = f"/v2/models/batched_echo{version}/infer"
+        same_answer(both, path, json.dumps({"inputs": [x()], **changed}).encode())
+
+    def test_classes_carry_the_models_labels(self, both: Both) -> None:
+        output = {"name": "Y", "parameters": {"classification": 2}}
+        answer = same_answer(both, BATCHED, json.dumps({"inputs": [x()], "outputs": [output]}).encode())
+        assert answer.tensors["Y"] == ("BYTES", [1, 2], ["3.000000:2:fox", "2.000000:1:dog"])
+
+    def test_a_raw_body_is_the_only_input(self, both: Both) -> None:
+        answer = same_answer(both, BATCHED, RAW, Inference_Header_Content_Length="0")
+        assert answer.tensors["Y"] == ("FP32", [1, 3], RAW)
+
+    @pytest.mark.parametrize(("encoding", "compress"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+    def test_compressed_bodies(self, both: Both, encoding: str, compress: Any) -> None:
+        body, headers = with_binary({"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 3], **sized(12)}]}, RAW)
+        same_answer(both, BATCHED, compress(body), **headers, Content_Encoding=encoding)
+
+    @pytest.mark.parametrize("content_type", ["application/json", "application/octet-stream", "text/plain"])
+    def test_the_content_type_does_not_matter(self, both: Both, content_type: str) -> None:
+        same_answer(both, BATCHED, json.dumps({"inputs": [x()]}).encode(), Content_Type=content_type)
+
+    def test_only_the_outputs_that_are_asked_for(self, both: Both) -> None:
+        script = {"name": "SCRIPT", "datatype": "BYTES", "shape": [1], "data": ["{}"]}
+        body = json.dumps({"inputs": [script], "outputs": [{"name": "NUMBERS"}]}).encode()
+        assert list(same_answer(both, "/v2/models/scripted/infer", body).tensors) == ["NUMBERS"]
+
+
+def refused(both: Both, path: str, body: bytes, **headers: str) -> tuple[int, int]:
+    theirs, ours = both.post(path, body, **headers)
+    assert list(ours.json()) == ["error"]
+    assert ours.headers["content-type"] == "application/json"
+    assert len(ours.content) <= 4096
+    return theirs.status_code, ours.status_code
+
+
+INVALID: dict[str, dict[str, Any]] = {
+    "no inputs": {"inputs": []},
+    "wrong name": {"inputs": [x(name="Z")]},
+    "additional input": {"inputs": [x(), x(name="Z")]},
+    "given twice": {"inputs": [x(), x()]},
+    "wrong datatype": {"inputs": [x(datatype="INT32")]},
+    "no such datatype": {"inputs": [x(datatype="X")]},
+    "no data": {"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 3]}]},
+    "wrong rank": {"inputs": [x(shape=[3])]},
+    "wrong dimension": {"inputs": [x(shape=[1, 4], data=[1, 2, 3, 4])]},
+    "empty batch": {"inputs": [x(shape=[0, 3], data=[])]},
+    "large batch": {"inputs": [x(shape=[5, 3], data=[1] * 15)]},
+    "unknown output": {"inputs": [x()], "outputs": [{"name": "Z"}]},
+    "reserved parameter": {"inputs": [x()], "parameters": {"triton_x": 1}},
+    "parameter that is an object": {"inputs": [x()], "parameters": {"a": {}}},
+    "parameter that is null": {"inputs": [x()], "parameters": {"a": None}},
+    "data twice": {"inputs": [x(parameters={"binary_data_size": 12})]},
+    "shared memory for an input": {
+        "inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 3], "parameters": {"shared_memory_region": "a"}}]
+    },
+    "shared memory for an output": {
+        "inputs": [x()],
+        "outputs": [{"name": "Y", "parameters": {"shared_memory_region": "a", "shared_memory_byte_size": 12}}],
+    },
+}
+MALFORMED: dict[str, bytes] = {
+    "nothing": b" ",
+    "no JSON": b"nope",
+    "cut off": b'{"inputs":[',
+    "a list": b"[]",
+    "no inputs": b"{}",
+    "inputs are null": b'{"inputs":null}',
+    "beyond a double": b'{"inputs":[{"name":"X","datatype":"FP32","shape":[1,3],"data":[1e400,2,3]}]}',
+    **{
+        name: json.dumps({"inputs": [x(**changed)]}).encode()
+        for name, changed in {
+            "few elements": {"data": [1, 2]},
+            "many elements": {"data": [1, 2, 3, 4]},
+            "negative dimension": {"shape": [-1, 3]},
+            "huge dimensions": {"shape": [2**31, 2**31], "data": []},
+            "dimension that is a text": {"shape": ["1", 3]},
+            "texts for numbers": {"data": ["1", "2", "3"]},
+            "booleans for numbers": {"data": [True, 2, 3]},
+            "null for a number": {"data": [None, 2, 3]},
+            "no list": {"data": 1},
+            "name that is a number": {"name": 1},
+        }.items()
+    },
+    "id that is a number": json.dumps({"id": 5, "inputs": [x()]}).encode(),
+    "negative classification": json.dumps(
+        {"inputs": [x()], "outputs": [{"name": "Y", "parameters": {"classification": -1}}]}
+    ).encode(),
+    "binary output that is a number": json.dumps({"inputs": [x()], "parameters": {"binary_data_output": 1}}).encode(),
+}
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("case", list(INVALID))
+    def test_invalid_requests_are_4xx_in_both(self, both: Both, case: str) -> None:
+        theirs, ours = refused(both, BATCHED, json.dumps({"inputs": [x()], **INVALID[case]}).encode())
+        assert (theirs // 100, ours) == (4, 400)
+
+    @pytest.mark.parametrize("case", list(MALFORMED))
+    def test_malformed_requests_are_400_where_triton_says_500(self, both: Both, case: str) -> None:
+        assert refused(both, BATCHED, MALFORMED[case]) == (500, 400)
+
+    @pytest.mark.parametrize(
+        ("data", "datatype"),
+        [([256], "UINT8"), ([128], "INT8"), ([2**31], "INT32"), ([1e39], "FP32")],
+    )
+    def test_numbers_out_of_range_are_400_where_triton_wraps_them(
+        self, both: Both, data: list[Any], datatype: str
+    ) -> None:
+        body = json.dumps({"inputs": [{"name": datatype, "datatype": datatype, "shape": [1, 1], "data": data}]})
+        assert refused(both, TYPED, body.encode()) == (200, 400)
+
+    @pytest.mark.parametrize(
+        ("datatype", "data"),
+        [
+            ("UINT8", [-1]),
+            ("UINT8", [1.5]),
+            ("INT64", [2**63]),
+            ("UINT64", [2**64]),
+            ("BOOL", [1]),
+            ("BOOL", ["true"]),
+            ("BYTES", [1]),
+            ("BYTES", [None]),
+            ("INT32", [True]),
+        ],
+    )
+    def test_wrong_elements_are_400(self, both: Both, datatype: str, data: list[Any]) -> None:
+        body = json.dumps({"inputs": [{"name": datatype, "datatype": datatype, "shape": [1, 1], "data": data}]})
+        assert refused(both, TYPED, body.encode()) == (500, 400)
+
+    @pytest.mark.parametrize("size", [0, 8, 16, 13, 2**40])
+    def test_binary_sizes_that_do_not_fit_are_400(self, both: Both, size: int) -> None:
+        tensor = {"name": "X", "datatype": "FP32", "shape": [1, 3], **sized(size)}
+        body, headers = with_binary({"inputs": [tensor]}, b"\0" * min(size, 16))
+        assert refused(both, BATCHED, body, **headers) == (400, 400)
+
+    @pytest.mark.parametrize("raw", [RAW[:8], RAW + b"1234", b""])
+    def test_bytes_missing_or_left_over_are_400(self, both: Both, raw: bytes) -> None:
+        body, headers = with_binary({"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 3], **sized(12)}]}, raw)
+        assert refused(both, BATCHED, body, **headers) == (400, 400)
+
+    @pytest.mark.parametrize("length", ["99999", "-5", "abc", "0x10", "9" * 30, ""])
+    def test_wrong_header_lengths_are_400(self, both: Both, length: str) -> None:
+        body, _ = with_binary({"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 3], **sized(12)}]}, RAW)
+        assert refused(both, BATCHED, body, Inference_Header_Content_Length=length) == (400, 400)
+
+    @pytest.mark.parametrize(
+        "raw",
+        [
+            raw_texts(b"a"),
+            raw_texts(b"a", b"b", b"c"),
+            struct.pack("<I", 100) + b"a",
+            b"ab",
+            raw_texts(b"a", b"b") + b"c",
+        ],
+    )
+    def test_broken_texts_are_400(self, both: Both, raw: bytes) -> None:
+        body, headers = with_binary({"inputs": [given("BYTES", **sized(len(raw)))]}, raw)
+        assert refused(both, TYPED, body, **headers) == (400, 400)
+
+    @pytest.mark.parametrize(
+        "path",
+        [
+            "/v2/models/nope/infer",
+            "/v2/models/batched_echo/versions/9/infer",
+            "/v2/models/batched_echo/versions/x/infer",
+            "/v2/models/batched_echo/infer/",
+        ],
+    )
+    def test_unknown_models_and_versions_are_404(self, both: Both, path: str) -> None:
+        assert refused(both, path, json.dumps({"inputs": [x()]}).encode()) == (404, 404)
+
+    def test_classes_of_texts_do_not_reach_triton_which_they_crash(self, both: Both) -> None:
+        tensor = given("BYTES", data=["a", "b"])
+        output = {"name": "BYTES_OUT", "parameters": {"classification": 2}}
+        answer = both.gateway.post(TYPED, json={"inputs": [tensor], "outputs": [output]})
+        assert answer.status_code == 400
+        assert answer.json() == {"error": "class result not available for output 'BYTES_OUT' of datatype BYTES."}
+
+    @pytest.mark.parametrize(
+        ("code", "status"),
+        [
+            ("UNKNOWN", 400),
+            ("INTERNAL", 500),
+            ("NOT_FOUND", 404),
+            ("INVALID_ARG", 400),
+            ("UNAVAILABLE", 503),
+            ("UNSUPPORTED", 501),
+            ("ALREADY_EXISTS", 400),
+            ("CANCELLED", 400),
+        ],
+    )
+    @pytest.mark.parametrize("model", ["scripted", "scripted_chain"])
+    def test_a_models_own_error_has_tritons_status(self, both: Both, model: str, code: str, status: int) -> None:
+        script = json.dumps({"error": {"code": code, "message": "EARLY_EXIT[nothing]"}})
+        tensor = {"name": "SCRIPT", "datatype": "BYTES", "shape": [1], "data": [script]}
+        assert refused(both, f"/v2/models/{model}/infer", json.dumps({"inputs": [tensor]}).encode()) == (status, status)
+
+    def test_a_model_that_raises_is_500_without_its_text(self, both: Both) -> None:
+        tensor = {"name": "SCRIPT", "datatype": "BYTES", "shape": [1], "data": [json.dumps({"raise": "secret"})]}
+        theirs, ours = both.post("/v2/models/scripted/infer", json.dumps({"inputs": [tensor]}).encode())
+        assert (theirs.status_code, ours.status_code) == (500, 500)
+        assert b"model.py" in theirs.content
+        assert ours.json() == {"error": "A model's script raised an exception."}
+
+    def test_a_deeply_nested_body_is_400(self, both: Both) -> None:
+        """Triton's own endpoint ends with the process: only the gateway is asked."""
+        for opening in ('{"inputs":', '{"inputs":[{"name":"X","datatype":"FP32","shape":[1,3],"data":', '{"a":'):
+            answer = both.gateway.post(BATCHED, content=opening.encode() + b"[" * 100_000)
+            assert (answer.status_code, list(answer.json())) == (400, ["error"])

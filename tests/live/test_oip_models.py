@@ -1,0 +1,160 @@
+"""What ``/v2`` says of the server and its models, beside Triton's own HTTP endpoint, and which addresses exist."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from app import __version__
+from app.triton.embedded.server import EmbeddedTriton
+from tests.live.conftest import GatewayProcess, StartGateway
+from tests.live.side_by_side import Both, both_at
+
+EXPOSED = ["typed_echo", "batched_echo", "repeat_text", "scripted", "scripted_chain", "text_generate", "ocr_bls"]
+ABSENT = [
+    ("POST", "/v2/repository/models/scripted/load"),
+    ("POST", "/v2/repository/models/scripted/unload"),
+    ("GET", "/v2/systemsharedmemory/status"),
+    ("GET", "/v2/systemsharedmemory/region/a/status"),
+    ("POST", "/v2/systemsharedmemory/region/a/register"),
+    ("POST", "/v2/systemsharedmemory/unregister"),
+    ("GET", "/v2/cudasharedmemory/status"),
+    ("POST", "/v2/cudasharedmemory/region/a/register"),
+    ("GET", "/v2/trace/setting"),
+    ("POST", "/v2/trace/setting"),
+    ("GET", "/v2/models/scripted/trace/setting"),
+    ("POST", "/v2/models/scripted/trace/setting"),
+    ("GET", "/v2/logging"),
+    ("POST", "/v2/logging"),
+    ("GET", "/v2/models"),
+    ("GET", "/v2/"),
+]
+
+
+@pytest.fixture(scope="module")
+def both(triton: EmbeddedTriton, gateway: GatewayProcess) -> Iterator[Both]:
+    with both_at(triton.http_url, gateway.url) as clients:
+        yield clients
+
+
+def known_to_triton(said: Any, theirs: Any) -> Any:
+    """``said`` without what this Triton's messages do not have: the client library's are newer."""
+    if isinstance(said, dict) and isinstance(theirs, dict):
+        return {key: known_to_triton(said[key], theirs[key]) for key in said if key in theirs}
+    if isinstance(said, list) and isinstance(theirs, list) and len(said) == len(theirs):
+        return [known_to_triton(one, other) for one, other in zip(said, theirs, strict=True)]
+    return said
+
+
+@pytest.mark.parametrize("model", EXPOSED)
+@pytest.mark.parametrize("path", ["", "/versions/1"])
+@pytest.mark.parametrize("document", ["", "/config"])
+def test_metadata_and_configuration_are_tritons(both: Both, model: str, path: str, document: str) -> None:
+    theirs, ours = both.get(f"/v2/models/{model}{path}{document}")
+    assert (theirs.status_code, ours.status_code) == (200, 200)
+    assert known_to_triton(ours.json(), theirs.json()) == theirs.json()
+    added = set(ours.json()) - set(theirs.json())
+    assert not added, "a message of this Triton has the same fields"
+
+
+def test_statistics_are_tritons(both: Both) -> None:
+    theirs, ours = both.get("/v2/models/scripted_tail/stats")
+    assert ours.json() == theirs.json()
+    assert ours.json()["model_stats"][0]["name"] == "scripted_tail"
+
+
+def test_statistics_of_all_models_are_of_the_exposed_ones(both: Both) -> None:
+    theirs, ours = both.get("/v2/models/stats")
+    names = {each["name"] for each in ours.json()["model_stats"]}
+    assert "scripted_chain" in names
+    assert "stream_nested" not in names
+    assert names < {each["name"] for each in theirs.json()["model_stats"]}
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"ready":true}'])
+def test_the_index_lists_the_exposed_models(both: Both, body: bytes) -> None:
+    theirs, ours = both.post("/v2/repository/index", body)
+    rows = {row["name"]: row for row in ours.json()}
+    assert set(EXPOSED) < set(rows)
+    assert "stream_nested" not in rows
+    assert all(row in theirs.json() for row in rows.values())
+
+
+def test_a_malformed_index_request_is_400(both: Both) -> None:
+    assert [answer.status_code for answer in both.post("/v2/repository/index", b"[1")] == [500, 400]
+
+
+@pytest.mark.parametrize(
+    "path", ["/v2/health/live", "/v2/health/ready", "/v2/models/scripted/ready", "/v2/models/scripted/versions/1/ready"]
+)
+def test_health_is_an_empty_200(both: Both, path: str) -> None:
+    theirs, ours = both.get(path)
+    assert (theirs.status_code, theirs.content) == (ours.status_code, ours.content) == (200, b"")
+
+
+@pytest.mark.parametrize("path", ["/v2/models/nope/ready", "/v2/models/scripted/versions/7/ready"])
+def test_a_model_that_is_not_there_is_not_ready(both: Both, path: str) -> None:
+    theirs, ours = both.get(path)
+    assert (theirs.status_code, theirs.json()) == (ours.status_code, ours.json())
+    assert ours.json() == {"error": "Model version not ready"}
+
+
+@pytest.mark.parametrize("document", ["", "/config"])
+@pytest.mark.parametrize("model", ["nope", "scripted/versions/7", "scripted/versions/x"])
+def test_unknown_models_and_versions_are_404(both: Both, model: str, document: str) -> None:
+    theirs, ours = both.get(f"/v2/models/{model}{document}")
+    assert (theirs.status_code, ours.status_code) == (404, 404)
+    assert list(ours.json()) == ["error"]
+
+
+@pytest.mark.parametrize("document", ["", "/config", "/stats", "/infer"])
+def test_a_model_that_is_not_exposed_is_unknown(both: Both, document: str) -> None:
+    method = "POST" if document == "/infer" else "GET"
+    answer = both.gateway.request(method, f"/v2/models/stream_nested{document}", json={})
+    assert answer.status_code == 404
+    assert answer.json()["error"].startswith("Request for unknown model")
+
+
+def test_the_server_names_itself_and_its_extensions(both: Both) -> None:
+    theirs, ours = both.get("/v2")
+    assert ours.json().keys() == theirs.json().keys()
+    assert (ours.json()["name"], ours.json()["version"]) == ("triton-gateway", __version__)
+    assert {"binary_tensor_data", "classification", "parameters"} <= set(ours.json()["extensions"])
+
+
+@pytest.mark.parametrize(("method", "path"), ABSENT)
+def test_administration_does_not_exist(both: Both, method: str, path: str) -> None:
+    answer = both.gateway.request(method, path, json={})
+    assert answer.status_code == 404
+    assert list(answer.json()) == ["error"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v2/models/scripted/infer"),
+        ("POST", "/v2/models/scripted"),
+        ("GET", "/v2/repository/index"),
+        ("DELETE", "/v2/health/live"),
+    ],
+)
+def test_wrong_methods_are_405_with_the_right_ones(both: Both, method: str, path: str) -> None:
+    answer = both.gateway.request(method, path)
+    assert answer.status_code == 405
+    assert answer.headers["allow"] in {"POST", "GET, HEAD"}
+    assert list(answer.json()) == ["error"]
+
+
+def test_without_a_file_every_ready_model_is_exposed(start_gateway: StartGateway) -> None:
+    gateway = start_gateway()
+    with both_at(gateway.url, gateway.url) as both:
+        assert both.gateway.get("/v2/models/stream_nested/config").status_code == 200
+
+
+def test_all_models_can_be_exposed_beside_one_pipeline(start_gateway: StartGateway, tmp_path: Any) -> None:
+    config = tmp_path / "gateway.yaml"
+    config.write_text("pipelines: {scripted: {model: scripted, warmup: false}}\noip: {models: all}\n")
+    gateway = start_gateway(config=str(config))
+    with both_at(gateway.url, gateway.url) as both:
+        assert both.gateway.get("/v2/models/stream_nested/config").status_code == 200
+        assert [each["name"] for each in both.gateway.get("/v1/pipelines").json()["pipelines"]] == ["scripted"]

@@ -19,10 +19,11 @@ from app.pipelines.cancellation import Canceller
 from app.pipelines.catalog import Catalog
 from app.pipelines.collector import Collector, Result
 from app.pipelines.pipeline import Pipeline
-from app.pipelines.run import run
+from app.pipelines.run import Answer, run
 from app.streams.event import Event
 from app.streams.store import StreamStore
-from app.streams.stream import Stream, StreamPlan
+from app.streams.stream import Answer as StreamAnswer
+from app.streams.stream import ProblemOf, Stream, StreamPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,14 @@ class Call:
     inference: InferenceRequest
     deadline: Deadline
     record: RequestRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """How a stream is written: what the data of its events are."""
+
+    answer: StreamAnswer
+    problem_of: ProblemOf = problem_of
 
 
 @dataclass(slots=True)
@@ -62,28 +71,33 @@ class Inference:
         """Counts a unary request in the metrics for the duration of the block."""
         return self.metrics.of_pipeline(pipeline).in_flight.track_inprogress()
 
-    async def answer(self, call: Call) -> Result:
-        """One unary answer. Also calls the pipeline's ``cancel`` model if the gateway ends the request early."""
+    async def answer(self, call: Call, answer: Answer | None = None) -> Result:
+        """One unary answer. Also calls the pipeline's ``cancel`` model if the gateway ends the request early.
+
+        ``answer``: as of ``run``.
+        """
         record = call.record
         inference = call.pipeline.with_deadline(call.inference, call.deadline).with_trace(record.trace)
         record.triton_request_id = inference.request_id
         started = time.perf_counter()
         try:
-            result = await run(self.engine, call.pipeline, inference, call.deadline)
+            result = await run(self.engine, call.pipeline, inference, call.deadline, answer)
         except (asyncio.CancelledError, DeadlineExceeded, ContractViolation):
             self.canceller.cancel(call.pipeline, call.inference)
             raise
         finally:
-            record.triton_s = time.perf_counter() - started
+            record.triton_s += time.perf_counter() - started
+        if answer is not None and answer.has_enough:
+            self.canceller.cancel(call.pipeline, call.inference)
         record.exit_early(result.early_exit)
         return result
 
-    async def open_stream(self, call: Call) -> tuple[Stream, list[Event]]:
+    async def open_stream(self, call: Call, writing: Writing | None = None) -> tuple[Stream, list[Event]]:
         """A started stream and its first events, none if it is still silent after ``commit_s``.
 
         Raises the error of a stream that failed before its first output: it still gets an HTTP status.
         """
-        stream = Stream(self._plan_of(call, StreamRecorder(self, call)))
+        stream = Stream(self._plan_of(call, StreamRecorder(self, call), writing))
         self._start(stream, call.pipeline.name)
         try:
             opening = await _first_events(stream, call.pipeline.stream_spec().commit_s)
@@ -109,17 +123,17 @@ class Inference:
         self._start(stream, call.pipeline.name)
         return stream_id
 
-    def _plan_of(self, call: Call, recorder: "StreamRecorder") -> StreamPlan:
-        record = call.record
+    def _plan_of(self, call: Call, recorder: "StreamRecorder", writing: Writing | None = None) -> StreamPlan:
+        record, writing = call.record, writing or Writing(Collector(call.pipeline, call.inference))
         record.triton_request_id = call.inference.request_id
         inference = call.pipeline.with_deadline(call.inference, call.deadline).with_trace(recorder.span.trace)
         return StreamPlan(
             request_id=record.request_id,
             responses=self.engine.infer_stream(inference, call.deadline),
-            answer=Collector(call.pipeline, call.inference),
+            answer=writing.answer,
             deadline=call.deadline,
             progress_s=call.pipeline.stream_spec().progress_s,
-            problem_of=problem_of,
+            problem_of=writing.problem_of,
             observer=recorder,
         )
 

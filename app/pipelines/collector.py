@@ -1,6 +1,7 @@
 """Turns the responses of one request into the caller's values, and says how the answer ended."""
 
 import codecs
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,10 @@ Values = dict[str, Any]
 
 
 class Ending(Struct, frozen=True):
-    """How a stream ended: the reason of an early exit, and the values of one more output, if there is one."""
+    """How a stream ended: the reason of an early exit, and the outputs that are still to be written."""
 
     early_exit: str | None
-    values: Values | None
+    outputs: Sequence[Values] = ()
 
 
 class Result(Struct, frozen=True):
@@ -35,6 +36,9 @@ class Collector:
     A stream takes the values of each response from :meth:`add`, then :meth:`finish`. A unary request passes each
     response to :meth:`join`, then takes :meth:`result`.
     """
+
+    has_enough = False
+    """Every response belongs to the answer."""
 
     def __init__(self, pipeline: Pipeline, request: InferenceRequest) -> None:
         self._pipeline = pipeline
@@ -76,7 +80,7 @@ class Collector:
         if reason is None and not self._decoupled:
             self._check_complete()
         rests = self._rests_of_text() if self._texts else None
-        return Ending(reason, {**self.empty_values(), **rests}) if rests else self._exit_with(reason)
+        return Ending(reason, [{**self.empty_values(), **rests}]) if rests else self._exit_with(reason)
 
     def join(self, response: InferenceResponse) -> None:
         """Adds a response to the result: by each output's ``join`` if the model is decoupled. Raises as :meth:`add`."""
@@ -85,7 +89,8 @@ class Collector:
     def result(self, error: GatewayError | None = None) -> Result:
         """What :meth:`join` has put together. Raises as :meth:`finish`."""
         ending = self.finish(error)
-        self._join(ending.values)
+        for rest in ending.outputs:
+            self._join(rest)
         values = {name: _whole(value) for name, value in self._joined.items()} if self._decoupled else self._joined
         return Result(values, ending.early_exit)
 
@@ -94,7 +99,7 @@ class Collector:
         return {field.name: self._empty_value(field) for field in self._fields}
 
     def _exit_with(self, reason: str | None) -> Ending:
-        return Ending(reason, self.empty_values() if reason is not None and not self._written else None)
+        return Ending(reason, [self.empty_values()] if reason is not None and not self._written else ())
 
     def _check_complete(self) -> None:
         absent = [field.tensor.name for field in self._fields if field.tensor.name not in self._written]

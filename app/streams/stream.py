@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -33,11 +33,16 @@ class Ending(Protocol):
     @property
     def early_exit(self) -> str | None: ...
     @property
-    def values(self) -> Values | None: ...
+    def outputs(self) -> Sequence[Values]:
+        """What is still to be written."""
 
 
 class Answer(Protocol):
     """Turns responses into a caller's values."""
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether the caller does not want the responses that follow."""
 
     def add(self, response: InferenceResponse) -> Values | None: ...
     def finish(self, error: GatewayError | None = None) -> Ending:
@@ -49,7 +54,7 @@ class StreamObserver(Protocol):
 
     def output_written(self) -> None: ...
     def abandoned(self) -> None:
-        """The gateway ends the stream while the model may still be computing."""
+        """The gateway needs no further response while the model may still be computing."""
 
     def ended(self, stream: "Stream") -> None:
         """The terminal event is written. Called once, last."""
@@ -127,6 +132,9 @@ class Stream:
                 async with aclosing(self._plan.responses) as responses:
                     async for response in responses:
                         await self._add(response)
+                        if self._plan.answer.has_enough:
+                            self._leave_rest(response)
+                            return
                         del response  # otherwise it stays in memory until the next one comes
                         if self.log.is_full:
                             silence.pause()
@@ -134,6 +142,10 @@ class Stream:
                         silence.renew()
         except TimeoutError as exc:
             raise DeadlineExceeded(f"The model was silent for {self._plan.progress_s:g} s.") from exc
+
+    def _leave_rest(self, response: InferenceResponse) -> None:
+        if not response.is_final:
+            self._plan.observer.abandoned()
 
     async def _wait_for_reader(self) -> None:
         """Triton keeps what the model sends meanwhile. :meth:`end` and the deadline interrupt the wait."""
@@ -158,8 +170,8 @@ class Stream:
     def _finish(self, error: GatewayError | None = None) -> None:
         try:
             ending = self._plan.answer.finish(error)
-            if ending.values is not None:
-                self._write_output(json_of(ending.values))
+            for values in ending.outputs:
+                self._write_output(json_of(values))
         except GatewayError as exc:
             self._end_with(exc)
         else:

@@ -26,7 +26,7 @@ def token(value: int) -> InferenceResponse:
 @dataclass
 class Ended:
     early_exit: str | None = None
-    values: dict[str, Any] | None = None
+    outputs: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass
@@ -36,18 +36,22 @@ class FakeAnswer:
     ending: Ended = field(default_factory=Ended)
     breaks: BaseException | None = None
     has_output: bool = False
+    enough_at: int | None = None
+    """The number that makes the answer complete."""
+    has_enough: bool = False
 
     def add(self, given: InferenceResponse) -> dict[str, Any] | None:
         if self.breaks is not None:
             raise self.breaks
         self.has_output |= bool(given.outputs)
+        self.has_enough |= any(self.enough_at in each.array for each in given.outputs.values())
         return {name: each.array for name, each in given.outputs.items()} or None
 
     def finish(self, error: GatewayError | None = None) -> Ended:
         if error is not None and error is not EXIT:
             raise error
         ending = self.ending if error is None else Ended("nothing")
-        return Ended(ending.early_exit, {"T": []}) if ending.early_exit and not self.has_output else ending
+        return Ended(ending.early_exit, [{"T": []}]) if ending.early_exit and not self.has_output else ending
 
 
 @dataclass

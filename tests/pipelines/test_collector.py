@@ -41,7 +41,7 @@ def test_text_cut_anywhere_comes_out_whole(text: str, data: st.DataObject) -> No
     c = collector(streamed())
     values = [c.add(piece(each, [1], is_final=place == len(pieces) - 1)) for place, each in enumerate(pieces)]
     assert "".join(value["TEXT"] for value in values if value) == text
-    assert c.finish().values is None
+    assert c.finish().outputs == ()
 
 
 @given(st.lists(st.binary(max_size=6), min_size=1, max_size=6), st.booleans())
@@ -52,7 +52,7 @@ def test_bytes_that_never_become_characters_are_replaced_at_the_end(pieces: list
         values = c.add(piece(each, is_final=not apart and place == len(pieces) - 1))
         texts.append(values["TEXT"] if values else "")
     ending = c.finish()
-    texts.append(ending.values["TEXT"] if ending.values else "")
+    texts += [values["TEXT"] for values in ending.outputs]
     assert "".join(texts) == b"".join(pieces).decode("utf-8", "replace")
 
 

@@ -51,7 +51,7 @@ class TestGoodEndings:
         assert await live(FINAL).ending() == "complete"
 
     async def test_values_held_back_come_before_the_end(self) -> None:
-        life = live(token(1), FINAL, answer=FakeAnswer(Ended(None, {"T": ["\ufffd"]})))
+        life = live(token(1), FINAL, answer=FakeAnswer(Ended(None, [{"T": ["\ufffd"]}])))
         assert [name for _, name, _ in await life.events()] == ["output", "output", "done"]
 
     async def test_an_exit_before_any_output_is_the_empty_result(self) -> None:
@@ -66,6 +66,17 @@ class TestGoodEndings:
     async def test_an_exit_after_some_outputs_is_only_done(self) -> None:
         life = live(token(1), EXIT)
         assert [name for _, name, _ in await life.events()] == ["output", "done"]
+
+    async def test_an_answer_that_is_complete_stops_the_model(self) -> None:
+        life = live(token(1), token(2), token(3), FINAL, answer=FakeAnswer(enough_at=2))
+        assert await life.ending() == "complete"
+        assert (len(life.outputs), len(life.abandoned), life.engine.closed) == (2, 1, 1)
+
+    async def test_a_complete_answer_after_the_final_response_stops_nothing(self) -> None:
+        last = response(tensor("T", "INT32", [2]), is_final=True)
+        life = live(token(1), last, answer=FakeAnswer(enough_at=2))
+        assert await life.ending() == "complete"
+        assert (len(life.outputs), life.abandoned) == (2, [])
 
     async def test_numpy_and_nan_are_written(self) -> None:
         nan = response(tensor("T", "FP32", [np.nan, 1.5]), is_final=False)
@@ -128,7 +139,7 @@ class TestBadEndings:
         assert "a stream failed" in caplog.text
 
     async def test_a_value_that_cannot_be_written_is_internal(self) -> None:
-        answer = FakeAnswer(Ended(None, {"T": object()}))
+        answer = FakeAnswer(Ended(None, [{"T": object()}]))
         assert await live(FINAL, answer=answer).ending() == "internal"
 
     async def test_silence_ends_it_and_each_response_puts_it_off(self) -> None:

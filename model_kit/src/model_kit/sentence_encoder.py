@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from importlib.metadata import distribution
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -20,6 +21,13 @@ WIDTH = 384
 MAX_CHARACTERS = 16_384
 
 
+class Encoded(NamedTuple):
+    """Unit vectors [n, 384], float32, and how many tokens were read for each, [n, 1], int32."""
+
+    vectors: np.ndarray
+    token_counts: np.ndarray
+
+
 class SentenceEncoder:
     def __init__(self, folder: Path | None = None) -> None:
         """``folder`` is the ``model`` folder of the package, by default of the installed one."""
@@ -29,13 +37,18 @@ class SentenceEncoder:
         self._network = Bert(mapped(folder / "model.safetensors"), head_count)
 
     def vectors_of(self, texts: Sequence[str]) -> np.ndarray:
-        """Unit vectors [len(texts), 384], float32: the mean of each text's first 256 tokens."""
+        """The vectors of :meth:`encode`."""
+        return self.encode(texts).vectors
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        """The vector of a text is the mean of its first 256 tokens."""
         if not texts:
-            return np.empty((0, WIDTH), np.float32)
+            return Encoded(np.empty((0, WIDTH), np.float32), np.empty((0, 1), np.int32))
         encodings = self._tokenizer.encode_batch_fast([text[:MAX_CHARACTERS] for text in texts])
         states = self._network.states_of([np.array(encoding.ids) for encoding in encodings])
         vectors = np.stack([each.mean(axis=0) for each in states])
-        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        counts = np.array([[len(encoding.ids)] for encoding in encodings], np.int32)
+        return Encoded(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), counts)
 
 
 def _tokenizer(folder: Path) -> Tokenizer:

@@ -19,7 +19,8 @@ class TritonPythonModel:
         ids, reason = input_of(request, "NEWEST_IDS"), input_of(request, "NEWEST_REASON")
         require_at_most("NEWEST_IDS", ids, _newest_at_most(request))
         outputs = {"TEXT": bytes_tensor([self._vocabulary.bytes_of(ids)], [1]), "TOKEN_ID": ids}
-        return outputs if reason is None else {**outputs, "FINISH_REASON": reason}
+        passed_on = {"FINISH_REASON": reason, "PROMPT_TOKENS": input_of(request, "PROMPT_SIZE")}
+        return outputs | {name: tensor for name, tensor in passed_on.items() if tensor is not None}
 
 
 def _newest_at_most(request):

@@ -1,4 +1,4 @@
-"""TEXT -> EMBEDDING, the requests of a batch in one pass of the network."""
+"""TEXT -> EMBEDDING and TOKENS, the requests of a batch in one pass of the network."""
 
 import numpy as np
 from model_kit.sentence_encoder import SentenceEncoder
@@ -15,6 +15,7 @@ class TritonPythonModel:
         return answer_batch(requests, lambda request: texts_of(input_of(request, "TEXT")), self._answers)
 
     def _answers(self, requests):
-        vectors = self._encoder.vectors_of([text for texts in requests for text in texts])
-        ends = np.cumsum([len(texts) for texts in requests])
-        return [{"EMBEDDING": rows} for rows in np.split(vectors, ends[:-1])]
+        vectors, counts = self._encoder.encode([text for texts in requests for text in texts])
+        ends = np.cumsum([len(texts) for texts in requests])[:-1]
+        rows = zip(np.split(vectors, ends), np.split(counts, ends), strict=True)
+        return [{"EMBEDDING": embedding, "TOKENS": tokens} for embedding, tokens in rows]

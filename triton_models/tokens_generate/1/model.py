@@ -2,6 +2,7 @@
 
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +50,16 @@ class TritonPythonModel:
         def is_cancelled():
             return cancelled.is_set() or self._stopping.is_set() or is_gone()
 
-        return map(_part_of, generate(self._network, prompt_ids, wishes, is_cancelled))
+        chunks = generate(self._network, prompt_ids, wishes, is_cancelled)
+        return _with_prompt_tokens(map(_part_of, chunks), token_ids.size)
+
+
+def _with_prompt_tokens(parts, count):
+    """The first part also tells the number of the prompt's tokens."""
+    extra = {"PROMPT_TOKENS": np.array([count], np.int32)}
+    for part in parts:
+        yield replace(part, outputs={**part.outputs, **extra})
+        extra = {}
 
 
 def _part_of(chunk):

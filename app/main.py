@@ -17,6 +17,7 @@ from app.api.failures import ErrorForms, add_failure_handling
 from app.api.inference import Inference
 from app.api.limits import Limits
 from app.api.oip import oip_dialect
+from app.api.openai import openai_dialect
 from app.api.pipelines import pipelines_dialect
 from app.api.routes import docs
 from app.api.routes.health import HealthRoutes, WorkerStates
@@ -70,7 +71,11 @@ def create_app(
     elsewhere = f"The admin port, {admin_port}, serves the metrics."
     hint = "GET /docs lists the addresses." if with_docs else "GET /v1/pipelines lists the pipelines."
     inference, limits = gateway.inference, gateway.limits
-    dialects = [pipelines_dialect(inference, gateway.store, limits), oip_dialect(inference, limits)]
+    dialects = [
+        pipelines_dialect(inference, gateway.store, limits),
+        oip_dialect(inference, limits),
+        openai_dialect(inference, limits),
+    ]
     forms = ErrorForms([form for dialect in dialects for form in dialect.error_forms])
     app = _bare_app(hint, dict.fromkeys(("/metrics", "/metrics/triton"), elsewhere), forms)
     app.include_router(HealthRoutes(inference.catalog, inference.workload).router())

@@ -51,7 +51,7 @@ class BodyReader:
     def from_form(self, parts: Mapping[str, Part]) -> dict[str, Any]:
         """Form fields or a query string: files are bytes, numbers are text. Raises InvalidInput."""
         values: dict[str, Any] = {}
-        problems = [FieldProblem(_printable(name), _NO_FIELD) for name in parts if name not in self._fields]
+        problems = [FieldProblem(printable(name), _NO_FIELD) for name in parts if name not in self._fields]
         problems += self._absent(parts)
         for name in (name for name in self._fields if name in parts):
             try:
@@ -59,7 +59,7 @@ class BodyReader:
             except (ValueError, InvalidJson) as exc:
                 problems.append(_problem_of(name, exc))
         if problems:
-            raise _refused(problems)
+            raise refused(problems)
         return values
 
     def _decoded_at_once(self, body: bytes) -> dict[str, Any] | None:
@@ -96,10 +96,10 @@ class BodyReader:
                     raise malformed() from None
                 problems.append(_problem_of(name, exc))
             if len(problems) == MAX_PROBLEMS:
-                raise _refused(problems)
+                raise refused(problems)
         problems += self._absent({name for name, value in values.items() if value is not None})
         if problems:
-            raise _refused(problems)
+            raise refused(problems)
         return {name: value for name, value in values.items() if value is not None}
 
     def _decode_member(self, name: str, text: memoryview, values: dict[str, Any]) -> None:
@@ -146,16 +146,21 @@ def _decoded(field: Field, text: memoryview) -> Any:
             return field.decode_large(text)
         return msgspec.json.decode(text, type=field.json_type)
     except ValueError:
-        if not _NULL.fullmatch(text):
+        if not is_null(text):
             raise
     return None
+
+
+def is_null(text: memoryview) -> bool:
+    return _NULL.fullmatch(text) is not None
 
 
 def _text_of(part: Part) -> str:
     return part if isinstance(part, str) else str(part, "utf-8")
 
 
-def _refused(problems: list[FieldProblem]) -> InvalidInput:
+def refused(problems: Sequence[FieldProblem]) -> InvalidInput:
+    """The error that names the first problem, and lists at most MAX_PROBLEMS."""
     first = problems[0] if problems else FieldProblem("body", "does not fit")
     more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
     return InvalidInput(f"'{first.field}' {first.problem}{more}.", errors=problems[:MAX_PROBLEMS])
@@ -165,13 +170,13 @@ def _problem_of(name: str, exc: Exception) -> FieldProblem:
     if isinstance(exc, UnicodeError):
         return FieldProblem(name, "is not UTF-8 text")
     if isinstance(exc, msgspec.ValidationError):
-        return _problem_of_value(name, str(exc))
+        return problem_of_value(name, str(exc))
     return FieldProblem(
-        _printable(name), "is not JSON" if isinstance(exc, (msgspec.DecodeError, InvalidJson)) else str(exc)
+        printable(name), "is not JSON" if isinstance(exc, (msgspec.DecodeError, InvalidJson)) else str(exc)
     )
 
 
-def _problem_of_value(name: str, text: str) -> FieldProblem:
+def problem_of_value(name: str, text: str) -> FieldProblem:
     """``text``: msgspec's own words, with the place of what is wrong inside the value."""
     found = _PATH.search(text)
     path = found["path"] if found else ""
@@ -192,5 +197,5 @@ def _position_of(exc: Exception) -> str:
     return str(exc).removeprefix("JSON is malformed: ").lower()
 
 
-def _printable(name: str) -> str:
+def printable(name: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in name[:64])

@@ -1,7 +1,6 @@
 """A pipeline's words and its model's live configuration -> a Pipeline, or the key that does not fit."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,19 +13,12 @@ from app.pipelines.fields import InputField, ParameterField
 from app.pipelines.file import nearest
 from app.pipelines.graph import graph_of
 from app.pipelines.kinds import kind_fits
+from app.pipelines.mismatch import PipelineMismatch, mismatch_at, tensor_named
+from app.pipelines.openai.form import compile_openai
 from app.pipelines.outputs import OutputField
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.requests import RequestBuilder
 from app.pipelines.spec import ContractSpec, InputSpec, OutputSpec, PipelineSpec, StreamSpec
-
-
-class PipelineMismatch(Exception):
-    """A pipeline's words do not fit its model. ``location`` is the path of the key below the pipeline."""
-
-    def __init__(self, location: tuple[str | int, ...], text: str) -> None:
-        super().__init__(text)
-        self.location = location
-        self.text = text
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +37,9 @@ def compile_pipeline(
     graph = graph_of(config, models)
     _check_whole(spec, config, inputs, parameters)
     _check_rules(spec, config, has_key=surroundings.early_exit_key is not None)
-    with _at("inputs"):
+    with mismatch_at("inputs"):
         reader = BodyReader(name, [*inputs, *parameters])
+    openai = None if spec.openai is None else compile_openai(spec.openai, config, [*inputs, *parameters], outputs)
     return Pipeline(
         name=name,
         spec=spec,
@@ -60,6 +53,7 @@ def compile_pipeline(
         reader=reader,
         builder=RequestBuilder(spec, inputs, parameters, config.max_batch_size),
         timeout_s=spec.timeout_s or surroundings.timeout_s,
+        openai=openai,
     )
 
 
@@ -72,7 +66,7 @@ def _inputs(spec: PipelineSpec, config: ModelConfig) -> list[InputField]:
     fields = []
     for name, given in (_derived_inputs(spec, config) if spec.inputs is None else spec.inputs).items():
         tensor = _tensor(config.inputs, given, ("inputs", name))
-        with _at("inputs", name):
+        with mismatch_at("inputs", name):
             fields.append(
                 InputField.compile(name, given, tensor, max_batch_size=config.max_batch_size, batch=spec.batch)
             )
@@ -83,8 +77,8 @@ def _parameters(spec: PipelineSpec, config: ModelConfig) -> list[ParameterField]
     fields = []
     for name, given in spec.parameters.items():
         location = ("parameters", name, "tensor")
-        tensor = None if given.tensor is None else _named(config.inputs, given.tensor, location)
-        with _at("parameters", name):
+        tensor = None if given.tensor is None else tensor_named(config.inputs, given.tensor, location)
+        with mismatch_at("parameters", name):
             fields.append(ParameterField.compile(name, given, tensor, max_batch_size=config.max_batch_size))
     return fields
 
@@ -101,15 +95,6 @@ def _outputs(spec: PipelineSpec, config: ModelConfig) -> list[OutputField]:
         )
         for name, given in outputs.items()
     ]
-
-
-@contextmanager
-def _at(*location: str) -> Iterator[None]:
-    """A ValueError inside is about the key at ``location``."""
-    try:
-        yield
-    except ValueError as exc:
-        raise PipelineMismatch(location, str(exc)) from exc
 
 
 def _derived_inputs(spec: PipelineSpec, config: ModelConfig) -> dict[str, InputSpec]:
@@ -130,19 +115,12 @@ def _kind_of(tensor: TensorSpec) -> Any:
 
 
 def _tensor(tensors: Iterable[TensorSpec], given: InputSpec | OutputSpec, location: tuple[str, str]) -> TensorSpec:
-    tensor = _named(tensors, given.tensor, (*location, "tensor"))
+    tensor = tensor_named(tensors, given.tensor, (*location, "tensor"))
     if tensor.datatype not in DTYPE_BY_DATATYPE:
         raise PipelineMismatch((*location, "tensor"), f"has datatype {tensor.datatype}, which has no JSON form")
     if not kind_fits(given.kind, tensor.datatype):
         raise PipelineMismatch((*location, "kind"), f"'{given.kind}' does not fit {tensor.datatype}")
     return tensor
-
-
-def _named(tensors: Iterable[TensorSpec], name: str, location: tuple[str | int, ...]) -> TensorSpec:
-    by_name = {tensor.name: tensor for tensor in tensors}
-    if name not in by_name:
-        raise PipelineMismatch(location, f"'{name}' is no such tensor of the model" + nearest(name, list(by_name)))
-    return by_name[name]
 
 
 def _check_whole(
@@ -162,7 +140,7 @@ def _check_whole(
         if given.count(tensor.name) > 1:
             raise PipelineMismatch(("inputs",), f"give '{tensor.name}' twice")
     for name, contract in spec.contract.items():
-        _named(config.outputs, name, ("contract", name))
+        tensor_named(config.outputs, name, ("contract", name))
         _check_max_items(contract, ("contract", name, "max_items"), parameters)
     if spec.batch and config.max_batch_size == 0:
         raise PipelineMismatch(("batch",), "is on, but the model has no batch dimension (max_batch_size is 0)")
@@ -172,7 +150,7 @@ def _check_rules(spec: PipelineSpec, config: ModelConfig, *, has_key: bool) -> N
     for index, rule in enumerate(spec.early_exit):
         for key in ("missing", "empty"):
             for name in getattr(rule, key) or ():
-                _named(config.outputs, name, ("early_exit", index, key))
+                tensor_named(config.outputs, name, ("early_exit", index, key))
         if rule.error is not None and rule.error.signed and not has_key:
             raise PipelineMismatch(
                 ("early_exit", index, "error", "signed"), "needs the key: set GATEWAY_EARLY_EXIT_KEY"

@@ -2,17 +2,19 @@
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from app.pipelines.document import Document, DocumentError, KeyPath, Lines, read_document
-from app.pipelines.spec import GatewaySpec
+from app.pipelines.document import Document, DocumentError, KeyPath, Lines, read_document, read_regular_file
+from app.pipelines.spec import GatewaySpec, PipelineSpec
 
 Location = tuple[str | int, ...]
+
+MAX_TEMPLATE_BYTES = 64 * 1024
 
 _MOST_LISTED = 12
 _MOST_ERRORS = 32
@@ -42,7 +44,27 @@ def read_gateway_file(path: Path) -> GatewayFile:
         spec = GatewaySpec.model_validate(document.values)
     except ValidationError as exc:
         raise ConfigError(_all_complaints(path, document.lines, exc)) from exc
-    return GatewayFile(path, spec, document.lines)
+    return _with_templates(GatewayFile(path, spec, document.lines))
+
+
+def _with_templates(file: GatewayFile) -> GatewayFile:
+    """The file with the text of every template that it names. Raises ConfigError."""
+    pipelines = {name: _with_template(file, name, pipeline) for name, pipeline in file.spec.pipelines.items()}
+    return replace(file, spec=file.spec.model_copy(update={"pipelines": pipelines}))
+
+
+def _with_template(file: GatewayFile, name: str, pipeline: PipelineSpec) -> PipelineSpec:
+    """The text becomes a part of the pipeline's words: another text is another form of the pipeline."""
+    openai = pipeline.openai
+    if openai is None or openai.chat is None or openai.chat.template is None:
+        return pipeline
+    try:
+        text = read_regular_file(file.path.parent / openai.chat.template, MAX_TEMPLATE_BYTES).decode("utf-8")
+    except (OSError, ValueError) as exc:
+        location = ("pipelines", name, "openai", "chat", "template")
+        raise ConfigError(file.complaint(location, f"cannot be read: {exc}")) from exc
+    chat = openai.chat.model_copy(update={"template_text": text})
+    return pipeline.model_copy(update={"openai": openai.model_copy(update={"chat": chat})})
 
 
 def _document(path: Path) -> Document:

@@ -9,9 +9,10 @@ from enum import StrEnum
 from app.domain.backoff import Backoff
 from app.domain.errors import GatewayError
 from app.domain.model import ModelConfig
-from app.pipelines.compile import PipelineMismatch, Surroundings, compile_pipeline
+from app.pipelines.compile import Surroundings, compile_pipeline
 from app.pipelines.file import GatewayFile
 from app.pipelines.lookup import Lookup, Missing
+from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.spec import PipelineSpec
 

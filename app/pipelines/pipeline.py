@@ -15,6 +15,7 @@ from app.pipelines.early_exit import EarlyExitRules
 from app.pipelines.explain import explain
 from app.pipelines.fields import InputField, ParameterField
 from app.pipelines.graph import Graph
+from app.pipelines.openai.form import OpenAIForm
 from app.pipelines.outputs import OutputField
 from app.pipelines.requests import RequestBuilder
 from app.pipelines.spec import PipelineSpec, StreamSpec
@@ -35,6 +36,8 @@ class Pipeline:
     builder: RequestBuilder
     timeout_s: float
     """Of a unary request; a stream has its own in ``spec.stream``."""
+    openai: OpenAIForm | None = None
+    """What ``openai:`` declares."""
 
     def request_of_json(self, body: Body) -> InferenceRequest:
         """Raises InvalidJson, InvalidRequest or InvalidInput."""

@@ -3,29 +3,17 @@
 import re
 from typing import Annotated, Any, Literal, Self
 
-import orjson
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from app.domain.grpc_status import FailureCode
+from app.pipelines.openai.spec import OpenAISpec
+from app.pipelines.section import JsonValue, Name, Section
 
 Kind = Literal["number", "text", "json", "image", "binary"]
 Join = Literal["concatenate", "list", "last"]
 
 
-def _json_value(value: Any) -> Any:
-    """Raises ValueError."""
-    try:
-        written = orjson.loads(orjson.dumps(value))
-    except TypeError as exc:
-        raise ValueError(f"has no JSON form: {exc}") from exc
-    if written != value:
-        raise ValueError("has no JSON form: is it a date, which needs quotes, or no finite number?")
-    return value
-
-
-JsonValue = Annotated[Any, AfterValidator(_json_value)]
 Enum = Annotated[list[JsonValue], Field(min_length=1)]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Bound = Annotated[int, Field(ge=-(2**63), lt=2**64)] | Annotated[float, Field(allow_inf_nan=False)]
 Names = Annotated[list[str], Field(min_length=1)]
@@ -37,10 +25,6 @@ RESERVED_PARAMETERS = re.compile(
     r"(triton_|sequence_|shared_memory_).*|priority|timeout|headers|binary_data|binary_data_output|classification"
 )
 """Request parameters by which Triton is told how to treat a request; those that begin with ``triton_`` it refuses."""
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 def _check_constraints(spec: "InputSpec | ParameterSpec", *, ordered: bool, listed: bool, text: bool) -> None:
@@ -56,7 +40,7 @@ def _check_constraints(spec: "InputSpec | ParameterSpec", *, ordered: bool, list
         raise ValueError("has an enum that does not fit it")
 
 
-class InputSpec(_Section):
+class InputSpec(Section):
     tensor: str
     kind: Kind = "number"
     optional: bool = False
@@ -72,7 +56,7 @@ class InputSpec(_Section):
         return self
 
 
-class OutputSpec(_Section):
+class OutputSpec(Section):
     tensor: str
     kind: Kind = "number"
     join: Join | None = None
@@ -84,7 +68,7 @@ class OutputSpec(_Section):
         return self
 
 
-class ParameterSpec(_Section):
+class ParameterSpec(Section):
     type: Literal["integer", "number", "string", "boolean"]
     minimum: Bound | None = None
     maximum: Bound | None = None
@@ -100,7 +84,7 @@ class ParameterSpec(_Section):
         return self
 
 
-class StreamSpec(_Section):
+class StreamSpec(Section):
     progress_s: Seconds = 30.0
     """The longest silence of the model."""
     timeout_s: Seconds = 600.0
@@ -110,7 +94,7 @@ class StreamSpec(_Section):
     """How long a failure before the first output is still an ordinary HTTP error."""
 
 
-class ErrorMatch(_Section):
+class ErrorMatch(Section):
     """Exactly one of ``message`` (the whole text), ``message_pattern`` (an anchored expression) and ``signed``."""
 
     code: GrpcCode
@@ -134,7 +118,7 @@ class ErrorMatch(_Section):
         return pattern
 
 
-class EarlyExitRule(_Section):
+class EarlyExitRule(Section):
     reason: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
     error: ErrorMatch | None = None
     missing: Names | None = None
@@ -147,19 +131,19 @@ class EarlyExitRule(_Section):
         return self
 
 
-class ContractSpec(_Section):
+class ContractSpec(Section):
     max_items: Annotated[int, Field(ge=0)] | str | None = None
     """A number, or the name of a parameter whose value in the request is the number."""
     shape: list[int] | None = None
     not_growing: bool = False
 
 
-class CancelSpec(_Section):
+class CancelSpec(Section):
     model: str
     input: str
 
 
-class PipelineSpec(_Section):
+class PipelineSpec(Section):
     model: str
     version: str = ""
     description: str = ""
@@ -180,6 +164,7 @@ class PipelineSpec(_Section):
     warmup: bool = True
     batch: bool = False
     sample: dict[str, JsonValue] | None = None
+    openai: OpenAISpec | None = None
 
     @field_validator("stream", mode="before")
     @classmethod
@@ -207,11 +192,11 @@ class PipelineSpec(_Section):
         return self
 
 
-class OipSpec(_Section):
+class OipSpec(Section):
     models: Literal["all"] | list[str] = []
     """Served under ``/v2`` beside the models of the pipelines."""
 
 
-class GatewaySpec(_Section):
+class GatewaySpec(Section):
     pipelines: Annotated[dict[Name, PipelineSpec], Field(min_length=1)]
     oip: OipSpec | None = None

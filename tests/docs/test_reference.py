@@ -13,6 +13,7 @@ from app.api.error_table import ROW_BY_ERROR
 from app.domain.errors import GatewayError
 from app.observability.metrics import Metrics
 from app.pipelines import spec
+from app.pipelines.openai import spec as openai
 from app.pipelines.spec import GatewaySpec
 from app.settings import PREFIX, Settings
 from tests.docs.pages import ROOT, rows_under
@@ -29,6 +30,11 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "contract": spec.ContractSpec,
     "cancel": spec.CancelSpec,
     "oip": spec.OipSpec,
+    "openai": openai.OpenAISpec,
+    "openai: completions": openai.CompletionsSpec,
+    "openai: chat": openai.ChatSpec,
+    "openai: embeddings": openai.EmbeddingsSpec,
+    "openai: usage": openai.UsageSpec,
 }
 """Heading of docs/gateway-yaml.md -> what may stand there."""
 

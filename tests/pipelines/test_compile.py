@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from app.domain.model import ModelConfig
-from app.pipelines.compile import PipelineMismatch, derived_spec
+from app.pipelines.compile import derived_spec
+from app.pipelines.mismatch import PipelineMismatch
 from tests.fakes.models import ensemble, model, pipeline
 
 CONFIG = model(["X FP32 [2]", "NOTE BYTES [1] optional"], ["Y FP32 [2]", "TEXT BYTES [1]"])

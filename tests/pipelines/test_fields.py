@@ -7,7 +7,7 @@ import pytest
 
 from app.domain.errors import InvalidInput
 from app.domain.inference import InferenceRequest
-from app.pipelines.compile import PipelineMismatch
+from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.pipeline import Pipeline
 from tests.fakes.models import model, pipeline
 

@@ -146,3 +146,38 @@ def test_a_thousand_complaints_are_cut_short(path: Path) -> None:
     said = complaint_about(path, GOOD + "".join(f"    {'x' * 300}{n}: 1\n" for n in range(1000)))
     assert said.splitlines()[-1].endswith("and 968 more")
     assert len(said) < 32 * 1024
+
+
+CHAT = GOOD + "    openai:\n      chat: {template: chat.jinja}\n"
+
+
+def test_a_template_lies_beside_the_file_and_is_a_part_of_the_pipeline(path: Path) -> None:
+    path.write_text(CHAT)
+    specs = []
+    for text in ("one", "two", "two"):
+        path.with_name("chat.jinja").write_text(text)
+        specs.append(read_gateway_file(path).spec.pipelines["ocr"])
+    openai = specs[0].openai
+    assert openai is not None
+    assert openai.chat is not None
+    assert openai.chat.template_text == "one"
+    assert specs[0] != specs[1] == specs[2]
+
+
+@pytest.mark.parametrize("content", [None, b"\xff", b"x" * (64 * 1024 + 1)], ids=["missing", "not-utf-8", "too-large"])
+def test_a_template_that_cannot_be_read_is_told_with_its_line(path: Path, content: bytes | None) -> None:
+    if content is not None:
+        path.with_name("chat.jinja").write_bytes(content)
+    assert complaint_about(path, CHAT).startswith("7: pipelines.ocr.openai.chat.template cannot be read: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("{completion: {}}", "6: pipelines.ocr.openai.completion is not a known key; did you mean 'completions'?"),
+        ("{chat: {templat: x}}", "6: pipelines.ocr.openai.chat.templat is not a known key; did you mean 'template'?"),
+        ("{}", "6: pipelines.ocr.openai is wrong: needs one of completions, chat and embeddings"),
+    ],
+)
+def test_a_wrong_key_of_openai_is_told_with_the_nearest_name(path: Path, text: str, complaint: str) -> None:
+    assert complaint in complaint_about(path, GOOD + f"    openai: {text}\n")

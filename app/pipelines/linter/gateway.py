@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
-from app.pipelines.compile import PipelineMismatch, Surroundings, compile_pipeline
+from app.pipelines.compile import Surroundings, compile_pipeline
 from app.pipelines.file import GatewayFile, nearest
 from app.pipelines.linter.findings import Code, Finding
 from app.pipelines.linter.wiring import Models, is_auto_completed
+from app.pipelines.mismatch import PipelineMismatch
 from app.pipelines.spec import PipelineSpec
 
 _ANY_KEY = b"only to compile: what it is matters to no check"

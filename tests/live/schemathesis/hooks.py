@@ -19,6 +19,9 @@ def before_load_schema(context: Any, raw_schema: dict[str, Any]) -> None:
                     if "x-event-schemas" in media_type:
                         media_type["itemSchema"] = _event_schema(media_type["x-event-schemas"])
                         del media_type["schema"]
+                    if "x-event-data" in media_type:
+                        media_type["itemSchema"] = _chunk_schema(media_type["x-event-data"])
+                        del media_type["schema"]
 
 
 def _event_schema(schemas: dict[str, Any]) -> dict[str, Any]:
@@ -35,6 +38,17 @@ def _event_schema(schemas: dict[str, Any]) -> dict[str, Any]:
             }
             for name, schema in schemas.items()
         ]
+    }
+
+
+def _chunk_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """Of OpenAI's streams: events without ids and names."""
+    text = {"type": "string", "contentMediaType": "application/json", "contentSchema": schema}
+    return {
+        "type": "object",
+        "required": ["data"],
+        "properties": {"data": {"anyOf": [{"const": "[DONE]"}, text]}},
+        "additionalProperties": False,
     }
 
 

@@ -1,32 +1,12 @@
 """The operations of one pipeline, and the schemas of its request, its result and its output events."""
 
 from app.api.openapi.answers import Schema, answer, json_answer, problems
+from app.api.openapi.inference import INFERENCE_ERRORS, TIMEOUT_HEADER
 from app.api.pipelines.openapi.events import event_stream
-from app.domain import errors
 from app.pipelines.example import Filled, example_of
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.schema import event_schema, form_schema, request_schema, result_schema
 
-INFERENCE_ERRORS = (
-    errors.InvalidJson,
-    errors.PayloadTooLarge,
-    errors.UnsupportedMediaType,
-    errors.InvalidInput,
-    errors.TooManyRequests,
-    errors.ModelError,
-    errors.ContractViolation,
-    errors.UpstreamProtocol,
-    errors.UpstreamUnavailable,
-    errors.ModelNotReady,
-    errors.Draining,
-    errors.DeadlineExceeded,
-)
-TIMEOUT_HEADER: Schema = {
-    "name": "X-Request-Timeout",
-    "in": "header",
-    "schema": {"type": "number", "exclusiveMinimum": 0},
-    "description": "Seconds until the deadline. The pipeline's own deadline is the upper limit.",
-}
 _BINARY: Schema = {"schema": {"contentMediaType": "application/octet-stream"}}
 
 

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from app.api.openapi.answers import Schema, answer, json_answer, operation, problems
+from app.api.openapi.inference import INFERENCE_ERRORS, TIMEOUT_HEADER
 from app.api.pipelines.openapi.events import event_stream
-from app.api.pipelines.openapi.pipeline_paths import INFERENCE_ERRORS, TIMEOUT_HEADER, examples_of, schema_ref
+from app.api.pipelines.openapi.pipeline_paths import examples_of, schema_ref
 from app.domain import errors
 from app.pipelines.pipeline import Pipeline
 

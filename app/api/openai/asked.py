@@ -1,0 +1,53 @@
+"""What every POST of this dialect begins with: the members of the body, and the model that it names."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from app.api.bodies import off_loop, read_json
+from app.api.exchange import Exchange
+from app.api.inference import Inference
+from app.api.limits import Limits
+from app.api.openai.members import Members, read_members, required, take
+from app.domain.errors import UnknownPipeline
+from app.pipelines.openai.form import OpenAIForm
+from app.pipelines.pipeline import Pipeline
+
+Form = TypeVar("Form")
+Read = TypeVar("Read")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A body that is not read further yet."""
+
+    pipeline: Pipeline
+    body: memoryview
+    members: Members
+
+    async def read(self, read: Callable[[], Read]) -> Read:
+        """What ``read`` makes of the members; off the event loop if the body is large."""
+        return await off_loop(lambda _body: read(), self.body)
+
+
+async def asked_of(exchange: Exchange, inference: Inference, limits: Limits) -> Asked:
+    """The request counts as work from here. Raises Draining, UnknownPipeline, ModelNotReady, or for a bad body."""
+    exchange.record.transport = "unary"
+    inference.workload.begin(exchange.work)
+    body = await read_json(exchange, limits)
+    members = await off_loop(read_members, body)
+    model = take(members, "model", str, "")
+    if not model:
+        raise required("model")
+    return Asked(inference.admit(exchange, model, "unary"), body, members)
+
+
+def form_of(pipeline: Pipeline, pick: Callable[[OpenAIForm], Form | None], what: str) -> Form:
+    """``what``: the address in words. Raises UnknownPipeline."""
+    form = None if pipeline.openai is None else pick(pipeline.openai)
+    if form is None:
+        raise UnknownPipeline(
+            f"The model '{pipeline.name}' does not serve {what}.",
+            hint="`openai:` of the pipeline in gateway.yaml declares what it serves.",
+        )
+    return form

@@ -1,0 +1,51 @@
+"""Errors in OpenAI's form: ``{"error": {"message", "type", "param", "code"}}``.
+
+Source: the error classes of OpenAI's clients, which go by the status, and read ``X-Should-Retry`` before the status.
+"""
+
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+from app.api.error_table import ROW_BY_ERROR
+from app.api.problems import problem_of
+from app.domain import errors
+from app.domain.errors import GatewayError
+
+_STATUS_BY_ERROR: dict[type[GatewayError], int] = {errors.InvalidInput: 400}
+"""Where OpenAI's status is another one than the gateway's."""
+_CODE_BY_ERROR: dict[type[GatewayError], str] = {errors.UnknownPipeline: "model_not_found"}
+_TYPE_BY_STATUS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+def openai_status_of(kind: type[GatewayError]) -> int:
+    return _STATUS_BY_ERROR.get(kind, ROW_BY_ERROR[kind].status)
+
+
+def openai_error_of(error: GatewayError, request_id: str) -> dict[str, Any]:
+    """The body of an error, and the last event of a stream that fails. At most 4 KiB, as a problem object is."""
+    problem = problem_of(error, request_id)
+    first = next(iter(problem.get("errors", ())), None)
+    return {
+        "error": {
+            "message": " ".join(text for text in (problem["detail"], problem.get("hint")) if text),
+            "type": _type_of(openai_status_of(type(error))),
+            "param": first and first["field"],
+            "code": _CODE_BY_ERROR.get(type(error), error.code),
+        }
+    }
+
+
+def openai_error_response(error: GatewayError, request_id: str) -> Response:
+    headers = {"X-Should-Retry": "true" if error.retryable else "false"}
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(error.retry_after_s)
+    body = orjson.dumps(openai_error_of(error, request_id))
+    return Response(body, openai_status_of(type(error)), headers, "application/json")
+
+
+def _type_of(status: int) -> str:
+    if status in _TYPE_BY_STATUS:
+        return _TYPE_BY_STATUS[status]
+    return "server_error" if status >= 500 else "invalid_request_error"

@@ -1,0 +1,108 @@
+"""The members of a body in OpenAI's form: some are for the gateway itself, the others are the pipeline's fields."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from app.domain.errors import FieldProblem, InvalidInput
+from app.pipelines.body import Body, is_null, printable, problem_of_value, refused
+from app.pipelines.structure import malformed, members_of
+
+Members = dict[str, memoryview]
+"""The members that are not null, as JSON."""
+Value = TypeVar("Value")
+
+NEUTRAL: dict[str, Sequence[Any]] = {
+    "best_of": [1],
+    "echo": [False],
+    "frequency_penalty": [0],
+    "logit_bias": [{}],
+    "logprobs": [False],
+    "modalities": [["text"]],
+    "n": [1],
+    "presence_penalty": [0],
+    "response_format": [{"type": "text"}],
+    "service_tier": ["auto", "default"],
+    "store": [False],
+    "suffix": [""],
+    "tool_choice": ["none", "auto"],
+    "tools": [[]],
+    "top_p": [1],
+}
+"""Values that ask for what every answer is like anyway. Any other value of these fields is refused."""
+
+
+def read_members(body: Body) -> Members:
+    """Raises InvalidJson, InvalidRequest, or InvalidInput for a member that is given twice."""
+    members: Members = {}
+    for name, text in members_of(memoryview(body)):
+        if name in members:
+            raise refused([FieldProblem(printable(name), "is given twice")])
+        members[name] = text
+    return {name: text for name, text in members.items() if not is_null(text)}
+
+
+def take(members: Members, name: str, type_: Callable[..., Value] | Any, default: Value) -> Value:
+    """Takes a member out. Raises InvalidInput or InvalidJson."""
+    text = members.pop(name, None)
+    if text is None:
+        return default
+    try:
+        value: Value = msgspec.json.decode(text, type=type_)
+    except msgspec.ValidationError as exc:
+        raise refused([problem_of_value(name, str(exc))]) from exc
+    except (ValueError, RecursionError) as exc:
+        raise malformed() from exc
+    return value
+
+
+def required(name: str) -> InvalidInput:
+    return refused([FieldProblem(name, "is required")])
+
+
+def body_of_fields(prompt: Mapping[str, Body], members: Members, field_by_parameter: Mapping[str, str]) -> bytes:
+    """The pipeline's own JSON body: the prompt, and each member under the name that the pipeline has for it.
+
+    Raises InvalidInput for members that the pipeline has no field for, and InvalidJson.
+    """
+    problems: list[FieldProblem] = []
+    fields: dict[str, Body] = dict(prompt)
+    for name, text in members.items():
+        field = field_by_parameter.get(name)
+        if field in fields:
+            problems.append(FieldProblem(name, "is given twice, under two names"))
+        elif field is not None:
+            fields[field] = text
+        elif not _is_neutral(name, text):
+            problems.append(FieldProblem(printable(name), _NOT_SUPPORTED.get(name, "is not supported by this model")))
+    if problems:
+        raise refused(problems)
+    members_of_body = [msgspec.json.encode(name) + b":" + bytes(text) for name, text in fields.items()]
+    return b"{" + b",".join(members_of_body) + b"}"
+
+
+_NOT_SUPPORTED = {"n": "is not supported: a request has one answer", "best_of": "is not supported"}
+
+
+def renamed(error: InvalidInput, name_by_field: Mapping[str, str]) -> InvalidInput:
+    """The error in the caller's names. A name may be followed by a path inside the value."""
+    problems = []
+    for problem in error.errors:
+        field = next((each for each in name_by_field if problem.field.startswith(each)), None)
+        rest = problem.field[len(field) :] if field is not None else ""
+        is_path = field is not None and (not rest or rest[0] in ".[")
+        name = name_by_field[field] + rest if field is not None and is_path else problem.field
+        problems.append(FieldProblem(name, problem.problem))
+    return refused(problems) if problems else error
+
+
+def _is_neutral(name: str, text: memoryview) -> bool:
+    """Raises InvalidJson."""
+    if name not in NEUTRAL or len(text) > 256:
+        return False
+    try:
+        value = msgspec.json.decode(text)
+    except (ValueError, RecursionError) as exc:
+        raise malformed() from exc
+    return any(isinstance(value, bool) == isinstance(each, bool) and value == each for each in NEUTRAL[name])

@@ -1,0 +1,22 @@
+"""What the OpenAPI document says of OpenAI's addresses, typed from the pipelines that declare ``openai:``."""
+
+from app.api.openai.openapi.answers import ANSWERS
+from app.api.openai.openapi.paths import MODEL_PATHS, chat_path, completions_path, embeddings_path
+from app.api.openapi.document import Described
+from app.pipelines.catalog import Catalog
+
+
+def described(catalog: Catalog) -> Described:
+    """An address that no pipeline serves is left out."""
+    pipelines = [entry.pipeline for entry in catalog.entries.values() if entry.pipeline is not None]
+    served = [(pipeline, pipeline.openai) for pipeline in pipelines if pipeline.openai is not None]
+    completions = [(pipeline, form.completions) for pipeline, form in served if form.completions is not None]
+    chats = [(pipeline, form.chat) for pipeline, form in served if form.chat is not None]
+    embeddings = [(pipeline, form.embeddings) for pipeline, form in served if form.embeddings is not None]
+    paths = {
+        **MODEL_PATHS,
+        **(completions_path(completions) if completions else {}),
+        **(chat_path(chats) if chats else {}),
+        **(embeddings_path(embeddings) if embeddings else {}),
+    }
+    return Described(paths, ANSWERS)

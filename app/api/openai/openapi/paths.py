@@ -1,0 +1,109 @@
+"""The operations of OpenAI's addresses."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from app.api.error_table import ROW_BY_ERROR
+from app.api.openai.errors import openai_status_of
+from app.api.openai.openapi.requests import chat_schema, completion_schema, embeddings_schema, example_text_of
+from app.api.openapi.answers import ANYWHERE, Schema, answer, json_answer, operation
+from app.api.openapi.inference import INFERENCE_ERRORS, TIMEOUT_HEADER
+from app.domain import errors
+from app.domain.errors import GatewayError
+from app.pipelines.openai.form import EmbeddingsForm, TextForm
+from app.pipelines.pipeline import Pipeline
+
+Form = TypeVar("Form", TextForm, EmbeddingsForm)
+_ERROR_REF: Schema = {"$ref": "#/components/schemas/OpenAIError"}
+_ERROR: Schema = {"application/json": {"schema": _ERROR_REF}}
+_NAME: Schema = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+
+
+def completions_path(served: Sequence[tuple[Pipeline, TextForm]]) -> Schema:
+    examples = {
+        pipeline.name: {"model": pipeline.name, "prompt": example_text_of(pipeline, form.prompt)}
+        for pipeline, form in served
+    }
+    streams = any(pipeline.spec.stream is not None for pipeline, _ in served)
+    ok = _text_answer("OpenAICompletion", streams=streams)
+    post = _inference("create_completion", "Continue a text", _body(served, completion_schema, examples), ok)
+    return {"/v1/completions": {"post": post}}
+
+
+def chat_path(served: Sequence[tuple[Pipeline, TextForm]]) -> Schema:
+    examples = {
+        pipeline.name: {"model": pipeline.name, "messages": [{"role": "user", "content": "Hello"}]}
+        for pipeline, _ in served
+    }
+    streams = any(pipeline.spec.stream is not None for pipeline, _ in served)
+    ok = _text_answer("OpenAIChatCompletion", streams=streams)
+    post = _inference("create_chat_completion", "Answer a message", _body(served, chat_schema, examples), ok)
+    return {"/v1/chat/completions": {"post": post}}
+
+
+def embeddings_path(served: Sequence[tuple[Pipeline, EmbeddingsForm]]) -> Schema:
+    examples = {
+        pipeline.name: {"model": pipeline.name, "input": [example_text_of(pipeline, form.input)]}
+        for pipeline, form in served
+    }
+    ok = json_answer("A vector for each text", {"$ref": "#/components/schemas/OpenAIEmbeddings"})
+    post = _inference("create_embedding", "Texts as vectors", _body(served, embeddings_schema, examples), ok)
+    return {"/v1/embeddings": {"post": post}}
+
+
+def _body(
+    served: Sequence[tuple[Pipeline, Form]], schema_of: Callable[[Pipeline, Form], Schema], examples: Schema
+) -> Schema:
+    schemas = [schema_of(pipeline, form) for pipeline, form in served]
+    named = {name: {"summary": "A valid request", "value": value} for name, value in examples.items()}
+    return {"required": True, "content": {"application/json": {"schema": {"oneOf": schemas}, "examples": named}}}
+
+
+def _inference(operation_id: str, summary: str, body: Schema, ok: Schema) -> Schema:
+    answers = {"200": ok, **_failures(errors.UnknownPipeline, *INFERENCE_ERRORS)}
+    return operation(operation_id, "openai", summary, answers, TIMEOUT_HEADER) | {"requestBody": body}
+
+
+def _text_answer(name: str, *, streams: bool) -> Schema:
+    """``x-event-data``: the types of the data of a stream's events, for which OpenAPI 3.1 has no words."""
+    content: Schema = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
+    if streams:
+        content["text/event-stream"] = {
+            "schema": {"type": "string", "description": "Server-Sent Events: chunks, then `[DONE]` or an error."},
+            "x-event-data": {"anyOf": [{"$ref": f"#/components/schemas/{name}Chunk"}, _ERROR_REF]},
+        }
+    return answer("The text, whole, or in chunks with `stream: true`", content)
+
+
+def _failures(*possible: type[GatewayError]) -> Schema:
+    """By status, as :func:`app.api.openapi.answers.problems` has them for problem objects."""
+    by_status: dict[int, list[type[GatewayError]]] = {}
+    for error in dict.fromkeys((*possible, *ANYWHERE)):
+        by_status.setdefault(openai_status_of(error), []).append(error)
+    return {str(status): _failure(found) for status, found in sorted(by_status.items())}
+
+
+def _failure(found: Sequence[type[GatewayError]]) -> Schema:
+    names = ["Retry-After"] if all(error.retry_after_s is not None for error in found) else []
+    return answer(" ".join(f"`{error.code}`: {ROW_BY_ERROR[error].meaning}" for error in found), _ERROR, *names)
+
+
+def _list_models() -> Schema:
+    schema: Schema = {
+        "type": "object",
+        "required": ["object", "data"],
+        "properties": {
+            "object": {"const": "list"},
+            "data": {"type": "array", "items": {"$ref": "#/components/schemas/OpenAIModel"}},
+        },
+    }
+    return operation("list_models", "openai", "The models", {"200": json_answer("The models", schema), **_failures()})
+
+
+def _get_model() -> Schema:
+    ok = json_answer("The model", {"$ref": "#/components/schemas/OpenAIModel"})
+    answers = {"200": ok, **_failures(errors.UnknownPipeline, errors.ModelNotReady)}
+    return operation("get_model", "openai", "One model", answers, _NAME)
+
+
+MODEL_PATHS: Schema = {"/v1/models": {"get": _list_models()}, "/v1/models/{name}": {"get": _get_model()}}

@@ -1,0 +1,25 @@
+"""What every operation that runs inference has: its errors, and the header of its deadline."""
+
+from app.api.openapi.answers import Schema
+from app.domain import errors
+
+INFERENCE_ERRORS = (
+    errors.InvalidJson,
+    errors.PayloadTooLarge,
+    errors.UnsupportedMediaType,
+    errors.InvalidInput,
+    errors.TooManyRequests,
+    errors.ModelError,
+    errors.ContractViolation,
+    errors.UpstreamProtocol,
+    errors.UpstreamUnavailable,
+    errors.ModelNotReady,
+    errors.Draining,
+    errors.DeadlineExceeded,
+)
+TIMEOUT_HEADER: Schema = {
+    "name": "X-Request-Timeout",
+    "in": "header",
+    "schema": {"type": "number", "exclusiveMinimum": 0},
+    "description": "Seconds until the deadline. The pipeline's own deadline is the upper limit.",
+}

@@ -1,0 +1,169 @@
+"""Chat templates: the messages of a conversation -> the prompt, by jinja2 in its sandbox and at a bounded cost.
+
+The names that a template sees are those of Hugging Face's chat templates. The operator writes the template, and a
+caller only the messages: what is bounded is how much work a conversation can cause.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+from jinja2 import TemplateSyntaxError, nodes, pass_context
+from jinja2.environment import Template
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from app.domain.errors import FieldProblem, InvalidInput
+
+MAX_STEPS = 20_000
+"""Turns of loops and calls of functions, for one conversation."""
+MAX_TEMPLATE_CHARACTERS = 65_536
+"""That a template may add to the text of the messages."""
+GROWTH = 4
+"""How many times a template may repeat the text of the messages."""
+_MAX_REPEATED = 4096
+"""Characters or items of a sequence that is multiplied."""
+_BUDGET = "the budget of this conversation"
+"""Not a name that a template could write."""
+_TRIAL = [{"role": "user", "content": "Hello"}]
+
+_log = logging.getLogger(__name__)
+
+Message = Mapping[str, Any]
+
+
+class ChatTemplate:
+    """Compiled once. May render in several threads at a time."""
+
+    def __init__(self, text: str, variables: Mapping[str, Any]) -> None:
+        """Raises ValueError if the text is not a template, or does not render a conversation of one message."""
+        try:
+            self._template = _compiled(text)
+        except TemplateSyntaxError as exc:
+            raise ValueError(f"is not a template: line {exc.lineno}: {exc.message}") from exc
+        self._text = text
+        self._variables = {"bos_token": "", "eos_token": "", "tools": None, "documents": None, **variables}
+        self._check_trial()
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """Raises InvalidInput."""
+        try:
+            return self._rendered(messages)
+        except _Refused as exc:
+            raise _invalid(self._words_of(exc)) from exc
+        except _TooMuch as exc:
+            raise _invalid("are too many or too long for the model's chat template") from exc
+        except Exception as exc:  # a template can raise anything
+            _log.warning("a chat template failed: %s", type(exc).__name__)
+            raise _invalid("cannot be rendered by the model's chat template") from exc
+
+    def _rendered(self, messages: Sequence[Message]) -> str:
+        budget = _Budget()
+        most = MAX_TEMPLATE_CHARACTERS + GROWTH * sum(len(message["content"]) for message in messages)
+        pieces: list[str] = []
+        given = {**self._variables, "messages": list(messages), "add_generation_prompt": True, _BUDGET: budget}
+        for piece in self._template.generate(given):
+            pieces.append(piece)
+            most -= len(piece)
+            if most < 0:
+                raise _TooMuch
+        return "".join(pieces)
+
+    def _check_trial(self) -> None:
+        """A template may refuse the conversation. Raises ValueError if it fails otherwise."""
+        try:
+            self._rendered(_TRIAL)
+        except _Refused:
+            return
+        except Exception as exc:
+            raise ValueError(f"does not render one message of a user: {type(exc).__name__}: {exc}") from exc
+
+    def _words_of(self, refused: "_Refused") -> str:
+        """The template's own words, if none of them comes from the messages."""
+        words = str(refused)
+        return f"are refused by the model's chat template: {words}" if words in self._text else "are refused"
+
+
+class _Refused(TemplateError):
+    """The template called ``raise_exception``."""
+
+
+class _TooMuch(TemplateError):
+    """The conversation costs more than it may."""
+
+
+class _Budget:
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left = MAX_STEPS
+
+    def spend(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise _TooMuch
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Counts every call. Multiplies only numbers and short sequences."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - as jinja2 has it
+        __context.parent[_BUDGET].spend()
+        return super().call(__context, __obj, *args, **kwargs)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**":
+            raise SecurityError("powers are not allowed")
+        if not (isinstance(left, float | int) and isinstance(right, float | int)):
+            count = next((each for each in (left, right) if isinstance(each, int)), 0)
+            if count * sum(len(each) for each in (left, right) if not isinstance(each, int)) > _MAX_REPEATED:
+                raise _TooMuch
+        return super().call_binop(context, operator, left, right)
+
+
+@pass_context
+def _counted(context: Context, items: Iterable[Any]) -> Iterator[Any]:
+    spend: Callable[[], None] = context.parent[_BUDGET].spend
+    for item in items:
+        spend()
+        yield item
+
+
+def _refuse(words: str) -> NoReturn:
+    raise _Refused(str(words))
+
+
+def _tojson(value: Any, indent: int | None = None) -> str:
+    """Without the escapes for HTML of jinja2's own."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _environment() -> _Sandbox:
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    environment.filters |= {"counted": _counted, "tojson": _tojson}
+    environment.globals |= {
+        "raise_exception": _refuse,
+        "strftime_now": lambda pattern: datetime.now().strftime(pattern),
+    }
+    return environment
+
+
+_ENVIRONMENT = _environment()
+
+
+def _compiled(text: str) -> Template:
+    """The template, each of whose loops counts its turns. Raises TemplateSyntaxError."""
+    tree = _ENVIRONMENT.parse(text)
+    for loop in tree.find_all(nodes.For):
+        loop.iter = nodes.Filter(loop.iter, "counted", [], [], None, None, lineno=loop.lineno)
+    tree.set_environment(_ENVIRONMENT)
+    return Template.from_code(_ENVIRONMENT, _ENVIRONMENT.compile(tree), _ENVIRONMENT.make_globals(None))
+
+
+def _invalid(words: str) -> InvalidInput:
+    return InvalidInput(f"'messages' {words}.", errors=[FieldProblem("messages", words)])

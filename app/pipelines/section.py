@@ -1,0 +1,25 @@
+"""What the sections of ``gateway.yaml`` share."""
+
+from typing import Annotated, Any
+
+import orjson
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+
+def _json_value(value: Any) -> Any:
+    """Raises ValueError."""
+    try:
+        written = orjson.loads(orjson.dumps(value))
+    except TypeError as exc:
+        raise ValueError(f"has no JSON form: {exc}") from exc
+    if written != value:
+        raise ValueError("has no JSON form: is it a date, which needs quotes, or no finite number?")
+    return value
+
+
+JsonValue = Annotated[Any, AfterValidator(_json_value)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)

@@ -1,0 +1,288 @@
+"""``/v1/completions`` and ``/v1/chat/completions``: what the model gets, what the caller gets, and what is refused."""
+
+from typing import Any
+
+import pytest
+
+from app.domain.errors import ModelError
+from tests.api.openai.conftest import HELLO, Api, chunks, refusal, word
+from tests.fakes.models import refusal as refused_by_model
+from tests.fakes.models import response, tensor
+
+
+def sent(api: Api) -> tuple[str, dict[str, Any]]:
+    """The text and the parameters that the model got."""
+    request = api.engine.requests[0]
+    return request.inputs[0].array[0].decode(), dict(request.parameters)
+
+
+class TestWhole:
+    async def test_a_completion(self, complete: Any, api: Api) -> None:
+        answer = (await complete(max_tokens=9, temperature=0.5, top_p=0.9, seed=7)).json()
+        assert answer.pop("id").startswith("cmpl-")
+        assert answer.pop("created") > 1_700_000_000
+        assert answer == {
+            "object": "text_completion",
+            "model": "write",
+            "choices": [{"index": 0, "text": "Hello you", "logprobs": None, "finish_reason": "length"}],
+            "usage": {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8},
+        }
+        assert sent(api) == ("Hi", {"max_tokens": 9, "temperature": 0.5, "top_p": 0.9, "seed": 7})
+
+    async def test_a_chat_completion(self, chat: Any, api: Api) -> None:
+        messages = [{"role": "developer", "content": "Be kind."}, {"role": "user", "content": "Hi", "name": "A"}]
+        answer = (await chat(messages=messages, max_completion_tokens=9)).json()
+        assert (answer["id"][:9], answer["object"]) == ("chatcmpl-", "chat.completion")
+        assert answer["choices"] == [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "Hello you", "refusal": None},
+                "logprobs": None,
+                "finish_reason": "length",
+            }
+        ]
+        assert sent(api) == ("system: Be kind.\nuser: Hi\n", {"max_tokens": 9})
+
+    async def test_parts_of_text_are_one_text(self, chat: Any, api: Api) -> None:
+        parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+        assert (await chat(messages=[{"role": "user", "content": parts}])).status_code == 200
+        assert sent(api)[0] == "user: ab\n"
+
+    async def test_an_answer_may_be_sent_back_as_a_message(self, chat: Any) -> None:
+        message = (await chat()).json()["choices"][0]["message"]
+        again = [{"role": "user", "content": "Hi"}, message | {"tool_calls": None}, {"role": "user", "content": "And?"}]
+        assert (await chat(messages=again)).status_code == 200
+
+    async def test_a_list_of_one_prompt(self, complete: Any, api: Api) -> None:
+        assert (await complete(prompt=["Hi"])).status_code == 200
+        assert sent(api)[0] == "Hi"
+
+    async def test_names_of_the_pipeline_and_no_usage(self, complete: Any, api: Api) -> None:
+        api.engine.answers = [response(tensor("ANSWER", "BYTES", [b"yes"]))]
+        answer = (await complete(model="echo", max_tokens=3)).json()
+        assert answer["choices"][0]["text"] == "yes"
+        assert "usage" not in answer
+        assert sent(api) == ("Hi", {"limit": 3})
+
+    async def test_an_early_exit_is_an_empty_text(self, complete: Any, api: Api) -> None:
+        api.engine.answers = [refused_by_model("EXIT")]
+        answer = await complete()
+        assert answer.headers["x-early-exit"] == "nothing"
+        assert answer.json()["choices"][0] == {"index": 0, "text": "", "logprobs": None, "finish_reason": "stop"}
+
+    async def test_the_request_is_counted_as_the_pipelines(self, complete: Any, api: Api) -> None:
+        await complete()
+        page = (await api.admin.get("/metrics")).text
+        assert 'triton_gateway_requests_total{outcome="ok",pipeline="write",transport="unary"} 1.0' in page
+
+
+class TestStop:
+    async def test_the_text_ends_before_it_and_the_model_is_stopped(self, complete: Any, api: Api) -> None:
+        answer = (await complete(stop="lo")).json()
+        assert answer["choices"][0]["text"] == "Hel"
+        assert answer["choices"][0]["finish_reason"] == "stop"
+        assert answer["usage"]["completion_tokens"] == 2
+        await api.gateway.inference.canceller.close()
+        assert [request.model for request in api.engine.requests] == ["writer", "writer"]
+        assert api.engine.requests[1].inputs[0].name == "CANCEL"
+
+    async def test_it_may_be_cut_between_responses(self, complete: Any) -> None:
+        assert (await complete(stop=["xx", "elloy", "ello y"])).json()["choices"][0]["text"] == "H"
+
+    async def test_a_stream_ends_at_it(self, complete: Any, api: Api) -> None:
+        events = chunks(await complete(stop=["o y"], stream=True))
+        texts = [choice["text"] for event in events[:-1] for choice in event["choices"]]
+        assert (texts, events[-1]) == (["Hel", "l", ""], "[DONE]")
+        assert events[-2]["choices"][0]["finish_reason"] == "stop"
+
+    async def test_what_was_held_back_comes_at_the_end(self, complete: Any) -> None:
+        events = chunks(await complete(stop=["you and"], stream=True))
+        texts = [choice["text"] for event in events[:-1] for choice in event["choices"]]
+        assert texts == ["Hel", "lo", " ", "you", ""]
+        assert events[-2]["choices"][0]["finish_reason"] == "length"
+
+
+class TestStream:
+    async def test_chunks_of_a_completion(self, complete: Any) -> None:
+        *events, done = chunks(await complete(stream=True))
+        assert done == "[DONE]"
+        assert {event["object"] for event in events} == {"text_completion"}
+        assert len({event["id"] for event in events}) == 1
+        assert [event["choices"][0]["text"] for event in events] == ["Hel", "lo", " you", ""]
+        assert [event["choices"][0]["finish_reason"] for event in events] == [None, None, None, "length"]
+        assert not any("usage" in event for event in events)
+
+    async def test_chunks_of_a_chat(self, chat: Any) -> None:
+        *events, done = chunks(await chat(stream=True))
+        assert done == "[DONE]"
+        assert {event["object"] for event in events} == {"chat.completion.chunk"}
+        assert [event["choices"][0]["delta"] for event in events] == [
+            {"role": "assistant", "content": "Hel"},
+            {"content": "lo"},
+            {"content": " you"},
+            {},
+        ]
+
+    async def test_usage_comes_last_if_it_is_asked_for(self, chat: Any) -> None:
+        *events, last, _done = chunks(await chat(stream=True, stream_options={"include_usage": True}))
+        assert all(event["usage"] is None for event in events)
+        assert last["choices"] == []
+        assert last["usage"] == {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
+
+    async def test_a_failure_before_the_first_text_has_a_status(self, chat: Any, api: Api) -> None:
+        api.engine.answers = [ModelError("It failed.")]
+        answer = await chat(stream=True)
+        assert refusal(answer) == (502, "model_error", None)
+        assert answer.headers["x-should-retry"] == "false"
+
+    async def test_a_failure_after_it_is_the_last_event(self, chat: Any, api: Api) -> None:
+        api.engine.answers = [HELLO[0], ModelError("It failed.")]
+        first, last = chunks(await chat(stream=True))
+        assert first["choices"][0]["delta"]["content"] == "Hel"
+        assert last == {
+            "error": {"message": "It failed.", "type": "server_error", "param": None, "code": "model_error"}
+        }
+
+    async def test_the_model_is_held_to_its_contract(self, complete: Any, api: Api) -> None:
+        growing = response(tensor("TEXT", "BYTES", [b"x"]), tensor("IDS", "INT32", [1, 2, 3]), is_final=False)
+        api.engine.answers = [HELLO[0], growing]
+        assert chunks(await complete(stream=True))[-1]["error"]["code"] == "contract_violation"
+
+    async def test_an_empty_answer_has_its_role(self, chat: Any, api: Api) -> None:
+        api.engine.answers = [refused_by_model("EXIT", None)]
+        last, done = chunks(await chat(stream=True))
+        assert last["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+        assert (last["choices"][0]["finish_reason"], done) == ("stop", "[DONE]")
+
+    async def test_a_model_with_one_response_is_one_chunk(self, complete: Any, api: Api) -> None:
+        api.engine.answers = [response(tensor("ANSWER", "BYTES", [b"yes"]))]
+        events = chunks(await complete(model="echo", stream=True))
+        assert [choice["text"] for event in events[:-1] for choice in event["choices"]] == ["yes", ""]
+
+    async def test_characters_that_are_cut_are_made_whole(self, complete: Any, api: Api) -> None:
+        first, second = "\U0001f600".encode()[:2], "\U0001f600".encode()[2:]
+        api.engine.answers = [word(first), word(second, why=b"stop")]
+        events = chunks(await complete(stream=True))
+        assert [choice["text"] for event in events[:-1] for choice in event["choices"]] == ["\U0001f600", ""]
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("body", "param"),
+        [
+            ({"n": 2}, "n"),
+            ({"n": True}, "n"),
+            ({"best_of": 2}, "best_of"),
+            ({"echo": True}, "echo"),
+            ({"logprobs": 1}, "logprobs"),
+            ({"logit_bias": {"5": 1}}, "logit_bias"),
+            ({"suffix": "x"}, "suffix"),
+            ({"presence_penalty": 0.5}, "presence_penalty"),
+            ({"user": "me"}, "user"),
+            ({"foo": 1}, "foo"),
+            ({"max_tokens": 65}, "max_tokens"),
+            ({"max_tokens": "9"}, "max_tokens"),
+            ({"max_completion_tokens": 9}, "max_completion_tokens"),
+            ({"temperature": 3}, "temperature"),
+            ({"stop": []}, "stop"),
+            ({"stop": ["a"] * 5}, "stop"),
+            ({"stop": [""]}, "stop"),
+            ({"stop": "x" * 257}, "stop"),
+            ({"stream": "yes"}, "stream"),
+            ({"stream_options": {"include_usage": True}}, "stream_options"),
+            ({"stream": True, "stream_options": {"foo": 1}}, "stream_options"),
+            ({"prompt": None}, "prompt"),
+            ({"prompt": [1, 2]}, "prompt"),
+            ({"prompt": ["a", "b"]}, "prompt"),
+            ({"model": None}, "model"),
+            ({"model": 5}, "model"),
+            ({"messages": []}, "messages"),
+        ],
+        ids=str,
+    )
+    async def test_a_field_that_is_not_supported(self, complete: Any, body: dict[str, Any], param: str) -> None:
+        status, code, found = refusal(await complete(**body))
+        assert (status, code) == (400, "invalid_input")
+        assert str(found).startswith(param)
+
+    @pytest.mark.parametrize(
+        ("body", "param"),
+        [
+            ({"tools": [{"type": "function"}]}, "tools"),
+            ({"response_format": {"type": "json_object"}}, "response_format"),
+            ({"logprobs": True}, "logprobs"),
+            ({"reasoning_effort": "low"}, "reasoning_effort"),
+            ({"max_tokens": 9, "max_completion_tokens": 9}, "max_completion_tokens"),
+            ({"max_completion_tokens": 65}, "max_completion_tokens"),
+            ({"messages": None}, "messages"),
+            ({"messages": []}, "messages"),
+            ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),
+            ({"messages": [{"role": "user"}]}, "messages"),
+            ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
+            ({"messages": [{"role": "user", "content": "x", "foo": 1}]}, "messages"),
+            ({"prompt": "x"}, "prompt"),
+        ],
+        ids=str,
+    )
+    async def test_a_field_of_a_chat_that_is_not_supported(self, chat: Any, body: dict[str, Any], param: str) -> None:
+        status, code, found = refusal(await chat(**body))
+        assert (status, code) == (400, "invalid_input")
+        assert str(found).startswith(param)
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            {"n": 1, "best_of": 1, "echo": False, "logit_bias": {}, "suffix": "", "presence_penalty": 0.0},
+            {"stop": None, "seed": None, "stream": None, "stream_options": None, "user": None, "logprobs": None},
+        ],
+        ids=["neutral", "null"],
+    )
+    async def test_values_that_change_nothing_are_taken(self, complete: Any, body: dict[str, Any]) -> None:
+        assert (await complete(**body)).status_code == 200
+
+    async def test_names_that_are_mapped_are_told_as_the_caller_wrote_them(self, complete: Any) -> None:
+        answer = await complete(model="echo", max_tokens=10)
+        assert answer.json()["error"]["message"] == "'max_tokens' must be int <= 9."
+
+    async def test_usage_that_the_model_does_not_count(self, complete: Any) -> None:
+        answer = await complete(model="echo", stream=True, stream_options={"include_usage": True})
+        assert refusal(answer) == (400, "invalid_input", "stream_options.include_usage")
+
+    @pytest.mark.parametrize("model", ["nobody", "embed", "other"])
+    async def test_a_model_that_does_not_serve_it(self, complete: Any, model: str) -> None:
+        assert refusal(await complete(model=model)) == (404, "model_not_found", None)
+
+    @pytest.mark.parametrize(
+        ("body", "code"),
+        [
+            (b"{", "invalid_json"),
+            (b'{"model": "write", "prompt": "a" "b"}', "invalid_json"),
+            (b'{"model": "write", "prompt": nul}', "invalid_json"),
+            (b'{"model": "write", "prompt": "a", "prompt": "b"}', "invalid_input"),
+            (b"[]", "invalid_request"),
+            (b'{"model": "write", "prompt": ' + b"[" * 100 + b"]" * 100 + b"}", "invalid_json"),
+        ],
+    )
+    async def test_a_body_that_is_malformed(self, api: Api, body: bytes, code: str) -> None:
+        answer = await api.client.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
+        assert refusal(answer)[:2] == (400, code)
+
+    async def test_errors_of_the_address_have_the_form_too(self, api: Api) -> None:
+        assert refusal(await api.client.get("/v1/completions"))[:2] == (405, "method_not_allowed")
+        assert refusal(await api.client.post("/v1/chat/foo"))[:2] == (404, "not_found")
+        assert refusal(await api.client.post("/v1/completions", content=b"x"))[:2] == (415, "unsupported_media_type")
+
+    async def test_nothing_of_the_input_is_repeated(self, complete: Any) -> None:
+        for body in ({"n": "secret"}, {"stop": [["secret"]]}, {"seed": "secret"}, {"prompt": {"secret": 1}}):
+            assert "secret" not in (await complete(**body)).text
+
+    async def test_while_it_drains_it_refuses(self, complete: Any, api: Api) -> None:
+        api.gateway.inference.workload.is_draining = True
+        answer = await complete()
+        assert refusal(answer) == (503, "draining", None)
+        assert answer.headers["x-should-retry"] == "true"
+        assert answer.headers["retry-after"] == "1"
+
+    async def test_a_large_prompt(self, api: Api, complete: Any) -> None:
+        assert (await complete(prompt="x" * 60_000)).status_code == 200
+        assert sent(api)[0] == "x" * 60_000

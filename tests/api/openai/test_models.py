@@ -1,0 +1,20 @@
+"""``/v1/models``: the pipelines that declare ``openai:``."""
+
+from tests.api.openai.conftest import Api, refusal
+
+
+async def test_the_models_are_the_pipelines_that_declare_it(api: Api) -> None:
+    answer = (await api.client.get("/v1/models")).json()
+    assert answer["object"] == "list"
+    assert [model["id"] for model in answer["data"]] == ["write", "echo", "embed"]
+    assert {(model["object"], model["owned_by"]) for model in answer["data"]} == {("model", "triton-gateway")}
+
+
+async def test_one_model(api: Api) -> None:
+    listed = (await api.client.get("/v1/models")).json()["data"][0]
+    assert (await api.client.get("/v1/models/write")).json() == listed
+
+
+async def test_a_pipeline_that_does_not_declare_it_is_no_model(api: Api) -> None:
+    for name in ("other", "nobody"):
+        assert refusal(await api.client.get(f"/v1/models/{name}")) == (404, "model_not_found", None)

@@ -1,0 +1,63 @@
+"""Stop texts are found wherever the text is cut into pieces."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.api.openai.stop import StopMatcher
+
+
+def seen(pieces: Sequence[str], stops: Sequence[str]) -> tuple[str, bool]:
+    """What a caller sees of the pieces, and whether a stop text was found."""
+    matcher = StopMatcher(stops)
+    text = "".join(matcher.add(piece) for piece in pieces)
+    return text + matcher.rest(), matcher.has_stopped
+
+
+def seen_character_by_character(text: str, stops: Sequence[str]) -> tuple[str, bool]:
+    """The same by definition: the first place where a stop text is complete, and the longest that ends there."""
+    for end in range(1, len(text) + 1):
+        found = [stop for stop in stops if text[:end].endswith(stop)]
+        if found:
+            return text[: end - max(map(len, found))], True
+    return text, False
+
+
+@pytest.mark.parametrize(
+    ("pieces", "stops", "text"),
+    [
+        (["one two"], [" two"], "one"),
+        (["one\n", "\ntwo"], ["\n\n"], "one"),
+        (["a", "b", "c", "d"], ["bcd"], "a"),
+        (["aab"], ["ab"], "a"),
+        (["abcd"], ["bcd", "c"], "ab"),
+        (["xabc"], ["abc", "bc"], "x"),
+        (["no stop"], ["stopped"], "no stop"),
+        (["ends with sto"], ["stop"], "ends with sto"),
+        (["\U0001f600", "!"], ["\U0001f600!"], ""),
+    ],
+)
+def test_the_text_ends_before_the_stop_text(pieces: list[str], stops: list[str], text: str) -> None:
+    assert seen(pieces, stops)[0] == text
+
+
+def test_text_that_cannot_become_a_stop_text_is_not_held_back() -> None:
+    matcher = StopMatcher(["END"])
+    assert [matcher.add(piece) for piece in ("one E", "N", "ter ", "E")] == ["one ", "", "ENter ", ""]
+    assert matcher.rest() == "E"
+
+
+def test_nothing_follows_a_stop_text() -> None:
+    matcher = StopMatcher(["."])
+    assert [matcher.add(piece) for piece in ("a.b", "c.", "d")] == ["a", "", ""]
+    assert matcher.rest() == ""
+
+
+@given(
+    st.lists(st.text("ab", max_size=5), max_size=8),
+    st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=4),
+)
+def test_how_the_text_is_cut_makes_no_difference(pieces: list[str], stops: list[str]) -> None:
+    assert seen(pieces, stops) == seen_character_by_character("".join(pieces), stops)

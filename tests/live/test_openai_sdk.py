@@ -1,0 +1,299 @@
+"""OpenAI's own Python client, synchronous and asynchronous, against the real Triton."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import yaml
+
+from app.triton.embedded.server import EmbeddedTriton
+from tests.live.conftest import GatewayProcess, StartGateway
+from tests.live.test_cancellation import eventually
+
+PROMPT = "The for statement"
+WISHES: dict[str, Any] = {"max_tokens": 24, "seed": 7, "temperature": 0.8}
+MESSAGES: list[Any] = [{"role": "system", "content": "Be brief. "}, {"role": "user", "content": "What is a list?"}]
+AS_PROMPT = "System: Be brief.\nUser: What is a list?\nAssistant:"
+"""The messages by the template of `write`."""
+TEXTS = [f"Sentence number {index} is about cats." for index in range(40)]
+
+
+@pytest.fixture
+def sdk(gateway: GatewayProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+async def async_sdk(gateway: GatewayProcess) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def own(client: httpx.Client, pipeline: str, **body: Any) -> Any:
+    """The answer of the pipeline's own address."""
+    return client.post(f"/v1/pipelines/{pipeline}", json=body).raise_for_status().json()
+
+
+def executed(triton: EmbeddedTriton, model: str, metric: str = "nv_inference_exec_count") -> int:
+    lines = httpx.get(triton.metrics_url).text.splitlines()
+    return sum(int(line.split()[-1]) for line in lines if line.startswith(f'{metric}{{model="{model}"'))
+
+
+class TestModels:
+    def test_models_are_the_pipelines_that_declare_it(self, sdk: openai.OpenAI) -> None:
+        assert [model.id for model in sdk.models.list()] == ["write", "embed", "scripted_stream"]
+        assert sdk.models.retrieve("write").owned_by == "triton-gateway"
+
+
+class TestText:
+    def test_a_completion_is_the_pipelines_answer(self, sdk: openai.OpenAI, client: httpx.Client) -> None:
+        expected = own(client, "write", prompt=PROMPT, **WISHES)
+        answer = sdk.completions.create(model="write", prompt=PROMPT, **WISHES)
+        assert answer.choices[0].text == expected["text"]
+        assert answer.choices[0].finish_reason == expected["finish_reason"]
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == len(expected["token_id"])
+        assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+    def test_prompt_tokens_are_those_of_the_models_tokenizer(self, sdk: openai.OpenAI) -> None:
+        counts = [
+            sdk.completions.create(model="write", prompt=prompt, max_tokens=1).usage
+            for prompt in ("The", PROMPT, PROMPT * 2)
+        ]
+        assert [each.prompt_tokens for each in counts if each is not None] == [1, 3, 6]
+
+    def test_a_chat_is_the_template_then_the_pipeline(self, sdk: openai.OpenAI, client: httpx.Client) -> None:
+        expected = own(client, "write", prompt=AS_PROMPT, **WISHES)
+        wishes = {**WISHES, "max_completion_tokens": WISHES["max_tokens"]}
+        del wishes["max_tokens"]
+        answer = sdk.chat.completions.create(model="write", messages=MESSAGES, **wishes)
+        assert answer.choices[0].message.content == expected["text"]
+        assert answer.choices[0].message.role == "assistant"
+
+    def test_a_parameter_of_the_pipeline_alone(self, sdk: openai.OpenAI, client: httpx.Client) -> None:
+        extra = {"chunk_tokens": 8}
+        chunks = list(sdk.completions.create(model="write", prompt=PROMPT, stream=True, extra_body=extra, **WISHES))
+        assert len(chunks) == 24 / 8 + 1
+        assert text_of(chunks) == own(client, "write", prompt=PROMPT, **WISHES)["text"]
+
+    def test_a_model_that_is_not_decoupled_and_has_another_prompt(self, sdk: openai.OpenAI) -> None:
+        script = json.dumps({"outputs": 3, "texts": ["c3", "a4c3", "b6"]})
+        assert sdk.completions.create(model="scripted_stream", prompt=script).choices[0].text == "äö"
+
+    def test_an_early_exit_is_an_empty_text(self, sdk: openai.OpenAI) -> None:
+        script = {"outputs": 0, "then": "error", "error": {"code": "INTERNAL", "message": "EARLY_EXIT[nothing]"}}
+        answer = sdk.completions.with_raw_response.create(model="scripted_stream", prompt=json.dumps(script))
+        assert answer.headers["x-early-exit"] == "nothing"
+        assert answer.parse().choices[0].text == ""
+
+
+class TestStreams:
+    def test_chunks_are_the_pipelines_text(self, sdk: openai.OpenAI, client: httpx.Client) -> None:
+        expected = own(client, "write", prompt=PROMPT, **WISHES)["text"]
+        chunks = list(
+            sdk.completions.create(
+                model="write", prompt=PROMPT, stream=True, stream_options={"include_usage": True}, **WISHES
+            )
+        )
+        assert text_of(chunks) == expected
+        assert len(chunks) > 10
+        assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 2) + ["length"]
+        assert chunks[-1].choices == []
+        assert chunks[-1].usage is not None
+        assert chunks[-1].usage.completion_tokens == WISHES["max_tokens"]
+
+    def test_the_clients_own_helper_joins_a_chat(self, sdk: openai.OpenAI, client: httpx.Client) -> None:
+        expected = own(client, "write", prompt=AS_PROMPT, **WISHES)
+        with sdk.chat.completions.stream(model="write", messages=MESSAGES, **WISHES) as stream:
+            completion = stream.get_final_completion()
+        assert completion.choices[0].message.content == expected["text"]
+        assert completion.choices[0].finish_reason == expected["finish_reason"]
+
+    async def test_the_asynchronous_client_reads_the_same(
+        self, async_sdk: openai.AsyncOpenAI, client: httpx.Client
+    ) -> None:
+        whole = await async_sdk.chat.completions.create(model="write", messages=MESSAGES, **WISHES)
+        stream = await async_sdk.chat.completions.create(model="write", messages=MESSAGES, stream=True, **WISHES)
+        pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
+        assert "".join(pieces) == whole.choices[0].message.content
+        assert "".join(pieces) == own(client, "write", prompt=AS_PROMPT, **WISHES)["text"]
+
+    def test_an_error_in_mid_stream_is_raised(self, sdk: openai.OpenAI) -> None:
+        script = json.dumps({"outputs": 2, "interval_s": 0.05, "then": "error"})
+        texts = []
+        with pytest.raises(openai.APIError) as caught:
+            texts.extend(
+                chunk.choices[0].text
+                for chunk in sdk.completions.create(model="scripted_stream", prompt=script, stream=True)
+            )
+        assert caught.value.code == "model_error"
+        assert type(caught.value) is openai.APIError
+
+    async def test_an_error_in_mid_stream_is_raised_by_the_asynchronous_client(
+        self, async_sdk: openai.AsyncOpenAI
+    ) -> None:
+        script = json.dumps({"outputs": 2, "interval_s": 0.05, "then": "error"})
+        stream = await async_sdk.completions.create(model="scripted_stream", prompt=script, stream=True)
+        assert [(await anext(stream)).choices[0].text for _ in range(2)] == ["word "] * 2
+        with pytest.raises(openai.APIError, match="failed"):
+            await anext(stream)
+
+    def test_pings_in_a_silence_are_not_seen(self, start_gateway: StartGateway, config_path: Path) -> None:
+        gateway = start_gateway(config=str(config_path), ping_s="0.1")
+        script = json.dumps({"outputs": 2, "interval_s": 0.5})
+        with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none") as sdk:
+            chunks = list(sdk.completions.create(model="scripted_stream", prompt=script, stream=True))
+        assert text_of(chunks) == "word word "
+
+
+class TestStop:
+    """`write` is an ensemble: only its cancel model stops the generator."""
+
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_it_ends_the_text_and_the_generator(
+        self, sdk: openai.OpenAI, client: httpx.Client, triton: EmbeddedTriton, stream: bool
+    ) -> None:
+        wishes = {"max_tokens": 500, "seed": 3, "temperature": 1.0}
+        full = own(client, "write", prompt=PROMPT, **{**wishes, "max_tokens": 40})["text"]
+        stop = full[21:27]
+        before = executed(triton, "text_detokenize")
+        answer = sdk.completions.create(model="write", prompt=PROMPT, stop=["never", stop], stream=stream, **wishes)
+        chunks = [answer] if isinstance(answer, openai.types.Completion) else list(answer)
+        assert text_of(chunks) == full[: full.index(stop)]
+        assert chunks[-1].choices[0].finish_reason == "stop"
+        time.sleep(0.5)
+        after = executed(triton, "text_detokenize")
+        assert after - before < 100, "Triton itself would compute all 500 tokens"
+        time.sleep(0.3)
+        assert executed(triton, "text_detokenize") == after
+
+
+class TestLeaving:
+    def test_a_client_that_closes_its_stream_stops_the_generator(
+        self, sdk: openai.OpenAI, triton: EmbeddedTriton
+    ) -> None:
+        before = executed(triton, "text_detokenize")
+        wishes = {"max_tokens": 500, "seed": 3, "temperature": 1.0}
+        with sdk.completions.create(model="write", prompt=PROMPT, stream=True, **wishes) as stream:
+            for _ in range(5):
+                next(stream)
+        time.sleep(0.5)
+        after = executed(triton, "text_detokenize")
+        assert after - before < 100
+        time.sleep(0.3)
+        assert executed(triton, "text_detokenize") == after
+
+    async def test_an_asynchronous_client_that_is_cancelled_stops_it_too(
+        self, async_sdk: openai.AsyncOpenAI, gateway: GatewayProcess, tmp_path: Path
+    ) -> None:
+        notice = tmp_path / "notice"
+        script = json.dumps({"outputs": 50, "interval_s": 0.05, "notice": str(notice)})
+        messages: list[Any] = [{"role": "user", "content": script}]
+        before = gateway.metric("requests_total", pipeline="scripted_stream", outcome="cancelled")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await async_sdk.chat.completions.create(model="scripted_stream", messages=messages)
+        await asyncio.to_thread(eventually, lambda: notice.exists() and bool(notice.read_text()))
+        assert int(notice.read_text().split()[1]) < 30
+        labels = {"pipeline": "scripted_stream", "outcome": "cancelled"}
+        await asyncio.to_thread(eventually, lambda: gateway.metric("requests_total", **labels) == before + 1)
+
+
+class TestEmbeddings:
+    def test_texts_are_the_pipelines_vectors(self, sdk: openai.OpenAI, client: httpx.Client) -> None:
+        """The client asks for base64 by itself."""
+        answer = sdk.embeddings.create(model="embed", input=TEXTS[:3])
+        for text, item in zip(TEXTS, answer.data, strict=False):
+            assert np.allclose(item.embedding, own(client, "embed", text=text)["embedding"], atol=1e-6)
+        assert [item.index for item in answer.data] == [0, 1, 2]
+
+    def test_numbers_and_base64_are_the_same(self, sdk: openai.OpenAI) -> None:
+        numbers = sdk.embeddings.create(model="embed", input="A cat.", encoding_format="float")
+        base64 = sdk.embeddings.create(model="embed", input="A cat.")
+        assert np.array_equal(np.float32(numbers.data[0].embedding), np.float32(base64.data[0].embedding))
+        assert numbers.usage.prompt_tokens == base64.usage.prompt_tokens == 5
+
+    def test_many_texts_are_few_requests_to_the_model(self, sdk: openai.OpenAI, triton: EmbeddedTriton) -> None:
+        metric = "nv_inference_request_success"
+        before = executed(triton, "text_embed", metric)
+        answer = sdk.embeddings.create(model="embed", input=TEXTS)
+        assert executed(triton, "text_embed", metric) - before == 3
+        assert len({tuple(item.embedding) for item in answer.data}) == len(TEXTS)
+
+    async def test_the_asynchronous_client(self, async_sdk: openai.AsyncOpenAI) -> None:
+        answer = await async_sdk.embeddings.create(model="embed", input=["a", "b"], dimensions=384)
+        assert [len(item.embedding) for item in answer.data] == [384, 384]
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("body", "error", "code"),
+        [
+            ({"model": "nobody"}, openai.NotFoundError, "model_not_found"),
+            ({"model": "embed"}, openai.NotFoundError, "model_not_found"),
+            ({"n": 2}, openai.BadRequestError, "invalid_input"),
+            ({"tools": [{"type": "function", "function": {"name": "f"}}]}, openai.BadRequestError, "invalid_input"),
+            ({"max_completion_tokens": 10_000}, openai.BadRequestError, "invalid_input"),
+            ({"messages": []}, openai.BadRequestError, "invalid_input"),
+        ],
+        ids=str,
+    )
+    def test_the_class_is_that_of_the_status(
+        self, sdk: openai.OpenAI, body: dict[str, Any], error: type[openai.APIStatusError], code: str
+    ) -> None:
+        with pytest.raises(error) as caught:
+            sdk.chat.completions.create(**{"model": "write", "messages": MESSAGES, **body})
+        assert caught.value.code == code
+        assert caught.value.request_id
+
+    def test_a_failed_model_is_not_asked_again(self, gateway: GatewayProcess) -> None:
+        """The client repeats answers from 500 on, unless X-Should-Retry says no."""
+        labels = {"pipeline": "scripted_stream", "outcome": "model_error"}
+        before = gateway.metric("requests_total", **labels)
+        script = json.dumps({"outputs": 0, "then": "error"})
+        with (
+            openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=2) as sdk,
+            pytest.raises(openai.InternalServerError) as caught,
+        ):
+            sdk.completions.create(model="scripted_stream", prompt=script)
+        assert (caught.value.status_code, caught.value.code) == (502, "model_error")
+        eventually(lambda: gateway.metric("requests_total", **labels) == before + 1)
+
+    def test_a_deadline(self, sdk: openai.OpenAI) -> None:
+        script = json.dumps({"outputs": 1, "interval_s": 4})
+        with pytest.raises(openai.InternalServerError) as caught:
+            sdk.completions.create(model="scripted_stream", prompt=script, extra_headers={"X-Request-Timeout": "0.3"})
+        assert caught.value.status_code == 504
+
+
+def test_a_pipeline_becomes_a_model_while_the_gateway_runs(start_gateway: StartGateway, tmp_path: Path) -> None:
+    path = tmp_path / "gateway.yaml"
+    words: dict[str, Any] = {"model": "scripted_stream", "inputs": {"script": {"tensor": "SCRIPT", "kind": "text"}}}
+    words["outputs"] = {"text": {"tensor": "TEXT", "kind": "text"}}
+    path.write_text(yaml.safe_dump({"pipelines": {"p": words}}))
+    gateway = start_gateway(config=str(path))
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none") as sdk:
+        assert list(sdk.models.list()) == []
+        assert "/v1/chat/completions" not in paths_of(gateway)
+        (tmp_path / "chat.jinja").write_text('{"outputs": {{ messages | length }}}')
+        words["openai"] = {"chat": {"template": "chat.jinja", "prompt": "script"}}
+        path.write_text(yaml.safe_dump({"pipelines": {"p": words}}))
+        eventually(lambda: [model.id for model in sdk.models.list()] == ["p"])
+        assert "/v1/chat/completions" in paths_of(gateway)
+        assert sdk.chat.completions.create(model="p", messages=MESSAGES).choices[0].message.content == "word word "
+
+
+def paths_of(gateway: GatewayProcess) -> Any:
+    return httpx.get(f"{gateway.url}/openapi.json").json()["paths"]
+
+
+def text_of(chunks: list[Any]) -> str:
+    return "".join(choice.text for chunk in chunks for choice in chunk.choices)

@@ -1,0 +1,128 @@
+"""``openai:`` of a pipeline against its fields and its model."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from app.pipelines.mismatch import PipelineMismatch
+from app.pipelines.openai.spec import OpenAISpec
+from app.pipelines.pipeline import Pipeline
+from tests.fakes.models import model, pipeline
+
+WRITER = model(
+    ["PROMPT BYTES [1]", "MANY BYTES [-1] optional"],
+    ["TEXT BYTES [1]", "IDS INT32 [-1]", "WHY BYTES [1]", "COUNT INT32 [1]", "WORDS BYTES [-1]"],
+    decoupled=True,
+)
+INPUTS = {"prompt": {"tensor": "PROMPT", "kind": "text"}, "many": {"tensor": "MANY", "kind": "text", "optional": True}}
+OUTPUTS = {
+    "text": {"tensor": "TEXT", "kind": "text"},
+    "ids": {"tensor": "IDS"},
+    "finish_reason": {"tensor": "WHY", "kind": "text", "join": "last"},
+    "words": {"tensor": "WORDS", "kind": "text"},
+}
+PARAMETERS = {"max_new_tokens": {"type": "integer", "optional": True}, "seed": {"type": "integer", "optional": True}}
+CHAT = {"template_text": "{{ messages[0].content }}"}
+VECTORS = model("TEXT BYTES [1]", ["VECTOR FP32 [4]", "PAIRS FP32 [2,2]", "TOKENS INT32 [1]"], max_batch_size=8)
+
+
+def writer(**openai: Any) -> Pipeline:
+    return pipeline(WRITER, inputs=INPUTS, outputs=OUTPUTS, parameters=PARAMETERS, openai=openai)
+
+
+def embedder(**openai: Any) -> Pipeline:
+    fields = {"inputs": {"text": {"tensor": "TEXT", "kind": "text"}}, "outputs": {"embedding": {"tensor": "VECTOR"}}}
+    return pipeline(VECTORS, **fields, openai=openai)
+
+
+def test_names_have_defaults() -> None:
+    form = writer(completions={}, chat=CHAT).openai
+    assert form is not None
+    assert form.embeddings is None
+    assert form.completions is not None
+    assert (form.completions.prompt, form.completions.text) == ("prompt", "text")
+    assert form.completions.finish_reason == "finish_reason"
+    assert form.completions.usage is None
+    assert form.chat is not None
+    assert form.chat.template is not None
+
+
+def test_openais_names_lead_to_the_pipelines() -> None:
+    form = writer(completions={}, chat=CHAT, parameters={"max_tokens": "max_new_tokens"}).openai
+    assert form is not None
+    assert form.completions is not None
+    assert form.completions.field_by_parameter == {"many": "many", "seed": "seed", "max_tokens": "max_new_tokens"}
+    assert form.chat is not None
+    assert form.chat.field_by_parameter["max_completion_tokens"] == "max_new_tokens"
+
+
+def test_a_pipeline_of_vectors() -> None:
+    form = embedder(embeddings={}, usage={"prompt_tokens": "TOKENS"}).openai
+    assert form is not None
+    assert form.embeddings is not None
+    assert (form.embeddings.length, form.embeddings.prompt_tokens) == (4, "TOKENS")
+
+
+@pytest.mark.parametrize(
+    ("openai", "location", "text"),
+    [
+        (
+            {"completions": {"prompt": "promt"}},
+            "completions.prompt",
+            "'promt' is no input of the pipeline; did you",
+        ),
+        ({"completions": {"prompt": "seed"}}, "completions.prompt", "'seed' is no input of the pipeline"),
+        ({"completions": {"prompt": "many"}}, "completions.prompt", "'many' is not one text"),
+        (
+            {"completions": {"text": "txt"}},
+            "completions.text",
+            "'txt' is no output of the pipeline; did you mean",
+        ),
+        ({"completions": {"text": "ids"}}, "completions.text", "'ids' is not one text"),
+        ({"chat": {"template_text": "{% if %}"}}, "chat.template_text", "is not a template: line 1: "),
+        ({"chat": {**CHAT, "text": "words"}}, "chat.text", "'words' is not one text"),
+        ({"completions": {}, "finish_reason": "why"}, "finish_reason", "'why' is no output of the pipeline"),
+        (
+            {"completions": {}, "parameters": {"max_tokens": "max_new"}},
+            "parameters.max_tokens",
+            "'max_new' is no input or parameter of the pipeline; did you mean 'max_new_tokens'?",
+        ),
+        (
+            {"completions": {}, "usage": {"prompt_tokens": "COUNTS"}},
+            "usage.prompt_tokens",
+            "'COUNTS' is no such tensor of the model; did you mean 'COUNT'?",
+        ),
+        (
+            {"completions": {}, "usage": {"prompt_tokens": "COUNT", "completion_tokens": "TEXT"}},
+            "usage.completion_tokens",
+            "'TEXT' has datatype BYTES; an integer type is needed",
+        ),
+        ({"embeddings": {"input": "prompt", "embedding": "ids"}}, "embeddings", "needs a model that is not decoupled"),
+    ],
+)
+def test_what_does_not_fit_is_named_by_its_key(openai: dict[str, Any], location: str, text: str) -> None:
+    with pytest.raises(PipelineMismatch) as caught:
+        writer(**openai)
+    assert ".".join(map(str, caught.value.location)) == f"openai.{location}"
+    assert caught.value.text.startswith(text)
+
+
+def test_a_matrix_is_no_embedding() -> None:
+    fields = {"inputs": {"text": {"tensor": "TEXT", "kind": "text"}}, "outputs": {"embedding": {"tensor": "PAIRS"}}}
+    with pytest.raises(PipelineMismatch, match="'embedding' is not a list of floating-point numbers"):
+        pipeline(VECTORS, **fields, openai={"embeddings": {}})
+
+
+@pytest.mark.parametrize(
+    ("openai", "text"),
+    [
+        ({}, "needs one of completions, chat and embeddings"),
+        ({"chat": {}}, "needs exactly one of template and template_text"),
+        ({"chat": {"template": "a", "template_text": "b"}}, "needs exactly one of template and template_text"),
+        ({"completions": {}, "parameters": {"max_token": "x"}}, "Input should be 'max_tokens', 'temperature'"),
+    ],
+)
+def test_words_that_are_wrong_in_themselves(openai: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValidationError, match=text):
+        OpenAISpec.model_validate(openai)

@@ -1,0 +1,125 @@
+"""Chat templates: what they render, what they may cost, and what is refused."""
+
+import pytest
+
+from app.domain.errors import InvalidInput
+from app.pipelines.openai import template
+from app.pipelines.openai.template import ChatTemplate
+
+CHATML = """\
+{%- for message in messages %}
+    {%- if message['role'] not in ['system', 'user', 'assistant'] %}
+        {{- raise_exception('Unknown role') }}
+    {%- endif %}
+    {{- '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' }}
+    {%- if not loop.last %}{{ '\n' }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '\n<|im_start|>assistant\n' }}{% endif %}
+"""
+LLAMA = """\
+{{- bos_token }}
+{%- if tools is not none and documents %}{{ raise_exception("no tools") }}{% endif %}
+{%- set ns = namespace(first=true) %}
+{%- for message in messages %}
+    {%- if message.tool_calls %}{{ message.tool_calls | tojson }}{% endif %}
+    {%- if ns.first and message.role != 'user' %}{{ raise_exception('Start with a user') }}{% endif %}
+    {%- set ns.first = false %}
+    {%- if message.role == 'skip' %}{% continue %}{% endif %}
+    {{- '[' ~ message.role ~ '] ' ~ message.content | trim ~ eos_token }}
+{%- endfor %}
+"""
+
+
+def said(*contents: str) -> list[dict[str, str]]:
+    return [{"role": ("user", "assistant")[index % 2], "content": each} for index, each in enumerate(contents)]
+
+
+def refusal(text: str, *contents: str) -> str:
+    with pytest.raises(InvalidInput) as caught:
+        ChatTemplate(text, {}).render(said(*contents))
+    assert caught.value.errors[0].field == "messages"
+    return caught.value.detail
+
+
+def test_a_template_in_the_style_of_chatml() -> None:
+    assert ChatTemplate(CHATML, {}).render(said("Hi", "Hello", "Bye")) == (
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n"
+        "<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_variables_and_what_hugging_face_passes_are_there() -> None:
+    rendered = ChatTemplate(LLAMA, {"bos_token": "<s>", "eos_token": "</s>"}).render(said(" Hi ", "Hello"))
+    assert rendered == "<s>[user] Hi</s>[assistant] Hello</s>"
+
+
+def test_text_of_a_message_is_never_template_code() -> None:
+    text = "{{ 7 * 7 }}{% for x in y %}<b>&"
+    assert ChatTemplate("{{ messages[0].content }}", {}).render(said(text)) == text
+
+
+def test_a_template_that_refuses_says_why_in_its_own_words() -> None:
+    assert refusal("{{ raise_exception('No.') if messages|length > 1 }}", "a", "b") == (
+        "'messages' are refused by the model's chat template: No.."
+    )
+
+
+def test_a_refusal_does_not_repeat_the_messages() -> None:
+    assert "secret" not in refusal("{{ raise_exception('Not ' + messages[0].content) }}", "secret")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{% for a in messages %}{% for b in messages %}{% for c in messages %}{% endfor %}{% endfor %}{% endfor %}",
+        "{% for a in range(90000) %}{% if messages|length > 1 %}{% else %}{% break %}{% endif %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(messages|length // 10) }}",
+        "{% for m in messages %}{% for n in messages %}{{ m.content }}{% endfor %}{% endfor %}",
+        "{{ messages[0].content * (messages|length * messages|length * 100) }}",
+    ],
+    ids=["loops", "range", "recursion", "quadratic-output", "product"],
+)
+def test_what_a_conversation_may_cost_is_bounded(text: str) -> None:
+    assert refusal(text, *["x" * 100] * 200) == "'messages' are too many or too long for the model's chat template."
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ messages.append(1) }}",
+        "{{ messages.__class__.__mro__ }}",
+        "{{ ''.__class__.__base__.__subclasses__() }}",
+        "{{ messages[0].content ** 9 }}",
+        "{{ 1 / 0 }}",
+        "{{ missing.attribute }}",
+        "{% include 'x' %}",
+    ],
+)
+def test_a_template_that_fails_is_refused_when_it_is_compiled(text: str) -> None:
+    with pytest.raises(ValueError, match="does not render one message of a user: "):
+        ChatTemplate(text, {})
+
+
+def test_a_fault_of_syntax_is_told_with_its_line() -> None:
+    with pytest.raises(ValueError, match="is not a template: line 2: "):
+        ChatTemplate("a\n{% for x %}", {})
+
+
+def test_a_template_that_fails_for_some_messages_repeats_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    text = "{{ 1 / (2 - messages|length) }}"
+    assert refusal(text, "secret", "b") == "'messages' cannot be rendered by the model's chat template."
+    assert caplog.messages == ["a chat template failed: ZeroDivisionError"]
+
+
+def test_a_template_that_refuses_its_trial_is_not_wrong() -> None:
+    assert ChatTemplate("{{ raise_exception('No system') if messages|length < 2 }}ok", {}).render(said("a", "b"))
+
+
+def test_the_date_can_be_written() -> None:
+    assert len(ChatTemplate("{{ strftime_now('%Y-%m-%d') }}", {}).render(said("a"))) == 10
+
+
+def test_a_long_conversation_is_within_the_bounds() -> None:
+    rendered = ChatTemplate(CHATML, {}).render(said(*["word " * 50] * 1000))
+    assert rendered.count("<|im_start|>") == 1001
+    assert template.MAX_STEPS >= 4 * 1001

@@ -22,7 +22,9 @@ class Numbers:
     """An answer whose values are told by their count."""
 
     seen = 0
-    early_exit = values = None
+    early_exit = None
+    outputs = ()
+    has_enough = False
 
     def add(self, response: InferenceResponse) -> dict[str, Any]:
         self.seen += 1

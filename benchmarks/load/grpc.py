@@ -67,8 +67,12 @@ class GrpcClient:
 def _request_of(ask: GrpcAsk) -> service_pb2.ModelInferRequest:
     request = service_pb2.ModelInferRequest(model_name=ask.model)
     for each in ask.inputs:
-        request.inputs.add(name=each.name, datatype=each.datatype, shape=each.shape)
-        request.raw_input_contents.append(each.raw)
+        tensor = request.inputs.add(name=each.name, datatype=each.datatype, shape=each.shape)
+        if each.region:
+            tensor.parameters["shared_memory_region"].string_param = each.region
+            tensor.parameters["shared_memory_byte_size"].int64_param = len(each.raw)
+        else:
+            request.raw_input_contents.append(each.raw)
     if ask.interval_ms:
         request.parameters["interval_ms"].int64_param = ask.interval_ms
     return request

@@ -23,10 +23,13 @@ class HttpAsk:
 
 @dataclass(frozen=True)
 class TensorAsk:
+    """``region``: of shared memory, which holds ``raw`` already; empty: ``raw`` is sent."""
+
     name: str
     datatype: str
     shape: tuple[int, ...]
     raw: bytes
+    region: str = ""
 
 
 @dataclass(frozen=True)

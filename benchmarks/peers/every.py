@@ -7,6 +7,7 @@ from benchmarks.peers import (
     gateway_2_workers,
     gateway_wire,
     grpc_client,
+    grpc_shared_memory,
     kserve_transformer,
     plain_fastapi,
     triton_http,
@@ -23,6 +24,7 @@ PEERS: Mapping[str, Start] = {
         kserve_transformer,
         triton_http,
         grpc_client,
+        grpc_shared_memory,
     )
 }
 STREAMING = (gateway.NAME, plain_fastapi.NAME, grpc_client.NAME)

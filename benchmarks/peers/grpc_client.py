@@ -38,9 +38,9 @@ def asks() -> Asks:
     return {
         "small": GrpcAsk("bench_identity", (_floats(SMALL),)),
         "large": GrpcAsk("bench_identity", (_floats(LARGE),)),
-        "file": GrpcAsk("bench_file", (_bytes("FILE", (1,), [FILE]),)),
-        **{name: GrpcAsk("bench_file", (_bytes("FILE", (1,), [file]),)) for name, file in BINARY.items()},
-        "early exit": GrpcAsk("ocr_ensemble", (_bytes("IMAGE", (1, 1), [BLANK]),), error="ALREADY_EXISTS"),
+        "file": GrpcAsk("bench_file", (bytes_ask("FILE", (1,), [FILE]),)),
+        **{name: GrpcAsk("bench_file", (bytes_ask("FILE", (1,), [file]),)) for name, file in BINARY.items()},
+        "early exit": GrpcAsk("ocr_ensemble", (bytes_ask("IMAGE", (1, 1), [BLANK]),), error="ALREADY_EXISTS"),
         **{name: GrpcAsk(name, insights) for name in INSIGHTS},
         "stream": GrpcAsk("bench_stream", (_count(EVENTS),)),
         "idle stream": GrpcAsk("bench_stream", (_count(1_000),), interval_ms=IDLE_INTERVAL_MS),
@@ -56,9 +56,9 @@ def _count(events: int) -> TensorAsk:
 
 
 def _texts(name: str, texts: Sequence[str]) -> TensorAsk:
-    return _bytes(name, (1, len(texts)), [text.encode() for text in texts])
+    return bytes_ask(name, (1, len(texts)), [text.encode() for text in texts])
 
 
-def _bytes(name: str, shape: tuple[int, ...], values: Sequence[bytes]) -> TensorAsk:
+def bytes_ask(name: str, shape: tuple[int, ...], values: Sequence[bytes]) -> TensorAsk:
     raw = b"".join(len(value).to_bytes(4, "little") + value for value in values)
     return TensorAsk(name, "BYTES", shape, raw)

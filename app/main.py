@@ -25,6 +25,7 @@ from app.api.routes.metrics import MetricsRoutes
 from app.api.routing import Route
 from app.api.short_path import ShortPath
 from app.console import page
+from app.domain.tensor_memory import TensorMemory
 from app.streams.store import StreamStore
 from app.triton.health import TritonHealth
 
@@ -56,6 +57,8 @@ class Gateway:
     store: StreamStore | None
     """None: there are no resumable streams."""
     limits: Limits
+    tensor_memory: TensorMemory | None = None
+    """Shared with Triton; None without shared memory."""
     triton_metrics_url: str | None = None
     health: TritonHealth = field(default_factory=TritonHealth)
 
@@ -103,7 +106,7 @@ def create_app(
             allow_headers=ALLOWED_HEADERS,
             expose_headers=EXPOSED_HEADERS,
         )
-    return _entry_point(short_path, inference, limits)
+    return _entry_point(short_path, gateway)
 
 
 def create_admin_app(gateway: Gateway, *, api_port: int, workers: Workers | None = None) -> EntryPoint:
@@ -116,11 +119,12 @@ def create_admin_app(gateway: Gateway, *, api_port: int, workers: Workers | None
     app.include_router(health.router())
     registry = inference.metrics.registry if workers is None else workers.registry
     app.include_router(MetricsRoutes(registry, gateway.triton_metrics_url).router())
-    return _entry_point(app, inference, gateway.limits)
+    return _entry_point(app, gateway)
 
 
-def _entry_point(app: ASGIApp, inference: Inference, limits: Limits) -> EntryPoint:
-    budget = ByteBudget(limits.max_bytes_in_flight)
+def _entry_point(app: ASGIApp, gateway: Gateway) -> EntryPoint:
+    inference = gateway.inference
+    budget = ByteBudget(gateway.limits.max_bytes_in_flight, gateway.tensor_memory)
     return EntryPoint(app, inference.metrics, inference.workload, inference.tracer, budget)
 
 

@@ -38,25 +38,30 @@ async def read_json(exchange: Exchange, limits: Limits) -> memoryview:
     return await read_body(exchange, limits)
 
 
-def read_body(exchange: Exchange, limits: Limits) -> Awaitable[memoryview]:
+def read_body(exchange: Exchange, limits: Limits, *, is_tensor: bool = False) -> Awaitable[memoryview]:
     """A body without a Content-Encoding. Raises UnsupportedMediaType, and as ``receive_body``."""
     _check_encoding(exchange)
-    return receive_body(exchange, limits)
+    return receive_body(exchange, limits, is_tensor=is_tensor)
 
 
-async def receive_body(exchange: Exchange, limits: Limits) -> memoryview:
-    """The body as it is sent. Raises PayloadTooLarge, TooManyRequests, SlowRequest or ClientClosedRequest."""
+async def receive_body(exchange: Exchange, limits: Limits, *, is_tensor: bool = False) -> memoryview:
+    """The body as it is sent. Raises PayloadTooLarge, TooManyRequests, SlowRequest or ClientClosedRequest.
+
+    ``is_tensor``: the whole body is to be one element of a tensor.
+    """
     connection = exchange.connection
     body = None if connection is None else connection.take_body(min(LARGE_BYTES, limits.max_body_bytes))
     if body is not None:
         exchange.hold(len(body))
         return memoryview(body)
     length = exchange.header(b"content-length") or ""
-    if length.isdecimal() and int(length[:20]) > limits.max_body_bytes:
+    size = int(length[:20]) if length.isdecimal() else None
+    if size is not None and size > limits.max_body_bytes:
         raise _too_large(limits)
+    content = exchange.tensor_memory(size) if is_tensor and size is not None else None
     try:
         async with asyncio.timeout(limits.body_s):
-            return await _collected(exchange, limits)
+            return await _collected(exchange, _Growing(exchange, limits, content))
     except TimeoutError as exc:
         raise SlowRequest(f"The body did not arrive within {limits.body_s:g} s.") from exc
 
@@ -77,8 +82,7 @@ def check_no_query(exchange: Exchange) -> None:
         )
 
 
-async def _collected(exchange: Exchange, limits: Limits) -> memoryview:
-    body = _Growing(exchange, limits)
+async def _collected(exchange: Exchange, body: "_Growing") -> memoryview:
     message = await exchange.receive()
     while message["type"] != "http.disconnect":
         body.add(message.get("body", b""))
@@ -95,12 +99,14 @@ class _Growing:
 
     A large body gets a mapping of its own: it takes memory only for the bytes that came, and is returned whole. On the
     heap, bodies that grow side by side leave gaps, which the process keeps.
+
+    ``content``: memory for exactly this body, if there is any.
     """
 
-    def __init__(self, exchange: Exchange, limits: Limits) -> None:
+    def __init__(self, exchange: Exchange, limits: Limits, content: memoryview | None) -> None:
         self._exchange = exchange
         self._limits = limits
-        self._content: bytearray | mmap = bytearray()
+        self._content: bytearray | mmap | memoryview = bytearray() if content is None else content
         self._size = 0
 
     def add(self, part: bytes) -> None:
@@ -122,7 +128,7 @@ class _Growing:
             raise _too_large(self._limits)
         self._exchange.hold(size)
 
-    def _map(self) -> mmap:
+    def _map(self) -> mmap | memoryview:
         if isinstance(self._content, bytearray):
             begun, self._content = self._content, self._exchange.memory(self._limits.max_body_bytes)
             self._content[: len(begun)] = begun

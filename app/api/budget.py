@@ -5,11 +5,15 @@ from mmap import mmap
 from app.api.body_memory import BodyMemory
 from app.api.freed_memory import LARGE_BYTES, FreedMemory, release
 from app.domain.errors import TooManyRequests
+from app.domain.tensor_memory import TensorMemory
 
 
 class ByteBudget:
-    def __init__(self, limit: int) -> None:
+    """``tensor_memory``: for large bodies that are a tensor each; None: they get ordinary memory."""
+
+    def __init__(self, limit: int, tensor_memory: TensorMemory | None = None) -> None:
         self._limit = limit
+        self.tensor_memory = tensor_memory
         self.taken = 0
         self.memory = BodyMemory()
         self._freed = FreedMemory(self._release)

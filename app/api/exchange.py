@@ -70,6 +70,7 @@ class Exchange:
         "_held_bytes",
         "_memory",
         "_send",
+        "_tensor",
         "connection",
         "receive",
         "record",
@@ -85,6 +86,7 @@ class Exchange:
         self._budget = budget
         self._held_bytes = 0
         self._memory: mmap | None = None
+        self._tensor: memoryview | None = None
         self._headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
         self.record = RequestRecord(request_id_of(self.header(b"x-request-id")), scope["method"], scope["path"])
         self.work = RequestWork()
@@ -105,6 +107,12 @@ class Exchange:
         """Memory for a large body, until the exchange ends. Call it once."""
         self._memory = self._budget.memory.take(size)
         return self._memory
+
+    def tensor_memory(self, size: int) -> memoryview | None:
+        """Memory for a body that is one element of a tensor, until the exchange ends. Call it once."""
+        memory = self._budget.tensor_memory
+        self._tensor = None if memory is None else memory.take(size)
+        return self._tensor
 
     def forget_request(self) -> None:
         """Frees the request's headers and the memory of its body, for an answer that takes long."""
@@ -144,6 +152,8 @@ class Exchange:
         """Gives the held bytes and the memory back."""
         self._budget.give_back(self._held_bytes, self._memory)
         self.forget_body()
+        if self._tensor is not None and self._budget.tensor_memory is not None:
+            self._budget.tensor_memory.give_back(self._tensor)
 
     def _all(self, name: bytes) -> list[str]:
         return [value.decode("latin-1") for each, value in self.scope["headers"] if each == name]

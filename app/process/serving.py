@@ -210,6 +210,7 @@ async def open_gateway(
                 ping_s=settings.ping_s,
                 send_s=settings.send_timeout_s,
             ),
+            None if lane is None else lane.bodies,
             triton.metrics_url,
             health,
         )

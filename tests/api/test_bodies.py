@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from app.api.bodies import SWITCH_S, read_body
 from app.api.budget import ByteBudget
 from app.api.limits import Limits
+from app.api.pipelines.reading import read_inference
 from app.domain.inference import InferenceResponse
 from app.pipelines.body import BodyReader
 from app.pipelines.pipeline import Pipeline
@@ -237,6 +239,51 @@ async def test_a_large_body_is_kept_outside_the_heap() -> None:
     tracemalloc.stop()
     assert peak < len(body) / 8
     assert bytes(body) == b"".join(bytes([index % 256]) * 10_007 for index in range(300))
+
+
+class Places:
+    """Implements :class:`app.domain.tensor_memory.TensorMemory`."""
+
+    def __init__(self) -> None:
+        self.taken: list[memoryview] = []
+
+    def take(self, size: int) -> memoryview:
+        self.taken.append(memoryview(bytearray(size)))
+        return self.taken[-1]
+
+    def give_back(self, memory: memoryview) -> None:
+        self.taken.remove(memory)
+
+
+@pytest.mark.parametrize(
+    ("transport", "headers", "count"),
+    [
+        ("unary", {"content-length": str(len(PNG) + 100_000)}, 1),
+        ("unary", {"transfer-encoding": "chunked"}, 0),
+        ("stream", {"content-length": str(len(PNG) + 100_000)}, 0),
+    ],
+)
+async def test_a_raw_body_of_known_length_is_received_into_the_memory_of_its_tensor(
+    api: Served, transport: str, headers: dict[str, str], count: int
+) -> None:
+    parts = iter([PNG, b"x" * 100_000])
+
+    async def receive() -> Any:
+        part = next(parts, b"")
+        return {"type": "http.request", "body": part, "more_body": bool(part)}
+
+    places = Places()
+    sent = [("content-type", "image/png"), *headers.items()]
+    exchange = exchange_with(sent, receive=receive, budget=ByteBudget(1024 * 1024, places))
+    exchange.record.transport = transport
+    request = await read_inference(exchange, api.gateway.inference.catalog.pipeline("read"), Limits(1024 * 1024))
+    assert len(places.taken) == count
+    element = request.inputs[0].array.flat[0]
+    assert bytes(element) == PNG + b"x" * 100_000
+    for place in places.taken:
+        assert np.shares_memory(np.frombuffer(element, np.uint8), np.frombuffer(place, np.uint8))
+    exchange.close()
+    assert places.taken == []
 
 
 class TestBytesInFlight:

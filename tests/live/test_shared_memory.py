@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -75,6 +76,23 @@ def test_a_file_and_its_answer_are_the_same_either_way(
         assert answer["fill"] == [float(file[0])] * 131072
     assert sharing.metric("large_calls_total", way="shared_memory") == 2
     assert gateway.metric("large_calls_total") == 0
+
+
+def test_a_client_that_leaves_while_it_sends_frees_its_memory(start: Callable[[], GatewayProcess]) -> None:
+    gateway = start()
+
+    def held() -> float:
+        return gateway.metric("shared_memory_bytes", state="used")
+
+    assert post(gateway, b"a" * MIB).status_code == 200
+    free = gateway.metric("shared_memory_bytes", state="free")
+    head = "POST /v1/pipelines/scripted_large HTTP/1.1\r\nHost: x\r\nContent-Type: application/octet-stream\r\n"
+    with socket.create_connection(("127.0.0.1", httpx.URL(gateway.url).port or 0)) as client:
+        client.sendall(f"{head}Content-Length: {MIB}\r\n\r\n".encode() + b"b" * (MIB // 2))
+        eventually(lambda: held() == free, 10.0)
+        assert post(gateway, b"c" * MIB).json()["fill"][0] == float(ord("c"))
+    eventually(lambda: held() == 0, 10.0)
+    assert post(gateway, b"d" * (MIB - 1)).json() == {"sum": (MIB - 1) * ord("d"), "fill": [float(ord("d"))] * 131072}
 
 
 def test_every_end_of_a_gateway_leaves_nothing_behind(
@@ -160,7 +178,7 @@ class TestSlowModel:
         leases = await leased_by(lane_)
         with pytest.raises(DeadlineExceeded):
             await engine.infer(request(b"A", sleep_ms=1200), Deadline.after(0.2))
-        abandoned = leases[0].region
+        abandoned = leases[0].regions[0]
         output = leases[0].outputs[1][1]
         assert output is not None
         written = memoryview(abandoned.view)[output.offset : output.offset + output.size].cast("f")
@@ -170,7 +188,7 @@ class TestSlowModel:
             assert answer.outputs["FILL"].array[0] == ord("B")
         assert set(written.tolist()) == {float(ord("A"))}
         assert len(leases) > 2
-        assert all(lease.region is not abandoned for lease in leases[1:])
+        assert all(abandoned not in lease.regions for lease in leases[1:])
         async with asyncio.timeout(10):
             while lane_._pool.retired:
                 await asyncio.sleep(0.02)

@@ -17,6 +17,7 @@ from app.pipelines.pipeline import Pipeline
 
 async def read_inference(exchange: Exchange, pipeline: Pipeline, limits: Limits) -> InferenceRequest:
     """Raises the client errors of ``app.domain.errors``."""
+    is_unary = exchange.record.transport == "unary"  # a stream would hold the tensor's memory to its end
     content_type = exchange.header(b"content-type") or ""
     media_type = media_type_of(content_type)
     if is_json(media_type):
@@ -31,7 +32,7 @@ async def read_inference(exchange: Exchange, pipeline: Pipeline, limits: Limits)
     if media_type.startswith("image/") or media_type == "application/octet-stream":
         file = _file_field_of(pipeline)
         parameters = _query_of(exchange, file)
-        return pipeline.request_of_form({**parameters, file: await read_body(exchange, limits)})
+        return pipeline.request_of_form({**parameters, file: await read_body(exchange, limits, is_tensor=is_unary)})
     raise UnsupportedMediaType(
         "The content type is none of application/json, multipart/form-data, image/* and application/octet-stream.",
         hint=JSON_HINT,

@@ -8,8 +8,8 @@ again. It is unregistered, and dropped as soon as Triton does not map it any mor
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Literal, Protocol
 
 from google.protobuf.message import DecodeError
@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 from app.domain.backoff import Backoff
 from app.domain.inference import InferenceRequest
 from app.domain.model import ModelConfig
+from app.triton.shared_memory.bodies import Bodies
 from app.triton.shared_memory.layout import LARGE_BYTES, Layouts
 from app.triton.shared_memory.lease import Lease
 from app.triton.shared_memory.owner import Owner, is_abandoned, remove_leftovers
@@ -65,6 +66,7 @@ class Lane:
         self._pool = Pool(limit)
         self._owner = Owner()
         self._layouts = Layouts(large_bytes)
+        self.bodies = Bodies(self._pool, limit // 2, large_bytes, self._tell)
         self._observer = observer or NoLaneObserver()
         self._backoff = Backoff()
         self._is_proven = False
@@ -79,25 +81,29 @@ class Lane:
         self._layouts.learn(config, version)
 
     async def lease(self, request: InferenceRequest) -> Lease | None:
-        """A region for the large tensors of the request; None if the request travels over the wire."""
-        layout = self._layouts.layout_of(request)
+        """Regions for the large tensors of the request; None if the request travels over the wire."""
+        bodies = self.bodies.regions_of(request.inputs)
+        layout = self._layouts.layout_of(request, bodies)
         if layout is None:
             return None
-        region = self._pool.take(layout.size) or await self._made(layout.size)
-        if region is None:
-            return None
+        own = None
+        if layout.size:
+            own = self._pool.take(layout.size) or await self._made(layout.size)
+            if own is None:
+                return None
         self._observer.called("shared_memory")
         self._tell()
-        return Lease(region, layout, partial(self._ended, region))
+        return Lease(layout, own, bodies, self._ended)
 
     def is_lost(self, lease: Lease, message: str) -> bool:
         """Whether Triton failed the call, before it ran the model, because it does not know the region.
 
         Triton was started again: the other regions are lost too.
         """
-        if _LOST not in message or lease.region.name not in message:
+        lost = [region for region in lease.regions if region.name in message]
+        if _LOST not in message or not lost:
             return False
-        if lease.region not in self._pool.retired:
+        if lost[0] not in self._pool.retired:
             self._counts_uses = None
             self._pool.retire_all()
             self._look()
@@ -125,12 +131,14 @@ class Lane:
             await self._cleaned()
         self._owner.release()
 
-    def _ended(self, region: Region, is_answered: bool) -> None:
-        if is_answered:
-            self._pool.give_back(region)
-        else:
-            self._pool.retire(region)
+    def _ended(self, own: Region | None, regions: Sequence[Region], is_answered: bool) -> None:
+        """``regions``: of the call. Those of bodies, all but ``own``, are given back after the request."""
+        if not is_answered:
+            for region in regions:
+                self._pool.retire(region)
             self._look()
+        elif own is not None:
+            self._pool.give_back(own)
         self._tell()
 
     async def _made(self, size: int) -> Region | None:

@@ -5,7 +5,7 @@ before the model runs: Triton fails a call whose output does not fit, after the 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from app.domain.inference import InferenceRequest
@@ -16,7 +16,7 @@ from app.triton.transport import MAX_MESSAGE_BYTES
 
 LARGE_BYTES = 512 * 1024
 """Smaller tensors cost less over the wire: docs/decisions/0027-shared-memory-lane.md has the measurement."""
-_ALIGNMENT = 64
+ALIGNMENT = 64
 _MOST_ELEMENTS = 64
 """A BYTES tensor of more elements gains little: each element is copied by itself."""
 
@@ -34,7 +34,7 @@ class Span(NamedTuple):
 class Layout(NamedTuple):
     """``inputs``: one for each input of the request, in its order. ``outputs``: all that the request asks for, or none.
 
-    None as a span: the tensor travels over the wire.
+    None as a span: the tensor travels over the wire. ``size``: of the region that the call needs; 0 if it needs none.
     """
 
     inputs: tuple[Span | None, ...]
@@ -59,8 +59,11 @@ class Layouts:
             self._outputs[key] = [(spec.name, _item_bytes(spec)) for spec in config.outputs]
             self._is_suitable.clear()
 
-    def layout_of(self, request: InferenceRequest) -> Layout | None:
-        """None if no tensor of the call is large, or if the model does not allow the lane."""
+    def layout_of(self, request: InferenceRequest, in_place: Collection[int] = ()) -> Layout | None:
+        """None if no tensor of the call is large, or if the model does not allow the lane.
+
+        ``in_place``: the positions of inputs that each lie in a region of their own already, from ALIGNMENT on.
+        """
         inputs = [(tensor.name, _raw_size(tensor)) for tensor in request.inputs]
         outputs = self._outputs_of(request)
         large = {name: size for name, size in (*inputs, *outputs) if size >= self._large_bytes}
@@ -68,7 +71,7 @@ class Layouts:
             return None
         if not self._ends_with_call((request.model, request.version), frozenset(large)):
             return None
-        return _layout(inputs, outputs, self._large_bytes)
+        return _layout(inputs, outputs, self._large_bytes, in_place)
 
     def _ends_with_call(self, model: ModelKey, tensors: frozenset[str]) -> bool:
         key = (model, tensors)
@@ -88,18 +91,18 @@ class Layouts:
         return [(name, size * (shape[0] if shape else 0)) for name, size in sizes]
 
 
-def _layout(inputs: _Sizes, outputs: _Sizes, large_bytes: int) -> Layout:
+def _layout(inputs: _Sizes, outputs: _Sizes, large_bytes: int, in_place: Collection[int]) -> Layout:
     end = 0
 
     def span_of(size: int) -> Span | None:
         nonlocal end
         if size < large_bytes:
             return None
-        start = -(-end // _ALIGNMENT) * _ALIGNMENT
+        start = -(-end // ALIGNMENT) * ALIGNMENT
         end = start + size
         return Span(start, size)
 
-    spans = tuple(span_of(size) for _, size in inputs)
+    spans = tuple(Span(ALIGNMENT, size) if each in in_place else span_of(size) for each, (_, size) in enumerate(inputs))
     named = tuple((name, span_of(size)) for name, size in outputs)
     return Layout(spans, named if any(span for _, span in named) else (), end)
 

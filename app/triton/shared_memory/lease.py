@@ -1,6 +1,6 @@
-"""The region of one call, and where the call's tensors lie in it."""
+"""The regions of one call, and where the call's tensors lie in them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -15,6 +15,10 @@ _ANSWERS = {"ALREADY_EXISTS", "INVALID_ARGUMENT", "NOT_FOUND"}
 """Codes that gRPC never makes itself: Triton has ended the call."""
 
 
+OnEnd = Callable[[Region | None, Sequence[Region], bool], None]
+"""The region of a call, all its regions, and whether Triton has surely ended the call."""
+
+
 class Slot(NamedTuple):
     """A part of a region, in bytes, as Triton is told of it."""
 
@@ -24,14 +28,19 @@ class Slot(NamedTuple):
 
 
 class Lease:
-    """A context manager around a call. ``on_end`` is told whether Triton has surely ended the call."""
+    """A context manager around a call.
 
-    def __init__(self, region: Region, layout: Layout, on_end: Callable[[bool], None]) -> None:
-        self.inputs = tuple(_slot(region, span) for span in layout.inputs)
+    ``own``: the region that was taken for the call. ``bodies``: position of an input -> the region in which it lies.
+    """
+
+    def __init__(self, layout: Layout, own: Region | None, bodies: Mapping[int, Region], on_end: OnEnd) -> None:
+        self.inputs = tuple(_slot(bodies.get(each, own), span) for each, span in enumerate(layout.inputs))
         """One for each input of the request; None for an input that travels over the wire."""
-        self.outputs = tuple((name, _slot(region, span)) for name, span in layout.outputs)
+        self.outputs = tuple((name, _slot(own, span)) for name, span in layout.outputs)
         """All outputs of the model, or none if all of them travel over the wire."""
-        self.region = region
+        self.regions = (*bodies.values(), *((own,) if own else ()))
+        self._own = own
+        self._in_place = frozenset(bodies)
         self._on_end = on_end
         self._is_settled = False
 
@@ -40,13 +49,13 @@ class Lease:
 
     def __exit__(self, _kind: object, exc: BaseException | None, _traceback: object) -> None:
         is_answer = isinstance(exc, RpcError) and exc.code in _ANSWERS
-        self._on_end(self._is_settled or is_answer)
+        self._on_end(self._own, self.regions, self._is_settled or is_answer)
 
     def fill(self, request: InferenceRequest) -> None:
-        """Copies the large inputs into the region, each once."""
-        for tensor, slot in zip(request.inputs, self.inputs, strict=True):
-            if slot is not None:
-                _write(tensor, self.region.view, slot.offset)
+        """Copies the large inputs into the call's region, each once, except those that lie in one already."""
+        for position, (tensor, slot) in enumerate(zip(request.inputs, self.inputs, strict=True)):
+            if self._own is not None and slot is not None and position not in self._in_place:
+                _write(tensor, self._own.view, slot.offset)
 
     def settle(self) -> None:
         """Triton has answered the call, and sends nothing more for it."""
@@ -55,13 +64,13 @@ class Lease:
     def output(self, name: str, size: int) -> bytes | None:
         """A copy of what Triton wrote; None for an output that has no room of that size in the region."""
         slot = dict(self.outputs).get(name)
-        if slot is None or size > slot.size:
+        if self._own is None or slot is None or size > slot.size:
             return None
-        return bytes(self.region.view[slot.offset : slot.offset + size])
+        return bytes(self._own.view[slot.offset : slot.offset + size])
 
 
-def _slot(region: Region, span: Span | None) -> Slot | None:
-    return None if span is None else Slot(region.name, *span)
+def _slot(region: Region | None, span: Span | None) -> Slot | None:
+    return None if region is None or span is None else Slot(region.name, *span)
 
 
 def _write(tensor: Tensor, view: memoryview, start: int) -> None:

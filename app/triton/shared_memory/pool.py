@@ -1,5 +1,6 @@
 """Which regions there are and what each of them is for; no I/O."""
 
+import math
 import time
 from collections.abc import Iterable
 
@@ -47,9 +48,9 @@ class Pool:
         """A new region, used by the call that it is made for."""
         self._used.add(region)
 
-    def take(self, size: int) -> Region | None:
-        """The smallest free region that has room."""
-        fitting = [region for region in self._free if region.size >= size]
+    def take(self, size: int, most: float = math.inf) -> Region | None:
+        """The smallest free region that has room, and at most ``most`` bytes."""
+        fitting = [region for region in self._free if size <= region.size <= most]
         if not fitting:
             return None
         region = min(fitting, key=lambda region: region.size)

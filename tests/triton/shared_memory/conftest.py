@@ -1,0 +1,37 @@
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from app.triton.engine import TritonEngine
+from app.triton.shared_memory import owner
+from app.triton.shared_memory.lane import Lane
+from app.triton.shared_memory.region import SHARED_MEMORY
+from app.triton.transports import open_transport
+from tests.fakes.triton import FakeTriton, serving
+from tests.triton.shared_memory.stage import CONFIG, FIXED, MIB, Observed, Stage, sum_of
+
+
+@pytest.fixture
+def own_files(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Path]]:
+    """The files of this test alone: other gateways of the machine have theirs in the same folder."""
+    prefix = f"lane_test_{secrets.token_hex(8)}_"
+    monkeypatch.setattr(owner, "PREFIX", prefix)
+    return lambda: list(SHARED_MEMORY.glob(f"{prefix}*"))
+
+
+@pytest.fixture
+async def stage(own_files: Callable[[], list[Path]]) -> AsyncIterator[Stage]:
+    observed = Observed()
+    async with serving(FakeTriton()) as triton, open_transport(triton.url) as transport:
+        triton.unary = sum_of(triton)
+        lane = Lane(transport, 4 * MIB, observed)
+        for config in (CONFIG, FIXED):
+            lane.learn(config, "")
+        running = asyncio.create_task(lane.run())
+        yield Stage(triton, lane, TritonEngine(transport, lane=lane), observed)
+        running.cancel()
+        await lane.close()
+    assert own_files() == []

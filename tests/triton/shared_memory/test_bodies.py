@@ -1,0 +1,106 @@
+"""Bodies that are received into regions: the tensor is in its place before the call."""
+
+import asyncio
+
+import pytest
+
+from app.domain.errors import DeadlineExceeded
+from app.domain.tensor import BYTES, Tensor, bytes_array
+from tests.triton.shared_memory.stage import LARGE_BYTES, MIB, Stage, never, not_found_or, numbers, seen_by
+
+ROOM = MIB - 1024
+"""A body of this size fits into a region of 1 MiB."""
+
+
+def file_of(content: bytes | memoryview) -> Tensor:
+    return Tensor("X", BYTES, bytes_array([content], (1,)))  # type: ignore[list-item]
+
+
+def raw(content: bytes) -> bytes:
+    return len(content).to_bytes(4, "little") + content
+
+
+def body_of(stage: Stage, content: bytes) -> memoryview:
+    memory = stage.lane.bodies.take(len(content))
+    assert memory is not None
+    memory[:] = content
+    return memory
+
+
+@pytest.fixture
+async def seen(stage: Stage) -> list[bytes]:
+    """What the model reads, behind a first call that leaves a free region of 1 MiB."""
+    await stage.infer(numbers(1, MIB // 4))
+    return seen_by(stage.triton)
+
+
+async def test_a_body_is_read_where_it_was_received(stage: Stage, seen: list[bytes]) -> None:
+    for content in (b"a" * ROOM, b"b" * LARGE_BYTES):
+        body = body_of(stage, content)
+        await stage.infer(file_of(body))
+        assert stage.observed.bytes == (0, MIB, 0)
+        stage.lane.bodies.give_back(body)
+        assert stage.observed.bytes == (MIB, 0, 0)
+    assert seen == [raw(b"a" * ROOM), raw(b"b" * LARGE_BYTES)]
+    assert stage.triton.shared.registered == 1
+    assert stage.observed.ways == ["shared_memory"] * 3
+
+
+async def test_a_body_beside_a_large_input_and_output_has_a_region_of_its_own(stage: Stage, seen: list[bytes]) -> None:
+    body = body_of(stage, b"a" * ROOM)
+    await stage.infer(file_of(body), numbers(2))
+    assert seen == [raw(b"a" * ROOM)]
+    first, second = stage.triton.requests[-1].inputs
+    names = [each.parameters["shared_memory_region"].string_param for each in (first, second)]
+    assert len(set(names)) == 2
+
+
+async def test_a_part_of_a_body_is_copied(stage: Stage, seen: list[bytes]) -> None:
+    body = body_of(stage, b"a" * ROOM)
+    for part in (body[:-1], body[1:], bytes(body)):
+        await stage.infer(file_of(part))
+        assert seen[-1] == raw(bytes(part))
+    assert stage.triton.shared.registered == 2
+
+
+class TestLimits:
+    async def test_a_small_body_gets_none(self, stage: Stage, seen: list[bytes]) -> None:
+        assert stage.lane.bodies.take(LARGE_BYTES - 1) is None
+
+    async def test_a_body_that_no_free_region_holds_gets_none(self, stage: Stage, seen: list[bytes]) -> None:
+        assert stage.lane.bodies.take(MIB) is None
+        body_of(stage, b"a" * ROOM)
+        assert stage.lane.bodies.take(ROOM) is None
+
+    async def test_bodies_hold_at_most_half_of_the_lane(self, stage: Stage) -> None:
+        await asyncio.gather(*(stage.infer(numbers(1, MIB // 4)) for _ in range(4)))
+        bodies = [stage.lane.bodies.take(ROOM) for _ in range(4)]
+        assert [body is None for body in bodies] == [False, False, True, True]
+        await stage.infer(numbers(1, MIB // 4))
+        assert stage.observed.ways == ["shared_memory"] * 5
+
+
+class TestQuarantine:
+    async def test_a_body_that_triton_may_still_read_is_not_overwritten(self, stage: Stage, seen: list[bytes]) -> None:
+        body = body_of(stage, b"a" * ROOM)
+        stage.triton.unary = never
+        with pytest.raises(DeadlineExceeded):
+            await stage.infer(file_of(body), seconds=0.05)
+        stage.triton.shared.in_use.update(stage.triton.shared.regions)
+        stage.lane.bodies.give_back(body)
+        assert stage.observed.bytes == (0, 0, MIB)
+        assert stage.lane.bodies.take(ROOM) is None
+        stage.triton.shared.in_use.clear()
+        await stage.until(lambda: stage.observed.bytes == (0, 0, 0))
+
+    async def test_a_triton_that_was_started_again_gets_the_body_over_the_wire(self, stage: Stage) -> None:
+        await stage.infer(numbers(1, MIB // 4))
+        content = numbers(3, LARGE_BYTES // 2).array.tobytes()[:ROOM]
+        body = body_of(stage, content)
+        stage.triton.shared.forget()
+        stage.triton.unary = not_found_or(stage.triton)
+        await stage.infer(file_of(body))
+        stage.lane.bodies.give_back(body)
+        assert list(stage.triton.requests[-1].raw_input_contents) == [raw(content)]
+        assert stage.observed.ways == ["shared_memory", "shared_memory", "lost"]
+        await stage.until(lambda: stage.observed.bytes == (0, 0, 0))

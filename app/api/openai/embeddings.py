@@ -75,7 +75,7 @@ class EmbeddingsRoute:
 
 def embeddings_request(pipeline: Pipeline, form: EmbeddingsForm, members: Members) -> EmbeddingsRequest:
     """Raises InvalidInput, InvalidRequest or InvalidJson."""
-    texts = take(members, "input", str | _Texts, None)
+    texts: str | list[str] | None = take(members, "input", str | _Texts, None, max_elements=MAX_INPUTS)
     if texts is None:
         raise required("input")
     encoding = take(members, "encoding_format", Literal["float", "base64"], "float")

@@ -1,17 +1,21 @@
 """The members of a body in OpenAI's form: some are for the gateway itself, the others are the pipeline's fields."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
 from app.domain.errors import FieldProblem, InvalidInput
 from app.pipelines.body import Body, is_null, printable, problem_of_value, refused
-from app.pipelines.structure import malformed, members_of
+from app.pipelines.structure import has_more_elements, malformed, members_of
 
 Members = dict[str, memoryview]
 """The members that are not null, as JSON."""
 Value = TypeVar("Value")
+
+MAX_MEMBERS = 256
+MAX_ELEMENTS = 64
+"""Values and members inside one member, however they are nested. Each costs more memory than its text."""
 
 NEUTRAL: dict[str, Sequence[Any]] = {
     "best_of": [1],
@@ -39,15 +43,19 @@ def read_members(body: Body) -> Members:
     for name, text in members_of(memoryview(body)):
         if name in members:
             raise refused([FieldProblem(printable(name), "is given twice")])
+        if len(members) == MAX_MEMBERS:
+            raise refused([FieldProblem("body", f"has more than {MAX_MEMBERS} fields")])
         members[name] = text
     return {name: text for name, text in members.items() if not is_null(text)}
 
 
-def take(members: Members, name: str, type_: Callable[..., Value] | Any, default: Value) -> Value:
+def take(members: Members, name: str, type_: Any, default: Value, *, max_elements: int = MAX_ELEMENTS) -> Value:
     """Takes a member out. Raises InvalidInput or InvalidJson."""
     text = members.pop(name, None)
     if text is None:
         return default
+    if len(text) > 2 * max_elements and has_more_elements(text, max_elements):
+        raise refused([FieldProblem(name, f"has more than {max_elements} elements")])
     try:
         value: Value = msgspec.json.decode(text, type=type_)
     except msgspec.ValidationError as exc:
@@ -78,8 +86,10 @@ def body_of_fields(prompt: Mapping[str, Body], members: Members, field_by_parame
             problems.append(FieldProblem(printable(name), _NOT_SUPPORTED.get(name, "is not supported by this model")))
     if problems:
         raise refused(problems)
-    members_of_body = [msgspec.json.encode(name) + b":" + bytes(text) for name, text in fields.items()]
-    return b"{" + b",".join(members_of_body) + b"}"
+    pieces: list[Body] = []
+    for name, value in fields.items():
+        pieces += [b"," if pieces else b"{", msgspec.json.encode(name), b":", value]
+    return b"".join([*pieces, b"}"])
 
 
 _NOT_SUPPORTED = {"n": "is not supported: a request has one answer", "best_of": "is not supported"}

@@ -14,6 +14,8 @@ from app.pipelines.body import refused
 from app.pipelines.openai.form import TextForm
 from app.pipelines.pipeline import Pipeline
 
+MAX_MESSAGE_ELEMENTS = 16_384
+"""Roles, contents and parts of contents, together."""
 _StopText = Annotated[str, Meta(min_length=1, max_length=256)]
 _Stop = Annotated[list[_StopText], Meta(min_length=1, max_length=4)] | _StopText
 
@@ -71,11 +73,16 @@ def completion_request(pipeline: Pipeline, form: TextForm, members: Members) -> 
 def chat_request(pipeline: Pipeline, form: TextForm, members: Members) -> InferenceRequest:
     """The messages become the prompt by the pipeline's chat template. Raises InvalidInput or InvalidJson."""
     assert form.template is not None
-    messages = take(members, "messages", Annotated[list[_Message], Meta(min_length=1)], None)
+    prompt = msgspec.json.encode(form.template.render(_take_messages(members)))
+    return _request_of(pipeline, form, members, memoryview(prompt), "messages")
+
+
+def _take_messages(members: Members) -> Sequence[Mapping[str, Any]]:
+    type_ = Annotated[list[_Message], Meta(min_length=1)]
+    messages: list[_Message] | None = take(members, "messages", type_, None, max_elements=MAX_MESSAGE_ELEMENTS)
     if messages is None:
         raise required("messages")
-    prompt = form.template.render([_as_template_has_it(message) for message in messages])
-    return _request_of(pipeline, form, members, memoryview(msgspec.json.encode(prompt)), "messages")
+    return [_as_template_has_it(message) for message in messages]
 
 
 def _request_of(

@@ -1,0 +1,116 @@
+"""What a large body may cost, good or bad."""
+
+import json
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from app.api.openai.embeddings import embeddings_request
+from app.api.openai.members import read_members
+from app.api.openai.requests import chat_request, completion_request, take_wishes
+from app.domain.errors import InvalidInput
+from app.pipelines.openai.form import EmbeddingsForm, TextForm
+from tests.api.openai.conftest import EMBEDDER, WRITER
+from tests.fakes.models import pipeline
+
+SIZE = 4 * 1024 * 1024
+CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+WRITE = pipeline(
+    WRITER,
+    inputs={"prompt": {"tensor": "PROMPT", "kind": "text"}},
+    outputs={"text": {"tensor": "TEXT", "kind": "text"}},
+    openai={"completions": {}, "chat": {"template_text": CHAT}},
+)
+EMBED = pipeline(
+    EMBEDDER,
+    inputs={"text": {"tensor": "TEXT", "kind": "text"}},
+    outputs={"embedding": {"tensor": "VECTOR"}},
+    openai={"embeddings": {}},
+)
+
+
+def complete(body: bytes) -> Any:
+    members = read_members(body)
+    take_wishes(members, text_form("completions"))
+    return completion_request(WRITE, text_form("completions"), members)
+
+
+def chat(body: bytes) -> Any:
+    members = read_members(body)
+    take_wishes(members, text_form("chat"))
+    return chat_request(WRITE, text_form("chat"), members)
+
+
+def embed(body: bytes) -> Any:
+    assert EMBED.openai is not None
+    form = EMBED.openai.embeddings
+    assert isinstance(form, EmbeddingsForm)
+    return embeddings_request(EMBED, form, read_members(body))
+
+
+def text_form(name: str) -> TextForm:
+    form = getattr(WRITE.openai, name)
+    assert isinstance(form, TextForm)
+    return form
+
+
+def cost_of(read: Callable[[bytes], Any], body: bytes) -> float:
+    """The most memory that reading takes, in sizes of the body."""
+    tracemalloc.start()
+    try:
+        read(body)
+    except InvalidInput:
+        pass
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    return peak / len(body)
+
+
+def filled(start: str, element: str, end: str) -> bytes:
+    return (start + element * (SIZE // len(element)) + end).encode()
+
+
+MESSAGE = '{"role":"user","content":""}'
+PART = '{"type":"text","text":""}'
+MEMBERS = json.dumps({f"field {index}": 1 for index in range(200_000)}).encode()
+REFUSED = {
+    "members": (complete, MEMBERS),
+    "stop": (complete, filled('{"stop": [', '"",', '""]}')),
+    "prompts": (complete, filled('{"prompt": [', '"",', '""]}')),
+    "a neutral field": (complete, filled('{"prompt": "a", "logit_bias": {', '"1":1,', '"2":1}}')),
+    "messages": (chat, filled('{"messages": [', f"{MESSAGE},", f"{MESSAGE}]}}")),
+    "parts": (chat, filled('{"messages": [{"role":"user","content":[', f"{PART},", f"{PART}]}}]}}")),
+    "inputs": (embed, filled('{"input": [', '"",', '""]}')),
+}
+TAKEN = {
+    "one prompt": (complete, filled('{"prompt": "', "x", '"}')),
+    "one message": (chat, filled('{"messages": [{"role":"user","content":"', "x", '"}]}')),
+    "one input": (embed, filled('{"input": "', "x", '"}')),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_body_that_is_refused_costs_less_than_four_times_its_size(name: str) -> None:
+    assert cost_of(*REFUSED[name]) < 4
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_a_long_text_costs_a_few_copies(name: str) -> None:
+    assert cost_of(*TAKEN[name]) < 6
+
+
+def test_a_long_text_arrives_whole() -> None:
+    text = "word " * 100_000
+    assert complete(json.dumps({"prompt": text}).encode()).inputs[0].array[0].decode() == text
+    messages = [{"role": "user", "content": text}]
+    assert chat(json.dumps({"messages": messages}).encode()).inputs[0].array[0].decode() == f"user: {text}\n"
+    assert embed(json.dumps({"input": [text]}).encode()).batches[0].inputs[0].array[0, 0].decode() == text
+
+
+def test_as_many_texts_as_are_documented() -> None:
+    assert len(embed(json.dumps({"input": ["a,[{"] * 2048}).encode()).batches) == 512
+    with pytest.raises(InvalidInput, match="has more than 2048 elements"):
+        embed(json.dumps({"input": ["a"] * 3000}).encode())

@@ -1,14 +1,13 @@
 """``/v1/embeddings``: one vector for each text, as numbers or as base64."""
 
 import asyncio
-import base64
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
-import orjson
 from msgspec import Meta
 from msgspec.structs import replace
 from starlette.types import Send
@@ -20,21 +19,19 @@ from app.api.inference import Call, Inference
 from app.api.limits import Limits
 from app.api.openai.asked import asked_of, form_of
 from app.api.openai.members import Members, body_of_fields, renamed, required, take
+from app.api.openai.vectors import BatchAnswer, Vectors
 from app.api.responses import JSON, send_parts
-from app.domain.errors import ContractViolation, FieldProblem, GatewayError, InvalidInput
-from app.domain.inference import InferenceRequest, InferenceResponse
-from app.domain.json_text import json_of
+from app.domain.errors import FieldProblem, InvalidInput
+from app.domain.inference import InferenceRequest
 from app.domain.request_id import new_request_id
-from app.domain.tensor import Array, Tensor, bytes_array
+from app.domain.tensor import Tensor, bytes_array
 from app.pipelines.body import refused
-from app.pipelines.collector import Collector, Result
 from app.pipelines.openai.form import EmbeddingsForm
 from app.pipelines.pipeline import Pipeline
 
 MAX_INPUTS = 2048
 """OpenAI's own limit."""
-_AT_ONCE = 64
-"""Vectors that are written before the event loop does other work."""
+_BATCHES_AT_ONCE = 4
 _Texts = Annotated[list[str], Meta(min_length=1, max_length=MAX_INPUTS)]
 
 
@@ -63,14 +60,24 @@ class EmbeddingsRoute:
 
     async def _vectors(
         self, exchange: Exchange, pipeline: Pipeline, form: EmbeddingsForm, batches: Sequence[InferenceRequest]
-    ) -> "Vectors":
-        """One batch after the other: one caller's long list does not fill Triton's queue."""
-        deadline = deadline_of(exchange, pipeline.timeout_s)
-        vectors = Vectors()
-        for batch in batches:
-            answer = BatchAnswer(pipeline, form, batch, vectors)
-            await self._inference.answer(Call(pipeline, batch, deadline, exchange.record), answer)
-        return vectors
+    ) -> Vectors:
+        """Only a few batches at a time: one caller's long list does not fill Triton's queue."""
+        deadline, started = deadline_of(exchange, pipeline.timeout_s), time.perf_counter()
+        answers = [BatchAnswer(pipeline, form, batch) for batch in batches]
+        waiting = iter(zip(batches, answers, strict=True))
+
+        async def answer_some() -> None:
+            for batch, answer in waiting:
+                await self._inference.answer(Call(pipeline, batch, deadline, exchange.record), answer)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(_BATCHES_AT_ONCE, len(batches))):
+                    group.create_task(answer_some())
+        except ExceptionGroup as exc:
+            raise exc.exceptions[0] from None
+        exchange.record.triton_s = time.perf_counter() - started
+        return Vectors(answers)
 
 
 def embeddings_request(pipeline: Pipeline, form: EmbeddingsForm, members: Members) -> EmbeddingsRequest:
@@ -82,7 +89,7 @@ def embeddings_request(pipeline: Pipeline, form: EmbeddingsForm, members: Member
     if take(members, "dimensions", int, form.length) != form.length:
         raise refused([FieldProblem("dimensions", "is not the length of this model's vectors, which is fixed")])
     texts = [texts] if isinstance(texts, str) else texts
-    body = body_of_fields({form.input: msgspec.json.encode(texts[0])}, members, form.field_by_parameter)
+    body = body_of_fields({form.input: msgspec.json.encode(texts[0])}, members, form.field_by_parameter, {})
     try:
         first = pipeline.request_of_json(body)
     except InvalidInput as exc:
@@ -109,89 +116,3 @@ def _filled(tensor: Tensor, texts: Sequence[str] | None, items: int) -> Tensor:
         return tensor if items == 1 else replace(tensor, array=np.repeat(tensor.array, items, axis=0))
     shape = tensor.shape if items == 1 else (items, *tensor.shape[1:])
     return replace(tensor, array=bytes_array([text.encode() for text in texts], shape))
-
-
-class BatchAnswer:
-    """Reads each item of a batch as the pipeline's own answer. Implements :class:`app.pipelines.run.Answer`."""
-
-    has_enough = False
-
-    def __init__(self, pipeline: Pipeline, form: EmbeddingsForm, request: InferenceRequest, vectors: "Vectors") -> None:
-        self._pipeline = pipeline
-        self._form = form
-        self._request = request
-        self._vectors = vectors
-        self._items = 1 if pipeline.config.max_batch_size == 0 else request.inputs[0].shape[0]
-        self._early_exit: str | None = None
-
-    def join(self, response: InferenceResponse) -> None:
-        """Raises ContractViolation."""
-        for index in range(self._items):
-            collector = Collector(self._pipeline, self._request)
-            collector.join(self._item(response, index))
-            self._add(collector.result())
-        self._vectors.count_tokens(response, self._form.prompt_tokens)
-
-    def result(self, error: GatewayError | None = None) -> Result:
-        """Raises as :meth:`Collector.result`. An early exit of the whole batch leaves every vector empty."""
-        if error is not None:
-            result = Collector(self._pipeline, self._request).result(error)
-            for _ in range(self._items):
-                self._add(result)
-        return Result({}, self._early_exit)
-
-    def _add(self, result: Result) -> None:
-        self._vectors.add(result.values[self._form.embedding])
-        self._early_exit = self._early_exit or result.early_exit
-
-    def _item(self, response: InferenceResponse, index: int) -> InferenceResponse:
-        """Raises ContractViolation."""
-        if self._pipeline.config.max_batch_size == 0:
-            return response
-        for name, tensor in response.outputs.items():
-            if tensor.array.size and tensor.shape[0] != self._items:
-                raise ContractViolation(
-                    f"Output '{name}' has {tensor.shape[0]} items; {self._items} were sent.", tensor=name
-                )
-        outputs = {
-            name: replace(tensor, array=tensor.array[index : index + 1]) for name, tensor in response.outputs.items()
-        }
-        return replace(response, outputs=outputs)
-
-
-class Vectors:
-    """The vectors of all texts, in order, and how many tokens the texts have."""
-
-    def __init__(self) -> None:
-        self._arrays: list[Array] = []
-        self._tokens: int | None = None
-
-    def add(self, vector: Any) -> None:
-        self._arrays.append(np.asarray(vector, np.float32))
-
-    def count_tokens(self, response: InferenceResponse, tensor: str | None) -> None:
-        """``tensor``: has the number of tokens of each item; None if the model does not count them."""
-        if tensor is not None and tensor in response.outputs:
-            self._tokens = (self._tokens or 0) + int(response.outputs[tensor].array.sum())
-
-    async def rendered(self, model: str, *, is_base64: bool) -> list[bytes | bytearray]:
-        """The JSON text of the answer in parts. The event loop works on after each part."""
-        parts: list[bytes | bytearray] = []
-        for start in range(0, len(self._arrays), _AT_ONCE):
-            some = enumerate(self._arrays[start : start + _AT_ONCE], start)
-            texts = b",".join(json_of(_item(index, array, is_base64=is_base64)) for index, array in some)
-            parts.append(b',"data":[' + texts if start == 0 else b"," + texts)
-            await asyncio.sleep(0)
-        head = orjson.dumps({"object": "list", "model": model, **self._usage()})
-        return [head[:-1], *parts, b"]}"]
-
-    def _usage(self) -> dict[str, Any]:
-        if self._tokens is None:
-            return {}
-        return {"usage": {"prompt_tokens": self._tokens, "total_tokens": self._tokens}}
-
-
-def _item(index: int, array: Array, *, is_base64: bool) -> dict[str, Any]:
-    """Base64 is of 32-bit floats, the least significant byte first, as OpenAI's clients read it."""
-    embedding = base64.b64encode(array.astype("<f4").tobytes()).decode() if is_base64 else array
-    return {"object": "embedding", "index": index, "embedding": embedding}

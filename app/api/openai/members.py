@@ -17,25 +17,6 @@ MAX_MEMBERS = 256
 MAX_ELEMENTS = 64
 """Values and members inside one member, however they are nested. Each costs more memory than its text."""
 
-NEUTRAL: dict[str, Sequence[Any]] = {
-    "best_of": [1],
-    "echo": [False],
-    "frequency_penalty": [0],
-    "logit_bias": [{}],
-    "logprobs": [False],
-    "modalities": [["text"]],
-    "n": [1],
-    "presence_penalty": [0],
-    "response_format": [{"type": "text"}],
-    "service_tier": ["auto", "default"],
-    "store": [False],
-    "suffix": [""],
-    "tool_choice": ["none", "auto"],
-    "tools": [[]],
-    "top_p": [1],
-}
-"""Values that ask for what every answer is like anyway. Any other value of these fields is refused."""
-
 
 def read_members(body: Body) -> Members:
     """Raises InvalidJson, InvalidRequest, or InvalidInput for a member that is given twice."""
@@ -69,8 +50,15 @@ def required(name: str) -> InvalidInput:
     return refused([FieldProblem(name, "is required")])
 
 
-def body_of_fields(prompt: Mapping[str, Body], members: Members, field_by_parameter: Mapping[str, str]) -> bytes:
+def body_of_fields(
+    prompt: Mapping[str, Body],
+    members: Members,
+    field_by_parameter: Mapping[str, str],
+    neutral: Mapping[str, Sequence[Any]],
+) -> bytes:
     """The pipeline's own JSON body: the prompt, and each member under the name that the pipeline has for it.
+
+    ``neutral``: values of other members that are left out.
 
     Raises InvalidInput for members that the pipeline has no field for, and InvalidJson.
     """
@@ -82,7 +70,7 @@ def body_of_fields(prompt: Mapping[str, Body], members: Members, field_by_parame
             problems.append(FieldProblem(name, "is given twice, under two names"))
         elif field is not None:
             fields[field] = text
-        elif not _is_neutral(name, text):
+        elif not _is_one_of(neutral.get(name, ()), text):
             problems.append(FieldProblem(printable(name), _NOT_SUPPORTED.get(name, "is not supported by this model")))
     if problems:
         raise refused(problems)
@@ -107,12 +95,12 @@ def renamed(error: InvalidInput, name_by_field: Mapping[str, str]) -> InvalidInp
     return refused(problems) if problems else error
 
 
-def _is_neutral(name: str, text: memoryview) -> bool:
+def _is_one_of(values: Sequence[Any], text: memoryview) -> bool:
     """Raises InvalidJson."""
-    if name not in NEUTRAL or len(text) > 256:
+    if not values or len(text) > 256:
         return False
     try:
         value = msgspec.json.decode(text)
     except (ValueError, RecursionError) as exc:
         raise malformed() from exc
-    return any(isinstance(value, bool) == isinstance(each, bool) and value == each for each in NEUTRAL[name])
+    return any(isinstance(value, bool) == isinstance(each, bool) and value == each for each in values)

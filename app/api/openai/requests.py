@@ -20,6 +20,26 @@ _StopText = Annotated[str, Meta(min_length=1, max_length=256)]
 _Stop = Annotated[list[_StopText], Meta(min_length=1, max_length=4)] | _StopText
 
 
+NEUTRAL: dict[str, Sequence[Any]] = {
+    "best_of": [1],
+    "echo": [False],
+    "frequency_penalty": [0],
+    "logit_bias": [{}],
+    "logprobs": [False],
+    "modalities": [["text"]],
+    "n": [1],
+    "presence_penalty": [0],
+    "response_format": [{"type": "text"}],
+    "service_tier": ["auto", "default"],
+    "store": [False],
+    "suffix": [""],
+    "tool_choice": ["none", "auto"],
+    "tools": [[]],
+    "top_p": [1],
+}
+"""Values that ask for what every answer is like anyway. Any other value of these fields is refused."""
+
+
 class _StreamOptions(Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
@@ -88,7 +108,7 @@ def _take_messages(members: Members) -> Sequence[Mapping[str, Any]]:
 def _request_of(
     pipeline: Pipeline, form: TextForm, members: Members, prompt: memoryview, prompt_name: str
 ) -> InferenceRequest:
-    body = body_of_fields({form.prompt: prompt}, members, form.field_by_parameter)
+    body = body_of_fields({form.prompt: prompt}, members, form.field_by_parameter, NEUTRAL)
     try:
         return pipeline.request_of_json(body)
     except InvalidInput as exc:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from app.api.openai.embeddings import MAX_INPUTS
-from app.api.openai.members import NEUTRAL
+from app.api.openai.requests import NEUTRAL
 from app.api.openapi.answers import Schema
 from app.pipelines.example import example_of
 from app.pipelines.openai.form import EmbeddingsForm, TextForm
@@ -32,16 +32,20 @@ _MESSAGES: Schema = {"type": "array", "items": _MESSAGE, "minItems": 1}
 
 
 def completion_schema(pipeline: Pipeline, form: TextForm) -> Schema:
-    return _schema(pipeline, form, {"prompt": _ONE_TEXT}, _text_fields(pipeline))
+    schema = _schema(pipeline, form, {"prompt": _ONE_TEXT}, _text_fields(pipeline, form))
+    return schema | {"dependentSchemas": _OPTIONS_OF_STREAMS}
 
 
 def chat_schema(pipeline: Pipeline, form: TextForm) -> Schema:
-    return _schema(pipeline, form, {"messages": _MESSAGES}, _text_fields(pipeline))
+    schema = _schema(pipeline, form, {"messages": _MESSAGES}, _text_fields(pipeline, form))
+    return schema | {"dependentSchemas": _ONE_LIMIT | _OPTIONS_OF_STREAMS}
 
 
 def embeddings_schema(pipeline: Pipeline, form: EmbeddingsForm) -> Schema:
     texts = {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_INPUTS}
-    fields: Schema = {"encoding_format": {"enum": ["float", "base64"]}}
+    fields: Schema = {"encoding_format": {"enum": ["float", "base64", None]}}
+    if form.length > 0:
+        fields["dimensions"] = {"enum": [form.length, None]}
     return _schema(pipeline, form, {"input": {"anyOf": [_TEXT, texts]}}, fields)
 
 
@@ -50,10 +54,35 @@ def example_text_of(pipeline: Pipeline, field: str) -> Any:
     return example_of(pipeline).get(field, "text")
 
 
-def _text_fields(pipeline: Pipeline) -> Schema:
-    stop = {"anyOf": [_STOP_TEXT, {"type": "array", "items": _STOP_TEXT, "minItems": 1, "maxItems": 4}]}
-    streams = {"stream": {"type": "boolean"}} if pipeline.spec.stream is not None else {"stream": {"const": False}}
-    return {**streams, "stop": stop}
+def _text_fields(pipeline: Pipeline, form: TextForm) -> Schema:
+    """What the gateway itself follows, and values of other fields that change nothing."""
+    stops: Schema = {"type": "array", "items": _STOP_TEXT, "minItems": 1, "maxItems": 4}
+    fields: Schema = {name: {"enum": [*values, None]} for name, values in NEUTRAL.items()}
+    fields |= {"stop": {"anyOf": [_STOP_TEXT, stops, {"type": "null"}]}, "stream": {"enum": [False, None]}}
+    if pipeline.spec.stream is not None:
+        usage = {"enum": [False, True, None] if form.usage is not None else [False, None]}
+        options = {"type": ["object", "null"], "properties": {"include_usage": usage}, "additionalProperties": False}
+        fields |= {"stream": {"type": ["boolean", "null"]}, "stream_options": options}
+    return fields
+
+
+_OPTIONS_OF_STREAMS: Schema = {
+    "stream_options": {
+        "anyOf": [
+            {"required": ["stream"], "properties": {"stream": {"const": True}}},
+            {"properties": {"stream_options": {"type": "null"}}},
+        ]
+    }
+}
+_ONE_LIMIT: Schema = {
+    "max_completion_tokens": {
+        "anyOf": [
+            {"properties": {"max_completion_tokens": {"type": "null"}}},
+            {"properties": {"max_tokens": {"type": "null"}}},
+        ]
+    }
+}
+"""Of ``max_tokens`` and ``max_completion_tokens``."""
 
 
 def _schema(pipeline: Pipeline, form: TextForm | EmbeddingsForm, needed: Schema, fields: Schema) -> Schema:
@@ -61,11 +90,10 @@ def _schema(pipeline: Pipeline, form: TextForm | EmbeddingsForm, needed: Schema,
     known = request_schema(pipeline)
     own = {name: known["properties"][field] for name, field in form.field_by_parameter.items()}
     required = [name for name, field in form.field_by_parameter.items() if field in known.get("required", [])]
-    neutral = {name: {"enum": list(values)} for name, values in NEUTRAL.items() if name not in own}
     return {
         "title": pipeline.name,
         "type": "object",
         "required": ["model", *needed, *required],
-        "properties": {"model": {"const": pipeline.name}, **needed, **neutral, **fields, **own},
+        "properties": {"model": {"const": pipeline.name}, **needed, **fields, **own},
         "additionalProperties": False,
     }

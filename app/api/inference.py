@@ -2,8 +2,10 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from app.api.exchange import Exchange
 from app.api.problems import problem_of
@@ -97,16 +99,29 @@ class Inference:
 
         Raises the error of a stream that failed before its first output: it still gets an HTTP status.
         """
-        stream = Stream(self._plan_of(call, StreamRecorder(self, call), writing))
-        self._start(stream, call.pipeline.name)
+        stream = Stream(self._plan_of(call, StreamRecorder(self, *self._recorded(call)), writing))
+        return stream, await self.opened(stream, call.pipeline.name, call.pipeline.stream_spec().commit_s)
+
+    async def opened(self, stream: Stream, pipeline: str, commit_s: float | None) -> list[Event]:
+        """Starts a stream, which is counted under ``pipeline``, and returns its first events.
+
+        Returns no events if the stream is still silent after ``commit_s``; without a ``commit_s`` it waits for them.
+        Raises the error of a stream that failed before its first output.
+        """
+        self._start(stream, pipeline)
         try:
-            opening = await _first_events(stream, call.pipeline.stream_spec().commit_s)
+            opening = await _first_events(stream, commit_s)
         except asyncio.CancelledError:
             stream.end(ClientClosedRequest("The client went away before the first output."))
             raise
         if opening and opening[0].name == "error" and stream.error is not None:
             raise stream.error
-        return stream, opening
+        return opening
+
+    def _recorded(self, call: Call) -> tuple[str, RequestRecord, Callable[[], None]]:
+        """What a StreamRecorder is told of a call. Does not hold the call's inputs."""
+        abandon = partial(self.canceller.cancel, call.pipeline, call.inference.without_inputs())
+        return call.pipeline.name, call.record, abandon
 
     async def start_resumable(self, call: Call, store: StreamStore) -> str:
         """The id of a new stream that outlives its POST. It is counted and logged when it ends, not with the POST.
@@ -114,7 +129,7 @@ class Inference:
         Raises UpstreamUnavailable if the store does not answer: then nothing was started, and the POST is counted.
         """
         posted, call = call.record, replace(call, record=call.record.handed_over())
-        stream = Stream(self._plan_of(call, ResumableRecorder(self, call)), store.new_log())
+        stream = Stream(self._plan_of(call, ResumableRecorder(self, *self._recorded(call))), store.new_log())
         try:
             stream_id = await store.keep(stream, call.pipeline.stream_spec().resume_s)
         except UpstreamUnavailable:
@@ -150,7 +165,7 @@ class Inference:
         stream.start().add_done_callback(forget)
 
 
-async def _first_events(stream: Stream, commit_s: float) -> list[Event]:
+async def _first_events(stream: Stream, commit_s: float | None) -> list[Event]:
     try:
         async with asyncio.timeout(commit_s):
             return await stream.log.read(0)
@@ -159,15 +174,19 @@ async def _first_events(stream: Stream, commit_s: float) -> list[Event]:
 
 
 class StreamRecorder:
-    """Tells metrics, trace and record what happens to one stream. Implements StreamObserver."""
+    """Tells metrics, trace and record what happens to one stream. Implements StreamObserver.
 
-    def __init__(self, inference: Inference, call: Call) -> None:
+    ``abandon``: makes the model stop, if something knows how.
+    """
+
+    def __init__(self, inference: Inference, pipeline: str, record: RequestRecord, abandon: Callable[[], None]) -> None:
         self._inference = inference
-        self._call = replace(call, inference=call.inference.without_inputs())
-        self.span = inference.tracer.start(f"stream {call.pipeline.name}", Kind.INTERNAL, call.record.trace)
-        metrics = inference.metrics.of_pipeline(call.pipeline.name)
+        self._record = record
+        self._abandon = abandon
+        self.span = inference.tracer.start(f"stream {pipeline}", Kind.INTERNAL, record.trace)
+        metrics = inference.metrics.of_pipeline(pipeline)
         self._first, self._gap, self._count = metrics.time_to_first_output, metrics.inter_output, metrics.stream_outputs
-        self._last_at = call.record.started
+        self._last_at = record.started
         self._has_output = False
 
     def output_written(self) -> None:
@@ -177,13 +196,13 @@ class StreamRecorder:
         self._count.inc()
 
     def abandoned(self) -> None:
-        self._inference.canceller.cancel(self._call.pipeline, self._call.inference)
+        self._abandon()
 
     def ended(self, stream: Stream) -> None:
         end_stream_span(
             self.span, outputs=stream.outputs, outcome=stream.outcome, error=stream.error, early_exit=stream.early_exit
         )
-        record = self._call.record
+        record = self._record
         record.triton_s = max(record.duration_s - stream.own_s, 0.0)
         record.exit_early(stream.early_exit)
         if stream.error is not None:
@@ -195,4 +214,4 @@ class ResumableRecorder(StreamRecorder):
 
     def ended(self, stream: Stream) -> None:
         super().ended(stream)
-        self._call.record.close(self._inference.metrics)
+        self._record.close(self._inference.metrics)

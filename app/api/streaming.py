@@ -52,9 +52,14 @@ class Start:
 class StreamResponse(EventSourceResponse):
     """``on_left`` is called if the client goes away or does not read; ``closing`` is awaited at the very end.
 
+    A dialect with another form of events has a class of its own.
+
     Replaces what decision 0003 found wanting: one task per stream, all events at hand in one send, and a limit for
     clients that do not read. The drain ends streams by their terminal event, not by a signal.
     """
+
+    ping = PING
+    """Sent if there was no event for a while."""
 
     def __init__(
         self,
@@ -84,7 +89,7 @@ class StreamResponse(EventSourceResponse):
             with CancelledOnDisconnect(exchange):
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                 exchange.forget_request()
-                await client.send(self._opening or PING)
+                await client.send(self._opening or self.ping)
                 self._opening = b""  # is not kept
                 with suppress(StreamEvicted, UpstreamUnavailable):
                     await self._relay(client)
@@ -96,7 +101,7 @@ class StreamResponse(EventSourceResponse):
 
     @staticmethod
     def frame_of(event: Event) -> bytes:
-        """An event as it is sent. A dialect with another form has a class of its own."""
+        """An event as it is sent."""
         return frame_of(event)
 
     async def _relay(self, client: "_Client") -> None:
@@ -111,7 +116,7 @@ class StreamResponse(EventSourceResponse):
                         del body  # otherwise it stays in memory until the next one comes
                         silence.renew()
             except TimeoutError:
-                await client.send(PING)
+                await client.send(self.ping)
 
     def _frames_of(self, events: Sequence[Event]) -> bytes:
         """The next frames to send."""

@@ -17,6 +17,11 @@ class ExposedModels:
     def names(self) -> list[str]:
         return list(self._configs)
 
+    @property
+    def configs(self) -> list[ModelConfig]:
+        """Those that are known."""
+        return [config for config in self._configs.values() if config is not None]
+
     def __contains__(self, model: str) -> bool:
         return model in self._configs
 

@@ -107,9 +107,9 @@ def test_unknown_models_and_versions_are_404(both: Both, model: str, document: s
     assert list(ours.json()) == ["error"]
 
 
-@pytest.mark.parametrize("document", ["", "/config", "/stats", "/infer"])
+@pytest.mark.parametrize("document", ["", "/config", "/stats", "/infer", "/generate", "/generate_stream"])
 def test_a_model_that_is_not_exposed_is_unknown(both: Both, document: str) -> None:
-    method = "POST" if document == "/infer" else "GET"
+    method = "POST" if document in {"/infer", "/generate", "/generate_stream"} else "GET"
     answer = both.gateway.request(method, f"/v2/models/stream_nested{document}", json={})
     assert answer.status_code == 404
     assert answer.json()["error"].startswith("Request for unknown model")

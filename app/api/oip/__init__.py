@@ -5,15 +5,17 @@ from app.api.inference import Inference
 from app.api.limits import Limits
 from app.api.oip.calls import ModelCalls
 from app.api.oip.errors import error_response
+from app.api.oip.generate_routes import GenerateRoutes
 from app.api.oip.model_routes import ModelRoutes
 from app.api.oip.openapi import described
 from app.api.oip.routes import InferRoutes
 
 
 def oip_dialect(inference: Inference, limits: Limits) -> Dialect:
+    calls = ModelCalls(inference)
     return Dialect(
         routers=[ModelRoutes(inference, limits).router()],
-        short_routes=InferRoutes(ModelCalls(inference), limits).short_routes(),
+        short_routes=[*InferRoutes(calls, limits).short_routes(), *GenerateRoutes(calls, limits).short_routes()],
         described=lambda: described(inference.catalog),
         error_forms=[("/v2", error_response)],
     )

@@ -3,15 +3,23 @@
 import asyncio
 import time
 from contextlib import aclosing
+from functools import partial
+
+from msgspec.structs import replace
 
 from app.api.exchange import Exchange
-from app.api.inference import Inference
+from app.api.inference import Inference, StreamRecorder, Writing
+from app.api.oip.infer_request import Asked
 from app.api.oip.signature import Signature
 from app.domain.deadline import Deadline
 from app.domain.errors import DeadlineExceeded, InvalidRequest, ModelNotReady, UnknownModel
 from app.domain.inference import InferenceRequest, InferenceResponse
 from app.domain.model import ModelConfig
+from app.observability.metrics import NO_PIPELINE
 from app.pipelines.pipeline import Pipeline
+from app.pipelines.spec import StreamSpec
+from app.streams.event import Event
+from app.streams.stream import Stream, StreamPlan
 
 ONE_RESPONSE = "expects model to produce exactly 1 response, use generate stream for models that answer any number."
 
@@ -73,6 +81,29 @@ class ModelCalls:
             raise InvalidRequest(f"generate {ONE_RESPONSE}")
         return only
 
+    async def open_stream(
+        self, exchange: Exchange, asked: Asked, deadline: Deadline, writing: Writing
+    ) -> tuple[Stream, list[Event]]:
+        """A started stream and its first events. Raises the error of a stream that failed before its first output."""
+        inference, record, spec = self.inference, exchange.record, StreamSpec()
+        request = replace(asked.inference, ends_by_hook=self.hook_of(asked.inference.model) is not None)
+        record.triton_request_id = request.request_id
+        recorder = StreamRecorder(inference, NO_PIPELINE, record, partial(self.abandon, request.without_inputs()))
+        plan = StreamPlan(
+            request_id=record.request_id,
+            responses=inference.engine.infer_stream(request.with_trace(recorder.span.trace), deadline),
+            answer=writing.answer,
+            deadline=deadline,
+            progress_s=spec.progress_s,
+            problem_of=writing.problem_of,
+            observer=recorder,
+        )
+        stream = Stream(plan)
+        try:
+            return stream, await inference.opened(stream, NO_PIPELINE, None)
+        except ModelNotReady as exc:
+            raise _error_of(exc, request) from exc
+
     def abandon(self, request: InferenceRequest) -> None:
         """Stops a step that Triton would not stop, where a pipeline over the same model says how."""
         pipeline = self.hook_of(request.model)
@@ -88,5 +119,5 @@ class ModelCalls:
 
 def _error_of(error: ModelNotReady, request: InferenceRequest) -> ModelNotReady | UnknownModel:
     """A version that Triton does not have is the caller's mistake; a model that is being loaded is not."""
-    is_unknown = error.upstream is not None and error.upstream.grpc_code == "NOT_FOUND" and request.version
+    is_unknown = error.upstream is not None and error.upstream.grpc_code in {"NOT_FOUND", None} and request.version
     return UnknownModel("Request for unknown model: it has no such version.") if is_unknown else error

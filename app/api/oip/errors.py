@@ -14,10 +14,20 @@ _STATUS_BY_CODE = {"INTERNAL": 500, "NOT_FOUND": 404, "UNAVAILABLE": 503, "UNIMP
 
 def status_of(error: GatewayError) -> int:
     """Triton's status for an error of the model; for the gateway's own errors theirs, a client's mistake being 400."""
-    is_of_model = isinstance(error, ModelError | ContractViolation) and not isinstance(error, UpstreamProtocol)
-    if is_of_model and error.upstream is not None:
+    if error.upstream is not None and is_of_model(error):
         return _STATUS_BY_CODE.get(error.upstream.grpc_code or "", 400)
-    return 400 if isinstance(error, InvalidInput) else ROW_BY_ERROR[type(error)].status
+    return status_of_kind(type(error))
+
+
+def status_of_kind(kind: type[GatewayError]) -> int:
+    """Of an error that is not the model's own."""
+    return 400 if kind is InvalidInput else ROW_BY_ERROR[kind].status
+
+
+def is_of_model(error: GatewayError) -> bool:
+    """Whether the model failed, or refused its input, and Triton says so."""
+    is_failure = isinstance(error, ModelError | ContractViolation) and not isinstance(error, UpstreamProtocol)
+    return is_failure and error.upstream is not None
 
 
 def message_of(error: GatewayError) -> str:
@@ -27,5 +37,8 @@ def message_of(error: GatewayError) -> str:
 
 
 def error_response(error: GatewayError, _request_id: str) -> Response:
-    headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
-    return JsonResponse({"error": message_of(error)}, status_of(error), headers)
+    return JsonResponse({"error": message_of(error)}, status_of(error), retry_after(error))
+
+
+def retry_after(error: GatewayError) -> dict[str, str]:
+    return {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}

@@ -60,15 +60,24 @@ class Input:
 
     def of_json(self, text: memoryview, shape: tuple[int, ...]) -> Tensor:
         """``text``: lists of the elements, flat or nested. Raises InvalidInput or InvalidJson."""
+        array = self._elements_of(text, shape)
+        if array.size != math.prod(shape):
+            raise self._refused(f"has {array.size} elements, which is not what its shape says")
+        return self._tensor(array.reshape(shape))
+
+    def of_list(self, text: memoryview) -> Tensor:
+        """``text``: a flat list of any number of elements. Raises InvalidInput or InvalidJson."""
+        if _depth_of(text) != 1:
+            raise self._refused("has nested lists, where a flat list is expected")
+        return self._tensor(self._elements_of(text, None))
+
+    def _elements_of(self, text: memoryview, shape: tuple[int, ...] | None) -> Array:
         try:
-            array = self._texts_of(text) if self._numbers is None else self._numbers_of(text, self._numbers, shape)
+            return self._texts_of(text) if self._numbers is None else self._numbers_of(text, self._numbers, shape)
         except msgspec.ValidationError as exc:
             raise self._refused("has data of another datatype, or out of its range") from exc
         except ValueError as exc:
             raise self._refused("has data that cannot be read: lists of different lengths, or no lists") from exc
-        if array.size != math.prod(shape):
-            raise self._refused(f"has {array.size} elements, which is not what its shape says")
-        return self._tensor(array.reshape(shape))
 
     def of_bytes(self, raw: memoryview, shape: tuple[int, ...]) -> Tensor:
         """``raw``: the elements in row-major order, little-endian; it is not copied. Raises InvalidInput."""
@@ -79,14 +88,14 @@ class Input:
             raise self._refused(f"has {len(raw)} bytes of data, which is not what its shape says")
         return self._tensor(np.frombuffer(raw, dtype).reshape(shape))
 
-    def _numbers_of(self, text: memoryview, numbers: NumberCodec, shape: tuple[int, ...]) -> Array:
+    def _numbers_of(self, text: memoryview, numbers: NumberCodec, shape: tuple[int, ...] | None) -> Array:
         if len(text) < LARGE_BYTES and _depth_of(text) == 1:
             return numbers.decode(bytes(text))
         return NumberLists(_depth_of(text), numbers, lambda sent: self._check_count(sent, shape)).read(text)
 
-    def _check_count(self, sent: tuple[int, ...], shape: tuple[int, ...]) -> None:
-        """Before any number is decoded. Raises ValueError."""
-        if math.prod(sent) != math.prod(shape):
+    def _check_count(self, sent: tuple[int, ...], shape: tuple[int, ...] | None) -> None:
+        """Before any number is decoded. Raises InvalidInput."""
+        if shape is not None and math.prod(sent) != math.prod(shape):
             raise self._refused(f"has {math.prod(sent)} elements, which is not what its shape says")
 
     def _texts_of(self, text: memoryview) -> Array:

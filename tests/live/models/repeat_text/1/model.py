@@ -1,4 +1,5 @@
-"""Repeats the prompt: as REPETITION responses if STREAM, else as one. The other inputs come back too.
+"""Repeats the prompt: as REPETITION responses if STREAM, else as one. The other inputs come back too; of ``grid``, its
+shape.
 
 Request parameters: REPETITION; DELAY, in seconds before each response; FAIL_LAST, an error after the responses, with
 the code ERROR_CODE; SHOW, whether the parameters come back as well.
@@ -43,6 +44,8 @@ def _outputs(inputs, parameters):
         outputs.append(pb_utils.Tensor("IDS", inputs["input_ids"]))
     if "scale" in inputs:
         outputs.append(pb_utils.Tensor("SCALE", inputs["scale"]))
+    if "grid" in inputs:
+        outputs.append(pb_utils.Tensor("SHAPE", np.array(inputs["grid"].shape, dtype=np.int32)))
     if parameters.get("SHOW"):
         shown = json.dumps({name: value for name, value in parameters.items() if name != "traceparent"}, sort_keys=True)
         outputs.append(pb_utils.Tensor("PARAMETERS", np.array([shown.encode()], dtype=np.object_)))

@@ -1,0 +1,105 @@
+"""The body of a generate request -> one InferenceRequest.
+
+Source: Triton's generate extension. Each member is an input of the model, by its name, or a request parameter; members
+of ``parameters`` are as if they stood beside it.
+"""
+
+import math
+from collections.abc import Iterator
+
+import msgspec
+
+from app.api.oip.infer_request import MAX_ID, Asked
+from app.api.oip.parameters import checked
+from app.api.oip.signature import Input, Signature
+from app.domain.errors import InvalidInput, InvalidJson, InvalidRequest
+from app.domain.inference import InferenceRequest, Parameter
+from app.domain.tensor import Tensor
+from app.pipelines.structure import WHITESPACE, members_of
+
+_Member = tuple[str, memoryview]
+_parameter = msgspec.json.Decoder(bool | int | float | str)
+_id = msgspec.json.Decoder(str)
+_MAX_BLANK = 1024
+"""Of white space before a list."""
+
+
+def generation_of(body: memoryview, signature: Signature, version: str) -> Asked:
+    """Raises InvalidJson, InvalidRequest or InvalidInput."""
+    tensors: dict[str, Tensor] = {}
+    parameters: dict[str, Parameter] = {}
+    own_id = ""
+    for name, text in _members_of(body):
+        if name in signature.inputs:
+            if name in tensors:
+                raise InvalidInput(f"input '{name}' already exists in request.")
+            tensors[name] = _tensor_of(signature.inputs[name], text)
+        elif name == "id":
+            own_id = _id_of(text)
+        elif name in parameters:
+            raise InvalidInput("A parameter is given twice.")
+        else:
+            parameters[name] = _parameter_of(text)
+    given = tuple(tensors.values())
+    signature.check_inputs(given)
+    return Asked(InferenceRequest(signature.config.name, given, version, checked(parameters)), own_id)
+
+
+def _members_of(body: memoryview) -> Iterator[_Member]:
+    for name, text in members_of(body):
+        if name == "parameters":
+            yield from _nested(text)
+        else:
+            yield name, text
+
+
+def _nested(text: memoryview) -> Iterator[_Member]:
+    try:
+        yield from members_of(text)
+    except InvalidRequest as exc:
+        raise InvalidInput("Expected JSON object for keyword: 'parameters'.") from exc
+
+
+def _tensor_of(known: Input, text: memoryview) -> Tensor:
+    """``text``: one element, or a flat list of them. Raises InvalidInput or InvalidJson."""
+    if not bytes(text[:_MAX_BLANK]).lstrip(WHITESPACE).startswith(b"["):
+        text = memoryview(b"".join((b"[", text, b"]")))
+    tensor = known.of_list(text)
+    shape = _shape_of(tensor.array.size, known)
+    known.check_shape(shape)
+    return Tensor(tensor.name, tensor.datatype, tensor.array.reshape(shape))
+
+
+def _shape_of(size: int, known: Input) -> tuple[int, ...]:
+    """The last dimension that is open takes what is left; the others that are open are 1. Raises InvalidInput."""
+    dims = list(known.dims)
+    last = max((index for index, dim in enumerate(dims) if dim == -1), default=None)
+    shape = [1 if dim == -1 else dim for dim in dims]
+    others = math.prod(shape)
+    if last is not None and others:
+        shape[last] = size // others
+    if math.prod(shape) != size:
+        raise InvalidInput(f"The schema can not convert input '{known.spec.name}' to tensor with proper shape.")
+    return tuple(shape)
+
+
+def _parameter_of(text: memoryview) -> Parameter:
+    try:
+        value: Parameter = _parameter.decode(text)
+    except msgspec.ValidationError as exc:
+        raise InvalidInput(
+            "A parameter has invalid type. It should be either 'int', 'float', 'bool', or 'string'."
+        ) from exc
+    except (ValueError, RecursionError) as exc:
+        raise InvalidJson("The body is not JSON.") from exc
+    return value
+
+
+def _id_of(text: memoryview) -> str:
+    try:
+        own_id: str = _id.decode(text)
+    except ValueError as exc:
+        raise InvalidInput("'id' must be a string.") from exc
+    if len(own_id) > MAX_ID:
+        raise InvalidInput(f"'id' must have at most {MAX_ID} characters.")
+    return own_id

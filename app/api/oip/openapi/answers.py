@@ -1,0 +1,24 @@
+"""Errors of ``/v2`` by status."""
+
+from app.api.oip.errors import status_of_kind
+from app.api.openapi.answers import ANYWHERE, Schema, json_answer
+from app.domain import errors
+from app.domain.errors import GatewayError
+
+MODEL_STATUSES = (400, 404, 500, 501, 503)
+"""Of a model's own errors."""
+
+
+def ref(schema: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{schema}"}
+
+
+def error_answers(*possible: type[GatewayError], of_model: bool = False) -> Schema:
+    kinds = (*possible, *ANYWHERE, errors.UpstreamUnavailable, errors.DeadlineExceeded)
+    statuses = {*map(status_of_kind, kinds), *(MODEL_STATUSES if of_model else ())}
+    return {str(status): {"$ref": "#/components/responses/OipError"} for status in sorted(statuses)}
+
+
+RESPONSES: Schema = {
+    "OipError": json_answer("An error. With 429 and 503 `Retry-After` may say when to retry.", ref("OipError"))
+}

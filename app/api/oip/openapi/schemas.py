@@ -1,0 +1,125 @@
+"""The schemas of the protocol: those of every model, and the requests of one model."""
+
+import numpy as np
+
+from app.api.oip.infer_request import MAX_ID
+from app.api.oip.parameters import MAX_NAME, MAX_PARAMETERS, MAX_TEXT
+from app.api.openapi.answers import Schema
+from app.domain.model import ModelConfig, TensorSpec
+from app.domain.tensor import BYTES, DTYPE_BY_DATATYPE, INTEGER_DATATYPES
+
+_TEXT: Schema = {"type": "string"}
+_COUNT: Schema = {"type": "integer", "minimum": 0}
+_SHAPE: Schema = {"type": "array", "items": {"type": "integer", "minimum": -1}}
+_VALUE: Schema = {"type": ["boolean", "number", "string", "null"]}
+_PARAMETERS: Schema = {
+    "propertyNames": {
+        "pattern": "^(?!(triton_|sequence_|shared_memory_)|(priority|timeout|headers|binary_data|binary_data_output|"
+        f"classification|traceparent)$)[^\\n]{{1,{MAX_NAME}}}$"
+    },
+    "additionalProperties": {
+        "type": ["boolean", "number", "string"],
+        "minimum": -(2**63),
+        "maximum": 2**63 - 1,
+        "maxLength": MAX_TEXT,
+    },
+    "maxProperties": MAX_PARAMETERS,
+}
+_LARGEST: dict[str, float] = {"FP16": 65504.0, "BF16": 3.3895313892515355e38, "FP32": 3.4028234663852886e38}
+
+
+def _object(properties: Schema, *optional: str) -> Schema:
+    required = [name for name in properties if name not in optional]
+    return {"type": "object", "required": required, "properties": properties}
+
+
+def _list(item: Schema) -> Schema:
+    return {"type": "array", "items": item}
+
+
+_METADATA_TENSOR = _object({"name": _TEXT, "datatype": _TEXT, "shape": _SHAPE})
+_OUTPUT = _object(
+    {
+        "name": _TEXT,
+        "datatype": {"enum": list(DTYPE_BY_DATATYPE)},
+        "shape": _list(_COUNT),
+        "data": _list(_VALUE),
+        "parameters": _object({"binary_data_size": _COUNT}),
+    },
+    "data",
+    "parameters",
+)
+
+SCHEMAS: Schema = {
+    "OipError": _object({"error": _TEXT}),
+    "OipServer": _object({"name": _TEXT, "version": _TEXT, "extensions": _list(_TEXT)}),
+    "OipIndex": _list(
+        _object({"name": _TEXT, "version": _TEXT, "state": {"enum": ["READY", "UNAVAILABLE"]}}),
+    ),
+    "OipModel": _object(
+        {
+            "name": _TEXT,
+            "versions": _list(_TEXT),
+            "platform": _TEXT,
+            "inputs": _list(_METADATA_TENSOR),
+            "outputs": _list(_METADATA_TENSOR),
+        }
+    ),
+    "OipConfig": _object({"name": _TEXT, "max_batch_size": _COUNT, "input": _list({}), "output": _list({})}),
+    "OipStatistics": _object({"model_stats": _list(_object({"name": _TEXT, "version": _TEXT}))}),
+    "OipInferResult": _object(
+        {"id": _TEXT, "model_name": _TEXT, "model_version": _TEXT, "outputs": _list(_OUTPUT)}, "id"
+    ),
+}
+
+
+def infer_request(config: ModelConfig) -> Schema:
+    """Binary tensors stand behind the JSON, which OpenAPI cannot describe."""
+    inputs = [_input(spec, config.max_batch_size) for spec in config.inputs]
+    outputs = _object({"name": {"enum": [spec.name for spec in config.outputs]}})
+    listed: Schema = {"type": "array", "items": {"oneOf": inputs} if inputs else False}
+    required = [spec for spec in config.inputs if not spec.optional]
+    listed |= {"minItems": len(required), "maxItems": len(inputs)}
+    if required:
+        listed["allOf"] = [{"contains": _object({"name": {"const": spec.name}})} for spec in required]
+    return _object({"id": {**_TEXT, "maxLength": MAX_ID}, "inputs": listed, "outputs": _list(outputs)}, "id", "outputs")
+
+
+def _input(spec: TensorSpec, max_batch_size: int) -> Schema:
+    batch = [{"type": "integer", "minimum": 1, "maximum": max_batch_size}] if max_batch_size else []
+    dims = [*batch, *map(_dimension, spec.dims)]
+    shape = {"type": "array", "prefixItems": dims, "items": False, "minItems": len(dims)}
+    data = _list(_element(spec.datatype))
+    return _object({"name": {"const": spec.name}, "datatype": {"const": spec.datatype}, "shape": shape, "data": data})
+
+
+def _dimension(dim: int) -> Schema:
+    return _COUNT if dim == -1 else {"const": dim}
+
+
+def _element(datatype: str) -> Schema:
+    if datatype in INTEGER_DATATYPES:
+        limits = np.iinfo(DTYPE_BY_DATATYPE[datatype])
+        return {"type": "integer", "minimum": int(limits.min), "maximum": int(limits.max)}
+    if datatype in {BYTES, "BOOL"}:
+        return {"type": "string" if datatype == BYTES else "boolean"}
+    largest = _LARGEST.get(datatype)
+    return {"type": "number"} | ({} if largest is None else {"minimum": -largest, "maximum": largest})
+
+
+def generate_request(config: ModelConfig) -> Schema:
+    """Other members are request parameters."""
+    fields = {spec.name: _one_or_list(_element(spec.datatype)) for spec in config.inputs}
+    optional = [spec.name for spec in config.inputs if spec.optional]
+    members = {**fields, "id": {**_TEXT, "maxLength": MAX_ID}, "parameters": {"type": "object", **_PARAMETERS}}
+    return _object(members, *optional, "id", "parameters") | _PARAMETERS
+
+
+def generate_result(config: ModelConfig) -> Schema:
+    fields = {spec.name: {"anyOf": [_VALUE, _list(_VALUE)]} for spec in config.outputs}
+    named = {"id": _TEXT, "model_name": _TEXT, "model_version": _TEXT}
+    return _object({**fields, **named}, *fields, "id")
+
+
+def _one_or_list(element: Schema) -> Schema:
+    return {"anyOf": [element, _list(element)]}

@@ -1,0 +1,53 @@
+"""The operations that only read: about the server, and about any of its models."""
+
+from collections.abc import Sequence
+
+from app.api.oip.openapi.answers import error_answers, ref
+from app.api.openapi.answers import Schema, answer, json_answer, operation
+from app.domain import errors
+
+_TAG = "models"
+_UNKNOWN = (errors.UnknownModel, errors.InvalidInput)
+_OPTIONAL_READY: Schema = {"type": "object", "properties": {"ready": {"type": "boolean"}}}
+
+
+def _get(operation_id: str, summary: str, schema: str, *possible: type[errors.GatewayError]) -> Schema:
+    answers = {"200": json_answer(summary, ref(schema)), **error_answers(*possible)}
+    return {"get": operation(operation_id, _TAG, summary, answers)}
+
+
+def _health(operation_id: str, summary: str, *possible: type[errors.GatewayError]) -> Schema:
+    return {"get": operation(operation_id, _TAG, summary, {"200": answer(summary), **error_answers(*possible)})}
+
+
+def _index() -> Schema:
+    answers = {"200": json_answer("The models", ref("OipIndex")), **error_answers(errors.PayloadTooLarge)}
+    body = {"required": False, "content": {"application/json": {"schema": _OPTIONAL_READY}}}
+    return {"post": operation("oip_index", _TAG, "The models under /v2", answers) | {"requestBody": body}}
+
+
+def document_paths(models: Sequence[str]) -> Schema:
+    """``models``: those that are exposed. Each path exists under ``/versions/{version}`` too."""
+    model: Schema = {"name": "model", "in": "path", "required": True, "schema": {"enum": list(models)}}
+    documents = {
+        "": ("metadata", "Its versions, inputs and outputs", "OipModel"),
+        "/config": ("config", "Its configuration", "OipConfig"),
+        "/stats": ("stats", "Its statistics", "OipStatistics"),
+    }
+    paths: Schema = {"/v2/models/{model}/ready": _health("oip_model_ready", "Whether it is ready", *_UNKNOWN)}
+    for path, (name, summary, schema) in documents.items():
+        paths[f"/v2/models/{{model}}{path}"] = _get(f"oip_{name}", summary, schema, *_UNKNOWN)
+    return (
+        {path: {"get": described["get"] | {"parameters": [model]}} for path, described in paths.items()}
+        if models
+        else {}
+    )
+
+
+SERVER_PATHS: Schema = {
+    "/v2": _get("oip_server", "The server and its extensions", "OipServer"),
+    "/v2/health/live": _health("oip_live", "Whether the gateway answers"),
+    "/v2/health/ready": _health("oip_ready", "Whether models can be called"),
+    "/v2/repository/index": _index(),
+    "/v2/models/stats": _get("oip_all_statistics", "The statistics of all models", "OipStatistics"),
+}

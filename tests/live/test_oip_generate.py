@@ -1,0 +1,289 @@
+"""``generate`` and ``generate_stream`` beside Triton's own: the cases of Triton's tests of them, and more."""
+
+import gzip
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from app.triton.embedded.server import EmbeddedTriton
+from tests.live.conftest import GatewayProcess
+from tests.live.side_by_side import Both, both_at
+
+GENERATE = "/v2/models/repeat_text/generate"
+STREAM = "/v2/models/repeat_text/generate_stream"
+ONE = {"PROMPT": "hello world", "STREAM": False}
+MANY = {"PROMPT": ["hello world"], "STREAM": True, "REPETITION": 3}
+DATA = {"TEXT": "hello world", "model_name": "repeat_text", "model_version": "1"}
+
+
+@pytest.fixture(scope="module")
+def both(triton: EmbeddedTriton, gateway: GatewayProcess) -> Iterator[Both]:
+    with both_at(triton.http_url, gateway.url) as clients:
+        yield clients
+
+
+def body_of(request: Any) -> bytes:
+    return request if isinstance(request, bytes) else json.dumps(request).encode()
+
+
+def events_of(answer: httpx.Response) -> list[Any]:
+    """Nothing but ``data: <JSON>`` and an empty line for each."""
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    frames = answer.content.split(b"\n\n")
+    assert frames.pop() == b""
+    assert all(frame.startswith(b"data: ") for frame in frames)
+    return [json.loads(frame.removeprefix(b"data: ")) for frame in frames]
+
+
+def same_object(both: Both, request: Any, path: str = GENERATE) -> Any:
+    theirs, ours = both.post(path, body_of(request))
+    assert (theirs.status_code, ours.status_code) == (200, 200), (theirs.content, ours.content)
+    assert ours.headers["content-type"] == theirs.headers["content-type"] == "application/json"
+    assert ours.json() == theirs.json()
+    return ours.json()
+
+
+def same_events(both: Both, request: Any, path: str = STREAM) -> list[Any]:
+    theirs, ours = both.post(path, body_of(request))
+    assert (theirs.status_code, ours.status_code) == (200, 200), (theirs.content, ours.content)
+    assert events_of(ours) == events_of(theirs)
+    return events_of(ours)
+
+
+def test_generate(both: Both) -> None:
+    assert same_object(both, ONE) == DATA
+    assert same_object(both, {**ONE, "STREAM": True}) == DATA
+    assert same_object(both, {**ONE, "id": "7"}, "/v2/models/repeat_text/versions/1/generate") == {**DATA, "id": "7"}
+
+
+def test_generate_stream(both: Both) -> None:
+    assert same_events(both, MANY) == [DATA] * 3
+    assert same_events(both, ONE) == [DATA]
+    assert same_events(both, {**MANY, "id": "7"}, "/v2/models/repeat_text/versions/1/generate_stream")[0]["id"] == "7"
+
+
+def test_responses_are_sent_as_they_come(both: Both) -> None:
+    request = {**MANY, "REPETITION": 2, "DELAY": 0.5}
+    with both.gateway.stream("POST", STREAM, json=request) as answer:
+        times = [time.monotonic() for _ in answer.iter_bytes()]
+    assert times[1] - times[0] > 0.3
+
+
+@pytest.mark.parametrize("path", [GENERATE, STREAM])
+@pytest.mark.parametrize(
+    "request_", [{}, {"abc": 123}, {"PROMPT": "hello"}, {"STREAM": False}, {"STREAM": False, "other": "param"}]
+)
+def test_missing_inputs_are_400(both: Both, path: str, request_: dict[str, Any]) -> None:
+    theirs, ours = both.post(path, body_of(request_))
+    assert (theirs.status_code, ours.status_code) == (400, 400)
+    got = len({"PROMPT", "STREAM"} & request_.keys())
+    assert f"but got {got} inputs" in theirs.json()["error"]
+    assert f"but got {got} inputs" in ours.json()["error"]
+
+
+@pytest.mark.parametrize("path", [GENERATE, STREAM])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"PROMPT": 123},
+        {"STREAM": "false"},
+        {"PROMPT": True, "STREAM": 123},
+        {"PROMPT": {"USER": "a"}},
+        {"PROMPT": None},
+        {"input_ids": [1.5]},
+        {"input_ids": [[1, 2]]},
+        {"scale": ["a"]},
+        {"scale": None},
+        {"parameters": None},
+        {"parameters": [1]},
+        {"id": 4},
+    ],
+)
+def test_wrong_types_are_400_where_triton_says_500(both: Both, path: str, changed: dict[str, Any]) -> None:
+    theirs, ours = both.post(path, body_of({**ONE, **changed}))
+    assert (theirs.status_code, ours.status_code) == (500, 400)
+    assert list(ours.json()) == ["error"]
+    assert ours.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize("path", [GENERATE, STREAM])
+@pytest.mark.parametrize("body", [b"nope", b"[]", b"", b'{"PROMPT":', b'{"a":' + b"[" * 99 + b"]" * 99 + b"}"])
+def test_malformed_bodies_are_400(both: Both, path: str, body: bytes) -> None:
+    answer = both.gateway.post(path, content=body)
+    assert (answer.status_code, list(answer.json())) == (400, ["error"])
+
+
+@pytest.mark.parametrize("path", [GENERATE, STREAM])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"PROMPT": "hello", "STREAM": false, "PROMPT": "duplicate"}',
+        b'{"PROMPT": "hello", "STREAM": false, "STREAM": false}',
+        b'{"PROMPT": "hello", "STREAM": false, "parameters": {"PROMPT": "b"}}',
+    ],
+)
+def test_duplicate_inputs_are_400(both: Both, path: str, body: bytes) -> None:
+    theirs, ours = both.post(path, body)
+    assert (theirs.status_code, ours.status_code) == (400, 400)
+    assert "already exists in request" in theirs.json()["error"]
+    assert "already exists in request" in ours.json()["error"]
+
+
+@pytest.mark.parametrize("path", [GENERATE, STREAM])
+@pytest.mark.parametrize("changed", [{"PARAMS": {"P": 0}}, {"P": [1]}, {"P": None}, {"parameters": {"x": {"y": 1}}}])
+def test_parameters_that_are_no_scalars_are_400(both: Both, path: str, changed: dict[str, Any]) -> None:
+    theirs, ours = both.post(path, body_of({**ONE, **changed}))
+    assert (theirs.status_code, ours.status_code) == (400, 400)
+    assert "invalid type" in theirs.json()["error"]
+    assert "invalid type" in ours.json()["error"]
+
+
+def test_an_error_before_the_first_response_has_a_status(both: Both) -> None:
+    failing = {**MANY, "REPETITION": 0, "FAIL_LAST": True}
+    theirs, ours = both.post(STREAM, body_of(failing))
+    assert (theirs.status_code, ours.status_code) == (400, 400)
+    assert events_of(theirs) == [{"error": "An Error Occurred"}]
+    assert events_of(ours) == [{"error": "Model 'repeat_text' failed."}]
+    theirs, ours = both.post(GENERATE, body_of(failing))
+    assert (theirs.status_code, ours.status_code) == (400, 400)
+    assert ours.json() == {"error": "Model 'repeat_text' failed."}
+
+
+def test_an_error_after_a_response_is_an_event(both: Both) -> None:
+    theirs, ours = both.post(STREAM, body_of({**MANY, "REPETITION": 1, "FAIL_LAST": True}))
+    assert (theirs.status_code, ours.status_code) == (200, 200)
+    assert events_of(theirs) == [DATA, {"error": "An Error Occurred"}]
+    assert events_of(ours) == [DATA, {"error": "Model 'repeat_text' failed."}]
+
+
+def test_no_response_is_an_empty_stream(both: Both) -> None:
+    assert same_events(both, {**MANY, "REPETITION": 0}) == []
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_generate_needs_exactly_one_response(both: Both, count: int) -> None:
+    """Triton answers this error with the status 200."""
+    theirs, ours = both.post(GENERATE, body_of({**MANY, "REPETITION": count}))
+    assert (theirs.status_code, ours.status_code) == (200, 400)
+    assert "generate expects model to produce exactly 1 response" in theirs.json()["error"]
+    assert "generate expects model to produce exactly 1 response" in ours.json()["error"]
+
+
+def test_parameters_reach_the_model(both: Both) -> None:
+    parameters = {"SHOW": True, "x": 1, "y": 1.5, "z": "s", "b": False}
+    nested = same_object(both, {**ONE, "parameters": parameters})
+    flat = same_object(both, {**ONE, **parameters})
+    assert json.loads(nested["PARAMETERS"]) == json.loads(flat["PARAMETERS"]) == parameters
+    assert same_events(both, {**MANY, "REPETITION": 1, "parameters": {"REPETITION_": 3}}) == [DATA]
+    rest = {name: value for name, value in MANY.items() if name != "REPETITION"}
+    assert same_events(both, {**rest, "parameters": {"REPETITION": 3}}) == [DATA] * 3
+    assert same_object(both, {"STREAM": False, "parameters": {"PROMPT": "hello world"}}) == DATA
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"input_ids": [1, 2, 3]},
+        {"input_ids": 7},
+        {"input_ids": []},
+        {"scale": [0.5, 1.25]},
+        {"scale": 2},
+        {"grid": []},
+        {"grid": [1, 2]},
+        {"grid": [1, 2, 3, 4, 5, 6]},
+        {"STREAM": [False]},
+    ],
+)
+def test_the_shape_follows_from_the_number_of_elements(both: Both, changed: dict[str, Any]) -> None:
+    same_object(both, {**ONE, **changed})
+    same_events(both, {**ONE, **changed})
+
+
+@pytest.mark.parametrize("changed", [{"PROMPT": ["a", "b"]}, {"grid": [1]}, {"grid": [1, 2, 3]}])
+def test_elements_that_fill_no_shape_are_400(both: Both, changed: dict[str, Any]) -> None:
+    theirs, ours = both.post(GENERATE, body_of({**ONE, **changed}))
+    assert (theirs.status_code, ours.status_code) == (400, 400)
+    assert "to tensor with proper shape" in ours.json()["error"]
+
+
+def test_models_that_are_not_decoupled(both: Both) -> None:
+    values = {"UINT64": 2**64 - 1, "INT64": -(2**63), "FP64": 1.5, "BYTES": "x\u0000é", "BOOL": True, "INT8": [5, 6]}
+    path = "/v2/models/typed_echo/generate"
+    assert same_object(both, values, path)["UINT64_OUT"] == 2**64 - 1
+    assert len(same_events(both, values, f"{path}_stream")) == 1
+    assert same_object(both, {"X": [1, 2, 3, 4, 5, 6]}, "/v2/models/batched_echo/generate")["Y"] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_character_that_is_split_between_responses_stays_whole(both: Both) -> None:
+    """Triton sends each half as it is, which is no UTF-8."""
+    script = json.dumps({"texts": ["61c3", "bc", "e2"]})
+    theirs, ours = both.post("/v2/models/scripted_stream/generate_stream", body_of({"SCRIPT": script}))
+    assert b'\xc3"' in theirs.content
+    assert [event.get("TEXT") for event in events_of(ours)] == ["a", "ü", "", "\ufffd"]
+
+
+def test_an_early_exit_is_the_error_it_is(both: Both) -> None:
+    script = json.dumps({"error": {"code": "ALREADY_EXISTS", "message": "EARLY_EXIT[nothing]"}})
+    for verb in ("generate", "generate_stream"):
+        theirs, ours = both.post(f"/v2/models/scripted/{verb}", body_of({"SCRIPT": script}))
+        assert (theirs.status_code, ours.status_code) == (400, 400)
+        assert ours.headers["content-type"] == theirs.headers["content-type"]
+
+
+def test_unknown_models_and_versions_are_404(both: Both) -> None:
+    for path in (
+        "nope/generate",
+        "nope/generate_stream",
+        "repeat_text/versions/9/generate",
+        "repeat_text/versions/9/generate_stream",
+    ):
+        theirs, ours = both.post(f"/v2/models/{path}", body_of(ONE))
+        assert (theirs.status_code, ours.status_code) == (404, 404), path
+        assert ours.json()["error"].startswith("Request for unknown model")
+
+
+def test_a_compressed_body_is_read_where_triton_refuses_it(both: Both) -> None:
+    theirs, ours = both.post(GENERATE, gzip.compress(body_of(ONE)), Content_Encoding="gzip")
+    assert (theirs.status_code, ours.status_code) == (400, 200)
+
+
+def test_many_requests_at_a_time(both: Both) -> None:
+    """The load of Triton's own test for a race."""
+    statuses: list[int] = []
+
+    def ask(request: dict[str, Any]) -> None:
+        statuses.append(httpx.post(f"{both.gateway.base_url}{STREAM}", json=request, timeout=60).status_code)
+
+    threads = [threading.Thread(target=ask, args=(request,)) for request in [ONE, MANY] * 50]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert statuses == [200] * 100
+
+
+def test_a_client_that_leaves_ends_the_generation(gateway: GatewayProcess, tmp_path: Any) -> None:
+    notice = tmp_path / "cancelled"
+    script = json.dumps({"outputs": 100, "interval_s": 0.1, "notice": str(notice)})
+    url = f"{gateway.url}/v2/models/scripted_stream/generate_stream"
+    with httpx.stream("POST", url, json={"SCRIPT": script}) as answer:
+        next(answer.iter_bytes())
+    ends = time.monotonic() + 10
+    while not notice.exists() and time.monotonic() < ends:
+        time.sleep(0.05)
+    assert notice.exists()
+
+
+def test_calls_are_counted_without_a_pipeline_and_by_model(both: Both, gateway: GatewayProcess) -> None:
+    before = gateway.metric("requests_total", pipeline="-", transport="stream", outcome="ok")
+    calls = gateway.metric("triton_calls_total", model="repeat_text", code="OK")
+    answer = both.gateway.post(STREAM, json=MANY)
+    assert gateway.metric("requests_total", pipeline="-", transport="stream", outcome="ok") == before + 1
+    assert gateway.metric("triton_calls_total", model="repeat_text", code="OK") == calls + 1
+    (line,) = gateway.log_lines(answer.headers["x-request-id"])
+    assert (line["path"], line["transport"], line["outcome"]) == (STREAM, "stream", "ok")

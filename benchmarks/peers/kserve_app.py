@@ -1,4 +1,4 @@
-"""Two transformers: numbers are passed on, an image is decoded. Runs in `.venv-kserve`, where this project is not."""
+"""Two transformers: numbers are passed on, an image is decoded. This project is not in its environment."""
 
 import base64
 

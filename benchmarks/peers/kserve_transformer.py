@@ -1,4 +1,4 @@
-"""A KServe transformer as KServe starts it, with gRPC to Triton: `kserve_app.py` in `.venv-kserve`."""
+"""A KServe transformer as KServe starts it, with gRPC to Triton: `kserve_app.py` in an environment of its own."""
 
 import base64
 from contextlib import AbstractAsyncContextManager
@@ -6,17 +6,17 @@ from pathlib import Path
 
 from benchmarks.load.orders import HttpAsk
 from benchmarks.peers.contents import FILE, LARGE, SMALL, json_of
-from benchmarks.peers.kserve_environment import kserve_python
 from benchmarks.peers.peer import Asks, Peer, serving
 from benchmarks.peers.triton_http import numbers_ask
 from benchmarks.stage import Triton
+from deploy.tool_environment import tool_environment
 
 NAME = "KServe transformer"
 
 
 def start(triton: Triton, folder: Path) -> AbstractAsyncContextManager[Peer]:
     def command(port: int) -> list[str]:
-        app = [str(kserve_python()), str(Path(__file__).with_name("kserve_app.py"))]
+        app = [str(tool_environment("kserve") / "python3"), str(Path(__file__).with_name("kserve_app.py"))]
         address = ["--http_port", str(port), "--enable_grpc", "false"]
         return [*app, *address, "--predictor_protocol", "grpc-v2", "--predictor_host", triton.grpc_url]
 

@@ -85,11 +85,18 @@ def test_a_malformed_index_request_is_400(both: Both) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/v2/health/live", "/v2/health/ready", "/v2/models/scripted/ready", "/v2/models/scripted/versions/1/ready"]
+    ("path", "body"),
+    [
+        ("/v2/health/live", {"live": True}),
+        ("/v2/health/ready", {"ready": True}),
+        ("/v2/models/scripted/ready", {"name": "scripted", "ready": True}),
+        ("/v2/models/scripted/versions/1/ready", {"name": "scripted", "ready": True}),
+    ],
 )
-def test_health_is_an_empty_200(both: Both, path: str) -> None:
+def test_health_is_200_with_the_object_that_kserves_client_reads(both: Both, path: str, body: dict[str, Any]) -> None:
     theirs, ours = both.get(path)
-    assert (theirs.status_code, theirs.content) == (ours.status_code, ours.content) == (200, b"")
+    assert (theirs.status_code, ours.status_code) == (200, 200)
+    assert (theirs.content, ours.json()) == (b"", body)
 
 
 @pytest.mark.parametrize("path", ["/v2/models/nope/ready", "/v2/models/scripted/versions/7/ready"])

@@ -58,19 +58,21 @@ class ModelRoutes:
         return JsonResponse({"name": "triton-gateway", "version": __version__, "extensions": EXTENSIONS})
 
     async def live(self, _request: Request) -> Response:
-        return Response()
+        """Triton sends no body. KServe's client needs the JSON object that KServe's servers send."""
+        return JsonResponse({"live": True})
 
     async def ready(self, _request: Request) -> Response:
-        """As Triton: 200 or 400, without a body."""
+        """As Triton: 200 or 400."""
         inference = self._inference
-        return Response(status_code=200 if inference.catalog.is_ready and not inference.workload.is_draining else 400)
+        is_ready = inference.catalog.is_ready and not inference.workload.is_draining
+        return JsonResponse({"ready": is_ready}, 200 if is_ready else 400)
 
     async def model_ready(self, request: Request) -> Response:
         """Triton answers 400 for a model that is not ready and for a model that it does not have."""
         model = request.path_params["model"]
         is_exposed = model in self._inference.catalog.exposed
         if is_exposed and await self._is_ready(model, version_of(request.path_params)):
-            return Response()
+            return JsonResponse({"name": model, "ready": True})
         return JsonResponse({"error": "Model version not ready"}, 400)
 
     async def _is_ready(self, model: str, version: str) -> bool:

@@ -1,0 +1,42 @@
+"""Programs that use one client, each run in an environment of its own."""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+Outcomes = dict[str, Any]
+RunProgram = Callable[..., Outcomes]
+
+
+def error_of(outcome: Any) -> tuple[str, int | None]:
+    """Class and status of the error that a client raised."""
+    return outcome["error"], outcome["status"]
+
+
+@pytest.fixture(scope="session")
+def run_program() -> RunProgram:
+    """``run_program(interpreter, "kserve_calls.py", url)``: what the program prints, as a value."""
+
+    def run(interpreter: Path, program: str, *arguments: str | Path, cwd: Path = PROGRAMS) -> Outcomes:
+        environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+        done = subprocess.run(
+            [str(word) for word in (interpreter, program, *arguments)],
+            cwd=cwd,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        outcomes: Outcomes = json.loads(done.stdout.splitlines()[-1])
+        return outcomes
+
+    return run

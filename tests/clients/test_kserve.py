@@ -1,0 +1,70 @@
+"""KServe's REST client: the same calls to Triton's own HTTP endpoint and to the gateway."""
+
+from pathlib import Path
+
+import pytest
+
+from app.triton.embedded.server import EmbeddedTriton
+from tests.clients.conftest import Outcomes, RunProgram, error_of
+from tests.conftest import Require
+from tests.environments import locked_environment
+from tests.live.conftest import GatewayProcess
+
+pytestmark = pytest.mark.full
+
+PROGRAM = "kserve_calls.py"
+
+
+@pytest.fixture(scope="module")
+def kserve(require: Require) -> Path:
+    return locked_environment("kserve", require) / "python3"
+
+
+@pytest.fixture(scope="module")
+def notice(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kserve") / "notice"
+
+
+@pytest.fixture(scope="module")
+def theirs(
+    kserve: Path, triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory, run_program: RunProgram
+) -> Outcomes:
+    return run_program(kserve, PROGRAM, triton.http_url, tmp_path_factory.mktemp("triton") / "notice")
+
+
+@pytest.fixture(scope="module")
+def ours(kserve: Path, gateway: GatewayProcess, notice: Path, run_program: RunProgram) -> Outcomes:
+    return run_program(kserve, PROGRAM, gateway.url, notice)
+
+
+@pytest.mark.parametrize("call", ["json", "binary", "binary in, json out", "vector"])
+def test_the_numbers_are_tritons(theirs: Outcomes, ours: Outcomes, call: str) -> None:
+    assert "error" not in theirs[call]
+    assert ours[call] == theirs[call]
+
+
+def test_health_is_read_where_the_client_fails_with_triton(theirs: Outcomes, ours: Outcomes) -> None:
+    """Triton's answer has no body, and the client reads JSON."""
+    for call in ("server live", "server ready"):
+        assert (theirs[call]["error"], ours[call]) == ("JSONDecodeError", True)
+
+
+def test_readiness_of_models(theirs: Outcomes, ours: Outcomes) -> None:
+    for call, expected in (("model ready", True), ("unknown model ready", False)):
+        assert theirs[call] is ours[call] is expected
+
+
+@pytest.mark.parametrize(("call", "status"), [("unknown model", 404), ("wrong shape", 400), ("failed model", 500)])
+def test_errors_have_tritons_status_and_a_text(theirs: Outcomes, ours: Outcomes, call: str, status: int) -> None:
+    assert error_of(ours[call]) == error_of(theirs[call]) == ("HTTPStatusError", status)
+    assert not ours[call]["message"].startswith(", ")
+    assert "secret" not in ours[call]["message"]
+
+
+def test_triton_gives_this_client_no_text_for_an_error_of_a_model(theirs: Outcomes) -> None:
+    assert theirs["failed model"]["message"].startswith(", ")
+
+
+def test_a_client_that_leaves_stops_the_model(ours: Outcomes, notice: Path) -> None:
+    assert ours["left"]["error"] == "ReadTimeout"
+    assert notice.read_text().split()[1] == "0"

@@ -38,16 +38,16 @@ async def read_json(exchange: Exchange, limits: Limits) -> memoryview:
     return await read_body(exchange, limits)
 
 
-def read_body(exchange: Exchange, limits: Limits, *, is_tensor: bool = False) -> Awaitable[memoryview]:
+def read_body(exchange: Exchange, limits: Limits, *, tensor_at: int | None = None) -> Awaitable[memoryview]:
     """A body without a Content-Encoding. Raises UnsupportedMediaType, and as ``receive_body``."""
     _check_encoding(exchange)
-    return receive_body(exchange, limits, is_tensor=is_tensor)
+    return receive_body(exchange, limits, tensor_at=tensor_at)
 
 
-async def receive_body(exchange: Exchange, limits: Limits, *, is_tensor: bool = False) -> memoryview:
+async def receive_body(exchange: Exchange, limits: Limits, *, tensor_at: int | None = None) -> memoryview:
     """The body as it is sent. Raises PayloadTooLarge, TooManyRequests, SlowRequest or ClientClosedRequest.
 
-    ``is_tensor``: the whole body is to be one element of a tensor.
+    ``tensor_at``: where in the body the first tensor begins, as for TensorMemory; None: nowhere.
     """
     connection = exchange.connection
     body = None if connection is None else connection.take_body(min(LARGE_BYTES, limits.max_body_bytes))
@@ -58,7 +58,7 @@ async def receive_body(exchange: Exchange, limits: Limits, *, is_tensor: bool = 
     size = int(length[:20]) if length.isdecimal() else None
     if size is not None and size > limits.max_body_bytes:
         raise _too_large(limits)
-    content = exchange.tensor_memory(size) if is_tensor and size is not None else None
+    content = exchange.tensor_memory(size, tensor_at) if tensor_at is not None and size is not None else None
     try:
         async with asyncio.timeout(limits.body_s):
             return await _collected(exchange, _Growing(exchange, limits, content))

@@ -108,10 +108,10 @@ class Exchange:
         self._memory = self._budget.memory.take(size)
         return self._memory
 
-    def tensor_memory(self, size: int) -> memoryview | None:
-        """Memory for a body that is one element of a tensor, until the exchange ends. Call it once."""
+    def tensor_memory(self, size: int, tensor_at: int) -> memoryview | None:
+        """Memory for a body with tensors in it, until the exchange ends; see TensorMemory. Call it once."""
         memory = self._budget.tensor_memory
-        self._tensor = None if memory is None else memory.take(size)
+        self._tensor = None if memory is None else memory.take(size, tensor_at)
         return self._tensor
 
     def forget_request(self) -> None:

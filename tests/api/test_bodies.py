@@ -18,6 +18,7 @@ from app.api.budget import ByteBudget
 from app.api.limits import Limits
 from app.api.pipelines.reading import read_inference
 from app.domain.inference import InferenceResponse
+from app.domain.tensor_memory import ELEMENT
 from app.pipelines.body import BodyReader
 from app.pipelines.pipeline import Pipeline
 from tests.api.conftest import PNG, scripted
@@ -247,7 +248,8 @@ class Places:
     def __init__(self) -> None:
         self.taken: list[memoryview] = []
 
-    def take(self, size: int) -> memoryview:
+    def take(self, size: int, tensor_at: int) -> memoryview:
+        assert tensor_at == ELEMENT
         self.taken.append(memoryview(bytearray(size)))
         return self.taken[-1]
 

@@ -15,7 +15,7 @@ _MAX_DIGITS = 18
 
 async def read_asked(exchange: Exchange, signature: Signature, version: str, limits: Limits) -> Asked:
     """Raises the client errors of ``app.domain.errors``."""
-    body = await read_content(exchange, limits)
+    body = await read_content(exchange, limits, tensor_at=_tensor_at(exchange))
     json_bytes = _json_bytes_of(exchange, len(body))
     if json_bytes == 0:
         return asked_of_raw(body, signature, version)
@@ -27,14 +27,23 @@ async def read_asked(exchange: Exchange, signature: Signature, version: str, lim
     return asked
 
 
-async def read_content(exchange: Exchange, limits: Limits) -> memoryview:
-    """The body, inflated. Raises UnsupportedMediaType, InvalidRequest, and as ``receive_body``."""
+async def read_content(exchange: Exchange, limits: Limits, *, tensor_at: int | None = None) -> memoryview:
+    """The body, inflated. Raises UnsupportedMediaType, InvalidRequest, and as ``receive_body``.
+
+    ``tensor_at``: as for ``receive_body``, in a body that is not compressed.
+    """
     encoding = (exchange.header(b"content-encoding") or "identity").strip().lower()
     if encoding in {"identity", ""}:
-        return await receive_body(exchange, limits)
+        return await receive_body(exchange, limits, tensor_at=tensor_at)
     if encoding not in _ENCODINGS:
         raise UnsupportedMediaType("Unsupported compression type.", hint="Content-Encoding may be gzip or deflate.")
     return await inflated(exchange, await receive_body(exchange, limits), limits)
+
+
+def _tensor_at(exchange: Exchange) -> int | None:
+    """Where the binary tensors begin; None without any."""
+    text = exchange.header(b"inference-header-content-length") or ""
+    return int(text[:_MAX_DIGITS]) if text.isascii() and text.isdecimal() else None
 
 
 def _json_bytes_of(exchange: Exchange, size: int) -> int:

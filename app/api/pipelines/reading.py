@@ -12,12 +12,12 @@ from app.api.limits import Limits
 from app.api.pipelines.forms import check_given_once, parts_of
 from app.domain.errors import UnsupportedMediaType
 from app.domain.inference import InferenceRequest
+from app.domain.tensor_memory import ELEMENT
 from app.pipelines.pipeline import Pipeline
 
 
 async def read_inference(exchange: Exchange, pipeline: Pipeline, limits: Limits) -> InferenceRequest:
     """Raises the client errors of ``app.domain.errors``."""
-    is_unary = exchange.record.transport == "unary"  # a stream would hold the tensor's memory to its end
     content_type = exchange.header(b"content-type") or ""
     media_type = media_type_of(content_type)
     if is_json(media_type):
@@ -32,7 +32,9 @@ async def read_inference(exchange: Exchange, pipeline: Pipeline, limits: Limits)
     if media_type.startswith("image/") or media_type == "application/octet-stream":
         file = _file_field_of(pipeline)
         parameters = _query_of(exchange, file)
-        return pipeline.request_of_form({**parameters, file: await read_body(exchange, limits, is_tensor=is_unary)})
+        # A stream would hold the tensor's memory to its end.
+        tensor_at = ELEMENT if exchange.record.transport == "unary" else None
+        return pipeline.request_of_form({**parameters, file: await read_body(exchange, limits, tensor_at=tensor_at)})
     raise UnsupportedMediaType(
         "The content type is none of application/json, multipart/form-data, image/* and application/octet-stream.",
         hint=JSON_HINT,

@@ -1,21 +1,32 @@
-"""Bodies of requests that are received into regions, so that the tensor lies in its place before the call.
+"""Bodies of requests that are received into regions, so that their tensors lie in place before the call.
 
 Only free regions are used, and at most half of the lane's limit: a slow client holds its region as long as it sends.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from app.domain.tensor import BYTES, Tensor
+from app.domain.tensor import BYTES, Array, Tensor
+from app.domain.tensor_memory import ELEMENT
 from app.triton.shared_memory.layout import ALIGNMENT
 from app.triton.shared_memory.pool import Pool
 from app.triton.shared_memory.region import Region
 
-_PREFIX_BYTES = 4
-"""The length before an element of BYTES. Source: Open Inference Protocol, "Tensor Data"."""
-_START = ALIGNMENT + _PREFIX_BYTES
-"""Where a body begins in its region, so that its tensor is aligned."""
+
+class Place(NamedTuple):
+    """Where a tensor lies in its raw form."""
+
+    region: Region
+    offset: int
+
+
+class _Body(NamedTuple):
+    region: Region
+    base: int
+    """The address of the region."""
+    size: int
 
 
 class Bodies:
@@ -29,42 +40,64 @@ class Bodies:
         self._limit = limit
         self._large_bytes = large_bytes
         self._on_change = on_change
-        self._regions: dict[int, Region] = {}
-        """The address of a body's tensor -> its region."""
+        self._bodies: dict[int, _Body] = {}
+        """By the address of their first byte."""
 
-    def take(self, size: int) -> memoryview | None:
-        held = sum(region.size for region in self._regions.values())
-        region = self._pool.take(_START + size, self._limit - held) if size >= self._large_bytes else None
+    def take(self, size: int, tensor_at: int) -> memoryview | None:
+        start = ALIGNMENT - tensor_at % -ALIGNMENT
+        held = sum(body.region.size for body in self._bodies.values())
+        region = self._pool.take(start + size, self._limit - held) if size >= self._large_bytes else None
         if region is None:
             return None
         view = region.view
-        view[ALIGNMENT:_START] = size.to_bytes(_PREFIX_BYTES, "little")
-        body = view[_START : _START + size]
-        self._regions[_address_of(body)] = region
+        if tensor_at == ELEMENT:
+            view[start + ELEMENT : start] = _length(size)
+        body = view[start : start + size]
+        self._bodies[_address_of(body)] = _Body(region, _address_of(view), size)
         self._on_change()
         return body
 
     def give_back(self, memory: memoryview) -> None:
-        self._pool.give_back(self._regions.pop(_address_of(memory)))
+        self._pool.give_back(self._bodies.pop(_address_of(memory)).region)
         self._on_change()
 
-    def regions_of(self, tensors: Sequence[Tensor]) -> Mapping[int, Region]:
-        """Position of a tensor -> the region in which it lies in its raw form, from ALIGNMENT on."""
-        if not self._regions:
+    def places_of(self, tensors: Sequence[Tensor]) -> Mapping[int, Place]:
+        """Position of a large tensor -> where it lies, if it lies in a body in its raw form."""
+        if not self._bodies:
             return {}
-        found = enumerate(map(self._region_of, tensors))
-        return {position: region for position, region in found if region is not None}
+        found = enumerate(map(self._place_of, tensors))
+        return {position: place for position, place in found if place is not None}
 
-    def _region_of(self, tensor: Tensor) -> Region | None:
-        if tensor.datatype != BYTES or tensor.array.size != 1:
+    def _place_of(self, tensor: Tensor) -> Place | None:
+        if tensor.datatype == BYTES:
+            return self._place_of_element(tensor.array)
+        array = tensor.array
+        found = self._found(array.__array_interface__["data"][0], array.nbytes) if array.flags.c_contiguous else None
+        return found if found is not None and found.offset % ALIGNMENT == 0 else None
+
+    def _place_of_element(self, array: Array) -> Place | None:
+        """Of a tensor with one element, which stands behind its length."""
+        element = array.flat[0] if array.size == 1 else None
+        if not isinstance(element, memoryview) or not element:
             return None
-        element = tensor.array.flat[0]
-        region = self._regions.get(_address_of(element)) if isinstance(element, memoryview) else None
-        return region if region is not None and _prefix_in(region) == len(element) else None
+        found = self._found(_address_of(element), len(element))
+        if found is None:
+            return None
+        start = found.offset + ELEMENT
+        has_length = found.region.view[start : found.offset] == _length(len(element))
+        return Place(found.region, start) if has_length else None
+
+    def _found(self, address: int, size: int) -> Place | None:
+        if size < self._large_bytes:
+            return None
+        for first, body in self._bodies.items():
+            if first <= address and address + size <= first + body.size:
+                return Place(body.region, address - body.base)
+        return None
 
 
-def _prefix_in(region: Region) -> int:
-    return int.from_bytes(region.view[ALIGNMENT:_START], "little")
+def _length(size: int) -> bytes:
+    return size.to_bytes(-ELEMENT, "little")
 
 
 def _address_of(memory: memoryview) -> int:

@@ -82,8 +82,8 @@ class Lane:
 
     async def lease(self, request: InferenceRequest) -> Lease | None:
         """Regions for the large tensors of the request; None if the request travels over the wire."""
-        bodies = self.bodies.regions_of(request.inputs)
-        layout = self._layouts.layout_of(request, bodies)
+        places = self.bodies.places_of(request.inputs)
+        layout = self._layouts.layout_of(request, {position: place.offset for position, place in places.items()})
         if layout is None:
             return None
         own = None
@@ -93,6 +93,7 @@ class Lane:
                 return None
         self._observer.called("shared_memory")
         self._tell()
+        bodies = {position: place.region for position, place in places.items()}
         return Lease(layout, own, bodies, self._ended)
 
     def is_lost(self, lease: Lease, message: str) -> bool:

@@ -5,7 +5,7 @@ before the model runs: Triton fails a call whose output does not fit, after the 
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from app.domain.inference import InferenceRequest
@@ -17,6 +17,7 @@ from app.triton.transport import MAX_MESSAGE_BYTES
 LARGE_BYTES = 512 * 1024
 """Smaller tensors cost less over the wire: docs/decisions/0027-shared-memory-lane.md has the measurement."""
 ALIGNMENT = 64
+_NOWHERE: Mapping[int, int] = {}
 _MOST_ELEMENTS = 64
 """A BYTES tensor of more elements gains little: each element is copied by itself."""
 
@@ -59,10 +60,10 @@ class Layouts:
             self._outputs[key] = [(spec.name, _item_bytes(spec)) for spec in config.outputs]
             self._is_suitable.clear()
 
-    def layout_of(self, request: InferenceRequest, in_place: Collection[int] = ()) -> Layout | None:
+    def layout_of(self, request: InferenceRequest, in_place: Mapping[int, int] = _NOWHERE) -> Layout | None:
         """None if no tensor of the call is large, or if the model does not allow the lane.
 
-        ``in_place``: the positions of inputs that each lie in a region of their own already, from ALIGNMENT on.
+        ``in_place``: position of an input that lies in the region of a body already -> its offset there.
         """
         inputs = [(tensor.name, _raw_size(tensor)) for tensor in request.inputs]
         outputs = self._outputs_of(request)
@@ -91,7 +92,7 @@ class Layouts:
         return [(name, size * (shape[0] if shape else 0)) for name, size in sizes]
 
 
-def _layout(inputs: _Sizes, outputs: _Sizes, large_bytes: int, in_place: Collection[int]) -> Layout:
+def _layout(inputs: _Sizes, outputs: _Sizes, large_bytes: int, in_place: Mapping[int, int]) -> Layout:
     end = 0
 
     def span_of(size: int) -> Span | None:
@@ -102,7 +103,9 @@ def _layout(inputs: _Sizes, outputs: _Sizes, large_bytes: int, in_place: Collect
         end = start + size
         return Span(start, size)
 
-    spans = tuple(Span(ALIGNMENT, size) if each in in_place else span_of(size) for each, (_, size) in enumerate(inputs))
+    spans = tuple(
+        Span(in_place[each], size) if each in in_place else span_of(size) for each, (_, size) in enumerate(inputs)
+    )
     named = tuple((name, span_of(size)) for name, size in outputs)
     return Layout(spans, named if any(span for _, span in named) else (), end)
 

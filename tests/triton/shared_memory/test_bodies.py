@@ -2,10 +2,12 @@
 
 import asyncio
 
+import numpy as np
 import pytest
 
 from app.domain.errors import DeadlineExceeded
 from app.domain.tensor import BYTES, Tensor, bytes_array
+from app.domain.tensor_memory import ELEMENT
 from tests.triton.shared_memory.stage import LARGE_BYTES, MIB, Stage, never, not_found_or, numbers, seen_by
 
 ROOM = MIB - 1024
@@ -21,7 +23,7 @@ def raw(content: bytes) -> bytes:
 
 
 def body_of(stage: Stage, content: bytes) -> memoryview:
-    memory = stage.lane.bodies.take(len(content))
+    memory = stage.lane.bodies.take(len(content), ELEMENT)
     assert memory is not None
     memory[:] = content
     return memory
@@ -63,18 +65,43 @@ async def test_a_part_of_a_body_is_copied(stage: Stage, seen: list[bytes]) -> No
     assert stage.triton.shared.registered == 2
 
 
+@pytest.mark.parametrize(("header", "gap", "regions"), [(0, 0, 1), (345, 0, 1), (345, 64, 1), (345, 4, 2)])
+async def test_numbers_behind_a_header_are_read_in_place_if_they_are_aligned(
+    stage: Stage, seen: list[bytes], header: int, gap: int, regions: int
+) -> None:
+    body = stage.lane.bodies.take(header + gap + LARGE_BYTES, header)
+    assert body is not None
+    sent = numbers(3).array.tobytes()
+    body[header + gap :] = sent
+    await stage.infer(Tensor("X", "FP32", np.frombuffer(body[header + gap :], np.float32)))
+    assert seen == [sent]
+    assert stage.triton.shared.registered == regions
+
+
+async def test_numbers_in_another_order_and_small_ones_are_copied(stage: Stage, seen: list[bytes]) -> None:
+    body = stage.lane.bodies.take(ROOM, 0)
+    assert body is not None
+    body[:] = bytes(range(256)) * (ROOM // 256)
+    square = np.frombuffer(body[:LARGE_BYTES], np.float32).reshape(-1, 4).T
+    few = np.frombuffer(body[LARGE_BYTES : LARGE_BYTES + 64], np.float32)
+    await stage.infer(Tensor("X", "FP32", square), Tensor("Z", "FP32", few))
+    assert seen == [square.tobytes()]
+    assert list(stage.triton.requests[-1].raw_input_contents) == [few.tobytes()]
+    assert stage.triton.shared.registered == 2
+
+
 class TestLimits:
     async def test_a_small_body_gets_none(self, stage: Stage, seen: list[bytes]) -> None:
-        assert stage.lane.bodies.take(LARGE_BYTES - 1) is None
+        assert stage.lane.bodies.take(LARGE_BYTES - 1, ELEMENT) is None
 
     async def test_a_body_that_no_free_region_holds_gets_none(self, stage: Stage, seen: list[bytes]) -> None:
-        assert stage.lane.bodies.take(MIB) is None
+        assert stage.lane.bodies.take(MIB, ELEMENT) is None
         body_of(stage, b"a" * ROOM)
-        assert stage.lane.bodies.take(ROOM) is None
+        assert stage.lane.bodies.take(ROOM, ELEMENT) is None
 
     async def test_bodies_hold_at_most_half_of_the_lane(self, stage: Stage) -> None:
         await asyncio.gather(*(stage.infer(numbers(1, MIB // 4)) for _ in range(4)))
-        bodies = [stage.lane.bodies.take(ROOM) for _ in range(4)]
+        bodies = [stage.lane.bodies.take(ROOM, ELEMENT) for _ in range(4)]
         assert [body is None for body in bodies] == [False, False, True, True]
         await stage.infer(numbers(1, MIB // 4))
         assert stage.observed.ways == ["shared_memory"] * 5
@@ -89,7 +116,7 @@ class TestQuarantine:
         stage.triton.shared.in_use.update(stage.triton.shared.regions)
         stage.lane.bodies.give_back(body)
         assert stage.observed.bytes == (0, 0, MIB)
-        assert stage.lane.bodies.take(ROOM) is None
+        assert stage.lane.bodies.take(ROOM, ELEMENT) is None
         stage.triton.shared.in_use.clear()
         await stage.until(lambda: stage.observed.bytes == (0, 0, 0))
 

@@ -5,7 +5,7 @@ of ``parameters`` are as if they stood beside it.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -15,9 +15,11 @@ from app.api.oip.signature import Input, Signature
 from app.domain.errors import InvalidInput, InvalidJson, InvalidRequest
 from app.domain.inference import InferenceRequest, Parameter
 from app.domain.tensor import Tensor
+from app.pipelines.body import LARGE_BYTES
 from app.pipelines.structure import WHITESPACE, members_of
 
 _Member = tuple[str, memoryview]
+_decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _parameter = msgspec.json.Decoder(bool | int | float | str)
 _id = msgspec.json.Decoder(str)
 _MAX_BLANK = 1024
@@ -45,7 +47,27 @@ def generation_of(body: memoryview, signature: Signature, version: str) -> Asked
     return Asked(InferenceRequest(signature.config.name, given, version, checked(parameters)), own_id)
 
 
-def _members_of(body: memoryview) -> Iterator[_Member]:
+def _members_of(body: memoryview) -> Iterable[_Member]:
+    """The members of the object and of its ``parameters``; all that are given twice. Raises as ``members_of``."""
+    members = _decoded_at_once(bytes(body)) if len(body) < LARGE_BYTES else None
+    return _read_by_member(body) if members is None else members
+
+
+def _decoded_at_once(body: bytes) -> list[_Member] | None:
+    """None if the body is refused, or a name may stand twice in it: the decoder would keep the last."""
+    try:
+        outer = _decode_members(body)
+        inner = _decode_members(outer["parameters"]) if "parameters" in outer else {}
+    except (ValueError, RecursionError):
+        return None
+    members = [*outer.items(), *inner.items()]
+    is_clear = body.count(b":") == len(members)
+    if not is_clear and (b"\\u" in body or any(body.count(f'"{name}"'.encode()) > 1 for name, _ in members)):
+        return None
+    return [(name, memoryview(text)) for name, text in members if text is not outer.get("parameters")]
+
+
+def _read_by_member(body: memoryview) -> Iterator[_Member]:
     for name, text in members_of(body):
         if name == "parameters":
             yield from _nested(text)

@@ -1,0 +1,259 @@
+"""Requests under ``/v2`` over an engine that answers as the test scripts: what reaches it, and what does not."""
+
+import asyncio
+import gzip
+import json
+import tracemalloc
+import zlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from app.api.budget import ByteBudget
+from app.api.inflating import inflated
+from app.api.limits import Limits
+from app.domain.errors import PayloadTooLarge, TooManyRequests, UpstreamUnavailable
+from app.domain.inference import InferenceResponse, RequestedOutput
+from tests.fakes.engine import FakeEngine
+from tests.fakes.exchange import exchange_with
+from tests.fakes.gateway import Served, served
+from tests.fakes.models import model, response, tensor
+
+ECHO = model(["X FP32 [-1]", "N BYTES [1] optional"], ["Y FP32 [-1]", "T BYTES [-1]"], name="echo", max_batch_size=0)
+WORDS = model("PROMPT BYTES [1]", "TEXT BYTES [1]", name="words", decoupled=True)
+INFER = "/v2/models/echo/infer"
+ANSWER = response(tensor("Y", "FP32", [0.5, 2.0]), tensor("T", "BYTES", [b"a", b"\xff"]))
+LIMITS = Limits(1024 * 1024, max_bytes_in_flight=4 * 1024 * 1024)
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[Served]:
+    (tmp_path / "gateway.yaml").write_text("pipelines: {echo: {model: echo, warmup: false}}\noip: {models: [words]}\n")
+    engine = FakeEngine.of(ECHO, WORDS, answers=[ANSWER])
+    async with served(engine, tmp_path / "gateway.yaml", limits=LIMITS) as gateway:
+        yield gateway
+
+
+def x(**changed: Any) -> dict[str, Any]:
+    return {"name": "X", "datatype": "FP32", "shape": [2], "data": [1, 2], **changed}
+
+
+def error_of(answer: httpx.Response) -> tuple[int, str]:
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["x-request-id"]
+    return answer.status_code, answer.json()["error"]
+
+
+async def infer(api: Served, *inputs: dict[str, Any], **more: Any) -> httpx.Response:
+    return await api.client.post(INFER, json={"inputs": list(inputs), **more})
+
+
+async def test_a_request_reaches_the_engine_with_an_id_of_the_gateways_own(api: Served) -> None:
+    answer = await infer(api, x(), id="mine", parameters={"a": 1}, outputs=[{"name": "Y"}])
+    assert answer.json()["id"] == "mine"
+    (sent,) = api.engine.requests
+    assert (sent.model, sent.version, sent.parameters) == ("echo", "", {"a": 1})
+    assert sent.outputs == (RequestedOutput("Y"),)
+    assert sent.inputs[0].array.tolist() == [1, 2]
+    assert "mine" not in sent.request_id
+
+
+async def test_a_version_and_classes_are_handed_on(api: Served) -> None:
+    outputs = [{"name": "Y", "parameters": {"classification": 3}}]
+    await api.client.post("/v2/models/echo/versions/07/infer", json={"inputs": [x()], "outputs": outputs})
+    assert (api.engine.requests[0].version, api.engine.requests[0].outputs) == ("7", (RequestedOutput("Y", 3),))
+
+
+@pytest.mark.parametrize(
+    "shape", [[2**62], [2**62, 4], [-1], [2**63], [2**31, 2**31, 2**31], [0, 2**62], [1] * 40, ["2"], [2.0], 2, None]
+)
+async def test_an_impossible_shape_never_reaches_triton(api: Served, shape: Any) -> None:
+    """A shape of 2**62 elements without data ends the process of a model in Triton 2.51."""
+    raw = {"name": "X", "datatype": "FP32", "shape": shape, "parameters": {"binary_data_size": 0}}
+    for tensor_ in (x(shape=shape, data=[]), raw):
+        assert (await infer(api, tensor_)).status_code == 400
+    assert api.engine.requests == []
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"triton_x": 1},
+        {"shared_memory_region": "a"},
+        {"headers": "a"},
+        {"traceparent": "a"},
+        {"classification": 1},
+        {"binary_data": True},
+        {"priority": "high"},
+        {"priority": -1},
+        {"timeout": 1.5},
+        {"sequence_start": 1},
+        {"sequence_id": -1},
+        {"a": 2**63},
+        {"a": "x" * 5000},
+        {"x" * 200: 1},
+        {"": 1},
+        dict.fromkeys(map(str, range(65)), 1),
+    ],
+)
+async def test_a_parameter_that_is_not_allowed_never_reaches_triton(api: Served, parameters: dict[str, Any]) -> None:
+    status, text = error_of(await infer(api, x(), parameters=parameters))
+    assert status == 400
+    assert "xxxx" not in text
+    assert api.engine.requests == []
+
+
+async def test_an_optional_input_does_not_stand_for_a_required_one(api: Served) -> None:
+    text = {"name": "N", "datatype": "BYTES", "shape": [1], "data": ["a"]}
+    assert error_of(await infer(api, text))[1].endswith("missing required input(s) X.")
+    assert api.engine.requests == []
+
+
+async def test_nothing_of_the_request_comes_back_in_an_error(api: Served) -> None:
+    canary = "canary7"
+    for tensor_ in (
+        x(name=canary),
+        x(datatype=canary),
+        x(data=[canary]),
+        x(parameters={"shared_memory_region": canary}),
+    ):
+        for more in ({}, {"outputs": [{"name": canary}]}, {"parameters": {f"triton_{canary}": canary}}):
+            assert canary not in (await infer(api, tensor_, **more)).text
+
+
+async def test_binary_tensors_are_not_copied(api: Served) -> None:
+    """Only the elements of a BYTES tensor that are small are."""
+    raw = np.arange(2, dtype=np.float32).tobytes()
+    text = b"y" * 5000
+    head = json.dumps(
+        {
+            "inputs": [
+                {"name": "X", "datatype": "FP32", "shape": [2], "parameters": {"binary_data_size": 8}},
+                {"name": "N", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 5004}},
+            ]
+        }
+    ).encode()
+    body = head + raw + len(text).to_bytes(4, "little") + text
+    answer = await api.client.post(INFER, content=body, headers={"Inference-Header-Content-Length": str(len(head))})
+    assert answer.status_code == 200
+    numbers, texts = (each.array for each in api.engine.requests[0].inputs)
+    assert numbers.tolist() == [0, 1]
+    assert not numbers.flags.owndata
+    assert isinstance(texts[0], memoryview)
+    assert bytes(texts[0]) == text
+
+
+async def test_answers_mix_json_and_binary_tensors(api: Served) -> None:
+    answer = await infer(api, x(), outputs=[{"name": "Y", "parameters": {"binary_data": True}}, {"name": "T"}])
+    size = int(answer.headers["inference-header-content-length"])
+    assert json.loads(answer.content[:size])["outputs"] == [
+        {"name": "Y", "datatype": "FP32", "shape": [2], "parameters": {"binary_data_size": 8}},
+        {"name": "T", "datatype": "BYTES", "shape": [2], "data": ["a", "\ufffd"]},
+    ]
+    assert answer.content[size:] == np.array([0.5, 2], np.float32).tobytes()
+
+
+async def test_a_large_answer_is_valid_json(api: Served) -> None:
+    numbers = np.random.default_rng(3).random(20_000, np.float32)
+    api.engine.answers = [response(tensor("Y", "FP32", numbers), tensor("T", "BYTES", [b"a"]))]
+    outputs = {each["name"]: each["data"] for each in (await infer(api, x())).json()["outputs"]}
+    assert np.array_equal(np.array(outputs["Y"], np.float32), numbers)
+    assert outputs["T"] == ["a"]
+
+
+async def test_a_reloaded_model_changes_what_is_accepted(api: Served) -> None:
+    assert (await infer(api, x())).status_code == 200
+    api.engine.configs["echo"] = model("X INT32 [2]", "Y FP32 [-1]", name="echo")
+    await api.gateway.inference.catalog.follow_models()
+    assert (await infer(api, x())).status_code == 400
+    assert (await infer(api, x(datatype="INT32"))).status_code == 200
+    document = (await api.client.get("/openapi.json")).json()
+    (described,) = document["components"]["schemas"]["echo_infer"]["properties"]["inputs"]["items"]["oneOf"]
+    assert described["properties"]["datatype"] == {"const": "INT32"}
+
+
+async def test_the_deadline_of_the_caller_holds(api: Served) -> None:
+    answer = await api.client.post(INFER, json={"inputs": [x()]}, headers={"X-Request-Timeout": "never"})
+    assert error_of(answer)[0] == 400
+
+
+async def test_errors_of_the_gateway_keep_their_statuses(api: Served) -> None:
+    api.engine.answers = [UpstreamUnavailable("Triton cannot be reached.")]
+    answer = await infer(api, x())
+    assert (error_of(answer), answer.headers["retry-after"]) == ((503, "Triton cannot be reached."), "1")
+    assert error_of(await api.client.post(INFER, content=b" " * 2 * 1024 * 1024))[0] == 413
+    answer = await api.client.post(INFER, content=b"{}", headers={"Content-Encoding": "br"})
+    assert error_of(answer)[0] == 415
+    api.gateway.inference.workload.is_draining = True
+    assert error_of(await infer(api, x()))[0] == 503
+
+
+async def test_a_model_that_is_not_loaded_is_503(api: Served) -> None:
+    catalog = api.gateway.inference.catalog
+    catalog.exposed.expose(["later"])
+    assert error_of(await api.client.post("/v2/models/later/infer", json={}))[0] == 503
+
+
+async def test_a_decoupled_model_answers_an_inference_with_its_one_response(api: Served) -> None:
+    prompt = {"name": "PROMPT", "datatype": "BYTES", "shape": [1], "data": ["a"]}
+    word, end = response(tensor("TEXT", "BYTES", [b"b"]), is_final=False), InferenceResponse({}, is_final=True)
+    api.engine.answers = [word, end]
+    answer = await api.client.post("/v2/models/words/infer", json={"inputs": [prompt]})
+    assert answer.json()["outputs"][0]["data"] == ["b"]
+    api.engine.answers = [word, word, end]
+    answer = await api.client.post("/v2/models/words/infer", json={"inputs": [prompt]})
+    assert error_of(answer)[0] == 400
+
+
+class TestInflating:
+    def exchange(self, limits: Limits = LIMITS) -> Any:
+        return exchange_with(budget=ByteBudget(limits.max_bytes_in_flight))
+
+    @pytest.mark.parametrize("compress", [gzip.compress, zlib.compress])
+    @pytest.mark.parametrize("size", [0, 1, 65_536, 131_072, 1_000_000])
+    async def test_the_content_comes_back(self, compress: Any, size: int) -> None:
+        content = np.random.default_rng(size).integers(0, 8, size, np.uint8).tobytes()
+        assert await inflated(self.exchange(), memoryview(compress(content)), LIMITS) == content
+
+    async def test_never_more_than_the_limit_is_in_memory(self) -> None:
+        bomb = memoryview(gzip.compress(b"\0" * 512 * 1024 * 1024, 9))
+        tracemalloc.start()
+        with pytest.raises(PayloadTooLarge):
+            await inflated(self.exchange(), bomb, LIMITS)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 3 * LIMITS.max_body_bytes
+
+    async def test_the_content_counts_against_the_budget(self) -> None:
+        limits = Limits(1024 * 1024, max_bytes_in_flight=300_000)
+        with pytest.raises(TooManyRequests):
+            await inflated(self.exchange(limits), memoryview(gzip.compress(b"\0" * 500_000)), limits)
+
+    @pytest.mark.parametrize("cut", [slice(None, -6), slice(None, 5), slice(8, None)])
+    async def test_a_broken_body_is_refused(self, api: Served, cut: slice) -> None:
+        body = gzip.compress(json.dumps({"inputs": [x()]}).encode())[cut]
+        answer = await api.client.post(INFER, content=body, headers={"Content-Encoding": "gzip"})
+        assert error_of(answer) == (400, "The body is not what its Content-Encoding says.")
+
+    async def test_bytes_behind_the_end_are_refused(self, api: Served) -> None:
+        for body in (gzip.compress(b"{}") + b"x", gzip.compress(b"{}") * 2, gzip.compress(b"{}") + b"\0" * 70_000):
+            answer = await api.client.post(INFER, content=body, headers={"Content-Encoding": "gzip"})
+            assert error_of(answer)[0] == 400
+
+    async def test_other_requests_run_while_a_body_is_inflated(self) -> None:
+        turns = 0
+
+        async def tick() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        ticking = asyncio.create_task(tick())
+        await inflated(self.exchange(), memoryview(gzip.compress(bytes(1_000_000))), LIMITS)
+        ticking.cancel()
+        assert turns > 3

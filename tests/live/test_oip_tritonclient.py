@@ -1,0 +1,171 @@
+"""NVIDIA's own HTTP client, unmodified: only the address changes. Its gRPC client at Triton itself is the measure."""
+
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import numpy as np
+import pytest
+from tritonclient import grpc, http
+from tritonclient.http import aio
+from tritonclient.utils import InferenceServerException
+
+from app.domain.tensor import DTYPE_BY_DATATYPE
+from app.triton.embedded.server import EmbeddedTriton
+from tests.live.conftest import GatewayProcess
+
+DATATYPES = [name for name in DTYPE_BY_DATATYPE if name != "BF16"]
+"""The client has no BF16 arrays of numpy."""
+FORMS = [
+    (datatype, binary_in, binary_out)
+    for datatype in DATATYPES
+    for binary_in in (True, False)
+    for binary_out in (True, False)
+    if datatype != "FP16" or (binary_in and binary_out)  # the client itself refuses FP16 in JSON
+]
+
+
+@pytest.fixture(scope="module")
+def client(gateway: GatewayProcess) -> Iterator[Any]:
+    with http.InferenceServerClient(urlsplit(gateway.url).netloc) as connected:
+        yield connected
+
+
+@pytest.fixture(scope="module")
+def triton_http(triton: EmbeddedTriton) -> Iterator[Any]:
+    with http.InferenceServerClient(urlsplit(triton.http_url).netloc) as connected:
+        yield connected
+
+
+@pytest.fixture(scope="module")
+def triton_grpc(triton: EmbeddedTriton) -> Iterator[Any]:
+    with grpc.InferenceServerClient(triton.grpc_url) as connected:
+        yield connected
+
+
+def array_of(datatype: str) -> Any:
+    if datatype == "BYTES":
+        return np.array([[b"a", "zw\u00f6lf".encode()]], dtype=np.object_)
+    return np.array([[1, 0]], DTYPE_BY_DATATYPE[datatype])
+
+
+def asked(module: Any, datatype: str, **options: Any) -> tuple[list[Any], list[Any]]:
+    """``module``: a client's. ``options``: of its HTTP classes."""
+    array = array_of(datatype)
+    given = module.InferInput(datatype, list(array.shape), datatype)
+    given.set_data_from_numpy(array, **({"binary_data": options["binary_in"]} if options else {}))
+    wanted = {"binary_data": options["binary_out"]} if options else {}
+    return [given], [module.InferRequestedOutput(f"{datatype}_OUT", **wanted)]
+
+
+def equal(one: Any, other: Any, datatype: str) -> bool:
+    named = one.as_numpy(f"{datatype}_OUT"), other.as_numpy(f"{datatype}_OUT")
+    assert all(array is not None for array in named)
+    if datatype == "BYTES":
+        named = tuple(
+            np.array([[str(each, "utf-8") if isinstance(each, bytes) else each for each in array.flat]])
+            for array in named
+        )
+    return bool(named[0].dtype == named[1].dtype and np.array_equal(*named))
+
+
+@pytest.mark.parametrize(("datatype", "binary_in", "binary_out"), FORMS)
+def test_every_datatype(client: Any, triton_grpc: Any, datatype: str, binary_in: bool, binary_out: bool) -> None:
+    inputs, outputs = asked(http, datatype, binary_in=binary_in, binary_out=binary_out)
+    ours = client.infer("typed_echo", inputs, outputs=outputs, request_id="7")
+    inputs, outputs = asked(grpc, datatype)
+    assert equal(ours, triton_grpc.infer("typed_echo", inputs, outputs=outputs), datatype)
+    assert ours.get_response()["id"] == "7"
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "BYTES", "INT64"])
+@pytest.mark.parametrize("compression", [None, "gzip", "deflate"])
+async def test_the_asyncio_client(
+    gateway: GatewayProcess, triton_grpc: Any, datatype: str, compression: str | None
+) -> None:
+    inputs, outputs = asked(http, datatype, binary_in=True, binary_out=True)
+    async with aio.InferenceServerClient(urlsplit(gateway.url).netloc) as connected:
+        ours = await connected.infer(
+            "typed_echo",
+            inputs,
+            outputs=outputs,
+            request_compression_algorithm=compression,
+            response_compression_algorithm=compression,
+        )
+        assert await connected.is_model_ready("typed_echo", "1")
+    inputs, outputs = asked(grpc, datatype)
+    assert equal(ours, triton_grpc.infer("typed_echo", inputs, outputs=outputs), datatype)
+
+
+@pytest.mark.parametrize("compression", ["gzip", "deflate"])
+def test_compression(client: Any, triton_http: Any, compression: str) -> None:
+    inputs, outputs = asked(http, "FP32", binary_in=True, binary_out=True)
+    options = {"request_compression_algorithm": compression, "response_compression_algorithm": compression}
+    ours, theirs = (each.infer("typed_echo", inputs, outputs=outputs, **options) for each in (client, triton_http))
+    assert equal(ours, theirs, "FP32")
+
+
+def test_large_tensors(client: Any, triton_http: Any) -> None:
+    array = np.random.default_rng(1).random((512, 512), np.float32)
+    for binary in (True, False):
+        given = http.InferInput("FP32", list(array.shape), "FP32")
+        given.set_data_from_numpy(array, binary_data=binary)
+        ours, theirs = (each.infer("typed_echo", [given]) for each in (client, triton_http))
+        assert np.array_equal(ours.as_numpy("FP32_OUT"), array)
+        assert np.array_equal(theirs.as_numpy("FP32_OUT"), array)
+
+
+def test_classes_parameters_and_priorities(client: Any, triton_http: Any) -> None:
+    given = http.InferInput("X", [1, 3], "FP32")
+    given.set_data_from_numpy(np.array([[1, 3, 2]], np.float32))
+    outputs = [http.InferRequestedOutput("Y", class_count=2)]
+    options = {
+        "outputs": outputs,
+        "priority": 1,
+        "timeout": 100_000,
+        "sequence_id": 5,
+        "sequence_start": True,
+        "parameters": {"own": "x"},
+    }
+    ours, theirs = (each.infer("batched_echo", [given], **options) for each in (client, triton_http))
+    assert ours.as_numpy("Y").tolist() == theirs.as_numpy("Y").tolist() == [[b"3.000000:1:dog", b"2.000000:2:fox"]]
+
+
+def test_what_the_client_asks_of_the_server(client: Any, triton_http: Any) -> None:
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("typed_echo")
+    assert not client.is_model_ready("nope")
+    assert client.get_server_metadata()["name"] == "triton-gateway"
+    for model in ("typed_echo", "scripted_chain"):
+        assert client.get_model_metadata(model) == triton_http.get_model_metadata(model)
+        assert client.get_model_config(model, "1")["input"] == triton_http.get_model_config(model, "1")["input"]
+    assert client.get_inference_statistics("scripted_tail") == triton_http.get_inference_statistics("scripted_tail")
+    assert {"name": "typed_echo", "version": "1", "state": "READY"} in client.get_model_repository_index()
+
+
+def test_errors_have_a_message_and_a_status(client: Any) -> None:
+    given = http.InferInput("X", [1, 4], "FP32")
+    given.set_data_from_numpy(np.zeros((1, 4), np.float32))
+    with pytest.raises(InferenceServerException, match=r"\[400\] Input 'X' has a shape that does not fit"):
+        client.infer("batched_echo", [given])
+    with pytest.raises(InferenceServerException, match=r"\[404\] Request for unknown model"):
+        client.infer("nope", [given])
+    for forbidden in (client.load_model, client.unload_model):
+        with pytest.raises(InferenceServerException, match="404"):
+            forbidden("typed_echo")
+
+
+def test_the_body_that_the_client_makes_for_other_clients(gateway: GatewayProcess) -> None:
+    """``generate_request_body`` and ``parse_response_body``, around another HTTP library."""
+    inputs, outputs = asked(http, "INT32", binary_in=True, binary_out=True)
+    body, size = http.InferenceServerClient.generate_request_body(inputs, outputs=outputs)
+    answer = httpx.post(
+        f"{gateway.url}/v2/models/typed_echo/infer",
+        content=body,
+        headers={"Inference-Header-Content-Length": str(size)},
+    )
+    header = int(answer.headers["inference-header-content-length"])
+    parsed = http.InferenceServerClient.parse_response_body(answer.content, header_length=header)
+    assert parsed.as_numpy("INT32_OUT").tolist() == [[1, 0]]

@@ -1,5 +1,8 @@
 """Environments of tools and clients whose pins do not fit beside the gateway's."""
 
+import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,3 +17,18 @@ def locked_environment(name: str, require: Require) -> Path:
     uv = Path(sys.executable).parent / "uv"
     require(uv.exists(), "there is no uv beside this Python: `make test-full` sets it up")
     return tool_environment(name)
+
+
+def npm_environment(name: str, source: Path, require: Require) -> Path:
+    """A folder with the files of ``source``, and beside them the packages of its ``package-lock.json``."""
+    require(shutil.which("node") and shutil.which("npm"), "there is no node with npm")
+    folder = ROOT / ".cache" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in source.iterdir():
+        if path.is_file():
+            shutil.copy(path, folder)
+    command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefer-offline", "--loglevel=error"]
+    environment = os.environ | {"npm_config_cache": str(folder.parent / "npm")}
+    installed = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    require(installed.returncode == 0, f"npm installs nothing here: {installed.stderr[-500:]}")
+    return folder

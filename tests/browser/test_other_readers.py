@@ -1,8 +1,6 @@
 """Readers of other people make the same of a stream as ours does."""
 
 import json
-import os
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ import httpx_sse
 import pytest
 
 from tests.conftest import Require
+from tests.environments import npm_environment
 from tests.live.events import checked, parsed
 
 NPM = Path(__file__).parent / "npm"
@@ -20,19 +19,9 @@ TRICKY = ["48656c6c6f", "f0", "9f", "98", "80", "e280a8", "0d0a", "0a0a", "3a20"
 
 
 @pytest.fixture(scope="session")
-def readers(pytestconfig: pytest.Config, require: Require) -> Path:
+def readers(require: Require) -> Path:
     """The script beside the locked packages that it needs."""
-    require(shutil.which("node") and shutil.which("npm"), "there is no node with npm")
-    folder = pytestconfig.rootpath / ".cache" / "stream-readers"
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in NPM.iterdir():
-        if path.is_file():
-            shutil.copy(path, folder)
-    command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefer-offline", "--loglevel=error"]
-    environment = os.environ | {"npm_config_cache": str(folder.parent / "npm")}
-    installed = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    require(installed.returncode == 0, f"npm installs nothing here: {installed.stderr[-500:]}")
-    return folder
+    return npm_environment("stream-readers", NPM, require)
 
 
 @pytest.fixture

@@ -1,0 +1,50 @@
+"""OpenAI's own JavaScript client reads what the Python client reads."""
+
+import json
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.triton.embedded.server import EmbeddedTriton
+from tests.conftest import Require
+from tests.environments import npm_environment
+from tests.live.conftest import GatewayProcess
+from tests.live.test_openai_sdk import PROMPT, WISHES, executed, own
+
+pytestmark = pytest.mark.full
+
+
+@pytest.fixture
+def answers(gateway: GatewayProcess, triton: EmbeddedTriton, require: Require) -> dict[str, Any]:
+    """What the client made of each call."""
+    folder = npm_environment("openai-client", Path(__file__).with_name("npm_openai"), require)
+    done = subprocess.run(
+        ["node", "call.mjs", gateway.url], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_the_javascript_client(answers: dict[str, Any], client: httpx.Client, triton: EmbeddedTriton) -> None:
+    expected = own(client, "write", prompt=PROMPT, **WISHES)["text"]
+    assert answers["models"] == ["write", "embed", "scripted_stream"]
+    assert answers["completion"]["choices"][0]["text"] == answers["chunks"]["text"] == expected
+    assert answers["chunks"]["usage"] == answers["completion"]["usage"]
+    assert answers["chat"]["choices"][0]["message"]["content"] == answers["chatChunks"]["text"]
+    assert answers["chat"]["usage"] == answers["chatChunks"]["usage"]
+    vector = own(client, "embed", text="A cat.")["embedding"]
+    assert [len(item["embedding"]) for item in answers["embeddings"]] == [384, 384]
+    assert answers["embeddings"][0]["embedding"] == pytest.approx(vector, abs=1e-6)
+    assert answers["badField"] == {"class": "BadRequestError", "status": 400, "code": "invalid_input", "param": "n"}
+    assert answers["badModel"]["class"] == "NotFoundError"
+    assert answers["midStream"] == {"class": "APIError", "status": None, "code": "model_error", "param": None}
+    assert answers["left"] == 5
+    time.sleep(0.5)
+    after = executed(triton, "text_detokenize")
+    time.sleep(0.3)
+    assert executed(triton, "text_detokenize") == after, "the generator goes on after its client left"

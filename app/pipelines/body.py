@@ -188,6 +188,10 @@ def _reworded(text: str) -> str:
     text = text.replace("`", "")
     if text.startswith("Expected "):
         return "must be " + text.removeprefix("Expected ").replace(", got ", ", not ")
+    if text.startswith("Object missing required field "):
+        return f"must have the field '{text.removeprefix('Object missing required field ')}'"
+    if text.startswith("Object contains unknown field"):
+        return "has a field that is not supported"
     return "is not one of the allowed values" if text.startswith("Invalid enum") else "is out of range"
 
 

@@ -240,6 +240,18 @@ class TestRefusals:
     async def test_values_that_change_nothing_are_taken(self, complete: Any, body: dict[str, Any]) -> None:
         assert (await complete(**body)).status_code == 200
 
+    @pytest.mark.parametrize(
+        ("message", "words"),
+        [
+            ({"role": "user"}, "'messages[0]' must have the field 'content'."),
+            ({"role": "user", "content": "x", "secret": 1}, "'messages[0]' has a field that is not supported."),
+            ({"role": "secret", "content": "x"}, "'messages[0].role' is not one of the allowed values."),
+            ({"role": "user", "content": 5}, "'messages[0].content' must be str | array, not int."),
+        ],
+    )
+    async def test_the_place_in_the_messages_is_named(self, chat: Any, message: dict[str, Any], words: str) -> None:
+        assert (await chat(messages=[message])).json()["error"]["message"] == words
+
     async def test_names_that_are_mapped_are_told_as_the_caller_wrote_them(self, complete: Any) -> None:
         answer = await complete(model="echo", max_tokens=10)
         assert answer.json()["error"]["message"] == "'max_tokens' must be int <= 9."

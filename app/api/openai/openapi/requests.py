@@ -26,7 +26,9 @@ _MESSAGE: Schema = {
         "role": {"enum": ["system", "developer", "user", "assistant"]},
         "content": {"anyOf": [_TEXT, {"type": "array", "items": _PART}]},
         "name": {"type": ["string", "null"]},
+        **dict.fromkeys(("refusal", "audio", "function_call", "tool_calls", "annotations"), {"type": "null"}),
     },
+    "additionalProperties": False,
 }
 _MESSAGES: Schema = {"type": "array", "items": _MESSAGE, "minItems": 1}
 

@@ -26,7 +26,7 @@ _MESSAGE: Schema = {
         "role": {"enum": ["system", "developer", "user", "assistant"]},
         "content": {"anyOf": [_TEXT, {"type": "array", "items": _PART}]},
         "name": {"type": ["string", "null"]},
-        **dict.fromkeys(("refusal", "audio", "function_call", "tool_calls", "annotations"), {"type": "null"}),
+        **{name: {"type": "null"} for name in ("refusal", "audio", "function_call", "tool_calls", "annotations")},
     },
     "additionalProperties": False,
 }

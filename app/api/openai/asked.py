@@ -10,6 +10,8 @@ from app.api.inference import Inference
 from app.api.limits import Limits
 from app.api.openai.members import Members, read_members, required, take
 from app.domain.errors import UnknownPipeline
+from app.pipelines.catalog import Catalog
+from app.pipelines.file import nearest
 from app.pipelines.openai.form import OpenAIForm
 from app.pipelines.pipeline import Pipeline
 
@@ -39,7 +41,20 @@ async def asked_of(exchange: Exchange, inference: Inference, limits: Limits) -> 
     model = take(members, "model", str, "")
     if not model:
         raise required("model")
+    check_model(inference.catalog, model)
     return Asked(inference.admit(exchange, model, "unary"), body, members)
+
+
+def models_of(catalog: Catalog) -> list[str]:
+    """The pipelines that declare ``openai:``, and whose model is known."""
+    entries = catalog.entries.items()
+    return [name for name, entry in entries if entry.pipeline is not None and entry.pipeline.openai is not None]
+
+
+def check_model(catalog: Catalog, name: str) -> None:
+    """Raises UnknownPipeline for a name that no pipeline has."""
+    if name not in catalog.entries:
+        raise UnknownPipeline(f"There is no model with this id{nearest(name, models_of(catalog))[:512]}")
 
 
 def form_of(pipeline: Pipeline, pick: Callable[[OpenAIForm], Form | None], what: str) -> Form:

@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from app.api.inference import Inference
 from app.api.limits import Limits
+from app.api.openai.asked import check_model, models_of
 from app.api.openai.embeddings import EmbeddingsRoute
 from app.api.openai.errors import openai_error_response
 from app.api.openai.text import CHAT, COMPLETIONS, TextRoute
@@ -33,11 +34,10 @@ class ModelRoutes:
         return router
 
     async def list_models(self, _request: Request) -> Response:
-        entries = self._catalog.entries.items()
-        names = [name for name, entry in entries if entry.pipeline is not None and entry.pipeline.openai is not None]
-        return JsonResponse({"object": "list", "data": [self._model(name) for name in names]})
+        return JsonResponse({"object": "list", "data": [self._model(name) for name in models_of(self._catalog)]})
 
     async def get_model(self, name: str, _request: Request) -> Response:
+        check_model(self._catalog, name)
         if self._catalog.pipeline(name).openai is None:
             raise UnknownPipeline(
                 f"Pipeline '{name}' does not declare `openai:`.", hint="GET /v1/models lists the models."

@@ -44,6 +44,8 @@ lock: setup ## compile requirements/*.txt anew
 	@$(COMPILE) --python-version 3.11 requirements/build.in -o requirements/build.txt
 	@$(COMPILE) --python-version 3.11 requirements/checkov.in -o requirements/checkov.txt
 	@$(COMPILE) --python-version 3.11 requirements/kserve.in -o requirements/kserve.txt
+	@$(COMPILE) --python-version 3.11 requirements/langchain.in -o requirements/langchain.txt
+	@$(COMPILE) --python-version 3.11 requirements/litellm.in -o requirements/litellm.txt
 	@$(COMPILE) --python-version 3.11 requirements/schemathesis.in -o requirements/schemathesis.txt
 	@$(COMPILE) --python-version 3.11 --extra otel --extra redis pyproject.toml -o requirements/gateway.txt
 	@$(COMPILE) --python-version 3.11 --group dev pyproject.toml -c requirements/gateway.txt -o requirements/dev.txt

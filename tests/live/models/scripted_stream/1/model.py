@@ -1,10 +1,11 @@
 """Responses as the script says, each request in a thread of its own.
 
-SCRIPT is JSON: ``outputs`` (how many, default 3); ``interval_s`` between them; ``texts`` (hexadecimal bytes, one a
-response, round and round); ``items`` (how many ids each response holds, by index; the last one stays); ``bytes`` (of
-text a response); ``then``: ``final`` (default), ``final_with_last``, ``error``, ``silence`` (neither response nor end,
-until cancelled) or ``crash``; ``error`` {code, message, or ``signed``: a reason}; ``raise`` (a text); ``omit``
-(outputs); ``notice`` (a file that is told when a cancellation was seen, and how many responses were sent by then).
+The first input is a script in JSON, the first output a text. ``outputs`` (how many, default 3); ``interval_s`` between
+them; ``texts`` (hexadecimal bytes, one a response, round and round); ``items`` (how many ids each response holds, by
+index; the last one stays); ``bytes`` (of text a response); ``then``: ``final`` (default), ``final_with_last``,
+``error``, ``silence`` (neither response nor end, until cancelled) or ``crash``; ``error`` {code, message, or
+``signed``: a reason}; ``raise`` (a text); ``omit`` (outputs); ``notice`` (a file that is told when a cancellation was
+seen, and how many responses were sent by then).
 """
 
 import json
@@ -23,9 +24,14 @@ ENVIRONMENT = {"EARLY_EXIT_KEY": "the key of tests", **os.environ}
 
 
 class TritonPythonModel:
+    def initialize(self, args):
+        config = json.loads(args["model_config"])
+        self.input, self.output = config["input"][0]["name"], config["output"][0]["name"]
+
     def execute(self, requests):
         for request in requests:
-            script = json.loads(pb_utils.get_input_tensor_by_name(request, "SCRIPT").as_numpy()[0])
+            script = json.loads(pb_utils.get_input_tensor_by_name(request, self.input).as_numpy()[0])
+            script["output"] = self.output
             if "raise" in script:
                 raise ValueError(script["raise"])
             sender, request_id = request.get_response_sender(), request.request_id()
@@ -84,5 +90,5 @@ def _response(script, index):
         text = bytes.fromhex(texts[index % len(texts)])
     items = script.get("items", [1])
     ids = np.arange(items[min(index, len(items) - 1)], dtype=np.int32)
-    tensors = [pb_utils.Tensor("TEXT", np.array([text], dtype=np.object_)), pb_utils.Tensor("TOKEN_ID", ids)]
+    tensors = [pb_utils.Tensor(script["output"], np.array([text], dtype=np.object_)), pb_utils.Tensor("TOKEN_ID", ids)]
     return pb_utils.InferenceResponse([each for each in tensors if each.name() not in script.get("omit", [])])

@@ -1,0 +1,56 @@
+"""LangChain's classes for OpenAI: the answers are Triton's."""
+
+import pytest
+
+from app.triton.embedded.server import EmbeddedTriton
+from tests.clients.conftest import (
+    QUESTION,
+    Outcomes,
+    RunProgram,
+    as_float32,
+    error_of,
+    triton_text,
+    triton_vectors,
+)
+from tests.conftest import Require
+from tests.environments import locked_environment
+from tests.live.conftest import GatewayProcess
+
+pytestmark = pytest.mark.full
+
+
+@pytest.fixture(scope="module")
+def ours(
+    gateway: GatewayProcess, require: Require, tmp_path_factory: pytest.TempPathFactory, run_program: RunProgram
+) -> Outcomes:
+    python = locked_environment("langchain", require) / "python3"
+    return run_program(python, "langchain_calls.py", gateway.url, tmp_path_factory.mktemp("langchain") / "notice")
+
+
+@pytest.mark.parametrize("call", ["answer", "asynchronous answer", "stream"])
+def test_texts_and_tokens_are_tritons(ours: Outcomes, triton: EmbeddedTriton, call: str) -> None:
+    assert ours[call] == triton_text(triton, QUESTION)
+
+
+def test_a_completion_is_tritons(ours: Outcomes, triton: EmbeddedTriton) -> None:
+    assert ours["completion"] == triton_text(triton, "The for")["text"]
+
+
+def test_vectors_are_tritons(ours: Outcomes, triton: EmbeddedTriton) -> None:
+    assert as_float32(ours["vectors"]) == triton_vectors(triton, "A cat sleeps.", "Ein Hund")
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        ("unknown model", ("OpenAIModelNotFoundError", 404)),
+        ("bad input", ("OpenAIInvalidRequestError", 400)),
+        ("failed stream", ("APIError", None)),
+    ],
+)
+def test_errors_have_their_class(ours: Outcomes, call: str, error: tuple[str, int | None]) -> None:
+    assert error_of(ours[call]) == error
+
+
+def test_a_client_that_leaves_stops_the_model(ours: Outcomes) -> None:
+    assert 3 <= ours["left"] < 30

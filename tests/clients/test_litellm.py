@@ -1,0 +1,121 @@
+"""LiteLLM: its provider `openai`, and its provider `triton` with the same calls to Triton's own HTTP endpoint."""
+
+from pathlib import Path
+
+import pytest
+
+from app.triton.embedded.server import EmbeddedTriton
+from tests.clients.conftest import (
+    QUESTION,
+    Outcomes,
+    RunProgram,
+    as_float32,
+    error_of,
+    triton_text,
+    triton_vectors,
+)
+from tests.conftest import Require
+from tests.environments import locked_environment
+from tests.live.conftest import GatewayProcess
+
+pytestmark = pytest.mark.full
+
+
+@pytest.fixture(scope="module")
+def litellm(require: Require) -> Path:
+    return locked_environment("litellm", require) / "python3"
+
+
+@pytest.fixture(scope="module")
+def notice(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("litellm") / "notice"
+
+
+class TestOpenAI:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def ours(cls, litellm: Path, gateway: GatewayProcess, notice: Path, run_program: RunProgram) -> Outcomes:
+        return run_program(litellm, "litellm_openai.py", gateway.url, notice)
+
+    def test_texts_and_tokens_are_tritons(self, ours: Outcomes, triton: EmbeddedTriton) -> None:
+        expected = triton_text(triton, QUESTION) | {"reason": "length"}
+        assert ours["answer"] == expected
+        assert ours["stream"] == expected
+        assert ours["completion"] == triton_text(triton, "The for statement")["text"]
+
+    def test_vectors_are_tritons(self, ours: Outcomes, triton: EmbeddedTriton) -> None:
+        assert as_float32(ours["vectors"]) == triton_vectors(triton, "A cat sleeps.", "Ein Hund")
+
+    @pytest.mark.parametrize(
+        ("call", "error"),
+        [
+            ("unknown model", ("NotFoundError", 404)),
+            ("bad input", ("BadRequestError", 400)),
+            ("failed model", ("BadGatewayError", 502)),
+            ("failed stream", ("MidStreamFallbackError", 500)),
+        ],
+    )
+    def test_errors_have_their_class(self, ours: Outcomes, call: str, error: tuple[str, int]) -> None:
+        assert error_of(ours[call]) == error
+
+    def test_a_client_that_leaves_stops_the_model(self, ours: Outcomes) -> None:
+        assert 3 <= ours["left"] < 30
+
+
+class TestTriton:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def ours(cls, litellm: Path, gateway: GatewayProcess, notice: Path, run_program: RunProgram) -> Outcomes:
+        return run_program(litellm, "litellm_triton.py", gateway.url, notice)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def theirs(cls, litellm: Path, triton: EmbeddedTriton, notice: Path, run_program: RunProgram) -> Outcomes:
+        return run_program(litellm, "litellm_triton.py", triton.http_url, notice)
+
+    @pytest.mark.parametrize("call", ["generate", "generate_stream"])
+    def test_texts_are_tritons(self, ours: Outcomes, theirs: Outcomes, call: str) -> None:
+        assert "error" not in theirs[call]
+        assert ours[call] == theirs[call]
+
+    def test_vectors_are_tritons(self, ours: Outcomes, theirs: Outcomes) -> None:
+        assert as_float32(ours["vectors"]) == theirs["vectors"]
+
+    @pytest.mark.parametrize(
+        ("call", "error"),
+        [
+            ("unknown model", ("NotFoundError", 404)),
+            ("unknown embedding model", ("NotFoundError", 404)),
+            ("failed model", ("BadRequestError", 400)),
+        ],
+    )
+    def test_errors_have_the_same_class(
+        self, ours: Outcomes, theirs: Outcomes, call: str, error: tuple[str, int]
+    ) -> None:
+        assert error_of(ours[call]) == error_of(theirs[call]) == error
+
+    def test_characters_split_between_responses_stay_whole(self, ours: Outcomes, theirs: Outcomes) -> None:
+        assert theirs["split character"] == ["a", *["\ufffd"] * 4, "b"]
+        assert ours["split character"] == ["a", "😀", "b"]
+
+    def test_infer_of_a_decoupled_model_is_answered(self, ours: Outcomes, theirs: Outcomes) -> None:
+        assert (error_of(theirs["infer"]), ours["infer"]) == (("APIError", 501), "ä")
+
+    def test_a_number_out_of_range_is_refused_where_triton_wraps_it(self, ours: Outcomes, theirs: Outcomes) -> None:
+        assert theirs["number out of range"] == "word "
+        assert error_of(ours["number out of range"]) == ("BadRequestError", 400)
+
+    def test_mistakes_of_the_caller_are_not_errors_of_the_server(self, ours: Outcomes, theirs: Outcomes) -> None:
+        """LiteLLM repeats calls after the classes that it gets from Triton. Triton says 200 to the first."""
+        for call, error in (
+            ("many responses", "APIConnectionError"),
+            ("one text instead of a list", "InternalServerError"),
+        ):
+            assert theirs[call]["error"] == error
+            assert error_of(ours[call]) == ("BadRequestError", 400)
+
+    def test_the_provider_does_not_read_errors_in_mid_stream(self, ours: Outcomes, theirs: Outcomes) -> None:
+        assert ours["failed stream"] == theirs["failed stream"] == ["word ", "word "]
+
+    def test_a_client_that_leaves_stops_the_model(self, ours: Outcomes) -> None:
+        assert 3 <= ours["left"] < 30

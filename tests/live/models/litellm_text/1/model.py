@@ -1,0 +1,1 @@
+../../scripted_stream/1/model.py

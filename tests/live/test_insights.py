@@ -122,3 +122,14 @@ def executions(triton: EmbeddedTriton, model: str) -> float:
     lines = httpx.get(triton.metrics_url).text.splitlines()
     (value,) = (line.split()[-1] for line in lines if line.startswith(f'nv_inference_exec_count{{model="{model}"'))
     return float(value)
+
+
+def test_a_script_refuses_a_parameter_that_it_cannot_pass_on(client: httpx.Client) -> None:
+    given = {"TEXT": ["a"], "TOPICS": ["b", "c"], "SENTIMENTS": ["d", "e"]}
+    inputs = [
+        {"name": name, "datatype": "BYTES", "shape": [1, len(data)], "data": data} for name, data in given.items()
+    ]
+    for value, status in ((1, 200), ("x", 200), (0.5, 400)):
+        body = {"inputs": inputs, "parameters": {"own": value}}
+        response = client.post("/v2/models/insights_bls/infer", json=body)
+        assert response.status_code == status, response.text

@@ -9,7 +9,7 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from model_kit.child_errors import exception_of
-from model_kit.outcomes import Cancelled
+from model_kit.outcomes import Cancelled, InvalidInput
 from model_kit.serving import Outputs, response_with, tensors_of
 
 # Every child that is awaited holds a thread, and asyncio's own pool has a handful: with it, children of one request
@@ -38,7 +38,8 @@ async def call(parent: Any, model: str, inputs: Outputs, outputs: Sequence[str],
 
     Raises:
         Cancelled: the caller of ``parent`` has left, so the child is not started.
-        InvalidInput, Overloaded: as the child said.
+        InvalidInput: the child said so, or ``parent`` has a parameter of type float, which BLS cannot pass on.
+        Overloaded: as the child said.
         RuntimeError: any other error of the child.
     """
     if parent.is_cancelled():
@@ -57,8 +58,15 @@ def _request(parent: Any, model: str, inputs: Outputs, outputs: Sequence[str]) -
         request_id=parent.request_id(),
         timeout=parent.timeout(),
         trace=parent.trace(),
-        parameters=json.loads(parent.parameters()),
+        parameters=_parameters_of(parent),
     )
+
+
+def _parameters_of(parent: Any) -> dict[str, Any]:
+    parameters: dict[str, Any] = json.loads(parent.parameters())
+    if any(isinstance(value, float) for value in parameters.values()):
+        raise InvalidInput("a parameter is a number with a fraction, which Triton cannot pass on to the called models")
+    return parameters
 
 
 async def _response_of(request: Any, answer: Callable[[Any], Awaitable[Outputs]]) -> Any:

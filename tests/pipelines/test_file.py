@@ -1,5 +1,6 @@
 """A wrong ``gateway.yaml`` is refused with the line, the key and the nearest valid name."""
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -181,3 +182,12 @@ def test_a_template_that_cannot_be_read_is_told_with_its_line(path: Path, conten
 )
 def test_a_wrong_key_of_openai_is_told_with_the_nearest_name(path: Path, text: str, complaint: str) -> None:
     assert complaint in complaint_about(path, GOOD + f"    openai: {text}\n")
+
+
+def test_a_long_name_costs_no_more_than_a_short_one() -> None:
+    name = "ab" * 1_000_000
+    tracemalloc.start()
+    assert nearest(name, ["write"]) == "; valid here: write"
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < len(name) / 10

@@ -34,6 +34,15 @@ def test_the_page_of_a_code_shows_what_the_linter_says(code: str, tmp_path: Path
     assert line.replace(f"{tmp_path}/", "") in page
 
 
+def test_openai_of_a_pipeline_is_checked_against_its_fields(tmp_path: Path) -> None:
+    words = "openai: {completions: {prompt: promt}}"
+    file = f"pipelines:\n  p:\n    model: ident\n    {words}\n"
+    repository = Broken(lambda repository: None, refused=False, gateway=file)
+    (finding,) = findings_of(repository, tmp_path)
+    assert finding.code == Code.GATEWAY_YAML
+    assert ":4: pipelines.p.openai.completions.prompt 'promt' is no input of the pipeline" in finding.text
+
+
 def test_every_page_is_of_a_code(pytestconfig: pytest.Config) -> None:
     assert {page.stem for page in (pytestconfig.rootpath / "docs" / "checks").iterdir()} == set(Code)
 

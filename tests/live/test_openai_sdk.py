@@ -146,12 +146,16 @@ class TestStreams:
         with pytest.raises(openai.APIError, match="failed"):
             await anext(stream)
 
-    def test_pings_in_a_silence_are_not_seen(self, start_gateway: StartGateway, config_path: Path) -> None:
-        gateway = start_gateway(config=str(config_path), ping_s="0.1")
-        script = json.dumps({"outputs": 2, "interval_s": 0.5})
+    def test_pings_are_not_seen_and_a_drain_is_an_error(self, start_gateway: StartGateway, config_path: Path) -> None:
+        gateway = start_gateway(config=str(config_path), ping_s="0.1", drain_s="0.2")
+        script = json.dumps({"outputs": 9, "interval_s": 0.4})
         with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none") as sdk:
-            chunks = list(sdk.completions.create(model="scripted_stream", prompt=script, stream=True))
-        assert text_of(chunks) == "word word "
+            stream = sdk.completions.create(model="scripted_stream", prompt=script, stream=True)
+            assert [next(stream).choices[0].text for _ in range(2)] == ["word ", "word "]
+            gateway.process.terminate()
+            with pytest.raises(openai.APIError) as caught:
+                list(stream)
+        assert caught.value.code == "draining"
 
 
 class TestStop:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from benchmarks.peers import (
     gateway,
     gateway_2_workers,
+    gateway_v2,
     gateway_wire,
     grpc_client,
     grpc_shared_memory,
@@ -19,6 +20,7 @@ PEERS: Mapping[str, Start] = {
     for module in (
         gateway,
         gateway_2_workers,
+        gateway_v2,
         gateway_wire,
         plain_fastapi,
         kserve_transformer,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from benchmarks.peers.found import Figure, Found, Spread
 from benchmarks.peers.gateway import NAME as GATEWAY
+from benchmarks.peers.gateway_v2 import NAME as GATEWAY_V2
 from benchmarks.peers.grpc_client import NAME as BARE
 from benchmarks.peers.kserve_transformer import NAME as KSERVE
 from benchmarks.peers.plain_fastapi import NAME as PLAIN
@@ -32,17 +33,23 @@ class Goal:
     unit: str = ""
 
 
-def _compared(workload: Workload, peer: str, figure: Figure, compare: Callable[[float, float], float]) -> Value:
+def _compared(
+    workload: Workload, peer: str, figure: Figure, compare: Callable[[float, float], float], own: str = GATEWAY
+) -> Value:
     def value(found: Found) -> Spread | None:
-        if not found.has(workload, GATEWAY, peer):
+        if not found.has(workload, own, peer):
             return None
-        return found.compared(workload, (GATEWAY, peer), figure, compare)
+        return found.compared(workload, (own, peer), figure, compare)
 
     return value
 
 
 def rate(workload: Workload, peer: str) -> Value:
     return _compared(workload, peer, RATE, operator.truediv)
+
+
+def v2_rate(workload: Workload, peer: str) -> Value:
+    return _compared(workload, peer, RATE, operator.truediv, GATEWAY_V2)
 
 
 def cpu(workload: Workload, peer: str) -> Value:
@@ -69,6 +76,11 @@ GOALS = (
     Goal("requests/s of large JSON, against Triton's HTTP endpoint", 2.2, 3, rate(LARGE, TRITON)),
     Goal("requests/s of a binary body of 1 MiB, against Triton's HTTP endpoint", 0.9, 1, rate(BINARY_1, TRITON)),
     Goal("requests/s of a binary body of 16 MiB, against Triton's HTTP endpoint", 1.5, 3, rate(BINARY_16, TRITON)),
+    Goal("/v2, requests/s of large JSON, against Triton's HTTP endpoint", 2.2, 3, v2_rate(LARGE, TRITON)),
+    Goal("/v2, requests/s of a 1 MiB binary tensor, against Triton's HTTP endpoint", 0.9, 1, v2_rate(BINARY_1, TRITON)),
+    Goal(
+        "/v2, requests/s of a 16 MiB binary tensor, against Triton's HTTP endpoint", 1.5, 3, v2_rate(BINARY_16, TRITON)
+    ),
     Goal("requests/s of small JSON, 32 connections, against KServe", 2.5, 3.5, rate(SMALL_32, KSERVE)),
     Goal("requests/s of large JSON, against KServe", 10, 15, rate(LARGE, KSERVE)),
     *(

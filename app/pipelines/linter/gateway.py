@@ -18,6 +18,11 @@ def misfits(file: GatewayFile, models: Models) -> Iterator[Finding]:
             yield Finding(
                 Code.GATEWAY_YAML, file.complaint(("pipelines", name, *location), text), model=spec.model or None
             )
+    listed = file.spec.oip.models if file.spec.oip is not None and file.spec.oip.models != "all" else []
+    for index, model in enumerate(listed):
+        if model not in models:
+            complaint = file.complaint(("oip", "models", index), _no_model(model, models))
+            yield Finding(Code.GATEWAY_YAML, complaint, model=model)
 
 
 def cancel_instances(file: GatewayFile, models: Models) -> Iterator[Finding]:

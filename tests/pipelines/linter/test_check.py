@@ -163,3 +163,12 @@ def test_a_tensor_of_the_request_that_a_step_writes_too_is_written_twice(found) 
         repository.ensemble("chain", "X", "Y Z", "ident X=X > Y=Y", "ident X=Y > Y=Z", "fork X=Z > P=X")
 
     assert ("written-twice", 3, "X") in found(add)
+
+
+def test_a_model_of_the_key_oip_has_to_exist(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    config = tmp_path / "gateway.yaml"
+    config.write_text("pipelines: {p: {model: text_embed}}\noip:\n  models: [text_embed, text_generat]\n")
+    (finding,) = check(read_repository(pytestconfig.rootpath / "triton_models"), read_gateway_file(config))
+    assert (finding.code, finding.model) == (Code.GATEWAY_YAML, "text_generat")
+    assert "gateway.yaml:3: oip.models.1 'text_generat' is no model of the repository" in finding.text
+    assert "did you mean 'text_generate'" in finding.text

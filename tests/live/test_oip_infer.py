@@ -3,10 +3,13 @@
 import gzip
 import json
 import struct
+import time
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -379,3 +382,41 @@ class TestRefusals:
         for opening in ('{"inputs":', '{"inputs":[{"name":"X","datatype":"FP32","shape":[1,3],"data":', '{"a":'):
             answer = both.gateway.post(BATCHED, content=opening.encode() + b"[" * 100_000)
             assert (answer.status_code, list(answer.json())) == (400, ["error"])
+
+
+def script(**said: Any) -> bytes:
+    tensor = {"name": "SCRIPT", "datatype": "BYTES", "shape": [1], "data": [json.dumps(said)]}
+    return json.dumps({"inputs": [tensor]}).encode()
+
+
+class TestCalls:
+    """Deadlines, disconnects, metrics and the log are those of every other request."""
+
+    def test_a_deadline_that_passes_is_504(self, both: Both) -> None:
+        headers = {"X-Request-Timeout": "0.2"}
+        answer = both.gateway.post("/v2/models/scripted/infer", content=script(sleep_s=3), headers=headers)
+        assert (answer.status_code, list(answer.json())) == (504, ["error"])
+
+    def test_a_client_that_leaves_cancels_the_call(self, gateway: GatewayProcess, tmp_path: Path) -> None:
+        notice = tmp_path / "cancelled"
+        body = script(sleep_s=20, notice=str(notice))
+        with pytest.raises(httpx.TimeoutException):
+            httpx.post(f"{gateway.url}/v2/models/scripted/infer", content=body, timeout=0.5)
+        ends = time.monotonic() + 10
+        while not notice.exists() and time.monotonic() < ends:
+            time.sleep(0.05)
+        assert notice.exists()
+
+    def test_a_call_is_counted_and_logged(self, both: Both, gateway: GatewayProcess) -> None:
+        before = gateway.metric("requests_total", pipeline="-", transport="unary", outcome="ok")
+        calls = gateway.metric("triton_calls_total", model="scripted", code="OK")
+        answer = both.gateway.post("/v2/models/scripted/infer", content=script())
+        assert gateway.metric("requests_total", pipeline="-", transport="unary", outcome="ok") == before + 1
+        assert gateway.metric("triton_calls_total", model="scripted", code="OK") == calls + 1
+        (line,) = gateway.log_lines(answer.headers["x-request-id"])
+        assert (line["path"], line["pipeline"], line["outcome"]) == ("/v2/models/scripted/infer", "-", "ok")
+        assert line["triton_request_id"]
+
+    def test_a_name_that_a_caller_made_up_is_no_label(self, both: Both, gateway: GatewayProcess) -> None:
+        both.gateway.post("/v2/models/made_up/infer", content=script())
+        assert "made_up" not in httpx.get(f"{gateway.admin_url}/metrics").text

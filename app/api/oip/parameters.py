@@ -9,7 +9,6 @@ from app.pipelines.spec import RESERVED_PARAMETERS
 MAX_PARAMETERS = 64
 MAX_NAME = 128
 MAX_TEXT = 4096
-_INT64 = 2**63 - 1
 
 _TYPES_BY_NAME: Mapping[str, tuple[type, ...]] = {
     "sequence_id": (int, str),
@@ -39,5 +38,5 @@ def _check(name: str, value: Parameter) -> None:
         raise InvalidInput("The request has a parameter whose name is reserved.")
     if not 0 < len(name) <= MAX_NAME or (isinstance(value, str) and len(value) > MAX_TEXT):
         raise InvalidInput(f"A parameter's name has more than {MAX_NAME} characters, or its text more than {MAX_TEXT}.")
-    if isinstance(value, int) and abs(value) > _INT64:
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise InvalidInput("A parameter is an integer beyond 64 bits.")

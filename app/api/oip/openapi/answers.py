@@ -19,6 +19,15 @@ def error_answers(*possible: type[GatewayError], of_model: bool = False) -> Sche
     return {str(status): {"$ref": "#/components/responses/OipError"} for status in sorted(statuses)}
 
 
+def stream_error_answers(*possible: type[GatewayError]) -> Schema:
+    """An error of the model before the first response is an event."""
+    return error_answers(*possible) | {"400": {"$ref": "#/components/responses/OipStreamError"}}
+
+
+_ERROR = json_answer("An error. With 429 and 503 `Retry-After` may say when to retry.", ref("OipError"))
+_EVENT: Schema = {"text/event-stream": {"schema": {"type": "string"}, "x-event-schemas": {"message": ref("OipError")}}}
+
 RESPONSES: Schema = {
-    "OipError": json_answer("An error. With 429 and 503 `Retry-After` may say when to retry.", ref("OipError"))
+    "OipError": _ERROR,
+    "OipStreamError": _ERROR | {"content": _ERROR["content"] | _EVENT},
 }

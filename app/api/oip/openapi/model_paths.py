@@ -1,11 +1,16 @@
 """The inference of one model. Each operation exists under ``/versions/{version}`` too."""
 
-from app.api.oip.openapi.answers import error_answers, ref
+from app.api.oip.openapi.answers import error_answers, ref, stream_error_answers
 from app.api.oip.openapi.schemas import generate_request, generate_result, infer_request
 from app.api.openapi.answers import Schema, answer, json_answer, operation
 from app.api.openapi.inference import INFERENCE_ERRORS, TIMEOUT_HEADER
 from app.domain import errors
 from app.domain.model import ModelConfig
+
+_POSSIBLE = (*INFERENCE_ERRORS, errors.UnknownModel)
+_OF_MODEL = error_answers(*_POSSIBLE, of_model=True)
+_OF_GENERATION = error_answers(*_POSSIBLE)
+_OF_STREAM = stream_error_answers(*_POSSIBLE)
 
 
 def schemas_of(config: ModelConfig) -> Schema:
@@ -20,14 +25,19 @@ def paths_of(config: ModelConfig) -> Schema:
     generated = ref(f"{name}_generated")
     events = {"text/event-stream": {"schema": {"type": "string"}, "x-event-schemas": {"message": generated}}}
     return {
-        f"{path}/infer": _post(name, "infer", "infer", json_answer("The outputs", ref("OipInferResult"))),
-        f"{path}/generate": _post(name, "generate", "generate", json_answer("The one response", generated)),
-        f"{path}/generate_stream": _post(name, "generate_stream", "generate", answer("The responses", events)),
+        f"{path}/infer": _post(
+            name, "infer", "infer", {"200": json_answer("The outputs", ref("OipInferResult")), **_OF_MODEL}
+        ),
+        f"{path}/generate": _post(
+            name, "generate", "generate", {"200": json_answer("The one response", generated), **_OF_GENERATION}
+        ),
+        f"{path}/generate_stream": _post(
+            name, "generate_stream", "generate", {"200": answer("The responses", events), **_OF_STREAM}
+        ),
     }
 
 
-def _post(name: str, verb: str, request: str, ok: Schema) -> Schema:
-    answers = {"200": ok, **error_answers(*INFERENCE_ERRORS, errors.UnknownModel, of_model=True)}
+def _post(name: str, verb: str, request: str, answers: Schema) -> Schema:
     described = operation(f"oip_{verb}_{name}", name, f"{verb} with model {name}", answers, TIMEOUT_HEADER)
     content = {"application/json": {"schema": ref(f"{name}_{request}")}}
     return {"post": described | {"requestBody": {"required": True, "content": content}}}

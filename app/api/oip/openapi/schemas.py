@@ -94,7 +94,7 @@ def _input(spec: TensorSpec, max_batch_size: int) -> Schema:
 
 
 def _dimension(dim: int) -> Schema:
-    return _COUNT if dim == -1 else {"const": dim}
+    return {**_COUNT, "maximum": 2**63 - 1} if dim == -1 else {"const": dim}
 
 
 def _element(datatype: str) -> Schema:

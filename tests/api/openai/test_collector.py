@@ -1,0 +1,68 @@
+"""A stream's chunks and the whole answer are the same text, however the model cuts its bytes."""
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.api.openai.collector import TextCollector
+from app.api.openai.rendering import ChatRendering
+from app.domain.inference import InferenceResponse
+from app.pipelines.openai.form import TextForm
+from tests.api.openai.conftest import WRITER
+from tests.fakes.models import pipeline, response, tensor
+
+P = pipeline(
+    WRITER,
+    inputs={"prompt": {"tensor": "PROMPT", "kind": "text"}},
+    outputs={"text": {"tensor": "TEXT", "kind": "text"}},
+    openai={"completions": {}, "usage": {"prompt_tokens": "COUNT", "completion_tokens": "IDS"}},
+)
+
+
+def collector(stops: Sequence[str]) -> TextCollector:
+    assert P.openai is not None
+    form = P.openai.completions
+    assert isinstance(form, TextForm)
+    rendering = ChatRendering("p", "rid", include_usage=True)
+    return TextCollector(P, form, P.request_of_json(b'{"prompt": "x"}'), rendering, stops)
+
+
+def responses_of(pieces: Sequence[bytes]) -> list[InferenceResponse]:
+    last = len(pieces) - 1
+    return [
+        response(tensor("TEXT", "BYTES", [piece]), tensor("IDS", "INT32", [1]), is_final=index == last)
+        for index, piece in enumerate(pieces)
+    ]
+
+
+def cut(text: bytes, places: Sequence[int]) -> list[bytes]:
+    ends = sorted({place % (len(text) + 1) for place in places} | {len(text)})
+    return [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+@given(
+    st.text("a\u00e4\U0001f600.", max_size=12),
+    st.lists(st.integers(0, 60), max_size=6),
+    st.lists(st.text("a\u00e4.", min_size=1, max_size=3), max_size=3),
+)
+def test_chunks_are_the_whole_answer(text: str, places: list[int], stops: list[str]) -> None:
+    pieces = responses_of(cut(text.encode(), places))
+    streamed, joined = collector(stops), collector(stops)
+    chunks = []
+    for piece in pieces:
+        chunks.append(streamed.add(piece))
+        joined.join(piece)
+        if streamed.has_enough:
+            break
+    chunks += streamed.finish().outputs
+    whole = joined.result().values
+    deltas = [choice["delta"] for chunk in chunks if chunk for choice in chunk["choices"]]
+    assert "".join(delta.get("content", "") for delta in deltas) == whole["choices"][0]["message"]["content"]
+    assert [delta.get("role") for delta in deltas] == ["assistant"] + [None] * (len(deltas) - 1)
+    assert chunks[-1] is not None
+    assert chunks[-1]["usage"] == whole["usage"]
+    ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
+    assert streamed.has_enough == bool(ends)
+    if not ends:
+        assert whole["choices"][0]["message"]["content"] == text

@@ -7,11 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
-
-from app.triton.embedded.server import EmbeddedTriton
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -47,25 +44,6 @@ def run_program() -> RunProgram:
         return outcomes
 
     return run
-
-
-def triton_text(triton: EmbeddedTriton, prompt: str) -> dict[str, Any]:
-    """What Triton itself answers to the wishes of the programs, and its tokens."""
-    body = {"PROMPT": prompt, "max_tokens": 24, "seed": 7, "temperature": 0.8}
-    answer = httpx.post(f"{triton.http_url}/v2/models/text_generate/generate_stream", json=body, timeout=30)
-    events = [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line]
-    return {
-        "text": "".join(event["TEXT"] for event in events),
-        "prompt": events[0]["PROMPT_TOKENS"],
-        "completion": sum(np.size(event["TOKEN_ID"]) for event in events),
-    }
-
-
-def triton_vectors(triton: EmbeddedTriton, *texts: str) -> list[list[float]]:
-    tensor = {"name": "TEXT", "datatype": "BYTES", "shape": [len(texts), 1], "data": texts}
-    answer = httpx.post(f"{triton.http_url}/v2/models/text_embed/infer", json={"inputs": [tensor]}, timeout=30)
-    outputs = {output["name"]: output for output in answer.json()["outputs"]}
-    return np.float32(outputs["EMBEDDING"]["data"]).reshape(outputs["EMBEDDING"]["shape"]).tolist()
 
 
 def as_float32(vectors: list[list[float]]) -> list[list[float]]:

@@ -1,5 +1,6 @@
 """KServe's REST client: the same calls to Triton's own HTTP endpoint and to the gateway."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from app.triton.embedded.server import EmbeddedTriton
 from tests.clients.conftest import Outcomes, RunProgram, error_of
 from tests.conftest import Require
+from tests.docs.pages import ROOT, blocks_of
 from tests.environments import locked_environment
 from tests.live.conftest import GatewayProcess
 
@@ -68,3 +70,12 @@ def test_triton_gives_this_client_no_text_for_an_error_of_a_model(theirs: Outcom
 def test_a_client_that_leaves_stops_the_model(ours: Outcomes, notice: Path) -> None:
     assert ours["left"]["error"] == "ReadTimeout"
     assert notice.read_text().split()[1] == "0"
+
+
+def test_the_documented_program_runs(kserve: Path, gateway: GatewayProcess) -> None:
+    blocks = blocks_of(ROOT / "docs" / "migration.md")
+    (program,) = [text for language, text in blocks if language == "python" and "kserve" in text]
+    there = program.replace("http://127.0.0.1:8080", gateway.url)
+    done = subprocess.run([kserve, "-c", there], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "True\n[1, 384]\n"

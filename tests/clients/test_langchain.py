@@ -3,18 +3,11 @@
 import pytest
 
 from app.triton.embedded.server import EmbeddedTriton
-from tests.clients.conftest import (
-    QUESTION,
-    Outcomes,
-    RunProgram,
-    as_float32,
-    error_of,
-    triton_text,
-    triton_vectors,
-)
+from tests.clients.conftest import QUESTION, Outcomes, RunProgram, as_float32, error_of
 from tests.conftest import Require
 from tests.environments import locked_environment
 from tests.live.conftest import GatewayProcess
+from tests.live.side_by_side import triton_text, triton_vectors
 
 pytestmark = pytest.mark.full
 
@@ -29,15 +22,15 @@ def ours(
 
 @pytest.mark.parametrize("call", ["answer", "asynchronous answer", "stream"])
 def test_texts_and_tokens_are_tritons(ours: Outcomes, triton: EmbeddedTriton, call: str) -> None:
-    assert ours[call] == triton_text(triton, QUESTION)
+    assert ours[call] == triton_text(triton.http_url, QUESTION)
 
 
 def test_a_completion_is_tritons(ours: Outcomes, triton: EmbeddedTriton) -> None:
-    assert ours["completion"] == triton_text(triton, "The for")["text"]
+    assert ours["completion"] == triton_text(triton.http_url, "The for")["text"]
 
 
 def test_vectors_are_tritons(ours: Outcomes, triton: EmbeddedTriton) -> None:
-    assert as_float32(ours["vectors"]) == triton_vectors(triton, "A cat sleeps.", "Ein Hund")
+    assert as_float32(ours["vectors"]) == triton_vectors(triton.http_url, "A cat sleeps.", "Ein Hund")
 
 
 @pytest.mark.parametrize(

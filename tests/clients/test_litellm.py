@@ -5,18 +5,11 @@ from pathlib import Path
 import pytest
 
 from app.triton.embedded.server import EmbeddedTriton
-from tests.clients.conftest import (
-    QUESTION,
-    Outcomes,
-    RunProgram,
-    as_float32,
-    error_of,
-    triton_text,
-    triton_vectors,
-)
+from tests.clients.conftest import QUESTION, Outcomes, RunProgram, as_float32, error_of
 from tests.conftest import Require
 from tests.environments import locked_environment
 from tests.live.conftest import GatewayProcess
+from tests.live.side_by_side import triton_text, triton_vectors
 
 pytestmark = pytest.mark.full
 
@@ -38,13 +31,13 @@ class TestOpenAI:
         return run_program(litellm, "litellm_openai.py", gateway.url, notice)
 
     def test_texts_and_tokens_are_tritons(self, ours: Outcomes, triton: EmbeddedTriton) -> None:
-        expected = triton_text(triton, QUESTION) | {"reason": "length"}
+        expected = triton_text(triton.http_url, QUESTION) | {"reason": "length"}
         assert ours["answer"] == expected
         assert ours["stream"] == expected
-        assert ours["completion"] == triton_text(triton, "The for statement")["text"]
+        assert ours["completion"] == triton_text(triton.http_url, "The for statement")["text"]
 
     def test_vectors_are_tritons(self, ours: Outcomes, triton: EmbeddedTriton) -> None:
-        assert as_float32(ours["vectors"]) == triton_vectors(triton, "A cat sleeps.", "Ein Hund")
+        assert as_float32(ours["vectors"]) == triton_vectors(triton.http_url, "A cat sleeps.", "Ein Hund")
 
     @pytest.mark.parametrize(
         ("call", "error"),

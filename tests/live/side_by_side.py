@@ -75,3 +75,23 @@ def with_binary(request: dict[str, Any], *raws: bytes) -> tuple[bytes, dict[str,
 
 def raw_texts(*elements: bytes) -> bytes:
     return b"".join(struct.pack("<I", len(element)) + element for element in elements)
+
+
+def triton_text(triton_url: str, prompt: str) -> dict[str, Any]:
+    """What `text_generate` itself writes behind a prompt in 24 tokens, and how many tokens both have."""
+    body = {"PROMPT": prompt, "max_tokens": 24, "seed": 7, "temperature": 0.8}
+    answer = httpx.post(f"{triton_url}/v2/models/text_generate/generate_stream", json=body, timeout=30)
+    events = [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line]
+    return {
+        "text": "".join(event["TEXT"] for event in events),
+        "prompt": events[0]["PROMPT_TOKENS"],
+        "completion": sum(np.size(event["TOKEN_ID"]) for event in events),
+    }
+
+
+def triton_vectors(triton_url: str, *texts: str) -> list[list[float]]:
+    """The vectors of `text_embed` itself."""
+    tensor = {"name": "TEXT", "datatype": "BYTES", "shape": [len(texts), 1], "data": texts}
+    answer = httpx.post(f"{triton_url}/v2/models/text_embed/infer", json={"inputs": [tensor]}, timeout=30)
+    outputs = {output["name"]: output for output in answer.json()["outputs"]}
+    return np.float32(outputs["EMBEDDING"]["data"]).reshape(outputs["EMBEDDING"]["shape"]).tolist()

@@ -1,10 +1,11 @@
-"""The commands that the documentation prints work as printed, and answer what it says they answer."""
+"""The commands and programs that the documentation prints work as printed, and answer what it says they answer."""
 
 import doctest
 import itertools
 import os
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -12,7 +13,11 @@ from tests.conftest import Require
 from tests.docs.pages import ROOT, blocks_of
 from tests.live.conftest import GatewayProcess
 
-PAGES = ("README.md", "docs/http.md", "docs/errors.md", "docs/early-exit.md", "docs/metrics.md")
+PAGES = ("README.md", "docs/http.md", "docs/errors.md", "docs/early-exit.md", "docs/metrics.md", "docs/oip.md")
+PYTHON_PAGES = ("docs/openai.md", "docs/migration.md")
+HERE = "127.0.0.1:8080"
+ELSEWHERE = "kserve"
+"""A package that tests/clients has in an environment of its own."""
 
 
 def commands() -> list[tuple[str, str, str]]:
@@ -26,10 +31,21 @@ def commands() -> list[tuple[str, str, str]]:
     return found
 
 
+def snippets() -> list[tuple[str, str]]:
+    """(page, a program in Python)."""
+    blocks = [(name, *block) for name in PYTHON_PAGES for block in blocks_of(ROOT / name)]
+    return [(name, text) for name, language, text in blocks if language == "python" and ELSEWHERE not in text]
+
+
 def is_the_same(printed: str, answered: str) -> bool:
     """But for white space, and for what the page leaves out with ``...``."""
     wanted, got = ("".join(text.split()) for text in (printed, answered))
     return doctest.OutputChecker().check_output(wanted, got, doctest.ELLIPSIS)
+
+
+def direct() -> dict[str, str]:
+    """The environment without proxies."""
+    return {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
 
 
 @pytest.mark.parametrize(("page", "command", "answer"), commands(), ids=[each[0] for each in commands()])
@@ -38,10 +54,19 @@ def test_a_printed_command_answers_what_the_page_says(
 ) -> None:
     require(shutil.which("curl"), "there is no curl")
     there = command.replace("http://127.0.0.1:8080", gateway.url).replace("http://127.0.0.1:8081", gateway.admin_url)
-    environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
     shell = ["bash", "-euo", "pipefail", "-c", there]
-    done = subprocess.run(shell, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(shell, cwd=ROOT, env=direct(), capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout
     if answer:
         assert is_the_same(answer, done.stdout), f"{page} says otherwise: {done.stdout}"
+
+
+@pytest.mark.parametrize(("page", "snippet"), snippets(), ids=[each[0] for each in snippets()])
+def test_a_printed_program_runs(page: str, snippet: str, gateway: GatewayProcess) -> None:
+    assert HERE in snippet
+    there = snippet.replace(HERE, gateway.url.removeprefix("http://"))
+    program = [sys.executable, "-c", there]
+    done = subprocess.run(program, env=direct(), capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout

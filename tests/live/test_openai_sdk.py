@@ -15,6 +15,7 @@ import yaml
 
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, StartGateway
+from tests.live.side_by_side import triton_text, triton_vectors
 from tests.live.test_cancellation import eventually
 
 PROMPT = "The for statement"
@@ -62,6 +63,12 @@ class TestText:
         assert answer.usage is not None
         assert answer.usage.completion_tokens == len(expected["token_id"])
         assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+    def test_a_completion_is_tritons_own_answer(self, sdk: openai.OpenAI, triton: EmbeddedTriton) -> None:
+        answer = sdk.completions.create(model="write", prompt=PROMPT, **WISHES)
+        assert answer.usage is not None
+        tokens = {"prompt": answer.usage.prompt_tokens, "completion": answer.usage.completion_tokens}
+        assert {"text": answer.choices[0].text, **tokens} == triton_text(triton.http_url, PROMPT)
 
     def test_prompt_tokens_are_those_of_the_models_tokenizer(self, sdk: openai.OpenAI) -> None:
         counts = [
@@ -218,6 +225,11 @@ class TestEmbeddings:
         for text, item in zip(TEXTS, answer.data, strict=False):
             assert np.allclose(item.embedding, own(client, "embed", text=text)["embedding"], atol=1e-6)
         assert [item.index for item in answer.data] == [0, 1, 2]
+
+    def test_vectors_are_tritons_own(self, sdk: openai.OpenAI, triton: EmbeddedTriton) -> None:
+        answer = sdk.embeddings.create(model="embed", input=TEXTS[:2])
+        vectors = np.float32([item.embedding for item in answer.data]).tolist()
+        assert vectors == triton_vectors(triton.http_url, *TEXTS[:2])
 
     def test_numbers_and_base64_are_the_same(self, sdk: openai.OpenAI) -> None:
         numbers = sdk.embeddings.create(model="embed", input="A cat.", encoding_format="float")

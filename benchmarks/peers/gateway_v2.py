@@ -8,7 +8,7 @@ from benchmarks.peers.gateway import LARGE_BODIES, SHARED_MEMORY, started
 from benchmarks.peers.peer import Asks, Peer
 from benchmarks.stage import Triton
 
-NAME = "this gateway, /v2"
+NAME = "this gateway, v2"
 
 
 def start(triton: Triton, folder: Path) -> AbstractAsyncContextManager[Peer]:

@@ -351,6 +351,15 @@ class TestRefusals:
         assert answer.status_code == 400
         assert answer.json() == {"error": "class result not available for output 'BYTES_OUT' of datatype BYTES."}
 
+    def test_classes_of_an_output_that_may_be_empty_do_not_reach_triton(self, both: Both) -> None:
+        """Without an element they crash Triton 2.51."""
+        tensor = {"name": "SCRIPT", "datatype": "BYTES", "shape": [1], "data": ['{"numbers": []}']}
+        output = {"name": "NUMBERS", "parameters": {"classification": 1}}
+        answer = both.gateway.post("/v2/models/scripted/infer", json={"inputs": [tensor], "outputs": [output]})
+        assert answer.status_code == 400
+        error = "class result not available for output 'NUMBERS', which may have no element."
+        assert answer.json() == {"error": error}
+
     @pytest.mark.parametrize(
         ("code", "status"),
         [

@@ -20,7 +20,7 @@ from app.domain.tensor import FLOAT_DATATYPES, INTEGER_DATATYPES, Tensor
 MAX_ID = 1024
 _MAX_DIM = 2**63 - 1
 _CLASSIFIED = INTEGER_DATATYPES | (FLOAT_DATATYPES - {"FP16", "BF16"})
-"""Triton 2.51 answers classes of these datatypes only, and crashes for BYTES."""
+"""Triton 2.51 answers classes of these datatypes only."""
 
 _Size = Annotated[int, Meta(ge=0)]
 _Dim = Annotated[int, Meta(ge=0, le=_MAX_DIM)]
@@ -159,8 +159,11 @@ def _binary_outputs(given: Sequence[_Output]) -> Iterator[tuple[str, bool]]:
 
 
 def _check_classes(output: TensorSpec, classes: int) -> None:
+    """Classes of a BYTES output, or of an output that has no element, end Triton 2.51. Raises InvalidInput."""
     if output.datatype not in _CLASSIFIED or classes > 2**31 - 1:
         raise InvalidInput(f"class result not available for output '{output.name}' of datatype {output.datatype}.")
+    if any(dim < 1 for dim in output.dims):
+        raise InvalidInput(f"class result not available for output '{output.name}', which may have no element.")
 
 
 def _no_shared_memory() -> InvalidInput:

@@ -23,7 +23,7 @@ from tests.fakes.exchange import exchange_with
 from tests.fakes.gateway import Served, served
 from tests.fakes.models import model, response, tensor
 
-ECHO = model(["X FP32 [-1]", "N BYTES [1] optional"], ["Y FP32 [-1]", "T BYTES [-1]"], name="echo", max_batch_size=0)
+ECHO = model(["X FP32 [-1]", "N BYTES [1] optional"], ["Y FP32 [-1]", "T BYTES [-1]", "C FP32 [4]"], name="echo")
 WORDS = model("PROMPT BYTES [1]", "TEXT BYTES [1]", name="words", decoupled=True)
 INFER = "/v2/models/echo/infer"
 ANSWER = response(tensor("Y", "FP32", [0.5, 2.0]), tensor("T", "BYTES", [b"a", b"\xff"]))
@@ -63,9 +63,9 @@ async def test_a_request_reaches_the_engine_with_an_id_of_the_gateways_own(api: 
 
 
 async def test_a_version_and_classes_are_handed_on(api: Served) -> None:
-    outputs = [{"name": "Y", "parameters": {"classification": 3}}]
+    outputs = [{"name": "C", "parameters": {"classification": 3}}]
     await api.client.post("/v2/models/echo/versions/07/infer", json={"inputs": [x()], "outputs": outputs})
-    assert (api.engine.requests[0].version, api.engine.requests[0].outputs) == ("7", (RequestedOutput("Y", 3),))
+    assert (api.engine.requests[0].version, api.engine.requests[0].outputs) == ("7", (RequestedOutput("C", 3),))
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,9 @@ def before_load_schema(context: Any, raw_schema: dict[str, Any]) -> None:
             if "x-event-schemas" in media_type:
                 media_type["itemSchema"] = _event_schema(media_type["x-event-schemas"])
                 del media_type["schema"]
+            if "x-event-data" in media_type:
+                media_type["itemSchema"] = _chunk_schema(media_type["x-event-data"])
+                del media_type["schema"]
 
 
 def _event_schema(schemas: dict[str, Any]) -> dict[str, Any]:
@@ -56,7 +59,7 @@ def _chunk_schema(schema: dict[str, Any]) -> dict[str, Any]:
     return {
         "type": "object",
         "required": ["data"],
-        "properties": {"data": {"anyOf": [{"const": "[DONE]"}, text]}, "event": {"const": "message"}},
+        "properties": {"data": {"anyOf": [{"const": "[DONE]"}, text]}, "event": {"const": UNNAMED}},
         "additionalProperties": False,
     }
 

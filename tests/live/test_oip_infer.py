@@ -3,7 +3,6 @@
 import gzip
 import json
 import struct
-import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from app.domain.tensor import DTYPE_BY_DATATYPE
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess
 from tests.live.side_by_side import Answer, Both, answer_of, both_at, raw_texts, with_binary
+from tests.live.test_cancellation import eventually
 
 TYPED = "/v2/models/typed_echo/infer"
 BATCHED = "/v2/models/batched_echo/infer"
@@ -398,6 +398,28 @@ def script(**said: Any) -> bytes:
     return json.dumps({"inputs": [tensor]}).encode()
 
 
+class TestDecoupledModels:
+    """Triton answers 501 to every inference of a decoupled model over HTTP."""
+
+    PATH = "/v2/models/scripted_stream/infer"
+
+    def test_one_response_is_the_answer(self, both: Both) -> None:
+        theirs, ours = both.post(self.PATH, script(outputs=1, texts=["c3a4"]))
+        assert (theirs.status_code, ours.status_code) == (501, 200)
+        assert answer_of(ours).tensors["TEXT"] == ("BYTES", [1], ["ä"])
+
+    def test_several_responses_are_400_and_stop_the_model(self, both: Both, tmp_path: Path) -> None:
+        notice = tmp_path / "cancelled"
+        answer = both.gateway.post(self.PATH, content=script(outputs=50, interval_s=0.1, notice=str(notice)))
+        assert (answer.status_code, list(answer.json())) == (400, ["error"])
+        assert "infer" in answer.json()["error"]
+        assert "generate_stream" in answer.json()["error"]
+        eventually(notice.exists)
+
+    def test_no_response_is_400(self, both: Both) -> None:
+        assert both.gateway.post(self.PATH, content=script(outputs=0)).status_code == 400
+
+
 class TestCalls:
     """Deadlines, disconnects, metrics and the log are those of every other request."""
 
@@ -411,10 +433,7 @@ class TestCalls:
         body = script(sleep_s=20, notice=str(notice))
         with pytest.raises(httpx.TimeoutException):
             httpx.post(f"{gateway.url}/v2/models/scripted/infer", content=body, timeout=0.5)
-        ends = time.monotonic() + 10
-        while not notice.exists() and time.monotonic() < ends:
-            time.sleep(0.05)
-        assert notice.exists()
+        eventually(notice.exists)
 
     def test_a_call_is_counted_and_logged(self, both: Both, gateway: GatewayProcess) -> None:
         before = gateway.metric("requests_total", pipeline="-", transport="unary", outcome="ok")

@@ -21,7 +21,11 @@ from app.pipelines.spec import StreamSpec
 from app.streams.event import Event
 from app.streams.stream import Stream, StreamPlan
 
-ONE_RESPONSE = "expects model to produce exactly 1 response, use generate stream for models that answer any number."
+ONE_RESPONSE = (
+    "generate expects model to produce exactly 1 response, and so does infer; "
+    "call generate_stream for a model that sends any number of responses."
+)
+"""Begins as Triton's text."""
 
 
 class ModelCalls:
@@ -75,10 +79,10 @@ class ModelCalls:
             async for response in responses:
                 if response.outputs and only is not None:
                     self.abandon(request)
-                    raise InvalidRequest(f"generate {ONE_RESPONSE}")
+                    raise InvalidRequest(ONE_RESPONSE)
                 only = response if response.outputs else only
         if only is None:
-            raise InvalidRequest(f"generate {ONE_RESPONSE}")
+            raise InvalidRequest(ONE_RESPONSE)
         return only
 
     async def open_stream(

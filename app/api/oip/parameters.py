@@ -9,6 +9,8 @@ from app.pipelines.spec import RESERVED_PARAMETERS
 MAX_PARAMETERS = 64
 MAX_NAME = 128
 MAX_TEXT = 4096
+MAX_SEQUENCE_ID = 128
+"""Characters, as in Triton."""
 
 _TYPES_BY_NAME: Mapping[str, tuple[type, ...]] = {
     "sequence_id": (int, str),
@@ -32,11 +34,13 @@ def checked(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
 def _check(name: str, value: Parameter) -> None:
     types = _TYPES_BY_NAME.get(name)
     if types is not None:
-        if type(value) not in types or (type(value) is int and value < 0):
+        if type(value) not in types or (type(value) is int and value < 0) or len(str(value)) > MAX_SEQUENCE_ID:
             raise InvalidInput(f"parameter '{name}' has invalid type or value.")
     elif RESERVED_PARAMETERS.fullmatch(name) or name == "traceparent":
         raise InvalidInput("The request has a parameter whose name is reserved.")
-    if not 0 < len(name) <= MAX_NAME or (isinstance(value, str) and len(value) > MAX_TEXT):
-        raise InvalidInput(f"A parameter's name has more than {MAX_NAME} characters, or its text more than {MAX_TEXT}.")
+    if not (0 < len(name) <= MAX_NAME and name.isascii() and name.isprintable()):
+        raise InvalidInput(f"A parameter's name must have 1 to {MAX_NAME} printable characters of ASCII.")
+    if isinstance(value, str) and (len(value) > MAX_TEXT or "\0" in value):  # Triton ends a text at a NUL
+        raise InvalidInput(f"A parameter's text must have at most {MAX_TEXT} characters, and no NUL.")
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise InvalidInput("A parameter is an integer beyond 64 bits.")

@@ -97,6 +97,11 @@ async def test_an_impossible_shape_never_reaches_triton(api: Served, shape: Any)
         {"a": "x" * 5000},
         {"x" * 200: 1},
         {"": 1},
+        {"a\0b": 1},
+        {"\n": 1},
+        {"\u00fc": 1},
+        {"a": "b\0c"},
+        {"sequence_id": "x" * 129},
         dict.fromkeys(map(str, range(65)), 1),
     ],
 )

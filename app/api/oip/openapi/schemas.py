@@ -15,13 +15,14 @@ _VALUE: Schema = {"type": ["boolean", "number", "string", "null"]}
 _PARAMETERS: Schema = {
     "propertyNames": {
         "pattern": "^(?!(triton_|sequence_|shared_memory_)|(priority|timeout|headers|binary_data|binary_data_output|"
-        f"classification|traceparent)$)[^\\n]{{1,{MAX_NAME}}}$"
+        f"classification|traceparent)$)[ -~]{{1,{MAX_NAME}}}$"
     },
     "additionalProperties": {
         "type": ["boolean", "number", "string"],
         "minimum": -(2**63),
         "maximum": 2**63 - 1,
         "maxLength": MAX_TEXT,
+        "pattern": "^[^\\u0000]*$",
     },
     "maxProperties": MAX_PARAMETERS,
 }

@@ -39,6 +39,8 @@ _Texts = Annotated[list[str], Meta(min_length=1, max_length=MAX_INPUTS)]
 class EmbeddingsRequest:
     """The texts, as one request to the model for each batch."""
 
+    pipeline: Pipeline
+    form: EmbeddingsForm
     batches: Sequence[InferenceRequest]
     is_base64: bool
 
@@ -49,21 +51,25 @@ class EmbeddingsRoute:
         self._limits = limits
 
     async def post(self, exchange: Exchange, _found: Mapping[str, str], _send: Send) -> None:
-        asked = await asked_of(exchange, self._inference, self._limits)
-        pipeline = asked.pipeline
-        form = form_of(pipeline, lambda openai: openai.embeddings, "embeddings")
-        request = await asked.read(lambda: embeddings_request(pipeline, form, asked.members))
-        exchange.forget_body()
-        with self._inference.counted(pipeline.name), CancelledOnDisconnect(exchange):
-            vectors = await self._vectors(exchange, pipeline, form, request.batches)
-        await send_parts(exchange, await vectors.rendered(pipeline.name, is_base64=request.is_base64), [JSON])
+        request = await self._read(exchange)
+        name = request.pipeline.name
+        with self._inference.counted(name), CancelledOnDisconnect(exchange):
+            vectors = await self._vectors(exchange, request)
+        await send_parts(exchange, await vectors.rendered(name, is_base64=request.is_base64), [JSON])
 
-    async def _vectors(
-        self, exchange: Exchange, pipeline: Pipeline, form: EmbeddingsForm, batches: Sequence[InferenceRequest]
-    ) -> Vectors:
+    async def _read(self, exchange: Exchange) -> EmbeddingsRequest:
+        """Nothing of it refers to the body."""
+        asked = await asked_of(exchange, self._inference, self._limits)
+        form = form_of(asked.pipeline, lambda openai: openai.embeddings, "embeddings")
+        request = await asked.read(lambda: embeddings_request(asked.pipeline, form, asked.members))
+        exchange.forget_body()
+        return request
+
+    async def _vectors(self, exchange: Exchange, request: EmbeddingsRequest) -> Vectors:
         """Only a few batches at a time: one caller's long list does not fill Triton's queue."""
+        pipeline, batches = request.pipeline, request.batches
         deadline, started = deadline_of(exchange, pipeline.timeout_s), time.perf_counter()
-        answers = [BatchAnswer(pipeline, form, batch) for batch in batches]
+        answers = [BatchAnswer(pipeline, request.form, batch) for batch in batches]
         waiting = iter(zip(batches, answers, strict=True))
 
         async def answer_some() -> None:
@@ -96,7 +102,7 @@ def embeddings_request(pipeline: Pipeline, form: EmbeddingsForm, members: Member
         given = {form.field_by_parameter[name]: name for name in members if name in form.field_by_parameter}
         raise renamed(exc, {**given, form.input: "input"}) from exc
     tensor = next(field.tensor.name for field in pipeline.inputs if field.name == form.input)
-    return EmbeddingsRequest(list(_batches(pipeline, first, tensor, texts)), encoding == "base64")
+    return EmbeddingsRequest(pipeline, form, list(_batches(pipeline, first, tensor, texts)), encoding == "base64")
 
 
 def _batches(

@@ -10,7 +10,7 @@ from app.api.disconnect import CancelledOnDisconnect
 from app.api.exchange import Exchange
 from app.api.inference import Call, Inference, Writing
 from app.api.limits import Limits
-from app.api.openai.asked import asked_of, form_of
+from app.api.openai.asked import Asked, asked_of, form_of
 from app.api.openai.collector import TextCollector
 from app.api.openai.errors import openai_error_of
 from app.api.openai.members import Members
@@ -45,44 +45,56 @@ class TextRoute:
         self._address = address
 
     async def post(self, exchange: Exchange, _found: Mapping[str, str], send: Send) -> None:
-        asked = await asked_of(exchange, self._inference, self._limits)
-        pipeline, members = asked.pipeline, asked.members
-        form = form_of(pipeline, self._address.form_of, self._address.what)
-        wishes = await asked.read(lambda: take_wishes(members, form))
-        inference = await asked.read(lambda: self._address.request_of(pipeline, form, members))
-        del asked
-        exchange.forget_body()
-        rendering = self._address.rendering(
-            pipeline.name, exchange.record.request_id, include_usage=wishes.include_usage
-        )
-        collector = TextCollector(pipeline, form, inference, rendering, wishes.stops)
-        if wishes.stream:
-            await self._stream(exchange, send, pipeline, inference, collector)
-        else:
-            await self._answer(exchange, pipeline, inference, collector)
+        response = await self._answered(exchange)
+        if response is not None:
+            await response(exchange.scope, exchange.receive, send)
 
-    async def _answer(
-        self, exchange: Exchange, pipeline: Pipeline, inference: InferenceRequest, collector: TextCollector
-    ) -> None:
-        call = Call(pipeline, inference, deadline_of(exchange, pipeline.timeout_s), exchange.record)
-        with self._inference.counted(pipeline.name), CancelledOnDisconnect(exchange):
-            result = await self._inference.answer(call, collector)
+    async def _answered(self, exchange: Exchange) -> ChunkResponse | None:
+        """Sends a whole answer, or returns the response of a stream, which outlives the request that was read."""
+        read = await self._read(exchange)
+        if read.streams:
+            return await self._opened(exchange, read)
+        call = read.call(exchange, read.pipeline.timeout_s)
+        with self._inference.counted(read.pipeline.name), CancelledOnDisconnect(exchange):
+            result = await self._inference.answer(call, read.collector)
         exit_header = [] if result.early_exit is None else [(b"x-early-exit", result.early_exit.encode("latin-1"))]
         await send_json(exchange, result.values, *exit_header)
+        return None
 
-    async def _stream(
-        self,
-        exchange: Exchange,
-        send: Send,
-        pipeline: Pipeline,
-        inference: InferenceRequest,
-        collector: TextCollector,
-    ) -> None:
+    async def _opened(self, exchange: Exchange, read: "_Read") -> ChunkResponse:
         exchange.record.transport = "stream"
-        call = Call(pipeline, inference, deadline_of(exchange, pipeline.stream_spec().timeout_s), exchange.record)
+        call = read.call(exchange, read.pipeline.stream_spec().timeout_s)
         with CancelledOnDisconnect(exchange):
-            stream, opening = await self._inference.open_stream(call, Writing(collector, openai_error_of))
-        response = ChunkResponse(
+            stream, opening = await self._inference.open_stream(call, Writing(read.collector, openai_error_of))
+        return ChunkResponse(
             stream.log, self._limits, start=Start(events=opening), on_left=stream.end, closing=stream.ended
         )
-        await response(exchange.scope, exchange.receive, send)
+
+    async def _read(self, exchange: Exchange) -> "_Read":
+        """Nothing of it refers to the body."""
+        asked = await asked_of(exchange, self._inference, self._limits)
+        form = form_of(asked.pipeline, self._address.form_of, self._address.what)
+        read = await asked.read(lambda: self._read_members(asked, form, exchange.record.request_id))
+        exchange.forget_body()
+        return read
+
+    def _read_members(self, asked: Asked, form: TextForm, request_id: str) -> "_Read":
+        """Raises InvalidInput, InvalidRequest or InvalidJson."""
+        wishes = take_wishes(asked.members, form)
+        inference = self._address.request_of(asked.pipeline, form, asked.members)
+        rendering = self._address.rendering(asked.pipeline.name, request_id, include_usage=wishes.include_usage)
+        collector = TextCollector(asked.pipeline, form, inference, rendering, wishes.stops)
+        return _Read(asked.pipeline, inference, collector, wishes.stream)
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A request that was read."""
+
+    pipeline: Pipeline
+    inference: InferenceRequest
+    collector: TextCollector
+    streams: bool
+
+    def call(self, exchange: Exchange, timeout_s: float) -> Call:
+        return Call(self.pipeline, self.inference, deadline_of(exchange, timeout_s), exchange.record)

@@ -1,7 +1,9 @@
 """What a large body may cost, good or bad."""
 
+import asyncio
 import json
 import tracemalloc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +14,7 @@ from app.api.openai.members import read_members
 from app.api.openai.requests import chat_request, completion_request, take_wishes
 from app.domain.errors import InvalidInput
 from app.pipelines.openai.form import EmbeddingsForm, TextForm
-from tests.api.openai.conftest import EMBEDDER, WRITER
+from tests.api.openai.conftest import EMBEDDER, WRITER, Api
 from tests.fakes.models import pipeline
 
 SIZE = 4 * 1024 * 1024
@@ -108,6 +110,39 @@ def test_a_long_text_arrives_whole() -> None:
     messages = [{"role": "user", "content": text}]
     assert chat(json.dumps({"messages": messages}).encode()).inputs[0].array[0].decode() == f"user: {text}\n"
     assert embed(json.dumps({"input": [text]}).encode()).batches[0].inputs[0].array[0, 0].decode() == text
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"model": "write", "prompt": "Hi", "seed": 1, "stream": True}),
+        ("/v1/completions", {"model": "write", "prompt": "Hi", "seed": 1}),
+        ("/v1/chat/completions", {"model": "write", "messages": [{"role": "user", "content": "Hi"}], "stream": True}),
+        ("/v1/embeddings", {"model": "embed", "input": ["Hi"]}),
+    ],
+)
+async def test_the_body_is_freed_before_the_model_answers(
+    api: Api, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    bodies = [Held(json.dumps(body).encode())]
+    held = weakref.ref(bodies[0])
+
+    async def read(*_: Any) -> memoryview:
+        return memoryview(bodies.pop())
+
+    monkeypatch.setattr("app.api.openai.asked.read_json", read)
+    api.engine.answers = [5.0]
+    request = asyncio.create_task(api.client.post(path, json=body))
+    while not api.engine.requests:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    assert held() is None
+    request.cancel()
+    await asyncio.wait([request])
+
+
+class Held(bytearray):
+    """Can be referred to weakly."""
 
 
 def test_as_many_texts_as_are_documented() -> None:

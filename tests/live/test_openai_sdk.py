@@ -217,6 +217,20 @@ class TestLeaving:
         labels = {"pipeline": "scripted_stream", "outcome": "cancelled"}
         await asyncio.to_thread(eventually, lambda: gateway.metric("requests_total", **labels) == before + 1)
 
+    async def test_embeddings_that_nobody_waits_for_are_not_made(
+        self, async_sdk: openai.AsyncOpenAI, triton: EmbeddedTriton
+    ) -> None:
+        metric = "nv_inference_request_success"
+        before = executed(triton, "text_embed", metric)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await async_sdk.embeddings.create(model="embed", input=TEXTS * 25)
+        await asyncio.sleep(1.0)
+        after = executed(triton, "text_embed", metric)
+        assert after - before < 30, "1,000 texts are 63 batches"
+        await asyncio.sleep(0.5)
+        assert executed(triton, "text_embed", metric) == after
+
 
 class TestEmbeddings:
     def test_texts_are_the_pipelines_vectors(self, sdk: openai.OpenAI, client: httpx.Client) -> None:

@@ -131,12 +131,13 @@ async def test_the_body_is_freed_before_the_model_answers(
         return memoryview(bodies.pop())
 
     monkeypatch.setattr("app.api.openai.asked.read_json", read)
-    api.engine.answers = [5.0]
+    api.engine.answers = [0.5]
     request = asyncio.create_task(api.client.post(path, json=body))
     while not api.engine.requests:
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.1)
     assert held() is None
+    assert not request.done()
     request.cancel()
     await asyncio.wait([request])
 

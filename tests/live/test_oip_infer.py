@@ -14,7 +14,7 @@ import pytest
 
 from app.domain.tensor import DTYPE_BY_DATATYPE
 from app.triton.embedded.server import EmbeddedTriton
-from tests.live.conftest import GatewayProcess
+from tests.live.conftest import GatewayProcess, running_gateway
 from tests.live.side_by_side import Answer, Both, answer_of, both_at, raw_texts, with_binary
 from tests.live.test_cancellation import eventually
 
@@ -448,3 +448,30 @@ class TestCalls:
     def test_a_name_that_a_caller_made_up_is_no_label(self, both: Both, gateway: GatewayProcess) -> None:
         both.gateway.post("/v2/models/made_up/infer", content=script())
         assert "made_up" not in httpx.get(f"{gateway.admin_url}/metrics").text
+
+
+@pytest.mark.parametrize("outputs", [[], ["FILL"], ["SUM"], ["SUM", "FILL"]])
+def test_large_tensors_through_shared_memory(
+    triton: EmbeddedTriton, lane_gateway: GatewayProcess, outputs: list[str]
+) -> None:
+    file = np.random.default_rng(2).bytes(600_000)
+    raw = raw_texts(file)
+    asked = {"outputs": [{"name": name} for name in outputs], "parameters": {"binary_data_output": True}}
+    tensor = {"name": "FILE", "datatype": "BYTES", "shape": [1], **sized(len(raw))}
+    body, headers = with_binary({"inputs": [tensor], **asked}, raw)
+    with both_at(triton.http_url, lane_gateway.url) as both:
+        for version in ("", "/versions/1"):
+            answer = same_answer(both, f"/v2/models/scripted_large{version}/infer", body, **headers)
+            assert set(answer.tensors) == set(outputs or ["SUM", "FILL"])
+    assert lane_gateway.metric("large_calls_total", way="shared_memory") > 0
+
+
+@pytest.fixture(scope="module")
+def lane_gateway(
+    triton: EmbeddedTriton, config_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayProcess]:
+    """In front of the session's Triton, with shared memory."""
+    folder = tmp_path_factory.mktemp("lane")
+    settings = {"triton_url": triton.grpc_url, "config": str(config_path), "shared_memory_bytes": str(64 * 2**20)}
+    with running_gateway(folder, **settings) as process:
+        yield process

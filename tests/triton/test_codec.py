@@ -13,7 +13,7 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import serialize_byte_tensor
 
 from app.domain.errors import UpstreamProtocol
-from app.domain.inference import InferenceRequest
+from app.domain.inference import InferenceRequest, RequestedOutput
 from app.domain.tensor import BYTES, DTYPE_BY_DATATYPE, Tensor, bytes_array
 from app.triton.codec import Buffer, request_parts, response_of, stream_request_parts, streamed_response_of
 
@@ -235,3 +235,18 @@ def test_the_name_of_an_output_is_cut_in_the_error() -> None:
     with pytest.raises(UpstreamProtocol) as caught:
         response_of(message)
     assert len(caught.value.detail) < 500
+
+
+def test_outputs_that_are_asked_for_are_named_with_their_classes() -> None:
+    outputs = (RequestedOutput("Y"), RequestedOutput("Z", 3))
+    asked = message_of(request_parts(InferenceRequest("m", (), outputs=outputs)))
+    classes = [(each.name, each.parameters["classification"].int64_param) for each in asked.outputs]
+    assert classes == [("Y", 0), ("Z", 3)]
+    assert not message_of(request_parts(InferenceRequest("m", ()))).outputs
+
+
+def test_the_version_that_answered_is_known() -> None:
+    message = answer("FP32", [1], b"\0" * 4)
+    message.model_version = "7"
+    assert response_of(message).version == "7"
+    assert streamed_response_of(message).version == "7"

@@ -83,7 +83,7 @@ class Layouts:
     def _outputs_of(self, request: InferenceRequest) -> _Sizes:
         key = (request.model, request.version)
         sizes = self._outputs.get(key, ())
-        if request.outputs:
+        if sizes and request.outputs:
             known = dict(sizes)
             sizes = [(asked.name, 0 if asked.classification else known.get(asked.name, 0)) for asked in request.outputs]
         if not sizes or not self._configs[key].max_batch_size:

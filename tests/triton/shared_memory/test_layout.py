@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from app.domain.inference import InferenceRequest
+from app.domain.inference import InferenceRequest, RequestedOutput
 from app.domain.model import ModelConfig, Step, TensorSpec
 from app.domain.tensor import BYTES, Tensor, bytes_array
 from app.triton.shared_memory.layout import LARGE_BYTES, Layout, Layouts, Span
@@ -76,6 +76,21 @@ class TestOutputs:
     def test_an_output_of_fixed_size_has_a_place(self) -> None:
         found = layout(model("m", TensorSpec("Y", "FP64", (LARGE,)), TensorSpec("Z", "FP32", (1,))), inputs=())
         assert found == Layout((), (("Y", Span(0, 2 * LARGE_BYTES)), ("Z", None)), 2 * LARGE_BYTES)
+
+    def test_only_the_outputs_that_are_asked_for_have_a_place(self) -> None:
+        layouts = Layouts()
+        layouts.learn(model("m", TensorSpec("Y", "FP32", (LARGE,)), TensorSpec("Z", "FP32", (LARGE,))), "")
+        for outputs, named in (
+            ((RequestedOutput("Z"),), (("Z", Span(0, LARGE_BYTES)),)),
+            ((RequestedOutput("Y"), RequestedOutput("Z", 3)), (("Y", Span(0, LARGE_BYTES)), ("Z", None))),
+        ):
+            found = layouts.layout_of(InferenceRequest("m", (numbers(1),), outputs=outputs))
+            assert found == Layout((None,), named, LARGE_BYTES)
+        assert layouts.layout_of(InferenceRequest("m", (numbers(1),), outputs=(RequestedOutput("Z", 3),))) is None
+
+    def test_outputs_of_a_model_that_is_not_known_travel_over_the_wire(self) -> None:
+        request = InferenceRequest("m", (numbers(1),), version="1", outputs=(RequestedOutput("Y"),))
+        assert Layouts().layout_of(request) is None
 
     def test_an_output_has_room_for_each_item_of_the_batch(self) -> None:
         batch = Tensor("X", "FP32", np.zeros((3, 1), np.float32))

@@ -155,6 +155,8 @@ class TestRequests:
             {"outputs": [{"name": "Y"}]},
             {"outputs": [{"name": "Y"}, {"name": "Y"}]},
             {"unknown": {"key": [1]}},
+            {"parameters": {"binary_data_output": True}},
+            {"outputs": [{"name": "Y"}], "parameters": {"binary_data_output": True}},
             {"parameters": {"a": 1, "b": "x", "c": True, "d": 1.5}},
             {"parameters": {"priority": 1, "timeout": 1000, "sequence_id": 3, "sequence_start": True}},
             {"inputs": [x(shape=[2, 3], data=[1, 2, 3, 4, 5, 6])]},

@@ -93,7 +93,8 @@ def asked_of(body: memoryview, json_bytes: int, signature: Signature, version: s
         parameters=checked(parameters) if parameters else {},
         outputs=tuple(_outputs_of(outputs, signature)) if outputs else (),
     )
-    return Asked(inference, own_id, all_binary, dict(_binary_outputs(outputs)))
+    # As in Triton, ``binary_data_output`` says nothing of outputs that are listed.
+    return Asked(inference, own_id, all_binary and not outputs, dict(_binary_outputs(outputs)))
 
 
 def asked_of_raw(body: memoryview, signature: Signature, version: str) -> Asked:

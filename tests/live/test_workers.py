@@ -125,7 +125,7 @@ def test_each_worker_follows_the_file(pair: GatewayProcess, config: Path) -> Non
     os.kill(workers_of(pair)[0], signal.SIGKILL)
     eventually(lambda: pair.metric("worker_deaths_total") == deaths + 1 and has_all_workers(pair), WITHIN_S)
     assert answers(pair, "scripted") == {200}
-    config.write_text(good + "  added: {model: scripted}\n")
+    config.write_text(good.replace("pipelines:\n", "pipelines:\n  added: {model: scripted}\n", 1))
     eventually(lambda: answers(pair, "added") == {200}, WITHIN_S)
     config.write_text(good)
     eventually(lambda: answers(pair, "added") == {404}, WITHIN_S)

@@ -61,7 +61,7 @@ def asking(gateway: GatewayProcess, **script: Any) -> socket.socket:
 @pytest.mark.parametrize(
     "script",
     [
-        pytest.param({"outputs": 250, "bytes": OUTPUT_BYTES}, id="many outputs"),
+        pytest.param({"outputs": 250, "bytes": OUTPUT_BYTES}, id="many outputs", marks=pytest.mark.full),
         pytest.param({"outputs": 1, "bytes": 250 * OUTPUT_BYTES}, id="one large output"),
     ],
 )
@@ -88,6 +88,7 @@ def read_steadily(connection: socket.socket, bytes_per_s: int) -> bytes:
     return bytes(answer)
 
 
+@pytest.mark.full
 async def test_a_stalled_reader_that_wakes_up_is_told_why_its_stream_ended(
     start_gateway: StartGateway, config_path: Path
 ) -> None:

@@ -127,6 +127,7 @@ def test_several_workers_repair_the_model_once(own_triton: EmbeddedTriton, tmp_p
         assert gateway.log.count("was unloaded and loaded again") == 1
 
 
+@pytest.mark.full
 def test_one_dead_process_of_two_is_noticed(own_triton: EmbeddedTriton, tmp_path: Path) -> None:
     """Every second request fails; the other process answers the sample."""
     with gateway_of(own_triton, tmp_path, repair="true") as gateway:

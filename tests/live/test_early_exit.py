@@ -277,6 +277,7 @@ def test_a_hundred_exits_run_no_later_step(client: httpx.Client, triton: Embedde
     assert after == {"text_detect": 100, "text_recognize": 0}
 
 
+@pytest.mark.full
 def test_an_embedded_triton_is_given_the_key_under_the_models_name(
     tmp_path: Path, repository: Path, models_venv: Path
 ) -> None:

@@ -89,6 +89,7 @@ def test_a_running_triton_with_the_reference_models_is_clean(
     assert capsys.readouterr().out.startswith("0 error, 0 warning")
 
 
+@pytest.mark.full
 def test_serve_logs_what_it_finds_and_serves(
     models_venv: Path, start_gateway: StartGateway, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -84,6 +84,7 @@ def test_what_one_process_starts_another_reads_resumes_and_deletes(pair: Pair, t
     assert path.rpartition("/")[2] not in here.log + there.log
 
 
+@pytest.mark.full
 def test_a_reader_anywhere_keeps_it_going_and_nobody_ends_it(pair: Pair, tmp_path: Path) -> None:
     here, there = pair
     assert read_all(there, start(here, outputs=10, interval_s=0.4))[-1].data["reason"] == "complete"

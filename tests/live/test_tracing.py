@@ -245,7 +245,9 @@ def test_without_a_collector_the_callers_context_reaches_the_log(
     assert (line["trace_id"], line["span_id"]) == (caller.trace_id, caller.span_id)
 
 
-@pytest.mark.parametrize("listens", [False, True], ids=["refuses", "is silent"])
+@pytest.mark.parametrize(
+    "listens", [pytest.param(False, id="refuses", marks=pytest.mark.full), pytest.param(True, id="is silent")]
+)
 def test_a_collector_that_is_away_fails_no_request_and_holds_up_no_stop(
     start_gateway: StartGateway, config_path: Path, listens: bool
 ) -> None:

@@ -10,12 +10,13 @@ from app.domain.errors import InvalidInput, UnsupportedMediaType
 from app.pipelines.body import LARGE_BYTES
 
 _ENCODINGS = {"gzip", "deflate"}
+_LENGTH = b"inference-header-content-length"
 _MAX_DIGITS = 18
 
 
 async def read_asked(exchange: Exchange, signature: Signature, version: str, limits: Limits) -> Asked:
     """Raises the client errors of ``app.domain.errors``."""
-    body = await read_content(exchange, limits, tensor_at=_tensor_at(exchange))
+    body = await read_content(exchange, limits, tensor_at=_declared(exchange))
     json_bytes = _json_bytes_of(exchange, len(body))
     if json_bytes == 0:
         return asked_of_raw(body, signature, version)
@@ -40,17 +41,17 @@ async def read_content(exchange: Exchange, limits: Limits, *, tensor_at: int | N
     return await inflated(exchange, await receive_body(exchange, limits), limits)
 
 
-def _tensor_at(exchange: Exchange) -> int | None:
-    """Where the binary tensors begin; None without any."""
-    text = exchange.header(b"inference-header-content-length") or ""
-    return int(text[:_MAX_DIGITS]) if text.isascii() and text.isdecimal() else None
-
-
 def _json_bytes_of(exchange: Exchange, size: int) -> int:
-    """``Inference-Header-Content-Length``; 0: the body is the model's one input. Raises InvalidInput."""
-    text = exchange.header(b"inference-header-content-length")
-    if text is None:
+    """How many bytes of the body are JSON; 0: the body is the model's one input. Raises InvalidInput."""
+    if exchange.header(_LENGTH) is None:
         return size or 1  # an empty body is not JSON
-    if not (text.isascii() and text.isdecimal() and int(text[:_MAX_DIGITS]) <= size):
+    declared = _declared(exchange)
+    if declared is None or declared > size:
         raise InvalidInput(f"inference header size should be in range (0, {size}).")
-    return int(text)
+    return declared
+
+
+def _declared(exchange: Exchange) -> int | None:
+    """``Inference-Header-Content-Length``; None without it, or if it is no length of a body."""
+    text = exchange.header(_LENGTH) or ""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS else None

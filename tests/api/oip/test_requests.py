@@ -152,6 +152,14 @@ async def test_binary_tensors_are_not_copied(api: Served) -> None:
     assert bytes(texts[0]) == text
 
 
+@pytest.mark.parametrize("length", ["0" * 5000, "0" * 17 + "99", "1" * 19, "-1", "1.0", "", "\u00b2"])
+async def test_a_header_that_is_no_length_is_refused(api: Served, length: str) -> None:
+    sent = {"Inference-Header-Content-Length": length.encode("latin-1")}
+    answer = await api.client.post(INFER, content=json.dumps({"inputs": [x()]}), headers=sent)
+    assert error_of(answer)[0] == 400
+    assert "inference header size" in error_of(answer)[1]
+
+
 async def test_answers_mix_json_and_binary_tensors(api: Served) -> None:
     answer = await infer(api, x(), outputs=[{"name": "Y", "parameters": {"binary_data": True}}, {"name": "T"}])
     size = int(answer.headers["inference-header-content-length"])

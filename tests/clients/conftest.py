@@ -46,6 +46,12 @@ def run_program() -> RunProgram:
     return run
 
 
+@pytest.fixture(scope="module")
+def notice(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a model writes that it was stopped."""
+    return tmp_path_factory.mktemp("client") / "notice"
+
+
 def as_float32(vectors: list[list[float]]) -> list[list[float]]:
     """The gateway writes the shortest decimals of an FP32, Triton those of the same number as a double."""
     return np.float32(vectors).tolist()

@@ -23,11 +23,6 @@ def kserve(require: Require) -> Path:
 
 
 @pytest.fixture(scope="module")
-def notice(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kserve") / "notice"
-
-
-@pytest.fixture(scope="module")
 def theirs(
     kserve: Path, triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory, run_program: RunProgram
 ) -> Outcomes:

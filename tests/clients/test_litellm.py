@@ -19,11 +19,6 @@ def litellm(require: Require) -> Path:
     return locked_environment("litellm", require) / "python3"
 
 
-@pytest.fixture(scope="module")
-def notice(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("litellm") / "notice"
-
-
 class TestOpenAI:
     @pytest.fixture(scope="class")
     @classmethod

@@ -44,7 +44,7 @@ class Bodies:
         """By the address of their first byte."""
 
     def take(self, size: int, tensor_at: int) -> memoryview | None:
-        start = ALIGNMENT - tensor_at % -ALIGNMENT
+        start = ALIGNMENT + -tensor_at % ALIGNMENT
         held = sum(body.region.size for body in self._bodies.values())
         region = self._pool.take(start + size, self._limit - held) if size >= self._large_bytes else None
         if region is None:

@@ -24,8 +24,7 @@ def completions_path(served: Sequence[tuple[Pipeline, TextForm]]) -> Schema:
         pipeline.name: {"model": pipeline.name, "prompt": example_text_of(pipeline, form.prompt)}
         for pipeline, form in served
     }
-    streams = any(pipeline.spec.stream is not None for pipeline, _ in served)
-    ok = _text_answer("OpenAICompletion", streams=streams)
+    ok = _text_answer("OpenAICompletion", served)
     post = _inference("create_completion", "Continue a text", _body(served, completion_schema, examples), ok)
     return {"/v1/completions": {"post": post}}
 
@@ -35,8 +34,7 @@ def chat_path(served: Sequence[tuple[Pipeline, TextForm]]) -> Schema:
         pipeline.name: {"model": pipeline.name, "messages": [{"role": "user", "content": "Hello"}]}
         for pipeline, _ in served
     }
-    streams = any(pipeline.spec.stream is not None for pipeline, _ in served)
-    ok = _text_answer("OpenAIChatCompletion", streams=streams)
+    ok = _text_answer("OpenAIChatCompletion", served)
     post = _inference("create_chat_completion", "Answer a message", _body(served, chat_schema, examples), ok)
     return {"/v1/chat/completions": {"post": post}}
 
@@ -64,10 +62,10 @@ def _inference(operation_id: str, summary: str, body: Schema, ok: Schema) -> Sch
     return operation(operation_id, "openai", summary, answers, TIMEOUT_HEADER) | {"requestBody": body}
 
 
-def _text_answer(name: str, *, streams: bool) -> Schema:
+def _text_answer(name: str, served: Sequence[tuple[Pipeline, TextForm]]) -> Schema:
     """``x-event-data``: the types of the data of a stream's events, for which OpenAPI 3.1 has no words."""
     content: Schema = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
-    if streams:
+    if any(pipeline.spec.stream is not None for pipeline, _ in served):
         content["text/event-stream"] = {
             "schema": {"type": "string", "description": "Server-Sent Events: chunks, then `[DONE]` or an error."},
             "x-event-data": {"anyOf": [{"$ref": f"#/components/schemas/{name}Chunk"}, _ERROR_REF]},

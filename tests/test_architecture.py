@@ -11,14 +11,15 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LAYERS = {
     "domain": set[str](),
+    "admission": {"domain"},
     "triton": {"domain"},
     "pipelines": {"domain"},
     "streams": {"domain"},
     "observability": {"domain"},
-    "api": {"domain", "pipelines", "streams", "observability"},
-    "console": {"domain", "pipelines", "streams", "observability", "api"},
+    "api": {"domain", "admission", "pipelines", "streams", "observability"},
+    "console": {"domain", "admission", "pipelines", "streams", "observability", "api"},
     "process": {
-        *("domain", "triton", "pipelines", "streams", "observability", "api", "console"),
+        *("domain", "admission", "triton", "pipelines", "streams", "observability", "api", "console"),
         *("checking", "main", "settings"),
     },
 }

@@ -7,6 +7,7 @@ from typing import Protocol, cast
 from starlette.requests import HTTPConnection
 from starlette.types import Message, Receive, Scope, Send
 
+from app.admission.caller import ANYONE, Caller
 from app.api.budget import ByteBudget
 from app.api.workload import RequestWork
 from app.observability.record import RequestRecord, request_id_of
@@ -71,6 +72,7 @@ class Exchange:
         "_memory",
         "_send",
         "_tensor",
+        "caller",
         "connection",
         "receive",
         "record",
@@ -82,6 +84,7 @@ class Exchange:
         self.scope = scope
         self.receive = receive
         self.connection: Connection | None = scope.setdefault("state", {}).get("connection")
+        self.caller: Caller = ANYONE
         self._send = send
         self._budget = budget
         self._held_bytes = 0

@@ -17,9 +17,9 @@ from rich.table import Table
 from app import __version__
 from app.checking import DEFAULT_REPOSITORY, CheckImpossible, CheckOptions, report_of, run_check
 from app.domain.errors import GatewayError
+from app.files.complaints import ConfigError
 from app.observability.exporter import TracingUnavailable
 from app.observability.log import configure_logging
-from app.pipelines.file import ConfigError
 from app.process.listening import PortTaken
 from app.process.serving import serve
 from app.process.supervision import BackgroundTaskFailed

@@ -11,15 +11,16 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LAYERS = {
     "domain": set[str](),
-    "admission": {"domain"},
+    "files": {"domain"},
+    "admission": {"domain", "files"},
     "triton": {"domain"},
-    "pipelines": {"domain"},
+    "pipelines": {"domain", "files"},
     "streams": {"domain"},
     "observability": {"domain"},
-    "api": {"domain", "admission", "pipelines", "streams", "observability"},
-    "console": {"domain", "admission", "pipelines", "streams", "observability", "api"},
+    "api": {"domain", "files", "admission", "pipelines", "streams", "observability"},
+    "console": {"domain", "files", "admission", "pipelines", "streams", "observability", "api"},
     "process": {
-        *("domain", "admission", "triton", "pipelines", "streams", "observability", "api", "console"),
+        *("domain", "files", "admission", "triton", "pipelines", "streams", "observability", "api", "console"),
         *("checking", "main", "settings"),
     },
 }

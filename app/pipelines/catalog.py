@@ -8,11 +8,12 @@ from pathlib import Path
 
 from app.domain.engine import Engine
 from app.domain.errors import ModelNotReady, UnknownPipeline
+from app.files.complaints import nearest
+from app.files.following import FollowedFile
 from app.pipelines.compile import Surroundings, derived_spec
 from app.pipelines.entry import Entry
 from app.pipelines.exposed import ExposedModels
-from app.pipelines.file import GatewayFile, nearest
-from app.pipelines.following import FollowedFile
+from app.pipelines.file import GatewayFile, read_gateway_file
 from app.pipelines.form import Form, State
 from app.pipelines.lookup import Lookup, look_up, read_index
 from app.pipelines.pipeline import Pipeline
@@ -40,13 +41,13 @@ class Catalog:
     """The models that are served, and whether Triton has each ready."""
     exposed: ExposedModels = field(default_factory=ExposedModels, init=False)
     """The models that are served under ``/v2``."""
-    _followed: FollowedFile | None = field(default=None, init=False)
+    _followed: FollowedFile[GatewayFile] | None = field(default=None, init=False)
     _was_up: bool = field(default=False, init=False)
 
     def load_file(self, known: GatewayFile | None = None) -> None:
         """Reads the file for the first time, or begins with content that is known to be good. Raises ConfigError."""
         if self.path is not None:
-            self._followed = FollowedFile(self.path)
+            self._followed = FollowedFile(self.path, read_gateway_file, "gateway.yaml")
             self.file = known or self._followed.read_first()
             specs = self.file.spec.pipelines
             self.entries = {name: Entry(served=Form(name, spec, self.file)) for name, spec in specs.items()}

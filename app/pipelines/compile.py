@@ -6,11 +6,11 @@ from typing import Any
 
 from app.domain.model import ModelConfig, TensorSpec
 from app.domain.tensor import DTYPE_BY_DATATYPE
+from app.files.complaints import nearest
 from app.pipelines.body import BodyReader
 from app.pipelines.contract import Contracts
 from app.pipelines.early_exit import EarlyExitRules
 from app.pipelines.fields import InputField, ParameterField
-from app.pipelines.file import nearest
 from app.pipelines.graph import graph_of
 from app.pipelines.kinds import kind_fits
 from app.pipelines.mismatch import PipelineMismatch, mismatch_at, tensor_named

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from app.domain.grpc_status import FailureCode
+from app.files.section import JsonValue, Name, Section
 from app.pipelines.openai.spec import OpenAISpec
-from app.pipelines.section import JsonValue, Name, Section
 
 Kind = Literal["number", "text", "json", "image", "binary"]
 Join = Literal["concatenate", "list", "last"]

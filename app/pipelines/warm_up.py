@@ -8,7 +8,7 @@ import orjson
 
 from app.domain.deadline import Deadline
 from app.domain.engine import Engine
-from app.pipelines.document import read_regular_file
+from app.files.document import read_regular_file
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import run
 

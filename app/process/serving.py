@@ -15,6 +15,7 @@ from app.api.inference import Inference
 from app.api.limits import Limits
 from app.api.problems import problem_of
 from app.domain.calls import CallObserver, CallObservers
+from app.files.complaints import ConfigError
 from app.main import Gateway, create_admin_app, create_app
 from app.observability.exporter import open_tracer
 from app.observability.metrics import CallMetrics, LaneMetrics, Metrics
@@ -23,7 +24,7 @@ from app.observability.tracing import CallTracing, Tracer
 from app.pipelines.cancellation import Canceller
 from app.pipelines.catalog import Catalog
 from app.pipelines.compile import Surroundings
-from app.pipelines.file import ConfigError, GatewayFile, read_gateway_file
+from app.pipelines.file import GatewayFile, read_gateway_file
 from app.process.announcing import announce
 from app.process.canaries import SampleCanaries
 from app.process.listening import listening, serving

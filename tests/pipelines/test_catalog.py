@@ -11,10 +11,10 @@ import pytest
 
 from app.domain.errors import ModelError, ModelNotReady, UnknownPipeline
 from app.domain.model import ModelConfig
+from app.files.complaints import ConfigError
 from app.pipelines import catalog as catalog_module
 from app.pipelines.catalog import Catalog
 from app.pipelines.compile import compile_pipeline
-from app.pipelines.file import ConfigError
 from app.pipelines.form import State
 from app.pipelines.pipeline import Pipeline
 from tests.fakes.engine import FakeEngine
@@ -323,7 +323,7 @@ class TestReloading:
     ) -> None:
         catalog = await loaded(engine, path)
         with monkeypatch.context() as patched:
-            patched.setattr("app.pipelines.following.read_gateway_file", lambda path: 1 / 0)
+            patched.setattr("app.pipelines.file.read_spec", lambda *_: 1 / 0)
             write(path, FILE + "  q: {model: plain}\n")
             for _ in range(3):
                 await turn(catalog)

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from app.pipelines.file import ConfigError, nearest, read_gateway_file
+from app.files.complaints import ConfigError, nearest
+from app.pipelines.file import read_gateway_file
 
 GOOD = """\
 pipelines:

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
+from app.files.complaints import nearest
 from app.pipelines.compile import Surroundings, compile_pipeline
-from app.pipelines.file import GatewayFile, nearest
+from app.pipelines.file import GatewayFile
 from app.pipelines.linter.findings import Code, Finding
 from app.pipelines.linter.wiring import Models, is_auto_completed
 from app.pipelines.mismatch import PipelineMismatch

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from app.domain.model import ModelConfig
 from app.domain.tensor import FLOAT_DATATYPES, INTEGER_DATATYPES
+from app.files.complaints import nearest
 from app.pipelines.fields import InputField, ParameterField
-from app.pipelines.file import nearest
 from app.pipelines.mismatch import PipelineMismatch, mismatch_at, tensor_named
 from app.pipelines.openai.spec import ChatSpec, CompletionsSpec, EmbeddingsSpec, OpenAISpec, UsageSpec
 from app.pipelines.openai.template import ChatTemplate

@@ -1,34 +1,39 @@
-"""``gateway.yaml`` while the gateway runs: read again, in a thread, when it changed."""
+"""A file while the gateway runs: read again, in a thread, when it changed."""
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from app.domain.backoff import Backoff
-from app.pipelines.file import ConfigError, GatewayFile, read_gateway_file
+from app.files.complaints import ConfigError
 
+Content = TypeVar("Content")
 _Stamp = tuple[int, ...]
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class FollowedFile:
-    """``has_failed``: whether the newest content cannot be used."""
+class FollowedFile(Generic[Content]):
+    """``read`` may raise ConfigError. ``name``: in the log. ``has_failed``: the newest content cannot be used."""
 
     path: Path
+    read: Callable[[Path], Content]
+    name: str
     has_failed: bool = False
     _stamp: _Stamp = ()
     _problem: str = ""
     _backoff: Backoff = field(default_factory=Backoff)
 
-    def read_first(self) -> GatewayFile:
+    def read_first(self) -> Content:
         """Raises ConfigError."""
         self._stamp = _stamp_of(self.path)
-        return read_gateway_file(self.path)
+        return self.read(self.path)
 
-    async def read_if_changed(self) -> GatewayFile | None:
+    async def read_if_changed(self) -> Content | None:
         """None where nothing changed or the content cannot be used; what failed is retried. Raises nothing."""
         try:
             stamp = await asyncio.to_thread(_stamp_of, self.path)
@@ -36,14 +41,14 @@ class FollowedFile:
                 return None
             if stamp != self._stamp:
                 self._backoff.reset()
-            file = await asyncio.to_thread(read_gateway_file, self.path)
+            content = await asyncio.to_thread(self.read, self.path)
         except ConfigError as exc:
             self._fail(stamp, str(exc))
         except Exception as exc:
             self._fail(stamp, f"{self.path}: {type(exc).__name__}: {exc}", exc)
         else:
             self._stamp, self.has_failed, self._problem = stamp, False, ""
-            return file
+            return content
         return None
 
     def _fail(self, stamp: _Stamp, problem: str, exc: Exception | None = None) -> None:
@@ -51,7 +56,7 @@ class FollowedFile:
         self._stamp, self.has_failed = stamp, True
         self._backoff.fail()
         if problem != self._problem:
-            _log.error("gateway.yaml was changed and cannot be used; the old one stays: %s", problem, exc_info=exc)
+            _log.error("%s was changed and cannot be used; the old one stays: %s", self.name, problem, exc_info=exc)
         self._problem = problem
 
 

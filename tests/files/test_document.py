@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.pipelines import document
-from app.pipelines.document import DocumentError, parsed, read_document, read_regular_file
-from app.pipelines.file import ConfigError, read_gateway_file
+from app.files import document
+from app.files.complaints import ConfigError
+from app.files.document import DocumentError, parsed, read_document, read_regular_file
+from app.pipelines.file import read_gateway_file
 
 
 def alias_bomb(width: int, levels: int) -> str:

@@ -9,7 +9,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
-COLOURS = ("#0b6e4f", "#74b49b", "#b5d6b2", "#d1495b", "#8d6a9f", "#edae49", "#8d99ae", "#c3c9d6")
+COLOURS = ("#0b6e4f", "#74b49b", "#b5d6b2", "#d1495b", "#8d6a9f", "#edae49", "#8d99ae", "#c3c9d6", "#4f5d75", "#bc6c25")
 """Of the names in their order; this gateway is the first: with one worker, with two, and under /v2."""
 STYLE = {"svg.fonttype": "none", "svg.hashsalt": "benchmarks", "font.family": "sans-serif", "font.size": 10}
 BAR = 0.8

@@ -11,6 +11,7 @@ from benchmarks.peers import (
     grpc_shared_memory,
     kserve_transformer,
     plain_fastapi,
+    receiving,
     triton_http,
 )
 from benchmarks.peers.peer import Start
@@ -27,6 +28,7 @@ PEERS: Mapping[str, Start] = {
         triton_http,
         grpc_client,
         grpc_shared_memory,
+        receiving,
     )
 }
 STREAMING = (gateway.NAME, plain_fastapi.NAME, grpc_client.NAME)

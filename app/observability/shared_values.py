@@ -46,8 +46,10 @@ class Series(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Descriptors:
-    """Two files in memory. ``values``: one float64 for each series. ``names``: one line of JSON for each, in the same
-    order. A value is written by one store of 8 bytes and read as safely; a line is written before its value is used.
+    """The descriptors of two files in memory.
+
+    ``values`` has one float64 for each series, ``names`` one line of JSON for each series, in the same order. A value
+    is written and read in one access of 8 bytes; its line is written before the value is used.
     """
 
     values: int

@@ -184,7 +184,7 @@ def problem_of_value(name: str, text: str) -> FieldProblem:
 
 
 def _reworded(text: str) -> str:
-    """msgspec's words as the end of a sentence about the field; what it quotes of the input is left out."""
+    """Turns msgspec's message into the end of a sentence about the field, without its quotes of the input."""
     text = text.replace("`", "")
     if text.startswith("Expected "):
         return "must be " + text.removeprefix("Expected ").replace(", got ", ", not ")

@@ -196,7 +196,7 @@ def _each(array: Array, convert: Callable[[bytes], Any]) -> Any:
 
 
 def _as_is(array: Array) -> Any:
-    """orjson writes numpy arrays itself, NaN and infinity as null."""
+    """No conversion: orjson itself writes numpy arrays, and writes NaN and infinity as null."""
     return np.ascontiguousarray(array)
 
 

@@ -25,7 +25,6 @@ Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 @asynccontextmanager
 async def http_server(answer: Answer) -> AsyncIterator[int]:
     """The port of a server whose requests all have the body of ``ASK``."""
-
     handlers: set[asyncio.Task[None]] = set()
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

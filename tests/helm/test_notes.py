@@ -10,7 +10,7 @@ from tests.helm.rendering import CHART, CI_FILES, NAMESPACE, RELEASE, Document, 
 
 @pytest.fixture
 def chart_that_shows_its_notes(tmp_path: Path) -> Path:
-    """helm shows notes of an installed release only, so a copy of the chart has them in a document."""
+    """A copy of the chart with its notes in a document, because Helm shows notes of an installed release only."""
     chart = tmp_path / "chart"
     shutil.copytree(CHART, chart)
     notes = (chart / "templates" / "NOTES.txt").read_text()

@@ -102,7 +102,7 @@ def test_the_answer_is_neither_compressed_nor_kept(proxied: httpx.Client) -> Non
 
 
 def test_the_header_that_stops_the_buffering_is_what_the_gateway_sends(pinging: GatewayProcess) -> None:
-    """nginx takes it out of what it passes on."""
+    """Asks the gateway itself, because nginx removes the header from its answers."""
     with httpx.stream("POST", pinging.url + STREAM, json=script()) as answer:
         answer.read()
     assert answer.headers["x-accel-buffering"] == "no"

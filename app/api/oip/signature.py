@@ -199,7 +199,7 @@ def _nested_texts(depth: int) -> object:
 
 
 def _object_array(elements: Sequence[bytes | memoryview], shape: tuple[int, ...]) -> Array:
-    """numpy would take a memoryview for an array."""
+    """Filled one by one, because numpy would read a memoryview as an array."""
     array = np.empty(len(elements), dtype=np.object_)
     for index, element in enumerate(elements):
         array[index] = element

@@ -82,7 +82,7 @@ def _curl_form(url: str, fields: dict[str, str], files: dict[str, str]) -> str:
 
 
 def _curl_path(path: str) -> str:
-    """curl takes ``;`` and ``,`` in a bare path for options."""
+    """Quotes a path in which curl would read ``;`` and ``,`` as the start of options."""
     if _PLAIN_PATH.fullmatch(path):
         return path
     escaped = path.replace("\\", "\\\\").replace('"', '\\"')

@@ -94,7 +94,7 @@ def softmax(scores: np.ndarray) -> np.ndarray:
 
 
 def gelu(values: np.ndarray) -> np.ndarray:
-    """x * P(X <= x) for a standard normal X, in its exact form. Hendrycks and Gimpel, https://arxiv.org/abs/1606.08415"""
+    """The exact GELU: x * P(X <= x) for a standard normal X (https://arxiv.org/abs/1606.08415)."""
     result = erf(values * np.float32(np.sqrt(0.5)))
     result += 1
     result *= values

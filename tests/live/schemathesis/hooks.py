@@ -156,7 +156,7 @@ def event_id_is_empty(case: Any, response: Any) -> bool:
 
 
 def sent_form_is_valid(case: Any, response: Any) -> bool:
-    """schemathesis sometimes records another name of the part, and sends the one part ``image`` of the schema."""
+    """Schemathesis sometimes records another name of the part, but sends the schema's only part, ``image``."""
     body = response.request.body
     if not isinstance(body, bytes) or "multipart" not in response.request.headers.get("Content-Type", ""):
         return False

@@ -1,5 +1,6 @@
-"""Repeats the prompt: as REPETITION responses if STREAM, else as one. The other inputs come back too; of ``grid``, its
-shape.
+"""Repeats the prompt: in REPETITION responses if STREAM is true, else in one.
+
+The other inputs are returned too; of ``grid`` only the shape.
 
 Request parameters: REPETITION; DELAY, in seconds before each response; FAIL_LAST, an error after the responses, with
 the code ERROR_CODE; SHOW, whether the parameters come back as well.

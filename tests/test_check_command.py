@@ -48,7 +48,7 @@ def test_json_is_for_machines(checked) -> None:
     status, said, _ = checked("unwritten-tensor", "--format", "json")
     (finding,) = json.loads(said)["findings"]
     assert status == 1
-    assert finding["text"].startswith("nobody writes 'mit'")
+    assert finding["text"].startswith("no step writes 'mit'")
     assert {key: finding[key] for key in finding if key != "text"} == {
         "severity": "error",
         "code": "unwritten-tensor",

@@ -22,7 +22,7 @@ class ByteBudget:
         """Raises TooManyRequests."""
         if self.taken + size > self._limit:
             raise TooManyRequests(
-                "The gateway holds as many bytes of request bodies as it may.",
+                "The gateway has reached its limit for bytes of request bodies in memory.",
                 hint="Send fewer large bodies at once, or raise GATEWAY_MAX_BYTES_IN_FLIGHT.",
             )
         self.taken += size

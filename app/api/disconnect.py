@@ -33,7 +33,7 @@ class CancelledOnDisconnect:
             self._connection.on_lost = None
         if self._is_lost and isinstance(exc, asyncio.CancelledError):
             self._task.uncancel()
-            raise ClientClosedRequest("The client went away before its answer was made.") from None
+            raise ClientClosedRequest("The client disconnected before the answer was ready.") from None
 
     def _cancel(self) -> None:
         self._is_lost = True

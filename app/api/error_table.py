@@ -78,7 +78,7 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
     ),
     errors.TooManyRequests: ErrorRow(
         429,
-        "The model's queue in Triton is full, or the gateway holds as many request bodies as it may.",
+        "The model's queue in Triton is full, or the gateway has reached its memory limit for request bodies.",
         "Retry after the number of seconds in Retry-After.",
     ),
     errors.HeadersTooLarge: ErrorRow(

@@ -46,4 +46,4 @@ def _pieces_of(body: memoryview) -> Iterator[bytes]:
 
 
 def _malformed() -> InvalidRequest:
-    return InvalidRequest("The body is not what its Content-Encoding says.")
+    return InvalidRequest("The body does not match its Content-Encoding.")

@@ -159,7 +159,7 @@ class _Client:
         except TimeoutError:
             if self._connection is not None:
                 self._connection.abort()
-            raise ClientClosedRequest("The client did not read and was disconnected.") from None
+            raise ClientClosedRequest("The client stopped reading and was disconnected.") from None
 
     async def _is_taken(self, message: Message) -> bool:
         """False if not one byte moved for `send_s`, or for STALL_S while the stream waits for this client."""

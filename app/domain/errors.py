@@ -225,7 +225,7 @@ class Cancelled(GatewayError):
 
 class ClientClosedRequest(Cancelled):
     code = "client_closed_request"
-    title = "The client went away"
+    title = "The client disconnected"
 
 
 class SlowConsumer(Cancelled):

@@ -109,7 +109,7 @@ class _BoundedLoader(yaml.SafeLoader):
         mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         node = super().compose_node(parent, index)
         if node not in self._sizes:
-            raise yaml.MarkedYAMLError(problem="an alias holds itself", problem_mark=mark)
+            raise yaml.MarkedYAMLError(problem="an alias contains itself", problem_mark=mark)
         nodes, depth = self._sizes[node]
         self._deepest = max(self._deepest, self._depth + depth)
         self._add(nodes, self._depth + depth, mark)
@@ -126,7 +126,7 @@ class _BoundedLoader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """PyYAML's constructors raise any exception for a value that does not fit its tag."""
         if node.tag in _NUMBERS and len(node.value) > _MAX_DIGITS:
-            raise yaml.MarkedYAMLError(problem="is too long for a number", problem_mark=node.start_mark)
+            raise yaml.MarkedYAMLError(problem="has too many digits", problem_mark=node.start_mark)
         try:
             if isinstance(node, yaml.ScalarNode):
                 node.value.encode()  # a lone surrogate, which no answer can carry

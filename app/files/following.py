@@ -56,7 +56,7 @@ class FollowedFile(Generic[Content]):
         self._stamp, self.has_failed = stamp, True
         self._backoff.fail()
         if problem != self._problem:
-            _log.error("%s was changed and cannot be used; the old one stays: %s", self.name, problem, exc_info=exc)
+            _log.error("%s has changed but is invalid; the old one stays active: %s", self.name, problem, exc_info=exc)
         self._problem = problem
 
 

@@ -11,9 +11,9 @@ def _json_value(value: Any) -> Any:
     try:
         written = orjson.loads(orjson.dumps(value))
     except TypeError as exc:
-        raise ValueError(f"has no JSON form: {exc}") from exc
+        raise ValueError(f"is not valid in JSON: {exc}") from exc
     if written != value:
-        raise ValueError("has no JSON form: is it a date, which needs quotes, or no finite number?")
+        raise ValueError("is not valid in JSON: put dates in quotes, and use finite numbers only")
     return value
 
 

@@ -30,7 +30,9 @@ class Metrics:
         by_request = ("pipeline", "transport", "outcome")
         self.requests = self._counter("requests", "Requests that ended, by outcome", *by_request)
         self.request_duration = self._histogram(
-            "request_duration_seconds", "From the first byte of a request to the last of its answer", *by_request
+            "request_duration_seconds",
+            "Time from a request's first byte to its answer's last byte",
+            *by_request,
         )
         self.overhead = self._histogram(
             "overhead_seconds", "Time spent outside Triton", "pipeline", "transport", buckets=_OVERHEAD_SECONDS
@@ -40,10 +42,10 @@ class Metrics:
         )
         self.inter_output = self._histogram("inter_output_seconds", "Between two outputs of a stream", "pipeline")
         self.stream_outputs = self._counter("stream_outputs", "Outputs of streams", "pipeline")
-        self.in_flight = self._gauge("in_flight_requests", "Unary requests under way", "pipeline", mode="livesum")
+        self.in_flight = self._gauge("in_flight_requests", "Unary requests in progress", "pipeline", mode="livesum")
         self.active_streams = self._gauge("active_streams", "Streams under way", "pipeline", mode="livesum")
-        self.early_exits = self._counter("early_exits", "Requests with nothing to do", "pipeline", "reason")
-        self.rejected = self._counter("rejected", "Requests refused for load, by error code", "reason")
+        self.early_exits = self._counter("early_exits", "Requests that ended in an early exit", "pipeline", "reason")
+        self.rejected = self._counter("rejected", "Requests rejected under load, by error code", "reason")
         self.contract_violations = self._counter(
             "contract_violations", "Outputs that broke their contract", "pipeline", "tensor"
         )
@@ -53,7 +55,7 @@ class Metrics:
             "pipeline",
         )
         self.triton_calls = self._counter("triton_calls", "Inference calls to Triton", "model", "code")
-        self.large_calls = self._counter("large_calls", "Calls with large tensors, by the way they travelled", "way")
+        self.large_calls = self._counter("large_calls", "Calls with large tensors, by transport", "way")
         self.shared_memory = self._gauge(
             "shared_memory_bytes", "Shared memory for large tensors, by its state", "state", mode="livesum"
         )
@@ -64,7 +66,7 @@ class Metrics:
         self.model_ready = self._gauge("model_ready", "Whether the model of a pipeline is ready", "model")
         self.config_reload_failed = self._gauge(
             "config_reload_failed",
-            "Whether gateway.yaml was changed to something that cannot be served",
+            "Whether the newest gateway.yaml cannot be served in full",
             mode="livemax",
         )
         self._gauge("build_info", "The running version, as a label", "version").labels(version).set(1)

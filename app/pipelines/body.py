@@ -71,7 +71,7 @@ class BodyReader:
         except (msgspec.DecodeError, UnicodeDecodeError) as exc:
             raise InvalidJson(f"The body is not JSON: {_position_of(exc)}.") from exc
         except RecursionError as exc:
-            raise InvalidJson("The body is nested too deeply.") from exc
+            raise InvalidJson("The body has too many nested levels.") from exc
         if self._takes_any_json:
             check_depth(memoryview(body))
         values = msgspec.structs.astuple(decoded)

@@ -107,7 +107,7 @@ class Collector:
             raise ContractViolation(
                 f"Output '{absent[0]}' was not written.",
                 tensor=absent[0],
-                hint="If the model may leave it out, say so in gateway.yaml with an early_exit rule: {missing: [...]}.",
+                hint="If the model may omit it, declare an early_exit rule with missing: [...] in gateway.yaml.",
             )
 
     def _value_of(self, field: OutputField, response: InferenceResponse) -> Any:

@@ -130,15 +130,15 @@ def _check_whole(
     names = {field.name for field in inputs}
     for parameter in parameters:
         if parameter.name in names:
-            text = "has the name of an input of the model; give one of them another name, under inputs or here"
+            text = "has the same name as an input of the model; rename one of them, under inputs or here"
             raise PipelineMismatch(("parameters", parameter.name), text)
     given = [field.tensor.name for field in inputs]
     given += [field.tensor.name for field in parameters if field.tensor is not None]
     for tensor in config.inputs:
         if tensor.name not in given and not tensor.optional:
-            raise PipelineMismatch(("inputs",), f"leave out '{tensor.name}', which the model requires")
+            raise PipelineMismatch(("inputs",), f"do not have '{tensor.name}', which the model requires")
         if given.count(tensor.name) > 1:
-            raise PipelineMismatch(("inputs",), f"give '{tensor.name}' twice")
+            raise PipelineMismatch(("inputs",), f"have '{tensor.name}' twice")
     for name, contract in spec.contract.items():
         tensor_named(config.outputs, name, ("contract", name))
         _check_max_items(contract, ("contract", name, "max_items"), parameters)
@@ -153,7 +153,7 @@ def _check_rules(spec: PipelineSpec, config: ModelConfig, *, has_key: bool) -> N
                 tensor_named(config.outputs, name, ("early_exit", index, key))
         if rule.error is not None and rule.error.signed and not has_key:
             raise PipelineMismatch(
-                ("early_exit", index, "error", "signed"), "needs the key: set GATEWAY_EARLY_EXIT_KEY"
+                ("early_exit", index, "error", "signed"), "requires a key: set GATEWAY_EARLY_EXIT_KEY"
             )
 
 
@@ -161,5 +161,5 @@ def _check_max_items(contract: ContractSpec, location: tuple[str, ...], paramete
     names = [field.name for field in parameters if field.spec.type == "integer" and field.tensor is None]
     if isinstance(contract.max_items, str) and contract.max_items not in names:
         raise PipelineMismatch(
-            location, f"'{contract.max_items}' is no integer parameter" + nearest(contract.max_items, names)
+            location, f"'{contract.max_items}' is not an integer parameter" + nearest(contract.max_items, names)
         )

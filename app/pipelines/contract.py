@@ -68,20 +68,20 @@ class ContractCheck:
     def _check(self, tensor: Tensor, contract: TensorContract) -> None:
         size = tensor.array.size
         if contract.max_items is not None and size > contract.max_items:
-            raise _violation(tensor, f"at most {contract.max_items} items were agreed", hint=_grows(tensor))
+            raise _violation(tensor, f"the contract allows at most {contract.max_items} items", hint=_grows(tensor))
         if contract.shape is not None:
             _check_shape(tensor, contract.shape, takes_batch=contract.takes_batch)
         first = self._first_size.setdefault(tensor.name, size) if contract.not_growing else size
         if size > first:
-            agreed = f"the first response had {first} items and none may have more"
+            agreed = f"the first response had {first} items, and no later response may have more"
             raise _violation(tensor, agreed, hint=_grows(tensor))
 
 
 def _check_shape(tensor: Tensor, shape: tuple[int, ...], *, takes_batch: bool) -> None:
     agreed = (1, *shape) if takes_batch else shape
     if not fits(tensor.shape, agreed):
-        words = "was agreed, with the batch dimension" if takes_batch else "was agreed"
-        raise _violation(tensor, f"{shape_text(agreed)} {words}")
+        words = " with the batch dimension" if takes_batch else ""
+        raise _violation(tensor, f"the contract requires {shape_text(agreed)}{words}")
 
 
 def _violation(tensor: Tensor, agreed: str, hint: str | None = None) -> ContractViolation:
@@ -91,4 +91,4 @@ def _violation(tensor: Tensor, agreed: str, hint: str | None = None) -> Contract
 
 
 def _grows(tensor: Tensor) -> str:
-    return f"A step passes on all of '{tensor.name}' so far: let it send only what is new since its last response."
+    return f"A step sends all items of '{tensor.name}' with each response. It must send only items that are new."

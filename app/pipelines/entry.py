@@ -76,7 +76,7 @@ class Entry:
         if self.coming is not None and self.coming.state is State.READY:
             if self.served is not None:
                 self.served.stop()
-                _log.info("pipeline '%s' is served in its new form", self.coming.name)
+                _log.info("pipeline '%s' now uses its new version", self.coming.name)
             self.served, self.coming = self.coming, None
             self.served.replaces = False
 

@@ -1,7 +1,7 @@
-"""Triton's opaque words about a chain, explained: which step, which tensor, what to do.
+"""Explains Triton's errors about ensembles: which step failed, which tensor is wrong, what to do.
 
-A fault's names are claims of a text that a model may have written. Only names that the pipeline's graph knows are
-shown; the rest of the text never is.
+A model may have written the error's text, so the names in it cannot be trusted. Callers see only names that the
+pipeline's graph has, and nothing else of the text.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from app.pipelines.shapes import shape_text
 
 
 def explain(error: GatewayError, graph: Graph) -> None:
-    """Completes an error that carries a fault with what the graph knows: detail, hint and the tensor at fault."""
+    """Sets the detail, hint and tensor of an error that has a fault, from the pipeline's graph."""
     if error.fault is None:
         return
     fault = _known(error.fault, graph)
@@ -30,7 +30,7 @@ def explain(error: GatewayError, graph: Graph) -> None:
 
 
 def _known(fault: Fault, graph: Graph) -> Fault:
-    """The fault without the names that the graph does not know."""
+    """Removes the names that the graph does not have from the fault."""
     return replace(
         fault,
         ensemble=fault.ensemble if fault.ensemble in graph.ensembles else "",
@@ -41,11 +41,11 @@ def _known(fault: Fault, graph: Graph) -> Fault:
 
 def _not_given(fault: Fault, edge: Edge | None, _graph: Graph) -> str:
     if edge is None:
-        return f"{_some_step(fault)} Let the step before it always write that tensor, or declare the input optional."
+        return f"{_some_step(fault)} Always write that tensor in the step before it, or declare the input optional."
     if edge.source.step is None:
-        return f"The request left out '{edge.source.tensor.name}', which {_reader(edge)} requires."
+        return f"The request does not have '{edge.source.tensor.name}', which {_reader(edge)} requires."
     return (
-        f"{_writer(edge)} answered without it: let it always write it, leave early with an error instead, "
+        f"{_writer(edge)} did not write it: always write the output, end the request with an early-exit error, "
         f"or declare '{fault.tensor}' optional in the configuration of '{fault.model}'."
     )
 
@@ -56,39 +56,39 @@ def _other_shape(fault: Fault, edge: Edge | None, _graph: Graph) -> str:
     seen, expected = _sizes(fault.seen), _sizes(fault.expected)
     if 0 in seen and len(seen) != len(expected):
         return (
-            f"{_writer(edge)} wrote nothing as {fault.seen}: an empty tensor keeps its rank "
-            f"(like {_empty(expected, edge.target.tensor)}), or the step leaves early with an error instead."
+            f"{_writer(edge)} wrote an empty tensor of shape {fault.seen}: keep the rank in empty tensors "
+            f"(such as {_empty(expected, edge.target.tensor)}), or end the request with an early-exit error."
         )
     return (
-        f"{_writer(edge)} wrote {fault.seen}: let it write {fault.expected}, or correct `dims` of '{fault.tensor}' in "
-        f"the configuration of '{fault.model}'. If it grows from response to response, send only what is new."
+        f"{_writer(edge)} wrote {fault.seen}: write {fault.expected}, or correct `dims` of '{fault.tensor}' in "
+        f"the configuration of '{fault.model}'. If the tensor grows with each response, send only the new items."
     )
 
 
 def _other_datatype(fault: Fault, edge: Edge | None, _graph: Graph) -> str:
     if edge is None:
         return f"{_some_step(fault)} A step wrote {fault.seen} where {fault.expected} is declared."
-    return f"{_writer(edge)} wrote {fault.seen}: let it convert to {fault.expected} before it answers."
+    return f"{_writer(edge)} wrote {fault.seen}: convert the tensor to {fault.expected} in that step."
 
 
 def _too_many(fault: Fault, edge: Edge | None, _graph: Graph) -> str:
     if edge is None:
-        return f"{_some_step(fault)} A step wrote {fault.seen} where {fault.expected} items are the most."
-    return f"{_writer(edge)} wrote {fault.seen}: let it send only what is new since its last response."
+        return f"{_some_step(fault)} A step wrote {fault.seen} items; the limit is {fault.expected}."
+    return f"{_writer(edge)} wrote {fault.seen}: send only items that are new since the last response."
 
 
 def _not_split(fault: Fault, _edge: Edge | None, graph: Graph) -> str:
     edge = graph.out_of(fault.tensor, fault.ensemble) if fault.tensor else None
-    who = _writer(edge) if edge else "A step with dynamic batching"
+    step = _writer(edge) if edge else "A step with dynamic batching"
     return (
-        f"{who} gave one batch of requests an output whose first dimension is not the size of the batch: export the "
-        "network with a dynamic batch axis in every output, or set max_batch_size: 0 for it."
+        f"{step} wrote an output whose first dimension differs from the batch size: export the network with a dynamic "
+        "batch axis in every output, or set max_batch_size: 0 for the model."
     )
 
 
 def _response_count(fault: Fault, _edge: Edge | None, _graph: Graph) -> str:
     return (
-        f"`execute` of {_model(fault)} must return one InferenceResponse for each request, in their order. A script "
+        f"`execute` of {_model(fault)} must return one InferenceResponse for each request, in the same order. A script "
         "with a response sender needs model_transaction_policy { decoupled: true } and returns None."
     )
 
@@ -96,15 +96,15 @@ def _response_count(fault: Fault, _edge: Edge | None, _graph: Graph) -> str:
 def _returned_decoupled(fault: Fault, _edge: Edge | None, _graph: Graph) -> str:
     return (
         f"`execute` of {_model(fault)} must send every response with the request's response sender and return None, "
-        "or its configuration must lose model_transaction_policy { decoupled: true }."
+        "or remove model_transaction_policy { decoupled: true } from its configuration."
     )
 
 
 def _deadlock(fault: Fault, _edge: Edge | None, graph: Graph) -> str:
     written = ", ".join(f"'{edge.name}' by {_writer(edge)}" for edge in graph.into_response())
     return (
-        f"A step of {_ensemble(fault)} answered without a tensor on the way to an output. Outputs are written: "
-        f"{written}. Let each step write every mapped output, and give every tensor of the ensemble its own name."
+        f"A step of {_ensemble(fault)} did not write a tensor that an output depends on. The outputs are written: "
+        f"{written}. Each step must write every mapped output, and every tensor of the ensemble needs a unique name."
     )
 
 
@@ -118,13 +118,13 @@ def _child_not_ready(fault: Fault, _edge: Edge | None, _graph: Graph) -> str:
 
 def _raised(fault: Fault, _edge: Edge | None, _graph: Graph) -> str:
     return (
-        f"Triton fails every request of a batch with what `execute` of {_model(fault)} raises. Catch it for each "
-        "request and answer InferenceResponse(error=TritonError(...)). Triton's log has the traceback."
+        f"When `execute` of {_model(fault)} raises, Triton fails every request of the batch. Catch exceptions for each "
+        "request and return InferenceResponse(error=TritonError(...)). Triton's log has the traceback."
     )
 
 
 _DETAIL: dict[FaultKind, Callable[[Fault], str]] = {
-    FaultKind.NOT_GIVEN: lambda fault: f"Step '{fault.model}' was not given its input '{fault.tensor}'.",
+    FaultKind.NOT_GIVEN: lambda fault: f"Step '{fault.model}' did not receive its input '{fault.tensor}'.",
     FaultKind.SHAPE: lambda fault: _expects("shape", fault),
     FaultKind.DATATYPE: lambda fault: _expects("datatype", fault),
     FaultKind.ITEMS: lambda fault: _expects("a number of items of at most", fault),
@@ -146,7 +146,7 @@ _HINT: dict[FaultKind, Callable[[Fault, Edge | None, Graph], str]] = {
 
 
 def _expects(what: str, fault: Fault) -> str:
-    return f"Input '{fault.tensor}' of step '{fault.model}' expects {what} {fault.expected} and was given {fault.seen}."
+    return f"Input '{fault.tensor}' of step '{fault.model}' expects {what} {fault.expected} but received {fault.seen}."
 
 
 def _writer(edge: Edge) -> str:
@@ -167,10 +167,10 @@ def _ensemble(fault: Fault) -> str:
 
 
 def _some_step(fault: Fault) -> str:
-    """For a fault below a BLS model, whose calls are in no configuration unless they are declared."""
+    """For a fault in a model that a BLS script calls; the graph has such a call only if it is declared."""
     if fault.model:
-        return f"This is about an input of '{fault.model}', which a model's script calls."
-    return "A model that a script calls is at fault; declare `bls_calls` in the script's config.pbtxt to see its name."
+        return f"The error concerns an input of '{fault.model}', which a BLS script calls."
+    return "A model that a BLS script calls failed; declare `bls_calls` in the script's config.pbtxt to see its name."
 
 
 def _sizes(shape: str) -> list[int]:
@@ -178,6 +178,6 @@ def _sizes(shape: str) -> list[int]:
 
 
 def _empty(expected: list[int], spec: TensorSpec) -> str:
-    """The shape of nothing: every size that is free is 0, but for the batch dimension in front of the declared ones."""
+    """The shape of an empty tensor: a batch dimension of 1, if there is one, and 0 for every free dimension."""
     batch = (1,) * (len(expected) - len(spec.dims))
     return shape_text(batch + tuple(max(dim, 0) for dim in spec.dims))

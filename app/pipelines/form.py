@@ -102,10 +102,10 @@ class Form:
             self.pipeline = compile_pipeline(self.name, self.spec, config, models, surroundings)
         except PipelineMismatch as exc:
             key = ".".join(map(str, exc.location))
-            self._misfit(f"It does not fit its model: {key} {exc.text}{'' if exc.text.endswith('?') else '.'}")
+            self._misfit(f"It does not match its model: {key} {exc.text}{'' if exc.text.endswith('?') else '.'}")
             self._report(exc.location, exc.text)
         except Exception as exc:
-            self._misfit("The gateway cannot compile it; the log says why.")
+            self._misfit("The gateway cannot compile it; see the log for the cause.")
             self._report((), f"cannot be compiled: {exc!r}", exc)
         else:
             self._models = models
@@ -118,7 +118,7 @@ class Form:
     def _begin_warming(self) -> None:
         self.stop()
         self.retry_now()
-        self.state, self.detail = State.WARMING, "Its sample has not been answered yet."
+        self.state, self.detail = State.WARMING, "Its sample is still running."
         if self.spec.sample is None or not self.spec.warmup:
             self._become_ready()
 
@@ -127,7 +127,7 @@ class Form:
 
     def _fail_on_sample(self, failure: BaseException) -> None:
         self._backoff.fail()
-        self.detail = "Its sample failed; the log says why."
+        self.detail = "Its sample failed; see the log for the cause."
         upstream = getattr(failure, "upstream", None)
         said = f"; the model says: {upstream.message}" if upstream is not None else ""
         unexpected = None if isinstance(failure, _EXPECTED) else failure
@@ -139,5 +139,5 @@ class Form:
         text = " ".join(text.split())[:_LONGEST_TEXT]
         problem = self.file.complaint(where, text) if self.file else f"{'.'.join(map(str, where))} {text}"
         if problem != self.problem:
-            _log.error("%s%s", problem, " (its last good form stays)" if self.replaces else "", exc_info=exc)
+            _log.error("%s%s", problem, " (the last valid version stays active)" if self.replaces else "", exc_info=exc)
         self.problem = problem

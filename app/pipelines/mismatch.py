@@ -29,5 +29,5 @@ def tensor_named(tensors: Iterable[TensorSpec], name: str, location: tuple[str |
     """Raises PipelineMismatch."""
     by_name = {tensor.name: tensor for tensor in tensors}
     if name not in by_name:
-        raise PipelineMismatch(location, f"'{name}' is no such tensor of the model" + nearest(name, list(by_name)))
+        raise PipelineMismatch(location, f"'{name}' is not a tensor of the model" + nearest(name, list(by_name)))
     return by_name[name]

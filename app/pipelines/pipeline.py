@@ -85,8 +85,8 @@ class Pipeline:
         explain(error, self.graph)
         if intended := self.rules.reason_but_for_code(upstream, request_id):
             error.hint = (
-                f"The message is that of the early exit '{intended}', its code is not. A BLS script must answer with "
-                "TritonError and the code again, which it loses of its children; for streams the rule needs code: any."
+                f"The message matches the early exit '{intended}', but the code does not. A BLS script loses the code "
+                "of the models it calls and must set the code again in its TritonError. For streams, use code: any."
             )
 
     def _blames_caller(self, error: GatewayError, upstream: UpstreamError, request_id: str) -> bool:

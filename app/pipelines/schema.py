@@ -48,7 +48,7 @@ def result_schema(pipeline: Pipeline) -> Schema:
     properties = {field.name: _output_schema(field, joined=pipeline.config.decoupled) for field in pipeline.outputs}
     if pipeline.rules:
         reasons = list(dict.fromkeys(rule.reason for rule in pipeline.rules.rules))
-        properties["early_exit"] = {"enum": [*reasons, None], "description": "Why there was nothing to do, or null."}
+        properties["early_exit"] = {"enum": [*reasons, None], "description": "The reason of the early exit, or null."}
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 

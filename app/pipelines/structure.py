@@ -58,7 +58,7 @@ def marks_of(text: memoryview, commas_to_depth: int = MAX_DEPTH) -> Iterator[Mar
         if wanted is _IS_BRACKET and marks.depths.min(initial=depth) <= commas_to_depth:
             marks, ends_inside_string = _marks_in(piece, _IS_MARK, depth, is_inside_string)
         if marks.depths.max(initial=0) > MAX_DEPTH:
-            raise InvalidJson(f"The body is nested too deeply: more than {MAX_DEPTH} levels.")
+            raise InvalidJson(f"The body has too many nested levels: more than {MAX_DEPTH} levels.")
         yield Marks(marks.positions + start, marks.characters, marks.depths)
         start, is_inside_string = start + len(piece), ends_inside_string
         depth = int(marks.depths[-1]) if len(marks.depths) else depth

@@ -100,7 +100,7 @@ def check_resume(after: int, first_id: int, last_id: int, *, has_ended: bool) ->
     if after > last_id:
         raise InvalidRequest("Last-Event-ID names no event of this stream.")
     if after + 1 < first_id:
-        raise StreamEvicted("The events after this id were dropped: the buffer keeps the newest only.")
+        raise StreamEvicted("The events after this id were dropped: the buffer keeps only the newest events.")
     return not (has_ended and after == last_id)
 
 

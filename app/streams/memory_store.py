@@ -77,7 +77,7 @@ class MemoryStore:
         if kept.log.has_ended:
             self._forget(stream_id, kept)
             return
-        kept.stream.end(ClientClosedRequest(f"Nobody read the stream for {kept.resume_s:g} s."))
+        kept.stream.end(ClientClosedRequest(f"No client read the stream for {kept.resume_s:g} s."))
         self._await_reader(stream_id, kept)
 
     def _forget(self, stream_id: str, kept: _Kept) -> None:

@@ -71,7 +71,7 @@ class RedisReader:
             except StreamEvicted:
                 events = await self._replay(after)
             if events and events[0].id != after + 1:
-                raise StreamEvicted("The events after this id were dropped: the buffer keeps the newest only.")
+                raise StreamEvicted("The events after this id were dropped: the buffer keeps only the newest events.")
             if events:
                 return events
             await asyncio.sleep(RETRY_PAUSE_S)

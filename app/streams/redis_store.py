@@ -107,11 +107,11 @@ class RedisStore:
             await publisher.publish(self._connections.publish)
         except StreamLost:
             self._disowned.add(stream_id)
-            publisher.stream.end(ClientClosedRequest("Nobody can read the stream any more: its store lost it."))
+            publisher.stream.end(ClientClosedRequest("The store lost the stream, so no client can read it."))
         except Exception:
             self._disowned.add(stream_id)
             _log.exception("publishing a stream failed", extra={"request_id": publisher.stream.request_id})
-            publisher.stream.end(Internal("The gateway failed; its log says more under the request's id."))
+            publisher.stream.end(Internal("The gateway failed. Its log shows the cause under the request's id."))
         finally:
             del self._owned[stream_id]
 
@@ -153,6 +153,6 @@ class RedisStore:
         if owner is None:
             owned.stream.end(ClientClosedRequest("The stream was deleted."))
         elif owner != self._owner.encode():
-            owned.stream.end(ClientClosedRequest("Heartbeats of this process were missing, and the stream was ended."))
+            owned.stream.end(ClientClosedRequest("The stream was ended because this process missed its heartbeats."))
         elif now - owned.read_at > owned.resume_s:
-            owned.stream.end(ClientClosedRequest(f"Nobody read the stream for {owned.resume_s:g} s."))
+            owned.stream.end(ClientClosedRequest(f"No client read the stream for {owned.resume_s:g} s."))

@@ -78,7 +78,7 @@ class Tail(ReplayLog):
         """Raises StreamEvicted if the next event is not here any more, UpstreamUnavailable after :meth:`lose`."""
         while self.last_id <= after:
             if self._is_lost:
-                raise UpstreamUnavailable("The stream cannot be read from its store.")
+                raise UpstreamUnavailable("The gateway cannot read the stream from its store.")
             await self.grown()
         return self.newer_than(after)
 
@@ -184,7 +184,7 @@ class Tailer:
         """Writes the terminal event of each stream whose process died; of all readers that try, one does."""
         for tail in [tail for tail in self._tails.values() if tail.is_orphan]:
             stream = tail.stream
-            error = UpstreamUnavailable("The process that ran this stream is gone.")
+            error = UpstreamUnavailable("The process that ran this stream has ended.")
             data = orjson.dumps(self._problem_of(error, stream.request_id))
             words = (lifetime_ms(stream.resume_s), tail.last_id, data)
             await self._redis.eval(END_ORPHAN, 2, stream.keys.events, stream.keys.stream, *words)

@@ -123,7 +123,7 @@ class Stream:
             self._end_with(self._cause or ClientClosedRequest("The stream was cancelled."))
         except Exception:
             _log.exception("a stream failed")
-            self._end_with(Internal("The gateway failed; its log says more under the request's id."))
+            self._end_with(Internal("The gateway failed. Its log shows the cause under the request's id."))
 
     async def _relay(self) -> None:
         """Writes every response as an output."""

@@ -129,7 +129,7 @@ class TestStream:
         answer = await api.client.post(f"{WRITE}/stream", json={"prompt": "x"})
         assert [name for _, name, _ in events(answer)] == ["output", "error"]
         problem = events(answer)[-1][2]
-        assert problem["detail"] == "Output 'TOKEN_ID' has shape [2]; at most 1 items were agreed."
+        assert problem["detail"] == "Output 'TOKEN_ID' has shape [2]; the contract allows at most 1 items."
         await api.gateway.inference.canceller.close()
         assert api.engine.requests[-1].inputs[0].name == "CANCEL"
 

@@ -25,10 +25,13 @@ CONTRACTS: dict[str, dict[str, Any]] = {
     "by_parameter": {"max_items": "chunk_tokens"},
 }
 BROKEN = {
-    "at_most_four": (3, "Output 'TOKEN_ID' has shape [8]; at most 4 items were agreed."),
-    "of_shape_one": (1, "Output 'TOKEN_ID' has shape [2]; [1] was agreed."),
-    "not_growing": (1, "Output 'TOKEN_ID' has shape [2]; the first response had 1 items and none may have more."),
-    "by_parameter": (2, "Output 'TOKEN_ID' has shape [4]; at most 3 items were agreed."),
+    "at_most_four": (3, "Output 'TOKEN_ID' has shape [8]; the contract allows at most 4 items."),
+    "of_shape_one": (1, "Output 'TOKEN_ID' has shape [2]; the contract requires [1]."),
+    "not_growing": (
+        1,
+        "Output 'TOKEN_ID' has shape [2]; the first response had 1 items, and no later response may have more.",
+    ),
+    "by_parameter": (2, "Output 'TOKEN_ID' has shape [4]; the contract allows at most 3 items."),
 }
 """The outputs before the first that breaks the contract, and what is said of that one."""
 
@@ -96,7 +99,7 @@ class TestTheGrowingTokenFault:
         outputs, detail = BROKEN[pipeline]
         assert [len(event.data["token_id"]) for event in written] == GROWING[:outputs]
         assert (last.name, last.data["code"], last.data["detail"]) == ("error", "contract_violation", detail)
-        assert ("let it send only what is new" in last.data.get("hint", "")) is (pipeline != "of_shape_one")
+        assert ("It must send only items that are new" in last.data.get("hint", "")) is (pipeline != "of_shape_one")
         assert violations(contracts, pipeline) == (before[0] + 1, before[1] + 1)
         eventually(lambda: notice.exists() and bool(notice.read_text()))
         assert int(notice.read_text().split()[1]) < len(GROWING)
@@ -120,7 +123,7 @@ class TestTheGrowingTokenFault:
 def test_the_number_agreed_is_that_of_the_request(client: httpx.Client) -> None:
     *written, last = read_stream(client, "by_parameter", growing() | {"chunk_tokens": 16})
     assert [len(event.data["token_id"]) for event in written] == [1, 2, 4, 8, 16]
-    assert last.data["detail"] == "Output 'TOKEN_ID' has shape [32]; at most 16 items were agreed."
+    assert last.data["detail"] == "Output 'TOKEN_ID' has shape [32]; the contract allows at most 16 items."
 
 
 def test_a_first_response_that_breaks_it_keeps_its_status(client: httpx.Client) -> None:
@@ -148,18 +151,18 @@ class TestTheModelsOwnAssertion:
         assert [len(event.data["token_id"]) for event in written] == [1, 2]
         assert last.data["code"] == "contract_violation"
         assert last.data["detail"] == (
-            "Input 'NEWEST_IDS' of step 'text_detokenize' expects a number of items of at most 2 and was given [4]."
+            "Input 'NEWEST_IDS' of step 'text_detokenize' expects a number of items of at most 2 but received [4]."
         )
         assert last.data["hint"] == (
             "Step 'scripted_stream' (its output 'TOKEN_ID') wrote [4]: "
-            "let it send only what is new since its last response."
+            "send only items that are new since the last response."
         )
         assert violations(contracts, "by_the_model", "NEWEST_IDS") == (before[0] + 1, before[1] + 1)
 
     def test_joined(self, client: httpx.Client) -> None:
         answer = client.post("/v1/pipelines/by_the_model", json=growing())
         assert (answer.status_code, answer.json()["code"]) == (502, "contract_violation")
-        assert "at most 3 and was given [4]" in answer.json()["detail"]
+        assert "at most 3 but received [4]" in answer.json()["detail"]
 
 
 class TestTheReferenceChain:
@@ -181,7 +184,7 @@ class TestTheReferenceChain:
         answers: list[httpx.Response] = []
         cut = steps_after(triton, lambda: answers.append(client.post(f"/v1/pipelines/write_one{form}", json=body)))
         assert (answers[0].status_code, answers[0].json()["code"]) == (502, "contract_violation")
-        assert answers[0].json()["detail"] == "Output 'TOKEN_ID' has shape [2]; at most 1 items were agreed."
+        assert answers[0].json()["detail"] == "Output 'TOKEN_ID' has shape [2]; the contract allows at most 1 items."
         assert 1 <= cut < whole / 2
 
 

@@ -67,33 +67,33 @@ def test_the_chain_works_when_nobody_does_wrong(faulty: httpx.Client) -> None:
 def test_not_written(faulty: httpx.Client, pipeline: str) -> None:
     problem = ask(faulty, pipeline, omit=True).json()
     assert problem["code"] == "contract_violation"
-    assert problem["detail"] == "Step 'ident' was not given its input 'X'."
+    assert problem["detail"] == "Step 'ident' did not receive its input 'X'."
     assert problem["hint"] == (
-        "Step 'writer' (its output 'T') answered without it: let it always write it, leave early with an error "
-        "instead, or declare 'X' optional in the configuration of 'ident'."
+        "Step 'writer' (its output 'T') did not write it: always write the output, end the request with an "
+        "early-exit error, or declare 'X' optional in the configuration of 'ident'."
     )
 
 
 def test_an_empty_tensor_without_its_rank(faulty: httpx.Client) -> None:
     problem = ask(faulty, "chain", shape=[0]).json()
     assert problem["status"] == 502
-    assert problem["detail"] == "Input 'X' of step 'ident' expects shape [-1,3,4] and was given [0]."
+    assert problem["detail"] == "Input 'X' of step 'ident' expects shape [-1,3,4] but received [0]."
     assert problem["hint"] == (
-        "Step 'writer' (its output 'T') wrote nothing as [0]: an empty tensor keeps its rank (like [0,3,4]), "
-        "or the step leaves early with an error instead."
+        "Step 'writer' (its output 'T') wrote an empty tensor of shape [0]: keep the rank in empty tensors (such as "
+        "[0,3,4]), or end the request with an early-exit error."
     )
 
 
 def test_another_shape(faulty: httpx.Client) -> None:
     problem = ask(faulty, "outer", shape=[1, 3, 5]).json()
-    assert problem["detail"] == "Input 'X' of step 'ident' expects shape [-1,3,4] and was given [1,3,5]."
-    assert problem["hint"].startswith("Step 'writer' (its output 'T') wrote [1,3,5]: let it write [-1,3,4], or correct")
+    assert problem["detail"] == "Input 'X' of step 'ident' expects shape [-1,3,4] but received [1,3,5]."
+    assert problem["hint"].startswith("Step 'writer' (its output 'T') wrote [1,3,5]: write [-1,3,4], or correct")
 
 
 def test_another_datatype(faulty: httpx.Client) -> None:
     problem = ask(faulty, "chain", float64=True).json()
-    assert problem["detail"] == "Input 'X' of step 'ident' expects datatype FP32 and was given FP64."
-    assert problem["hint"] == ("Step 'writer' (its output 'T') wrote FP64: let it convert to FP32 before it answers.")
+    assert problem["detail"] == "Input 'X' of step 'ident' expects datatype FP32 but received FP64."
+    assert problem["hint"] == ("Step 'writer' (its output 'T') wrote FP64: convert the tensor to FP32 in that step.")
 
 
 @pytest.mark.parametrize("count", [0, 2])
@@ -112,7 +112,7 @@ def test_a_batch_that_cannot_be_split(faulty: httpx.Client) -> None:
     )
     problem = ask(faulty, "chain", error=["UNSUPPORTED", text]).json()
     assert problem["code"] == "contract_violation"
-    assert problem["hint"].startswith("Step 'writer' (its output 'T') gave one batch of requests an output whose first")
+    assert problem["hint"].startswith("Step 'writer' (its output 'T') wrote an output whose first dimension differs")
 
 
 def test_a_deadlock(faulty: httpx.Client) -> None:
@@ -121,7 +121,7 @@ def test_a_deadlock(faulty: httpx.Client) -> None:
     problem = ask(faulty, "chain", error=["INVALID_ARG", text]).json()
     assert problem["detail"] == "An output of an ensemble was never set."
     assert problem["hint"].startswith(
-        "A step of ensemble 'chain' answered without a tensor on the way to an output. Outputs are written: "
+        "A step of ensemble 'chain' did not write a tensor that an output depends on. The outputs are written: "
         "'Y' by step 'ident' (its output 'Y')."
     )
 
@@ -130,8 +130,8 @@ def test_a_deadlock(faulty: httpx.Client) -> None:
 def test_a_fault_below_a_script_that_declares_its_calls(faulty: httpx.Client, raises: bool) -> None:
     problem = ask(faulty, "declared_script", shape=[0], raises=raises).json()
     assert problem["code"] == "contract_violation"
-    assert problem["detail"] == "Input 'X' of step 'ident' expects shape [-1,3,4] and was given [0]."
-    assert "which a model's script calls" in problem["hint"]
+    assert problem["detail"] == "Input 'X' of step 'ident' expects shape [-1,3,4] but received [0]."
+    assert "which a BLS script calls" in problem["hint"]
 
 
 def test_a_fault_below_a_script_that_declares_nothing_names_nothing(faulty: httpx.Client) -> None:
@@ -154,13 +154,13 @@ def test_a_script_that_calls_what_is_not_there(faulty: httpx.Client) -> None:
 def test_an_early_exit_whose_code_a_script_lost(faulty: httpx.Client) -> None:
     problem = ask(faulty, "declared_script", error=["ALREADY_EXISTS", "EXIT"]).json()
     assert problem["code"] == "model_error"
-    assert problem["hint"].startswith("The message is that of the early exit 'nothing', its code is not.")
+    assert problem["hint"].startswith("The message matches the early exit 'nothing', but the code does not.")
 
 
 def test_what_a_script_raises_is_not_repeated(faulty: httpx.Client) -> None:
     answer = ask(faulty, "declared_script", error=["INTERNAL", "a user's secret"], raises=True)
     assert answer.json()["detail"] == "A model's script raised an exception."
-    assert "what `execute` of 'declared_script' raises" in answer.json()["hint"]
+    assert "When `execute` of 'declared_script' raises, " in answer.json()["hint"]
     assert "secret" not in answer.text
 
 

@@ -148,7 +148,7 @@ def test_what_the_client_asks_of_the_server(client: Any, triton_http: Any) -> No
 def test_errors_have_a_message_and_a_status(client: Any) -> None:
     given = http.InferInput("X", [1, 4], "FP32")
     given.set_data_from_numpy(np.zeros((1, 4), np.float32))
-    with pytest.raises(InferenceServerException, match=r"\[400\] Input 'X' has a shape that does not fit"):
+    with pytest.raises(InferenceServerException, match=r"\[400\] Input 'X' has the wrong shape"):
         client.infer("batched_echo", [given])
     with pytest.raises(InferenceServerException, match=r"\[404\] Request for unknown model"):
         client.infer("nope", [given])

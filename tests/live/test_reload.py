@@ -85,11 +85,11 @@ def test_a_broken_edit_is_named_costs_nothing_and_the_next_good_one_is_taken(
         for name, said in {
             "a": ":3: pipelines.a.model 'scriptd' is no model of Triton's repository; did you mean",
             "b": ":12: pipelines.b.sample failed: ",
-            "c": ":17: pipelines.c.outputs.text.tensor 'TXT' is no such tensor of the model; did you mean 'TEXT'?",
+            "c": ":17: pipelines.c.outputs.text.tensor 'TXT' is not a tensor of the model; did you mean 'TEXT'?",
         }.items():
             (line,) = lines_with(f"pipelines.{name}.")
             assert said in line
-            assert "its last good form stays" in line
+            assert "the last valid version stays active" in line
         write(path, BOMB)
         eventually(lambda: bool(lines_with("keys and values, with its aliases counted in full")), WITHIN_S)
         write(path, GOOD.replace("  c:", "  d:"))
@@ -111,7 +111,7 @@ def test_a_start_waits_for_a_missing_model_and_a_failing_sample(start_gateway: S
     assert readiness.status_code == 503
     assert readiness.json()["state_detail"] == {
         "a": "Triton has no model 'scriptd'; did you mean 'scripted'?",
-        "b": "Its sample failed; the log says why.",
+        "b": "Its sample failed; see the log for the cause.",
     }
     write(path, "pipelines:" + pipeline("a"))
     eventually(lambda: httpx.get(f"{gateway.url}/health/ready").status_code == 200, WITHIN_S)

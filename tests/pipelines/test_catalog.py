@@ -220,10 +220,10 @@ class TestFollowingTheFile:
     async def test_a_misfit_at_start_is_told_with_its_line(self, engine: FakeEngine, path: Path) -> None:
         catalog = await loaded(engine, path, "pipelines:\n  p:\n    model: plain\n    outputs: {y: {tensor: NOPE}}\n")
         assert catalog.complaints == [
-            f"{path}:4: pipelines.p.outputs.y.tensor 'NOPE' is no such tensor of the model; valid here: Y"
+            f"{path}:4: pipelines.p.outputs.y.tensor 'NOPE' is not a tensor of the model; valid here: Y"
         ]
         assert catalog.entries["p"].state_detail == (
-            "It does not fit its model: outputs.y.tensor 'NOPE' is no such tensor of the model; valid here: Y."
+            "It does not match its model: outputs.y.tensor 'NOPE' is not a tensor of the model; valid here: Y."
         )
         with pytest.raises(ModelNotReady, match="misconfigured"):
             catalog.pipeline("p")
@@ -245,8 +245,14 @@ class TestReloading:
             ("  p: {model: plane}\n", "2: pipelines.p.model 'plane' is no model of Triton's repository; did you mean"),
             ("  p: {model: plain, sample: {X: 1}}\n", "2: pipelines.p.sample failed: no"),
             ("  p: {model: plain, sample: {X: a}}\n", "2: pipelines.p.sample failed: 'X' must be"),
-            ("  p: {model: plain, inputs: {x: {tensor: NOPE}}}\n", "2: pipelines.p.inputs.x.tensor 'NOPE' is no such"),
-            ("  p: {model: plain, parameters: {X: {type: integer}}}\n", "2: pipelines.p.parameters.X has the name"),
+            (
+                "  p: {model: plain, inputs: {x: {tensor: NOPE}}}\n",
+                "2: pipelines.p.inputs.x.tensor 'NOPE' is not a tensor",
+            ),
+            (
+                "  p: {model: plain, parameters: {X: {type: integer}}}\n",
+                "2: pipelines.p.parameters.X has the same name",
+            ),
         ],
     )
     async def test_a_pipeline_that_cannot_be_served_keeps_its_last_good_form(
@@ -265,7 +271,7 @@ class TestReloading:
         assert catalog.reload_failed
         (problem,) = [record.message for record in caplog.records if record.levelname == "ERROR"]
         assert problem.startswith(f"{path}:{said}")
-        assert problem.endswith(" (its last good form stays)")
+        assert problem.endswith(" (the last valid version stays active)")
 
     async def test_it_is_taken_when_it_can_be_served_at_last(self, engine: FakeEngine, path: Path) -> None:
         catalog = await loaded(engine, path)
@@ -514,7 +520,7 @@ class TestWarmingUp:
             await turn(catalog)
         assert len(engine.requests) == 1
         assert catalog.entries["p"].state is State.WARMING
-        assert catalog.entries["p"].state_detail == "Its sample failed; the log says why."
+        assert catalog.entries["p"].state_detail == "Its sample failed; see the log for the cause."
         assert not catalog.is_ready
         engine.answers = [ANSWER]
         next(catalog.entries["p"].forms).retry_now()
@@ -575,7 +581,7 @@ class TestWarmingUp:
         inputs = "{X: {tensor: X}, F: {tensor: F, kind: binary}}"
         catalog = await loaded(engine, path, f"pipelines:\n  p: {{model: plain, inputs: {inputs}, sample: {sample}}}\n")
         assert catalog.entries["p"].state is State.WARMING
-        assert catalog.entries["p"].state_detail == "Its sample failed; the log says why."
+        assert catalog.entries["p"].state_detail == "Its sample failed; see the log for the cause."
         assert "pipelines.p.sample failed: " in caplog.text
 
     async def test_files_of_a_sample_lie_beside_the_configuration(self, engine: FakeEngine, path: Path) -> None:

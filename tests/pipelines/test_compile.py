@@ -53,21 +53,29 @@ def test_the_ensembles_of_the_rules_are_those_of_the_graph() -> None:
 @pytest.mark.parametrize(
     ("words", "location", "text"),
     [
-        ({"inputs": {"x": {"tensor": "Z"}}}, ("inputs", "x", "tensor"), "'Z' is no such tensor of the model"),
+        ({"inputs": {"x": {"tensor": "Z"}}}, ("inputs", "x", "tensor"), "'Z' is not a tensor of the model"),
         ({"outputs": {"y": {"tensor": "TEX"}}}, ("outputs", "y", "tensor"), "did you mean 'TEXT'?"),
         ({"inputs": {"x": {"tensor": "X", "kind": "text"}}}, ("inputs", "x", "kind"), "'text' does not fit FP32"),
         ({"outputs": {"t": {"tensor": "TEXT"}}}, ("outputs", "t", "kind"), "'number' does not fit BYTES"),
-        ({"inputs": {}}, ("inputs",), "leave out 'X'"),
-        ({"inputs": {"a": {"tensor": "X"}, "b": {"tensor": "X"}}}, ("inputs",), "give 'X' twice"),
+        ({"inputs": {}}, ("inputs",), "do not have 'X', which the model requires"),
+        ({"inputs": {"a": {"tensor": "X"}, "b": {"tensor": "X"}}}, ("inputs",), "have 'X' twice"),
         (
             {"inputs": {"x": {"tensor": "X"}}, "parameters": {"n": {"type": "string", "tensor": "NOPE"}}},
             ("parameters", "n", "tensor"),
             "did you mean 'NOTE'?",
         ),
-        ({"early_exit": [{"reason": "a", "missing": ["Z"]}]}, ("early_exit", 0, "missing"), "'Z' is no such tensor"),
-        ({"early_exit": [{"reason": "a", "empty": ["X"]}]}, ("early_exit", 0, "empty"), "'X' is no such tensor"),
-        ({"contract": {"Z": {"max_items": 1}}}, ("contract", "Z"), "'Z' is no such tensor"),
-        ({"contract": {"Y": {"max_items": "n"}}}, ("contract", "Y", "max_items"), "'n' is no integer parameter"),
+        (
+            {"early_exit": [{"reason": "a", "missing": ["Z"]}]},
+            ("early_exit", 0, "missing"),
+            "'Z' is not a tensor of the model",
+        ),
+        (
+            {"early_exit": [{"reason": "a", "empty": ["X"]}]},
+            ("early_exit", 0, "empty"),
+            "'X' is not a tensor of the model",
+        ),
+        ({"contract": {"Z": {"max_items": 1}}}, ("contract", "Z"), "'Z' is not a tensor of the model"),
+        ({"contract": {"Y": {"max_items": "n"}}}, ("contract", "Y", "max_items"), "'n' is not an integer parameter"),
         ({"batch": True}, ("batch",), "no batch dimension"),
     ],
 )
@@ -82,7 +90,7 @@ def test_a_limit_is_a_parameter_of_the_request_not_a_tensor() -> None:
         "parameters": {"n": {"type": "number"}, "k": {"type": "integer", "tensor": "K"}},
         "contract": {"Y": {"max_items": "k"}},
     }
-    assert "no integer parameter" in mismatch(model("K INT32 [1]", "Y FP32 [-1]"), **words).text
+    assert "is not an integer parameter" in mismatch(model("K INT32 [1]", "Y FP32 [-1]"), **words).text
 
 
 def test_signed_rules_need_the_key() -> None:
@@ -98,7 +106,7 @@ def test_a_datatype_without_a_json_form() -> None:
 
 
 def test_a_parameter_with_the_name_of_a_derived_input_is_refused() -> None:
-    with pytest.raises(PipelineMismatch, match="has the name of an input of the model") as caught:
+    with pytest.raises(PipelineMismatch, match="has the same name as an input of the model") as caught:
         pipeline(model("X FP32 [1]", "Y FP32 [1]"), inputs=None, parameters={"X": {"type": "integer"}})
     assert caught.value.location == ("parameters", "X")
 

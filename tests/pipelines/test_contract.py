@@ -57,23 +57,23 @@ def test_the_detail_says_what_was_seen_and_what_was_agreed() -> None:
     with pytest.raises(ContractViolation) as caught:
         ContractCheck({"T": TensorContract("T", max_items=1)}).check(of_shape(2))
     assert caught.value.tensor == "T"
-    assert caught.value.detail == "Output 'T' has shape [2]; at most 1 items were agreed."
-    assert "only what is new" in (caught.value.hint or "")
+    assert caught.value.detail == "Output 'T' has shape [2]; the contract allows at most 1 items."
+    assert "only items that are new" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize(
     ("contract", "seen", "detail"),
     [
-        (TensorContract("T", shape=(5,)), (1, 5), "has shape [1,5]; [5] was agreed."),
+        (TensorContract("T", shape=(5,)), (1, 5), "has shape [1,5]; the contract requires [5]."),
         (
             TensorContract("T", shape=(1, 5), takes_batch=True),
             (1, 5),
-            "has shape [1,5]; [1,1,5] was agreed, with the batch dimension.",
+            "has shape [1,5]; the contract requires [1,1,5] with the batch dimension.",
         ),
         (
             TensorContract("T", shape=(5,), takes_batch=True),
             (2, 5),
-            "has shape [2,5]; [1,5] was agreed, with the batch dimension.",
+            "has shape [2,5]; the contract requires [1,5] with the batch dimension.",
         ),
     ],
 )

@@ -37,13 +37,13 @@ def test_an_error_without_a_fault_is_left_alone(graph: Graph) -> None:
 
 def test_the_writer_of_the_very_output_is_named(graph: Graph) -> None:
     error = explained(graph, Fault(FaultKind.NOT_GIVEN, "chain", "join", "B"))
-    assert error.hint.startswith("Step 'fork' (its output 'Q') answered without it")
+    assert error.hint.startswith("Step 'fork' (its output 'Q') did not write it")
     assert error.tensor == "B"
 
 
 def test_an_input_of_the_request_is_the_requests_fault(graph: Graph) -> None:
     error = explained(graph, Fault(FaultKind.NOT_GIVEN, "chain", "fork", "X"))
-    assert error.hint == "The request left out 'X', which step 'fork' requires."
+    assert error.hint == "The request does not have 'X', which step 'fork' requires."
 
 
 @pytest.mark.parametrize("kind", FaultKind)
@@ -63,5 +63,5 @@ def test_every_kind_has_a_hint_that_fits_the_answer(graph: Graph, kind: FaultKin
 
 def test_a_known_tensor_of_another_model_is_not_joined_with_this_one(graph: Graph) -> None:
     error = explained(graph, Fault(FaultKind.SHAPE, "chain", "boxed", "X", "[3,4]", "[0]"))
-    assert error.detail == "Input 'X' of step 'boxed' expects shape [3,4] and was given [0]."
-    assert "which a model's script calls" in error.hint
+    assert error.detail == "Input 'X' of step 'boxed' expects shape [3,4] but received [0]."
+    assert "which a BLS script calls" in error.hint

@@ -85,7 +85,7 @@ def test_a_key_is_found_again_by_its_line(path: Path) -> None:
         ("- 1\n", "1: the file is wrong: "),
         ("pipelines: [\n", "2: while parsing a flow node expected the node content"),
         ("pipelines: {? [a, b] : 1}\n", "1: a key is a list or a mapping instead of text"),
-        ("pipelines: &a [*a]\n", "1: an alias holds itself"),
+        ("pipelines: &a [*a]\n", "1: an alias contains itself"),
         (b"pipelines:\n  \xff\n", "2: is not UTF-8 text"),
         ("pipelines:\n  ocr: \x07\n", "1: is not YAML: unacceptable character #x0007"),
         ("pipelines:\n  2026-99-99\n", "2: is not a valid timestamp"),

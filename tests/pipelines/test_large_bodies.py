@@ -166,7 +166,7 @@ def test_json_values_may_be_64_levels_deep(deep: bytes) -> None:
 def test_a_value_may_not_be_deeper(name: str, padding: int) -> None:
     with pytest.raises(GatewayError) as caught:
         P.request_of_json(b'{"%s": %s%s%s}' % (name.encode(), b"[" * 64, b" " * padding, b"]" * 64))
-    assert (caught.value.code, "nested too deeply" in caught.value.detail) == ("invalid_json", True)
+    assert (caught.value.code, "too many nested levels" in caught.value.detail) == ("invalid_json", True)
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,6 @@ def test_a_bound_is_a_finite_number(bound: float) -> None:
 
 @pytest.mark.parametrize("value", [float("inf"), 2**64, b"x", {1: 2}, [float("nan")]])
 def test_a_default_has_a_json_form(value: Any) -> None:
-    assert "has no JSON form" in refused(InputSpec, tensor="X", default=value)
-    assert "has no JSON form" in refused(ParameterSpec, type="string", default=value)
-    assert "has no JSON form" in refused(PipelineSpec, model="m", sample={"x": value})
+    assert "is not valid in JSON: " in refused(InputSpec, tensor="X", default=value)
+    assert "is not valid in JSON: " in refused(ParameterSpec, type="string", default=value)
+    assert "is not valid in JSON: " in refused(PipelineSpec, model="m", sample={"x": value})

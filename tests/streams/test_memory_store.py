@@ -119,7 +119,7 @@ async def test_a_stream_that_nobody_reads_is_ended_and_then_forgotten(store: Mem
     stream, stream_id = await kept(store, runs_on=True, resume_s=RESUME_S)
     await asyncio.wait_for(stream.ended(), 5)
     assert isinstance(stream.error, ClientClosedRequest)
-    assert "Nobody read" in stream.error.detail
+    assert "No client read the stream" in stream.error.detail
     reader = await store.reader(stream_id)
     await reader.close()
     await asyncio.sleep(3 * RESUME_S)

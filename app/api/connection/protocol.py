@@ -374,7 +374,7 @@ class BoundedProtocol(ClosingProtocol):
         self.connections.discard(self)
         self._limit.refused.add(self)
         self._limit.on_refused()
-        error = TooManyRequests("The gateway has as many connections as it allows.")
+        error = TooManyRequests("The gateway has reached its limit for connections.")
         self._refuse(error, lingers=len(self._limit.refused) <= LINGERING_REFUSALS)
 
     def _refuse(self, error: GatewayError, *, lingers: bool = True) -> None:

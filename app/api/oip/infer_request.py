@@ -110,7 +110,7 @@ def _decoded(text: memoryview) -> _Body:
     try:
         return _decode(text)
     except msgspec.ValidationError as exc:
-        raise InvalidInput(f"The request is not as the protocol says: {exc}.") from exc
+        raise InvalidInput(f"The request does not follow the protocol: {exc}.") from exc
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise InvalidJson("failed to parse the request JSON buffer: it is not JSON.") from exc
 
@@ -120,7 +120,7 @@ def _tensors_of(given: Sequence[_Input], binary: memoryview, signature: Signatur
     for each in given:
         known = signature.input(each.name)
         if each.datatype != known.spec.datatype:
-            raise InvalidInput(f"Input '{known.spec.name}' has another datatype; expected {known.spec.datatype}.")
+            raise InvalidInput(f"Input '{known.spec.name}' has the wrong datatype; expected {known.spec.datatype}.")
         parameters = each.parameters or _NO_INPUT_PARAMETERS
         shape, size = tuple(each.shape), parameters.binary_data_size
         known.check_shape(shape)

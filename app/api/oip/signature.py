@@ -52,7 +52,7 @@ class Input:
     def check_shape(self, shape: tuple[int, ...]) -> None:
         """Raises InvalidInput."""
         if not fits(shape, self.dims):
-            raise self._refused(f"has a shape that does not fit; expected {shape_text(self.dims)}")
+            raise self._refused(f"has the wrong shape; expected {shape_text(self.dims)}")
         if self.max_batch_size and not 1 <= shape[0] <= self.max_batch_size:
             raise self._refused(f"has a batch size that is not between 1 and {self.max_batch_size}")
         if len(shape) > _MAX_DIMENSIONS or (0 in shape and math.prod(filter(None, shape)) > MAX_ELEMENTS):
@@ -62,20 +62,20 @@ class Input:
         """``text``: lists of the elements, flat or nested. Raises InvalidInput or InvalidJson."""
         array = self._elements_of(text, shape)
         if array.size != math.prod(shape):
-            raise self._refused(f"has {array.size} elements, which is not what its shape says")
+            raise self._refused(f"has {array.size} elements, which does not match its shape")
         return self._tensor(array.reshape(shape))
 
     def of_list(self, text: memoryview) -> Tensor:
         """``text``: a flat list of any number of elements. Raises InvalidInput or InvalidJson."""
         if _depth_of(text) != 1:
-            raise self._refused("has nested lists, where a flat list is expected")
+            raise self._refused("has nested lists; expected a flat list")
         return self._tensor(self._elements_of(text, None))
 
     def _elements_of(self, text: memoryview, shape: tuple[int, ...] | None) -> Array:
         try:
             return self._texts_of(text) if self._numbers is None else self._numbers_of(text, self._numbers, shape)
         except msgspec.ValidationError as exc:
-            raise self._refused("has data of another datatype, or out of its range") from exc
+            raise self._refused("has data of the wrong datatype, or out of range") from exc
         except ValueError as exc:
             raise self._refused("has data that cannot be read: lists of different lengths, or no lists") from exc
 
@@ -85,7 +85,7 @@ class Input:
             return self._tensor(_object_array(self._elements_in(raw, math.prod(shape)), shape))
         dtype = self._numbers.dtype
         if len(raw) != math.prod(shape) * dtype.itemsize:
-            raise self._refused(f"has {len(raw)} bytes of data, which is not what its shape says")
+            raise self._refused(f"has {len(raw)} bytes of data, which does not match its shape")
         return self._tensor(np.frombuffer(raw, dtype).reshape(shape))
 
     def _numbers_of(self, text: memoryview, numbers: NumberCodec, shape: tuple[int, ...] | None) -> Array:
@@ -96,7 +96,7 @@ class Input:
     def _check_count(self, sent: tuple[int, ...], shape: tuple[int, ...] | None) -> None:
         """Before any number is decoded. Raises InvalidInput."""
         if shape is not None and math.prod(sent) != math.prod(shape):
-            raise self._refused(f"has {math.prod(sent)} elements, which is not what its shape says")
+            raise self._refused(f"has {math.prod(sent)} elements, which does not match its shape")
 
     def _texts_of(self, text: memoryview) -> Array:
         if len(text) >= LARGE_BYTES and has_more_elements(text, MAX_ELEMENTS):
@@ -118,7 +118,7 @@ class Input:
             elements.append(bytes(element) if len(element) < _KEPT_IN_BODY else element)
             offset = end
         if offset != size or len(elements) != count:
-            raise self._refused("has data whose elements and lengths are not what its shape says")
+            raise self._refused("has data that does not match its shape")
         return elements
 
     def _tensor(self, array: Array) -> Tensor:

@@ -36,7 +36,7 @@ async def read_inference(exchange: Exchange, pipeline: Pipeline, limits: Limits)
         tensor_at = ELEMENT if exchange.record.transport == "unary" else None
         return pipeline.request_of_form({**parameters, file: await read_body(exchange, limits, tensor_at=tensor_at)})
     raise UnsupportedMediaType(
-        "The content type is none of application/json, multipart/form-data, image/* and application/octet-stream.",
+        "The content type must be application/json, multipart/form-data, image/* or application/octet-stream.",
         hint=JSON_HINT,
     )
 

@@ -81,7 +81,7 @@ class StreamsOff:
 
     async def refuse(self, _request: Request) -> Response:
         raise ResumableStreamsOff(
-            "This gateway has several workers, and no Redis in which they could share streams.",
+            "This gateway has several workers and no Redis to share streams between them.",
             hint="POST /v1/pipelines/{pipeline}/stream works. For resumable streams, set GATEWAY_REDIS_URL.",
         )
 

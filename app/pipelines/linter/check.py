@@ -29,10 +29,14 @@ def _folders(repository: Sequence[RepositoryModel]) -> Iterator[Finding]:
         if model.complaint:
             yield Finding(Code.UNREADABLE_CONFIG, f"config.pbtxt cannot be read: {model.complaint}", model.folder)
         elif model.config.name != model.folder:
-            text = f"the folder is '{model.folder}' and the configuration says name: '{model.config.name}'"
+            text = f"the folder is '{model.folder}' but config.pbtxt has name: '{model.config.name}'"
             yield Finding(Code.FOLDER_NAME, text, model.folder)
         if not model.versions:
-            yield Finding(Code.UNKNOWN_VERSION, "there is no version: a folder named 1 or so", model.folder)
+            yield Finding(
+                Code.UNKNOWN_VERSION,
+                "the model has no version folder: add a folder such as 1",
+                model.folder,
+            )
 
 
 def _ensemble(wiring: Wiring, models: Models, repository: Sequence[RepositoryModel]) -> Iterator[Finding]:

@@ -39,7 +39,7 @@ def bls_cycles(models: Iterable[RepositoryModel]) -> Iterator[Finding]:
     callers = {model.folder for model in models if model.calls}
     for cycle in _cycles(runs):
         if callers & set(cycle):
-            text = f"a script calls itself: {_circle(cycle)}; once every instance waits, none ever answers again"
+            text = f"a script calls itself: {_circle(cycle)}; once all instances wait, they wait forever"
             yield Finding(Code.BLS_CYCLE, text, next(name for name in cycle if name in callers))
 
 

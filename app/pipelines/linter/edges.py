@@ -50,7 +50,7 @@ def unordered_streams(wiring: Wiring, models: Models) -> Iterator[Finding]:
         reads_stream = any(tensor in streamed for _, tensor in place.step.input_map)
         if reads_stream and place.config is not None and place.config.instance_count > 1:
             count = place.config.instance_count
-            text = f"{place} has {count} instances behind a decoupled step: they may overtake each other's responses"
+            text = f"{place} has {count} instances behind a decoupled step: responses may arrive in the wrong order"
             yield Finding(Code.UNORDERED_STREAM, text, wiring.name, place.number)
         if reads_stream or (place.config is not None and is_decoupled(place.config, models)):
             streamed |= {tensor for _, tensor in place.step.output_map}
@@ -62,7 +62,9 @@ def routers_needed(wiring: Wiring) -> Iterator[Finding]:
         steps = [end.place for end in readers if end.place is not None]
         for place in steps if len(steps) > 1 else ():
             if place.config is not None and place.config.parameter("FORCE_CPU_ONLY_INPUT_TENSORS") == "no":
-                text = f"{place} may read '{tensor}' in GPU memory that other steps share: what it changes, they see"
+                text = (
+                    f"{place} may read '{tensor}' in GPU memory shared with other steps: in-place changes affect them"
+                )
                 yield Finding(Code.ROUTER_NEEDED, text, wiring.name, place.number, tensor)
 
 
@@ -94,7 +96,7 @@ def _join(wiring: Wiring, tensors: list[str], origin: dict[str, Place | None], p
         return None
     text = (
         f"{place or 'the ensemble itself'} joins '{first}', which comes with every response of {origin[first]}, with "
-        f"'{other}', which does not: let {origin[first]} give '{other}' again with each response"
+        f"'{other}', which does not: {origin[first]} must write '{other}' with each response too"
     )
     return Finding(Code.DECOUPLED_JOIN, text, wiring.name, place.number if place else None, other)
 

@@ -33,7 +33,7 @@ def cancel_instances(file: GatewayFile, models: Models) -> Iterator[Finding]:
         if count > 1:
             text = (
                 f"pipeline '{name}' cancels by a call to '{model}', which has {count} instances: the call may reach "
-                "another than the one that works; give it one"
+                "the wrong instance; use one instance"
             )
             yield Finding(Code.CANCEL_INSTANCES, text, model)
 
@@ -61,12 +61,15 @@ def _cancel_misfits(spec: PipelineSpec, models: Models) -> Iterator[tuple[tuple[
     if config is None:
         yield (
             ("cancel", "model"),
-            f"'{cancel.model}' is no model of the repository{nearest(cancel.model, list(models))}",
+            f"'{cancel.model}' is not a model in the repository{nearest(cancel.model, list(models))}",
         )
     elif config.input(cancel.input) is None and not is_auto_completed(config):
         inputs = [each.name for each in config.inputs]
-        yield ("cancel", "input"), f"'{cancel.input}' is no input of '{cancel.model}'{nearest(cancel.input, inputs)}"
+        yield (
+            ("cancel", "input"),
+            f"'{cancel.input}' is not an input of '{cancel.model}'{nearest(cancel.input, inputs)}",
+        )
 
 
 def _no_model(name: str, models: Models) -> str:
-    return f"'{name}' is no model of the repository{nearest(name, sorted(models))}"
+    return f"'{name}' is not a model in the repository{nearest(name, sorted(models))}"

@@ -10,7 +10,7 @@ from app.pipelines.linter.wiring import Models, Place, Wiring, is_auto_completed
 def unknown_models(wiring: Wiring, models: Models) -> Iterator[Finding]:
     for place in wiring.places:
         if place.step.model not in models:
-            text = f"{place} is no model of the repository{nearest(place.step.model, sorted(models))}"
+            text = f"{place} is not a model in the repository{nearest(place.step.model, sorted(models))}"
             yield Finding(Code.UNKNOWN_MODEL, text, wiring.name, place.number)
 
 
@@ -32,7 +32,7 @@ def unmapped_inputs(wiring: Wiring) -> Iterator[Finding]:
         mapped = {name for name, _ in place.step.input_map}
         for spec in place.config.inputs if place.config else ():
             if not spec.optional and spec.name not in mapped:
-                text = f"{place} is not given its input '{spec.name}': map it, or declare it optional"
+                text = f"{place} does not map its required input '{spec.name}': map the input, or declare it optional"
                 yield Finding(Code.UNMAPPED_INPUT, text, wiring.name, place.number, spec.name)
 
 
@@ -40,7 +40,7 @@ def unwritten_tensors(wiring: Wiring) -> Iterator[Finding]:
     for tensor, readers in wiring.readers.items():
         if tensor not in wiring.writers:
             where = readers[0].place.number if readers[0].place else None
-            text = f"nobody writes '{tensor}', which {readers[0]} needs{nearest(tensor, sorted(wiring.writers))}"
+            text = f"no step writes '{tensor}', which {readers[0]} needs{nearest(tensor, sorted(wiring.writers))}"
             yield Finding(Code.UNWRITTEN_TENSOR, text, wiring.name, where, tensor)
 
 
@@ -48,14 +48,14 @@ def unread_tensors(wiring: Wiring) -> Iterator[Finding]:
     for tensor, writers in wiring.writers.items():
         if tensor not in wiring.readers:
             where = writers[0].place.number if writers[0].place else None
-            text = f"nobody reads '{tensor}', which {writers[0]} gives: leave it out of the maps"
+            text = f"no step reads '{tensor}', which {writers[0]} writes: remove it from the maps"
             yield Finding(Code.UNREAD_TENSOR, text, wiring.name, where, tensor)
 
 
 def written_twice(wiring: Wiring) -> Iterator[Finding]:
     for tensor, writers in wiring.writers.items():
         if len(writers) > 1:
-            text = f"'{tensor}' is written by {writers[0]} and by {writers[1]}: give each its own name"
+            text = f"'{tensor}' is written by {writers[0]} and by {writers[1]}: use a different name for each"
             where = writers[1].place.number if writers[1].place else None
             yield Finding(Code.WRITTEN_TWICE, text, wiring.name, where, tensor)
 
@@ -64,7 +64,7 @@ def unknown_edges(wiring: Wiring) -> Iterator[Finding]:
     """Once for each step whose tensors cannot be compared."""
     for place in wiring.places:
         if place.config is not None and is_auto_completed(place.config):
-            text = f"{place} leaves inputs or outputs to auto-completion: its edges are not checked (try --triton)"
+            text = f"{place} relies on auto-completion: its edges are not checked (to check them, use --triton)"
             yield Finding(Code.UNKNOWN_EDGE, text, wiring.name, place.number)
 
 

@@ -20,7 +20,7 @@ def omitted_inputs(wiring: Wiring, omissible: Set[Output]) -> Iterator[Finding]:
         if reader.spec is not None and not reader.spec.optional:
             text = (
                 f"{writer.place} may leave out '{writer.name}', and {reader.place} requires it as '{reader.name}': "
-                "declare that input optional, or leave early with an error instead"
+                "declare that input optional, or end the request with an early-exit error"
             )
             yield Finding(Code.OMITTED_INPUT, text, wiring.name, reader.place.number, tensor)
 

@@ -86,7 +86,7 @@ class _Names:
     def embeddings_form(self, spec: EmbeddingsSpec, config: ModelConfig) -> EmbeddingsForm:
         self._check_text_input(spec.input, ("embeddings", "input"))
         if config.decoupled:
-            raise _mismatch(("embeddings",), "needs a model that is not decoupled")
+            raise _mismatch(("embeddings",), "requires a model that is not decoupled")
         output = self._output(spec.embedding, ("embeddings", "embedding"))
         if output.tensor.datatype not in FLOAT_DATATYPES or output.depth != 1:
             text = f"'{spec.embedding}' is not a list of floating-point numbers"
@@ -104,7 +104,7 @@ class _Names:
         renamed = {str(name): field for name, field in self._spec.parameters.items()}
         for name, field in renamed.items():
             if field not in self._fields:
-                text = f"'{field}' is no input or parameter of the pipeline{nearest(field, list(self._fields))}"
+                text = f"'{field}' is not an input or parameter of the pipeline{nearest(field, list(self._fields))}"
                 raise _mismatch(("parameters", name), text)
         return {name: name for name in self._fields if name not in renamed.values()} | renamed
 
@@ -118,18 +118,18 @@ class _Names:
         field = self._fields.get(name)
         inputs = [each.name for each in self._fields.values() if isinstance(each, InputField)]
         if not isinstance(field, InputField):
-            raise _mismatch(location, f"'{name}' is no input of the pipeline{nearest(name, inputs)}")
+            raise _mismatch(location, f"'{name}' is not an input of the pipeline{nearest(name, inputs)}")
         if field.spec.kind != "text" or not field.is_bare:
-            raise _mismatch(location, f"'{name}' is not one text: it needs kind: text and one element")
+            raise _mismatch(location, f"'{name}' must be a single text: kind: text with one element")
 
     def _check_text_output(self, name: str, location: tuple[str, ...]) -> None:
         field = self._output(name, location)
         if field.spec.kind != "text" or not field.is_bare:
-            raise _mismatch(location, f"'{name}' is not one text: it needs kind: text and one element")
+            raise _mismatch(location, f"'{name}' must be a single text: kind: text with one element")
 
     def _output(self, name: str, location: tuple[str, ...]) -> OutputField:
         if name not in self._outputs:
-            raise _mismatch(location, f"'{name}' is no output of the pipeline{nearest(name, list(self._outputs))}")
+            raise _mismatch(location, f"'{name}' is not an output of the pipeline{nearest(name, list(self._outputs))}")
         return self._outputs[name]
 
     def _finish_reason(self) -> str | None:

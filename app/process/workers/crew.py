@@ -146,7 +146,7 @@ class Crew:
             for number, worker in self._running.items():
                 worker.silence_s += TICK_S
                 if worker.silence_s > (SILENCE_S if worker.serves else START_S):
-                    _log.error("worker %d hangs and is killed", number, extra={"pid": worker.pid})
+                    _log.error("worker %d does not respond and is killed", number, extra={"pid": worker.pid})
                     worker.send_signal(signal.SIGKILL)
 
     def _guide(self) -> None:

@@ -250,7 +250,7 @@ class TestInflating:
     async def test_a_broken_body_is_refused(self, api: Served, cut: slice) -> None:
         body = gzip.compress(json.dumps({"inputs": [x()]}).encode())[cut]
         answer = await api.client.post(INFER, content=body, headers={"Content-Encoding": "gzip"})
-        assert error_of(answer) == (400, "The body is not what its Content-Encoding says.")
+        assert error_of(answer) == (400, "The body does not match its Content-Encoding.")
 
     async def test_bytes_behind_the_end_are_refused(self, api: Served) -> None:
         for body in (gzip.compress(b"{}") + b"x", gzip.compress(b"{}") * 2, gzip.compress(b"{}") + b"\0" * 70_000):

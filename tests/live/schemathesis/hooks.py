@@ -116,7 +116,7 @@ def model_of_v2_refuses_the_input(case: Any, response: Any) -> bool:
 def elements_do_not_fill_the_shape(case: Any, response: Any) -> bool:
     """JSON Schema cannot say that the number of elements is the product of the dimensions."""
     texts = (
-        "which is not what its shape says",
+        "which does not match its shape",
         "to tensor with proper shape",
         "shape that is not possible",
         "has a batch size that is not between",

@@ -40,7 +40,7 @@ def test_openai_of_a_pipeline_is_checked_against_its_fields(tmp_path: Path) -> N
     repository = Broken(lambda repository: None, refused=False, gateway=file)
     (finding,) = findings_of(repository, tmp_path)
     assert finding.code == Code.GATEWAY_YAML
-    assert ":4: pipelines.p.openai.completions.prompt 'promt' is no input of the pipeline" in finding.text
+    assert ":4: pipelines.p.openai.completions.prompt 'promt' is not an input of the pipeline" in finding.text
 
 
 def test_every_page_is_of_a_code(pytestconfig: pytest.Config) -> None:
@@ -170,5 +170,5 @@ def test_a_model_of_the_key_oip_has_to_exist(tmp_path: Path, pytestconfig: pytes
     config.write_text("pipelines: {p: {model: text_embed}}\noip:\n  models: [text_embed, text_generat]\n")
     (finding,) = check(read_repository(pytestconfig.rootpath / "triton_models"), read_gateway_file(config))
     assert (finding.code, finding.model) == (Code.GATEWAY_YAML, "text_generat")
-    assert "gateway.yaml:3: oip.models.1 'text_generat' is no model of the repository" in finding.text
+    assert "gateway.yaml:3: oip.models.1 'text_generat' is not a model in the repository" in finding.text
     assert "did you mean 'text_generate'" in finding.text

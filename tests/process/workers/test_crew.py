@@ -90,7 +90,7 @@ def test_a_worker_that_hangs_is_killed_and_replaced(tmp_path: Path) -> None:
         eventually(lambda: set(states(gateway).values()) == {"not_ready"}, WITHIN_S)
         hung, _ = workers_of(gateway)
         os.kill(hung, signal.SIGSTOP)
-        eventually(lambda: "hangs and is killed" in gateway.log, WITHIN_S)
+        eventually(lambda: "does not respond and is killed" in gateway.log, WITHIN_S)
         eventually(lambda: set(states(gateway).values()) == {"not_ready"}, WITHIN_S)
         assert hung not in workers_of(gateway)
         (line,) = deaths(gateway)

@@ -70,7 +70,7 @@ def _text_answer(name: str, served: Sequence[tuple[Pipeline, TextForm]]) -> Sche
             "schema": {"type": "string", "description": "Server-Sent Events: chunks, then `[DONE]` or an error."},
             "x-event-data": {"anyOf": [{"$ref": f"#/components/schemas/{name}Chunk"}, _ERROR_REF]},
         }
-    return answer("The text, whole, or in chunks with `stream: true`", content)
+    return answer("The text, as one answer or, with `stream: true`, in chunks", content)
 
 
 def _failures(*possible: type[GatewayError]) -> Schema:

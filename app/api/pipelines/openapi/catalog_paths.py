@@ -23,7 +23,7 @@ _PARTS = {"inputs": "array", "parameters": "array", "outputs": "array", "graph":
 _PARTS |= {"limits": "object", "schemas": "object", "sample": "object", "samples": "object"}
 _DESCRIPTION: Schema = {
     "type": "object",
-    "description": "Only the required properties until the pipeline's model is known",
+    "description": "Until the pipeline's model is known, only the required properties are present",
     "required": _SUMMARY["required"],
     "properties": {**_SUMMARY["properties"], **{name: {"type": type_} for name, type_ in _PARTS.items()}},
 }

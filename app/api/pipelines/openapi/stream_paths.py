@@ -61,19 +61,19 @@ _STORE_ERRORS = errors.UnknownStream, errors.ResumableStreamsOff, errors.Upstrea
 def _read() -> Schema:
     answers = {
         "200": answer("The events after `Last-Event-ID`", event_stream({"type": "object"})),
-        "204": answer("The client has every event of a stream that has ended"),
+        "204": answer("The stream has ended and the client has received every event"),
         **problems(*_STORE_ERRORS, errors.StreamEvicted),
     }
-    summary = "Read a stream, or resume it"
+    summary = "Read or resume a stream"
     return operation("read_stream", "streams", summary, answers, _STREAM_ID, _LAST_EVENT_ID)
 
 
 def _delete() -> Schema:
     answers = {
-        "204": answer("The stream has ended, and is forgotten"),
+        "204": answer("The stream has ended and was deleted"),
         **problems(*_STORE_ERRORS),
     }
-    return operation("delete_stream", "streams", "End a stream and forget it", answers, _STREAM_ID)
+    return operation("delete_stream", "streams", "End and delete a stream", answers, _STREAM_ID)
 
 
 STREAM_PATHS: Schema = {"/v1/streams/{id}": {"get": _read(), "delete": _delete()}}

@@ -27,7 +27,7 @@ from app.api.short_path import ShortPath
 from app.console import page
 from app.domain.tensor_memory import TensorMemory
 from app.streams.store import StreamStore
-from app.triton.health import TritonHealth
+from app.triton.health import HealthByAddress
 
 EXPOSED_HEADERS = ["X-Request-ID", "X-Early-Exit", "Server-Timing", "Location", "Retry-After"]
 ALLOWED_HEADERS = [
@@ -60,7 +60,8 @@ class Gateway:
     tensor_memory: TensorMemory | None = None
     """Shared with Triton; None without shared memory."""
     triton_metrics_url: str | None = None
-    health: TritonHealth = field(default_factory=TritonHealth)
+    health: HealthByAddress = field(default_factory=HealthByAddress)
+    """Of each Triton."""
 
 
 def create_app(
@@ -114,8 +115,7 @@ def create_admin_app(gateway: Gateway, *, api_port: int, workers: Workers | None
     hint = f"This is the admin port. The API, its documentation and the console are on port {api_port}."
     app = _bare_app(hint, {}, ErrorForms())
     inference = gateway.inference
-    progress = gateway.health.progress
-    health = HealthRoutes(inference.catalog, inference.workload, lambda: progress.is_stuck, workers)
+    health = HealthRoutes(inference.catalog, inference.workload, lambda: gateway.health.is_stuck, workers)
     app.include_router(health.router())
     registry = inference.metrics.registry if workers is None else workers.registry
     app.include_router(MetricsRoutes(registry, gateway.triton_metrics_url).router())

@@ -3,7 +3,7 @@
 import sys
 
 from app import cli
-from app.process import serving
+from app.process import servers
 from app.process.workers import process
 from benchmarks.micro.gateway import IdentityEngine
 
@@ -19,7 +19,7 @@ class InstantEngine(IdentityEngine):
 
 
 def main() -> int:
-    serving.TritonEngine = InstantEngine  # type: ignore[assignment,misc]
+    servers.TritonEngine = InstantEngine  # type: ignore[assignment,misc]
     process.COMMAND = (sys.executable, "-m", "benchmarks.instant", "worker")
     return cli.main(sys.argv[1:])
 

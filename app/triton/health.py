@@ -1,9 +1,26 @@
 """Faults of Triton that Triton itself does not report."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from app.triton.progress import Progress
+from app.triton.progress import Progress, Seen
 from app.triton.stubs import Stubs
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What one process saw of a Triton in a while, for the process that cares for that Triton."""
+
+    seen: Seen
+    suspects: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """What the process that cares for a Triton tells the others."""
+
+    dead_models: tuple[str, ...] = ()
+    is_stuck: bool = False
 
 
 @dataclass
@@ -12,3 +29,47 @@ class TritonHealth:
 
     stubs: Stubs = field(default_factory=Stubs)
     progress: Progress = field(default_factory=Progress)
+
+    def take(self) -> Observed:
+        """What happened since the last call."""
+        return Observed(self.progress.take(), self.stubs.take_suspects())
+
+    def add(self, observed: Observed) -> None:
+        """Adds what :meth:`take` returned in another process."""
+        self.stubs.add_suspects(observed.suspects)
+        self.progress.add(observed.seen)
+
+    @property
+    def faults(self) -> Faults:
+        return Faults(tuple(self.stubs.dead), self.progress.is_stuck)
+
+    def follow(self, faults: Faults) -> None:
+        """Takes over the :attr:`faults` of the process that cares for this Triton."""
+        self.stubs.follow(faults.dead_models)
+        self.progress.is_stuck = faults.is_stuck
+
+
+class HealthByAddress(dict[str, TritonHealth]):
+    """The health of each Triton that the gateway calls now."""
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether every Triton is stuck: live, but without an answer to any inference call."""
+        return bool(self) and all(health.progress.is_stuck for health in self.values())
+
+    def take(self) -> dict[str, Observed]:
+        return {address: health.take() for address, health in self.items()}
+
+    def add(self, observed: Mapping[str, Observed]) -> None:
+        """Ignores addresses that this process does not call."""
+        for address in self.keys() & observed.keys():
+            self[address].add(observed[address])
+
+    @property
+    def faults(self) -> dict[str, Faults]:
+        return {address: health.faults for address, health in self.items()}
+
+    def follow(self, faults: Mapping[str, Faults]) -> None:
+        """Ignores addresses that this process does not call."""
+        for address in self.keys() & faults.keys():
+            self[address].follow(faults[address])

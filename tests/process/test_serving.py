@@ -6,12 +6,12 @@ import sys
 SERVE_WITH_A_FAILING_REFRESH = """
 import sys
 from app import cli
-from app.process import serving
+from app.process import gateway
 
 async def failing(*_: object) -> None:
     raise ZeroDivisionError("the cause")
 
-serving.keep_fresh = failing
+gateway.keep_fresh = failing
 sys.exit(cli.main(["serve", "--port", "0", "--admin-port", "0", "--triton", "127.0.0.1:1", "--drain-s", "0"]))
 """
 

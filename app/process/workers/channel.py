@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.observability.shared_values import Descriptors
-from app.process.serving import Triton
+from app.process.triton import Triton
 from app.settings import Settings
-from app.triton.progress import Seen
+from app.triton.health import Faults, Observed
 
 _LENGTH_BYTES = 4
 
@@ -38,8 +38,8 @@ class Guidance:
 
     listens_on: frozenset[int]
     """Numbers of workers: its own, and those that do not accept connections at present."""
-    dead_models: tuple[str, ...] = ()
-    triton_is_stuck: bool = False
+    faults: dict[str, Faults] = field(default_factory=dict)
+    """Of each Triton, by address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ class Report:
     """From a worker, several times a second. The first report says that the worker accepts connections."""
 
     is_ready: bool
-    suspects: dict[str, dict[str, int]] = field(default_factory=dict)
-    seen: Seen = field(default_factory=lambda: Seen({}, {}, {}))
+    observed: dict[str, Observed] = field(default_factory=dict)
+    """Of each Triton, by address."""
 
 
 class Channel:

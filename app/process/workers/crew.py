@@ -134,8 +134,7 @@ class Crew:
             raise WorkersCannotStart
 
     def _heard(self, report: Report) -> None:
-        self._health.stubs.add_suspects(report.suspects)
-        self._health.progress.add(report.seen)
+        self._health.add(report.observed)
         self._was_complete |= set(self.states.values()) == {"ready"}
         self._guide()
 
@@ -153,10 +152,10 @@ class Crew:
         """Tells the workers about Triton, and who accepts the connections of workers that do not serve."""
         serving = [number for number, worker in self._running.items() if worker.serves]
         orphans = [number for number in self._numbers if number not in serving]
-        dead, is_stuck = tuple(self._health.stubs.dead), self._health.progress.is_stuck
+        faults = self._health.faults
         for place, number in enumerate(serving):
             listens_on = frozenset([number, *orphans[place :: len(serving)]])
-            self._running[number].guide(Guidance(listens_on, dead, is_stuck))
+            self._running[number].guide(Guidance(listens_on, faults))
 
     def _signal(self, number: signal.Signals) -> None:
         for worker in self._workers:

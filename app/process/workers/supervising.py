@@ -17,18 +17,12 @@ from app.observability.tracing import NoTracer
 from app.pipelines.catalog import Catalog
 from app.pipelines.file import read_gateway_file
 from app.process.announcing import announce
+from app.process.gateway import open_gateway
 from app.process.listening import listening, listening_together, serving
-from app.process.serving import (
-    ADMIN_CONNECTIONS,
-    Triton,
-    WorkerPart,
-    freeze_heap,
-    open_gateway,
-    open_store,
-    running_triton,
-)
+from app.process.serving import ADMIN_CONNECTIONS, freeze_heap, open_store
 from app.process.shutdown import Shutdown, ShutdownRequested
 from app.process.supervision import Supervisor
+from app.process.triton import Triton, WorkerPart, running_triton
 from app.process.workers.channel import Order
 from app.process.workers.crew import Crew
 from app.process.workers.shares import check_shares, settings_of_worker

@@ -16,8 +16,9 @@ from app.observability.lines import turns_by
 from app.observability.log import configure_logging, dropped_lines
 from app.observability.metrics import DROPPED_LINES
 from app.observability.shared_values import Series, SharedValue, Writer
+from app.process.gateway import open_gateway
 from app.process.listening import Server, serving
-from app.process.serving import api_of, freeze_heap, open_gateway, open_store
+from app.process.serving import api_of, freeze_heap, open_store
 from app.process.shutdown import Shutdown, drain
 from app.process.supervision import Supervisor
 from app.process.workers.channel import Channel, Guidance, Order, Report
@@ -112,13 +113,11 @@ class Link:
     async def _report(self) -> None:
         while True:
             self._dropped_lines.set(dropped_lines())
-            health = self._health
-            self._channel.send(Report(self._catalog.is_ready, health.stubs.take_suspects(), health.progress.take()))
+            self._channel.send(Report(self._catalog.is_ready, self._health.take()))
             await asyncio.sleep(REPORT_S)
 
     async def _follow(self) -> None:
         while True:
             guidance: Guidance = await self._channel.receive()
-            self._health.stubs.follow(guidance.dead_models)
-            self._health.progress.is_stuck = guidance.triton_is_stuck
+            self._health.follow(guidance.faults)
             await self._doors.listen_on(guidance.listens_on)

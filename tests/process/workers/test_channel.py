@@ -7,9 +7,10 @@ import pytest
 
 from app.observability.shared_values import Descriptors
 from app.pipelines.file import read_gateway_file
-from app.process.serving import Triton, WorkerPart
+from app.process.triton import Triton, WorkerPart
 from app.process.workers.channel import Channel, Guidance, Order, Report
 from app.settings import Settings
+from app.triton.health import Faults, Observed
 from app.triton.progress import Seen
 
 FILE = "pipelines: {p: {model: m, outputs: {y: {tensor: Y}}, stream: true, contract: {Y: {max_items: 4}}}}"
@@ -25,9 +26,10 @@ async def test_messages_arrive_as_they_were_sent(tmp_path: Path) -> None:
     path.write_text(FILE)
     triton = Triton("127.0.0.1:1", None, allows_tight_pings=True, part=WorkerPart(2, read_gateway_file(path)))
     order = Order(1, Settings(workers=2, config=path), triton, 8081, [3, 4], Descriptors(5, 6), 7, 8)
-    report = Report(is_ready=True, suspects={"m": {"m": 2}}, seen=Seen({"ModelInfer": 1}, {}, {"m": 0.5}))
+    seen = Observed(Seen({"ModelInfer": 1}, {}, {"m": 0.5}), {"m": {"m": 2}})
+    report = Report(is_ready=True, observed={"127.0.0.1:1": seen})
     supervisor, worker = await opened()
-    for message in (order, Guidance(frozenset({1, 2}), ("m",), triton_is_stuck=True)):
+    for message in (order, Guidance(frozenset({1, 2}), {"127.0.0.1:1": Faults(("m",), is_stuck=True)})):
         supervisor.send(message)
         assert await worker.receive() == message
     worker.send(report)

@@ -1,0 +1,68 @@
+"""Opens the gateway itself: the Triton that it calls, its catalog, and what follows both."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from app import __version__
+from app.api.inference import Inference
+from app.api.limits import Limits
+from app.domain.engine import Engine
+from app.files.complaints import ConfigError
+from app.main import Gateway
+from app.observability.metrics import Metrics
+from app.observability.tracing import Tracer
+from app.pipelines.cancellation import Canceller
+from app.pipelines.catalog import Catalog
+from app.pipelines.compile import Surroundings
+from app.process.refreshing import ModelCheck, keep_fresh
+from app.process.servers import Servers
+from app.process.supervision import Supervisor
+from app.process.triton import Triton
+from app.settings import Settings
+from app.streams.store import StreamStore
+
+
+@asynccontextmanager
+async def open_gateway(
+    settings: Settings, triton: Triton, store: StreamStore | None, tracer: Tracer, supervisor: Supervisor
+) -> AsyncIterator[Gateway]:
+    """Raises ConfigError if gateway.yaml does not fit the models of a Triton that already answers.
+
+    A worker starts all the same: the other workers may still serve what the file said before.
+    """
+    metrics = Metrics(__version__)
+    servers = Servers(settings, triton, metrics, tracer, supervisor)
+    async with servers.opened(triton.grpc_url) as server:
+        catalog = await _catalog_of(settings, triton, server.engine)
+        servers.canaries.catalog = catalog
+        check = ModelCheck(catalog, server.engine, is_done=triton.part is not None)
+        await check.run_once()
+        canceller = Canceller(server.engine)
+        gateway = Gateway(
+            Inference(server.engine, catalog, metrics, canceller, tracer),
+            store,
+            limits_of(settings),
+            None if server.lane is None else server.lane.bodies,
+            triton.metrics_url,
+            servers.health,
+        )
+        async with supervisor.running("catalog refresh", keep_fresh(catalog, check, metrics)):
+            yield gateway
+        await canceller.close()
+
+
+async def _catalog_of(settings: Settings, triton: Triton, engine: Engine) -> Catalog:
+    """Raises ConfigError."""
+    key = settings.early_exit_key.encode() if settings.early_exit_key else None
+    catalog = Catalog(engine, settings.config_path, Surroundings(settings.timeout_s, key), triton.grpc_url)
+    catalog.load_file(triton.part.file if triton.part else None)
+    await catalog.refresh()
+    if catalog.complaints and triton.part is None:
+        raise ConfigError("\n".join(catalog.complaints))
+    return catalog
+
+
+def limits_of(settings: Settings) -> Limits:
+    return Limits(
+        settings.max_body_bytes, settings.max_bytes_in_flight, ping_s=settings.ping_s, send_s=settings.send_timeout_s
+    )

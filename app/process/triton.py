@@ -1,0 +1,70 @@
+"""How the gateway reaches Triton, and the embedded Triton for as long as the gateway runs."""
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from app.pipelines.file import GatewayFile
+from app.process.shutdown import Shutdown
+from app.process.supervision import Supervisor
+from app.settings import PREFIX, Settings
+from app.triton.embedded.options import EmbeddedOptions
+from app.triton.embedded.progress import shown_on
+from app.triton.embedded.server import EmbeddedTriton
+from app.triton.stuck import Restart
+
+_console = Console(stderr=True)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPart:
+    """What a worker is told of the whole. Its supervisor cares for Triton."""
+
+    workers: int
+    """How many there are."""
+    file: GatewayFile | None
+    """gateway.yaml as the supervisor last read it well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Triton:
+    """How the gateway reaches its Triton."""
+
+    grpc_url: str
+    metrics_url: str | None
+    allows_tight_pings: bool
+    restart: Restart | None = None
+    """None for a Triton that the gateway did not start."""
+    part: WorkerPart | None = None
+    """None in a process that cares for this Triton: it repairs models, and notices that Triton is stuck."""
+
+
+@asynccontextmanager
+async def running_triton(settings: Settings, shutdown: Shutdown, supervisor: Supervisor) -> AsyncIterator[Triton]:
+    """The Triton to call. An embedded one runs for the duration of the block."""
+    if not settings.embedded:
+        yield Triton(settings.triton_url, settings.triton_metrics_url, allows_tight_pings=False)
+        return
+    options = EmbeddedOptions(
+        settings.embedded_repository,
+        settings.models_venv,
+        environment=_environment(settings),
+        traces_url=settings.traces_url,
+    )
+    embedded = EmbeddedTriton(options)
+    try:
+        with shown_on(_console) as on_progress:
+            await shutdown.unless_requested(embedded.start(on_progress))
+        async with supervisor.running("watch of the embedded Triton", embedded.watch()):
+            yield Triton(embedded.grpc_url, embedded.metrics_url, allows_tight_pings=True, restart=embedded.restart)
+    finally:
+        await embedded.stop()
+
+
+def _environment(settings: Settings) -> dict[str, str]:
+    """The environment of the embedded Triton, with the settings that its models read (names as in model_kit)."""
+    key = {"EARLY_EXIT_KEY": settings.early_exit_key} if settings.early_exit_key else {}
+    return os.environ | {f"{PREFIX}LOG_TENSORS": settings.log_tensors} | key

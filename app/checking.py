@@ -1,5 +1,6 @@
 """``triton-gateway check``: the linter over a folder or a running Triton, and its findings in words."""
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ import orjson
 
 from app.domain.engine import Engine
 from app.domain.errors import GatewayError
+from app.domain.model import RepositoryModel
 from app.pipelines.file import GatewayFile, read_gateway_file
 from app.pipelines.linter.check import check
 from app.pipelines.linter.findings import Finding, Severity
@@ -27,7 +29,7 @@ class CheckImpossible(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CheckOptions:
-    """``triton`` wins over ``repository``; ``config`` None: the pipelines are not checked."""
+    """``triton`` overrides ``repository``. ``config`` None: the pipelines are not checked."""
 
     repository: Path = DEFAULT_REPOSITORY
     config: Path | None = None
@@ -36,48 +38,69 @@ class CheckOptions:
     format: str = "text"
 
 
-async def run_check(options: CheckOptions) -> tuple[list[Finding], int]:
-    """The findings and the exit status: 0 clean, 1 errors, or with ``strict`` warnings too.
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """What was read, and what was found. ``pipelines`` None: there was no gateway.yaml."""
 
-    Raises CheckImpossible, RepositoryUnreadable or ConfigError.
-    """
+    models: int
+    pipelines: int | None
+    findings: Sequence[Finding]
+
+    def status(self, *, strict: bool) -> int:
+        """The exit status: 0 clean, 1 errors, or with ``strict`` warnings too."""
+        failing = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
+        return int(any(finding.severity in failing for finding in self.findings))
+
+    @property
+    def summary(self) -> str:
+        """For example ``19 models, 9 pipelines: no findings``."""
+        pipelines = "no gateway.yaml" if self.pipelines is None else _count(self.pipelines, "pipeline")
+        counts = [(severity, sum(each.severity is severity for each in self.findings)) for severity in Severity]
+        found = ", ".join(_count(count, severity) for severity, count in counts if count)
+        return f"{_count(self.models, 'model')}, {pipelines}: {found or 'no findings'}"
+
+
+async def run_check(options: CheckOptions) -> CheckReport:
+    """Raises CheckImpossible, RepositoryUnreadable or ConfigError."""
     file = read_gateway_file(options.config) if options.config is not None else None
     if options.triton is None:
-        findings = check(read_repository(options.repository), file)
-    else:
-        findings = await _check_live(options.triton, file)
-    failing = {Severity.ERROR, Severity.WARNING} if options.strict else {Severity.ERROR}
-    return findings, int(any(finding.severity in failing for finding in findings))
+        return _report(read_repository(options.repository), file)
+    async with open_transport(options.triton) as transport:
+        try:
+            return _report(await live_repository(TritonEngine(transport)), file)
+        except GatewayError as exc:
+            raise CheckImpossible(f"{options.triton}: {exc.detail}") from exc
 
 
-def report_of(findings: Sequence[Finding], style: str) -> str:
-    """``text``: a line each; ``json``: one object."""
+def text_of(report: CheckReport, style: str) -> str:
+    """``text``: the summary, then a line for each finding; ``json``: one object."""
     if style == "json":
-        return orjson.dumps({"findings": [_as_json(finding) for finding in findings]}).decode()
-    lines = [_line(finding) for finding in findings]
-    counts = [(severity, sum(finding.severity is severity for finding in findings)) for severity in Severity]
-    return "\n".join([*lines, ", ".join(f"{count} {severity}" for severity, count in counts)])
+        findings = [_as_json(finding) for finding in report.findings]
+        return orjson.dumps({"models": report.models, "pipelines": report.pipelines, "findings": findings}).decode()
+    return "\n".join([report.summary, *map(_line, report.findings)])
+
+
+def _report(repository: Sequence[RepositoryModel], file: GatewayFile | None) -> CheckReport:
+    return CheckReport(len(repository), None if file is None else len(file.spec.pipelines), check(repository, file))
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 or noun == "unknown" else f"{count} {noun}s"
 
 
 async def log_findings(engine: Engine, file: GatewayFile | None) -> None:
-    """What the linter finds in the models that are ready now, a log line each; never raises GatewayError."""
+    """Logs what the linter reads and finds in the models that are ready now; never raises GatewayError."""
     try:
-        findings = check(await live_repository(engine), file)
+        repository = await live_repository(engine)
     except GatewayError as exc:
         _log.warning("the models could not be checked: %s", exc.detail)
         return
-    for finding in findings:
+    report = await asyncio.to_thread(_report, repository, file)  # it reads the files of samples
+    _log.info("check: %s", report.summary)
+    for finding in report.findings:
         if finding.severity is not Severity.UNKNOWN:
             level = logging.ERROR if finding.severity is Severity.ERROR else logging.WARNING
             _log.log(level, "check: %s", finding.text, extra=_as_json(finding))
-
-
-async def _check_live(url: str, file: GatewayFile | None) -> list[Finding]:
-    async with open_transport(url) as transport:
-        try:
-            return check(await live_repository(TritonEngine(transport)), file)
-        except GatewayError as exc:
-            raise CheckImpossible(f"{url}: {exc.detail}") from exc
 
 
 def _line(finding: Finding) -> str:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from app import __version__
-from app.checking import DEFAULT_REPOSITORY, CheckImpossible, CheckOptions, report_of, run_check
+from app.checking import DEFAULT_REPOSITORY, CheckImpossible, CheckOptions, run_check, text_of
 from app.domain.errors import GatewayError
 from app.files.complaints import ConfigError
 from app.observability.exporter import TracingUnavailable
@@ -124,11 +124,11 @@ def _add_check(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def _check(given: dict[str, Any]) -> int:
-    """Prints what is found; the exit status. Raises CheckImpossible, RepositoryUnreadable or ConfigError."""
+    """Prints what was read and found; the exit status. Raises CheckImpossible, RepositoryUnreadable or ConfigError."""
     options = CheckOptions(**given)
-    findings, status = asyncio.run(run_check(options))
-    print(report_of(findings, options.format))  # noqa: T201 - the command's own answer
-    return status
+    report = asyncio.run(run_check(options))
+    print(text_of(report, options.format))  # noqa: T201 - the command's own answer
+    return report.status(strict=options.strict)
 
 
 async def show_models(settings: Settings) -> None:

@@ -139,6 +139,26 @@ def _auto(repository: Repository) -> None:
     repository.ensemble("broken", "X", "Y", "auto X=X > Y=t", "ident X=t > Y=Y")
 
 
+def _missing_script(repository: Repository) -> None:
+    repository.model("broken", "X", "Y")
+    (repository.path / "broken" / "1" / "model.py").unlink()
+
+
+def _syntax(repository: Repository) -> None:
+    repository.model("broken", "X", "Y", script=SCRIPT.replace("requests):", "requests)"))
+
+
+def _backend(repository: Repository) -> None:
+    repository.model("broken", "X", "Y")
+    config = repository.path / "broken" / "config.pbtxt"
+    config.write_text(config.read_text().replace('"python"', '"pyton"'))
+
+
+def _parallel(repository: Repository) -> None:
+    repository.model("strict", "X", "Y", script=SCRIPT.replace("return", "raise ValueError(requests) or"))
+    repository.ensemble("broken", "X", "Y Z", "strict X=X > Y=Y", "ident X=X > Y=Z")
+
+
 def _steps(inputs: str, outputs: str, *steps: str) -> Callable[[Repository], None]:
     return lambda repository: repository.ensemble("broken", inputs, outputs, *steps)
 
@@ -189,5 +209,14 @@ BROKEN = {
     ),
     "router-needed": Broken(_router, refused=False),
     "unordered-stream": Broken(_unordered, refused=False),
+    "missing-script": Broken(_missing_script, refused=True),
+    "script-syntax": Broken(_syntax, refused=True),
+    "unknown-backend": Broken(_backend, refused=True),
+    "parallel-failure": Broken(_parallel, refused=False),
+    "sample": Broken(
+        _steps("X", "Y", "ident X=X > Y=Y"),
+        refused=False,
+        gateway="pipelines:\n  broken:\n    model: broken\n    sample:\n      x: [1.0]\n",
+    ),
     "unknown-edge": Broken(_auto, refused=False),
 }

@@ -25,7 +25,7 @@ def checked(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 def test_an_error_is_status_1(checked) -> None:
     status, said, _ = checked("cycle")
     assert status == 1
-    assert said.splitlines()[-1] == "1 error, 0 warning, 0 unknown"
+    assert said.splitlines()[0] == "6 models, no gateway.yaml: 1 error"
 
 
 def test_a_warning_is_status_0_unless_strict(checked) -> None:
@@ -40,14 +40,22 @@ def test_what_is_unknown_is_no_fault_even_where_strict(checked) -> None:
     assert checked("unknown-edge", "--strict")[0] == 0
 
 
+def test_the_summary_says_what_was_read(pytestconfig: pytest.Config, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(pytestconfig.rootpath)
+    assert main(["check"]) == 0
+    assert capsys.readouterr().out == "19 models, 9 pipelines: no findings\n"
+
+
 def test_gateway_yaml_beside_is_checked_too(checked) -> None:
     assert "gateway.yaml:4: pipelines.broken.outputs.answer.tensor" in checked("gateway-yaml")[1]
 
 
 def test_json_is_for_machines(checked) -> None:
     status, said, _ = checked("unwritten-tensor", "--format", "json")
-    (finding,) = json.loads(said)["findings"]
+    report = json.loads(said)
+    (finding,) = report.pop("findings")
     assert status == 1
+    assert report == {"models": 6, "pipelines": None}
     assert finding["text"].startswith("no step writes 'mit'")
     assert {key: finding[key] for key in finding if key != "text"} == {
         "severity": "error",

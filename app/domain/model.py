@@ -46,6 +46,8 @@ class ModelConfig:
     steps: tuple[Step, ...] = ()
     instance_count: int = 1
     parameters: tuple[tuple[str, str], ...] = field(default=())
+    limits_queue: bool = False
+    """Whether its queue policy refuses requests: a largest queue or a timeout."""
 
     @property
     def is_ensemble(self) -> bool:
@@ -110,6 +112,20 @@ class ModelState:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """What the version folders of a model hold. Scripts are parsed and never executed."""
+
+    backend: str
+    """As the configuration names it, otherwise as the name of a model file tells it; empty if neither does."""
+    lacks: tuple[str, ...] = ()
+    """The version folders without the script that the Python backend needs, as paths of that script."""
+    mistakes: tuple[str, ...] = ()
+    """Scripts that cannot be read or parsed: path, line and reason."""
+    sends_errors: bool = False
+    """Whether a script makes a ``TritonError``, or raises in ``execute``."""
+
+
+@dataclass(frozen=True, slots=True)
 class RepositoryModel:
     """``config`` is as far as it is known; a model whose configuration cannot be read has an empty one."""
 
@@ -119,4 +135,6 @@ class RepositoryModel:
     calls: frozenset[str] = frozenset()
     """The models that its script calls (BLS), as far as they are declared or can be read."""
     complaint: str = ""
-    """Why the configuration cannot be read; empty where it can."""
+    """Why the configuration cannot be read, with its path; empty if it can."""
+    files: ModelFiles | None = None
+    """None for a model of a running server."""

@@ -1,21 +1,18 @@
 """A YAML file checked against types; every complaint says the line, the key and the nearest valid name."""
 
-import difflib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from app.domain.nearest import LONGEST_NAME, nearest
 from app.files.document import Document, DocumentError, KeyPath, Lines, read_document
 
 Location = tuple[str | int, ...]
 Spec = TypeVar("Spec", bound=BaseModel)
 
-_MOST_LISTED = 12
 _MOST_ERRORS = 32
-_LONGEST_KEY = 128
 
 
 class ConfigError(Exception):
@@ -33,20 +30,8 @@ def read_spec(path: Path, spec: type[Spec]) -> tuple[Spec, Lines]:
 
 def complaint_at(path: Path, lines: Lines, location: Location, text: str) -> str:
     known = _known_part(lines, location)
-    where = ".".join(str(part)[:_LONGEST_KEY] for part in location) or "the file"
+    where = ".".join(str(part)[:LONGEST_NAME] for part in location) or "the file"
     return f"{path}:{lines.get(_text(known), 1)}: {where} {text}"
-
-
-def nearest(name: str, valid: Sequence[str]) -> str:
-    """``; did you mean 'x'?`` or the valid names, to end a sentence with.
-
-    ``name``: of any length. For a name of 2 MB difflib alone needs 72 MB and up to 6 s.
-    """
-    found = difflib.get_close_matches(name[:_LONGEST_KEY], valid, n=1)
-    if found:
-        return f"; did you mean '{found[0]}'?"
-    listed = sorted(valid)[:_MOST_LISTED] + ["..."] * (len(valid) > _MOST_LISTED)
-    return f"; valid here: {', '.join(listed)}" if valid else ""
 
 
 def _document(path: Path) -> Document:
@@ -69,7 +54,7 @@ def _all_complaints(path: Path, spec: type[BaseModel], lines: Lines, exc: Valida
 def _complaint_of(path: Path, spec: type[BaseModel], lines: Lines, error: ErrorDetails) -> str:
     location = tuple(part for part in error["loc"] if part != "[key]")
     if error["type"] == "extra_forbidden":
-        text = "is not a known key" + nearest(str(location[-1])[:_LONGEST_KEY], _keys_at(spec, location[:-1]))
+        text = "is not a known key" + nearest(str(location[-1])[:LONGEST_NAME], _keys_at(spec, location[:-1]))
     else:
         text = f"is wrong: {error['msg'].removeprefix('Value error, ')}"
         if error["type"] != "missing":

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from app.domain.engine import Engine
 from app.domain.errors import ModelNotReady, UnknownPipeline
-from app.files.complaints import nearest
+from app.domain.nearest import nearest
 from app.files.following import FollowedFile
 from app.pipelines.compile import Surroundings, derived_spec
 from app.pipelines.entry import Entry

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.domain.model import ModelConfig, TensorSpec
+from app.domain.nearest import nearest
 from app.domain.tensor import DTYPE_BY_DATATYPE
-from app.files.complaints import nearest
 from app.pipelines.body import BodyReader
 from app.pipelines.contract import Contracts
 from app.pipelines.early_exit import EarlyExitRules
@@ -18,6 +18,7 @@ from app.pipelines.openai.form import compile_openai
 from app.pipelines.outputs import OutputField
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.requests import RequestBuilder
+from app.pipelines.shapes import shape_text
 from app.pipelines.spec import ContractSpec, InputSpec, OutputSpec, PipelineSpec, StreamSpec
 
 
@@ -140,10 +141,21 @@ def _check_whole(
         if given.count(tensor.name) > 1:
             raise PipelineMismatch(("inputs",), f"have '{tensor.name}' twice")
     for name, contract in spec.contract.items():
-        tensor_named(config.outputs, name, ("contract", name))
+        _check_shape(contract, tensor_named(config.outputs, name, ("contract", name)), spec, config)
         _check_max_items(contract, ("contract", name, "max_items"), parameters)
     if spec.batch and config.max_batch_size == 0:
         raise PipelineMismatch(("batch",), "is on, but the model has no batch dimension (max_batch_size is 0)")
+
+
+def _check_shape(contract: ContractSpec, tensor: TensorSpec, spec: PipelineSpec, config: ModelConfig) -> None:
+    """Refuses a shape that no response of the model can have."""
+    dims = (-1, *tensor.dims) if spec.batch and config.max_batch_size > 0 else tensor.dims
+    if contract.shape is None or not tensor.is_typed:
+        return
+    agreed = tuple(contract.shape)
+    if len(agreed) != len(dims) or any(a != b and -1 not in (a, b) for a, b in zip(agreed, dims, strict=True)):
+        text = f"is {shape_text(agreed)}, and the model's output '{tensor.name}' is {shape_text(dims)}"
+        raise PipelineMismatch(("contract", tensor.name, "shape"), text)
 
 
 def _check_rules(spec: PipelineSpec, config: ModelConfig, *, has_key: bool) -> None:

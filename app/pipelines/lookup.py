@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from app.domain.engine import Engine
 from app.domain.errors import GatewayError, ModelNotReady
 from app.domain.model import ModelConfig, ModelState
-from app.files.complaints import nearest
+from app.domain.nearest import nearest
 
 ModelKey = tuple[str, str]
 """A model's name and version; an empty version is the newest."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from app.domain.model import TensorSpec
-from app.files.complaints import nearest
+from app.domain.nearest import nearest
 
 
 class PipelineMismatch(Exception):

@@ -1,11 +1,32 @@
 """A model's configuration, from Triton's protobuf message or the text of a ``config.pbtxt``."""
 
+import re
+from typing import Any
+
 from google.protobuf import text_format
+from google.protobuf.descriptor import EnumDescriptor
 from tritonclient.grpc import model_config_pb2
 
 from app.domain.model import ModelConfig, Step, TensorSpec
+from app.domain.nearest import nearest
 
 _BYTES_TYPE = model_config_pb2.DataType.TYPE_STRING
+_UNKNOWN_NAME = re.compile(r'"inference\.([A-Za-z.]+)" has no (?:field|value) named "?([A-Za-z0-9_]+)')
+_TYPE_BY_OTHER_NAME = {
+    "BYTES": "TYPE_STRING",
+    "STR": "TYPE_STRING",
+    "TEXT": "TYPE_STRING",
+    "FLOAT": "TYPE_FP32",
+    "FLOAT16": "TYPE_FP16",
+    "FLOAT32": "TYPE_FP32",
+    "FLOAT64": "TYPE_FP64",
+    "DOUBLE": "TYPE_FP64",
+    "HALF": "TYPE_FP16",
+    "BOOLEAN": "TYPE_BOOL",
+    "INT": "TYPE_INT32",
+    "LONG": "TYPE_INT64",
+}
+"""Names of datatypes in other places (the Open Inference Protocol, numpy, torch) -> Triton's."""
 
 
 def model_config_of(message: model_config_pb2.ModelConfig) -> ModelConfig:
@@ -19,15 +40,48 @@ def model_config_of(message: model_config_pb2.ModelConfig) -> ModelConfig:
         steps=tuple(_step_of(step) for step in message.ensemble_scheduling.step),
         instance_count=sum(max(group.count, 1) * max(len(group.gpus), 1) for group in message.instance_group) or 1,
         parameters=tuple(sorted((name, value.string_value) for name, value in message.parameters.items())),
+        limits_queue=_limits_queue(message.dynamic_batching),
     )
 
 
 def parse_config(text: str) -> model_config_pb2.ModelConfig:
-    """Parses the text of a ``config.pbtxt``. Raises ValueError with the line of the mistake."""
+    """Parses the text of a ``config.pbtxt``. Raises ValueError with the line of the mistake and the nearest name."""
     try:
         return text_format.Parse(text, model_config_pb2.ModelConfig())
     except text_format.ParseError as exc:
-        raise ValueError(str(exc)) from exc
+        text = str(exc).removesuffix(".")
+        raise ValueError(text + _nearest_name(text)) from exc
+
+
+def _nearest_name(text: str) -> str:
+    """For an unknown field or enum value: the end of the sentence that suggests the nearest name."""
+    found = _UNKNOWN_NAME.search(text)
+    if found is None:
+        return ""
+    kind, name = found.groups()
+    if kind == "DataType" and name.removeprefix("TYPE_") in _TYPE_BY_OTHER_NAME:
+        return f"; did you mean '{_TYPE_BY_OTHER_NAME[name.removeprefix('TYPE_')]}'?"
+    return nearest(name, _names_in(kind))
+
+
+def _names_in(kind: str) -> list[str]:
+    """The fields of a message, or the values of an enum; ``kind``: its name, with the names around it."""
+    outer, *inner = kind.split(".")
+    types: dict[str, Any] = {
+        **model_config_pb2.DESCRIPTOR.message_types_by_name,
+        **model_config_pb2.DESCRIPTOR.enum_types_by_name,
+    }
+    found = types.get(outer)
+    for name in inner:
+        found = {**found.nested_types_by_name, **found.enum_types_by_name}.get(name) if found else None
+    if found is None:
+        return []
+    return list(found.values_by_name if isinstance(found, EnumDescriptor) else found.fields_by_name)
+
+
+def _limits_queue(batching: model_config_pb2.ModelDynamicBatching) -> bool:
+    policies = [batching.default_queue_policy, *batching.priority_queue_policy.values()]
+    return any(policy.max_queue_size or policy.default_timeout_microseconds for policy in policies)
 
 
 def _backend_of(message: model_config_pb2.ModelConfig) -> str:

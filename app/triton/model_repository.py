@@ -1,7 +1,6 @@
 """A model repository on disk, and the same as a running server has it."""
 
-import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,10 +8,23 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from app.domain.engine import Engine
 from app.domain.errors import ModelNotReady
-from app.domain.model import ModelConfig, RepositoryModel
+from app.domain.model import ModelConfig, ModelFiles, RepositoryModel
 from app.triton.config import model_config_of, parse_config
+from app.triton.scripts import Scripts
 
 CONFIG_FILE = "config.pbtxt"
+SCRIPT = "model.py"
+BACKEND_BY_FILE = {
+    SCRIPT: "python",
+    "model.onnx": "onnxruntime",
+    "model.plan": "tensorrt",
+    "model.pt": "pytorch",
+    "model.savedmodel": "tensorflow",
+    "model.graphdef": "tensorflow",
+    "model.xml": "openvino",
+    "model.json": "vllm",
+}
+"""If a configuration names no backend, Triton tells the backend from the file in the version folder."""
 
 
 class RepositoryUnreadable(Exception):
@@ -48,19 +60,51 @@ def model_folders(path: Path) -> list[Path]:
 
 
 def read_config(folder: Path) -> pb.ModelConfig:
-    """A model's configuration, empty where there is no file. Raises ValueError where it cannot be read."""
+    """A model's configuration, empty if there is no file. Raises ValueError with the path if it cannot be read."""
     path = folder / CONFIG_FILE
-    return parse_config(path.read_text(encoding="utf-8")) if path.is_file() else pb.ModelConfig()
+    try:
+        return parse_config(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as exc:
+        raise ValueError(f"{path} cannot be read: it is not UTF-8 text") from exc
+    except ValueError as exc:
+        raise ValueError(f"{path}:{exc}") from exc
+    except OSError as exc:
+        if isinstance(exc, FileNotFoundError) and not path.is_symlink():
+            return pb.ModelConfig()
+        raise ValueError(f"{path} cannot be read: {exc.strerror}") from exc
+
+
+def backend_named(config: pb.ModelConfig) -> str:
+    return str(config.backend or config.platform)
+
+
+def backend_by_file(files: Iterable[Path]) -> str | None:
+    return next((BACKEND_BY_FILE[file.name] for file in files if file.name in BACKEND_BY_FILE), None)
 
 
 def _read_model(folder: Path) -> RepositoryModel:
     versions = tuple(sorted(each.name for each in folder.iterdir() if each.is_dir() and each.name.isdecimal()))
     try:
-        config = model_config_of(read_config(folder))
+        message = read_config(folder)
+        config = model_config_of(message)
     except ValueError as exc:
         return RepositoryModel(folder.name, _empty_config(folder.name), versions, complaint=str(exc))
     config = replace(config, name=config.name or folder.name)
-    return RepositoryModel(folder.name, config, versions, frozenset(config.bls_calls) | _calls_in(folder))
+    scripts = Scripts.read(sorted(folder.glob("*/*.py")))
+    calls = frozenset(config.bls_calls) | scripts.calls
+    return RepositoryModel(folder.name, config, versions, calls, files=_files_of(folder, message, versions, scripts))
+
+
+def _files_of(folder: Path, message: pb.ModelConfig, versions: Sequence[str], scripts: Scripts) -> ModelFiles:
+    backend = "ensemble" if message.HasField("ensemble_scheduling") else backend_named(message)
+    script = message.default_model_filename or SCRIPT
+    needed = [folder / version / script for version in versions] if backend == "python" else []
+    return ModelFiles(
+        backend or backend_by_file(folder.glob("*/*")) or "",
+        tuple(str(path) for path in needed if not path.exists() and not path.is_symlink()),
+        tuple(scripts.mistakes),
+        scripts.sends_errors,
+    )
 
 
 def _empty_config(name: str) -> ModelConfig:
@@ -72,24 +116,3 @@ async def _config_if_ready(engine: Engine, name: str) -> ModelConfig | None:
         return await engine.model_config(name)
     except ModelNotReady:
         return None
-
-
-def _calls_in(folder: Path) -> frozenset[str]:
-    """The models that the folder's scripts name literally in an ``InferenceRequest``; other calls go unseen."""
-    return frozenset(name for script in folder.glob("*/*.py") for name in _requested_models(script))
-
-
-def _requested_models(script: Path) -> Iterator[str]:
-    try:
-        tree = ast.parse(script.read_text(encoding="utf-8"))
-    except (SyntaxError, ValueError):
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and _name_of(node.func) == "InferenceRequest":
-            for keyword in node.keywords:
-                if keyword.arg == "model_name" and isinstance(keyword.value, ast.Constant):
-                    yield str(keyword.value.value)
-
-
-def _name_of(function: ast.expr) -> str:
-    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from app.files.complaints import ConfigError, nearest
+from app.domain.nearest import nearest
+from app.files.complaints import ConfigError
 from app.pipelines.file import read_gateway_file
 
 GOOD = """\

@@ -41,7 +41,34 @@ def test_versions_are_the_folders_with_a_number(repository: Repository) -> None:
 
 def test_a_broken_configuration_says_where(repository: Repository) -> None:
     (repository.path / "ident" / "config.pbtxt").write_text("name: 7")
-    assert only(repository.path).complaint.startswith("1:7")
+    config = repository.path / "ident" / "config.pbtxt"
+    assert only(repository.path).complaint.startswith(f"{config}:1:7")
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("input { data_type: TYPE_FLOAT32 }", "no value named TYPE_FLOAT32; did you mean 'TYPE_FP32'?"),
+        ("input { data_type: TYPE_BYTES }", "no value named TYPE_BYTES; did you mean 'TYPE_STRING'?"),
+        ("input { data_type: TYPE_FP23 }", "no value named TYPE_FP23; did you mean 'TYPE_FP32'?"),
+        ("inputs { }", "no field named \"inputs\"; did you mean 'input'?"),
+        ("instance_group { kind: KIND_CPUS }", "did you mean 'KIND_CPU'?"),
+        ("ensemble_scheduling { step { model: 1 } }", "did you mean 'model_name'?"),
+    ],
+)
+def test_a_mistyped_word_gets_the_nearest(repository: Repository, config: str, said: str) -> None:
+    (repository.path / "ident" / "config.pbtxt").write_text(config)
+    assert only(repository.path).complaint.endswith(said)
+
+
+def test_a_configuration_that_cannot_be_read_says_its_path(repository: Repository) -> None:
+    config = repository.path / "ident" / "config.pbtxt"
+    config.unlink()
+    config.symlink_to("absent")
+    assert only(repository.path).complaint == f"{config} cannot be read: No such file or directory"
+    config.unlink()
+    config.write_bytes(b"\xff")
+    assert only(repository.path).complaint == f"{config} cannot be read: it is not UTF-8 text"
 
 
 @pytest.mark.parametrize(

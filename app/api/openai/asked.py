@@ -10,7 +10,7 @@ from app.api.inference import Inference
 from app.api.limits import Limits
 from app.api.openai.members import Members, read_members, required, take
 from app.domain.errors import UnknownPipeline
-from app.files.complaints import nearest
+from app.domain.nearest import nearest
 from app.pipelines.catalog import Catalog
 from app.pipelines.openai.form import OpenAIForm
 from app.pipelines.pipeline import Pipeline

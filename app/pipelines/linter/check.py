@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from app.domain.model import RepositoryModel
 from app.pipelines.file import GatewayFile
-from app.pipelines.linter import cycles, edges, gateway, names, omissions
+from app.pipelines.linter import cycles, edges, files, gateway, names, omissions, parallel
 from app.pipelines.linter.findings import Code, Finding
 from app.pipelines.linter.wiring import ENSEMBLE, Models, Wiring, wiring_of
 
@@ -19,6 +19,7 @@ def check(repository: Sequence[RepositoryModel], file: GatewayFile | None = None
         *cycles.ensemble_cycles(repository),
         *cycles.bls_cycles(repository),
         *(finding for wiring in wirings for finding in _ensemble(wiring, models, repository)),
+        *_parallel_failures(repository, wirings, file),
         *_omissions(models, wirings, file),
         *(_gateway(file, readable) if file is not None else ()),
     ]
@@ -27,16 +28,16 @@ def check(repository: Sequence[RepositoryModel], file: GatewayFile | None = None
 def _folders(repository: Sequence[RepositoryModel]) -> Iterator[Finding]:
     for model in repository:
         if model.complaint:
-            yield Finding(Code.UNREADABLE_CONFIG, f"config.pbtxt cannot be read: {model.complaint}", model.folder)
+            yield Finding(Code.UNREADABLE_CONFIG, model.complaint, model.folder)
         elif model.config.name != model.folder:
             text = f"the folder is '{model.folder}' but config.pbtxt has name: '{model.config.name}'"
             yield Finding(Code.FOLDER_NAME, text, model.folder)
         if not model.versions:
-            yield Finding(
-                Code.UNKNOWN_VERSION,
-                "the model has no version folder: add a folder such as 1",
-                model.folder,
-            )
+            text = "the model has no version folder: add a folder such as 1"
+            yield Finding(Code.UNKNOWN_VERSION, text, model.folder)
+            continue
+        yield from files.unknown_backends(model)
+        yield from files.scripts(model)
 
 
 def _ensemble(wiring: Wiring, models: Models, repository: Sequence[RepositoryModel]) -> Iterator[Finding]:
@@ -63,6 +64,16 @@ def _versions(wiring: Wiring, repository: Sequence[RepositoryModel]) -> Iterator
         if there and wanted and wanted not in there:
             text = f"{place} needs version {wanted} of a model that has {', '.join(there)}"
             yield Finding(Code.UNKNOWN_VERSION, text, wiring.name, place.number)
+
+
+def _parallel_failures(
+    repository: Sequence[RepositoryModel], wirings: Sequence[Wiring], file: GatewayFile | None
+) -> Iterator[Finding]:
+    models = {model.folder: model.config for model in repository}
+    pipelines = {} if file is None else file.spec.pipelines
+    for wiring in wirings:
+        reasons = parallel.reasons_to_fail(wiring.name, repository, pipelines)
+        yield from parallel.parallel_failures(wiring, models, reasons)
 
 
 def _omissions(models: Models, wirings: Sequence[Wiring], file: GatewayFile | None) -> Iterator[Finding]:

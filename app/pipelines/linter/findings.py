@@ -34,10 +34,15 @@ class Code(StrEnum):
     GATEWAY_YAML = "gateway-yaml"
     ROUTER_NEEDED = "router-needed"
     UNORDERED_STREAM = "unordered-stream"
+    MISSING_SCRIPT = "missing-script"
+    SCRIPT_SYNTAX = "script-syntax"
+    UNKNOWN_BACKEND = "unknown-backend"
+    PARALLEL_FAILURE = "parallel-failure"
+    SAMPLE = "sample"
     UNKNOWN_EDGE = "unknown-edge"
 
 
-_WARNINGS = frozenset({Code.ROUTER_NEEDED, Code.UNORDERED_STREAM})
+_WARNINGS = frozenset({Code.ROUTER_NEEDED, Code.UNORDERED_STREAM, Code.UNKNOWN_BACKEND, Code.PARALLEL_FAILURE})
 
 
 @dataclass(frozen=True, slots=True)

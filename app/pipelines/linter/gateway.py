@@ -1,13 +1,16 @@
 """Checks of gateway.yaml against the models of a repository."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 
-from app.files.complaints import nearest
+from app.domain.nearest import nearest
 from app.pipelines.compile import Surroundings, compile_pipeline
 from app.pipelines.file import GatewayFile
 from app.pipelines.linter.findings import Code, Finding
+from app.pipelines.linter.samples import sample_misfits
 from app.pipelines.linter.wiring import Models, is_auto_completed
 from app.pipelines.mismatch import PipelineMismatch
+from app.pipelines.pipeline import Pipeline
 from app.pipelines.spec import PipelineSpec
 
 _ANY_KEY = b"only to compile: what it is matters to no check"
@@ -19,6 +22,9 @@ def misfits(file: GatewayFile, models: Models) -> Iterator[Finding]:
             yield Finding(
                 Code.GATEWAY_YAML, file.complaint(("pipelines", name, *location), text), model=spec.model or None
             )
+        if spec.model in models and not is_auto_completed(models[spec.model]):
+            with suppress(PipelineMismatch):  # one of the misfits above
+                yield from sample_misfits(file, _compiled(name, spec, models))
     listed = file.spec.oip.models if file.spec.oip is not None and file.spec.oip.models != "all" else []
     for index, model in enumerate(listed):
         if model not in models:
@@ -48,9 +54,14 @@ def _misfits_of(name: str, spec: PipelineSpec, models: Models) -> Iterator[tuple
             yield ("rejects_input", index), _no_model(step, models)
     if not is_auto_completed(models[spec.model]):
         try:
-            compile_pipeline(name, spec, models[spec.model], {}, Surroundings(early_exit_key=_ANY_KEY))
+            _compiled(name, spec, models)
         except PipelineMismatch as exc:
             yield exc.location, exc.text
+
+
+def _compiled(name: str, spec: PipelineSpec, models: Models) -> Pipeline:
+    """Raises PipelineMismatch."""
+    return compile_pipeline(name, spec, models[spec.model], {}, Surroundings(early_exit_key=_ANY_KEY))
 
 
 def _cancel_misfits(spec: PipelineSpec, models: Models) -> Iterator[tuple[tuple[str | int, ...], str]]:

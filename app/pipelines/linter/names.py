@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from app.files.complaints import nearest
+from app.domain.nearest import nearest
 from app.pipelines.linter.findings import Code, Finding
 from app.pipelines.linter.wiring import Models, Place, Wiring, is_auto_completed
 

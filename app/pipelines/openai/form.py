@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from app.domain.model import ModelConfig
+from app.domain.nearest import nearest
 from app.domain.tensor import FLOAT_DATATYPES, INTEGER_DATATYPES
-from app.files.complaints import nearest
 from app.pipelines.fields import InputField, ParameterField
 from app.pipelines.mismatch import PipelineMismatch, mismatch_at, tensor_named
 from app.pipelines.openai.spec import ChatSpec, CompletionsSpec, EmbeddingsSpec, OpenAISpec, UsageSpec

@@ -1,6 +1,5 @@
 """What a model repository on disk asks of the server."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,21 +7,16 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from app.triton.config import model_config_of
 from app.triton.embedded.errors import RepositoryUnservable
-from app.triton.model_repository import CONFIG_FILE, RepositoryUnreadable, model_folders, read_config
+from app.triton.model_repository import (
+    RepositoryUnreadable,
+    backend_by_file,
+    backend_named,
+    model_folders,
+    read_config,
+)
 
 ENSEMBLE = "ensemble"
 BACKENDS = ("python", ENSEMBLE)
-# Without a configuration Triton tells the backend from the file in the version folder.
-BACKEND_BY_FILE = {
-    "model.py": "python",
-    "model.onnx": "onnxruntime",
-    "model.plan": "tensorrt",
-    "model.pt": "pytorch",
-    "model.savedmodel": "tensorflow",
-    "model.graphdef": "tensorflow",
-    "model.xml": "openvino",
-    "model.json": "vllm",
-}
 
 
 @dataclass(frozen=True)
@@ -45,7 +39,7 @@ class ServedRepository:
 
 def _is_complete(config: pb.ModelConfig) -> bool:
     """Whether Triton need not ask the model for what the configuration leaves out."""
-    return bool(_backend_named(config)) and model_config_of(config).declares_tensors
+    return bool(backend_named(config)) and model_config_of(config).declares_tensors
 
 
 def _model_folders(path: Path) -> list[Path]:
@@ -59,22 +53,14 @@ def _config_of(folder: Path) -> pb.ModelConfig:
     try:
         return read_config(folder)
     except ValueError as exc:
-        raise RepositoryUnservable(f"Model {folder.name!r}: {folder / CONFIG_FILE} cannot be read: {exc}.") from exc
+        raise RepositoryUnservable(f"Model {folder.name!r}: {exc}.") from exc
 
 
 def _require_backend(folder: Path, config: pb.ModelConfig) -> None:
-    backend = _backend_named(config) or _backend_by_file(folder.glob("*/*"))
+    backend = backend_named(config) or backend_by_file(folder.glob("*/*"))
     if backend is not None and backend not in BACKENDS:
         raise RepositoryUnservable(
             f"Model {folder.name!r} needs the backend {backend!r}, which the embedded Triton does not have (only "
             "python and ensembles). NVIDIA's tritonserver image has it: run that as a sidecar and "
             "name it with `triton-gateway serve --triton HOST:PORT`."
         )
-
-
-def _backend_named(config: pb.ModelConfig) -> str:
-    return str(config.backend or config.platform)
-
-
-def _backend_by_file(files: Iterable[Path]) -> str | None:
-    return next((BACKEND_BY_FILE[file.name] for file in files if file.name in BACKEND_BY_FILE), None)

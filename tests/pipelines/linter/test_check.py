@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from app.checking import report_of
+from app.checking import CheckReport, text_of
 from app.pipelines.file import read_gateway_file
 from app.pipelines.linter.check import check
 from app.pipelines.linter.findings import Code, Finding
 from app.triton.model_repository import read_repository
+from app.triton.scripts import PYTHON
 from tests.broken_repositories import BROKEN, DECOUPLED, Broken, Repository, sound
 
 
@@ -30,8 +31,8 @@ def test_a_broken_repository_has_its_finding_and_no_other(code: str, tmp_path: P
 @pytest.mark.parametrize("code", BROKEN)
 def test_the_page_of_a_code_shows_what_the_linter_says(code: str, tmp_path: Path, pytestconfig: pytest.Config) -> None:
     page = (pytestconfig.rootpath / "docs" / "checks" / f"{code}.md").read_text()
-    line = report_of(findings_of(BROKEN[code], tmp_path), "text").splitlines()[0]
-    assert line.replace(f"{tmp_path}/", "") in page
+    line = text_of(CheckReport(0, None, findings_of(BROKEN[code], tmp_path)), "text").splitlines()[1]
+    assert line.replace(f"{tmp_path}/", "").replace(f"as Python {PYTHON}", "as Python 3.11") in page
 
 
 def test_openai_of_a_pipeline_is_checked_against_its_fields(tmp_path: Path) -> None:
@@ -41,6 +42,74 @@ def test_openai_of_a_pipeline_is_checked_against_its_fields(tmp_path: Path) -> N
     (finding,) = findings_of(repository, tmp_path)
     assert finding.code == Code.GATEWAY_YAML
     assert ":4: pipelines.p.openai.completions.prompt 'promt' is not an input of the pipeline" in finding.text
+
+
+PICTURE = """
+    inputs: {image: {tensor: X, kind: image}}
+    contract: {Y: {shape: [-1]}}
+    sample:
+      image: picture.png
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (PICTURE, "gateway.yaml:7: pipelines.p.sample.image names a file that cannot be read"),
+        (
+            PICTURE.replace("      image:", "      imgae:"),
+            "sample.imgae is not a field of the pipeline; did you mean 'image'?",
+        ),
+        (PICTURE.replace("sample:", "sample: {}").replace("      image: picture.png\n", ""), "sample.image is"),
+        (PICTURE.replace("picture.png", "gateway.yaml"), "gateway.yaml:7: pipelines.p.sample.image"),
+        (PICTURE.replace("picture.png", "[1]"), "gateway.yaml:6: pipelines.p.sample cannot be sent"),
+        (PICTURE.replace("shape: [-1]", "shape: [-1, 2]"), ":5: pipelines.p.contract.Y.shape is [-1,2], and the"),
+        (PICTURE.replace("shape: [-1]", "shape: [3]"), "contract.Y.shape is [3], and the model's output 'Y' is [4]"),
+    ],
+)
+def test_samples_and_contracts_are_checked(tmp_path: Path, words: str, said: str) -> None:
+    def build(repository: Repository) -> None:
+        repository.model("pictures", "X:STRING:1", "Y:FP32:4")
+
+    gateway = f"pipelines:\n  p:\n    model: pictures{words}"
+    (finding,) = findings_of(Broken(build, refused=False, gateway=gateway), tmp_path)
+    assert said in finding.text
+
+
+def test_scripts_beside_the_model_are_parsed_and_never_executed(tmp_path: Path) -> None:
+    def build(repository: Repository) -> None:
+        repository.model("broken", "X", "Y", script=f"open('{tmp_path}/executed', 'w')")
+        (repository.path / "broken" / "1" / "words.py").write_text("def words(\n")
+        (repository.path / "broken" / "1" / "old.py").write_text('PATTERN = "\\d"\n')
+
+    (finding,) = findings_of(Broken(build, refused=False), tmp_path)
+    assert finding.code is Code.SCRIPT_SYNTAX
+    assert finding.text.startswith(f"{tmp_path}/models/broken/1/words.py:1: '(' was never closed, as Python 3.")
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize(
+    ("steps", "rejects", "found_steps"),
+    [
+        (("gate X=X > Y=a", "ident X=a > Y=Y"), "gate", []),
+        (("gate X=X > Y=Y", "ident X=X > Y=Z"), "gate", [1]),
+        (("gate X=X > Y=a", "ident X=a > Y=Y", "ident X=a > Y=Z"), "gate", []),
+        (("ident X=X > Y=a", "gate X=a > Y=Y", "ident X=a > Y=b", "ident X=b > Y=Z"), "gate", [2]),
+        (("inner X=X > Y=Y", "ident X=X > Y=Z"), "gate", [1]),
+        (("ident X=X > Y=Y", "full X=X > Y=Z"), "", [2]),
+    ],
+)
+def test_a_step_that_may_fail_runs_alone(tmp_path: Path, steps, rejects: str, found_steps: list[int]) -> None:
+    def build(repository: Repository) -> None:
+        repository.model("gate", "X", "Y")
+        repository.model("full", "X", "Y", "dynamic_batching { default_queue_policy { max_queue_size: 4 } }")
+        repository.ensemble("inner", "X", "Y", "gate X=X > Y=Y")
+        outputs = "Y Z" if any("=Z" in step for step in steps) else "Y"
+        repository.ensemble("broken", "X", outputs, *steps)
+
+    gateway = f"pipelines: {{p: {{model: broken, rejects_input: [{rejects}]}}}}\n"
+    found = findings_of(Broken(build, refused=False, gateway=gateway), tmp_path)
+    assert [(each.code, each.step) for each in found] == [(Code.PARALLEL_FAILURE, step) for step in found_steps]
 
 
 def test_every_page_is_of_a_code(pytestconfig: pytest.Config) -> None:

@@ -1,0 +1,69 @@
+"""Steps that run in parallel, of which one may fail: Triton 2.51 can crash then (docs/fan-out.md)."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from app.domain.model import RepositoryModel
+from app.pipelines.linter.findings import Code, Finding
+from app.pipelines.linter.wiring import Models, Place, Wiring
+from app.pipelines.spec import PipelineSpec
+
+Reasons = Mapping[str, str]
+"""Model -> why it may fail."""
+
+
+def reasons_to_fail(
+    ensemble: str, repository: Sequence[RepositoryModel], pipelines: Mapping[str, PipelineSpec]
+) -> dict[str, str]:
+    """What is declared of requests that run the ensemble, or can be read. Any model may also fail unexpectedly."""
+    models = {model.folder: model.config for model in repository}
+    reasons: dict[str, str] = {}
+    for name, spec in pipelines.items():
+        if _runs(spec.model, ensemble, models):
+            reasons |= dict.fromkeys(spec.rejects_input, f"pipeline '{name}' lists it under rejects_input")
+    for model in repository:
+        if model.files is not None and model.files.sends_errors:
+            reasons[model.folder] = "its script sends errors"
+        elif model.config.limits_queue:
+            reasons[model.folder] = "its queue policy refuses requests"
+    return reasons
+
+
+def _runs(model: str, ensemble: str, models: Models, above: frozenset[str] = frozenset()) -> bool:
+    steps = models[model].steps if model in models and model not in above else ()
+    return model == ensemble or any(_runs(step.model, ensemble, models, above | {model}) for step in steps)
+
+
+def parallel_failures(wiring: Wiring, models: Models, reasons: Reasons) -> Iterator[Finding]:
+    """One finding for each step that may fail while another step runs."""
+    before = _steps_before(wiring)
+    for place in wiring.runnable():
+        reason = _reason(place.step.model, models, reasons, frozenset({wiring.name}))
+        beside = [other for other in wiring.runnable() if not _is_ordered(place, other, before)]
+        if reason and beside:
+            text = (
+                f"{place} may fail ({reason}) while {beside[0]} runs, and Triton 2.51 can crash then: refuse in a step "
+                "before both, or run them from a BLS script"
+            )
+            yield Finding(Code.PARALLEL_FAILURE, text, wiring.name, place.number)
+
+
+def _reason(model: str, models: Models, reasons: Reasons, above: frozenset[str]) -> str:
+    """Why the model may fail. An ensemble may fail as soon as one of its steps may."""
+    if model in reasons or model in above:
+        return reasons.get(model, "")
+    steps = models[model].steps if model in models else ()
+    return next((found for step in steps if (found := _reason(step.model, models, reasons, above | {model}))), "")
+
+
+def _steps_before(wiring: Wiring) -> dict[int, frozenset[int]]:
+    """Step -> the steps that it waits for, directly or not."""
+    before: dict[int, frozenset[int]] = {}
+    writers: dict[str, frozenset[int]] = {}
+    for place in wiring.runnable():
+        before[place.number] = frozenset().union(*(writers.get(tensor, ()) for _, tensor in place.step.input_map))
+        writers |= {tensor: before[place.number] | {place.number} for _, tensor in place.step.output_map}
+    return before
+
+
+def _is_ordered(one: Place, other: Place, before: Mapping[int, frozenset[int]]) -> bool:
+    return one is other or one.number in before[other.number] or other.number in before[one.number]

@@ -7,7 +7,7 @@ UV := UV_CACHE_DIR=.cache/uv $(BIN)/uv
 COMPILE := $(UV) pip compile --quiet --universal --generate-hashes --no-header
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-full system-packages lint type bench openapi lock
+.PHONY: help setup run test test-full chaos system-packages lint type bench openapi lock
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ test: setup ## run the suite against the real Triton and whatever else the machi
 
 test-full: setup ## run the long forms too: large counts, chaos, heavy clients
 	@$(SCRATCH) $(BIN)/python -m pytest
+
+chaos: setup ## faults under load, hostile requests and memory, the long forms; writes docs/benchmarks/chaos.md
+	@$(SCRATCH) $(BIN)/python -m tests.live.chaos
 
 system-packages: ## install what the suite can use of the system (Debian, as root)
 	@deploy/system-packages

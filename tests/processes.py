@@ -8,10 +8,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import httpx
 import pytest
@@ -92,13 +93,16 @@ def triton(repository: Path, models_venv: Path) -> Iterator[EmbeddedTriton]:
 
 
 @contextmanager
-def running_triton(options: EmbeddedOptions) -> Iterator[EmbeddedTriton]:
+def running_triton(options: EmbeddedOptions, *, restarts: bool = False) -> Iterator[EmbeddedTriton]:
+    """``restarts``: whether it is started again when it ends."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     server = EmbeddedTriton(options)
     try:
         asyncio.run_coroutine_threadsafe(server.start(), loop).result(START_S)
+        if restarts:
+            asyncio.run_coroutine_threadsafe(server.watch(), loop)
         yield server
     finally:
         asyncio.run_coroutine_threadsafe(server.stop(), loop).result(START_S)
@@ -151,17 +155,27 @@ def start_gateway(triton: EmbeddedTriton, tmp_path: Path) -> Iterator[StartGatew
 
 
 @contextmanager
-def running_gateway(folder: Path, *, ready: bool = True, **settings: str) -> Iterator[GatewayProcess]:
-    """``settings`` are those of ``app.settings``; the ports are picked free."""
+def running_gateway(
+    folder: Path,
+    *,
+    ready: bool = True,
+    program: Sequence[str] = ("-m", "app.cli"),
+    log_to: IO[bytes] | None = None,
+    **settings: str,
+) -> Iterator[GatewayProcess]:
+    """``settings`` are those of ``app.settings``; the ports are picked free.
+
+    ``log_to``: where the log goes first, if somebody else writes it to ``folder / "log"``.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     port, admin_port = free_ports(2)
     named = {"port": str(port), "admin_port": str(admin_port)} | settings
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
     environment |= {f"GATEWAY_{name.upper()}": value for name, value in named.items()}
     log_path = folder / "log"
-    with log_path.open("wb") as log:
+    with log_to or log_path.open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "app.cli", "serve"], env=environment, stderr=log, cwd=folder, start_new_session=True
+            [sys.executable, *program, "serve"], env=environment, stderr=log, cwd=folder, start_new_session=True
         )
     running = GatewayProcess(process, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}", log_path)
     try:

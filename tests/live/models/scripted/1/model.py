@@ -2,7 +2,8 @@
 
 SCRIPT is JSON: ``sleep_s``; ``error`` {code, message, or ``signed``: a reason, and perhaps ``rid``}; ``raise`` (a
 text); ``crash`` (true); ``omit`` (outputs); ``text``; ``numbers``; ``shape`` (of NUMBERS); ``notice`` (a file that is
-told when a cancellation was seen).
+told when a cancellation was seen); ``journal`` (a file that gets a line "TOKEN received", then "TOKEN answered" or
+"TOKEN failed") and ``token``.
 """
 
 import json
@@ -24,9 +25,11 @@ class TritonPythonModel:
 
     def _answer(self, request):
         script = json.loads(pb_utils.get_input_tensor_by_name(request, "SCRIPT").as_numpy()[0])
+        _note(script, "received")
         self._sleep(request, script)
         if "crash" in script:
             os._exit(1)
+        _note(script, "failed" if "raise" in script or "error" in script else "answered")
         if "raise" in script:
             raise ValueError(script["raise"])
         if "error" in script:
@@ -43,6 +46,12 @@ class TritonPythonModel:
                 Path(script["notice"]).write_text(str(time.monotonic()))
                 return
             time.sleep(0.005)
+
+
+def _note(script, event):
+    if "journal" in script:
+        with Path(script["journal"]).open("a") as journal:
+            journal.write(f"{script['token']} {event}\n")
 
 
 def _text_of(error, request):

@@ -5,7 +5,8 @@ them; ``texts`` (hexadecimal bytes, one a response, round and round); ``items`` 
 index; the last one stays); ``bytes`` (of text a response); ``then``: ``final`` (default), ``final_with_last``,
 ``error``, ``silence`` (neither response nor end, until cancelled) or ``crash``; ``error`` {code, message, or
 ``signed``: a reason}; ``raise`` (a text); ``omit`` (outputs); ``notice`` (a file that is told when a cancellation was
-seen, and how many responses were sent by then).
+seen, and how many responses were sent by then); ``journal`` (a file that gets a line "TOKEN received", then "TOKEN
+answered", "TOKEN failed" or "TOKEN cancelled") and ``token``.
 """
 
 import json
@@ -32,6 +33,7 @@ class TritonPythonModel:
         for request in requests:
             script = json.loads(pb_utils.get_input_tensor_by_name(request, self.input).as_numpy()[0])
             script["output"] = self.output
+            _note(script, "received")
             if "raise" in script:
                 raise ValueError(script["raise"])
             sender, request_id = request.get_response_sender(), request.request_id()
@@ -43,10 +45,12 @@ def _answer(sender, script, request_id):
     then = script.get("then", "final")
     for index in range(count):
         if _waited_in_vain(sender, script, script.get("interval_s", 0.0), index):
+            _note(script, "cancelled")
             send_final(sender)
             return
         response = _response(script, index)
         if then == "final_with_last" and index == count - 1:
+            _note(script, "answered")
             send_final(sender, response)
             return
         sender.send(response)
@@ -54,6 +58,7 @@ def _answer(sender, script, request_id):
         _waited_in_vain(sender, script, 3600.0, count)
     if then == "crash":
         os._exit(1)
+    _note(script, "answered" if then == "final" else "failed")
     if then == "error":
         error = script.get("error", {"code": "INTERNAL", "message": "scripted"})
         code = getattr(pb_utils.TritonError, error["code"])
@@ -61,6 +66,12 @@ def _answer(sender, script, request_id):
         send_final(sender, pb_utils.InferenceResponse(error=pb_utils.TritonError(message, code)))
     else:
         send_final(sender)
+
+
+def _note(script, event):
+    if "journal" in script:
+        with Path(script["journal"]).open("a") as journal:
+            journal.write(f"{script['token']} {event}\n")
 
 
 def _text_of(error, request_id):

@@ -1,0 +1,1 @@
+"""Faults under load, with a ledger of three sides that must balance: clients, gateway, models."""

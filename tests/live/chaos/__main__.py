@@ -1,0 +1,44 @@
+"""``make chaos``: runs the long forms, prints what they found, and writes docs/benchmarks/chaos.md.
+
+CHAOS_S, CHAOS_HOSTILE, CHAOS_REQUESTS and CHAOS_SEED change how long they run and what they send.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.surroundings import ROOT, machine, surroundings, versions
+from tests.live.chaos.report import HOSTILE, LONG_S, PARTS, REQUESTS
+
+PAGE = ROOT / "docs" / "benchmarks" / "chaos.md"
+
+
+def main() -> int:
+    for part in PARTS.glob("*.md"):
+        part.unlink()
+    head = f"# chaos\n\n{_command()}, {surroundings()}\n\n{machine()}\n\n{versions()}\n\n{_what()}\n"
+    status = pytest.main([str(Path(__file__).parent), "-m", "full", "-q"])
+    text = "\n".join([head, *(part.read_text() for part in sorted(PARTS.glob("*.md")))])
+    sys.stdout.write(f"{text}\n")
+    if status == 0:
+        PAGE.write_text(text)
+    return int(status)
+
+
+def _command() -> str:
+    given = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("CHAOS_")]
+    return f"`{' '.join(['make chaos', *given])}`"
+
+
+def _what() -> str:
+    return (
+        "The faults, the rules that explain a difference, and the hostile requests are in `tests/live/chaos/`: "
+        "`faults.py`, the docstring of `ledger.py`, and `hostile/`. "
+        f"{LONG_S:g} s of faults, {HOSTILE:,} hostile requests, memory over {REQUESTS:,} requests."
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,140 @@
+"""A client of raw bytes that stays, leaves or stalls where it is told to, and says exactly what it saw."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal
+
+from tests.live.chaos.reply import Reply
+
+Ending = Literal["answered", "left", "lost", "stuck"]
+Stage = Literal["connecting", "sending", "waiting", "reading"]
+STUCK_S = 45.0
+"""Longer than every deadline of the tests: nothing explains a request that takes this long."""
+_READ_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request. ``outcomes_of``: the outcomes that a whole reply may stand for; ``expected``: without faults."""
+
+    token: str
+    dialect: str
+    content: bytes
+    outcomes_of: Callable[[Reply], set[str]]
+    expected: str
+
+    @property
+    def head_bytes(self) -> int:
+        return self.content.index(b"\r\n\r\n") + 4
+
+
+@dataclass(frozen=True)
+class Manner:
+    """What a client does. It stays unless it leaves: after so many bytes sent or received, or after waiting."""
+
+    leaves_after_sent: int | None = None
+    leaves_after_received: int | None = None
+    leaves_after_s: float | None = None
+    stalls_s: float = 0.0
+    """Reads nothing for so long, with a small receive buffer."""
+    pieces: int = 1
+    """The request is sent in so many pieces."""
+
+
+STAYS = Manner()
+
+
+@dataclass(frozen=True)
+class Seen:
+    """``outcomes``: what an answer may stand for. ``is_counted``: the answer is to this request and not to its
+    connection."""
+
+    ask: Ask
+    ending: Ending
+    stage: Stage
+    began: float
+    ended: float
+    sent: int
+    outcomes: frozenset[str] = frozenset()
+    status: int = 0
+    is_counted: bool = True
+
+
+class Client:
+    """One request on a connection of its own."""
+
+    def __init__(self, ask: Ask, manner: Manner) -> None:
+        self._ask = ask
+        self._manner = manner
+        self._stage: Stage = "connecting"
+        self._sent = 0
+        self.received = b""
+
+    async def run(self, port: int) -> Seen:
+        began = time.monotonic()
+        ending: Ending = "stuck"
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STUCK_S):
+                ending = await self._exchanged(port)
+        return self._seen(ending, began)
+
+    def _seen(self, ending: Ending, began: float) -> Seen:
+        reply = Reply.of(self.received)
+        if reply is None or not reply.is_whole:
+            return Seen(self._ask, ending, self._stage, began, time.monotonic(), self._sent)
+        outcomes = frozenset(self._ask.outcomes_of(reply))
+        is_counted = reply.headers.get("x-request-id") == self._ask.token
+        ended = time.monotonic()
+        return Seen(self._ask, "answered", "reading", began, ended, self._sent, outcomes, reply.status, is_counted)
+
+    async def _exchanged(self, port: int) -> Ending:
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=_READ_BYTES)
+        except OSError:
+            return "lost"
+        try:
+            self._stage = "sending"
+            if await self._leaves_while_sending(writer):
+                return "left"
+            self._stage = "waiting"
+            return await self._read(reader)
+        except OSError:
+            with suppress(OSError):
+                await self._read_rest(reader)
+            return "lost"
+        finally:
+            writer.transport.abort()
+
+    async def _leaves_while_sending(self, writer: asyncio.StreamWriter) -> bool:
+        content, pieces = self._ask.content, self._manner.pieces
+        stop = self._manner.leaves_after_sent
+        size = -(-len(content) // pieces)
+        end = len(content) if stop is None else min(stop, len(content))
+        while self._sent < end:
+            piece = content[self._sent : min(self._sent + size, end)]
+            writer.write(piece)
+            await writer.drain()
+            self._sent += len(piece)
+            if pieces > 1:
+                await asyncio.sleep(0.01)
+        return stop is not None
+
+    async def _read(self, reader: asyncio.StreamReader) -> Ending:
+        await asyncio.sleep(self._manner.stalls_s)
+        try:
+            async with asyncio.timeout(self._manner.leaves_after_s):
+                return await self._read_rest(reader)
+        except TimeoutError:
+            return "left"
+
+    async def _read_rest(self, reader: asyncio.StreamReader) -> Ending:
+        stop = self._manner.leaves_after_received
+        while data := await reader.read(_READ_BYTES):
+            self._stage = "reading"
+            self.received += data
+            if stop is not None and len(self.received) >= stop:
+                return "left"
+        return "lost"

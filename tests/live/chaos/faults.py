@@ -1,0 +1,155 @@
+"""What is done to the gateway and to everything around it while clients send requests."""
+
+import asyncio
+import os
+import resource
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import httpx
+import psutil
+
+from app.triton.embedded.server import EmbeddedTriton
+from tests.live.chaos.client import Manner
+from tests.live.chaos.link import BLACKHOLE, CLEAN, DELAY, HALF_OPEN, RESETS, Link, Spoiling
+from tests.live.chaos.stand import Stand
+from tests.live.chaos.traffic import Traffic
+from tests.live.test_cancellation import eventually
+from tests.live.test_dead_process import processes_of
+from tests.processes import wait_until_ready
+
+Fault = Callable[[Stand, Traffic, float], Awaitable[None]]
+"""Called with how long the fault lasts, in seconds."""
+RECOVERY_S = 60.0
+
+
+@asynccontextmanager
+async def cutting(stand: Stand) -> AsyncIterator[None]:
+    """Connections of clients may be lost within this block."""
+    began = time.monotonic()
+    yield
+    stand.cuts.append((began, time.monotonic()))
+
+
+def spoiled(link_of: Callable[[Stand], Link], spoiling: Spoiling) -> Fault:
+    async def fault(stand: Stand, traffic: Traffic, lasts_s: float) -> None:
+        link = link_of(stand)
+        async with cutting(stand):
+            link.spoil(spoiling)
+            await asyncio.sleep(lasts_s)
+            link.reset_all()
+            link.spoil(CLEAN)
+        await recovered(stand, traffic)
+
+    return fault
+
+
+async def triton_stopped(stand: Stand, traffic: Traffic, lasts_s: float) -> None:
+    process = psutil.Process(stand.triton.pid)
+    process.suspend()
+    await asyncio.sleep(lasts_s)
+    process.resume()
+    await recovered(stand, traffic)
+
+
+async def triton_killed(stand: Stand, traffic: Traffic, _lasts_s: float) -> None:
+    """The stand starts it again."""
+    before = stand.triton.pid
+    assert before is not None
+    os.kill(before, signal.SIGKILL)
+    await asyncio.to_thread(eventually, lambda: stand.triton.pid != before and is_ready(stand.triton), RECOVERY_S)
+    await recovered(stand, traffic)
+
+
+def is_ready(triton: EmbeddedTriton) -> bool:
+    try:
+        return httpx.get(f"{triton.http_url}/v2/health/ready").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+async def recovered(stand: Stand, traffic: Traffic) -> None:
+    """Waits until the gateway is ready, and requests of every dialect work again."""
+    await asyncio.to_thread(wait_until_ready, stand.gateway, RECOVERY_S)
+    ends = time.monotonic() + RECOVERY_S
+    working = 0
+    while working < 12:
+        assert time.monotonic() < ends, "requests do not work again"
+        ask, manner = next(traffic.calm(1))
+        works = ask.expected in (await stand.ask(ask, manner)).outcomes
+        working = working + 1 if works else 0
+        await asyncio.sleep(0 if works else 0.1)
+
+
+def stub_killed(model: str) -> Fault:
+    """The gateway reloads the model."""
+
+    async def fault(stand: Stand, traffic: Traffic, _lasts_s: float) -> None:
+        deaths = stand.gateway.metric("stub_deaths_total")
+        for process in processes_of(stand.triton, model):
+            os.kill(process, signal.SIGKILL)
+
+        def is_repaired() -> bool:
+            return stand.gateway.metric("stub_deaths_total") > deaths
+
+        await asyncio.to_thread(eventually, is_repaired, RECOVERY_S)
+        await recovered(stand, traffic)
+
+    return fault
+
+
+async def overload(stand: Stand, traffic: Traffic, _lasts_s: float) -> None:
+    """More connections at once than the gateway takes."""
+    await stand.load(traffic.calm(300), clients=300)
+
+
+async def stalled_readers(stand: Stand, traffic: Traffic, lasts_s: float) -> None:
+    await asyncio.gather(
+        *(stand.ask(traffic.endless(), Manner(stalls_s=3 + lasts_s, leaves_after_received=1)) for _ in range(8))
+    )
+
+
+async def no_descriptors(stand: Stand, _traffic: Traffic, lasts_s: float) -> None:
+    """The gateway can accept no connection; those that wait in the kernel's queue are served later."""
+    pid = stand.gateway.process.pid
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    async with cutting(stand):
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (stand.process.num_fds(), before[1]))
+        await asyncio.sleep(lasts_s)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+
+async def log_blocked(stand: Stand, _traffic: Traffic, lasts_s: float) -> None:
+    stand.log_pipe.suspend()
+    await asyncio.sleep(lasts_s)
+    stand.log_pipe.resume()
+
+
+async def reloads(stand: Stand, _traffic: Traffic, lasts_s: float) -> None:
+    """A valid change, a broken file, and the first file again."""
+    good = stand.config.read_text()
+    for text in (good.replace("timeout_s: 4", "timeout_s: 5"), "pipelines: [", good):
+        stand.config.write_text(text)
+        await asyncio.sleep(lasts_s)
+
+
+FAULTS: dict[str, Fault] = {
+    "Triton is stopped": triton_stopped,
+    "link to Triton: delay": spoiled(lambda stand: stand.to_triton, DELAY),
+    "link to Triton: blackhole": spoiled(lambda stand: stand.to_triton, BLACKHOLE),
+    "link to Triton: half-open": spoiled(lambda stand: stand.to_triton, HALF_OPEN),
+    "link to Triton: resets": spoiled(lambda stand: stand.to_triton, RESETS),
+    "link to clients: delay": spoiled(lambda stand: stand.to_gateway, DELAY),
+    "link to clients: blackhole": spoiled(lambda stand: stand.to_gateway, BLACKHOLE),
+    "link to clients: half-open": spoiled(lambda stand: stand.to_gateway, HALF_OPEN),
+    "link to clients: resets": spoiled(lambda stand: stand.to_gateway, RESETS),
+    "more connections than allowed": overload,
+    "stalled readers": stalled_readers,
+    "no descriptors": no_descriptors,
+    "log pipe blocked": log_blocked,
+    "gateway.yaml changes": reloads,
+    "process of a model killed": stub_killed("scripted"),
+    "Triton is killed": triton_killed,
+}

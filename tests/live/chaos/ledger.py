@@ -1,0 +1,167 @@
+"""The three sides of every request, joined by its id, and the rules that explain what may differ.
+
+Clients: each request ends as ``answered`` (an outcome), ``left`` (the client's own choice), ``lost`` (the connection
+broke) or ``stuck``. Gateway: one log line for each request, whose sums are ``requests_total``. Models: what
+their journal says that they received and answered.
+
+| the client | the gateway | a model | because |
+| answered | the same outcome, once | as the outcome says | |
+| answered 429 without its id | nothing | nothing | the connection was refused, not the request |
+| left while sending | nothing, or cancelled, or refused early | nothing | the body never came whole |
+| left later | nothing, if it was still waiting; else any outcome | as the outcome says | RST discards unread bytes |
+| lost during a fault that cuts connections | as if it had left | as if it had left | nothing arrives any more |
+
+Everything else is unexplained: a second line or a second execution, an answer without a line, another outcome than the
+client's, a line or an execution of nobody's request, a connection that is lost without a fault, a request that
+takes longer than every deadline, and ``internal`` always.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.domain.errors import Outcome
+from tests.live.chaos.client import Seen
+
+Interval = tuple[float, float]
+CLOSE_S = 1.0
+"""A connection may be lost up to so long after the fault that cut it."""
+UNEXPLAINED = "UNEXPLAINED"
+_REFUSED_EARLY = {Outcome.CANCELLED, Outcome.CLIENT_ERROR, Outcome.REJECTED, Outcome.UNAVAILABLE}
+_UNRECEIVED = {Outcome.CLIENT_ERROR, Outcome.REJECTED}
+"""Outcomes of requests that no model receives."""
+_MAYBE_RECEIVED = {Outcome.CANCELLED, Outcome.TIMEOUT, Outcome.UNAVAILABLE, Outcome.MODEL_ERROR}
+
+
+@dataclass(frozen=True)
+class Line:
+    """What the gateway's log says of one request."""
+
+    outcome: str
+    code: str
+    was_called: bool
+    """Whether Triton was called."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    seen: Seen
+    lines: Sequence[Line]
+    events: Counter[str]
+    """Of the models."""
+
+    @property
+    def client(self) -> str:
+        stage = "" if self.seen.ending == "answered" else f" while {self.seen.stage}"
+        return f"{self.seen.ending}{stage}"
+
+    @property
+    def gateway(self) -> str:
+        return " + ".join(line.outcome for line in self.lines) or "nothing"
+
+    @property
+    def model(self) -> str:
+        last = [event for event in ("answered", "failed", "cancelled") if self.events[event]]
+        return "nothing" if not self.events else ", ".join(last) or "received"
+
+
+class Ledger:
+    """``cuts``: when connections between client and gateway were being cut."""
+
+    def __init__(self, seen: Iterable[Seen], lines: Mapping[str, Sequence[Line]], journal: Mapping[str, Counter[str]]):
+        seen = list(seen)
+        tokens = {each.ask.token for each in seen}
+        assert len(tokens) == len(seen)
+        self.entries = [
+            Entry(each, lines.get(each.ask.token, ()), journal.get(each.ask.token, Counter())) for each in seen
+        ]
+        self.strangers = sorted((set(lines) | set(journal)) - tokens)
+        """Tokens that no client has sent."""
+
+    def outcomes(self) -> Counter[str]:
+        """What ``requests_total`` must be."""
+        return Counter(line.outcome for entry in self.entries for line in entry.lines)
+
+    def codes(self) -> Counter[str]:
+        return Counter(line.code for entry in self.entries for line in entry.lines)
+
+    def calls(self) -> int:
+        """What ``triton_calls_total`` must be."""
+        return sum(line.was_called for entry in self.entries for line in entry.lines)
+
+    def refused_connections(self) -> int:
+        """Those whose client read the refusal."""
+        return sum(not entry.seen.is_counted for entry in self.entries)
+
+    def unread(self) -> int:
+        """Requests of clients that left, or were cut off, before the gateway read them: it may have refused some."""
+        return sum(entry.seen.is_counted and not entry.lines for entry in self.entries)
+
+    def rows(self, cuts: Sequence[Interval]) -> Counter[tuple[str, str, str, str, str]]:
+        """Dialect, client, gateway, model and explanation -> how often."""
+        return Counter(
+            (entry.seen.ask.dialect, entry.client, entry.gateway, entry.model, explanation(entry, cuts))
+            for entry in self.entries
+        )
+
+    def unexplained(self, cuts: Sequence[Interval]) -> list[str]:
+        found = [entry for entry in self.entries if explanation(entry, cuts) == UNEXPLAINED]
+        shown = [f"{each.seen} gateway {each.gateway}, model {dict(each.events)}" for each in found]
+        return shown + [f"stranger {token}" for token in self.strangers]
+
+
+def explanation(entry: Entry, cuts: Sequence[Interval]) -> str:
+    seen, model = entry.seen, entry.events
+    if len(entry.lines) > 1 or model["received"] > 1 or seen.ending == "stuck":
+        return UNEXPLAINED
+    if seen.ending == "answered":
+        return _of_answer(entry)
+    if seen.ending == "lost" and not any(start <= seen.ended and seen.began <= end + CLOSE_S for start, end in cuts):
+        return UNEXPLAINED
+    why = "the client left" if seen.ending == "left" else "the connection was cut"
+    if not entry.lines:
+        was_read = model["received"] or (seen.ending == "left" and seen.stage == "reading")
+        return UNEXPLAINED if was_read else f"{why} before the request was read"
+    return why if _agrees(entry.lines[0], model, was_whole=seen.sent == len(seen.ask.content)) else UNEXPLAINED
+
+
+def _of_answer(entry: Entry) -> str:
+    if not entry.seen.is_counted:
+        is_refused = entry.seen.outcomes == {Outcome.REJECTED} and not entry.lines and not entry.events
+        return "too many connections" if is_refused else UNEXPLAINED
+    if not entry.lines or entry.lines[0].outcome not in entry.seen.outcomes:
+        return UNEXPLAINED
+    return "the same" if _agrees(entry.lines[0], entry.events, was_whole=True) else UNEXPLAINED
+
+
+def _agrees(line: Line, events: Counter[str], *, was_whole: bool) -> bool:
+    """Whether the models saw what the outcome says."""
+    if not was_whole:
+        return line.outcome in _REFUSED_EARLY and not events
+    if line.outcome in _UNRECEIVED and line.code != "draining":
+        return not events
+    if line.outcome == Outcome.OK:
+        return events == Counter(received=1, answered=1)
+    if line.outcome in {Outcome.EARLY_EXIT, Outcome.CONTRACT_VIOLATION}:
+        return events["received"] == 1
+    return line.outcome in _MAYBE_RECEIVED or line.code == "draining"
+
+
+def lines_of(records: Iterable[Mapping[str, Any]]) -> dict[str, list[Line]]:
+    """By request id, from the gateway's log."""
+    found: dict[str, list[Line]] = {}
+    for record in records:
+        if record.get("transport") is not None:
+            line = Line(record["outcome"], record.get("code", ""), "triton_request_id" in record)
+            found.setdefault(record["request_id"], []).append(line)
+    return found
+
+
+def journal_of(path: Path) -> dict[str, Counter[str]]:
+    found: dict[str, Counter[str]] = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        token, event = line.split()
+        found.setdefault(token, Counter())[event] += 1
+    return found

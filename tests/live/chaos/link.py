@@ -1,0 +1,115 @@
+"""A TCP proxy on loopback that spoils its connections on demand: netem needs a kernel module that is often missing."""
+
+import asyncio
+import random
+import socket
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Literal
+
+Way = Literal["up", "down"]
+"""Up: from the client of the link to its server."""
+_READ_BYTES = 16 * 1024
+_RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER: closing sends RST at once."""
+
+
+@dataclass(frozen=True)
+class Spoiling:
+    """What a link does to what it carries."""
+
+    delay_s: float = 0.0
+    """Before each piece of at most 16 KiB."""
+    held: frozenset[Way] = frozenset()
+    """Directions in which nothing passes until the spoiling ends. Both: a blackhole; one: half-open."""
+    cut_within: int | None = None
+    """Each connection is reset after a random number of bytes up to this one."""
+
+
+CLEAN = Spoiling()
+DELAY = Spoiling(delay_s=0.05)
+BLACKHOLE = Spoiling(held=frozenset({"up", "down"}))
+HALF_OPEN = Spoiling(held=frozenset({"down"}))
+RESETS = Spoiling(cut_within=2000)
+
+
+class Link:
+    """Between ``port`` on loopback and ``target``, a ``host:port``."""
+
+    def __init__(self, target: str, seed: int) -> None:
+        self._host, _, port = target.partition(":")
+        self._port = int(port)
+        self._random = random.Random(seed)
+        self._spoiling = CLEAN
+        self._changed = asyncio.Event()
+        self._open = set[asyncio.StreamWriter]()
+        self.port = 0
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["Link"]:
+        server = await asyncio.start_server(self._accept, "127.0.0.1", 0, backlog=1024)
+        self.port = server.sockets[0].getsockname()[1]
+        async with server:
+            yield self
+            server.close()
+            self.reset_all()
+
+    def spoil(self, spoiling: Spoiling) -> None:
+        self._spoiling = spoiling
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def reset_all(self) -> None:
+        for writer in list(self._open):
+            _reset(writer)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open.add(writer)
+        try:
+            far_reader, far_writer = await asyncio.open_connection(self._host, self._port)
+        except OSError:
+            self._open.discard(writer)
+            _reset(writer)
+            return
+        self._open.add(far_writer)
+        ways = [self._carry("up", reader, far_writer), self._carry("down", far_reader, writer)]
+        tasks = [asyncio.create_task(way) for way in ways]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for each in (writer, far_writer):
+                self._open.discard(each)
+                _reset(each)
+
+    async def _carry(self, way: Way, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Passes on what comes, and the end of it. Raises ConnectionError to have both directions reset."""
+        passed = 0
+        while data := await reader.read(_READ_BYTES):
+            await self._spoiled(way)
+            passed += len(data)
+            within = self._spoiling.cut_within
+            if within is not None and passed > self._random.randrange(within):
+                writer.write(data[: self._random.randrange(len(data))])
+                raise ConnectionResetError
+            writer.write(data)
+            await writer.drain()
+        with suppress(OSError):
+            writer.write_eof()
+
+    async def _spoiled(self, way: Way) -> None:
+        await asyncio.sleep(self._spoiling.delay_s)
+        while way in self._spoiling.held:
+            await self._changed.wait()
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    connection: socket.socket | None = writer.get_extra_info("socket")
+    if connection is not None and connection.fileno() >= 0:
+        with suppress(OSError):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    writer.transport.abort()

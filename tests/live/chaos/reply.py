@@ -1,0 +1,109 @@
+"""What a client received of an answer, and which outcomes the answer can stand for."""
+
+import json
+from dataclasses import dataclass
+
+from app.domain.errors import GatewayError, Outcome
+from tests.domain.test_errors import concrete
+from tests.live.events import checked, events_in
+
+OUTCOME_BY_CODE = {error.code: error.outcome for error in concrete(GatewayError)}
+OUTCOMES_BY_STATUS = {
+    400: {Outcome.CLIENT_ERROR, Outcome.EARLY_EXIT, Outcome.MODEL_ERROR},
+    404: {Outcome.CLIENT_ERROR},
+    422: {Outcome.CLIENT_ERROR},
+    429: {Outcome.REJECTED},
+    500: {Outcome.MODEL_ERROR},
+    502: {Outcome.MODEL_ERROR, Outcome.CONTRACT_VIOLATION},
+    503: {Outcome.UNAVAILABLE, Outcome.REJECTED},
+    504: {Outcome.TIMEOUT},
+}
+"""For dialects whose errors have no code of the gateway's. A 500 of /v2 is a model's own error."""
+FAILURES = frozenset(Outcome) - {Outcome.OK, Outcome.INTERNAL}
+
+
+@dataclass(frozen=True)
+class Reply:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    is_whole: bool
+
+    @classmethod
+    def of(cls, received: bytes) -> "Reply | None":
+        """None without a whole head."""
+        head, separator, rest = received.partition(b"\r\n\r\n")
+        if not separator:
+            return None
+        status, *lines = head.decode("latin-1").split("\r\n")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        if headers.get("transfer-encoding") == "chunked":
+            body, is_whole = dechunked(rest)
+        else:
+            body, is_whole = rest, len(rest) == int(headers.get("content-length", 0))
+        return cls(int(status.split()[1]), headers, body, is_whole)
+
+    @property
+    def text(self) -> str:
+        return self.body.decode()
+
+
+def dechunked(body: bytes) -> tuple[bytes, bool]:
+    """The content so far, and whether the last chunk came."""
+    content = b""
+    while b"\r\n" in body:
+        size, _, body = body.partition(b"\r\n")
+        length = int(size, 16)
+        content, body = content + body[:length], body[length + 2 :]
+        if not length:
+            return content, True
+    return content, False
+
+
+def of_pipeline(reply: Reply) -> set[str]:
+    if reply.status != 200:
+        return _of_error(reply)
+    return {Outcome.EARLY_EXIT if "x-early-exit" in reply.headers else Outcome.OK}
+
+
+def of_events(reply: Reply) -> set[str]:
+    """Exactly one terminal event, and nothing behind it."""
+    if reply.status != 200:
+        return _of_error(reply)
+    end = checked(list(events_in(reply.text.split("\n"))))[-1]
+    if end.name == "error":
+        return {OUTCOME_BY_CODE[end.data["code"]]}
+    return {Outcome.EARLY_EXIT if end.data["early_exit"] else Outcome.OK}
+
+
+def of_oip(reply: Reply) -> set[str]:
+    return {Outcome.OK} if reply.status == 200 else _of_error(reply)
+
+
+def of_generate_stream(reply: Reply) -> set[str]:
+    """No terminal event: an error is the last object, or the status."""
+    if reply.status != 200:
+        return _of_error(reply)
+    return set(FAILURES) if "error" in _last_data(reply) else {Outcome.OK}
+
+
+def of_openai(reply: Reply) -> set[str]:
+    if reply.status != 200:
+        return _of_error(reply)
+    assert reply.text.count("data: [DONE]") + reply.text.count('data: {"error"') == 1, reply.text[-500:]
+    if "data: [DONE]" in reply.text:
+        return {Outcome.OK, Outcome.EARLY_EXIT}
+    return {OUTCOME_BY_CODE[_last_data(reply)["error"]["code"]]}
+
+
+def _last_data(reply: Reply) -> dict[str, dict[str, str]]:
+    lines = [line for line in reply.text.split("\n") if line.startswith("data: ")]
+    last: dict[str, dict[str, str]] = json.loads(lines[-1].removeprefix("data: ")) if lines else {}
+    return last
+
+
+def _of_error(reply: Reply) -> set[str]:
+    """A problem object, or OpenAI's form, or the Open Inference Protocol's, which has no code and may be an event."""
+    body = json.loads(reply.text.removeprefix("data: "))
+    error = body.get("error", body)
+    return {OUTCOME_BY_CODE[error["code"]]} if isinstance(error, dict) else OUTCOMES_BY_STATUS[reply.status]

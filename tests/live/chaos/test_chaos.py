@@ -1,0 +1,150 @@
+"""Faults under load: the ledger balances, and nothing is left behind."""
+
+import asyncio
+import random
+import signal
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from app.domain.errors import Outcome
+from app.triton.embedded.options import EmbeddedOptions
+from app.triton.embedded.server import EmbeddedTriton
+from tests.live.chaos.faults import FAULTS, cutting
+from tests.live.chaos.report import LONG_S, SEED, write_ledger
+from tests.live.chaos.stand import Levels, Stand, stand_of
+from tests.live.chaos.traffic import Traffic
+from tests.live.test_cancellation import eventually
+from tests.processes import running_triton, scripted_models
+
+CALM = 150
+CLIENTS = 12
+PAUSE_S = 0.01
+GROWTH_MIB = 8.0
+SHORT = [
+    "Triton is stopped",
+    "link to Triton: blackhole",
+    "link to Triton: resets",
+    "link to clients: blackhole",
+    "link to clients: resets",
+    "more connections than allowed",
+    "no descriptors",
+    "log pipe blocked",
+    "gateway.yaml changes",
+    "Triton is killed",
+]
+
+
+@pytest.fixture(scope="module")
+def triton(models_venv: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTriton]:
+    """It may be killed: it is started again."""
+    models = scripted_models(tmp_path_factory.mktemp("chaos") / "models")
+    options = EmbeddedOptions(models, models_venv, first_restart_s=0.1, longest_restart_s=1.0)
+    with running_triton(options, restarts=True) as server:
+        yield server
+
+
+async def test_a_round_of_faults_leaves_nothing_unexplained(triton: EmbeddedTriton, tmp_path: Path) -> None:
+    async with stand_of(triton, tmp_path / "stand", SEED) as stand:
+        await balanced(stand, [(name, 0.3) for name in SHORT])
+
+
+@pytest.mark.full
+@pytest.mark.timeout(LONG_S + 600)
+async def test_a_long_run_of_faults_leaves_nothing_unexplained(triton: EmbeddedTriton, tmp_path: Path) -> None:
+    async with stand_of(triton, tmp_path / "stand", SEED) as stand:
+        before, after = await balanced(stand, in_any_order(time.monotonic() + LONG_S))
+        write_ledger(stand, before, after)
+
+
+def in_any_order(ends: float) -> Iterator[tuple[str, float]]:
+    """Every fault once, each round in another order, until the time is over."""
+    order = random.Random(SEED)
+    while time.monotonic() < ends:
+        yield from ((name, order.uniform(0.2, 3.0)) for name in order.sample(list(FAULTS), len(FAULTS)))
+
+
+async def balanced(stand: Stand, faults: Iterable[tuple[str, float]]) -> tuple[Levels, Levels]:
+    """What the gateway held before and after the faults, which are followed by a drain under load."""
+    traffic = Traffic(SEED, stand.journal)
+    await calm(stand, traffic)
+    await stand.quiet()
+    before = await asyncio.to_thread(stand.levels)
+    await chaos(stand, traffic, faults)
+    await calm(stand, traffic)
+    await stand.quiet()
+    after = await levels_like(stand, before)
+    check_sums(stand)
+    await drain(stand, traffic)
+    assert stand.ledger().unexplained(stand.cuts) == []
+    return before, after
+
+
+async def calm(stand: Stand, traffic: Traffic) -> None:
+    """Without a fault every client sees what its request is scripted to give."""
+    begun = len(stand.seen)
+    await stand.load(traffic.calm(CALM), CLIENTS)
+    for seen in stand.seen[begun:]:
+        assert seen.ask.expected in seen.outcomes, seen
+
+
+async def chaos(stand: Stand, traffic: Traffic, faults: Iterable[tuple[str, float]]) -> None:
+    """Each fault under load: (its name, how long it lasts)."""
+    async with loading(stand, traffic):
+        for name, lasts_s in faults:
+            await FAULTS[name](stand, traffic, lasts_s)
+
+
+@asynccontextmanager
+async def loading(stand: Stand, traffic: Traffic) -> AsyncIterator[None]:
+    """Clients send one request after the other for the duration of the block, directly and through the link."""
+    is_over = False
+
+    async def client(port: int) -> None:
+        while not is_over:
+            await stand.ask(*traffic.ask(), port=port)
+            await asyncio.sleep(PAUSE_S)
+
+    ports = [stand.port] * CLIENTS + [stand.to_gateway.port] * CLIENTS
+    clients = [asyncio.create_task(client(port)) for port in ports]
+    yield
+    is_over = True
+    await asyncio.gather(*clients)
+
+
+async def levels_like(stand: Stand, before: Levels) -> Levels:
+    """Waits until the gateway holds what it held before. A call may be one of those that ask whether Triton is live."""
+    after = before
+
+    def is_as_before() -> bool:
+        nonlocal after
+        after = stand.levels()
+        return (after.tasks, after.calls, after.descriptors) == (before.tasks, before.calls, before.descriptors)
+
+    await asyncio.to_thread(eventually, is_as_before, 20.0)
+    assert after.threads <= before.threads + 2
+    assert after.rss_mib <= before.rss_mib + GROWTH_MIB
+    return after
+
+
+def check_sums(stand: Stand) -> None:
+    """Every sum of the gateway's metrics, exactly."""
+    ledger, gateway = stand.ledger(), stand.gateway
+    assert ledger.unexplained(stand.cuts) == []
+    counted = {outcome: gateway.metric("requests_total", outcome=outcome) for outcome in Outcome}
+    assert {outcome: count for outcome, count in counted.items() if count} == ledger.outcomes()
+    assert gateway.metric("triton_calls_total") == ledger.calls()
+    refused = gateway.metric("rejected_total", reason="too_many_requests") - ledger.codes()["too_many_requests"]
+    assert 0 <= refused - ledger.refused_connections() <= ledger.unread()
+    assert gateway.metric("log_lines_dropped_total") == 0
+
+
+async def drain(stand: Stand, traffic: Traffic) -> None:
+    """SIGTERM under load. The gateway's metrics end with it: from here on its log alone is its side."""
+    async with cutting(stand), loading(stand, traffic):
+        await asyncio.sleep(0.3)
+        stand.gateway.process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(stand.gateway.process.wait, 20) == 0

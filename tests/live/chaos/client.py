@@ -49,8 +49,7 @@ STAYS = Manner()
 
 @dataclass(frozen=True)
 class Seen:
-    """``outcomes``: what an answer may stand for. ``is_counted``: the answer is to this request and not to its
-    connection."""
+    """What a client saw of its request. ``outcomes``: what the answer may stand for."""
 
     ask: Ask
     ending: Ending
@@ -61,6 +60,7 @@ class Seen:
     outcomes: frozenset[str] = frozenset()
     status: int = 0
     is_counted: bool = True
+    """Whether the answer is to this request and not to its connection."""
 
 
 class Client:

@@ -71,7 +71,7 @@ def _serve(given: dict[str, Any]) -> int:
 
 
 def _work(given: dict[str, Any]) -> int:
-    with suppress(EOFError):  # the supervisor has ended, and its end is the reason
+    with suppress(EOFError):  # the supervisor has ended and has already logged the reason
         uvloop.run(work(given["channel"]))
     return 0
 
@@ -82,7 +82,7 @@ def _models(given: dict[str, Any]) -> int:
 
 
 def _settings(given: dict[str, Any]) -> Settings:
-    """Also configures the log. Raises SettingsError."""
+    """Reads the settings and configures the log. Raises SettingsError."""
     settings = read_settings(os.environ, {name: value for name, value in given.items() if value is not None})
     configure_logging(settings.log_level, settings.log_format)
     _name_service_links()
@@ -90,7 +90,9 @@ def _settings(given: dict[str, Any]) -> Settings:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="triton-gateway", description="REST and SSE in front of NVIDIA Triton.")
+    parser = argparse.ArgumentParser(
+        prog="triton-gateway", description="A REST and SSE gateway in front of NVIDIA Triton."
+    )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     serving = commands.add_parser("serve", help="run the gateway")
@@ -98,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, field in Settings.model_fields.items():
         _add_flag(serving, name, field.annotation, f"{field.description} ({PREFIX}{name.upper()})")
     _add_check(commands)
-    models = commands.add_parser("models", help="a table of Triton's models")
+    models = commands.add_parser("models", help="list Triton's models in a table")
     models.set_defaults(command=_models)
     _add_flag(models, "triton_url", str, "Triton's gRPC address")
     worker = commands.add_parser("worker")  # without help: only a supervisor calls it
@@ -114,17 +116,19 @@ def _add_flag(parser: argparse.ArgumentParser, name: str, annotation: Any, text:
 
 
 def _add_check(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    checking = commands.add_parser("check", help="find faults in a model repository before Triton or a request does")
+    checking = commands.add_parser("check", help="check a model repository and gateway.yaml before you deploy")
     checking.set_defaults(command=_check)
     checking.add_argument("repository", nargs="?", type=Path, default=DEFAULT_REPOSITORY, metavar="MODEL_REPOSITORY")
-    checking.add_argument("--config", type=Path, default=default_config(), help="gateway.yaml, checked against it")
+    checking.add_argument(
+        "--config", type=Path, default=default_config(), help="the gateway.yaml to check against the models"
+    )
     checking.add_argument("--triton", metavar="HOST:PORT", help="check the models of a running Triton instead")
-    checking.add_argument("--strict", action="store_true", help="warnings too give exit status 1")
+    checking.add_argument("--strict", action="store_true", help="exit with status 1 for warnings too")
     checking.add_argument("--format", choices=["text", "json"], default="text")
 
 
 def _check(given: dict[str, Any]) -> int:
-    """Prints what was read and found; the exit status. Raises CheckImpossible, RepositoryUnreadable or ConfigError."""
+    """Prints the report and returns the exit status. Raises CheckImpossible, RepositoryUnreadable or ConfigError."""
     options = CheckOptions(**given)
     report = asyncio.run(run_check(options))
     print(text_of(report, options.format))  # noqa: T201 - the command's own answer
@@ -156,7 +160,7 @@ async def _row(engine: TritonEngine, name: str, *, ready: bool) -> tuple[str, ..
 def _name_service_links() -> None:
     if links := service_links(os.environ):
         logging.getLogger(__name__).warning(
-            "ignored: variables that Kubernetes injects for a Service called 'gateway' (set enableServiceLinks: false)",
+            "ignored variables that Kubernetes injects for a Service called 'gateway' (set enableServiceLinks: false)",
             extra={"variables": links},
         )
 

@@ -1,4 +1,4 @@
-"""Settings from ``GATEWAY_*`` environment variables and the flags of ``serve``. Unknown variables are refused."""
+"""Settings from ``GATEWAY_*`` environment variables and the flags of ``serve``. Unknown variables are an error."""
 
 import difflib
 import re
@@ -39,20 +39,20 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8080, ge=0, le=65535, description="port of the API")
     admin_port: int = Field(8081, ge=0, le=65535, description="port of /metrics and /health, for operators")
-    workers: int = Field(1, ge=1, le=256, description="processes that serve the API; 1: no further process")
+    workers: int = Field(1, ge=1, le=256, description="number of processes that serve the API")
     triton_url: str = Field("127.0.0.1:8001", description="Triton's gRPC address, host:port or unix:/path")
     grpc: Kind = Field(
-        DEFAULT_KIND, description="the gRPC client that calls Triton: the gateway's own on asyncio, or grpcio"
+        DEFAULT_KIND, description="gRPC client for the calls to Triton: the gateway's own (asyncio), or grpcio"
     )
     triton_metrics_url: str | None = Field(None, description="Triton's Prometheus page, relayed at /metrics/triton")
     triton_repair: bool | None = Field(
-        None, description="unload and load a model whose Python process died (true for --embedded)"
+        None, description="reload a model whose Python process died (true for --embedded)"
     )
     config: Path | None = Field(
         None,
-        description="the file of pipelines (gateway.yaml, if there); without: every ready model by its own name",
+        description="the file that declares the pipelines; without a file, every ready model is served under its name",
     )
-    embedded: bool = Field(False, description="start a Triton beside the gateway")
+    embedded: bool = Field(False, description="start Triton together with the gateway")
     embedded_repository: Path = Field(Path("triton_models"), description="the embedded Triton's model repository")
     embedded_venv: Path = Field(Path(".venv-triton"), description="the Python environment of its models")
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
@@ -61,36 +61,44 @@ class Settings(BaseSettings):
     redis_url: str | None = Field(
         None,
         pattern=r"^(rediss?|unix)://",
-        description="Redis that keeps resumable streams, where several gateways share them",
+        description="Redis for resumable streams that several processes share",
         repr=False,
     )
-    max_connections: int = Field(4096, ge=1, le=1_000_000, description="most connections to the API at a time")
-    max_body_bytes: int = Field(8 * 1024 * 1024, ge=1, le=64 * 1024 * 1024, description="largest request body")
+    max_connections: int = Field(4096, ge=1, le=1_000_000, description="limit of open connections to the API")
+    max_body_bytes: int = Field(
+        8 * 1024 * 1024, ge=1, le=64 * 1024 * 1024, description="limit of one request body, in bytes"
+    )
     max_bytes_in_flight: int = Field(
-        256 * 1024 * 1024, ge=1, description="bytes of request bodies that the gateway holds at a time"
+        256 * 1024 * 1024, ge=1, description="limit of all request bodies in memory, in bytes"
     )
     shared_memory_bytes: int | None = Field(
         None,
         ge=0,
         description="bytes of shared memory for large tensors to and from Triton (0: off; 256 MiB for --embedded)",
     )
-    timeout_s: float = Field(30.0, gt=0, le=86_400, description="deadline of a pipeline that declares none")
-    drain_s: float = Field(30.0, ge=0, le=86_400, description="how long streams may go on after SIGTERM")
-    ping_s: float = Field(15.0, gt=0, le=3600, description="a comment is sent on a stream after so long a silence")
-    send_timeout_s: float = Field(10.0, gt=0, le=3600, description="how long a client may take nothing of a stream")
+    timeout_s: float = Field(30.0, gt=0, le=86_400, description="default deadline of a pipeline, in seconds")
+    drain_s: float = Field(
+        30.0, ge=0, le=86_400, description="time that running requests and streams have after SIGTERM, in seconds"
+    )
+    ping_s: float = Field(
+        15.0, gt=0, le=3600, description="interval of the heartbeat comments on an idle stream, in seconds"
+    )
+    send_timeout_s: float = Field(
+        10.0, gt=0, le=3600, description="time without progress after which a slow client's stream ends, in seconds"
+    )
     console: bool = Field(True, description="serve the console at /")
     docs: bool = Field(True, description="serve /docs and /openapi.json")
-    early_exit_key: str | None = Field(None, min_length=16, description="key of signed early exits", repr=False)
+    early_exit_key: str | None = Field(None, min_length=16, description="key for signed early exits", repr=False)
     log_tensors: Literal["off", "shapes"] = Field(
-        "off", description="log name, datatype and shape of each tensor by request id, here and in the models"
+        "off", description="log the name, datatype and shape of each tensor, with the request id"
     )
     otlp_endpoint: str | None = Field(
         None,
         pattern=r"^https?://[^\s?#]+$",
-        description="an OpenTelemetry collector (OTLP over HTTP, http://host:4318) that spans are sent to",
+        description="the OpenTelemetry collector to send spans to (OTLP over HTTP, http://host:4318)",
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level logged")
-    log_format: Literal["json", "text"] = Field("json", description="one JSON object a line, or plain text")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest level to log")
+    log_format: Literal["json", "text"] = Field("json", description="one JSON object per line, or plain text")
 
     @property
     def config_path(self) -> Path | None:
@@ -99,24 +107,24 @@ class Settings(BaseSettings):
 
     @property
     def repairs_triton(self) -> bool:
-        """The setting, or by default whether the gateway started Triton itself."""
+        """``triton_repair``; the default is true if the gateway starts Triton itself."""
         return self.embedded if self.triton_repair is None else self.triton_repair
 
     @property
     def shared_memory_limit(self) -> int:
-        """The setting, or by default whether the gateway started Triton itself."""
+        """In bytes: ``shared_memory_bytes``; the default is above 0 if the gateway starts Triton itself."""
         if self.shared_memory_bytes is not None:
             return self.shared_memory_bytes
         return EMBEDDED_SHARED_MEMORY_BYTES if self.embedded else 0
 
     @property
     def traces_url(self) -> str | None:
-        """The collector's address for spans, path included."""
+        """The collector's address for spans, with its path."""
         return None if self.otlp_endpoint is None else f"{self.otlp_endpoint.rstrip('/')}/v1/traces"
 
     @property
     def models_venv(self) -> Path:
-        """The models' environment; if it does not exist, the current environment (extra ``embedded``)."""
+        """The models' environment; falls back to the current environment (extra ``embedded``)."""
         return self.embedded_venv if self.embedded_venv.exists() else Path(sys.prefix)
 
     @classmethod

@@ -98,7 +98,12 @@ class Settings(BaseSettings):
         description="the OpenTelemetry collector to send spans to (OTLP over HTTP, http://host:4318)",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest level to log")
-    log_format: Literal["json", "text"] = Field("json", description="one JSON object per line, or plain text")
+    log_format: Literal["auto", "json", "text"] = Field(
+        "auto", description="one JSON object a line, or plain text; auto: text if standard error is a terminal"
+    )
+    expose_model_errors: bool = Field(
+        False, description="show callers Triton's message about a failed model, for development only"
+    )
 
     @property
     def config_path(self) -> Path | None:

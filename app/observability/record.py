@@ -16,6 +16,9 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _STREAM_ID = re.compile(r"(?<=/streams/)[^/]+")
 """A stream id is a bearer capability. Never log it."""
 
+_FAILURES = {Outcome.MODEL_ERROR, Outcome.CONTRACT_VIOLATION, Outcome.TIMEOUT, Outcome.UNAVAILABLE}
+"""Of a stream too, whose status is 200."""
+
 _log = StructuredLogger("triton_gateway.request")
 
 
@@ -92,7 +95,9 @@ class RequestRecord:
     def _level(self) -> int:
         if self.outcome is Outcome.INTERNAL:
             return logging.ERROR
-        return logging.INFO if self.transport is not None else logging.DEBUG
+        if self.transport is None:
+            return logging.DEBUG
+        return logging.WARNING if self.status >= 500 or self.outcome in _FAILURES else logging.INFO
 
     def _fields(self, duration_s: float) -> dict[str, object]:
         fields: dict[str, object] = {

@@ -28,6 +28,7 @@ class Surroundings:
 
     timeout_s: float = 30.0
     early_exit_key: bytes | None = None
+    exposes_errors: bool = False
 
 
 def compile_pipeline(
@@ -55,6 +56,7 @@ def compile_pipeline(
         builder=RequestBuilder(spec, inputs, parameters, config.max_batch_size),
         timeout_s=spec.timeout_s or surroundings.timeout_s,
         openai=openai,
+        exposes_errors=surroundings.exposes_errors,
     )
 
 

@@ -4,6 +4,7 @@ A model may have written the error's text, so the names in it cannot be trusted.
 pipeline's graph has, and nothing else of the text.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,6 +13,10 @@ from app.domain.fault import Fault, FaultKind
 from app.domain.model import TensorSpec
 from app.pipelines.graph import Edge, Graph
 from app.pipelines.shapes import shape_text
+
+_LONGEST_MESSAGE = 4096
+_LONGEST_SHOWN = 320
+_PATH = re.compile(r"(?<![\w/])/(?:[\w.+@-]+/)+[\w.+@-]*")
 
 
 def explain(error: GatewayError, graph: Graph) -> None:
@@ -23,10 +28,35 @@ def explain(error: GatewayError, graph: Graph) -> None:
     detail = _DETAIL.get(fault.kind)
     if detail is not None and fault.model and fault.tensor:
         error.detail = detail(fault)
+    elif fault.kind is FaultKind.RAISED and fault.model:
+        error.detail = f"Step '{fault.model}' raised an exception."
     hint = _HINT[fault.kind](fault, edge, graph)
     error.hint = hint[0].upper() + hint[1:]
     if isinstance(error, ContractViolation) and fault.tensor:
         error.tensor = fault.tensor
+
+
+def name_failed_step(error: GatewayError, message: str, graph: Graph) -> None:
+    """Completes an error that a model sent itself. ``message``: the model's, without what Triton puts in front.
+
+    A step names itself at the start of its message: ``<model>: <text>``. Only the name is shown, and only if the graph
+    knows it.
+    """
+    step, separator, _ = message.partition(": ")
+    if separator and step in graph.models:
+        error.detail = f"Step '{step}' failed."
+        blame = f"If the input is at fault, let it answer with INVALID_ARG and list '{step}' under `rejects_input`."
+    elif graph.ensembles:
+        blame = "A step that begins its message with its own name (`<model>: <text>`) is named here."
+    else:
+        blame = "If the input is at fault, let the model answer with INVALID_ARG and list it under `rejects_input`."
+    error.hint = f"{blame} The gateway's log has the model's message in the line with this request id."
+
+
+def public_text(message: str) -> str:
+    """A model's message on one line, bounded, without traceback and without absolute paths."""
+    text = _PATH.sub("...", message.partition("\n\nAt:")[0][:_LONGEST_MESSAGE])
+    return " ".join(text.split())[:_LONGEST_SHOWN]
 
 
 def _known(fault: Fault, graph: Graph) -> Fault:

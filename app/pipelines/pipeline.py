@@ -12,7 +12,7 @@ from app.domain.model import ModelConfig
 from app.pipelines.body import Body, BodyReader, Part
 from app.pipelines.contract import Contracts
 from app.pipelines.early_exit import EarlyExitRules
-from app.pipelines.explain import explain
+from app.pipelines.explain import explain, name_failed_step, public_text
 from app.pipelines.fields import InputField, ParameterField
 from app.pipelines.graph import Graph
 from app.pipelines.openai.form import OpenAIForm
@@ -38,6 +38,8 @@ class Pipeline:
     """Of a unary request; a stream has its own in ``spec.stream``."""
     openai: OpenAIForm | None = None
     """What ``openai:`` declares."""
+    exposes_errors: bool = False
+    """Whether callers see the messages of models."""
 
     def request_of_json(self, body: Body) -> InferenceRequest:
         """Raises InvalidJson, InvalidRequest or InvalidInput."""
@@ -78,11 +80,20 @@ class Pipeline:
         reason = self.rules.reason_of_error(error.upstream, request_id)
         if reason is None:
             self._explain(error, error.upstream, request_id)
-            raise (_refused_by_step() if self._blames_caller(error, error.upstream, request_id) else error) from error
+            shown = (
+                _refused_by_step(error.upstream) if self._blames_caller(error, error.upstream, request_id) else error
+            )
+            if self.exposes_errors:
+                text = public_text(self.rules.bare(error.upstream.message, request_id))
+                shown.detail += f" The model's message: {text}"
+            raise shown from error
         return reason
 
     def _explain(self, error: GatewayError, upstream: UpstreamError, request_id: str) -> None:
-        explain(error, self.graph)
+        if error.fault is not None:
+            explain(error, self.graph)
+        elif error.code == "model_error" and error.hint is None:
+            name_failed_step(error, self.rules.bare(upstream.message, request_id), self.graph)
         if intended := self.rules.reason_but_for_code(upstream, request_id):
             error.hint = (
                 f"The message matches the early exit '{intended}', but the code does not. A BLS script loses the code "
@@ -97,5 +108,7 @@ class Pipeline:
         return named or (upstream.grpc_code is not None and self.spec.model in self.spec.rejects_input)
 
 
-def _refused_by_step() -> InvalidInput:
-    return InvalidInput("A step of the pipeline refused the input.")
+def _refused_by_step(upstream: UpstreamError) -> InvalidInput:
+    refusal = InvalidInput("A step of the pipeline refused the input.")
+    refusal.upstream = upstream
+    return refusal

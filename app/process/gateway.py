@@ -54,7 +54,12 @@ async def open_gateway(
 async def _catalog_of(settings: Settings, triton: Triton, engine: Engine) -> Catalog:
     """Raises ConfigError."""
     key = settings.early_exit_key.encode() if settings.early_exit_key else None
-    catalog = Catalog(engine, settings.config_path, Surroundings(settings.timeout_s, key), triton.grpc_url)
+    catalog = Catalog(
+        engine,
+        settings.config_path,
+        Surroundings(settings.timeout_s, key, settings.expose_model_errors),
+        triton.grpc_url,
+    )
     catalog.load_file(triton.part.file if triton.part else None)
     await catalog.refresh()
     if catalog.complaints and triton.part is None:

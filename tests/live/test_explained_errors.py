@@ -159,7 +159,7 @@ def test_an_early_exit_whose_code_a_script_lost(faulty: httpx.Client) -> None:
 
 def test_what_a_script_raises_is_not_repeated(faulty: httpx.Client) -> None:
     answer = ask(faulty, "declared_script", error=["INTERNAL", "a user's secret"], raises=True)
-    assert answer.json()["detail"] == "A model's script raised an exception."
+    assert answer.json()["detail"] == "Step 'declared_script' raised an exception."
     assert "When `execute` of 'declared_script' raises, " in answer.json()["hint"]
     assert "secret" not in answer.text
 

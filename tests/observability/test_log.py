@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from app.observability.lines import LineWriter
-from app.observability.log import LineHandler
+from app.observability.log import JsonFormatter, LineHandler, TextFormatter, formatter_of
 from app.observability.metrics import Metrics
 
 SCRIPT = """
@@ -61,3 +61,51 @@ def test_dropped_lines_are_counted_in_the_metrics(monkeypatch: pytest.MonkeyPatc
     assert "triton_gateway_log_lines_dropped_total 1.0" in page
     os.close(reader)
     os.close(descriptor)
+
+
+REQUEST = {
+    "request_id": "rid",
+    "method": "POST",
+    "path": "/v1/pipelines/ocr",
+    "status": 200,
+    "outcome": "ok",
+    "duration_ms": 52.1,
+}
+
+
+def text_of(**fields: object) -> str:
+    record = logging.makeLogRecord(
+        {"name": "x", "msg": "request", "levelno": logging.INFO, "levelname": "INFO", **fields}
+    )
+    return TextFormatter().format(record)[len("2026-11-22 14:02:09,123 ") :]
+
+
+def test_the_text_line_of_a_request_has_its_main_fields() -> None:
+    assert text_of(**REQUEST, pipeline="ocr") == "INFO    x: POST /v1/pipelines/ocr 200 ocr ok 52.1 ms"
+
+
+def test_the_text_line_of_a_failed_request_has_the_cause() -> None:
+    failed = REQUEST | {"status": 502, "outcome": "model_error", "code": "model_error", "detail": "Step 'a' failed."}
+    assert text_of(**failed, pipeline="ocr", triton_message="a: no\nwords\x1b[2J").endswith(
+        "502 ocr model_error 52.1 ms model_error: Step 'a' failed. The model's message: a: no words [2J [rid]"
+    )
+
+
+def test_other_text_lines_have_their_message() -> None:
+    assert text_of(msg="draining", in_flight=1) == "INFO    x: draining"
+
+
+@pytest.mark.parametrize(
+    ("style", "on_terminal", "formatter"),
+    [
+        ("auto", True, TextFormatter),
+        ("auto", False, JsonFormatter),
+        ("json", True, JsonFormatter),
+        ("text", False, TextFormatter),
+    ],
+)
+def test_the_format_is_text_on_a_terminal(
+    style: str, on_terminal: bool, formatter: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: on_terminal)
+    assert type(formatter_of(style, None)) is formatter

@@ -175,3 +175,24 @@ def test_the_timing_header_splits_the_time() -> None:
 
 def test_more_time_with_triton_than_in_all_is_no_negative_overhead() -> None:
     assert inference(triton_s=100.0).server_timing().startswith("gateway;dur=0.00")
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome", "level"),
+    [
+        (200, Outcome.OK, "INFO"),
+        (422, Outcome.CLIENT_ERROR, "INFO"),
+        (502, Outcome.MODEL_ERROR, "WARNING"),
+        (200, Outcome.CONTRACT_VIOLATION, "WARNING"),
+        (504, Outcome.TIMEOUT, "WARNING"),
+        (503, Outcome.UNAVAILABLE, "WARNING"),
+        (503, Outcome.REJECTED, "WARNING"),
+        (500, Outcome.INTERNAL, "ERROR"),
+    ],
+)
+def test_a_failure_is_logged_as_a_warning(
+    status: int, outcome: Outcome, level: str, metrics: Metrics, caplog: pytest.LogCaptureFixture
+) -> None:
+    record = inference(outcome=outcome)
+    record.status = status
+    assert line_of(record, metrics, caplog)["levelname"] == level

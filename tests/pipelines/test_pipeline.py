@@ -1,13 +1,22 @@
 """A pipeline's words as one request."""
 
+import dataclasses
 import time
 
 import pytest
 from pydantic import ValidationError
 
 from app.domain.deadline import Deadline
-from app.domain.errors import InvalidInput, InvalidRequest, ModelError, UpstreamUnavailable
-from tests.fakes.models import model, pipeline, refusal
+from app.domain.errors import (
+    GatewayError,
+    InvalidInput,
+    InvalidRequest,
+    ModelError,
+    UpstreamError,
+    UpstreamUnavailable,
+)
+from app.pipelines.pipeline import Pipeline
+from tests.fakes.models import ensemble, model, pipeline, refusal
 
 CONFIG = model(["X FP32 [2]", "Y INT32 [1]"], ["Z FP32 [1]"])
 
@@ -75,3 +84,45 @@ class TestEarlyExitOfAnError:
         with pytest.raises(ModelError) as caught:
             self.P.early_exit_of(refusal("EXIT", "INTERNAL"), "rid")
         assert "'no'" in (caught.value.hint or "")
+
+
+class TestNamingOfTheFailedStep:
+    STEP = model("X FP32 [1]", "Z FP32 [1]", name="preprocess")
+    P = pipeline(ensemble("whole", STEP), STEP)
+
+    def failed(self, message: str, p: Pipeline | None = None) -> GatewayError:
+        with pytest.raises(GatewayError) as caught:
+            (p or self.P).early_exit_of(refusal(message, "INTERNAL"), "rid")
+        return caught.value
+
+    def test_a_step_that_names_itself_is_named(self) -> None:
+        error = self.failed("in ensemble 'whole', preprocess: a user's secret")
+        assert error.detail == "Step 'preprocess' failed."
+        assert "list 'preprocess' under `rejects_input`" in (error.hint or "")
+        assert "log has the model's message in the line with this request id" in (error.hint or "")
+        assert "secret" not in f"{error.detail}{error.hint}"
+
+    @pytest.mark.parametrize(
+        "message", ["secret: no", "preprocess", "'preprocess': no", "in ensemble 'x', preprocess: no"]
+    )
+    def test_no_other_name_is_shown(self, message: str) -> None:
+        error = self.failed(message)
+        assert error.detail == "Model 'model' failed."
+        assert "begins its message with its own name" in (error.hint or "")
+        assert "secret" not in (error.hint or "")
+
+    def test_the_message_is_shown_if_the_setting_allows_it(self) -> None:
+        exposing = dataclasses.replace(self.P, exposes_errors=True)
+        message = (
+            "in ensemble 'whole', preprocess: no file\n/srv/models/x/1/model.py" + "\n\nAt:\n  /a/b.py(2): execute"
+        )
+        assert self.failed(message, exposing).detail == (
+            "Step 'preprocess' failed. The model's message: preprocess: no file ..."
+        )
+        assert len(self.failed("x" * 9000, exposing).detail) < 400
+
+    def test_a_refusal_keeps_the_message_for_the_log(self) -> None:
+        p = pipeline(ensemble("whole", self.STEP), self.STEP, rejects_input=["preprocess"])
+        with pytest.raises(InvalidInput) as caught:
+            p.early_exit_of(refusal("preprocess: too long", "INVALID_ARGUMENT"), "rid")
+        assert caught.value.upstream == UpstreamError("INVALID_ARGUMENT", "preprocess: too long")

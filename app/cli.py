@@ -1,4 +1,4 @@
-"""The command line: ``triton-gateway serve | check | models``."""
+"""The command line: ``triton-gateway serve | check | models | key new``."""
 
 import argparse
 import asyncio
@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from app import __version__
+from app.admission.keys import hash_of, new_key
+from app.admission.keys_file import entry_of
 from app.checking import DEFAULT_REPOSITORY, CheckImpossible, CheckOptions, run_check, text_of
 from app.domain.errors import GatewayError
 from app.files.complaints import ConfigError
@@ -103,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     models = commands.add_parser("models", help="list Triton's models in a table")
     models.set_defaults(command=_models)
     _add_flag(models, "triton_url", str, "Triton's gRPC address")
+    _add_key(commands)
     worker = commands.add_parser("worker")  # without help: only a supervisor calls it
     worker.set_defaults(command=_work)
     worker.add_argument("channel", type=int)
@@ -125,6 +128,22 @@ def _add_check(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     checking.add_argument("--triton", metavar="HOST:PORT", help="check the models of a running Triton instead")
     checking.add_argument("--strict", action="store_true", help="exit with status 1 for warnings too")
     checking.add_argument("--format", choices=["text", "json"], default="text")
+
+
+def _add_key(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    key = commands.add_parser("key", help="API keys").add_subparsers(required=True, metavar="COMMAND")
+    new = key.add_parser("new", help="print a new key, and its entry for the keys file")
+    new.set_defaults(command=_new_key)
+    new.add_argument("id", metavar="ID", help="the name of the caller, which the log shows")
+
+
+def _new_key(given: dict[str, Any]) -> int:
+    """The key on standard output, for a pipe; the entry on standard error. Raises ConfigError."""
+    key = new_key()
+    entry = entry_of(given["id"], hash_of(key))
+    print(key)  # noqa: T201 - the command's own answer
+    print(entry, end="", file=sys.stderr)  # noqa: T201 - the command's own answer
+    return 0
 
 
 def _check(given: dict[str, Any]) -> int:

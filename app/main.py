@@ -4,14 +4,17 @@ import os
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from prometheus_client import CollectorRegistry
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
+from app.admission.followed_keys import FollowedKeys
+from app.api.access import Gate
 from app.api.budget import ByteBudget
+from app.api.dialect import add_routes
 from app.api.entry import EntryPoint
 from app.api.failures import ErrorForms, add_failure_handling
 from app.api.inference import Inference
@@ -62,6 +65,8 @@ class Gateway:
     triton_metrics_url: str | None = None
     health: HealthByAddress = field(default_factory=HealthByAddress)
     """Of each Triton."""
+    keys: FollowedKeys | None = None
+    """None: no key is asked for."""
 
 
 def create_app(
@@ -74,7 +79,7 @@ def create_app(
 ) -> EntryPoint:
     elsewhere = f"The admin port, {admin_port}, serves the metrics."
     hint = "GET /docs lists the addresses." if with_docs else "GET /v1/pipelines lists the pipelines."
-    inference, limits = gateway.inference, gateway.limits
+    inference, limits, keys = gateway.inference, gateway.limits, gateway.keys
     dialects = [
         pipelines_dialect(inference, gateway.store, limits),
         oip_dialect(inference, limits),
@@ -82,13 +87,14 @@ def create_app(
     ]
     forms = ErrorForms([form for dialect in dialects for form in dialect.error_forms])
     app = _bare_app(hint, dict.fromkeys(("/metrics", "/metrics/triton"), elsewhere), forms)
-    app.include_router(HealthRoutes(inference.catalog, inference.workload).router())
+    gate = None if keys is None else Gate(keys)
+    app.include_router(HealthRoutes(inference.catalog, inference.workload, gate=gate).router())
     for dialect in dialects:
-        for router in dialect.routers:
-            app.include_router(router)
-        app.router.routes.extend(dialect.short_routes)
+        add_routes(app, dialect, gate and gate.to(dialect.name))
     if with_docs:
-        app.include_router(docs.DocsRoutes([dialect.described for dialect in dialects]).router())
+        app.include_router(docs.pages())
+        described = docs.DocumentRoute(dialects, needs_keys=keys is not None).router()
+        app.include_router(described, dependencies=[] if gate is None else [Depends(gate.required)])
         app.router.routes.append(docs.assets)
     if with_console:
         app.include_router(page.router)

@@ -55,6 +55,9 @@ class Settings(BaseSettings):
     embedded: bool = Field(False, description="start Triton together with the gateway")
     embedded_repository: Path = Field(Path("triton_models"), description="the embedded Triton's model repository")
     embedded_venv: Path = Field(Path(".venv-triton"), description="the Python environment of its models")
+    api_keys_file: Path | None = Field(
+        None, description="the file of API keys; with it, each request needs one of these keys"
+    )
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="origins whose pages may call the gateway, separated by commas"
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from app import __version__, cli
+from app.admission.keys_file import read_keys
 from app.process.workers import supervising
 from tests.fakes.triton import FakeTriton, serving
 
@@ -105,3 +106,48 @@ def test_service_links_are_named_in_the_log(monkeypatch: pytest.MonkeyPatch, cap
     monkeypatch.setenv("GATEWAY_SERVICE_HOST", "10.0.0.1")
     cli.main(["models", "--triton", "127.0.0.1:1"])
     assert any(getattr(record, "variables", None) == ["GATEWAY_SERVICE_HOST"] for record in caplog.records)
+
+
+class TestNewKey:
+    def test_standard_output_has_the_key_alone(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        assert cli.main(["key", "new", "team-a"]) == 0
+        printed = capsys.readouterr()
+        key = printed.out.removesuffix("\n")
+        assert key.startswith("tgw_")
+        assert key not in printed.err
+        (tmp_path / "keys.yaml").write_text(f"keys:\n{printed.err}")
+        assert read_keys(tmp_path / "keys.yaml").key_of(key.encode(), 0.0).caller.id == "team-a"
+
+    def test_an_entry_can_be_appended_to_the_file(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        entries = ""
+        for key_id in ("a", "b"):
+            cli.main(["key", "new", key_id])
+            entries += capsys.readouterr().err
+        (tmp_path / "keys.yaml").write_text(f"keys:\n{entries}")
+        assert [key.caller.id for key in read_keys(tmp_path / "keys.yaml").keys] == ["a", "b"]
+
+    @pytest.mark.parametrize("key_id", ["team a", "", "a\nb", "tgw_0123456789"])
+    def test_a_wrong_id_is_refused(self, key_id: str, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["key", "new", key_id]) == cli.UNUSABLE
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert "the id is wrong" in printed.err
+
+
+class TestKeysFile:
+    @pytest.mark.parametrize("workers", ["1", "2"])
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            (None, "keys.yaml: cannot be read"),
+            ("keys:\n  - id: a\n    sha: x\n", "keys.yaml:3: keys.0.sha is not a known key; did you mean 'sha256'?"),
+        ],
+    )
+    def test_a_missing_or_broken_file_ends_the_start(
+        self, workers: str, text: str | None, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        if text is not None:
+            (tmp_path / "keys.yaml").write_text(text)
+        flags = ["--api-keys-file", "keys.yaml", "--port", "0", "--admin-port", "0", "--workers", workers]
+        assert cli.main(["serve", *flags]) == cli.UNUSABLE
+        assert said in capsys.readouterr().err

@@ -3,8 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends, FastAPI
 
+from app.admission.keys import Key
+from app.api.access import Gate
 from app.api.failures import ErrorForm
 from app.api.openapi.document import Described
 from app.api.short_path import ShortRoute
@@ -14,10 +16,30 @@ from app.api.short_path import ShortRoute
 class Dialect:
     """One way to speak to the gateway, over the same pipelines, engine, limits and streams as every other."""
 
+    name: str
+    """As keys have it in their ``dialects``."""
     routers: Sequence[APIRouter]
     short_routes: Sequence[ShortRoute]
     """The routes of inference."""
-    described: Callable[[], Described]
-    """Its part of the OpenAPI document, as the models are now."""
+    described: Callable[[Key | None], Described]
+    """Its part of the OpenAPI document, as the models are now, for the caller with this key."""
+    bearer_routers: Sequence[APIRouter] = ()
+    """Routes at addresses that are secrets themselves: they need no key."""
+    keyless_routers: Sequence[APIRouter] = ()
+    """Routes that ignore keys: health."""
     error_forms: Sequence[tuple[str, ErrorForm]] = ()
     """Beginning of a path -> the form of an error there. Elsewhere an error is a problem object."""
+
+
+def add_routes(app: FastAPI, dialect: Dialect, gate: Gate | None) -> None:
+    """``gate``: None if no keys are asked for."""
+    required, accepted = ([], []) if gate is None else ([Depends(gate.required)], [Depends(gate.accepted)])
+    for router in dialect.routers:
+        app.include_router(router, dependencies=required)
+    for router in dialect.bearer_routers:
+        app.include_router(router, dependencies=accepted)
+    for router in dialect.keyless_routers:
+        app.include_router(router)
+    for route in dialect.short_routes:
+        route.guard = None if gate is None else gate.require
+    app.router.routes.extend(dialect.short_routes)

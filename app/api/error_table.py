@@ -26,6 +26,16 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
         "The request is malformed, and no single field is the cause.",
         "Read `detail` for the cause.",
     ),
+    errors.Unauthenticated: ErrorRow(
+        401,
+        "The gateway asks for an API key, and the request has none, or the key is unknown or has expired.",
+        "Send `Authorization: Bearer <key>` or `X-API-Key: <key>`.",
+    ),
+    errors.Forbidden: ErrorRow(
+        403,
+        "The API key is valid, but does not allow this pipeline, model, dialect or stream.",
+        "Use another key, or have the scope of this key changed.",
+    ),
     errors.UnknownPipeline: ErrorRow(
         404,
         "No pipeline has this name.",
@@ -142,5 +152,12 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
         "Raise the pipeline's timeout_s or progress_s, or X-Request-Timeout up to these.",
     ),
 }
+
+
+def headers_of(error: GatewayError) -> dict[str, str]:
+    """The headers of an answer with this error, in every dialect."""
+    headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
+    return headers | ({"WWW-Authenticate": "Bearer"} if isinstance(error, errors.Unauthenticated) else {})
+
 
 ERROR_BY_CODE: dict[str, type[GatewayError]] = {error.code: error for error in ROW_BY_ERROR}

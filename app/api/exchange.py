@@ -8,6 +8,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import Message, Receive, Scope, Send
 
 from app.admission.caller import ANYONE, Caller
+from app.admission.keys import Key
 from app.api.budget import ByteBudget
 from app.api.workload import RequestWork
 from app.observability.record import RequestRecord, request_id_of
@@ -74,6 +75,7 @@ class Exchange:
         "_tensor",
         "caller",
         "connection",
+        "key",
         "receive",
         "record",
         "scope",
@@ -85,6 +87,7 @@ class Exchange:
         self.receive = receive
         self.connection: Connection | None = scope.setdefault("state", {}).get("connection")
         self.caller: Caller = ANYONE
+        self.key: Key | None = None
         self._send = send
         self._budget = budget
         self._held_bytes = 0

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from app.api.access import check_pipeline
 from app.api.exchange import Exchange
 from app.api.problems import problem_of
 from app.api.workload import Workload
@@ -60,10 +61,11 @@ class Inference:
     def admit(self, exchange: Exchange, name: str, transport: str) -> Pipeline:
         """The pipeline. The request counts as work, under the pipeline's name, until its last byte is sent.
 
-        Raises Draining, UnknownPipeline or ModelNotReady.
+        Raises Forbidden, Draining, UnknownPipeline or ModelNotReady.
         """
         record = exchange.record
         record.transport = transport
+        check_pipeline(exchange, self.catalog, name)
         pipeline = self.catalog.pipeline(name)
         record.pipeline = name
         self.workload.begin(exchange.work)
@@ -131,7 +133,7 @@ class Inference:
         posted, call = call.record, replace(call, record=call.record.handed_over())
         stream = Stream(self._plan_of(call, ResumableRecorder(self, *self._recorded(call))), store.new_log())
         try:
-            stream_id = await store.keep(stream, call.pipeline.stream_spec().resume_s)
+            stream_id = await store.keep(stream, call.pipeline.stream_spec().resume_s, call.record.key)
         except UpstreamUnavailable:
             posted.transport = call.record.transport
             raise

@@ -5,7 +5,7 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from app.api.error_table import ROW_BY_ERROR
+from app.api.error_table import ROW_BY_ERROR, headers_of
 from app.domain.errors import GatewayError
 
 MEDIA_TYPE = "application/problem+json"
@@ -49,5 +49,4 @@ def _cut(text: str, size: int) -> str:
 
 
 def problem_response(error: GatewayError, request_id: str) -> Response:
-    headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
-    return Response(orjson.dumps(problem_of(error, request_id)), status_of(error), headers, MEDIA_TYPE)
+    return Response(orjson.dumps(problem_of(error, request_id)), status_of(error), headers_of(error), MEDIA_TYPE)

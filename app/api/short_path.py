@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from app.api.access import Guard
 from app.api.exchange import Exchange
 from app.api.failures import ErrorForm, FailureMiddleware
 from app.api.problems import problem_response
@@ -18,11 +19,20 @@ Endpoint = Callable[[Exchange, Mapping[str, str], Send], Awaitable[None]]
 
 
 class ShortRoute(Route):
-    """A route for POST. Its ``app`` is the plain ASGI form of the endpoint. ``error_form``: of its dialect."""
+    """A route for POST. Its ``app`` is the plain ASGI form of the endpoint.
 
-    def __init__(self, path: str, endpoint: Endpoint, error_form: ErrorForm = problem_response) -> None:
+    ``error_form``: of its dialect. ``transport``: under which a request is counted that its guard refuses.
+    """
+
+    guard: Guard | None = None
+    """Is called before the endpoint, and before the body is read."""
+
+    def __init__(
+        self, path: str, endpoint: Endpoint, error_form: ErrorForm = problem_response, *, transport: str = "unary"
+    ) -> None:
         super().__init__(path, endpoint, methods=["POST"])
         self._endpoint = endpoint
+        self._transport = transport
         self.app = FailureMiddleware(self._call, lambda _path: error_form)
 
     def parameters_in(self, path: str) -> dict[str, str] | None:
@@ -31,7 +41,11 @@ class ShortRoute(Route):
         return found.groupdict() if found else None
 
     def _call(self, scope: Scope, _receive: Receive, send: Send) -> Awaitable[None]:
-        return self._endpoint(scope["state"]["exchange"], scope["path_params"], send)
+        exchange: Exchange = scope["state"]["exchange"]
+        if self.guard is not None:
+            exchange.record.transport = self._transport  # a refused request counts too
+            self.guard(exchange)
+        return self._endpoint(exchange, scope["path_params"], send)
 
 
 class ShortPath:

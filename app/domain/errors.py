@@ -1,9 +1,9 @@
 """Every error of the gateway. ``app.api.error_table`` has the HTTP status and the remedy of each.
 
 GatewayError
-  ClientError          InvalidJson, InvalidRequest, InvalidInput, UnknownPipeline, UnknownModel, UnknownStream,
-                       NotFound, MethodNotAllowed, SlowRequest, StreamEvicted, PayloadTooLarge,
-                       UnsupportedMediaType, HeadersTooLarge, ResumableStreamsOff
+  ClientError          InvalidJson, InvalidRequest, InvalidInput, Unauthenticated, Forbidden, UnknownPipeline,
+                       UnknownModel, UnknownStream, NotFound, MethodNotAllowed, SlowRequest, StreamEvicted,
+                       PayloadTooLarge, UnsupportedMediaType, HeadersTooLarge, ResumableStreamsOff
   Rejected             TooManyRequests, Draining
   ModelError           UpstreamProtocol
   ContractViolation
@@ -93,6 +93,16 @@ class InvalidRequest(ClientError):
 class InvalidInput(ClientError):
     code = "invalid_input"
     title = "The input does not fit the pipeline"
+
+
+class Unauthenticated(ClientError):
+    code = "unauthenticated"
+    title = "The API key is missing or not valid"
+
+
+class Forbidden(ClientError):
+    code = "forbidden"
+    title = "The API key does not allow this"
 
 
 class UnknownPipeline(ClientError):

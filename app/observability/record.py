@@ -37,6 +37,8 @@ class RequestRecord:
     started: float = field(default_factory=time.perf_counter)
     pipeline: str = NO_PIPELINE
     transport: str | None = None
+    key: str = ""
+    """The id of the caller's API key."""
     triton_request_id: str = ""
     triton_s: float = 0.0
     status: int = 0
@@ -112,6 +114,8 @@ class RequestRecord:
             fields["pipeline"] = self.pipeline
             fields["transport"] = self.transport
             fields["triton_ms"] = _milliseconds(self.triton_s)
+        if self.key:
+            fields["key"] = self.key
         if self.triton_request_id:
             fields["triton_request_id"] = self.triton_request_id
         if self.early_exit is not None:

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from app import __version__
+from app.admission.followed_keys import FollowedKeys
 from app.api.inference import Inference
 from app.api.limits import Limits
 from app.domain.engine import Engine
@@ -30,7 +31,7 @@ async def open_gateway(
 
     A worker starts all the same: the other workers may still serve what the file said before.
     """
-    metrics = Metrics(__version__)
+    metrics, keys = Metrics(__version__), _keys_of(settings, triton)
     servers = Servers(settings, triton, metrics, tracer, supervisor)
     async with servers.opened(triton.grpc_url) as server:
         catalog = await _catalog_of(settings, triton, server.engine)
@@ -45,10 +46,17 @@ async def open_gateway(
             None if server.lane is None else server.lane.bodies,
             triton.metrics_url,
             servers.health,
+            keys,
         )
-        async with supervisor.running("catalog refresh", keep_fresh(catalog, check, metrics)):
+        async with supervisor.running("catalog refresh", keep_fresh(catalog, check, metrics, keys)):
             yield gateway
         await canceller.close()
+
+
+def _keys_of(settings: Settings, triton: Triton) -> FollowedKeys | None:
+    """None if no keys are asked for. Raises ConfigError."""
+    path = settings.api_keys_file
+    return None if path is None else FollowedKeys(path, triton.part.keys if triton.part else None)
 
 
 async def _catalog_of(settings: Settings, triton: Triton, engine: Engine) -> Catalog:

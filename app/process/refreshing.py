@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from app.admission.followed_keys import FollowedKeys
 from app.checking import log_findings
 from app.domain.engine import Engine
 from app.observability.metrics import Metrics
@@ -31,29 +32,35 @@ class ModelCheck:
             await log_findings(self._engine, self._catalog.file)
 
 
-async def keep_fresh(catalog: Catalog, check: ModelCheck, metrics: Metrics) -> None:
-    """Follows the file and the models until it is cancelled: a Triton that does not answer delays no reload."""
+async def keep_fresh(catalog: Catalog, check: ModelCheck, metrics: Metrics, keys: FollowedKeys | None = None) -> None:
+    """Follows the files and the models until it is cancelled: a Triton that does not answer delays no reload."""
+
+    def measured() -> None:
+        measure(catalog, metrics, keys)
+
     try:
         async with asyncio.TaskGroup() as group:
-            group.create_task(_follow_file(catalog, metrics))
-            group.create_task(_follow_models(catalog, check, metrics))
+            group.create_task(_follow_files(catalog, keys, measured))
+            group.create_task(_follow_models(catalog, check, measured))
     finally:
         catalog.stop()
 
 
-async def _follow_file(catalog: Catalog, metrics: Metrics) -> None:
+async def _follow_files(catalog: Catalog, keys: FollowedKeys | None, measured: Callable[[], None]) -> None:
     while True:
+        if keys is not None:
+            await _contained(keys.follow)
         await _contained(catalog.follow_file)
-        measure(catalog, metrics)
+        measured()
         await asyncio.sleep(FILE_POLL_S)
 
 
-async def _follow_models(catalog: Catalog, check: ModelCheck, metrics: Metrics) -> None:
+async def _follow_models(catalog: Catalog, check: ModelCheck, measured: Callable[[], None]) -> None:
     while True:
         await _contained(catalog.follow_models)
         await _contained(check.run_once)
         await _contained(catalog.warm_up)
-        measure(catalog, metrics)
+        measured()
         await asyncio.sleep(REFRESH_S if catalog.is_settled else REFRESH_UNREADY_S)
 
 
@@ -64,9 +71,9 @@ async def _contained(step: Callable[[], Awaitable[None]]) -> None:
         _log.exception("a part of the refresh failed; it is tried again")
 
 
-def measure(catalog: Catalog, metrics: Metrics) -> None:
+def measure(catalog: Catalog, metrics: Metrics, keys: FollowedKeys | None = None) -> None:
     metrics.triton_up.set(catalog.triton_is_up)
-    metrics.config_reload_failed.set(catalog.reload_failed)
+    metrics.config_reload_failed.set(catalog.reload_failed or (keys is not None and keys.reload_failed))
     metrics.model_ready.clear()
     for model, is_ready in catalog.models.items():
         metrics.model_ready.labels(model).set(is_ready)

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, suppress
 from starlette.types import ASGIApp
 
 from app import __version__
+from app.admission.keys_file import read_keys
 from app.api.connection.protocol import ConnectionLimit
 from app.api.problems import problem_of
 from app.main import Gateway, create_admin_app, create_app
@@ -35,8 +36,7 @@ async def serve(settings: Settings) -> None:
     shutdown = Shutdown()
     shutdown.listen_to_signals()
     supervisor = Supervisor(on_failure=shutdown.request)
-    if settings.config_path is not None:
-        read_gateway_file(settings.config_path)
+    check_files(settings)
     with suppress(ShutdownRequested):
         async with AsyncExitStack() as stack:
             main = stack.enter_context(listening(settings.host, settings.port, f"{PREFIX}PORT"))
@@ -60,6 +60,14 @@ async def serve(settings: Settings) -> None:
                 await shutdown.requested.wait()
             await drain(gateway.inference.workload, shutdown, settings.drain_s)
     supervisor.raise_if_failed()
+
+
+def check_files(settings: Settings) -> None:
+    """Raises ConfigError for a file that cannot be used, before anything is started."""
+    if settings.config_path is not None:
+        read_gateway_file(settings.config_path)
+    if settings.api_keys_file is not None:
+        read_keys(settings.api_keys_file)
 
 
 def api_of(gateway: Gateway, settings: Settings, admin_port: int) -> ASGIApp:

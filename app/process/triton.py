@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
+from app.admission.keys import Keyring
 from app.pipelines.file import GatewayFile
 from app.process.shutdown import Shutdown
 from app.process.supervision import Supervisor
@@ -27,6 +28,8 @@ class WorkerPart:
     """How many there are."""
     file: GatewayFile | None
     """gateway.yaml as the supervisor last read it well."""
+    keys: Keyring | None = None
+    """The API keys as the supervisor last read them well."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ class _Kept:
     stream: Stream
     log: ReplayLog
     resume_s: float
+    caller: str
     readers: int = 0
     idle: asyncio.TimerHandle | None = None
 
@@ -29,10 +30,10 @@ class MemoryStore:
     def new_log(self) -> EventLog:
         return ReplayLog()
 
-    async def keep(self, stream: Stream, resume_s: float) -> str:
+    async def keep(self, stream: Stream, resume_s: float, caller: str = "") -> str:
         assert isinstance(stream.log, ReplayLog), "the stream was made with this store's log"
         stream_id = new_stream_id()
-        kept = self._kept[stream_id] = _Kept(stream, stream.log, resume_s)
+        kept = self._kept[stream_id] = _Kept(stream, stream.log, resume_s, caller)
         self._await_reader(stream_id, kept)
         return stream_id
 
@@ -42,6 +43,9 @@ class MemoryStore:
         if kept.idle is not None:
             kept.idle.cancel()
         return MemoryReader(self, stream_id, kept)
+
+    async def caller_of(self, stream_id: str) -> str:
+        return self._found(stream_id).caller
 
     async def delete(self, stream_id: str) -> None:
         kept = self._found(stream_id)

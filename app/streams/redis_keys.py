@@ -1,7 +1,8 @@
 """What a stream looks like in Redis (6.2 or newer): its keys, its entries, and the two scripts that write them.
 
 ``<id>:events`` is a Redis Stream; the event with id n is the entry ``n-1``, so that no two writers can both write it.
-``<id>:stream`` is a hash: ``owner`` (the process that runs the stream), ``request_id``, ``resume_ms``.
+``<id>:stream`` is a hash: ``owner`` (the process that runs the stream), ``request_id``, ``resume_ms``,
+``caller`` (the id of the API key that started the stream).
 ``<id>:readers`` exists while the stream has a reader. ``owner:<name>`` exists while that process lives.
 ``wake:<name>`` is a Redis Stream that interrupts the blocking read of that process.
 """

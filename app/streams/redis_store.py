@@ -51,10 +51,15 @@ class RedisStore:
     def new_log(self) -> EventLog:
         return LiveLog(MAX_UNPUBLISHED_BYTES)
 
-    async def keep(self, stream: Stream, resume_s: float) -> str:
+    async def keep(self, stream: Stream, resume_s: float, caller: str = "") -> str:
         stream_id = new_stream_id()
         keys = keys_of(stream_id)
-        known = {"owner": self._owner, "request_id": stream.request_id, "resume_ms": round(resume_s * 1e3)}
+        known = {
+            "owner": self._owner,
+            "request_id": stream.request_id,
+            "resume_ms": round(resume_s * 1e3),
+            "caller": caller,
+        }
         with redis_errors():
             async with self._connections.requests.pipeline(transaction=True) as pipe:
                 await pipe.hset(keys.stream, mapping=known).pexpire(keys.stream, lifetime_ms(resume_s)).execute()
@@ -66,6 +71,13 @@ class RedisStore:
 
     async def reader(self, stream_id: str) -> RedisReader:
         return await RedisReader.open(self._connections.requests, self._tailer, keys_of(stream_id))
+
+    async def caller_of(self, stream_id: str) -> str:
+        with redis_errors():
+            owner, caller = await self._connections.requests.hmget(keys_of(stream_id).stream, ["owner", "caller"])
+        if owner is None:
+            raise UnknownStream("There is no such stream, or it has expired.")
+        return (caller or b"").decode()
 
     async def delete(self, stream_id: str) -> None:
         """The owner sees it within HEARTBEAT_S; open readers still get the terminal event."""

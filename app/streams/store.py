@@ -41,14 +41,21 @@ class StreamStore(Protocol):
     def new_log(self) -> EventLog:
         """The log for a stream that :meth:`keep` will be given."""
 
-    async def keep(self, stream: Stream, resume_s: float) -> str:
+    async def keep(self, stream: Stream, resume_s: float, caller: str = "") -> str:
         """Keeps a stream that is about to be started and returns its id. Raises UpstreamUnavailable.
 
+        ``caller``: the id of the API key that starts the stream; empty without one.
         Without a reader for ``resume_s`` seconds it is ended if it runs, and forgotten if it has ended.
         """
 
     async def reader(self, stream_id: str) -> Reader:
         """Raises UnknownStream or UpstreamUnavailable."""
+
+    async def caller_of(self, stream_id: str) -> str:
+        """The id of the API key that started the stream; empty without one.
+
+        Raises UnknownStream or UpstreamUnavailable.
+        """
 
     async def delete(self, stream_id: str) -> None:
         """Ends and forgets a stream. Raises UnknownStream or UpstreamUnavailable."""

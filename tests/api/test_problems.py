@@ -22,6 +22,8 @@ from tests.domain.test_errors import concrete
 
 PROMISED = {
     400: {"invalid_json", "invalid_request"},
+    401: {"unauthenticated"},
+    403: {"forbidden"},
     404: {"unknown_pipeline", "unknown_model", "unknown_stream", "not_found"},
     405: {"method_not_allowed"},
     408: {"slow_request"},

@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 from starlette.types import ASGIApp
 
+from app.admission.followed_keys import FollowedKeys
 from app.api.inference import Inference
 from app.api.limits import Limits
 from app.main import Gateway, create_admin_app, create_app
@@ -31,7 +32,12 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    engine: FakeEngine, config: Path | None = None, *, limits: Limits | None = None, origins: tuple[str, ...] = ()
+    engine: FakeEngine,
+    config: Path | None = None,
+    *,
+    limits: Limits | None = None,
+    origins: tuple[str, ...] = (),
+    keys: Path | None = None,
 ) -> AsyncIterator[Served]:
     catalog = Catalog(engine, config, Surroundings(early_exit_key=KEY))
     catalog.load_file()
@@ -40,7 +46,9 @@ async def served(
     engine.requests.clear()
     async with MemoryStore() as store:
         inference = Inference(engine, catalog, Metrics("test"), Canceller(engine))
-        gateway = Gateway(inference, store, limits or Limits(64 * 1024))
+        gateway = Gateway(
+            inference, store, limits or Limits(64 * 1024), keys=None if keys is None else FollowedKeys(keys)
+        )
         app = create_app(gateway, admin_port=8081, cors_origins=origins)
         async with _client(app) as client, _client(create_admin_app(gateway, api_port=8080)) as admin:
             yield Served(gateway, engine, app, client, admin)

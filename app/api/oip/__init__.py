@@ -12,10 +12,12 @@ from app.api.oip.routes import InferRoutes
 
 
 def oip_dialect(inference: Inference, limits: Limits) -> Dialect:
-    calls = ModelCalls(inference)
+    calls, models = ModelCalls(inference), ModelRoutes(inference, limits)
     return Dialect(
-        routers=[ModelRoutes(inference, limits).router()],
+        name="oip",
+        routers=[models.router()],
+        keyless_routers=[models.health_router()],
         short_routes=[*InferRoutes(calls, limits).short_routes(), *GenerateRoutes(calls, limits).short_routes()],
-        described=lambda: described(inference.catalog),
+        described=lambda key: described(inference.catalog, key),
         error_forms=[("/v2", error_response)],
     )

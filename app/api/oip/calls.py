@@ -7,6 +7,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from app.api.access import check_model
 from app.api.exchange import Exchange
 from app.api.inference import Inference, StreamRecorder, Writing
 from app.api.oip.infer_request import Asked
@@ -40,9 +41,10 @@ class ModelCalls:
     def admit(self, exchange: Exchange, model: str, transport: str) -> Signature:
         """The request counts as work until its last byte is sent, under no pipeline's name.
 
-        Raises Draining, UnknownModel or ModelNotReady.
+        Raises Forbidden, Draining, UnknownModel or ModelNotReady.
         """
         exchange.record.transport = transport
+        check_model(exchange, self.inference.catalog, model)
         signature = self._signature_of(self.inference.catalog.exposed.config(model))
         self.inference.workload.begin(exchange.work)
         return signature

@@ -2,7 +2,7 @@
 
 from starlette.responses import Response
 
-from app.api.error_table import ROW_BY_ERROR
+from app.api.error_table import ROW_BY_ERROR, headers_of
 from app.api.responses import JsonResponse
 from app.domain.errors import ContractViolation, GatewayError, InvalidInput, ModelError, UpstreamProtocol
 
@@ -37,8 +37,4 @@ def message_of(error: GatewayError) -> str:
 
 
 def error_response(error: GatewayError, _request_id: str) -> Response:
-    return JsonResponse({"error": message_of(error)}, status_of(error), retry_after(error))
-
-
-def retry_after(error: GatewayError) -> dict[str, str]:
-    return {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
+    return JsonResponse({"error": message_of(error)}, status_of(error), headers_of(error))

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import orjson
 from starlette.responses import Response
 
-from app.api.oip.errors import is_of_model, message_of, retry_after, status_of
+from app.api.error_table import headers_of
+from app.api.oip.errors import is_of_model, message_of, status_of
 from app.api.oip.infer_answer import data_of
 from app.api.oip.infer_request import Asked
 from app.api.responses import JsonResponse
@@ -75,7 +76,7 @@ def values_of(asked: Asked, response: InferenceResponse) -> Values:
 
 
 def error_response(error: GatewayError, _request_id: str) -> Response:
-    return JsonResponse(error_object(error), _status_of(error), retry_after(error))
+    return JsonResponse(error_object(error), _status_of(error), headers_of(error))
 
 
 def stream_error_response(error: GatewayError, _request_id: str) -> Response:

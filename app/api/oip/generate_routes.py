@@ -39,7 +39,7 @@ class GenerateRoutes:
     def short_routes(self) -> list[ShortRoute]:
         unary = [ShortRoute(f"{path}/generate", self.generate, error_response) for path in (MODEL, VERSION)]
         streams = (f"{path}/generate_stream" for path in (MODEL, VERSION))
-        return [*unary, *(ShortRoute(path, self.stream, stream_error_response) for path in streams)]
+        return [*unary, *(ShortRoute(path, self.stream, stream_error_response, transport="stream") for path in streams)]
 
     async def generate(self, exchange: Exchange, found: Mapping[str, str], _send: Send) -> None:
         calls = self._calls

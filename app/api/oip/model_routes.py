@@ -1,6 +1,6 @@
 """What the server and its exposed models are: health, metadata, configurations, statistics and the index. Read only."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from app import __version__
+from app.api.access import allows_model, check_model
 from app.api.bodies import receive_body
 from app.api.exchange import exchange_of
 from app.api.inference import Inference
@@ -43,8 +44,6 @@ class ModelRoutes:
     def router(self) -> APIRouter:
         router = APIRouter(route_class=Route)
         router.add_api_route("/v2", self.server)
-        router.add_api_route("/v2/health/live", self.live)
-        router.add_api_route("/v2/health/ready", self.ready)
         router.add_api_route("/v2/repository/index", self.index, methods=["POST"])
         router.add_api_route("/v2/models/stats", self.all_statistics)
         for path in (MODEL, VERSION):
@@ -52,6 +51,12 @@ class ModelRoutes:
             router.add_api_route(f"{path}/ready", self.model_ready)
             router.add_api_route(f"{path}/config", self.config)
             router.add_api_route(f"{path}/stats", self.statistics)
+        return router
+
+    def health_router(self) -> APIRouter:
+        router = APIRouter(prefix="/v2/health", route_class=Route)
+        router.add_api_route("/live", self.live)
+        router.add_api_route("/ready", self.ready)
         return router
 
     async def server(self, _request: Request) -> Response:
@@ -70,6 +75,7 @@ class ModelRoutes:
     async def model_ready(self, request: Request) -> Response:
         """Triton answers 400 for a model that is not ready and for a model that it does not have."""
         model = request.path_params["model"]
+        check_model(exchange_of(request), self._inference.catalog, model)
         is_exposed = model in self._inference.catalog.exposed
         if is_exposed and await self._is_ready(model, version_of(request.path_params)):
             return JsonResponse({"name": model, "ready": True})
@@ -92,14 +98,15 @@ class ModelRoutes:
 
     async def _document(self, request: Request, document: Document) -> Response:
         model = request.path_params["model"]
+        check_model(exchange_of(request), self._inference.catalog, model)
         if model not in self._inference.catalog.exposed:
             raise UnknownModel("Request for unknown model: this gateway serves no model with this name.")
         version = version_of(request.path_params)
         return JsonResponse(await self._inference.engine.document(document, model, version))
 
-    async def all_statistics(self, _request: Request) -> Response:
+    async def all_statistics(self, request: Request) -> Response:
         stats = await self._inference.engine.document("stats", "")
-        return JsonResponse({"model_stats": [each for each in stats["model_stats"] if self._is_exposed(each)]})
+        return JsonResponse({"model_stats": self._visible(request, stats["model_stats"])})
 
     async def index(self, request: Request) -> Response:
         """Without Triton's reasons, which may hold paths."""
@@ -110,10 +117,13 @@ class ModelRoutes:
             for each in models
             if each.ready or not wanted.ready
         ]
-        return JsonResponse([row for row in rows if self._is_exposed(row)])
+        return JsonResponse(self._visible(request, rows))
 
-    def _is_exposed(self, row: Mapping[str, Any]) -> bool:
-        return row["name"] in self._inference.catalog.exposed
+    def _visible(self, request: Request, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Those of models that are exposed, and that the key of the request allows."""
+        key, catalog = exchange_of(request).key, self._inference.catalog
+        exposed = (row for row in rows if row["name"] in catalog.exposed)
+        return [row for row in exposed if allows_model(key, catalog, row["name"])]
 
 
 def _wanted_of(body: memoryview) -> _Wanted:

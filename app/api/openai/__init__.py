@@ -15,8 +15,9 @@ _BEGINNINGS = ("/v1/models", "/v1/completions", "/v1/chat/", "/v1/embeddings")
 
 def openai_dialect(inference: Inference, limits: Limits) -> Dialect:
     return Dialect(
+        name="openai",
         routers=[ModelRoutes(inference.catalog).router()],
         short_routes=short_routes(inference, limits),
-        described=lambda: described(inference.catalog),
+        described=lambda key: described(inference.catalog, key),
         error_forms=[(beginning, openai_error_response) for beginning in _BEGINNINGS],
     )

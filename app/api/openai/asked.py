@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from app.admission.keys import Key
+from app.api.access import allows_pipeline, check_pipeline
 from app.api.bodies import off_loop, read_json
 from app.api.exchange import Exchange
 from app.api.inference import Inference
@@ -33,7 +35,10 @@ class Asked:
 
 
 async def asked_of(exchange: Exchange, inference: Inference, limits: Limits) -> Asked:
-    """The request counts as work from here. Raises Draining, UnknownPipeline, ModelNotReady, or for a bad body."""
+    """The request counts as work from here.
+
+    Raises Forbidden, Draining, UnknownPipeline or ModelNotReady, and what is wrong with the body.
+    """
     exchange.record.transport = "unary"
     inference.workload.begin(exchange.work)
     body = await read_json(exchange, limits)
@@ -41,18 +46,19 @@ async def asked_of(exchange: Exchange, inference: Inference, limits: Limits) -> 
     model = take(members, "model", str, "")
     if not model:
         raise required("model")
-    check_model(inference.catalog, model)
+    check_model(exchange, inference.catalog, model)
     return Asked(inference.admit(exchange, model, "unary"), body, members)
 
 
-def models_of(catalog: Catalog) -> list[str]:
-    """The pipelines that declare ``openai:``, and whose model is known."""
-    entries = catalog.entries.items()
-    return [name for name, entry in entries if entry.pipeline is not None and entry.pipeline.openai is not None]
+def models_of(catalog: Catalog, key: Key | None = None) -> list[str]:
+    """The pipelines that declare ``openai:``, whose model is known, and that the key allows."""
+    pipelines = (entry.pipeline for name, entry in catalog.entries.items() if allows_pipeline(key, name))
+    return [each.name for each in pipelines if each is not None and each.openai is not None]
 
 
-def check_model(catalog: Catalog, name: str) -> None:
-    """Raises UnknownPipeline for a name that no pipeline has."""
+def check_model(exchange: Exchange, catalog: Catalog, name: str) -> None:
+    """Raises Forbidden, or UnknownPipeline for a name that no pipeline has."""
+    check_pipeline(exchange, catalog, name)
     if name not in catalog.entries:
         raise UnknownPipeline(f"There is no model with this id{nearest(name, models_of(catalog))[:512]}")
 

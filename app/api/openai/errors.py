@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from app.api.error_table import ROW_BY_ERROR
+from app.api.error_table import ROW_BY_ERROR, headers_of
 from app.api.problems import problem_of
 from app.domain import errors
 from app.domain.errors import GatewayError
@@ -38,9 +38,7 @@ def openai_error_of(error: GatewayError, request_id: str) -> dict[str, Any]:
 
 
 def openai_error_response(error: GatewayError, request_id: str) -> Response:
-    headers = {"X-Should-Retry": "true" if error.retryable else "false"}
-    if error.retry_after_s is not None:
-        headers["Retry-After"] = str(error.retry_after_s)
+    headers = {"X-Should-Retry": "true" if error.retryable else "false"} | headers_of(error)
     body = orjson.dumps(openai_error_of(error, request_id))
     return Response(body, openai_status_of(type(error)), headers, "application/json")
 

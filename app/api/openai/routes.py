@@ -5,6 +5,7 @@ import time
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from app.api.exchange import exchange_of
 from app.api.inference import Inference
 from app.api.limits import Limits
 from app.api.openai.asked import check_model, models_of
@@ -33,11 +34,12 @@ class ModelRoutes:
         router.add_api_route("/{name}", self.get_model)
         return router
 
-    async def list_models(self, _request: Request) -> Response:
-        return JsonResponse({"object": "list", "data": [self._model(name) for name in models_of(self._catalog)]})
+    async def list_models(self, request: Request) -> Response:
+        names = models_of(self._catalog, exchange_of(request).key)
+        return JsonResponse({"object": "list", "data": [self._model(name) for name in names]})
 
-    async def get_model(self, name: str, _request: Request) -> Response:
-        check_model(self._catalog, name)
+    async def get_model(self, name: str, request: Request) -> Response:
+        check_model(exchange_of(request), self._catalog, name)
         if self._catalog.pipeline(name).openai is None:
             raise UnknownPipeline(
                 f"Pipeline '{name}' does not declare `openai:`.", hint="GET /v1/models lists the models."

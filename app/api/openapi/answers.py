@@ -1,5 +1,6 @@
 """What operations share: their form, the headers of every answer, and problem objects by status."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from app.api.error_table import ERROR_BY_CODE, ROW_BY_ERROR
@@ -45,6 +46,11 @@ _HEADERS: Schema = {
         "required": True,
         "schema": {"type": "integer", "minimum": 0},
     },
+    "WWW-Authenticate": {
+        "description": "How to send an API key",
+        "required": True,
+        "schema": {"const": "Bearer"},
+    },
     "Location": {
         "description": "The address of the stream",
         "required": True,
@@ -53,6 +59,8 @@ _HEADERS: Schema = {
 }
 NEVER_SENT = 499
 """The status of a client that is gone, in the log and in metrics."""
+REFUSED = (errors.Unauthenticated, errors.Forbidden)
+"""If the gateway asks for API keys."""
 ANYWHERE: tuple[type[GatewayError], ...] = (
     errors.InvalidRequest,
     errors.SlowRequest,
@@ -82,17 +90,28 @@ def json_answer(description: str, schema: Schema, *names: str) -> Schema:
 
 def problems(*possible: type[GatewayError]) -> Schema:
     """The statuses of these errors, and of those that any request can meet."""
-    statuses = {ROW_BY_ERROR[error].status for error in (*possible, *ANYWHERE)}
+    return _by_status(*possible, *ANYWHERE)
+
+
+def _by_status(*possible: type[GatewayError]) -> Schema:
+    statuses = {ROW_BY_ERROR[error].status for error in possible}
     return {str(status): {"$ref": f"#/components/responses/Problem{status}"} for status in sorted(statuses)}
+
+
+def headers_of_errors(found: Sequence[type[GatewayError]]) -> list[str]:
+    """The headers that every answer with one of these errors has, beyond those of every answer."""
+    names = ["Retry-After"] if all(error.retry_after_s is not None for error in found) else []
+    return names + (["WWW-Authenticate"] if list(found) == [errors.Unauthenticated] else [])
 
 
 def _problem_answer(status: int) -> Schema:
     found = [error for error, row in ROW_BY_ERROR.items() if row.status == status]
-    names = ["Retry-After"] if all(error.retry_after_s is not None for error in found) else []
+    names = headers_of_errors(found)
     content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
     return answer(" ".join(f"`{error.code}`: {ROW_BY_ERROR[error].meaning}" for error in found), content, *names)
 
 
+REFUSALS = _by_status(*REFUSED)
 COMPONENTS: Schema = {
     "schemas": {"Problem": _PROBLEM},
     "headers": _HEADERS,

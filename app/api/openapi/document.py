@@ -1,6 +1,6 @@
 """The OpenAPI document, joined from the parts of the dialects."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -14,21 +14,55 @@ class Described(NamedTuple):
 
     paths: Schema
     schemas: Schema
+    refusals: Mapping[str, Any]
+    """The answers of a request whose key is missing or not sufficient, by status."""
     responses: Mapping[str, Any] = MappingProxyType({})
     """Those that its operations refer to."""
+    bearer_paths: Sequence[str] = ()
+    """They may be called without a key: the address is a secret itself."""
+    keyless_paths: Sequence[str] = ()
+    """They ignore keys."""
 
 
-def openapi_of(parts: Iterable[Described]) -> Schema:
+_SCHEMES: Schema = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "An API key of this gateway"},
+    "apiKey": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "The same key"},
+}
+_KEY: list[Schema] = [{name: []} for name in _SCHEMES]
+
+
+def openapi_of(parts: Iterable[Described], *, needs_keys: bool = False) -> Schema:
     paths: Schema = dict(HEALTH_PATHS)
     schemas: Schema = dict(COMPONENTS["schemas"])
     responses: Schema = dict(COMPONENTS["responses"])
     for part in parts:
-        paths |= part.paths
+        paths |= _with_keys(part) if needs_keys else part.paths
         schemas |= part.schemas
         responses |= part.responses
     return {
         "openapi": "3.1.0",
         "info": {"title": "triton-gateway", "version": __version__},
         "paths": paths,
-        "components": {**COMPONENTS, "schemas": schemas, "responses": responses},
+        "components": {
+            **COMPONENTS,
+            "schemas": schemas,
+            "responses": responses,
+            **({"securitySchemes": _SCHEMES} if needs_keys else {}),
+        },
+    }
+
+
+def _with_keys(part: Described) -> Schema:
+    """Its paths, where each operation says which key it needs, and how it refuses a request."""
+    return {
+        path: operations if path in part.keyless_paths else _operations_with_keys(part, path, operations)
+        for path, operations in part.paths.items()
+    }
+
+
+def _operations_with_keys(part: Described, path: str, operations: Schema) -> Schema:
+    security = [{}, *_KEY] if path in part.bearer_paths else _KEY
+    return {
+        method: described | {"security": security, "responses": {**described["responses"], **part.refusals}}
+        for method, described in operations.items()
     }

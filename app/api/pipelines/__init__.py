@@ -14,7 +14,9 @@ def pipelines_dialect(inference: Inference, store: StreamStore | None, limits: L
     pipelines = PipelineRoutes(inference.catalog, inference, limits)
     streams = StreamsOff() if store is None else StreamRoutes(inference, store, limits)
     return Dialect(
+        name="pipelines",
         routers=[pipelines.router(), streams.router()],
+        bearer_routers=[streams.router_by_id()],
         short_routes=pipelines.short_routes(),
-        described=lambda: described(inference.catalog),
+        described=lambda key: described(inference.catalog, key),
     )

@@ -6,9 +6,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.types import Send
 
+from app.api.access import allows_pipeline, check_pipeline
 from app.api.deadlines import deadline_of
 from app.api.disconnect import CancelledOnDisconnect
-from app.api.exchange import Exchange
+from app.api.exchange import Exchange, exchange_of
 from app.api.inference import Call, Inference
 from app.api.limits import Limits
 from app.api.pipelines.descriptions import describe, summarize
@@ -38,14 +39,16 @@ class PipelineRoutes:
     def short_routes(self) -> list[ShortRoute]:
         return [
             ShortRoute("/v1/pipelines/{name}", self.run_pipeline),
-            ShortRoute("/v1/pipelines/{name}/stream", self.stream_pipeline),
+            ShortRoute("/v1/pipelines/{name}/stream", self.stream_pipeline, transport="stream"),
         ]
 
-    async def list_pipelines(self, _request: Request) -> Response:
-        entries = self._catalog.entries
-        return JsonResponse({"pipelines": [summarize(name, entry) for name, entry in entries.items()]})
+    async def list_pipelines(self, request: Request) -> Response:
+        key, entries = exchange_of(request).key, self._catalog.entries
+        listed = [summarize(name, entry) for name, entry in entries.items() if allows_pipeline(key, name)]
+        return JsonResponse({"pipelines": listed})
 
     async def get_pipeline(self, name: str, request: Request) -> Response:
+        check_pipeline(exchange_of(request), self._catalog, name)
         return JsonResponse(describe(name, self._catalog.entry(name), base_url_of(request)))
 
     async def run_pipeline(self, exchange: Exchange, found: Mapping[str, str], _send: Send) -> None:

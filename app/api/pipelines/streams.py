@@ -15,7 +15,7 @@ from app.api.responses import JsonResponse
 from app.api.routing import Route
 from app.api.sse import HEADERS, MEDIA_TYPE, RETRY
 from app.api.streaming import Start, StreamResponse
-from app.domain.errors import FieldProblem, InvalidInput, InvalidRequest, ResumableStreamsOff
+from app.domain.errors import FieldProblem, Forbidden, InvalidInput, InvalidRequest, ResumableStreamsOff
 from app.pipelines.body import Body
 from app.pipelines.structure import malformed, members_of
 from app.streams.store import StreamStore
@@ -32,7 +32,10 @@ class StreamRoutes:
         self._limits = limits
 
     def router(self) -> APIRouter:
-        return _router(self.start_stream, self.read_stream, self.delete_stream)
+        return _router(self.start_stream)
+
+    def router_by_id(self) -> APIRouter:
+        return _router_by_id(self.read_stream, self.delete_stream)
 
     async def start_stream(self, request: Request) -> Response:
         exchange = exchange_of(request)
@@ -51,6 +54,7 @@ class StreamRoutes:
     async def read_stream(self, stream_id: str, request: Request) -> Response:
         after = _last_event_id(request)
         self._inference.workload.add(exchange_of(request).work)
+        await self._check_owner(stream_id, request)
         reader = await self._store.reader(stream_id)
         try:
             has_more = await reader.resume(after)
@@ -64,16 +68,26 @@ class StreamRoutes:
             reader, self._limits, start=Start(after, RETRY), on_left=lambda _: None, closing=reader.close
         )
 
-    async def delete_stream(self, stream_id: str, _request: Request) -> Response:
+    async def delete_stream(self, stream_id: str, request: Request) -> Response:
+        await self._check_owner(stream_id, request)
         await self._store.delete(stream_id)
         return Response(status_code=204)
+
+    async def _check_owner(self, stream_id: str, request: Request) -> None:
+        """Raises Forbidden if the request has a key, and another key started the stream."""
+        key = exchange_of(request).key
+        if key is not None and await self._store.caller_of(stream_id) not in {"", key.caller.id}:
+            raise Forbidden("Another API key started this stream.", hint="Send the key that started it, or no key.")
 
 
 class StreamsOff:
     """The same addresses without a store that every process of the gateway shares."""
 
     def router(self) -> APIRouter:
-        return _router(self.start_stream, self.refuse, self.refuse)
+        return _router(self.start_stream)
+
+    def router_by_id(self) -> APIRouter:
+        return _router_by_id(self.refuse, self.refuse)
 
     async def start_stream(self, request: Request) -> Response:
         exchange_of(request).record.transport = "stream"
@@ -86,9 +100,15 @@ class StreamsOff:
         )
 
 
-def _router(start: Endpoint, read: Endpoint, delete: Endpoint) -> APIRouter:
+def _router(start: Endpoint) -> APIRouter:
     router = APIRouter(prefix="/v1/streams", route_class=Route)
     router.add_api_route("", start, methods=["POST"])
+    return router
+
+
+def _router_by_id(read: Endpoint, delete: Endpoint) -> APIRouter:
+    """The id of a stream is a secret that only its owner was told, so that these routes need no key."""
+    router = APIRouter(prefix="/v1/streams", route_class=Route)
     router.add_api_route("/{stream_id}", read)
     router.add_api_route("/{stream_id}", delete, methods=["DELETE"])
     return router

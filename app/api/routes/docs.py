@@ -1,15 +1,17 @@
 """``/docs``, ``/openapi.json`` and a page for each error code; nothing is fetched from the internet."""
 
 import html
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.routing import Mount
 
+from app.api.dialect import Dialect
 from app.api.error_table import ERROR_BY_CODE, ROW_BY_ERROR
-from app.api.openapi.document import Described, openapi_of
+from app.api.exchange import exchange_of
+from app.api.openapi.document import openapi_of
 from app.api.pages import Page, PageFiles
 from app.api.responses import JsonResponse
 from app.api.routing import Route
@@ -19,39 +21,52 @@ _files = PageFiles(directory=Path(__file__).parents[1] / "static", packages=[("f
 assets = Mount("/docs/assets", _files, name="docs-assets")
 
 
-class DocsRoutes:
-    def __init__(self, parts: Sequence[Callable[[], Described]]) -> None:
-        """``parts``: what each dialect says of itself, as the models are now."""
-        self._parts = parts
+class DocumentRoute:
+    """The OpenAPI document: what the caller's key allows."""
+
+    def __init__(self, dialects: Sequence[Dialect], *, needs_keys: bool = False) -> None:
+        self._dialects = dialects
+        self._needs_keys = needs_keys
 
     def router(self) -> APIRouter:
         router = APIRouter(route_class=Route)
         router.add_api_route("/openapi.json", self.openapi)
-        router.add_api_route("/docs", self.docs)
-        router.add_api_route("/docs/errors", self.errors)
-        router.add_api_route("/docs/errors/{code}", self.error)
         return router
 
-    async def openapi(self, _request: Request) -> Response:
-        return JsonResponse(openapi_of(part() for part in self._parts))
+    async def openapi(self, request: Request) -> Response:
+        key = exchange_of(request).key
+        spoken = (each for each in self._dialects if key is None or key.speaks(each.name))
+        return JsonResponse(openapi_of((each.described(key) for each in spoken), needs_keys=self._needs_keys))
 
-    async def docs(self, request: Request) -> Response:
-        return await _files.page("docs.html", request)
 
-    async def errors(self, _request: Request) -> Response:
-        rows = "".join(
-            f'<tr><td>{row.status}</td><td><a href="/docs/errors/{error.code}">{error.code}</a></td>'
-            f"<td>{html.escape(error.title)}</td><td>{error.outcome}</td></tr>"
-            for error, row in ROW_BY_ERROR.items()
-        )
-        head = "<tr><th>status</th><th>code</th><th>meaning</th><th>outcome in metrics</th></tr>"
-        return _page("Errors", f"<table>{head}{rows}</table>")
+def pages() -> APIRouter:
+    """The pages, which are the same for every caller, and need no key."""
+    router = APIRouter(route_class=Route)
+    router.add_api_route("/docs", _docs)
+    router.add_api_route("/docs/errors", _errors)
+    router.add_api_route("/docs/errors/{code}", _error)
+    return router
 
-    async def error(self, code: str, _request: Request) -> Response:
-        found = ERROR_BY_CODE.get(code)
-        if found is None:
-            raise NotFound("No error has this code.", hint="GET /docs/errors lists the codes.")
-        return _page(f"{ROW_BY_ERROR[found].status} {code}", _body_of(found))
+
+async def _docs(request: Request) -> Response:
+    return await _files.page("docs.html", request)
+
+
+async def _errors(_request: Request) -> Response:
+    rows = "".join(
+        f'<tr><td>{row.status}</td><td><a href="/docs/errors/{error.code}">{error.code}</a></td>'
+        f"<td>{html.escape(error.title)}</td><td>{error.outcome}</td></tr>"
+        for error, row in ROW_BY_ERROR.items()
+    )
+    head = "<tr><th>status</th><th>code</th><th>meaning</th><th>outcome in metrics</th></tr>"
+    return _page("Errors", f"<table>{head}{rows}</table>")
+
+
+async def _error(code: str, _request: Request) -> Response:
+    found = ERROR_BY_CODE.get(code)
+    if found is None:
+        raise NotFound("No error has this code.", hint="GET /docs/errors lists the codes.")
+    return _page(f"{ROW_BY_ERROR[found].status} {code}", _body_of(found))
 
 
 def _body_of(error: type[GatewayError]) -> str:

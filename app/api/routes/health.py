@@ -6,10 +6,13 @@ from typing import Protocol
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from app.api.access import Gate
+from app.api.exchange import exchange_of
 from app.api.responses import JsonResponse
 from app.api.routing import Route
 from app.api.workload import Workload
 from app.pipelines.catalog import Catalog
+from app.pipelines.entry import Entry
 
 
 class WorkerStates(Protocol):
@@ -27,6 +30,7 @@ class WorkerStates(Protocol):
 class HealthRoutes:
     """``triton_is_stuck``: whether Triton is live but answers no inference call; asked on the admin port only.
 
+    ``gate``: names pipelines only to callers whose key allows them; None: to every caller.
     ``workers``: None if this process serves the API.
     """
 
@@ -36,7 +40,9 @@ class HealthRoutes:
         workload: Workload,
         triton_is_stuck: Callable[[], bool] | None = None,
         workers: WorkerStates | None = None,
+        gate: Gate | None = None,
     ) -> None:
+        self._gate = gate
         self._workers = workers
         self._catalog = catalog
         self._workload = workload
@@ -54,9 +60,9 @@ class HealthRoutes:
         """The process answers. Says nothing about Triton, so that a slow model load never restarts the gateway."""
         return JsonResponse({"status": "live"})
 
-    async def ready(self, _request: Request) -> Response:
+    async def ready(self, request: Request) -> Response:
         """Triton answers, every required pipeline is warm, the workers are ready, and the gateway is not draining."""
-        is_draining, entries = self._workload.is_draining, self._catalog.entries
+        is_draining, entries = self._workload.is_draining, self._entries_for(request)
         workers = self._workers
         is_ready = self._catalog.is_ready and not is_draining and (workers is None or workers.is_ready)
         readiness: dict[str, object] = {
@@ -68,6 +74,13 @@ class HealthRoutes:
         if workers is not None:
             readiness["workers"] = workers.states
         return JsonResponse(readiness, 200 if is_ready else 503)
+
+    def _entries_for(self, request: Request) -> Mapping[str, Entry]:
+        entries = self._catalog.entries
+        if self._gate is None:
+            return entries
+        key = self._gate.key_of(exchange_of(request))
+        return {name: entry for name, entry in entries.items() if key is not None and key.allows(name)}
 
     async def triton(self, _request: Request) -> Response:
         """503 only while Triton is stuck: live, but without an answer to any inference call. A restart ends that."""

@@ -8,18 +8,16 @@ from dataclasses import dataclass, replace
 
 from app import __version__
 from app.api.connection.protocol import ConnectionLimit
-from app.main import create_admin_app
+from app.main import Gateway, create_admin_app
 from app.observability.exporter import open_tracer
 from app.observability.lines import turns_by
 from app.observability.log import configure_logging
 from app.observability.shared_values import Descriptors
 from app.observability.tracing import NoTracer
-from app.pipelines.catalog import Catalog
-from app.pipelines.file import read_gateway_file
 from app.process.announcing import announce
 from app.process.gateway import open_gateway
 from app.process.listening import listening, listening_together, serving
-from app.process.serving import ADMIN_CONNECTIONS, freeze_heap, open_store
+from app.process.serving import ADMIN_CONNECTIONS, check_files, freeze_heap, open_store
 from app.process.shutdown import Shutdown, ShutdownRequested
 from app.process.supervision import Supervisor
 from app.process.triton import Triton, WorkerPart, running_triton
@@ -39,8 +37,7 @@ async def supervise(settings: Settings) -> None:
     shutdown = Shutdown()
     shutdown.listen_to_signals()
     supervisor = Supervisor(on_failure=shutdown.request)
-    if settings.config_path is not None:
-        read_gateway_file(settings.config_path)
+    check_files(settings)
     with suppress(ShutdownRequested):
         async with AsyncExitStack() as stack:
             main = stack.enter_context(
@@ -52,7 +49,7 @@ async def supervise(settings: Settings) -> None:
             triton = await stack.enter_async_context(running_triton(settings, shutdown, supervisor))
             gateway = await stack.enter_async_context(open_gateway(settings, triton, None, NoTracer(), supervisor))
             catalog = gateway.inference.catalog
-            crew = Crew(settings.workers, _Orders(settings, triton, catalog, main, admin_port, log_lock), gateway)
+            crew = Crew(settings.workers, _Orders(settings, triton, gateway, main, admin_port, log_lock), gateway)
             admin_app = create_admin_app(gateway, api_port=port, workers=crew)
             limit = ConnectionLimit(ADMIN_CONNECTIONS, gateway.inference.metrics.count_refused_connection)
             freeze_heap()
@@ -72,13 +69,14 @@ class _Orders:
 
     settings: Settings
     triton: Triton
-    catalog: Catalog
+    gateway: Gateway
     listeners: list[socket.socket]
     admin_port: int
     log_lock: int
 
     def __call__(self, number: int, metrics: Descriptors) -> Order:
-        part = WorkerPart(self.settings.workers, self.catalog.file)
+        keys, file = self.gateway.keys, self.gateway.inference.catalog.file
+        part = WorkerPart(self.settings.workers, file, None if keys is None else keys.ring)
         return Order(
             number=number,
             settings=settings_of_worker(self.settings, number),

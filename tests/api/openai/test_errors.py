@@ -11,6 +11,7 @@ from app.domain.errors import ContractViolation, FieldProblem, GatewayError
 from app.pipelines.body import MAX_PROBLEMS
 
 TYPES = {4: "invalid_request_error", 5: "server_error"}
+TYPE_BY_STATUS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
 def made(kind: type[GatewayError], detail: str = "It failed.", **more: object) -> GatewayError:
@@ -22,7 +23,7 @@ def test_every_error_has_the_form(kind: type[GatewayError]) -> None:
     response = openai_error_response(made(kind), "rid")
     error = json.loads(response.body)["error"]
     assert error["message"] == "It failed."
-    assert error["type"] == ("rate_limit_error" if response.status_code == 429 else TYPES[response.status_code // 100])
+    assert error["type"] == TYPE_BY_STATUS.get(response.status_code, TYPES[response.status_code // 100])
     assert error["code"] == ("model_not_found" if kind is errors.UnknownPipeline else kind.code)
     assert response.headers["x-should-retry"] == str(kind.retryable).lower()
     assert response.headers.get("retry-after") == (str(kind.retry_after_s) if kind.retry_after_s else None)

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from app.admission.caller import ANYONE
+from app.admission.keys import Key, Keyring
 from app.observability.shared_values import Descriptors
 from app.pipelines.file import read_gateway_file
 from app.process.triton import Triton, WorkerPart
@@ -24,7 +26,12 @@ async def opened() -> tuple[Channel, Channel]:
 async def test_messages_arrive_as_they_were_sent(tmp_path: Path) -> None:
     path = tmp_path / "gateway.yaml"
     path.write_text(FILE)
-    triton = Triton("127.0.0.1:1", None, allows_tight_pings=True, part=WorkerPart(2, read_gateway_file(path)))
+    triton = Triton(
+        "127.0.0.1:1",
+        None,
+        allows_tight_pings=True,
+        part=WorkerPart(2, read_gateway_file(path), Keyring((Key(ANYONE, (b"1",)),))),
+    )
     order = Order(1, Settings(workers=2, config=path), triton, 8081, [3, 4], Descriptors(5, 6), 7, 8)
     seen = Observed(Seen({"ModelInfer": 1}, {}, {"m": 0.5}), {"m": {"m": 2}})
     report = Report(is_ready=True, observed={"127.0.0.1:1": seen})

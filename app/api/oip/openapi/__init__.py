@@ -1,16 +1,19 @@
 """What the OpenAPI document says of ``/v2``, for the models that are exposed now."""
 
-from app.api.oip.openapi.answers import RESPONSES
+from app.admission.keys import Key
+from app.api.access import allows_model
+from app.api.oip.openapi.answers import REFUSALS, RESPONSES
 from app.api.oip.openapi.model_paths import paths_of, schemas_of
 from app.api.oip.openapi.schemas import SCHEMAS
-from app.api.oip.openapi.server_paths import SERVER_PATHS, document_paths
+from app.api.oip.openapi.server_paths import HEALTH_PATHS, SERVER_PATHS, document_paths
 from app.api.openapi.document import Described
 from app.pipelines.catalog import Catalog
 
 
-def described(catalog: Catalog) -> Described:
-    paths, schemas = SERVER_PATHS | document_paths(catalog.exposed.names), dict(SCHEMAS)
-    for config in catalog.exposed.configs:
+def described(catalog: Catalog, key: Key | None) -> Described:
+    names = [name for name in catalog.exposed.names if allows_model(key, catalog, name)]
+    paths, schemas = SERVER_PATHS | HEALTH_PATHS | document_paths(names), dict(SCHEMAS)
+    for config in (each for each in catalog.exposed.configs if each.name in names):
         paths |= paths_of(config)
         schemas |= schemas_of(config)
-    return Described(paths, schemas, RESPONSES)
+    return Described(paths, schemas, REFUSALS, RESPONSES, keyless_paths=list(HEALTH_PATHS))

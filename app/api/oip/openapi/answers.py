@@ -1,7 +1,8 @@
 """Errors of ``/v2`` by status."""
 
+from app.api.error_table import ROW_BY_ERROR
 from app.api.oip.errors import status_of_kind
-from app.api.openapi.answers import ANYWHERE, Schema, json_answer
+from app.api.openapi.answers import ANYWHERE, REFUSED, Schema, headers_of_errors, json_answer
 from app.domain import errors
 from app.domain.errors import GatewayError
 
@@ -27,6 +28,10 @@ def stream_error_answers(*possible: type[GatewayError]) -> Schema:
 _ERROR = json_answer("An error. With 429 and 503 `Retry-After` may say when to retry.", ref("OipError"))
 _EVENT: Schema = {"text/event-stream": {"schema": {"type": "string"}, "x-event-schemas": {"message": ref("OipError")}}}
 
+REFUSALS: Schema = {
+    str(status_of_kind(error)): json_answer(ROW_BY_ERROR[error].meaning, ref("OipError"), *headers_of_errors([error]))
+    for error in REFUSED
+}
 RESPONSES: Schema = {
     "OipError": _ERROR,
     "OipStreamError": _ERROR | {"content": _ERROR["content"] | _EVENT},

@@ -44,10 +44,12 @@ def document_paths(models: Sequence[str]) -> Schema:
     )
 
 
-SERVER_PATHS: Schema = {
-    "/v2": _get("oip_server", "The server and its extensions", "OipServer"),
+HEALTH_PATHS: Schema = {
     "/v2/health/live": _health("oip_live", "Whether the gateway answers"),
     "/v2/health/ready": _health("oip_ready", "Whether models can be called"),
+}
+SERVER_PATHS: Schema = {
+    "/v2": _get("oip_server", "The server and its extensions", "OipServer"),
     "/v2/repository/index": _index(),
     "/v2/models/stats": _get("oip_all_statistics", "The statistics of all models", "OipStatistics"),
 }

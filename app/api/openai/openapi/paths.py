@@ -6,7 +6,7 @@ from typing import TypeVar
 from app.api.error_table import ROW_BY_ERROR
 from app.api.openai.errors import openai_status_of
 from app.api.openai.openapi.requests import chat_schema, completion_schema, embeddings_schema, example_text_of
-from app.api.openapi.answers import ANYWHERE, Schema, answer, json_answer, operation
+from app.api.openapi.answers import ANYWHERE, REFUSED, Schema, answer, headers_of_errors, json_answer, operation
 from app.api.openapi.inference import INFERENCE_ERRORS, TIMEOUT_HEADER
 from app.domain import errors
 from app.domain.errors import GatewayError
@@ -82,8 +82,11 @@ def _failures(*possible: type[GatewayError]) -> Schema:
 
 
 def _failure(found: Sequence[type[GatewayError]]) -> Schema:
-    names = ["Retry-After"] if all(error.retry_after_s is not None for error in found) else []
-    return answer(" ".join(f"`{error.code}`: {ROW_BY_ERROR[error].meaning}" for error in found), _ERROR, *names)
+    text = " ".join(f"`{error.code}`: {ROW_BY_ERROR[error].meaning}" for error in found)
+    return answer(text, _ERROR, *headers_of_errors(found))
+
+
+REFUSALS: Schema = {str(openai_status_of(error)): _failure([error]) for error in REFUSED}
 
 
 def _list_models() -> Schema:

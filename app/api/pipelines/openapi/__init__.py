@@ -1,6 +1,8 @@
 """What the OpenAPI document says of the pipelines, each typed from its model's live configuration."""
 
-from app.api.openapi.answers import Schema
+from app.admission.keys import Key
+from app.api.access import allows_pipeline
+from app.api.openapi.answers import REFUSALS, Schema
 from app.api.openapi.document import Described
 from app.api.pipelines.openapi.catalog_paths import CATALOG_PATHS, describe_operation
 from app.api.pipelines.openapi.events import DONE
@@ -9,11 +11,12 @@ from app.api.pipelines.openapi.stream_paths import STREAM_PATHS, streams_path
 from app.pipelines.catalog import Catalog
 
 
-def described(catalog: Catalog) -> Described:
-    pipelines = [entry.pipeline for entry in catalog.entries.values() if entry.pipeline is not None]
+def described(catalog: Catalog, key: Key | None) -> Described:
+    entries = catalog.entries.items()
+    pipelines = [entry.pipeline for name, entry in entries if entry.pipeline and allows_pipeline(key, name)]
     paths: Schema = {**CATALOG_PATHS, **STREAM_PATHS, **streams_path(pipelines)}
     schemas: Schema = {"Done": DONE}
     for pipeline in pipelines:
         paths |= paths_of(pipeline, describe_operation(pipeline))
         schemas |= schemas_of(pipeline)
-    return Described(paths, schemas)
+    return Described(paths, schemas, REFUSALS, bearer_paths=list(STREAM_PATHS))

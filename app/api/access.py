@@ -1,0 +1,115 @@
+"""Asks each request for its API key, and says what the key allows: decision 0033.
+
+The route that was found decides which key is needed, never the text of the path.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+from fastapi import Request
+
+from app.admission.followed_keys import FollowedKeys
+from app.admission.keys import Key
+from app.api.exchange import Exchange, exchange_of
+from app.domain.errors import Forbidden, Unauthenticated, UnknownPipeline
+from app.pipelines.catalog import Catalog
+
+_BEARER = b"bearer "
+_HINT = "Send `Authorization: Bearer <key>` or `X-API-Key: <key>`."
+
+Guard = Callable[[Exchange], None]
+"""Raises Unauthenticated or Forbidden. A request that may go on has its key, and its caller, from then on."""
+
+
+class Gate:
+    """Asks for keys at the routes of one dialect; ``dialect``: None for routes that every key may call."""
+
+    def __init__(self, keys: FollowedKeys, dialect: str | None = None) -> None:
+        self._keys = keys
+        self._dialect = dialect
+
+    def to(self, dialect: str) -> "Gate":
+        """The gate of the routes of this dialect."""
+        return Gate(self._keys, dialect)
+
+    def require(self, exchange: Exchange) -> None:
+        """Raises Unauthenticated, or Forbidden for a key without this dialect."""
+        key = self._key_of(exchange)
+        if key is None:
+            raise Unauthenticated("The request has no API key.", hint=_HINT)
+        if self._dialect is not None and not key.speaks(self._dialect):
+            raise Forbidden(f"This API key does not allow the dialect '{self._dialect}'.")
+
+    def accept(self, exchange: Exchange) -> None:
+        """For addresses that are secrets themselves: a key is not needed, but must be valid. Raises Unauthenticated."""
+        self._key_of(exchange)
+
+    def key_of(self, exchange: Exchange) -> Key | None:
+        """For routes that ignore keys: the request's key if it is valid."""
+        try:
+            return self._key_of(exchange)
+        except Unauthenticated:
+            return None
+
+    async def required(self, request: Request) -> None:
+        """:meth:`require` for routes of FastAPI."""
+        self.require(exchange_of(request))
+
+    async def accepted(self, request: Request) -> None:
+        """:meth:`accept` for routes of FastAPI."""
+        self.accept(exchange_of(request))
+
+    def _key_of(self, exchange: Exchange) -> Key | None:
+        """The request's key, also noted on the exchange. Raises Unauthenticated."""
+        text = _sent_key(exchange.scope["headers"])
+        if text is None:
+            return None
+        key = self._keys.key_of(text, time.time())
+        exchange.key, exchange.caller, exchange.record.key = key, key.caller, key.caller.id
+        return key
+
+
+def _sent_key(headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
+    """Raises Unauthenticated for several keys: gateway and proxies must not differ on which one counts."""
+    found: bytes | None = None
+    for name, value in headers:
+        if name == b"authorization":
+            text = value[len(_BEARER) :].strip() if value[: len(_BEARER)].lower() == _BEARER else b""
+        elif name == b"x-api-key":
+            text = value.strip()
+        else:
+            continue
+        if text and found is not None and text != found:
+            raise Unauthenticated("The request has several API keys.", hint="Send one key, in one header.")
+        found = text or found
+    return found
+
+
+def check_pipeline(exchange: Exchange, catalog: Catalog, name: str) -> None:
+    """Raises Forbidden, whether the pipeline exists or not, and UnknownPipeline without the names of others."""
+    key = exchange.key
+    if key is None or key.pipelines is None:
+        return
+    if not key.allows(name):
+        raise Forbidden("This API key does not allow this pipeline.")
+    if name not in catalog.entries:
+        raise UnknownPipeline("There is no such pipeline.")
+
+
+def check_model(exchange: Exchange, catalog: Catalog, model: str) -> None:
+    """Raises Forbidden, whether the model exists or not."""
+    if not allows_model(exchange.key, catalog, model):
+        raise Forbidden("This API key does not allow this model.")
+
+
+def allows_pipeline(key: Key | None, name: str) -> bool:
+    """``key``: None if no key is asked for."""
+    return key is None or key.allows(name)
+
+
+def allows_model(key: Key | None, catalog: Catalog, model: str) -> bool:
+    """Whether a pipeline that the key allows runs the model. A name that no pipeline has is that of a model."""
+    if key is None or key.pipelines is None:
+        return True
+    entries = catalog.entries
+    return any(model == (entries[name].spec.model if name in entries else name) for name in key.pipelines)

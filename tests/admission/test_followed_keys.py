@@ -1,0 +1,88 @@
+"""The keys follow their file; a file that cannot be used changes nothing."""
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from app.admission.followed_keys import FollowedKeys
+from app.domain.errors import Unauthenticated
+from app.files.complaints import ConfigError
+from tests.fakes.keys import entry, key_text, write_keys
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write_keys(tmp_path / "keys.yaml", entry("a"))
+
+
+def has(keys: FollowedKeys, key_id: str) -> bool:
+    try:
+        return keys.key_of(key_text(key_id).encode(), 0.0).caller.id == key_id
+    except Unauthenticated:
+        return False
+
+
+def replace(path: Path, text: str | None) -> None:
+    path.unlink()
+    if text is not None:
+        path.write_text(text)
+
+
+async def test_a_valid_change_is_taken(path: Path) -> None:
+    keys = FollowedKeys(path)
+    write_keys(path, entry("b"))
+    await keys.follow()
+    assert (has(keys, "a"), has(keys, "b"), keys.reload_failed) == (False, True, False)
+
+
+@pytest.mark.parametrize("broken", ["", "keys: [", "keys:\n  - id: a\n", None], ids=["empty", "yaml", "spec", "gone"])
+async def test_a_broken_file_keeps_the_keys(path: Path, broken: str | None, caplog: pytest.LogCaptureFixture) -> None:
+    keys = FollowedKeys(path)
+    replace(path, broken)
+    for _ in range(3):
+        await keys.follow()
+    assert (has(keys, "a"), keys.reload_failed) == (True, True)
+    assert len([each for each in caplog.records if each.levelno == logging.ERROR]) == 1
+    write_keys(path, entry("a"), entry("b"))
+    await keys.follow()
+    assert (has(keys, "b"), keys.reload_failed) == (True, False)
+
+
+async def test_a_secret_that_kubernetes_replaces_is_noticed(tmp_path: Path) -> None:
+    """Kubernetes swaps a link to a folder; the files may have the same size and time."""
+    for number, key_id in enumerate("ab"):
+        (tmp_path / f"data{number}").mkdir()
+        write_keys(tmp_path / f"data{number}" / "keys.yaml", entry(key_id))
+        os.utime(tmp_path / f"data{number}" / "keys.yaml", ns=(1, 1))
+    (tmp_path / "data").symlink_to("data0")
+    (tmp_path / "keys.yaml").symlink_to("data/keys.yaml")
+    keys = FollowedKeys(tmp_path / "keys.yaml")
+    (tmp_path / "swap").symlink_to("data1")
+    (tmp_path / "swap").rename(tmp_path / "data")
+    await keys.follow()
+    assert (has(keys, "a"), has(keys, "b")) == (False, True)
+
+
+@pytest.mark.parametrize(("mode", "warnings"), [(0o600, 0), (0o640, 0), (0o644, 1)])
+def test_a_file_that_everybody_may_read_is_warned_about(
+    path: Path, mode: int, warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    path.chmod(mode)
+    FollowedKeys(path)
+    assert len(caplog.records) == warnings
+
+
+def test_the_first_file_must_be_usable(path: Path) -> None:
+    path.write_text("keys: [")
+    with pytest.raises(ConfigError):
+        FollowedKeys(path)
+
+
+async def test_a_worker_begins_with_the_keys_of_its_supervisor(path: Path) -> None:
+    known = FollowedKeys(path).ring
+    replace(path, "keys: [")
+    keys = FollowedKeys(path, known)
+    await keys.follow()
+    assert (has(keys, "a"), keys.reload_failed) == (True, True)

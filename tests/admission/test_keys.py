@@ -1,0 +1,82 @@
+"""A key is found by its hash, among all keys, until it expires."""
+
+import hmac
+import pickle
+from hashlib import sha256
+
+import pytest
+
+from app.admission import keys
+from app.admission.caller import Caller
+from app.admission.keys import Key, Keyring, hash_of, new_key
+from app.domain.errors import Unauthenticated
+
+TEXTS = [f"tgw_{n}".encode() for n in range(5)]
+RING = Keyring(tuple(Key(Caller(f"k{n}"), (sha256(text).digest(),)) for n, text in enumerate(TEXTS)))
+
+
+@pytest.mark.parametrize("n", range(5))
+def test_each_key_is_found(n: int) -> None:
+    assert RING.key_of(TEXTS[n], 0.0).caller.id == f"k{n}"
+
+
+@pytest.mark.parametrize("text", [b"", b"x", TEXTS[0][:-1], TEXTS[0] + b" ", TEXTS[0].upper(), b"\xff" * 9000])
+def test_any_other_text_is_unauthenticated(text: bytes) -> None:
+    with pytest.raises(Unauthenticated):
+        RING.key_of(text, 0.0)
+
+
+@pytest.mark.parametrize("text", [*TEXTS, b"unknown", b""])
+def test_every_stored_hash_is_compared_for_every_request(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+
+    def counted(known: bytes, given: bytes) -> bool:
+        compared.append((known, given))
+        return known == given
+
+    monkeypatch.setattr(keys, "compare_digest", counted)
+    try:
+        RING.key_of(text, 0.0)
+    except Unauthenticated:
+        assert text not in TEXTS
+    assert compared == [(sha256(each).digest(), sha256(text).digest()) for each in TEXTS]
+
+
+def test_hashes_are_compared_in_constant_time() -> None:
+    assert keys.compare_digest is hmac.compare_digest
+
+
+def test_a_key_ends_at_the_moment_it_expires() -> None:
+    ring = Keyring((Key(Caller("a"), (sha256(b"x").digest(),), expires=100.0),))
+    assert ring.key_of(b"x", 99.999)
+    with pytest.raises(Unauthenticated, match="has expired"):
+        ring.key_of(b"x", 100.0)
+
+
+def test_a_key_may_have_an_old_and_a_new_text() -> None:
+    ring = Keyring((Key(Caller("a"), (sha256(b"old").digest(), sha256(b"new").digest())),))
+    assert ring.key_of(b"old", 0.0) is ring.key_of(b"new", 0.0)
+
+
+def test_scopes_of_a_key() -> None:
+    anything, little = Key(Caller("a"), ()), Key(Caller("b"), (), frozenset({"ocr"}), frozenset({"openai"}))
+    assert (anything.allows("x"), anything.speaks("oip")) == (True, True)
+    assert (little.allows("ocr"), little.allows("write")) == (True, False)
+    assert (little.speaks("openai"), little.speaks("oip")) == (True, False)
+
+
+def test_no_repr_shows_a_hash() -> None:
+    assert not any(repr(sha256(text).digest()) in repr(RING) for text in TEXTS)
+    assert "digest" not in repr(RING)
+
+
+def test_keys_travel_to_workers() -> None:
+    RING.key_of(TEXTS[0], 0.0)
+    assert pickle.loads(pickle.dumps(RING)) == RING
+
+
+def test_new_keys_have_256_random_bits() -> None:
+    made = {new_key() for _ in range(64)}
+    assert len(made) == 64
+    assert all(each.startswith("tgw_") and len(each) == 4 + 43 for each in made)
+    assert hash_of("abc") == sha256(b"abc").hexdigest()

@@ -1,0 +1,133 @@
+"""A wrong keys file is refused with the line, the key and the nearest valid name, and without any of its values."""
+
+import math
+from pathlib import Path
+
+import pytest
+import yaml
+
+from app.admission.caller import CallerLimits
+from app.admission.keys import hash_of, new_key
+from app.admission.keys_file import entry_of, read_keys
+from app.files.complaints import ConfigError
+
+HASH = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+GOOD = f"keys:\n  - id: team-a\n    sha256: {HASH}\n"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "keys.yaml"
+
+
+def complaint_about(path: Path, text: str) -> str:
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_keys(path)
+    return str(caught.value).replace(f"{path}:", "")
+
+
+def test_everything_that_an_entry_may_say(path: Path) -> None:
+    path.write_text(
+        GOOD + "    pipelines: [ocr, write]\n    dialects: [pipelines, oip, openai]\n    priority: 3\n"
+        "    limits: {in_flight: 8, queue: 16}\n    expires: 2027-01-01T00:00:00Z\n    explain: true\n"
+    )
+    key = read_keys(path).keys[0]
+    assert (key.caller.id, key.caller.priority, key.caller.limits) == ("team-a", 3, CallerLimits(8, 16))
+    assert key.digests == (bytes.fromhex(HASH),)
+    assert (key.pipelines, key.dialects) == ({"ocr", "write"}, {"pipelines", "oip", "openai"})
+    assert (key.expires, key.explain) == (1798761600.0, True)
+
+
+def test_defaults_of_an_entry(path: Path) -> None:
+    path.write_text(GOOD)
+    key = read_keys(path).keys[0]
+    assert (key.pipelines, key.dialects, key.expires, key.explain) == (None, None, math.inf, False)
+    assert (key.caller.priority, key.caller.limits) == (0, CallerLimits())
+
+
+@pytest.mark.parametrize("time", ["2027-01-01T01:00:00+01:00", "'2027-01-01T00:00:00Z'", "2027-01-01 00:00:00Z"])
+def test_a_time_may_be_written_in_several_ways(path: Path, time: str) -> None:
+    path.write_text(GOOD + f"    expires: {time}\n")
+    assert read_keys(path).keys[0].expires == 1798761600.0
+
+
+def test_a_file_may_lock_everybody_out(path: Path) -> None:
+    path.write_text("keys: []\n")
+    assert read_keys(path).keys == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (GOOD + "    pipeline: [ocr]\n", "4: keys.0.pipeline is not a known key; did you mean 'pipelines'?"),
+        (
+            GOOD + "    limits: {inflight: 1}\n",
+            "4: keys.0.limits.inflight is not a known key; did you mean 'in_fli",
+        ),
+        (GOOD.replace("keys:", "key:"), "1: key is not a known key; did you mean 'keys'?"),
+        (GOOD + "    dialects: [opanai]\n", "4: keys.0.dialects.0 is wrong: Input should be 'pipelines', 'oip' or"),
+        (GOOD + "    dialects: []\n", "4: keys.0.dialects is wrong: "),
+        (GOOD + "    pipelines: []\n", "4: keys.0.pipelines is wrong: "),
+        (GOOD + "    limits: {in_flight: 0}\n", "4: keys.0.limits.in_flight is wrong: "),
+        (GOOD + "    priority: high\n", "4: keys.0.priority is wrong: Input should be a valid integer"),
+        (GOOD + "    expires: 2027-01-01T00:00:00\n", "4: keys.0.expires is wrong: Input should have timezone info"),
+        (GOOD + "    expires: 2027-01-01\n", "4: keys.0.expires is wrong: "),
+        (GOOD + "    expires: soon\n", "4: keys.0.expires is wrong: must be a time with its zone, such as 2027-"),
+        (GOOD.replace(HASH, "abc"), "3: keys.0.sha256 is wrong: must be the SHA-256 of a key: 64 hexadecimal digits"),
+        (GOOD.replace(HASH, "[]"), "3: keys.0.sha256 is wrong: "),
+        (GOOD.replace(f"    sha256: {HASH}\n", ""), "2: keys.0.sha256 is wrong: Field required"),
+        (GOOD.replace("team-a", "team a"), "2: keys.0.id is wrong: String should match pattern"),
+        (
+            GOOD + f"  - id: team-a\n    sha256: {hash_of('x')}\n",
+            "4: keys.1.id is the id of an earlier key",
+        ),
+        (
+            GOOD + f"  - id: b\n    sha256: {HASH.upper()}\n",
+            "5: keys.1.sha256 is a hash that stands in the file",
+        ),
+        ("", "1: the file is wrong: "),
+        ("- 1\n", "1: the file is wrong: "),
+        ("keys: {a: 1}\n", "1: keys is wrong: "),
+        ("keys: [\n", "2: while parsing a flow node"),
+    ],
+)
+def test_a_wrong_file_is_refused(path: Path, text: str, complaint: str) -> None:
+    said = complaint_about(path, text)
+    assert any(line.startswith(complaint) for line in said.splitlines()), said
+
+
+def test_a_missing_file_is_refused(path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_keys(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "keys:\n  - id: a\n    sha256: {secret}0\n",
+        "keys:\n  - id: {secret}\n    sha256: " + "0" * 64 + "\n",
+        "keys:\n  - id: {secret} {secret}\n    sha256: x\n",
+        "keys:\n  - {secret}: a\n",
+        "{secret}\n",
+        "keys: [*{secret}]\n",
+        "keys:\n  - id: a\n    sha256: x\n    dialects: [{secret}]\n    expires: {secret}\n",
+        "keys:\n  - {secret}: a\n    {secret}: b\n",
+        "keys: {secret}\n  x\n",
+    ],
+)
+@pytest.mark.parametrize("secret", [new_key(), HASH])
+def test_no_complaint_repeats_a_key_or_a_hash(path: Path, text: str, secret: str) -> None:
+    path.write_text(text.replace("{secret}", secret))
+    with pytest.raises(ConfigError) as caught:
+        read_keys(path)
+    assert secret not in str(caught.value)
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize("key_id", ["team-a", "123", "true", "1.5", "null", "2027-01-01"])
+def test_a_printed_entry_can_be_added_as_it_is(path: Path, key_id: str) -> None:
+    path.write_text("keys:\n" + entry_of(key_id, HASH))
+    assert read_keys(path).keys[0].caller.id == key_id
+    assert yaml.safe_load(entry_of(key_id, HASH))[0]["sha256"] == HASH

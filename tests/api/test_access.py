@@ -1,0 +1,370 @@
+"""Which requests need a key, what a key allows, and how a request is refused in each dialect."""
+
+import json
+import logging
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from starlette.routing import Route
+
+from app.admission.caller import CallerLimits
+from app.api.exchange import Exchange
+from tests.api.conftest import FINAL, counted, word
+from tests.fakes.engine import FakeEngine
+from tests.fakes.gateway import Served, served
+from tests.fakes.keys import bearer, entry, key_text, write_keys
+from tests.fakes.models import model, response, tensor
+
+CONFIG = """
+pipelines:
+  ocr:
+    model: reader
+    inputs: {text: {tensor: IN, kind: text}}
+    outputs: {text: {tensor: OUT, kind: text}}
+    warmup: false
+    stream: {commit_s: 0.05}
+    openai: {completions: {prompt: text}}
+  write:
+    model: writer
+    inputs: {prompt: {tensor: PROMPT, kind: text}}
+    outputs: {text: {tensor: TEXT, kind: text}}
+    warmup: false
+    stream: {commit_s: 0.05}
+    openai: {completions: {}}
+oip: {models: [plain]}
+"""
+READER = model("IN BYTES [1]", "OUT BYTES [1]", name="reader")
+WRITER = model("PROMPT BYTES [1]", "TEXT BYTES [1]", name="writer", decoupled=True)
+PLAIN = model("X BYTES [1]", "Y BYTES [1]", name="plain")
+READ = response(tensor("OUT", "BYTES", [b"hi"]))
+KEYS = [
+    entry("all", priority=2, limits={"in_flight": 4}),
+    entry("reads", pipelines=["ocr", "later"]),
+    entry("openai", dialects=["openai"]),
+    entry("plain", pipelines=["plain"], dialects=["oip"]),
+    entry("old", expires="2020-01-01T00:00:00Z"),
+]
+INFER = {"inputs": [{"name": "IN", "shape": [1], "datatype": "BYTES", "data": ["x"]}]}
+RUNS: dict[str, Any] = {
+    "/v1/pipelines/ocr": {"text": "x"},
+    "/v1/pipelines/ocr/stream": {"text": "x"},
+    "/v1/streams": {"pipeline": "ocr", "inputs": {"text": "x"}},
+    "/v1/completions": {"model": "ocr", "prompt": "x"},
+    "/v2/models/reader/infer": INFER,
+    "/v2/models/reader/generate": {"IN": "x"},
+}
+OPEN = ["/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready", "/", "/console/console.js", "/docs"]
+OPEN += ["/docs/errors", "/docs/errors/unauthenticated", "/docs/assets/docs.js"]
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[Served]:
+    (tmp_path / "gateway.yaml").write_text(CONFIG)
+    keys = write_keys(tmp_path / "keys.yaml", *KEYS)
+    engine = FakeEngine.of(READER, WRITER, PLAIN, answers=[READ])
+    origins = ("https://page.example",)
+    async with served(engine, tmp_path / "gateway.yaml", keys=keys, origins=origins) as gateway:
+        yield gateway
+
+
+def code_of(answer: httpx.Response) -> str:
+    """Of a problem object, or of OpenAI's form; the words of an error under ``/v2``."""
+    body = answer.json()
+    error = body.get("error")
+    return str(body["code"] if error is None else error["code"] if isinstance(error, dict) else error)
+
+
+class TestTheKey:
+    @pytest.mark.parametrize("path", RUNS)
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            {},
+            {"Authorization": "Bearer"},
+            {"Authorization": "Bearer  "},
+            {"Authorization": f"Basic {key_text('all')}"},
+            {"Authorization": key_text("all")},
+            bearer("unknown"),
+            {"X-API-Key": ""},
+            {"X-API-Key": key_text("all")[:-1]},
+            bearer("old"),
+            {**bearer("all"), "X-API-Key": key_text("reads")},
+            {**bearer("all"), "X-API-Key": "x"},
+        ],
+        ids=lambda headers: "+".join(f"{name} {value[:18]}" for name, value in headers.items()) or "none",
+    )
+    async def test_no_valid_key_is_401(self, api: Served, path: str, headers: dict[str, str]) -> None:
+        answer = await api.client.post(path, json=RUNS[path], headers=headers)
+        assert answer.status_code == 401
+        assert answer.headers["www-authenticate"] == "Bearer"
+        assert answer.headers["x-request-id"]
+        assert not api.engine.requests
+        assert "tgw_" not in answer.text
+
+    @pytest.mark.parametrize("path", RUNS)
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            bearer("all"),
+            {"Authorization": f"bEaReR   {key_text('all')} "},
+            {"X-API-Key": key_text("all")},
+            {**bearer("all"), "X-API-Key": key_text("all")},
+            {"Authorization": "Basic dTpw", "X-API-Key": key_text("all")},
+        ],
+        ids=["bearer", "other case", "x-api-key", "twice the same", "basic for a proxy"],
+    )
+    async def test_a_key_is_sent_in_either_header(self, api: Served, path: str, headers: dict[str, str]) -> None:
+        answer = await api.client.post(path, json=RUNS[path], headers=headers)
+        assert answer.status_code == (201 if path == "/v1/streams" else 200), answer.text
+
+    async def test_two_headers_of_one_name_must_agree(self, api: Served) -> None:
+        headers = [("Authorization", f"Bearer {key_text(key_id)}") for key_id in ("all", "reads")]
+        answer = await api.client.get("/v1/pipelines", headers=headers)
+        assert (answer.status_code, answer.json()["detail"]) == (401, "The request has several API keys.")
+
+    async def test_an_expired_key_says_so_to_its_owner(self, api: Served) -> None:
+        answer = await api.client.get("/v1/pipelines", headers=bearer("old"))
+        assert (answer.status_code, answer.json()["detail"]) == (401, "The API key has expired.")
+
+    async def test_the_key_is_asked_for_before_the_body_is_read(self, api: Served) -> None:
+        async def body() -> AsyncIterator[bytes]:
+            raise AssertionError("the body was read")
+            yield b""
+
+        for path in RUNS:
+            answer = await api.client.post(path, content=body(), headers={"Content-Type": "application/json"})
+            assert answer.status_code == 401
+
+    async def test_the_exchange_has_the_caller(self, api: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+        callers = []
+        begin = api.gateway.inference.workload.begin
+
+        def seen(work: Any) -> None:
+            callers.append(exchanges[-1].caller)
+            begin(work)
+
+        exchanges: list[Exchange] = []
+        made = Exchange.__init__
+
+        def noted(self: Exchange, *arguments: Any) -> None:
+            made(self, *arguments)
+            exchanges.append(self)
+
+        monkeypatch.setattr(Exchange, "__init__", noted)
+        monkeypatch.setattr(api.gateway.inference.workload, "begin", seen)
+        for path, body in RUNS.items():
+            await api.client.post(path, json=body, headers=bearer("all"))
+        assert {(caller.id, caller.priority) for caller in callers} == {("all", 2)}
+        assert callers[0].limits == CallerLimits(in_flight=4)
+        assert len(callers) >= len(RUNS)
+
+    async def test_a_refused_run_is_counted(self, api: Served) -> None:
+        await api.client.post("/v1/pipelines/ocr", json={})
+        await api.client.post("/v1/pipelines/ocr/stream", json={}, headers=bearer("openai"))
+        assert counted(api, "-", "unary") == {"client_error": 1}
+        assert counted(api, "-", "stream") == {"client_error": 1}
+
+
+class TestForms:
+    """Each dialect refuses in its own form."""
+
+    async def test_pipelines(self, api: Served) -> None:
+        missing = await api.client.post("/v1/pipelines/ocr", json={"text": "x"})
+        assert missing.headers["content-type"] == "application/problem+json"
+        assert missing.json()["code"] == "unauthenticated"
+        outside = await api.client.post("/v1/pipelines/write", json={"prompt": "x"}, headers=bearer("reads"))
+        assert (outside.status_code, outside.json()["code"]) == (403, "forbidden")
+        assert "www-authenticate" not in outside.headers
+
+    async def test_oip(self, api: Served) -> None:
+        missing = await api.client.post("/v2/models/reader/infer", json=INFER)
+        assert missing.json().keys() == {"error"}
+        for verb in ("infer", "generate", "generate_stream"):
+            outside = await api.client.post(f"/v2/models/writer/{verb}", json={}, headers=bearer("reads"))
+            assert outside.status_code == 403
+            assert outside.json() == {"error": "This API key does not allow this model."}
+
+    async def test_openai(self, api: Served) -> None:
+        body = {"model": "write", "prompt": "x"}
+        missing = await api.client.post("/v1/completions", json=body)
+        assert (missing.json()["error"]["type"], code_of(missing)) == ("authentication_error", "unauthenticated")
+        outside = await api.client.post("/v1/completions", json=body, headers=bearer("reads"))
+        assert (outside.status_code, outside.json()["error"]["type"]) == (403, "permission_error")
+        assert outside.headers["x-should-retry"] == "false"
+
+
+class TestScopes:
+    @pytest.mark.parametrize(("key", "allowed"), [("openai", "openai"), ("plain", "oip")])
+    async def test_a_dialect_outside_of_the_scope_is_403(self, api: Served, key: str, allowed: str) -> None:
+        own = {"openai": {"/v1/completions"}, "oip": {"/v2/models/reader/infer", "/v2/models/reader/generate"}}
+        for path in RUNS.keys() - own[allowed]:
+            answer = await api.client.post(path, json=RUNS[path], headers=bearer(key))
+            assert answer.status_code == 403
+            assert f"{allowed}" not in answer.text or allowed == "openai"
+        assert not api.engine.requests
+
+    @pytest.mark.parametrize("name", ["write", "nothing", "plain", "ocr%20"])
+    async def test_outside_of_the_scope_nobody_learns_what_exists(self, api: Served, name: str) -> None:
+        """An existing pipeline or model, and one that does not exist, are refused in the same words."""
+        started = {"pipeline": name, "inputs": {}}
+        bodies = {f"/v1/pipelines/{name}": {}, "/v1/completions": {"model": name, "prompt": ""}, "/v1/streams": started}
+        for path, body in bodies.items():
+            answer = await api.client.post(path, json=body, headers=bearer("reads"))
+            assert answer.status_code == 403
+            assert "This API key does not allow this pipeline." in answer.text
+        for path in (f"/v1/pipelines/{name}", f"/v1/models/{name}", f"/v2/models/{name}", f"/v2/models/{name}/ready"):
+            answer = await api.client.get(path, headers=bearer("reads"))
+            assert answer.status_code == 403
+
+    @pytest.mark.parametrize("method", ["GET", "POST"])
+    async def test_a_name_inside_the_scope_that_does_not_exist_is_404(self, api: Served, method: str) -> None:
+        answer = await api.client.request(method, "/v1/pipelines/later", json={}, headers=bearer("reads"))
+        assert answer.status_code == 404
+        assert not any(name in answer.text for name in ("ocr", "write"))
+
+    async def test_a_pipeline_allows_its_model(self, api: Served) -> None:
+        answer = await api.client.post("/v2/models/reader/infer", json=INFER, headers=bearer("reads"))
+        assert answer.status_code == 200
+
+    async def test_a_name_that_no_pipeline_has_is_that_of_a_model(self, api: Served) -> None:
+        index = (await api.client.post("/v2/repository/index", headers=bearer("plain"))).json()
+        assert [row["name"] for row in index] == ["plain"]
+        assert (await api.client.get("/v2/models/plain", headers=bearer("plain"))).status_code != 403
+        assert (await api.client.get("/v2/models/reader", headers=bearer("plain"))).status_code == 403
+
+    async def test_lists_show_what_the_key_allows(self, api: Served) -> None:
+        async def got(path: str, key: str) -> Any:
+            return (await api.client.get(path, headers=bearer(key))).json()
+
+        assert [each["name"] for each in (await got("/v1/pipelines", "reads"))["pipelines"]] == ["ocr"]
+        assert [each["name"] for each in (await got("/v1/pipelines", "all"))["pipelines"]] == ["ocr", "write"]
+        assert [each["id"] for each in (await got("/v1/models", "reads"))["data"]] == ["ocr"]
+        assert [each["id"] for each in (await got("/v1/models", "openai"))["data"]] == ["ocr", "write"]
+        for path in ("/v1/pipelines", "/v1/models", "/v2"):
+            assert (await api.client.get(path)).status_code == 401
+
+    async def test_the_document_shows_what_the_key_allows(self, api: Served) -> None:
+        async def paths(key: str) -> set[str]:
+            return set((await api.client.get("/openapi.json", headers=bearer(key))).json()["paths"])
+
+        assert (await api.client.get("/openapi.json")).status_code == 401
+        assert {"/v1/pipelines/ocr", "/v1/pipelines/write", "/v2/models/plain/infer"} <= await paths("all")
+        reads = await paths("reads")
+        assert {"/v1/pipelines/ocr", "/v2/models/reader/infer"} <= reads
+        assert not {"/v1/pipelines/write", "/v2/models/writer/infer", "/v2/models/plain/infer"} & reads
+        assert not [path for path in await paths("openai") if path.startswith(("/v1/pipelines", "/v2", "/v1/streams"))]
+
+
+class TestWithoutKey:
+    @pytest.mark.parametrize("path", OPEN)
+    async def test_pages_and_health_need_no_key(self, api: Served, path: str) -> None:
+        for headers in ({}, bearer("unknown"), bearer("openai")):
+            assert (await api.client.get(path, headers=headers)).status_code == 200
+
+    async def test_readiness_names_pipelines_only_to_their_callers(self, api: Served) -> None:
+        names = [
+            list((await api.client.get("/health/ready", headers=headers)).json()["pipelines"])
+            for headers in ({}, bearer("unknown"), bearer("reads"), bearer("all"))
+        ]
+        assert names == [[], [], ["ocr"], ["ocr", "write"]]
+        assert list((await api.admin.get("/health/ready")).json()["pipelines"]) == ["ocr", "write"]
+
+    async def test_a_preflight_needs_no_key(self, api: Served) -> None:
+        headers = {"Origin": "https://page.example", "Access-Control-Request-Method": "POST"}
+        headers["Access-Control-Request-Headers"] = "authorization, x-api-key"
+        answer = await api.client.options("/v1/pipelines/ocr", headers=headers)
+        assert answer.status_code == 200
+        refused = await api.client.post("/v1/pipelines/ocr", json={}, headers={"Origin": "https://page.example"})
+        assert refused.headers["access-control-allow-origin"] == "https://page.example"
+
+    async def test_every_other_route_asks_for_a_key(self, api: Served) -> None:
+        keyless = set()
+        for method, path in routes_of(api):
+            answer = await api.client.request(method, path.replace("{version:int}", "1").replace("{code}", "internal"))
+            if answer.status_code != 401:
+                keyless.add(path)
+        assert keyless == {
+            *("/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"),
+            *("/", "/docs", "/docs/errors", "/docs/errors/{code}", "/v1/streams/{stream_id}"),
+        }
+
+    async def test_without_a_file_no_key_is_asked_for(self, tmp_path: Path) -> None:
+        (tmp_path / "gateway.yaml").write_text(CONFIG)
+        async with served(FakeEngine.of(READER, WRITER, PLAIN, answers=[READ]), tmp_path / "gateway.yaml") as api:
+            for headers in ({}, bearer("unknown")):
+                answer = await api.client.post("/v1/pipelines/ocr", json={"text": "x"}, headers=headers)
+                assert answer.status_code == 200
+            assert "securitySchemes" not in (await api.client.get("/openapi.json")).json()["components"]
+
+
+def routes_of(api: Served) -> Iterator[tuple[str, str]]:
+    """Method and path of every route, as they stand in the code."""
+    app: Any = api.app
+    while not isinstance(app, FastAPI):
+        app = app._app if hasattr(app, "_app") else app.app
+    for each in app.routes:
+        routes = each.original_router.routes if hasattr(each, "original_router") else [each]
+        for route in (route for route in routes if isinstance(route, Route)):
+            yield from ((method, route.path) for method in sorted(route.methods or ()))
+
+
+class TestStreams:
+    async def started(self, api: Served, key: str) -> str:
+        api.engine.answers = [word(b"a", 1), 5.0, FINAL]
+        body = {"pipeline": "write", "inputs": {"prompt": "x"}}
+        answer = await api.client.post("/v1/streams", json=body, headers=bearer(key))
+        assert answer.status_code == 201
+        return str(answer.headers["location"])
+
+    @pytest.mark.parametrize(
+        ("headers", "status"),
+        [({}, 200), (bearer("all"), 200), (bearer("reads"), 403), (bearer("unknown"), 401), (bearer("old"), 401)],
+        ids=["none", "the owner's", "another", "unknown", "expired"],
+    )
+    async def test_the_id_is_enough_and_a_key_must_be_the_owners(
+        self, api: Served, headers: dict[str, str], status: int
+    ) -> None:
+        url = await self.started(api, "all")
+        assert (await api.client.head(url, headers=headers)).status_code == status
+        deleted = await api.client.delete(url, headers=headers)
+        assert deleted.status_code == (204 if status == 200 else status)
+        await api.client.delete(url)
+
+    async def test_an_unknown_stream_is_404_with_any_key(self, api: Served) -> None:
+        for headers in ({}, bearer("reads")):
+            assert (await api.client.get("/v1/streams/unknown", headers=headers)).status_code == 404
+
+    async def test_a_new_text_of_the_key_is_still_the_owners(self, api: Served, tmp_path: Path) -> None:
+        url = await self.started(api, "all")
+        assert api.gateway.keys is not None
+        write_keys(tmp_path / "keys.yaml", entry("all") | {"sha256": entry("next")["sha256"]})
+        await api.gateway.keys.follow()
+        assert (await api.client.head(url, headers=bearer("all"))).status_code == 401
+        assert (await api.client.head(url, headers=bearer("next"))).status_code == 200
+        assert (await api.client.delete(url)).status_code == 204
+
+
+class TestSecrets:
+    async def test_the_log_has_the_id_and_never_the_key(self, api: Served, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.DEBUG)
+        for path, body in RUNS.items():
+            for headers in (bearer("all"), {"X-API-Key": key_text("reads")}, bearer("unknown"), bearer("old")):
+                await api.client.post(path, json=body, headers=headers)
+        lines = [json.dumps(vars(record), default=repr) for record in caplog.records if record.name != "httpx"]
+        assert not any("tgw_" in line for line in lines)
+        assert {getattr(record, "key", None) for record in caplog.records} == {None, "all", "reads"}
+        refused = [record for record in caplog.records if getattr(record, "code", "") == "unauthenticated"]
+        assert refused
+        assert all(record.levelno == logging.INFO for record in refused if getattr(record, "transport", None))
+
+    async def test_metrics_and_samples_have_no_key(self, api: Served) -> None:
+        await api.client.post("/v1/pipelines/ocr", json={"text": "x"}, headers=bearer("all"))
+        page = (await api.admin.get("/metrics")).text
+        assert 'key="' not in page
+        assert "tgw_" not in page
+        described = await api.client.get("/v1/pipelines/ocr", headers=bearer("all"))
+        assert "tgw_" not in described.text

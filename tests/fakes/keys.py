@@ -1,0 +1,28 @@
+"""Files of API keys, whose keys the tests know."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from app.admission.keys import hash_of
+
+
+def key_text(key_id: str) -> str:
+    """The key of this id: the same in every test."""
+    return f"tgw_{key_id}_{'0123456789abcdef' * 2}"
+
+
+def entry(key_id: str, **more: Any) -> dict[str, Any]:
+    return {"id": key_id, "sha256": hash_of(key_text(key_id)), **more}
+
+
+def write_keys(path: Path, *entries: dict[str, Any]) -> Path:
+    """JSON is YAML too. The file is replaced in one step."""
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps({"keys": entries}))
+    new.chmod(0o600)
+    return new.rename(path)
+
+
+def bearer(key_id: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key_text(key_id)}"}

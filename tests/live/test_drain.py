@@ -4,16 +4,17 @@ import json
 import signal
 import socket
 import time
-from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.live.test_cancellation import eventually
-from tests.processes import GatewayProcess, StartGateway
+from tests.processes import LIVE, GatewayProcess, StartGateway
 
 LONG = json.dumps({"script": json.dumps({"outputs": 1000, "interval_s": 0.2})}).encode()
 SHORT = json.dumps({"script": json.dumps({"outputs": 2})}).encode()
+CONFIG = str(LIVE / "gateway.yaml")
+"""The scripted pipelines alone: a gateway with the reference pipelines takes longer to be ready."""
 
 
 class Upload:
@@ -52,8 +53,8 @@ def terminated(gateway: GatewayProcess) -> None:
 
 
 @pytest.fixture
-def slow(start_gateway: StartGateway, config_path: Path) -> GatewayProcess:
-    return start_gateway(config=str(config_path), drain_s="1.5")
+def slow(start_gateway: StartGateway) -> GatewayProcess:
+    return start_gateway(config=CONFIG, drain_s="1.5")
 
 
 def test_every_upload_and_stream_gets_its_answer(slow: GatewayProcess) -> None:
@@ -97,8 +98,8 @@ def test_a_request_after_the_signal_is_refused(slow: GatewayProcess) -> None:
     assert '"code":"draining"' in running.answer()
 
 
-def test_a_second_signal_shortens_the_drain(start_gateway: StartGateway, config_path: Path) -> None:
-    gateway = start_gateway(config=str(config_path), drain_s="3600")
+def test_a_second_signal_shortens_the_drain(start_gateway: StartGateway) -> None:
+    gateway = start_gateway(config=CONFIG, drain_s="3600")
     running = Upload(gateway, "/v1/pipelines/scripted_patient/stream", LONG)
     running.finish()
     eventually(lambda: gateway.metric("active_streams") == 1, 10.0)
@@ -110,8 +111,8 @@ def test_a_second_signal_shortens_the_drain(start_gateway: StartGateway, config_
     assert gateway.process.wait(20) == 0
 
 
-def test_hangup_drains_like_terminate(start_gateway: StartGateway, config_path: Path) -> None:
-    gateway = start_gateway(config=str(config_path), drain_s="0.2")
+def test_hangup_drains_like_terminate(start_gateway: StartGateway) -> None:
+    gateway = start_gateway(config=CONFIG, drain_s="0.2")
     running = Upload(gateway, "/v1/pipelines/scripted_patient/stream", LONG)
     running.finish()
     eventually(lambda: gateway.metric("active_streams") == 1, 10.0)

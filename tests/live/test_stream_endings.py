@@ -21,6 +21,7 @@ from tests.live.conftest import (
     wait_until_ready,
 )
 from tests.live.events import Event, checked, events_in, lines_of, read_stream
+from tests.processes import LIVE
 
 SCRIPTED: dict[str, tuple[dict[str, Any], int, str, str]] = {
     "complete, final apart": ({"outputs": 3}, 3, "done", "complete"),
@@ -45,17 +46,24 @@ SCRIPTED: dict[str, tuple[dict[str, Any], int, str, str]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def own_triton(models_venv: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTriton]:
+    """Its processes may be killed: it is started again."""
+    models = scripted_models(tmp_path_factory.mktemp("mortal") / "models")
+    with running_triton(EmbeddedOptions(models, models_venv, first_restart_s=0.1), restarts=True) as triton:
+        yield triton
+
+
 @pytest.fixture
-def mortal(models_venv: Path, tmp_path: Path) -> Iterator[tuple[EmbeddedTriton, GatewayProcess]]:
+def mortal(own_triton: EmbeddedTriton, tmp_path: Path) -> Iterator[tuple[EmbeddedTriton, GatewayProcess]]:
     """A Triton and a gateway of its own, for a test that kills models or servers."""
-    models = scripted_models(tmp_path / "models")
-    config = tmp_path / "gateway.yaml"
-    config.write_text((Path(__file__).parent / "gateway.yaml").read_text())
-    with (
-        running_triton(EmbeddedOptions(models, models_venv)) as triton,
-        running_gateway(tmp_path / "gateway", triton_url=triton.grpc_url, config=str(config), drain_s="1") as gateway,
-    ):
-        yield triton, gateway
+    settings = {"triton_url": own_triton.grpc_url, "config": CONFIG, "drain_s": "1"}
+    with running_gateway(tmp_path / "gateway", **settings) as gateway:
+        yield own_triton, gateway
+
+
+CONFIG = str(LIVE / "gateway.yaml")
+"""The scripted pipelines alone: a gateway with the reference pipelines takes longer to be ready."""
 
 
 def script(**words: Any) -> dict[str, str]:
@@ -119,8 +127,8 @@ def test_control_characters_in_text_cannot_end_a_field(client: httpx.Client) -> 
     assert events[0].data["text"] == hostile
 
 
-def test_silence_keeps_the_connection_alive_with_comments(start_gateway: StartGateway, config_path: Path) -> None:
-    gateway = start_gateway(config=str(config_path), ping_s="0.2")
+def test_silence_keeps_the_connection_alive_with_comments(start_gateway: StartGateway) -> None:
+    gateway = start_gateway(config=CONFIG, ping_s="0.2")
     with httpx.stream(
         "POST", f"{gateway.url}/v1/pipelines/scripted_stream/stream", json=script(outputs=1, interval_s=0.9)
     ) as answer:
@@ -129,8 +137,8 @@ def test_silence_keeps_the_connection_alive_with_comments(start_gateway: StartGa
     checked(list(events_in(text.split("\n"))))
 
 
-def test_drain_ends_a_stream_with_a_farewell_and_status_zero(start_gateway: StartGateway, config_path: Path) -> None:
-    gateway = start_gateway(config=str(config_path), drain_s="0.5")
+def test_drain_ends_a_stream_with_a_farewell_and_status_zero(start_gateway: StartGateway) -> None:
+    gateway = start_gateway(config=CONFIG, drain_s="0.5")
     with httpx.stream(
         "POST", f"{gateway.url}/v1/pipelines/scripted_stream/stream", json=script(outputs=100, interval_s=0.1)
     ) as answer:
@@ -142,8 +150,8 @@ def test_drain_ends_a_stream_with_a_farewell_and_status_zero(start_gateway: Star
     assert gateway.process.wait(10) == 0
 
 
-def test_drain_lets_a_short_stream_finish(start_gateway: StartGateway, config_path: Path) -> None:
-    gateway = start_gateway(config=str(config_path), drain_s="5")
+def test_drain_lets_a_short_stream_finish(start_gateway: StartGateway) -> None:
+    gateway = start_gateway(config=CONFIG, drain_s="5")
     with httpx.stream(
         "POST", f"{gateway.url}/v1/pipelines/scripted_stream/stream", json=script(outputs=10, interval_s=0.05)
     ) as answer:
@@ -163,14 +171,6 @@ def test_triton_stopped_is_noticed_as_silence(mortal: tuple[EmbeddedTriton, Gate
     wait_until_ready(gateway)
 
 
-def test_the_models_process_dies(mortal: tuple[EmbeddedTriton, GatewayProcess]) -> None:
-    """Triton tells now and then; else it is silent."""
-    with httpx.Client(base_url=mortal[1].url, timeout=20) as client:
-        events = read_stream(client, "scripted_stream", script(outputs=2, then="crash"))
-    assert [event.name for event in events] == ["output", "output", "error"]
-    assert events[-1].data["code"] in {"deadline_exceeded", "model_error"}
-
-
 def test_triton_killed(mortal: tuple[EmbeddedTriton, GatewayProcess]) -> None:
     triton, gateway = mortal
     with httpx.Client(base_url=gateway.url, timeout=20) as client:
@@ -180,6 +180,14 @@ def test_triton_killed(mortal: tuple[EmbeddedTriton, GatewayProcess]) -> None:
         answer = client.post("/v1/pipelines/scripted", json=script())
         assert (answer.status_code, answer.json()["code"]) == (503, "upstream_unavailable")
         assert "Retry-After" in answer.headers
+
+
+def test_the_models_process_dies(mortal: tuple[EmbeddedTriton, GatewayProcess]) -> None:
+    """Triton tells now and then; else it is silent. The last test, because nobody repairs the model."""
+    with httpx.Client(base_url=mortal[1].url, timeout=20) as client:
+        events = read_stream(client, "scripted_stream", script(outputs=2, then="crash"))
+    assert [event.name for event in events] == ["output", "output", "error"]
+    assert events[-1].data["code"] in {"deadline_exceeded", "model_error"}
 
 
 def pid_of(triton: EmbeddedTriton) -> int:

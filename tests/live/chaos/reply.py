@@ -54,9 +54,9 @@ def dechunked(body: bytes) -> tuple[bytes, bool]:
     while b"\r\n" in body:
         size, _, body = body.partition(b"\r\n")
         length = int(size, 16)
-        content, body = content + body[:length], body[length + 2 :]
         if not length:
-            return content, True
+            return content, body == b"\r\n"
+        content, body = content + body[:length], body[length + 2 :]
     return content, False
 
 

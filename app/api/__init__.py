@@ -1,1 +1,1 @@
-"""HTTP only: parse, delegate, render."""
+"""The HTTP layer: parses requests, calls the domain, renders answers."""

@@ -1,4 +1,4 @@
-"""The bytes of a request's body, within the limits of size and time, and the thread that reads large bodies."""
+"""Receives request bodies within the limits of size and time, and decodes large bodies in a thread."""
 
 import asyncio
 import sys
@@ -31,7 +31,7 @@ _reader = ThreadPoolExecutor(1, "bodies", initializer=sys.setswitchinterval, ini
 
 
 async def read_json(exchange: Exchange, limits: Limits) -> memoryview:
-    """A body that can only be JSON. Raises UnsupportedMediaType, and as ``read_body``."""
+    """Reads a body that must be JSON. Raises UnsupportedMediaType, and the errors of ``read_body``."""
     if not is_json(media_type_of(exchange.header(b"content-type") or "")):
         raise UnsupportedMediaType("The content type is not application/json.", hint=JSON_HINT)
     check_no_query(exchange)
@@ -39,13 +39,13 @@ async def read_json(exchange: Exchange, limits: Limits) -> memoryview:
 
 
 def read_body(exchange: Exchange, limits: Limits, *, tensor_at: int | None = None) -> Awaitable[memoryview]:
-    """A body without a Content-Encoding. Raises UnsupportedMediaType, and as ``receive_body``."""
+    """Reads a body without a Content-Encoding. Raises UnsupportedMediaType, and the errors of ``receive_body``."""
     _check_encoding(exchange)
     return receive_body(exchange, limits, tensor_at=tensor_at)
 
 
 async def receive_body(exchange: Exchange, limits: Limits, *, tensor_at: int | None = None) -> memoryview:
-    """The body as it is sent. Raises PayloadTooLarge, TooManyRequests, SlowRequest or ClientClosedRequest.
+    """Receives the body unchanged. Raises PayloadTooLarge, TooManyRequests, SlowRequest or ClientClosedRequest.
 
     ``tensor_at``: where in the body the first tensor begins, as for TensorMemory; None: nowhere.
     """
@@ -67,14 +67,14 @@ async def receive_body(exchange: Exchange, limits: Limits, *, tensor_at: int | N
 
 
 async def off_loop(read: Callable[[memoryview], Read], body: memoryview) -> Read:
-    """What ``read`` makes of the body. A large body is read in a thread, so that other requests do not wait for it."""
+    """Returns ``read(body)``. A large body is read in a thread, so that other requests do not wait for it."""
     if len(body) < LARGE_BYTES:
         return read(body)
     return await asyncio.get_running_loop().run_in_executor(_reader, read, body)
 
 
 def check_no_query(exchange: Exchange) -> None:
-    """For a body that has all fields of the request. Raises InvalidRequest."""
+    """Rejects a query string, because the body has all fields of the request. Raises InvalidRequest."""
     if exchange.scope["query_string"]:
         raise InvalidRequest(
             "The query string is not allowed beside a body of JSON or a form.",
@@ -97,10 +97,10 @@ async def _collected(exchange: Exchange, body: "_Growing") -> memoryview:
 class _Growing:
     """A body that is being received.
 
-    A large body gets a mapping of its own: it takes memory only for the bytes that came, and is returned whole. On the
-    heap, bodies that grow side by side leave gaps, which the process keeps.
+    A large body has its own mapping, which uses memory only for received bytes and is freed as a whole. On the
+    heap, bodies that grow at the same time leave gaps, which the process never returns.
 
-    ``content``: memory for exactly this body, if there is any.
+    ``content``: memory reserved for this body, or None.
     """
 
     def __init__(self, exchange: Exchange, limits: Limits, content: memoryview | None) -> None:
@@ -118,7 +118,7 @@ class _Growing:
         self._content[start:size] = part
 
     def room(self, size: int) -> memoryview:
-        """Memory for the next ``size`` bytes, of a body whose length is within the limit."""
+        """Returns memory for the next ``size`` bytes. The body's length must be within the limit."""
         return memoryview(self._map())[self._size : self._size + size]
 
     def filled(self, size: int) -> None:

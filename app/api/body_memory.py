@@ -1,4 +1,4 @@
-"""Memory for large bodies.
+"""Reuses the memory of large bodies.
 
 Filling new pages costs as much as the copy into them: 16 MiB of new memory take 5.9 ms, of memory that was used before
 1.6. So the last mapping that a body left serves the next body.
@@ -8,13 +8,13 @@ from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 
 
 class BodyMemory:
-    """Makes mappings, and keeps one that no body uses."""
+    """Creates memory mappings, and keeps one unused mapping for the next body."""
 
     def __init__(self) -> None:
         self._spare: mmap | None = None
 
     def take(self, size: int) -> mmap:
-        """Memory of ``size`` bytes. Its content is arbitrary: read only what was written."""
+        """Returns memory of ``size`` bytes with arbitrary content: read only bytes that were written before."""
         spare, self._spare = self._spare, None
         if spare is not None and len(spare) == size:
             return spare

@@ -1,4 +1,4 @@
-"""One budget for the bytes of all request bodies that the gateway holds at a time, and the memory of large bodies."""
+"""Limits the bytes of all request bodies in memory, and provides the memory of large bodies."""
 
 from mmap import mmap
 
@@ -9,7 +9,7 @@ from app.domain.tensor_memory import TensorMemory
 
 
 class ByteBudget:
-    """``tensor_memory``: for large bodies that are a tensor each; None: they get ordinary memory."""
+    """``tensor_memory``: for large bodies that consist of one tensor; None: they use ordinary memory."""
 
     def __init__(self, limit: int, tensor_memory: TensorMemory | None = None) -> None:
         self._limit = limit

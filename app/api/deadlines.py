@@ -1,4 +1,4 @@
-"""The deadline that a caller asks for, capped by the pipeline's."""
+"""Reads the deadline from a request; the pipeline's deadline is the upper limit."""
 
 import math
 
@@ -10,7 +10,7 @@ HEADER = b"x-request-timeout"
 
 
 def deadline_of(exchange: Exchange, timeout_s: float) -> Deadline:
-    """Raises InvalidRequest where ``X-Request-Timeout`` is not a positive number of seconds."""
+    """Returns the request's deadline. Raises InvalidRequest if ``X-Request-Timeout`` is not a positive number."""
     asked = exchange.header(HEADER)
     if asked is None:
         return Deadline.after(timeout_s)

@@ -1,4 +1,4 @@
-"""What the application asks of a dialect. Each dialect is a folder beside this file: decision 0029."""
+"""The interface of a dialect. Each dialect is a folder next to this file: decision 0029."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from app.api.short_path import ShortRoute
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One way to speak to the gateway, over the same pipelines, engine, limits and streams as every other."""
+    """One HTTP API of the gateway. All dialects share the pipelines, the engine, the limits and the streams."""
 
     name: str
     """As keys have it in their ``dialects``."""

@@ -1,4 +1,4 @@
-"""Notices a client that disconnects while its answer is being made."""
+"""Cancels the work of a request when its client disconnects."""
 
 import asyncio
 from types import TracebackType
@@ -8,7 +8,7 @@ from app.domain.errors import ClientClosedRequest
 
 
 class CancelledOnDisconnect:
-    """Cancels the block when the client disconnects, and raises ClientClosedRequest. Needs no task of its own.
+    """Cancels the block when the client disconnects, and raises ClientClosedRequest. Needs no further task.
 
     The block runs in the task of the request.
     """

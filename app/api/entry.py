@@ -1,4 +1,4 @@
-"""The way into each port: one place makes a request's record, its span and the headers of its answer."""
+"""The entry point of each port: creates a request's record, its span and the headers of its answer."""
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -34,7 +34,7 @@ class EntryPoint:
             exchange.record.close(self._metrics)
 
     def _span_of(self, record: RequestRecord) -> Span | None:
-        """Only POST requests get a span: every inference is a POST."""
+        """Only POST requests get a span, because every inference is a POST."""
         if record.method != "POST":
             return None
         span = self._tracer.start("POST", Kind.SERVER, record.trace)

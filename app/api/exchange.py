@@ -1,4 +1,4 @@
-"""One request and its answer: what every route needs beside the arguments of ASGI."""
+"""One request and its answer, with everything that a route needs besides the arguments of ASGI."""
 
 from collections.abc import Callable, Iterable, Sequence
 from mmap import mmap
@@ -18,9 +18,9 @@ Header = tuple[bytes, bytes]
 
 
 class BodySink(Protocol):
-    """Where a body goes. A part comes by :meth:`add`, or is received into :meth:`room` and reported by :meth:`filled`.
+    """Receives a body: a part is passed to :meth:`add`, or received into :meth:`room` and reported by :meth:`filled`.
 
-    Both may raise GatewayError: nothing more of the body is received then.
+    If one of them raises GatewayError, the rest of the body is not received.
     """
 
     def add(self, part: bytes) -> None: ...
@@ -36,35 +36,35 @@ class Connection(Protocol):
     """The client's connection. ``app.api.connection`` puts it into ``scope["state"]["connection"]``."""
 
     on_lost: Callable[[], None] | None
-    """Is called once when the connection is lost."""
+    """Called once when the connection is lost."""
 
     @property
     def is_lost(self) -> bool: ...
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes of the answer that wait in the gateway."""
+        """Bytes of the answer that are not sent yet."""
 
     def abort(self) -> None: ...
 
     def take_body(self, max_bytes: int) -> bytes | None:
-        """The request's body if it has arrived to its end and has at most ``max_bytes``; else None: read it by ASGI."""
+        """Returns the body if it has arrived completely with at most ``max_bytes``; otherwise None: read it by ASGI."""
 
     async def pass_body(self, sink: BodySink) -> bool:
         """Passes the rest of the body to ``sink``, part by part as it arrives, without a turn of this task for each.
 
-        Returns whether the body has arrived to its end; else read on by ASGI. Raises the GatewayError of ``sink``.
+        Returns whether the body has arrived completely; if not, continue by ASGI. Raises the GatewayError of ``sink``.
         """
 
     def answer(self, status: int, headers: Sequence[Header], body: bytes) -> bool:
         """Sends a whole answer. ``headers`` has lower-case names and the content's length.
 
-        Returns False if the client must first read what was sent to it before: send the answer by ASGI.
+        Returns False if the client must first read earlier data; then send the answer by ASGI.
         """
 
 
 class Exchange:
-    """Made by :class:`app.api.entry.EntryPoint` for each request, and closed by it."""
+    """Created and closed by :class:`app.api.entry.EntryPoint` for each request."""
 
     __slots__ = (
         "_budget",
@@ -100,7 +100,7 @@ class Exchange:
             self.record.trace = trace_of(self._all(b"traceparent"), self._all(b"tracestate"))
 
     def header(self, name: bytes) -> str | None:
-        """``name`` in lower case. Of several headers with this name, the first."""
+        """Returns the first header with this name; ``name`` is in lower case."""
         value = self._headers.get(name)
         return None if value is None else value.decode("latin-1")
 
@@ -110,18 +110,18 @@ class Exchange:
         self._held_bytes += size
 
     def memory(self, size: int) -> mmap:
-        """Memory for a large body, until the exchange ends. Call it once."""
+        """Returns memory for a large body until the exchange ends. Call it once."""
         self._memory = self._budget.memory.take(size)
         return self._memory
 
     def tensor_memory(self, size: int, tensor_at: int) -> memoryview | None:
-        """Memory for a body with tensors in it, until the exchange ends; see TensorMemory. Call it once."""
+        """Returns memory for a body with tensors until the exchange ends; see TensorMemory. Call it once."""
         memory = self._budget.tensor_memory
         self._tensor = None if memory is None else memory.take(size, tensor_at)
         return self._tensor
 
     def forget_request(self) -> None:
-        """Frees the request's headers and the memory of its body, for an answer that takes long."""
+        """Frees the request's headers and the memory of its body, for an answer that takes a long time."""
         self._headers.clear()
         self.scope["headers"].clear()
         self.forget_body()
@@ -137,7 +137,7 @@ class Exchange:
         await self._send(message)
 
     async def answer(self, headers: Iterable[Header], body: bytes) -> None:
-        """Sends a whole answer with the status 200: to the connection itself if it can take it, else by ASGI."""
+        """Sends a whole answer with the status 200: directly to the connection if possible, otherwise by ASGI."""
         headers = self._begin_answer(200, headers)
         if self.connection is None or not self.connection.answer(200, headers, body):
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -155,7 +155,7 @@ class Exchange:
         ]
 
     def close(self) -> None:
-        """Gives the held bytes and the memory back."""
+        """Releases the counted bytes and the memory."""
         self._budget.give_back(self._held_bytes, self._memory)
         self.forget_body()
         if self._tensor is not None and self._budget.tensor_memory is not None:

@@ -20,12 +20,12 @@ _log = logging.getLogger(__name__)
 
 
 ErrorForm = Callable[[GatewayError, str], Response]
-"""An error and the request's id -> the answer."""
+"""Maps an error and the request's id to the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorForms:
-    """Path -> the form of an error there: a problem object, or what the path's dialect has instead."""
+    """Returns the form of errors for a path: problem objects, or the form of the path's dialect."""
 
     by_beginning: Sequence[tuple[str, ErrorForm]] = ()
 
@@ -34,19 +34,19 @@ class ErrorForms:
 
 
 def add_failure_handling(app: FastAPI, forms: ErrorForms, hint: str, hint_by_path: Mapping[str, str]) -> None:
-    """``hint``: of a 404 at a path that ``hint_by_path`` does not have."""
+    """``hint``: for a 404 at a path that is not in ``hint_by_path``."""
     app.add_exception_handler(HTTPException, _FrameworkRefusals(forms, hint, hint_by_path))
     app.add_middleware(FailureMiddleware, form_at=forms)
 
 
 class FailureMiddleware:
-    """Answers errors of the domain, unexpected exceptions, and requests that the drain ends.
+    """Answers domain errors, unexpected exceptions, and requests that the drain ends.
 
-    If the answer has begun, the exception goes on and the server closes the connection.
+    If the answer has begun, the exception propagates and the server closes the connection.
     """
 
     def __init__(self, app: ASGIApp, form_at: Callable[[str], ErrorForm]) -> None:
-        """``form_at``: path -> the form of an error there."""
+        """``form_at``: maps a path to the form of its errors."""
         self.app = app
         self._form_at = form_at
 
@@ -67,7 +67,7 @@ class FailureMiddleware:
 
 
 def _error_of(exc: BaseException, exchange: Exchange) -> GatewayError | None:
-    """What to tell the caller; None for a cancellation that does not come from the drain."""
+    """Returns the error for the caller; None for a cancellation that is not caused by the drain."""
     if isinstance(exc, GatewayError):
         return exc
     if isinstance(exc, asyncio.CancelledError):

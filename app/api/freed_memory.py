@@ -1,7 +1,7 @@
-"""Gives memory back to the system after large bodies.
+"""Returns memory to the system after large bodies.
 
-glibc keeps what is freed, up to twice the largest block, for the next request. That is fast while large bodies come one
-after the other, and a waste of up to 64 MiB afterwards. Source: mallopt(3), M_MMAP_THRESHOLD and M_TRIM_THRESHOLD.
+glibc keeps freed memory, up to twice the largest block, for the next request. This is fast for many large bodies, but
+wastes up to 64 MiB afterwards. Source: mallopt(3), M_MMAP_THRESHOLD and M_TRIM_THRESHOLD.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ class FreedMemory:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, size: int) -> None:
-        """Memory of a request is free: releases it when no further large request has ended for IDLE_S."""
+        """Reports freed memory of a request; it is released when no further large request has ended for IDLE_S."""
         if size < LARGE_BYTES:
             return
         loop = asyncio.get_running_loop()
@@ -30,7 +30,7 @@ class FreedMemory:
 
 
 def release() -> None:
-    """Does nothing where the C library is another than glibc."""
+    """Does nothing if the C library is not glibc."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

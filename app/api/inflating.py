@@ -1,4 +1,4 @@
-"""Bodies with a Content-Encoding: inflated piece by piece, never to more than the limit of a body."""
+"""Inflates bodies with a Content-Encoding in pieces, up to the limit of a body."""
 
 import asyncio
 import zlib
@@ -10,13 +10,13 @@ from app.domain.errors import InvalidRequest, PayloadTooLarge
 
 READ_BYTES = 64 * 1024
 PIECE_BYTES = 128 * 1024
-"""Inflated at once. A body that is larger than one piece is inflated in a thread."""
+"""Size of one piece. A body that is larger than one piece is inflated in a thread."""
 _ANY_HEADER = zlib.MAX_WBITS | 32
 """Accepts gzip (RFC 1952) and zlib, which HTTP calls deflate (RFC 1950)."""
 
 
 async def inflated(exchange: Exchange, body: memoryview, limits: Limits) -> memoryview:
-    """The content of one gzip or deflate stream. Raises InvalidRequest, PayloadTooLarge or TooManyRequests."""
+    """Inflates one gzip or deflate stream. Raises InvalidRequest, PayloadTooLarge or TooManyRequests."""
     pieces, content = _pieces_of(body), bytearray()
     piece = next(pieces, b"")
     while piece:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 class Limits:
     max_body_bytes: int
     max_bytes_in_flight: int = 256 * 1024 * 1024
-    """For the bodies of all requests together."""
+    """Limit for the bodies of all requests together."""
     body_s: float = 30.0
-    """For the whole body to arrive."""
+    """Time limit for the whole body to arrive."""
     ping_s: float = 15.0
     send_s: float = 10.0
-    """For a client to take what is sent to it."""
+    """Time limit for a client to make progress with reading."""

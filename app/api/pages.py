@@ -17,7 +17,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
-"""The pages show texts of models and callers, so only the gateway's own scripts run. A new release shows at once."""
+"""The pages show texts of models and callers, so only the gateway's scripts may run. Caches always revalidate."""
 
 _FILE_HEADERS = {**HEADERS, "Accept-Ranges": "none"}
 
@@ -29,7 +29,7 @@ class Page(HTMLResponse):
 
 class PageFiles(StaticFiles):
     async def page(self, name: str, request: Request) -> Response:
-        """One of the files, for a route of its own."""
+        """Returns one of the files, for a separate route."""
         return await self.get_response(name, request.scope)
 
     def file_response(

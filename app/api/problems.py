@@ -43,7 +43,7 @@ def problem_of(error: GatewayError, request_id: str) -> dict[str, Any]:
 
 
 def _cut(text: str, size: int) -> str:
-    """At most ``size`` bytes of UTF-8, without control characters."""
+    """Cuts a text to at most ``size`` bytes of UTF-8 and removes control characters."""
     plain = "".join(character if character.isprintable() else "?" for character in text[:size])
     return plain.encode("utf-8", "replace")[:size].decode("utf-8", "ignore")
 

@@ -10,7 +10,7 @@ METHODS = ("GET", "HEAD", "POST", "DELETE")
 
 
 class Route(APIRoute):
-    """A route for GET also answers HEAD. uvicorn then sends the same headers without the body."""
+    """A route that answers HEAD if it answers GET; uvicorn then sends the same headers without the body."""
 
     methods: set[str]
 
@@ -20,7 +20,7 @@ class Route(APIRoute):
 
 
 def methods_of_path(request: Request) -> list[str]:
-    """Every method that some route answers at the request's path. Mounts of files take GET and HEAD."""
+    """All methods of the routes at the request's path. Mounts of files support GET and HEAD."""
     routes = [route for route in request.app.routes if not isinstance(route, Mount)]
     methods = [
         method

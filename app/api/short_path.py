@@ -1,4 +1,4 @@
-"""The short path of inference: its routes stand among FastAPI's, but are found and called ahead of FastAPI.
+"""The short path of inference: finds and calls inference routes before FastAPI does.
 
 FastAPI's middleware and router cost more than a whole small inference.
 """
@@ -15,7 +15,7 @@ from app.api.failures import ErrorForm, FailureMiddleware
 from app.api.problems import problem_response
 
 Endpoint = Callable[[Exchange, Mapping[str, str], Send], Awaitable[None]]
-"""Answers a POST. The mapping has the parameters of the path."""
+"""Answers a POST. The mapping has the path parameters."""
 
 
 class ShortRoute(Route):
@@ -36,7 +36,7 @@ class ShortRoute(Route):
         self.app = FailureMiddleware(self._call, lambda _path: error_form)
 
     def parameters_in(self, path: str) -> dict[str, str] | None:
-        """None where the path is not this route's."""
+        """Returns the path parameters; None if the path does not match."""
         found = self.path_regex.match(path)
         return found.groupdict() if found else None
 

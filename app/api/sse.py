@@ -1,4 +1,4 @@
-"""A stream's events in the format of Server-Sent Events, by sse-starlette.
+"""Formats a stream's events as Server-Sent Events, with sse-starlette.
 
 Source: WHATWG HTML, "Server-sent events". Model output is JSON text on one line, never a dict: sse-starlette turns the
 keys of a dict into the fields of an event.
@@ -11,9 +11,9 @@ from sse_starlette import ServerSentEvent
 from app.streams.event import Event, EventName
 
 PING = ServerSentEvent(comment="", sep="\n").encode()
-"""A comment line, which readers skip."""
+"""A heartbeat comment, which readers ignore."""
 RETRY = ServerSentEvent(retry=1000, sep="\n").encode()
-"""Milliseconds after which a browser's EventSource connects again."""
+"""The delay in milliseconds before a browser's EventSource reconnects."""
 
 MEDIA_TYPE = "text/event-stream"
 HEADERS = {
@@ -24,7 +24,7 @@ HEADERS = {
 
 
 _FRAMES = {name: ServerSentEvent("%b", event=name, id="%d", sep="\n").encode() for name in get_args(EventName)}
-"""A frame of each name, with the places of the id and the data."""
+"""A frame for each event name, with placeholders for the id and the data."""
 
 
 def frame_of(event: Event) -> bytes:

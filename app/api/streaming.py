@@ -21,7 +21,7 @@ from app.streams.idle import IdleTimeout
 from app.streams.log import STALL_S
 
 AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
-"""sse-starlette patches uvicorn to cut streams at a signal. The gateway's drain lets streams go on for a while."""
+"""sse-starlette patches uvicorn to end streams on a signal, but the gateway's drain lets running streams continue."""
 
 
 _NO_CONTENT: AsyncIterator[bytes] = iterate_in_threadpool(())
@@ -37,12 +37,12 @@ class Events(Protocol):
         """Whether the stream waits for this client."""
 
     async def read(self, after: int) -> list[Event]:
-        """StreamEvicted or UpstreamUnavailable ends the answer without a terminal event: the client may ask again."""
+        """StreamEvicted or UpstreamUnavailable ends the answer without a terminal event: the client may retry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where an answer starts: behind which event, with which bytes, and the events that are at hand already."""
+    """The start of an answer: the id of the last received event, the first bytes, and the available events."""
 
     after: int = 0
     preamble: bytes = b""
@@ -50,16 +50,16 @@ class Start:
 
 
 class StreamResponse(EventSourceResponse):
-    """``on_left`` is called if the client goes away or does not read; ``closing`` is awaited at the very end.
+    """``on_left`` is called if the client disconnects or does not read; ``closing`` is awaited at the end.
 
-    A dialect with another form of events has a class of its own.
+    A dialect with a different event format has its own subclass.
 
-    Replaces what decision 0003 found wanting: one task per stream, all events at hand in one send, and a limit for
-    clients that do not read. The drain ends streams by their terminal event, not by a signal.
+    Differs from sse-starlette's response (decision 0003): one task per stream, all available events in one send, and a
+    limit for clients that do not read. The drain ends streams with their terminal event, not with a signal.
     """
 
     ping = PING
-    """Sent if there was no event for a while."""
+    """The heartbeat, sent on an idle stream."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class StreamResponse(EventSourceResponse):
     ) -> None:
         super().__init__(_NO_CONTENT)
         self.raw_headers = _HEADERS
-        del self._send_lock  # nothing sends beside this response
+        del self._send_lock  # no other task sends on this connection
         self._events = events
         self._after = start.after
         self._has_ended = False
@@ -101,11 +101,11 @@ class StreamResponse(EventSourceResponse):
 
     @staticmethod
     def frame_of(event: Event) -> bytes:
-        """An event as it is sent."""
+        """Renders an event."""
         return frame_of(event)
 
     async def _relay(self, client: "_Client") -> None:
-        """Up to the terminal event; a comment if there was no event for a while."""
+        """Sends the events up to the terminal event, and heartbeats while the stream is idle."""
         while not self._has_ended:
             try:
                 with IdleTimeout(self._ping_s) as silence:
@@ -113,7 +113,7 @@ class StreamResponse(EventSourceResponse):
                         body = self._frames_of(await self._events.read(self._after))
                         silence.pause()
                         await client.send(body)
-                        del body  # otherwise it stays in memory until the next one comes
+                        del body  # otherwise it stays in memory until the next event
                         silence.renew()
             except TimeoutError:
                 await client.send(self.ping)
@@ -126,7 +126,7 @@ class StreamResponse(EventSourceResponse):
 
 
 class _Client:
-    """Sends to the client as fast as it reads, and ends the stream of a client that does not read."""
+    """Sends as fast as the client reads, and ends the stream if the client does not read."""
 
     __slots__ = ("_connection", "_events", "_on_left", "_send", "_send_s")
 
@@ -145,9 +145,9 @@ class _Client:
         self._on_left = on_left
 
     async def send(self, body: bytes, *, more_body: bool = True) -> None:
-        """Ends the stream with `slow_consumer` if the client takes nothing; aborts the connection `send_s` later."""
+        """Ends the stream with `slow_consumer` if the client makes no progress, and later aborts the connection."""
         message = {"type": "http.response.body", "body": body, "more_body": more_body}
-        if not self._unsent_bytes():  # then the connection takes the message at once
+        if not self._unsent_bytes():  # then the connection accepts the message at once
             await self._send(message)
             return
         if await self._is_taken(message):
@@ -162,7 +162,7 @@ class _Client:
             raise ClientClosedRequest("The client stopped reading and was disconnected.") from None
 
     async def _is_taken(self, message: Message) -> bool:
-        """False if not one byte moved for `send_s`, or for STALL_S while the stream waits for this client."""
+        """False if no byte was sent for `send_s`, or for STALL_S while the stream waits for this client."""
         send_s, still_s = self._send_s, 0.0
         step_s = min(STALL_S, send_s)
         while still_s < (step_s if self._events.is_full else send_s):
@@ -176,5 +176,5 @@ class _Client:
         return False
 
     def _unsent_bytes(self) -> int:
-        """Not 0 if it is unknown: then a send may have to wait."""
+        """Returns a value above 0 if the number is unknown, because a send may then have to wait."""
         return 1 if self._connection is None else self._connection.unsent_bytes

@@ -1,4 +1,4 @@
-"""Everything that the gateway is working on: requests from their admission to their last byte, and running streams."""
+"""The work in progress: requests from their admission to their last byte, and running streams."""
 
 import asyncio
 from typing import Protocol
@@ -8,7 +8,7 @@ from app.domain.errors import Draining, GatewayError
 
 class Work(Protocol):
     def end(self, cause: GatewayError) -> None:
-        """Ends the work as soon as possible; the caller is told ``cause``. Does nothing if the work has ended."""
+        """Ends the work as soon as possible and reports ``cause`` to the caller. No-op if the work has ended."""
 
 
 class Workload:
@@ -16,7 +16,7 @@ class Workload:
 
     def __init__(self) -> None:
         self.is_draining = False
-        """True from the drain on: new work is refused."""
+        """True after the drain has started: new work is rejected."""
         self._running: set[Work] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -36,13 +36,13 @@ class Workload:
         self._idle.clear()
 
     def remove(self, work: Work) -> None:
-        """Does nothing if ``work`` was never added."""
+        """No-op if ``work`` was never added."""
         self._running.discard(work)
         if not self._running:
             self._idle.set()
 
     async def idle(self) -> None:
-        """Returns when no work is in progress."""
+        """Waits until no work is in progress."""
         await self._idle.wait()
 
     def end_all(self, cause: GatewayError) -> None:
@@ -58,7 +58,7 @@ class RequestWork:
         assert task is not None
         self.task = task
         self.is_answering = False
-        """True when the status was sent: from then on the request is not interrupted."""
+        """True after the status was sent: the request is not interrupted any more."""
         self._cause: GatewayError | None = None
 
     def end(self, cause: GatewayError) -> None:
@@ -67,9 +67,9 @@ class RequestWork:
             self.task.cancel()
 
     def cause_of_cancellation(self) -> GatewayError | None:
-        """Why :meth:`end` cancelled the task; None if the cancellation has another origin.
+        """Returns why :meth:`end` cancelled the task; None if something else cancelled it.
 
-        The task is then no longer regarded as cancelled, so that it can answer.
+        Clears the task's cancellation, so that it can answer.
         """
         if self._cause is not None:
             self.task.uncancel()

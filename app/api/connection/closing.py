@@ -16,9 +16,9 @@ from app.api.connection.event import LazyEvent
 from app.api.connection.timer import LazyTimer
 
 LINGER_S = 2.0
-"""How long the connection stays open for a client that still sends. An earlier close would reset the connection."""
+"""How long the connection stays open while the client still sends; closing earlier would reset the connection."""
 LINGER_BYTES = 8 * 1024 * 1024
-"""Limit of the bytes that are received and dropped in that time."""
+"""Limit of the bytes that are received and dropped while the connection lingers."""
 MAX_UNSENT_BYTES = 16 * 1024
 """Unsent bytes in the transport above which the writer of an answer waits."""
 MAX_KERNEL_UNSENT_BYTES = 128 * 1024
@@ -27,7 +27,7 @@ DISCONNECT_CHECK_S = 1.0
 
 
 _NOTHING_WAITS: deque[tuple[RequestResponseCycle, ASGI3Application]] = deque()
-"""uvicorn's requests behind the one that is being answered: the gateway parses one request at a time."""
+"""uvicorn's queue of pipelined requests, always empty: the gateway parses one request at a time."""
 
 
 class _Flow(FlowControl):
@@ -37,7 +37,7 @@ class _Flow(FlowControl):
 
 
 class ClosingProtocol(HttpToolsProtocol):
-    """uvicorn's protocol with one timer for each state, and with an orderly end."""
+    """uvicorn's protocol with a timeout for each state and an orderly close."""
 
     __slots__ = ("_disconnect_timer", "_dropped_bytes", "_unsent_timer", "is_ending", "state_timer")
     # Attributes in slots, because an instance with more than 30 others has a dictionary of its own, of 1.5 KiB.
@@ -72,7 +72,7 @@ class ClosingProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def end(self, *, lingers: bool) -> None:
-        """Closes the connection when everything is sent; if it lingers, drops what the client still sends."""
+        """Closes the connection when everything is sent. If it lingers, drops the bytes that the client still sends."""
         if self.is_ending or self.transport.is_closing():
             return
         self.is_ending = True
@@ -100,7 +100,7 @@ class ClosingProtocol(HttpToolsProtocol):
             self._unsent_timer.cancel()
 
     def _watch_unsent(self) -> None:
-        """Aborts the connection when the client takes nothing of the answer for as long as the keep-alive."""
+        """Aborts the connection if the client reads nothing of the answer for the time of the keep-alive."""
         if self._unsent_timer is not None:
             self._unsent_timer.cancel()
         unsent = self.transport.get_write_buffer_size()
@@ -113,7 +113,7 @@ class ClosingProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def watch_for_disconnect(self) -> None:
-        """While reading is paused, the event loop does not notice a disconnect: checks for it once a second."""
+        """Checks for a disconnect once a second, because the event loop does not notice it while reading is paused."""
         if self._disconnect_timer is None:
             self._disconnect_timer = self.loop.call_later(DISCONNECT_CHECK_S, self._check_for_disconnect)
 
@@ -128,7 +128,7 @@ class ClosingProtocol(HttpToolsProtocol):
 
 
 def _is_disconnected(connection: socket) -> bool:
-    """Whether the client closed its side, even if there is data before the end."""
+    """Whether the client closed its side, even if unread data comes before the end."""
     poll = select.poll()
     poll.register(connection.fileno(), getattr(select, "POLLRDHUP", 0))
     return bool(poll.poll(0))

@@ -1,11 +1,11 @@
-"""An event without the memory of its waiters."""
+"""An event that uses memory only if something waits for it."""
 
 import asyncio
 from typing import Literal
 
 
 class LazyEvent:
-    """An ``asyncio.Event`` that is made for the first waiter: for most connections nothing ever waits."""
+    """Creates its ``asyncio.Event`` for the first waiter, because most connections never have one."""
 
     __slots__ = ("_event", "_is_set")
 

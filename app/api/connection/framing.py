@@ -1,4 +1,4 @@
-"""Where a request's body ends (RFC 9112, section 6). Pure: bytes in, bytes out."""
+"""Finds the end of a request's body (RFC 9112, section 6), without I/O."""
 
 import re
 from typing import Protocol
@@ -6,11 +6,11 @@ from typing import Protocol
 from app.domain.errors import HeadersTooLarge, InvalidRequest
 
 MAX_FRAMING_BYTES = 16 * 1024
-"""Limit of everything in a chunked body that is not data: for the trailers, and again for the rest."""
+"""Limit for the trailers of a chunked body, and separately for its other framing."""
 CHUNKS_AT_ONCE = 1024
-"""Chunks that are decoded in one step of the event loop: a few milliseconds."""
+"""Limit of the chunks that are decoded in one step of the event loop, a few milliseconds."""
 FRAMING_PER_BYTE = 8
-"""Each byte of data allows so many more bytes of framing. A chunk of one byte needs five."""
+"""Bytes of framing that each byte of data allows. A chunk of one byte needs five."""
 
 _TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _QUOTED = rb'"(?:[\t\x20\x21\x23-\x5b\x5d-\x7e\x80-\xff]|\\[\t\x20-\x7e\x80-\xff])*"'
@@ -55,11 +55,11 @@ class ChunkedBody:
         self.is_complete = False
         self._read_line = self._read_size
         self._line = bytearray()
-        """The part of a line that was received."""
+        """The received part of an incomplete line."""
         self._missing = 0
-        """Bytes of the current chunk that were not received."""
+        """Bytes of the current chunk that are still missing."""
         self._allowed = MAX_FRAMING_BYTES
-        """Bytes of framing that may still come."""
+        """Bytes of framing that are still allowed."""
 
     def feed(self, data: bytes) -> tuple[bytes, bytes]:
         pieces: list[bytes] = []

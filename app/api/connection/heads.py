@@ -1,4 +1,4 @@
-"""The checks of a request's head that the parser does not make. Pure: headers in, the framing of the body out."""
+"""Checks of a request's head that the parser lacks, and the framing of its body, without I/O."""
 
 import re
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ _HOST = re.compile(rb"[0-9A-Za-z._~!$&'()*+,;=:%\[\]-]*")
 
 
 def end_of_head(before: bytes, data: bytes) -> int:
-    """Returns where the first empty line in ``data`` ends, else the length of ``data``. ``before`` came before it."""
+    """Returns the end of the first empty line in ``data``, or its length. ``before``: the bytes before ``data``."""
     if before:
         before = before[1 - len(END_OF_HEAD) :]
         across = (before + data[: len(END_OF_HEAD) - 1]).find(END_OF_HEAD)
@@ -27,7 +27,7 @@ def end_of_head(before: bytes, data: bytes) -> int:
 def body_of(version: str, headers: Sequence[tuple[bytes, bytes]]) -> Body:
     """Returns the body to receive, for headers with names in lower case.
 
-    Raises InvalidRequest where two servers could disagree about the request's host or its end.
+    Raises InvalidRequest if two servers could disagree about the request's host or its end.
     """
     if version not in VERSIONS:
         raise InvalidRequest("The gateway speaks HTTP/1.1 and HTTP/1.0.")

@@ -1,7 +1,7 @@
-"""uvicorn's HTTP protocol with the limits that it lacks: decision 0011.
+"""uvicorn's HTTP protocol with further limits: decision 0011.
 
-The parser reads heads only, one request at a time. No middleware can do this: the application gets nothing before the
-head is complete, and nothing behind the body.
+The parser reads only heads, one request at a time. A middleware cannot do this, because the application sees neither an
+incomplete head nor the bytes after a body.
 """
 
 import asyncio
@@ -28,28 +28,28 @@ from app.domain.request_id import new_request_id
 
 HEAD_TIMEOUT_S = 5.0
 MAX_AHEAD_BYTES = 64 * 1024
-"""Limit of the bytes that are kept of pipelined requests. Above it, reading pauses."""
+"""Limit of the buffered bytes of pipelined requests. Above it, reading pauses."""
 LINGERING_REFUSALS = 256
-"""Number of refused connections that may linger at a time. Others are closed as soon as their answer is sent."""
+"""Limit of rejected connections that linger. Further ones are closed as soon as their answer is sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimit:
-    """How many connections one port may have. ``on_refused`` is called for each connection above the limit."""
+    """Limits the connections of one port. ``on_refused`` is called for each connection above the limit."""
 
     max_connections: int
     on_refused: Callable[[], None]
     refused: set[asyncio.Protocol] = field(default_factory=set)
-    """The refused connections that are not closed yet. They do not count."""
+    """The rejected connections that are still open. They do not count towards the limit."""
 
 
 def protocol_with(limit: ConnectionLimit) -> type[asyncio.Protocol]:
-    """The value of uvicorn's option ``http``, which calls it for each connection."""
+    """Returns the factory for uvicorn's option ``http``, which uvicorn calls for each connection."""
     return cast("type[asyncio.Protocol]", partial(BoundedProtocol, limit))
 
 
 class BoundedProtocol(ClosingProtocol):
-    """Implements :class:`app.api.exchange.Connection`, and puts itself into each request's state."""
+    """Implements :class:`app.api.exchange.Connection`, and adds itself to each request's state."""
 
     __slots__ = (
         "_ahead",
@@ -96,10 +96,10 @@ class BoundedProtocol(ClosingProtocol):
         self._keeps_alive = False
         """Whether the connection stays open after an answer to the whole request."""
         self._held: list[bytes] = []
-        """The beginning of an answer, to be written at the end of the turn or of the connection."""
+        """The beginning of an answer, which is written at the end of the event loop's turn or of the connection."""
         self._has_begun_answer = False
         self._ahead = bytearray()
-        """Bytes that were received but not parsed, because an answer is running."""
+        """Received bytes that are not parsed yet, because an answer is in progress."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -168,13 +168,13 @@ class BoundedProtocol(ClosingProtocol):
         return body.is_complete
 
     def _read_by(self, protocol: asyncio.BaseProtocol) -> None:
-        """Leaves reading paused. A transport that is closing keeps the protocol that it has."""
+        """Changes the transport's protocol and leaves reading paused. A closing transport keeps its protocol."""
         self.flow.pause_reading()
         if not self.transport.is_closing():
             self.transport.set_protocol(protocol)
 
     def answer(self, status: int, headers: Sequence[Header], body: bytes) -> bool:
-        """Leaves the cycle in the state in which uvicorn's leaves it after the two messages of an answer."""
+        """Leaves the cycle in the same state as uvicorn does after the two messages of an answer."""
         cycle = self.cycle
         if self.flow.write_paused or cycle.disconnected:
             return False
@@ -240,7 +240,7 @@ class BoundedProtocol(ClosingProtocol):
         self.state_timer.stop()
 
     def _parse(self, head: bytes) -> None:
-        """Ignores an upgrade: the request is an ordinary one, and its body follows."""
+        """Ignores an upgrade and treats the request as an ordinary request with a body."""
         try:
             with suppress(httptools.HttpParserUpgrade):
                 self.parser.feed_data(head)
@@ -254,7 +254,7 @@ class BoundedProtocol(ClosingProtocol):
         self.scope["state"]["connection"] = self
 
     def on_headers_complete(self) -> None:
-        """Starts the application. Until the request is complete, its answer says ``Connection: close``."""
+        """Starts the application. An answer before the end of the request has ``Connection: close``."""
         self._body = body_of(self.parser.get_http_version(), self.headers)
         super().on_headers_complete()
         self._is_in_head = False
@@ -310,7 +310,7 @@ class BoundedProtocol(ClosingProtocol):
             self.cycle.keep_alive = self._keeps_alive
 
     def _break_off(self, error: GatewayError, data: bytes) -> bytes:
-        """A running answer goes on; the connection ends after it, because the request is not complete."""
+        """Lets a running answer finish, then ends the connection, because the request is incomplete."""
         if self.cycle.response_started:
             return self._keep(data)
         self.cycle.disconnected = True
@@ -334,10 +334,10 @@ class BoundedProtocol(ClosingProtocol):
         self.end(lingers=False)
 
     def write(self, data: bytes) -> None:
-        """Stands for the transport's, for uvicorn's answer.
+        """Replaces the transport's method for uvicorn's answer.
 
-        The beginning of an answer, usually all of it, is written at the end of the turn of the event loop: one call of
-        the system, and the client is not woken while other requests of this turn are still being worked on.
+        Writes the beginning of an answer, usually all of it, at the end of the event loop's turn: this needs one system
+        call, and does not wake the client while other requests of this turn are processed.
         """
         if self._held:
             self._held.append(data)
@@ -361,7 +361,7 @@ class BoundedProtocol(ClosingProtocol):
         return self.transport.is_closing()
 
     def close(self) -> None:
-        """Stands for the transport's: the answer has ended."""
+        """Replaces the transport's method: the answer has ended."""
         self.end(lingers=self._body is not None or bool(self._ahead))
 
     def _refuse_slow_head(self) -> None:
@@ -383,5 +383,5 @@ class BoundedProtocol(ClosingProtocol):
         response = problem_response(error, request_id)
         response.headers.update({"X-Request-ID": request_id, "Connection": "close"})
         lines = [STATUS_LINE[response.status_code], *(b"%s: %s\r\n" % header for header in response.raw_headers)]
-        self._held += [*lines, b"\r\n", bytes(response.body)]  # behind an answer that is still held
+        self._held += [*lines, b"\r\n", bytes(response.body)]  # after an answer that is not written yet
         self.end(lingers=lingers)

@@ -1,4 +1,4 @@
-"""Receives a large body straight into its memory: the system copies it there, and nothing else does."""
+"""Receives a large body directly into its memory, without a copy in the gateway."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,15 +7,15 @@ from app.api.exchange import BodySink
 from app.domain.errors import GatewayError
 
 LARGE_BYTES = 64 * 1024
-"""So many missing bytes are worth the change of the protocol."""
+"""The smallest number of missing bytes for which the protocol is changed."""
 MOST_AT_ONCE = 1024 * 1024
-"""Bytes that are received in one step of the event loop: a fraction of a millisecond."""
+"""Limit of the bytes received in one step of the event loop, a fraction of a millisecond."""
 
 
 class BodyReceiver(asyncio.BufferedProtocol):
     """The protocol of a connection's transport while ``missing`` bytes of a body arrive, instead of ``owner``.
 
-    ``pause``: stops the reading. It is called as soon as the body is complete: there is no room for what follows.
+    ``pause``: stops reading. It is called as soon as the body is complete, because the memory has no room for more.
     """
 
     def __init__(self, owner: asyncio.Protocol, sink: BodySink, missing: int, pause: Callable[[], None]) -> None:
@@ -27,7 +27,7 @@ class BodyReceiver(asyncio.BufferedProtocol):
         self._pause = pause
 
     def release(self) -> None:
-        """Forgets the body: uvloop's transport refers to this protocol even after it was given another one."""
+        """Drops the reference to the body, because uvloop's transport keeps this protocol after a change."""
         self._sink = self.error = None
 
     def get_buffer(self, _size_hint: int) -> memoryview:

@@ -1,11 +1,11 @@
-"""A timer that is started for each request and hardly ever fires."""
+"""A timer that is cheap to start for each request, because it rarely fires."""
 
 import asyncio
 from collections.abc import Callable
 
 
 class LazyTimer:
-    """Has one call of the event loop pending, and moves it only when that call comes too early: a start is cheap."""
+    """Keeps one pending call in the event loop and reschedules it only when it fires too early, so a start is cheap."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -14,7 +14,7 @@ class LazyTimer:
         self._action: Callable[[], None] | None = None
 
     def start(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Replaces the action and the time of the start before."""
+        """Replaces the action and the time of an earlier start."""
         self._action = action
         self._due = self._loop.time() + delay_s
         if self._pending is not None and self._pending.when() > self._due:
@@ -27,7 +27,7 @@ class LazyTimer:
         self._action = None
 
     def close(self) -> None:
-        """No call is pending after this one."""
+        """Cancels the pending call."""
         self._action = None
         if self._pending is not None:
             self._pending.cancel()

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over HTTP, as Triton speaks it: ``/v2``. No rule of a pipeline applies here."""
+"""The Open Inference Protocol over HTTP, as Triton implements it: ``/v2``. The pipelines' rules do not apply."""
 
 from app.api.dialect import Dialect
 from app.api.inference import Inference

@@ -9,29 +9,29 @@ from app.domain.errors import ContractViolation, GatewayError, InvalidInput, Mod
 MAX_TEXT = 512
 
 _STATUS_BY_CODE = {"INTERNAL": 500, "NOT_FOUND": 404, "UNAVAILABLE": 503, "UNIMPLEMENTED": 501}
-"""Code of a model's own error -> Triton's status. All other codes are 400, so an early exit is 400 too."""
+"""gRPC code of a model's error -> Triton's HTTP status. All other codes become 400, including early exits."""
 
 
 def status_of(error: GatewayError) -> int:
-    """Triton's status for an error of the model; for the gateway's own errors theirs, a client's mistake being 400."""
+    """Returns Triton's status for an error of the model, and the gateway's status for others; client errors are 400."""
     if error.upstream is not None and is_of_model(error):
         return _STATUS_BY_CODE.get(error.upstream.grpc_code or "", 400)
     return status_of_kind(type(error))
 
 
 def status_of_kind(kind: type[GatewayError]) -> int:
-    """Of an error that is not the model's own."""
+    """The status of an error that is not an error of the model."""
     return 400 if kind is InvalidInput else ROW_BY_ERROR[kind].status
 
 
 def is_of_model(error: GatewayError) -> bool:
-    """Whether the model failed, or refused its input, and Triton says so."""
+    """Whether Triton reported that the model failed or rejected its input."""
     is_failure = isinstance(error, ModelError | ContractViolation) and not isinstance(error, UpstreamProtocol)
     return is_failure and error.upstream is not None
 
 
 def message_of(error: GatewayError) -> str:
-    """What the caller is told, at most MAX_TEXT characters."""
+    """The message for the caller, at most MAX_TEXT characters."""
     text = error.detail if error.hint is None else f"{error.detail} {error.hint}"
     return "".join(character if character.isprintable() else "?" for character in text[:MAX_TEXT])
 

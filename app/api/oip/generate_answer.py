@@ -1,4 +1,4 @@
-"""Responses -> the JSON of the generate extension: an object for each response, with one value for each output."""
+"""Renders responses as JSON of the generate extension: an object for each response, a value for each output."""
 
 import codecs
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ EVENTS = "text/event-stream; charset=utf-8"
 
 
 class Ending(NamedTuple):
-    """Of a stream, for ``app.streams``: there are no early exits here."""
+    """The end of a stream, for ``app.streams``. This dialect has no early exits."""
 
     outputs: Sequence[Values]
     early_exit: None = None
@@ -39,14 +39,14 @@ class Generated:
         self._texts: dict[str, codecs.IncrementalDecoder] = {}
 
     def add(self, response: InferenceResponse) -> Values | None:
-        """None for a response without outputs."""
+        """Returns the values of a response; None for a response without outputs."""
         if not response.outputs:
             return None
         self._frame["model_version"] = response.version
         return {name: self._value_of(tensor) for name, tensor in response.outputs.items()} | self._frame
 
     def finish(self, error: GatewayError | None = None) -> Ending:
-        """The bytes that never became a character are one output more. Raises ``error``."""
+        """Returns a last output if bytes of an incomplete character remain. Raises ``error``."""
         if error is not None:
             raise error
         rests = {name: rest for name, text in self._texts.items() if (rest := text.decode(b"", final=True))}
@@ -67,7 +67,7 @@ class Generated:
 
 
 def values_of(asked: Asked, response: InferenceResponse) -> Values:
-    """Of the only response."""
+    """Returns the values of the only response."""
     generated = Generated(asked)
     values = generated.add(response) or {}
     for rests in generated.finish().outputs:
@@ -80,7 +80,7 @@ def error_response(error: GatewayError, _request_id: str) -> Response:
 
 
 def stream_error_response(error: GatewayError, _request_id: str) -> Response:
-    """An error of the model is an event, as Triton writes it; every other error is JSON."""
+    """Answers an error of the model with an event, as Triton does, and every other error with JSON."""
     if not is_of_model(error):
         return error_response(error, _request_id)
     return Response(b"data: %b\n\n" % orjson.dumps(error_object(error)), _status_of(error), media_type=EVENTS)
@@ -91,5 +91,5 @@ def error_object(error: GatewayError, _request_id: str = "") -> Values:
 
 
 def _status_of(error: GatewayError) -> int:
-    """Triton 2.51 answers 400 for every error of a model, whatever its code, which a stream does not carry."""
+    """Triton 2.51 answers 400 for every error of a model, because a stream does not transport the error's code."""
     return 400 if is_of_model(error) else status_of(error)

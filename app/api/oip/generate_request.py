@@ -1,7 +1,7 @@
-"""The body of a generate request -> one InferenceRequest.
+"""Converts the body of a generate request to an InferenceRequest.
 
-Source: Triton's generate extension. Each member is an input of the model, by its name, or a request parameter; members
-of ``parameters`` are as if they stood beside it.
+Source: Triton's generate extension. Each member is an input of the model, by its name, or a request parameter. Members
+of ``parameters`` are treated like members of the object.
 """
 
 import math
@@ -23,7 +23,7 @@ _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _parameter = msgspec.json.Decoder(bool | int | float | str)
 _id = msgspec.json.Decoder(str)
 _MAX_BLANK = 1024
-"""Of white space before a list."""
+"""Limit of the white space before a list, in bytes."""
 
 
 def generation_of(body: memoryview, signature: Signature, version: str) -> Asked:
@@ -48,13 +48,13 @@ def generation_of(body: memoryview, signature: Signature, version: str) -> Asked
 
 
 def _members_of(body: memoryview) -> Iterable[_Member]:
-    """The members of the object and of its ``parameters``; all that are given twice. Raises as ``members_of``."""
+    """Returns the members of the object and of ``parameters``, with duplicates. Raises the errors of ``members_of``."""
     members = _decoded_at_once(bytes(body)) if len(body) < LARGE_BYTES else None
     return _read_by_member(body) if members is None else members
 
 
 def _decoded_at_once(body: bytes) -> list[_Member] | None:
-    """None if the body is refused, or a name may stand twice in it: the decoder would keep the last."""
+    """Returns None if the body is invalid or may have duplicate names, of which the decoder would keep the last."""
     try:
         outer = _decode_members(body)
         inner = _decode_members(outer["parameters"]) if "parameters" in outer else {}
@@ -93,7 +93,7 @@ def _tensor_of(known: Input, text: memoryview) -> Tensor:
 
 
 def _shape_of(size: int, known: Input) -> tuple[int, ...]:
-    """The last dimension that is open takes what is left; the others that are open are 1. Raises InvalidInput."""
+    """The last free dimension gets the remaining elements, other free dimensions are 1. Raises InvalidInput."""
     dims = list(known.dims)
     last = max((index for index, dim in enumerate(dims) if dim == -1), default=None)
     shape = [1 if dim == -1 else dim for dim in dims]

@@ -73,7 +73,7 @@ class GenerateRoutes:
 
 
 class _Generation(StreamResponse):
-    """As Triton frames it: the data of each response, or of an error, and nothing else, not even at the end."""
+    """Triton's framing: events with the data of a response or an error, without ids, names and a terminal event."""
 
     ping = b""
 

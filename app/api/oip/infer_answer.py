@@ -1,4 +1,4 @@
-"""A model's response -> the body of the answer: JSON, with binary tensors behind it where the caller asks for them."""
+"""Renders a model's response as JSON, followed by binary tensors if the caller requests them."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +17,7 @@ Described = dict[str, Any]
 
 _BINARY: Header = (b"content-type", b"application/octet-stream")
 _LARGE_BYTES = 64 * 1024
-"""A smaller answer is sent as one piece."""
+"""Answers below this size are sent in one piece."""
 
 
 async def send_answer(exchange: Exchange, asked: Asked, response: InferenceResponse) -> None:
@@ -34,7 +34,7 @@ async def send_answer(exchange: Exchange, asked: Asked, response: InferenceRespo
 
 
 def data_of(tensor: Tensor) -> Any:
-    """The elements as a flat list for JSON; NaN and infinity become null, and bytes that are no UTF-8 U+FFFD."""
+    """Returns the elements as a flat list for JSON; NaN and infinity become null, invalid UTF-8 becomes U+FFFD."""
     if tensor.datatype == BYTES:
         return [str(element, "utf-8", "replace") for element in tensor.array.flat]
     flat = np.ascontiguousarray(tensor.array).reshape(-1)
@@ -48,7 +48,7 @@ def _headers_of(json_bytes: int, raws: list[Buffer]) -> tuple[Header, ...]:
 
 
 def _described(tensor: Tensor, asked: Asked, raws: list[Buffer]) -> Described:
-    """``raws`` gets the bytes of a tensor that the caller wants binary."""
+    """``raws``: the bytes of binary tensors are added to it."""
     described: Described = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
     if asked.is_binary(tensor.name):
         raw = _raw_of(tensor)

@@ -1,4 +1,4 @@
-"""The body of an inference request, JSON with or without binary tensors behind it -> one InferenceRequest.
+"""Converts the body of an inference request, JSON with optional binary tensors after it, to an InferenceRequest.
 
 Source: Open Inference Protocol, "Inference"; Triton's binary tensor data and classification extensions.
 """
@@ -20,7 +20,7 @@ from app.domain.tensor import FLOAT_DATATYPES, INTEGER_DATATYPES, Tensor
 MAX_ID = 1024
 _MAX_DIM = 2**63 - 1
 _CLASSIFIED = INTEGER_DATATYPES | (FLOAT_DATATYPES - {"FP16", "BF16"})
-"""Triton 2.51 answers classes of these datatypes only."""
+"""The datatypes for which Triton 2.51 supports classification."""
 
 _Size = Annotated[int, Meta(ge=0)]
 _Dim = Annotated[int, Meta(ge=0, le=_MAX_DIM)]
@@ -64,21 +64,21 @@ _decode = msgspec.json.Decoder(_Body).decode
 
 
 class Asked(Struct, frozen=True, eq=False):
-    """What a caller asks for: the call of the model, and how the answer is written."""
+    """A parsed request: the call of the model, and the format of the answer."""
 
     inference: InferenceRequest
     id: str = ""
-    """The caller's own id of the request."""
+    """The caller's id of the request."""
     all_binary: bool = False
     binary: dict[str, bool] = {}
-    """Output -> whether the caller asks for its bytes. Of all others, ``all_binary``."""
+    """Output -> whether the caller requests binary data. ``all_binary`` applies to all other outputs."""
 
     def is_binary(self, output: str) -> bool:
         return self.binary.get(output, self.all_binary)
 
 
 def asked_of(body: memoryview, json_bytes: int, signature: Signature, version: str) -> Asked:
-    """``json_bytes``: of the body; the binary tensors stand behind them. Raises InvalidJson or InvalidInput."""
+    """``json_bytes``: length of the JSON, before the binary tensors. Raises InvalidJson or InvalidInput."""
     decoded = _decoded(body[:json_bytes])
     parameters, outputs, own_id = decoded.parameters or {}, decoded.outputs or (), decoded.id or ""
     all_binary = parameters.pop("binary_data_output", False)
@@ -93,12 +93,12 @@ def asked_of(body: memoryview, json_bytes: int, signature: Signature, version: s
         parameters=checked(parameters) if parameters else {},
         outputs=tuple(_outputs_of(outputs, signature)) if outputs else (),
     )
-    # As in Triton, ``binary_data_output`` says nothing of outputs that are listed.
+    # As in Triton, ``binary_data_output`` does not apply to listed outputs.
     return Asked(inference, own_id, all_binary and not outputs, dict(_binary_outputs(outputs)))
 
 
 def asked_of_raw(body: memoryview, signature: Signature, version: str) -> Asked:
-    """A body that is the bytes of the model's one input, whose shape at most one dimension leaves open."""
+    """Converts a body of raw bytes for the model's only input, which may have at most one free dimension."""
     if len(signature.inputs) != 1:
         raise InvalidInput("A raw request is accepted only by a model with one input.")
     (only,) = signature.inputs.values()
@@ -140,7 +140,7 @@ def _tensors_of(given: Sequence[_Input], binary: memoryview, signature: Signatur
 
 
 def _outputs_of(given: Sequence[_Output], signature: Signature) -> Iterable[RequestedOutput]:
-    """Of an output that is asked for twice, the last."""
+    """If an output is requested twice, the last request applies."""
     found: dict[str, RequestedOutput] = {}
     for each in given:
         parameters = each.parameters or _NO_OUTPUT_PARAMETERS
@@ -160,7 +160,7 @@ def _binary_outputs(given: Sequence[_Output]) -> Iterator[tuple[str, bool]]:
 
 
 def _check_classes(output: TensorSpec, classes: int) -> None:
-    """Classes of a BYTES output, or of an output that has no element, end Triton 2.51. Raises InvalidInput."""
+    """Rejects classification of BYTES and empty outputs, which crashes Triton 2.51. Raises InvalidInput."""
     if output.datatype not in _CLASSIFIED or classes > 2**31 - 1:
         raise InvalidInput(f"class result not available for output '{output.name}' of datatype {output.datatype}.")
     if any(dim < 1 for dim in output.dims):

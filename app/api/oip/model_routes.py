@@ -1,4 +1,4 @@
-"""What the server and its exposed models are: health, metadata, configurations, statistics and the index. Read only."""
+"""The read-only routes: health, metadata, configurations, statistics and the index of exposed models."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -63,17 +63,17 @@ class ModelRoutes:
         return JsonResponse({"name": "triton-gateway", "version": __version__, "extensions": EXTENSIONS})
 
     async def live(self, _request: Request) -> Response:
-        """Triton sends no body. KServe's client needs the JSON object that KServe's servers send."""
+        """Triton sends no body, but KServe's client requires the JSON object that KServe's servers send."""
         return JsonResponse({"live": True})
 
     async def ready(self, _request: Request) -> Response:
-        """As Triton: 200 or 400."""
+        """Answers 200 or 400, as Triton does."""
         inference = self._inference
         is_ready = inference.catalog.is_ready and not inference.workload.is_draining
         return JsonResponse({"ready": is_ready}, 200 if is_ready else 400)
 
     async def model_ready(self, request: Request) -> Response:
-        """Triton answers 400 for a model that is not ready and for a model that it does not have."""
+        """Triton answers 400 both for models that are not ready and for unknown models."""
         model = request.path_params["model"]
         check_model(exchange_of(request), self._inference.catalog, model)
         is_exposed = model in self._inference.catalog.exposed
@@ -109,7 +109,7 @@ class ModelRoutes:
         return JsonResponse({"model_stats": self._visible(request, stats["model_stats"])})
 
     async def index(self, request: Request) -> Response:
-        """Without Triton's reasons, which may hold paths."""
+        """Omits Triton's reasons, which may contain paths."""
         wanted = _wanted_of(await receive_body(exchange_of(request), self._limits))
         models = await self._inference.engine.models()
         rows = [

@@ -1,4 +1,4 @@
-"""The request parameters that a caller may set, and what each of Triton's own may be."""
+"""Checks the request parameters of a caller, including those that Triton interprets."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ MAX_PARAMETERS = 64
 MAX_NAME = 128
 MAX_TEXT = 4096
 MAX_SEQUENCE_ID = 128
-"""Characters, as in Triton."""
+"""In characters, as in Triton."""
 
 _TYPES_BY_NAME: Mapping[str, tuple[type, ...]] = {
     "sequence_id": (int, str),
@@ -40,7 +40,7 @@ def _check(name: str, value: Parameter) -> None:
         raise InvalidInput("The request has a parameter whose name is reserved.")
     if not (0 < len(name) <= MAX_NAME and name.isascii() and name.isprintable()):
         raise InvalidInput(f"A parameter's name must have 1 to {MAX_NAME} printable characters of ASCII.")
-    if isinstance(value, str) and (len(value) > MAX_TEXT or "\0" in value):  # Triton ends a text at a NUL
+    if isinstance(value, str) and (len(value) > MAX_TEXT or "\0" in value):  # Triton truncates text at a NUL
         raise InvalidInput(f"A parameter's text must have at most {MAX_TEXT} characters, and no NUL.")
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise InvalidInput("A parameter is an integer beyond 64 bits.")

@@ -1,4 +1,4 @@
-"""The bytes of a request's body, inflated if they came compressed, and how many of them are JSON."""
+"""Reads a request's body, inflates it if it is compressed, and finds the length of its JSON."""
 
 from app.api.bodies import off_loop, receive_body
 from app.api.exchange import Exchange
@@ -24,14 +24,14 @@ async def read_asked(exchange: Exchange, signature: Signature, version: str, lim
         return asked_of(body, json_bytes, signature, version)
     asked = await off_loop(lambda body: asked_of(body, json_bytes, signature, version), body)
     if json_bytes == len(body):
-        exchange.forget_body()  # the tensors have memory of their own, and the answer needs some too
+        exchange.forget_body()  # the tensors were copied, and the answer needs memory too
     return asked
 
 
 async def read_content(exchange: Exchange, limits: Limits, *, tensor_at: int | None = None) -> memoryview:
-    """The body, inflated. Raises UnsupportedMediaType, InvalidRequest, and as ``receive_body``.
+    """Returns the inflated body. Raises UnsupportedMediaType, InvalidRequest, and the errors of ``receive_body``.
 
-    ``tensor_at``: as for ``receive_body``, in a body that is not compressed.
+    ``tensor_at``: as for ``receive_body``, for a body that is not compressed.
     """
     encoding = (exchange.header(b"content-encoding") or "identity").strip().lower()
     if encoding in {"identity", ""}:
@@ -42,7 +42,7 @@ async def read_content(exchange: Exchange, limits: Limits, *, tensor_at: int | N
 
 
 def _json_bytes_of(exchange: Exchange, size: int) -> int:
-    """How many bytes of the body are JSON; 0: the body is the model's one input. Raises InvalidInput."""
+    """The length of the JSON in bytes; 0 if the body is raw data for the model's only input. Raises InvalidInput."""
     if exchange.header(_LENGTH) is None:
         return size or 1  # an empty body is not JSON
     declared = _declared(exchange)
@@ -52,6 +52,6 @@ def _json_bytes_of(exchange: Exchange, size: int) -> int:
 
 
 def _declared(exchange: Exchange) -> int | None:
-    """``Inference-Header-Content-Length``; None without it, or if it is no length of a body."""
+    """``Inference-Header-Content-Length``; None if it is missing or not a valid length."""
     text = exchange.header(_LENGTH) or ""
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS else None

@@ -19,7 +19,7 @@ from app.observability.metrics import NO_PIPELINE
 MODEL = "/v2/models/{model}"
 VERSION = MODEL + "/versions/{version:int}"
 _MAX_DIGITS = 18
-"""Of a version, which Triton keeps in 64 bits."""
+"""Limit for a version, which Triton stores in 64 bits."""
 
 
 class InferRoutes:
@@ -42,7 +42,7 @@ class InferRoutes:
 
 
 def version_of(found: Mapping[str, object]) -> str:
-    """Empty if the path names none. Raises UnknownModel."""
+    """The version in the path, or an empty string. Raises UnknownModel."""
     text = str(found.get("version", ""))
     if len(text) > _MAX_DIGITS:
         raise UnknownModel("Request for unknown model: it has no such version.")

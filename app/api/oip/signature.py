@@ -1,4 +1,4 @@
-"""What a model takes and answers, compiled once for its configuration: names, datatypes, shapes, codecs."""
+"""The inputs and outputs of a model, compiled once for its configuration: names, datatypes, shapes, codecs."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,10 +19,10 @@ from app.pipelines.spec import InputSpec
 from app.pipelines.structure import MAX_DEPTH, has_more_elements
 
 MAX_ELEMENTS = 65_536
-"""Of a BYTES tensor: each element costs more memory than its bytes. Also of the dimensions of an empty tensor."""
+"""Limit for BYTES tensors, because an element needs more memory than its bytes, and for sizes of empty tensors."""
 _MAX_DIMENSIONS = 32
 _KEPT_IN_BODY = 4096
-"""An element of this many bytes is not copied out of the body."""
+"""Elements of at least this size are not copied out of the body."""
 _texts = msgspec.json.Decoder(list[str])
 
 
@@ -30,7 +30,7 @@ _texts = msgspec.json.Decoder(list[str])
 class Input:
     spec: TensorSpec
     dims: tuple[int, ...]
-    """Batch dimension included; -1 is any size."""
+    """With the batch dimension; -1 is any size."""
     max_batch_size: int
     _numbers: NumberCodec | None
     """None for BYTES."""
@@ -46,7 +46,7 @@ class Input:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element; 0 for BYTES."""
+        """Size of an element in bytes; 0 for BYTES."""
         return 0 if self._numbers is None else self._numbers.dtype.itemsize
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
@@ -94,7 +94,7 @@ class Input:
         return NumberLists(_depth_of(text), numbers, lambda sent: self._check_count(sent, shape)).read(text)
 
     def _check_count(self, sent: tuple[int, ...], shape: tuple[int, ...] | None) -> None:
-        """Before any number is decoded. Raises InvalidInput."""
+        """Called before any number is decoded. Raises InvalidInput."""
         if shape is not None and math.prod(sent) != math.prod(shape):
             raise self._refused(f"has {math.prod(sent)} elements, which does not match its shape")
 
@@ -107,7 +107,7 @@ class Input:
         return to_array_of("text", BYTES)(msgspec.json.decode(text, type=_nested_texts(_depth_of(text))))
 
     def _elements_in(self, raw: memoryview, count: int) -> Sequence[bytes | memoryview]:
-        """The elements of a BYTES tensor, each behind its length in 4 bytes. Raises InvalidInput."""
+        """Returns the elements of a BYTES tensor, each preceded by its length in 4 bytes. Raises InvalidInput."""
         if count > MAX_ELEMENTS:
             raise self._refused(f"has more than {MAX_ELEMENTS} elements")
         elements: list[bytes | memoryview] = []
@@ -146,11 +146,11 @@ class Signature:
 
     @property
     def takes_bytes(self) -> bool:
-        """Whether an input is BYTES, whose elements are read one by one."""
+        """Whether an input has the datatype BYTES, whose elements are read one by one."""
         return any(each.spec.datatype == BYTES for each in self.inputs.values())
 
     def check_inputs(self, tensors: Sequence[Tensor]) -> None:
-        """That nothing is missing or given twice, and that the batch sizes agree. Raises InvalidInput."""
+        """Checks that no input is missing or given twice, and that the batch sizes agree. Raises InvalidInput."""
         names = {tensor.name for tensor in tensors}
         if len(names) < len(tensors):
             raise InvalidInput("An input already exists in the request: it is given twice.")
@@ -183,7 +183,7 @@ def _listed(names: Mapping[str, object]) -> str:
 
 
 def _depth_of(text: memoryview) -> int:
-    """How many lists open before anything else, at most MAX_DEPTH."""
+    """The number of leading opening brackets, at most MAX_DEPTH."""
     head = bytes(text[: 2 * MAX_DEPTH]).translate(None, b" \t\r\n")
     return min(len(head) - len(head.lstrip(b"[")), MAX_DEPTH)
 

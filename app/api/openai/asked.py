@@ -1,4 +1,4 @@
-"""What every POST of this dialect begins with: the members of the body, and the model that it names."""
+"""The first step of every POST of this dialect: the members of the body, and the named model."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ Read = TypeVar("Read")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A body that is not read further yet."""
+    """The members of a body and their model, before the members are decoded."""
 
     pipeline: Pipeline
     body: memoryview
     members: Members
 
     async def read(self, read: Callable[[], Read]) -> Read:
-        """What ``read`` makes of the members; off the event loop if the body is large."""
+        """Returns ``read(members)``; runs in a thread if the body is large."""
         return await off_loop(lambda _body: read(), self.body)
 
 
@@ -64,7 +64,7 @@ def check_model(exchange: Exchange, catalog: Catalog, name: str) -> None:
 
 
 def form_of(pipeline: Pipeline, pick: Callable[[OpenAIForm], Form | None], what: str) -> Form:
-    """``what``: the address in words. Raises UnknownPipeline."""
+    """``what``: a description of the address. Raises UnknownPipeline."""
     form = None if pipeline.openai is None else pick(pipeline.openai)
     if form is None:
         raise UnknownPipeline(

@@ -1,4 +1,4 @@
-"""The responses of one request -> the text that the caller sees, why it ended, and how many tokens it took."""
+"""Collects the responses of one request: the text, its finish reason, and its token count."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +18,7 @@ Values = dict[str, Any]
 class TextCollector:
     """Has the methods of :class:`Collector`: :meth:`add` and :meth:`finish` make chunks, :meth:`result` one answer.
 
-    The pipeline's own collector holds the model to its contract and judges early exits, which are an empty text here.
+    The pipeline's own collector checks the contract and detects early exits, which become an empty text here.
     """
 
     def __init__(
@@ -43,22 +43,22 @@ class TextCollector:
         return self._matcher.has_stopped
 
     def add(self, response: InferenceResponse) -> Values | None:
-        """Raises as :meth:`Collector.add`."""
+        """Raises the errors of :meth:`Collector.add`."""
         text = self._text_of(response)
         return self._rendering.chunk(text) if text else None
 
     def finish(self, error: GatewayError | None = None) -> Ending:
-        """Raises as :meth:`Collector.finish`."""
+        """Raises the errors of :meth:`Collector.finish`."""
         text, early_exit = self._rest(error)
         chunks = [self._rendering.chunk(text)] if text else []
         return Ending(early_exit, [*chunks, *self._rendering.last_chunks(self._finish_reason, self._count.usage)])
 
     def join(self, response: InferenceResponse) -> None:
-        """Raises as :meth:`Collector.add`."""
+        """Raises the errors of :meth:`Collector.add`."""
         self._texts.append(self._text_of(response))
 
     def result(self, error: GatewayError | None = None) -> Result:
-        """Raises as :meth:`Collector.finish`."""
+        """Raises the errors of :meth:`Collector.finish`."""
         text, early_exit = self._rest(error)
         whole = "".join([*self._texts, text])
         return Result(self._rendering.whole(whole, self._finish_reason, self._count.usage), early_exit)

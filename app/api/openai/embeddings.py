@@ -30,7 +30,7 @@ from app.pipelines.openai.form import EmbeddingsForm
 from app.pipelines.pipeline import Pipeline
 
 MAX_INPUTS = 2048
-"""OpenAI's own limit."""
+"""OpenAI's limit."""
 _BATCHES_AT_ONCE = 4
 _Texts = Annotated[list[str], Meta(min_length=1, max_length=MAX_INPUTS)]
 
@@ -58,7 +58,7 @@ class EmbeddingsRoute:
         await send_parts(exchange, await vectors.rendered(name, is_base64=request.is_base64), [JSON])
 
     async def _read(self, exchange: Exchange) -> EmbeddingsRequest:
-        """Nothing of it refers to the body."""
+        """The result keeps no reference to the body."""
         asked = await asked_of(exchange, self._inference, self._limits)
         form = form_of(asked.pipeline, lambda openai: openai.embeddings, "embeddings")
         request = await asked.read(lambda: embeddings_request(asked.pipeline, form, asked.members))
@@ -66,7 +66,7 @@ class EmbeddingsRoute:
         return request
 
     async def _vectors(self, exchange: Exchange, request: EmbeddingsRequest) -> Vectors:
-        """Only a few batches at a time: one caller's long list does not fill Triton's queue."""
+        """Runs only a few batches at a time, so that a long list of one caller does not fill Triton's queue."""
         pipeline, batches = request.pipeline, request.batches
         deadline, started = deadline_of(exchange, pipeline.timeout_s), time.perf_counter()
         answers = [BatchAnswer(pipeline, request.form, batch) for batch in batches]
@@ -109,7 +109,7 @@ def embeddings_request(pipeline: Pipeline, form: EmbeddingsForm, members: Member
 def _batches(
     pipeline: Pipeline, first: InferenceRequest, tensor: str, texts: Sequence[str]
 ) -> Iterator[InferenceRequest]:
-    """``first``: a request with the first text alone. The others differ from it in ``tensor`` only."""
+    """``first``: a request with only the first text. The other requests differ only in ``tensor``."""
     size = max(pipeline.config.max_batch_size, 1)
     for start in range(0, len(texts), size):
         batch = texts[start : start + size]
@@ -118,7 +118,7 @@ def _batches(
 
 
 def _filled(tensor: Tensor, texts: Sequence[str] | None, items: int) -> Tensor:
-    """The tensor for that many items: with these texts, or with the same value for each item."""
+    """Returns the tensor for a batch: with the texts, or with the same value for each item."""
     if texts is None:
         return tensor if items == 1 else replace(tensor, array=np.repeat(tensor.array, items, axis=0))
     shape = tensor.shape if items == 1 else (items, *tensor.shape[1:])

@@ -1,6 +1,6 @@
 """Errors in OpenAI's form: ``{"error": {"message", "type", "param", "code"}}``.
 
-Source: the error classes of OpenAI's clients, which go by the status, and read ``X-Should-Retry`` before the status.
+Source: OpenAI's clients. Their error classes depend on the status; for retries they first read ``X-Should-Retry``.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from app.domain import errors
 from app.domain.errors import GatewayError
 
 _STATUS_BY_ERROR: dict[type[GatewayError], int] = {errors.InvalidInput: 400}
-"""Where OpenAI's status is another one than the gateway's."""
+"""The errors for which OpenAI's status differs from the gateway's."""
 _CODE_BY_ERROR: dict[type[GatewayError], str] = {errors.UnknownPipeline: "model_not_found"}
 _TYPE_BY_STATUS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
@@ -24,7 +24,7 @@ def openai_status_of(kind: type[GatewayError]) -> int:
 
 
 def openai_error_of(error: GatewayError, request_id: str) -> dict[str, Any]:
-    """The body of an error, and the last event of a stream that fails. At most 4 KiB, as a problem object is."""
+    """The body of an error, and the last event of a failed stream. At most 4 KiB, as for problem objects."""
     problem = problem_of(error, request_id)
     first = next(iter(problem.get("errors", ())), None)
     return {

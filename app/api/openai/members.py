@@ -1,4 +1,4 @@
-"""The members of a body in OpenAI's form: some are for the gateway itself, the others are the pipeline's fields."""
+"""The members of a body in OpenAI's form: the gateway reads some, the others are fields of the pipeline."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ Value = TypeVar("Value")
 
 MAX_MEMBERS = 256
 MAX_ELEMENTS = 64
-"""Values and members inside one member, however they are nested. Each costs more memory than its text."""
+"""Limit of the values and members nested in one member, because each uses more memory than its text."""
 
 
 def read_members(body: Body) -> Members:
@@ -56,9 +56,9 @@ def body_of_fields(
     field_by_parameter: Mapping[str, str],
     neutral: Mapping[str, Sequence[Any]],
 ) -> bytes:
-    """The pipeline's own JSON body: the prompt, and each member under the name that the pipeline has for it.
+    """Returns the pipeline's JSON body: the prompt, and each member under its name in the pipeline.
 
-    ``neutral``: values of other members that are left out.
+    ``neutral``: values of other members that are omitted.
 
     Raises InvalidInput for members that the pipeline has no field for, and InvalidJson.
     """
@@ -84,7 +84,7 @@ _NOT_SUPPORTED = {"n": "is not supported: a request has one answer", "best_of": 
 
 
 def renamed(error: InvalidInput, name_by_field: Mapping[str, str]) -> InvalidInput:
-    """The error in the caller's names. A name may be followed by a path inside the value."""
+    """Returns the error with the caller's field names. A name may be followed by a path inside the value."""
     problems = []
     for problem in error.errors:
         field = next((each for each in name_by_field if problem.field.startswith(each)), None)

@@ -1,6 +1,6 @@
 """The objects of an answer: a completion or a chat completion, whole or in chunks. One rendering for each answer.
 
-Source: the types of OpenAI's Python client. ``usage`` is left out if the pipeline counts no tokens.
+Source: the types of OpenAI's Python client. ``usage`` is omitted if the pipeline does not count tokens.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""The bodies of completions and chat completions -> one request to the pipeline, and how it is to be answered."""
+"""Converts the body of a completion or chat completion to a request to the pipeline and the answer's options."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from app.pipelines.openai.form import TextForm
 from app.pipelines.pipeline import Pipeline
 
 MAX_MESSAGE_ELEMENTS = 16_384
-"""Roles, contents and parts of contents, together."""
+"""Limit of roles, contents and parts of contents together."""
 _StopText = Annotated[str, Meta(min_length=1, max_length=256)]
 _Stop = Annotated[list[_StopText], Meta(min_length=1, max_length=4)] | _StopText
 
@@ -37,7 +37,7 @@ NEUTRAL: dict[str, Sequence[Any]] = {
     "tools": [[]],
     "top_p": [1],
 }
-"""Values that ask for what every answer is like anyway. Any other value of these fields is refused."""
+"""Values that have no effect. Any other value of these fields is an error."""
 
 
 class _StreamOptions(Struct, forbid_unknown_fields=True):
@@ -63,7 +63,7 @@ class _Message(Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """How a text is to be answered."""
+    """The caller's options for the answer."""
 
     stream: bool
     include_usage: bool
@@ -71,7 +71,7 @@ class Wishes:
 
 
 def take_wishes(members: Members, form: TextForm) -> Wishes:
-    """Takes the members that the gateway itself follows. Raises InvalidInput or InvalidJson."""
+    """Takes the members that the gateway itself reads. Raises InvalidInput or InvalidJson."""
     stream = take(members, "stream", bool, False)
     has_options = "stream_options" in members
     options = take(members, "stream_options", _StreamOptions, _StreamOptions())
@@ -91,7 +91,7 @@ def completion_request(pipeline: Pipeline, form: TextForm, members: Members) -> 
 
 
 def chat_request(pipeline: Pipeline, form: TextForm, members: Members) -> InferenceRequest:
-    """The messages become the prompt by the pipeline's chat template. Raises InvalidInput or InvalidJson."""
+    """Renders the messages to the prompt with the pipeline's chat template. Raises InvalidInput or InvalidJson."""
     assert form.template is not None
     prompt = msgspec.json.encode(form.template.render(_take_messages(members)))
     return _request_of(pipeline, form, members, memoryview(prompt), "messages")
@@ -117,7 +117,7 @@ def _request_of(
 
 
 def _as_template_has_it(message: _Message) -> Mapping[str, Any]:
-    """One text for each message. ``developer`` is OpenAI's newer name of ``system``, which open models do not know."""
+    """Returns one text for each message. ``developer``, OpenAI's newer name, becomes ``system`` for open models."""
     parts = message.content
     content = parts if isinstance(parts, str) else "".join(part.text for part in parts)
     role = "system" if message.role == "developer" else message.role

@@ -1,4 +1,4 @@
-"""The events of a stream as OpenAI's clients read them: chunks, and ``[DONE]`` or an error at the end."""
+"""The events of a stream in OpenAI's format: chunks, and ``[DONE]`` or an error at the end."""
 
 from sse_starlette import ServerSentEvent
 
@@ -12,5 +12,5 @@ _DONE = ServerSentEvent("[DONE]", sep="\n").encode()
 class ChunkResponse(StreamResponse):
     @staticmethod
     def frame_of(event: Event) -> bytes:
-        """Without ids and names: OpenAI's clients know neither. An error is an object with the one key ``error``."""
+        """Events have no ids and names, because OpenAI's clients use neither. An error has the single key ``error``."""
         return _DONE if event.name == "done" else _FRAME % event.data

@@ -1,12 +1,12 @@
-"""Ends a text before the first of the caller's stop texts, however the text is cut into pieces."""
+"""Ends a text before the caller's first stop text, for any division of the text into pieces."""
 
 from collections.abc import Sequence
 
 
 class StopMatcher:
-    """The text ends where the first stop text is complete; of several that end there, at the start of the longest.
+    """Ends the text at the first complete stop text; if several end at the same place, the longest one counts.
 
-    What could still become a stop text is held back.
+    Keeps text that may be the beginning of a stop text.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -15,7 +15,7 @@ class StopMatcher:
         self.has_stopped = False
 
     def add(self, piece: str) -> str:
-        """The text that is certain now. Empty after a stop text."""
+        """Returns the text that cannot be part of a stop text; empty after a stop text."""
         if not self._stops or self.has_stopped:
             return "" if self.has_stopped else piece
         text = self._held + piece
@@ -28,12 +28,12 @@ class StopMatcher:
         return text[:certain]
 
     def rest(self) -> str:
-        """What was held back, after the last piece."""
+        """Returns the kept text after the last piece."""
         held, self._held = self._held, ""
         return held
 
     def _length_in_doubt(self, text: str) -> int:
-        """The length of the longest end of the text with which a stop text begins."""
+        """The length of the longest suffix of the text that is a prefix of a stop text."""
         longest = min(len(text), max(map(len, self._stops)) - 1)
         lengths = (length for length in range(longest, 0, -1) if self._could_begin(text[-length:]))
         return next(lengths, 0)

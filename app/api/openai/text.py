@@ -26,7 +26,7 @@ from app.pipelines.pipeline import Pipeline
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """What the two addresses do not share."""
+    """The differences between the two addresses."""
 
     what: str
     form_of: Callable[[OpenAIForm], TextForm | None]
@@ -50,7 +50,7 @@ class TextRoute:
             await response(exchange.scope, exchange.receive, send)
 
     async def _answered(self, exchange: Exchange) -> ChunkResponse | None:
-        """Sends a whole answer, or returns the response of a stream, which outlives the request that was read."""
+        """Sends a whole answer, or returns the response of a stream, which does not keep the request."""
         read = await self._read(exchange)
         if read.streams:
             return await self._opened(exchange, read)
@@ -71,7 +71,7 @@ class TextRoute:
         )
 
     async def _read(self, exchange: Exchange) -> "_Read":
-        """Nothing of it refers to the body."""
+        """The result keeps no reference to the body."""
         asked = await asked_of(exchange, self._inference, self._limits)
         form = form_of(asked.pipeline, self._address.form_of, self._address.what)
         read = await asked.read(lambda: self._read_members(asked, form, exchange.record.request_id))
@@ -89,7 +89,7 @@ class TextRoute:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A request that was read."""
+    """A parsed request."""
 
     pipeline: Pipeline
     inference: InferenceRequest

@@ -7,7 +7,7 @@ Usage = dict[str, int]
 
 
 class TokenCount:
-    """``prompt_tokens`` is the number in its tensor; ``completion_tokens`` is how many elements its tensor had."""
+    """``prompt_tokens`` is the value of its tensor; ``completion_tokens`` is the number of elements of its tensor."""
 
     def __init__(self, spec: UsageSpec | None) -> None:
         self._spec = spec

@@ -1,4 +1,4 @@
-"""The responses to batches of texts -> the vectors of the texts, as numbers or as base64."""
+"""Collects the vectors of texts from batches of responses, and renders them as numbers or base64."""
 
 import asyncio
 import base64
@@ -18,11 +18,11 @@ from app.pipelines.openai.form import EmbeddingsForm
 from app.pipelines.pipeline import Pipeline
 
 _VECTORS_AT_ONCE = 64
-"""Are written before the event loop does other work."""
+"""Number of vectors that are rendered in one step of the event loop."""
 
 
 class BatchAnswer:
-    """Reads each item of a batch as the pipeline's own answer. Implements :class:`app.pipelines.run.Answer`."""
+    """Reads each item of a batch like an answer of the pipeline. Implements :class:`app.pipelines.run.Answer`."""
 
     has_enough = False
 
@@ -34,7 +34,7 @@ class BatchAnswer:
         self._early_exit: str | None = None
         self.vectors: list[Array] = []
         self.tokens: int | None = None
-        """None if the model does not count them."""
+        """None if the model does not count tokens."""
 
     def join(self, response: InferenceResponse) -> None:
         """Raises ContractViolation."""
@@ -47,7 +47,7 @@ class BatchAnswer:
             self.tokens = int(tokens.array.sum())
 
     def result(self, error: GatewayError | None = None) -> Result:
-        """Raises as :meth:`Collector.result`. An early exit of the whole batch leaves every vector empty."""
+        """Raises the errors of :meth:`Collector.result`. An early exit of the batch makes every vector empty."""
         if error is not None:
             result = Collector(self._pipeline, self._request).result(error)
             for _ in range(self._items):
@@ -74,7 +74,7 @@ class BatchAnswer:
 
 
 class Vectors:
-    """The vectors of all texts, in order, and how many tokens the texts have."""
+    """The vectors of all texts, in order, and the number of tokens."""
 
     def __init__(self, answers: Sequence[BatchAnswer]) -> None:
         self._arrays = [array for answer in answers for array in answer.vectors]
@@ -82,7 +82,7 @@ class Vectors:
         self._usage = {"usage": {"prompt_tokens": sum(counts), "total_tokens": sum(counts)}} if counts else {}
 
     async def rendered(self, model: str, *, is_base64: bool) -> list[bytes]:
-        """The JSON text of the answer in parts. The event loop works on after each part."""
+        """Yields the JSON text of the answer in parts; the event loop can do other work after each part."""
         head = orjson.dumps({"object": "list", "model": model, **self._usage})
         parts = [head[:-1] + b',"data":[']
         for start in range(0, len(self._arrays), _VECTORS_AT_ONCE):
@@ -94,6 +94,6 @@ class Vectors:
 
 
 def _item(index: int, array: Array, *, is_base64: bool) -> dict[str, Any]:
-    """Base64 is of 32-bit floats, the least significant byte first, as OpenAI's clients read it."""
+    """Base64 encodes little-endian 32-bit floats, as OpenAI's clients expect."""
     embedding = base64.b64encode(array.astype("<f4").tobytes()).decode() if is_base64 else array
     return {"object": "embedding", "index": index, "embedding": embedding}

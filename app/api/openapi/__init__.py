@@ -1,1 +1,1 @@
-"""OpenAPI 3.1 of what the gateway serves now: each dialect describes its part."""
+"""The OpenAPI 3.1 document of the gateway's current routes: each dialect describes its part."""

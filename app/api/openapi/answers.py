@@ -1,4 +1,4 @@
-"""What operations share: their form, the headers of every answer, and problem objects by status."""
+"""The common parts of operations: their form, the headers of every answer, and problem objects by status."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -80,7 +80,7 @@ def headers(*names: str) -> Schema:
 
 
 def answer(description: str, content: Schema | None = None, *names: str) -> Schema:
-    """``names``: of the headers beyond those of every answer."""
+    """``names``: the headers in addition to those of every answer."""
     return {"description": description, "headers": headers(*names)} | ({"content": content} if content else {})
 
 

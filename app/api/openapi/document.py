@@ -10,7 +10,7 @@ from app.api.openapi.health import HEALTH_PATHS
 
 
 class Described(NamedTuple):
-    """What one dialect adds to the document."""
+    """The part of one dialect in the document."""
 
     paths: Schema
     schemas: Schema

@@ -1,4 +1,4 @@
-"""The operations of every gateway, whatever dialects it has: health."""
+"""The health operations, which are independent of the dialects."""
 
 from app.api.openapi.answers import Schema, json_answer, operation, problems
 from app.pipelines.form import State

@@ -1,4 +1,4 @@
-"""What every operation that runs inference has: its errors, and the header of its deadline."""
+"""The common parts of operations that run inference: errors, and the header for the deadline."""
 
 from app.api.openapi.answers import Schema
 from app.domain import errors

@@ -1,4 +1,4 @@
-"""The pipelines' own dialect: ``/v1/pipelines`` and ``/v1/streams``, in the words of ``gateway.yaml``."""
+"""The dialect of the pipelines: ``/v1/pipelines`` and ``/v1/streams``, with the names of ``gateway.yaml``."""
 
 from app.api.dialect import Dialect
 from app.api.inference import Inference
@@ -10,7 +10,7 @@ from app.streams.store import StreamStore
 
 
 def pipelines_dialect(inference: Inference, store: StreamStore | None, limits: Limits) -> Dialect:
-    """``store``: None if there are no resumable streams."""
+    """``store``: None if resumable streams are off."""
     pipelines = PipelineRoutes(inference.catalog, inference, limits)
     streams = StreamsOff() if store is None else StreamRoutes(inference, store, limits)
     return Dialect(

@@ -1,4 +1,4 @@
-"""The answers of ``GET /v1/pipelines``: fields, types, limits, the model, and samples ready to paste."""
+"""The answers of ``GET /v1/pipelines``: fields, types, limits, the model, and samples that work as pasted."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def summarize(name: str, entry: Entry) -> dict[str, Any]:
 
 
 def describe(name: str, entry: Entry, base_url: str) -> dict[str, Any]:
-    """Of a pipeline that is not compiled yet, only what the file says and why it is not ready."""
+    """For a pipeline that is not compiled yet, returns only the file's content and the reason why it is not ready."""
     summary = summarize(name, entry)
     return summary if entry.pipeline is None else summary | _compiled(entry.pipeline, base_url)
 
@@ -55,7 +55,7 @@ def _compiled(pipeline: Pipeline, base_url: str) -> dict[str, Any]:
 
 
 def _sample(pipeline: Pipeline) -> dict[str, Any]:
-    """The values that fill a form: no files, and no lists that are too long to be written out."""
+    """The initial values of a form, without files and long lists."""
     files = {field.name for field in pipeline.inputs if field.is_file}
     values = example_of(pipeline).items()
     return {name: value for name, value in values if name not in files and not isinstance(value, Filled)}

@@ -1,7 +1,7 @@
-"""The parts of a ``multipart/form-data`` body (RFC 7578) that is complete in memory.
+"""Parses a complete ``multipart/form-data`` body (RFC 7578) in memory.
 
-Starlette's parser is not used: it looks from Python at each byte that could begin a boundary, decodes text by whatever
-charset the client names, and keeps the last of two parts with one name.
+Starlette's parser is not used, because it inspects each possible start of a boundary in Python, decodes text with any
+charset that the client names, and keeps the last of two parts with the same name.
 """
 
 import re
@@ -13,14 +13,14 @@ from app.domain.errors import FieldProblem, InvalidInput, InvalidRequest, Unsupp
 
 MAX_PARTS = 128
 MAX_HEAD_BYTES = 8 * 1024
-"""For the headers of one part."""
+"""Limit for the headers of one part."""
 MAX_BOUNDARY_BYTES = 70
 """RFC 2046, section 5.1.1."""
 _CHARSETS = {b"", b"utf-8", b"utf8", b"us-ascii"}
 
 
 def parts_of(content_type: str, body: memoryview) -> dict[str, bytes]:
-    """Field -> content. Raises UnsupportedMediaType, InvalidRequest or InvalidInput."""
+    """Returns field -> content. Raises UnsupportedMediaType, InvalidRequest or InvalidInput."""
     _, options = parse_options_header(content_type)
     if options.get(b"charset", b"").lower() not in _CHARSETS:
         raise UnsupportedMediaType("The charset of a form can only be UTF-8.", hint="Send the form without a charset.")
@@ -57,7 +57,7 @@ def _parts(body: memoryview, boundary: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def _end_of(delimiter: re.Match[bytes] | None) -> int:
-    """Raises InvalidRequest where there is none."""
+    """Raises InvalidRequest if the part has no end."""
     if delimiter is None:
         raise _malformed()
     return delimiter.end()

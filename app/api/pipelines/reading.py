@@ -1,7 +1,7 @@
-"""A request's body, whichever way it comes, -> one InferenceRequest.
+"""Converts a request's body of any content type to one InferenceRequest.
 
-JSON; ``multipart/form-data`` with files as parts; or the raw bytes of the one file that a pipeline takes, parameters in
-the query string.
+The body is JSON, ``multipart/form-data`` with files as parts, or the raw bytes of the pipeline's only file, with the
+parameters in the query string.
 """
 
 from starlette.datastructures import QueryParams
@@ -23,7 +23,7 @@ async def read_inference(exchange: Exchange, pipeline: Pipeline, limits: Limits)
     if is_json(media_type):
         check_no_query(exchange)
         request = await off_loop(pipeline.request_of_json, await read_body(exchange, limits))
-        exchange.forget_body()  # the tensors have memory of their own, and the answer needs some too
+        exchange.forget_body()  # the tensors were copied, and the answer needs memory too
         return request
     if media_type == "multipart/form-data":
         check_no_query(exchange)
@@ -32,7 +32,7 @@ async def read_inference(exchange: Exchange, pipeline: Pipeline, limits: Limits)
     if media_type.startswith("image/") or media_type == "application/octet-stream":
         file = _file_field_of(pipeline)
         parameters = _query_of(exchange, file)
-        # A stream would hold the tensor's memory to its end.
+        # A stream would keep the tensor's memory until its end.
         tensor_at = ELEMENT if exchange.record.transport == "unary" else None
         return pipeline.request_of_form({**parameters, file: await read_body(exchange, limits, tensor_at=tensor_at)})
     raise UnsupportedMediaType(

@@ -1,4 +1,4 @@
-"""``/v1/pipelines``: what there is, one answer, or a stream of outputs."""
+"""``/v1/pipelines``: the catalog, unary requests and streams."""
 
 from collections.abc import Awaitable, Mapping
 
@@ -73,7 +73,7 @@ class PipelineRoutes:
         )
 
     async def _call(self, exchange: Exchange, pipeline: Pipeline, timeout_s: float) -> Call:
-        """The deadline runs from here: the time that the body takes counts."""
+        """Starts the deadline, which includes the time to receive the body."""
         deadline = deadline_of(exchange, timeout_s)
         return Call(pipeline, await read_inference(exchange, pipeline, self._limits), deadline, exchange.record)
 

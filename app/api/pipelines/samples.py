@@ -1,4 +1,4 @@
-"""Calls of a pipeline that work as pasted: curl, JavaScript and Python.
+"""Generates calls of a pipeline that work as pasted: curl, JavaScript and Python.
 
 The address comes from the caller's Host header and values come from gateway.yaml, so every text is quoted.
 """
@@ -21,7 +21,7 @@ _PLAIN_PATH = re.compile(r"[\w./-]+")
 
 
 def base_url_of(request: Request) -> str:
-    """The address that the caller used. A Host header that is no host and port is ignored."""
+    """The address that the caller used. A Host header without a valid host and port is ignored."""
     host = request.headers.get("host", "")
     if not _HOST.fullmatch(host):
         host = "{}:{}".format(*request.scope["server"])
@@ -75,7 +75,7 @@ def _form_samples(url: str, body: dict[str, Any], files: dict[str, str]) -> dict
 
 
 def _curl_form(url: str, fields: dict[str, str], files: dict[str, str]) -> str:
-    """``--form-string``: with ``-F``, curl reads a value that begins with @ or < from a file."""
+    """Uses ``--form-string``, because with ``-F`` curl reads values that begin with @ or < from a file."""
     parts = [f"-F {shlex.quote(f'{name}=@{_curl_path(path)}')}" for name, path in files.items()]
     parts += [f"--form-string {shlex.quote(f'{name}={text}')}" for name, text in fields.items()]
     return " ".join(["curl", shlex.quote(url), *parts])

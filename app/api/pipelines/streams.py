@@ -1,4 +1,4 @@
-"""``/v1/streams``: streams that a browser's own EventSource reads, and resumes after a lost connection."""
+"""``/v1/streams``: streams that a browser's EventSource can read and resume after a lost connection."""
 
 from collections.abc import Awaitable, Callable
 
@@ -81,7 +81,7 @@ class StreamRoutes:
 
 
 class StreamsOff:
-    """The same addresses without a store that every process of the gateway shares."""
+    """The same addresses if the gateway's processes share no store: every request gets 501."""
 
     def router(self) -> APIRouter:
         return _router(self.start_stream)
@@ -135,7 +135,7 @@ def _not_a_start() -> InvalidInput:
 
 
 def _last_event_id(request: Request) -> int:
-    """0 where there is none. Raises InvalidRequest."""
+    """Returns 0 if the header is missing. Raises InvalidRequest."""
     text = request.headers.get("last-event-id", "")
     if not text:
         return 0

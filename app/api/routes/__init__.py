@@ -1,1 +1,1 @@
-"""One router a resource."""
+"""The routes that are independent of the dialects, one module for each resource."""

@@ -1,4 +1,4 @@
-"""``/docs``, ``/openapi.json`` and a page for each error code; nothing is fetched from the internet."""
+"""``/docs``, ``/openapi.json`` and a page for each error code. All pages work offline."""
 
 import html
 from collections.abc import Sequence

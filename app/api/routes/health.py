@@ -20,15 +20,15 @@ class WorkerStates(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """Whether enough of them are ready, and none that accepts connections is not."""
+        """Whether enough workers are ready, and all workers that accept connections are ready."""
 
     @property
     def states(self) -> Mapping[str, str]:
-        """``starting``, ``not_ready`` or ``ready``, by the number of the worker."""
+        """Maps each worker's number to ``starting``, ``not_ready`` or ``ready``."""
 
 
 class HealthRoutes:
-    """``triton_is_stuck``: whether Triton is live but answers no inference call; asked on the admin port only.
+    """``triton_is_stuck``: whether Triton is live but answers no inference call; used on the admin port only.
 
     ``gate``: names pipelines only to callers whose key allows them; None: to every caller.
     ``workers``: None if this process serves the API.
@@ -57,7 +57,7 @@ class HealthRoutes:
         return router
 
     async def live(self, _request: Request) -> Response:
-        """The process answers. Says nothing about Triton, so that a slow model load never restarts the gateway."""
+        """200 while the process answers. Independent of Triton: a slow model load never restarts the gateway."""
         return JsonResponse({"status": "live"})
 
     async def ready(self, request: Request) -> Response:
@@ -83,6 +83,6 @@ class HealthRoutes:
         return {name: entry for name, entry in entries.items() if key is not None and key.allows(name)}
 
     async def triton(self, _request: Request) -> Response:
-        """503 only while Triton is stuck: live, but without an answer to any inference call. A restart ends that."""
+        """503 only while Triton is stuck: live, but without answers to inference calls. A restart solves this."""
         is_stuck = self._triton_is_stuck is not None and self._triton_is_stuck()
         return JsonResponse({"triton": "stuck" if is_stuck else "not_stuck"}, 503 if is_stuck else 200)

@@ -1,4 +1,4 @@
-"""The admin port's metrics: the gateway's own, and Triton's relayed."""
+"""The metrics on the admin port: the gateway's, and Triton's, which are relayed."""
 
 import httpx
 from fastapi import APIRouter, Request
@@ -14,7 +14,7 @@ _TLS = httpx.create_ssl_context()
 
 
 class MetricsRoutes:
-    """``triton_metrics_url``: Triton's own page, or None."""
+    """``triton_metrics_url``: the address of Triton's metrics, or None."""
 
     def __init__(self, registry: CollectorRegistry, triton_metrics_url: str | None) -> None:
         self._registry = registry

@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of ``/v2``, for the models that are exposed now."""
+"""The part of the OpenAPI document about ``/v2``, for the currently exposed models."""
 
 from app.admission.keys import Key
 from app.api.access import allows_model

@@ -7,7 +7,7 @@ from app.domain import errors
 from app.domain.errors import GatewayError
 
 MODEL_STATUSES = (400, 404, 500, 501, 503)
-"""Of a model's own errors."""
+"""Statuses of errors of a model."""
 
 
 def ref(schema: str) -> Schema:
@@ -21,7 +21,7 @@ def error_answers(*possible: type[GatewayError], of_model: bool = False) -> Sche
 
 
 def stream_error_answers(*possible: type[GatewayError]) -> Schema:
-    """An error of the model before the first response is an event."""
+    """Errors of the model before the first response are events."""
     return error_answers(*possible) | {"400": {"$ref": "#/components/responses/OipStreamError"}}
 
 

@@ -1,4 +1,4 @@
-"""The inference of one model. Each operation exists under ``/versions/{version}`` too."""
+"""The inference operations of one model. Each operation also exists under ``/versions/{version}``."""
 
 from app.api.oip.openapi.answers import error_answers, ref, stream_error_answers
 from app.api.oip.openapi.schemas import generate_request, generate_result, infer_request

@@ -1,4 +1,4 @@
-"""The schemas of the protocol: those of every model, and the requests of one model."""
+"""The schemas of the protocol, shared by all models, and the request schemas of one model."""
 
 import numpy as np
 
@@ -75,7 +75,7 @@ SCHEMAS: Schema = {
 
 
 def infer_request(config: ModelConfig) -> Schema:
-    """Binary tensors stand behind the JSON, which OpenAPI cannot describe."""
+    """OpenAPI cannot describe the binary tensors after the JSON."""
     inputs = [_input(spec, config.max_batch_size) for spec in config.inputs]
     outputs = _object({"name": {"enum": [spec.name for spec in config.outputs]}})
     listed: Schema = {"type": "array", "items": {"oneOf": inputs} if inputs else False}
@@ -109,7 +109,7 @@ def _element(datatype: str) -> Schema:
 
 
 def generate_request(config: ModelConfig) -> Schema:
-    """Other members are request parameters."""
+    """Members that are not inputs are request parameters."""
     fields = {spec.name: _one_or_list(_element(spec.datatype)) for spec in config.inputs}
     optional = [spec.name for spec in config.inputs if spec.optional]
     members = {**fields, "id": {**_TEXT, "maxLength": MAX_ID}, "parameters": {"type": "object", **_PARAMETERS}}

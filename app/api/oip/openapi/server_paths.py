@@ -1,4 +1,4 @@
-"""The operations that only read: about the server, and about any of its models."""
+"""The read-only operations for the server and for its models."""
 
 from collections.abc import Sequence
 
@@ -27,7 +27,7 @@ def _index() -> Schema:
 
 
 def document_paths(models: Sequence[str]) -> Schema:
-    """``models``: those that are exposed. Each path exists under ``/versions/{version}`` too."""
+    """``models``: the exposed models. Each path also exists under ``/versions/{version}``."""
     model: Schema = {"name": "model", "in": "path", "required": True, "schema": {"enum": list(models)}}
     documents = {
         "": ("metadata", "Its versions, inputs and outputs", "OipModel"),

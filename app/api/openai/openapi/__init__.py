@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of OpenAI's addresses, typed from the pipelines that declare ``openai:``."""
+"""The part of the OpenAPI document about OpenAI's addresses, typed from the pipelines that declare ``openai:``."""
 
 from app.admission.keys import Key
 from app.api.access import allows_pipeline

@@ -1,4 +1,4 @@
-"""The schemas of OpenAI's answers, as far as this gateway writes them."""
+"""The schemas of OpenAI's answers, with the members that this gateway writes."""
 
 from app.api.openapi.answers import Schema
 

@@ -63,7 +63,7 @@ def _inference(operation_id: str, summary: str, body: Schema, ok: Schema) -> Sch
 
 
 def _text_answer(name: str, served: Sequence[tuple[Pipeline, TextForm]]) -> Schema:
-    """``x-event-data``: the types of the data of a stream's events, for which OpenAPI 3.1 has no words."""
+    """``x-event-data`` has the types of a stream's events, which OpenAPI 3.1 cannot describe."""
     content: Schema = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
     if any(pipeline.spec.stream is not None for pipeline, _ in served):
         content["text/event-stream"] = {
@@ -74,7 +74,7 @@ def _text_answer(name: str, served: Sequence[tuple[Pipeline, TextForm]]) -> Sche
 
 
 def _failures(*possible: type[GatewayError]) -> Schema:
-    """By status, as :func:`app.api.openapi.answers.problems` has them for problem objects."""
+    """The error answers by status, like :func:`app.api.openapi.answers.problems` for problem objects."""
     by_status: dict[int, list[type[GatewayError]]] = {}
     for error in dict.fromkeys((*possible, *ANYWHERE)):
         by_status.setdefault(openai_status_of(error), []).append(error)

@@ -57,7 +57,7 @@ def example_text_of(pipeline: Pipeline, field: str) -> Any:
 
 
 def _text_fields(pipeline: Pipeline, form: TextForm) -> Schema:
-    """What the gateway itself follows, and values of other fields that change nothing."""
+    """The fields that the gateway supports, and the values of other fields that have no effect."""
     stops: Schema = {"type": "array", "items": _STOP_TEXT, "minItems": 1, "maxItems": 4}
     fields: Schema = {name: {"enum": [*values, None]} for name, values in NEUTRAL.items()}
     fields |= {"stop": {"anyOf": [_STOP_TEXT, stops, {"type": "null"}]}, "stream": {"enum": [False, None]}}
@@ -84,11 +84,11 @@ _ONE_LIMIT: Schema = {
         ]
     }
 }
-"""Of ``max_tokens`` and ``max_completion_tokens``."""
+"""Only one of ``max_tokens`` and ``max_completion_tokens`` may be given."""
 
 
 def _schema(pipeline: Pipeline, form: TextForm | EmbeddingsForm, needed: Schema, fields: Schema) -> Schema:
-    """Required are ``model``, ``needed`` and what the pipeline requires beside the prompt."""
+    """Requires ``model``, ``needed`` and the pipeline's required fields other than the prompt."""
     known = request_schema(pipeline)
     own = {name: known["properties"][field] for name, field in form.field_by_parameter.items()}
     required = [name for name, field in form.field_by_parameter.items() if field in known.get("required", [])]

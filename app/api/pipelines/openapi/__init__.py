@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of the pipelines, each typed from its model's live configuration."""
+"""The part of the OpenAPI document about the pipelines, typed from their models' live configuration."""
 
 from app.admission.keys import Key
 from app.api.access import allows_pipeline

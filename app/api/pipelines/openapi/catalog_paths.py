@@ -1,4 +1,4 @@
-"""What there is: the list of the pipelines, and the description of each."""
+"""The operations of the catalog: the list of the pipelines, and the description of each pipeline."""
 
 from app.api.openapi.answers import Schema, json_answer, operation, problems
 from app.api.openapi.health import STATE
@@ -36,7 +36,7 @@ def _listed() -> Schema:
 
 
 def describe_operation(pipeline: Pipeline) -> Schema:
-    """Each pipeline has a path of its own, where POST runs it."""
+    """Each pipeline has its own path, where POST runs it."""
     answers = {"200": json_answer("The pipeline", _DESCRIPTION), **problems(errors.UnknownPipeline)}
     summary = "Fields, types, limits, graph and samples"
     return operation(f"describe_{pipeline.name}", pipeline.name, summary, answers)

@@ -17,7 +17,7 @@ DONE: Schema = {
 
 
 def event_stream(output: Schema) -> Schema:
-    """OpenAPI 3.1 cannot type the events of a stream: the body is text for clients, ``x-event-schemas`` has the types.
+    """Describes a stream as text with ``x-event-schemas``, because OpenAPI 3.1 cannot type the events of a stream.
 
     ``output``: the schema of the data of an ``output`` event.
     """

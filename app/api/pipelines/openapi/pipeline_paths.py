@@ -57,14 +57,14 @@ def _request_content(pipeline: Pipeline) -> Schema:
 
 
 def _encoding_of(pipeline: Pipeline) -> Schema:
-    """A form has files, plain texts and parameters as they are, and every other input as JSON."""
+    """In a form, files, single texts and parameters are sent unchanged, and all other inputs as JSON."""
     plain = {field.name for field in pipeline.inputs if field.is_file or (field.spec.kind == "text" and field.is_bare)}
     others = [field.name for field in pipeline.inputs if field.name not in plain]
     return {"encoding": {name: {"contentType": "application/json"} for name in others}} if others else {}
 
 
 def examples_of(pipeline: Pipeline) -> Schema:
-    """None where a tensor is too large to be written out."""
+    """Returns None if a tensor is too large for an example."""
     example = example_of(pipeline)
     if any(isinstance(value, Filled) for value in example.values()):
         return {}

@@ -1,4 +1,4 @@
-"""Resumable streams."""
+"""The operations of resumable streams."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ _LAST_EVENT_ID: Schema = {
 
 
 def streams_path(pipelines: Sequence[Pipeline]) -> Schema:
-    """``POST /v1/streams`` for those pipelines that stream."""
+    """Describes ``POST /v1/streams`` for the pipelines that stream."""
     streaming = [pipeline for pipeline in pipelines if pipeline.spec.stream is not None]
     body = {"schema": {"oneOf": [_start_schema(pipeline) for pipeline in streaming]}} if streaming else {"schema": {}}
     examples = {pipeline.name: _start_example(pipeline) for pipeline in streaming if examples_of(pipeline)}

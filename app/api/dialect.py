@@ -28,7 +28,7 @@ class Dialect:
     keyless_routers: Sequence[APIRouter] = ()
     """Routes that ignore keys: health."""
     error_forms: Sequence[tuple[str, ErrorForm]] = ()
-    """Beginning of a path -> the form of an error there. Elsewhere an error is a problem object."""
+    """Path prefix -> the form of errors under it. Errors at other paths are problem objects."""
 
 
 def add_routes(app: FastAPI, dialect: Dialect, gate: Gate | None) -> None:

@@ -58,7 +58,7 @@ _HEADERS: Schema = {
     },
 }
 NEVER_SENT = 499
-"""The status of a client that is gone, in the log and in metrics."""
+"""The status for a disconnected client, used only in the log and the metrics."""
 REFUSED = (errors.Unauthenticated, errors.Forbidden)
 """If the gateway asks for API keys."""
 ANYWHERE: tuple[type[GatewayError], ...] = (
@@ -89,7 +89,7 @@ def json_answer(description: str, schema: Schema, *names: str) -> Schema:
 
 
 def problems(*possible: type[GatewayError]) -> Schema:
-    """The statuses of these errors, and of those that any request can meet."""
+    """The answers for these errors and for the errors that any request can get, by status."""
     return _by_status(*possible, *ANYWHERE)
 
 

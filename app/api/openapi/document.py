@@ -17,7 +17,7 @@ class Described(NamedTuple):
     refusals: Mapping[str, Any]
     """The answers of a request whose key is missing or not sufficient, by status."""
     responses: Mapping[str, Any] = MappingProxyType({})
-    """Those that its operations refer to."""
+    """The responses that its operations refer to."""
     bearer_paths: Sequence[str] = ()
     """They may be called without a key: the address is a secret itself."""
     keyless_paths: Sequence[str] = ()

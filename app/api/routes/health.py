@@ -61,7 +61,7 @@ class HealthRoutes:
         return JsonResponse({"status": "live"})
 
     async def ready(self, request: Request) -> Response:
-        """Triton answers, every required pipeline is warm, the workers are ready, and the gateway is not draining."""
+        """200 if Triton answers, required pipelines are warm, workers are ready, and the gateway is not draining."""
         is_draining, entries = self._workload.is_draining, self._entries_for(request)
         workers = self._workers
         is_ready = self._catalog.is_ready and not is_draining and (workers is None or workers.is_ready)

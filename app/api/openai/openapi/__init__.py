@@ -9,7 +9,7 @@ from app.pipelines.catalog import Catalog
 
 
 def described(catalog: Catalog, key: Key | None) -> Described:
-    """An address that no pipeline serves is left out."""
+    """Omits addresses that no pipeline serves."""
     entries = catalog.entries.items()
     pipelines = [entry.pipeline for name, entry in entries if entry.pipeline and allows_pipeline(key, name)]
     served = [(pipeline, pipeline.openai) for pipeline in pipelines if pipeline.openai is not None]

@@ -1,1 +1,1 @@
-"""What the gateway talks about: tensors, models, inferences, deadlines, errors. Knows no HTTP and no gRPC."""
+"""The domain: tensors, models, inferences, deadlines, errors. Independent of HTTP and gRPC."""

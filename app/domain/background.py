@@ -1,4 +1,4 @@
-"""Tasks that nobody waits for."""
+"""Background tasks."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ class BackgroundTasks:
         task.add_done_callback(self._ended)
 
     async def close(self) -> None:
-        """Waits for the tasks that still run."""
+        """Waits for the running tasks."""
         if self._tasks:
             await asyncio.wait(self._tasks)
 

@@ -1,4 +1,4 @@
-"""When to try again what failed."""
+"""Delays between retries."""
 
 import time
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Backoff:
         return time.monotonic() >= self.due_at
 
     def fail(self) -> float:
-        """The delay until the next attempt."""
+        """Returns the delay until the next attempt, in seconds."""
         delay_s = min(self.first_s * 2.0 ** min(self.failures, 16), self.longest_s)
         self.failures += 1
         self.due_at = time.monotonic() + delay_s

@@ -1,4 +1,4 @@
-"""Observers of an engine's inference calls: metrics, the tensor log, tracing, the health of models."""
+"""The interface for observers of inference calls: metrics, the tensor log, tracing, the health of models."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -8,17 +8,17 @@ from app.domain.inference import InferenceRequest, InferenceResponse
 
 
 class ObservedCall:
-    """One inference call. The methods of this base class do nothing."""
+    """Observes one inference call. The methods of this base class are no-ops."""
 
     def __init__(self, request: InferenceRequest) -> None:
         self.request = request
         """The request that the engine sends."""
 
     def response(self, response: InferenceResponse) -> None:
-        """A response arrived."""
+        """Called for each response."""
 
     def ended(self, code: str, error: GatewayError | None) -> None:
-        """The call ended, exactly once; ``code`` is its gRPC status, ``CANCELLED`` where the caller left."""
+        """Called exactly once at the end. ``code``: the gRPC status, ``CANCELLED`` if the caller disconnected."""
 
 
 class CallObserver(Protocol):
@@ -27,7 +27,7 @@ class CallObserver(Protocol):
 
 
 class CallObservers:
-    """Several observers as one. Each starts with the request of the observer before it. Without any, a no-op."""
+    """Combines several observers. Each one gets the request of the previous one. A no-op without observers."""
 
     def __init__(self, *observers: CallObserver) -> None:
         self._observers = observers

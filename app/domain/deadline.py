@@ -6,7 +6,7 @@ from typing import Self
 from msgspec import Struct
 
 FLOOR_S = 0.05
-"""Shorter deadlines are lengthened to this: storms of sub-millisecond ones crash Triton 2.51."""
+"""Minimum in seconds: many calls with deadlines below a millisecond crash Triton 2.51."""
 
 
 class Deadline(Struct, frozen=True):

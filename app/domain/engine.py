@@ -1,4 +1,4 @@
-"""What the gateway needs of an inference server."""
+"""The port to an inference server."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Literal, Protocol
@@ -8,31 +8,31 @@ from app.domain.inference import InferenceRequest, InferenceResponse
 from app.domain.model import ModelConfig, ModelState
 
 Document = Literal["metadata", "config", "stats"]
-"""What a server says of a model, as the Open Inference Protocol names it."""
+"""The documents about a model, as named by the Open Inference Protocol."""
 
 
 class Engine(Protocol):
-    """Every method raises the errors of :mod:`app.domain.errors` and no others."""
+    """Every method raises only errors of :mod:`app.domain.errors`."""
 
     async def is_live(self) -> bool:
-        """Whether the server answers at all; never raises."""
+        """Whether the server answers. Never raises."""
 
     async def models(self) -> Sequence[ModelState]:
-        """The repository index."""
+        """Returns the repository index."""
 
     async def model_ready(self, model: str, version: str = "") -> bool: ...
 
     async def model_config(self, model: str, version: str = "") -> ModelConfig:
-        """The model's configuration as the server holds it now. Raises ModelNotReady."""
+        """Returns the model's current configuration. Raises ModelNotReady."""
 
     async def document(self, document: Document, model: str, version: str = "") -> Mapping[str, Any]:
-        """What the server says of the model, as the JSON of its HTTP endpoint. Raises UnknownModel.
+        """Returns a document about the model, as the JSON of the HTTP endpoint. Raises UnknownModel.
 
-        ``stats``: of all models if ``model`` is empty.
+        ``stats`` covers all models if ``model`` is empty.
         """
 
     async def infer(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
-        """One request, one response. Cancelling the awaiting task cancels the call."""
+        """Sends a request and returns its response. Cancelling the awaiting task cancels the call."""
 
     def infer_stream(self, request: InferenceRequest, deadline: Deadline) -> AsyncGenerator[InferenceResponse]:
-        """One request, its responses as they come. Closing the generator cancels the call."""
+        """Sends a request and yields its responses as they arrive. Closing the generator cancels the call."""

@@ -21,11 +21,11 @@ from typing import ClassVar
 from app.domain.fault import Fault
 
 NO_TENSOR = "-"
-"""Where it is not known which tensor broke its contract."""
+"""Used if the tensor that violated its contract is unknown."""
 
 
 class Outcome(StrEnum):
-    """How a request ended; the closed set that metrics and the log use."""
+    """The outcome of a request. Metrics and the log use only these values."""
 
     OK = "ok"
     EARLY_EXIT = "early_exit"
@@ -41,7 +41,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FieldProblem:
-    """What is wrong with one field of the request; ``problem`` never repeats the value."""
+    """A problem of one field of the request; ``problem`` never contains the value."""
 
     field: str
     problem: str
@@ -49,9 +49,9 @@ class FieldProblem:
 
 @dataclass(frozen=True, slots=True)
 class UpstreamError:
-    """What Triton said: for early-exit rules and the log, never for the caller.
+    """Triton's error, for early-exit rules and the log, but never for the caller.
 
-    ``grpc_code`` is None for an error inside a stream, to which Triton gives none.
+    ``grpc_code`` is None for an error inside a stream, because Triton sends no code there.
     """
 
     grpc_code: str | None
@@ -59,7 +59,7 @@ class UpstreamError:
 
 
 class GatewayError(Exception):
-    """The base of all; ``detail`` and ``hint`` are shown to the caller, so they never hold upstream text or input."""
+    """The base class. Callers see ``detail`` and ``hint``, so they never contain text of Triton or of the request."""
 
     code: ClassVar[str]
     title: ClassVar[str]
@@ -189,7 +189,7 @@ class UpstreamProtocol(ModelError):
 
 
 class ContractViolation(GatewayError):
-    """An output broke its declared type, shape or contract; ``tensor`` says which."""
+    """The output ``tensor`` violated its declared type, shape or contract."""
 
     code = "contract_violation"
     title = "A tensor broke its contract"
@@ -207,7 +207,7 @@ class Unavailable(GatewayError):
 
 
 class UpstreamUnavailable(Unavailable):
-    """``was_sent``: whether Triton may have received the request; only if it did not, a retry is safe."""
+    """``was_sent``: whether Triton may have received the request. If not, a retry is safe."""
 
     code = "upstream_unavailable"
     title = "Triton is not available"

@@ -1,7 +1,7 @@
-"""What Triton says of a fault between the steps of a chain, taken apart.
+"""The parsed form of Triton's errors about the steps of an ensemble.
 
-The names come from a text that a model, and through it a caller, may have written: they are claims. Nobody is shown one
-that the pipeline's own graph does not know.
+The names come from a text that a model, or a caller through a model, may have written, so they cannot be trusted. The
+gateway shows only names that the pipeline's graph contains.
 """
 
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ from enum import StrEnum
 
 class FaultKind(StrEnum):
     NOT_GIVEN = "not_given"
-    """A step was not given a required input: the step before it answered without that tensor."""
+    """A step did not receive a required input, because the previous step did not write that tensor."""
     SHAPE = "shape"
     DATATYPE = "datatype"
     ITEMS = "items"
-    """A step was given more items than were agreed, and says so itself: model_kit.contract."""
+    """A step received more items than its contract allows, and reported it itself (model_kit.contract)."""
     SPLIT = "split"
-    """A backend could not cut an output into the requests of its batch."""
+    """A backend could not split an output into the requests of its batch."""
     RESPONSE_COUNT = "response_count"
-    """A script returned another number of responses than it was given requests."""
+    """A script returned a different number of responses than it received requests."""
     RETURNED_DECOUPLED = "returned_decoupled"
     """The script of a decoupled model returned responses instead of sending them."""
     DEADLOCK = "deadlock"
@@ -32,9 +32,9 @@ class FaultKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """``ensemble`` is the innermost that the text names; ``expected`` and ``seen`` are shapes or datatypes.
+    """``ensemble`` is the innermost ensemble in the text; ``expected`` and ``seen`` are shapes or datatypes.
 
-    Of ``ITEMS``, ``expected`` is a number.
+    For ``ITEMS``, ``expected`` is a number.
     """
 
     kind: FaultKind

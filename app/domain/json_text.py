@@ -1,4 +1,4 @@
-"""Values -> JSON text, by orjson: numpy arrays are lists, and NaN and infinity are ``null``.
+"""Renders values as JSON with orjson: numpy arrays become lists, NaN and infinity become ``null``.
 
 orjson holds the interpreter's lock for its whole call. Large arrays are written in slices, between which the event loop
 does other work: docs/decisions/0026-compiled-codecs.md.
@@ -14,9 +14,9 @@ import orjson
 from app.domain.tensor import Array
 
 NUMBERS_AT_ONCE = 8192
-"""To write them takes a fifth of a millisecond."""
+"""The size of a slice, which takes 0.2 ms to write."""
 PART_BYTES = 1024 * 1024
-"""A text that grows beyond this is copied to a larger place too often."""
+"""The size of a part: a larger text would be copied too often while it grows."""
 
 
 def json_of(value: Any) -> bytes:
@@ -24,7 +24,7 @@ def json_of(value: Any) -> bytes:
 
 
 def is_large(values: Mapping[str, Any]) -> bool:
-    """Whether there is an array that takes too long to be written at once."""
+    """Whether the values contain an array that takes too long to write at once."""
     for value in values.values():  # noqa: SIM110 - half the time of any()
         if isinstance(value, np.ndarray) and value.size > NUMBERS_AT_ONCE:
             return True
@@ -32,12 +32,12 @@ def is_large(values: Mapping[str, Any]) -> bool:
 
 
 async def json_in_turns(values: Mapping[str, Any]) -> list[bytearray]:
-    """The JSON object of large values, in parts of about PART_BYTES. The event loop works on after each piece."""
+    """Yields the JSON object of large values in parts of about PART_BYTES; the event loop runs after each piece."""
     return await joined_in_turns(_pieces_of(values))
 
 
 async def joined_in_turns(pieces: Iterable[bytes | memoryview]) -> list[bytearray]:
-    """The pieces, joined to parts of about PART_BYTES. The event loop works on after each piece."""
+    """Joins pieces to parts of about PART_BYTES; the event loop runs after each piece."""
     parts = [bytearray()]
     for piece in pieces:
         if len(parts[-1]) >= PART_BYTES:
@@ -57,7 +57,7 @@ def _pieces_of(values: Mapping[str, Any]) -> Iterator[bytes | memoryview]:
 
 
 def slices_of(array: Array) -> Iterator[bytes | memoryview]:
-    """The JSON of an array, about NUMBERS_AT_ONCE numbers at a time."""
+    """Yields the JSON of an array in slices of about NUMBERS_AT_ONCE numbers."""
     if array.size <= NUMBERS_AT_ONCE:
         yield json_of(array)
         return

@@ -1,6 +1,6 @@
-"""A Triton model as its configuration describes it.
+"""A Triton model, as described by its configuration.
 
-Source: Triton's ``model_config.proto``. The configuration, not the metadata, is read: metadata lacks ``optional``,
+Source: Triton's ``model_config.proto``. The gateway uses the configuration because the metadata lacks ``optional``,
 ``decoupled`` and the steps of an ensemble.
 """
 
@@ -12,7 +12,7 @@ _NO_DATATYPE = "INVALID"
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A declared input or output; ``dims`` leaves the batch dimension out, and -1 is any size."""
+    """A declared input or output. ``dims`` has no batch dimension; -1 is any size."""
 
     name: str
     datatype: str
@@ -21,7 +21,7 @@ class TensorSpec:
 
     @property
     def is_typed(self) -> bool:
-        """Whether the configuration says its datatype and shape."""
+        """Whether the configuration declares its datatype and shape."""
         return self.datatype != _NO_DATATYPE and bool(self.dims)
 
 
@@ -55,18 +55,18 @@ class ModelConfig:
 
     @property
     def calls(self) -> tuple[str, ...]:
-        """The models that this one runs: an ensemble's steps, and what a BLS model declares."""
+        """The models that this model calls: an ensemble's steps, and the declared calls of a BLS model."""
         return (*(step.model for step in self.steps), *self.bls_calls)
 
     @property
     def declares_tensors(self) -> bool:
-        """Whether it names inputs and outputs with datatype and shape; otherwise Triton may ask the model for them."""
+        """Whether it declares inputs and outputs with datatype and shape; otherwise Triton may auto-complete them."""
         return bool(self.inputs and self.outputs) and all(spec.is_typed for spec in (*self.inputs, *self.outputs))
 
     def runnable_steps(self, given: Iterable[str]) -> list[int]:
-        """The indexes of an ensemble's steps in an order in which they can run.
+        """The indexes of an ensemble's steps in an order in which they can run, without steps that can never run.
 
-        ``given``: the ensemble's tensors that a request brings. A step that can never run is left out.
+        ``given``: the ensemble's tensors that a request provides.
         """
         written, order = set(given), list[int]()
         waiting = dict(enumerate(self.steps))
@@ -82,7 +82,7 @@ class ModelConfig:
         return next((spec for spec in self.outputs if spec.name == name), None)
 
     def parameter(self, name: str) -> str:
-        """Empty where the configuration does not set it."""
+        """Returns an empty string if the configuration does not set the parameter."""
         return dict(self.parameters).get(name, "")
 
     def names_in(self, parameter: str) -> tuple[str, ...]:
@@ -91,12 +91,12 @@ class ModelConfig:
 
     @property
     def may_omit(self) -> tuple[str, ...]:
-        """Outputs that the model's author says may be left out of a response."""
+        """The outputs that the model may omit from a response, as declared by its author."""
         return self.names_in("may_omit")
 
     @property
     def bls_calls(self) -> tuple[str, ...]:
-        """Models that the model's script calls, as its author says."""
+        """The models that the model's script calls, as declared by its author."""
         return self.names_in("bls_calls")
 
 
@@ -108,7 +108,7 @@ class ModelState:
     version: str
     ready: bool
     reason: str = ""
-    """Triton's own words for why it is not ready; they may hold paths and tracebacks."""
+    """Triton's reason why the model is not ready; it may contain paths and tracebacks."""
 
 
 @dataclass(frozen=True, slots=True)

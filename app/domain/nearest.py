@@ -8,7 +8,7 @@ _MOST_LISTED = 12
 
 
 def nearest(name: str, valid: Sequence[str]) -> str:
-    """``; did you mean 'x'?`` or the valid names, to end a sentence with."""
+    """Returns ``; did you mean 'x'?`` or the valid names, as the end of a sentence."""
     found = nearest_of(name, valid)
     if found:
         return f"; did you mean '{found}'?"

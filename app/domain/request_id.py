@@ -1,4 +1,4 @@
-"""Ids of requests: 128 random bits, in 32 hexadecimal digits."""
+"""Request ids: 128 random bits as 32 hexadecimal digits."""
 
 import os
 
@@ -8,7 +8,7 @@ _unused: list[str] = []
 
 
 def new_request_id() -> str:
-    """A new id. May be called from any thread. The operating system is asked once for many ids."""
+    """Returns a new id; thread-safe. Requests randomness from the operating system once for many ids."""
     try:
         return _unused.pop()
     except IndexError:

@@ -46,7 +46,7 @@ class Tensor(Struct, frozen=True, eq=False):
 
 
 def bytes_array(values: list[bytes], shape: tuple[int, ...]) -> Array:
-    """A BYTES array of ``shape``; numpy's own constructor would cut trailing NULs and drop the rank of an empty one."""
+    """Returns a BYTES array; numpy's constructor would cut trailing NULs and lose the rank of an empty array."""
     array = np.empty(len(values), dtype=np.object_)
     array[:] = values
     return array.reshape(shape)

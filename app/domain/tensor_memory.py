@@ -9,13 +9,13 @@ Source: Open Inference Protocol, "Tensor Data"."""
 
 
 class TensorMemory(Protocol):
-    """A tensor that lies in this memory in its raw form reaches the model without a copy."""
+    """Provides memory from which a raw tensor reaches the model without a copy."""
 
     def take(self, size: int, tensor_at: int) -> memoryview | None:
-        """``size`` bytes with arbitrary content; None if there is no such memory now.
+        """Returns ``size`` bytes with arbitrary content; None if no memory is available.
 
-        ``tensor_at``: where in them the first tensor begins, so that it can be aligned; or ELEMENT.
+        ``tensor_at``: the offset of the first tensor, so that it can be aligned; or ELEMENT.
         """
 
     def give_back(self, memory: memoryview) -> None:
-        """What :meth:`take` returned. Nothing may refer to it any more. Call this after the calls that used it."""
+        """Returns memory from :meth:`take`. Call this after the calls that used it, without remaining references."""

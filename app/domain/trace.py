@@ -31,7 +31,7 @@ class TraceContext(Struct, frozen=True):
 
     @classmethod
     def parse(cls, traceparent: str, tracestate: str = "") -> "TraceContext | None":
-        """None if ``traceparent`` is not valid. An invalid ``tracestate`` is left out."""
+        """Returns None if ``traceparent`` is invalid. Ignores an invalid ``tracestate``."""
         found = _TRACEPARENT.fullmatch(traceparent)
         if found is None:
             return None

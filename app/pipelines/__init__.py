@@ -1,1 +1,1 @@
-"""gateway.yaml compiled against live model configurations: its words in, tensors out, and back."""
+"""Compiles gateway.yaml against live model configurations, and converts requests to tensors and back."""

@@ -1,8 +1,8 @@
-"""A request's body -> its fields.
+"""Decodes a request's body to its fields.
 
-A small body is decoded in one pass by a type that is compiled for the pipeline: no value is looked at from Python. A
-body that this type refuses, and every large body, is read member by member, which bounds what is built
-(``app.pipelines.structure``) and names everything that is wrong. Both ways accept and refuse the same bodies.
+A small body is decoded in one pass with a type compiled for the pipeline, without Python code for each value. If
+this fails, and for every large body, the body is read member by member, which limits the memory
+(``app.pipelines.structure``) and reports every problem. Both methods accept the same bodies.
 """
 
 import re
@@ -16,7 +16,7 @@ from app.pipelines.fields import InputField, ParameterField
 from app.pipelines.structure import check_depth, is_json, malformed, members_of
 
 LARGE_BYTES = 64 * 1024
-"""From this size on a body is read member by member; to read it takes too long for the event loop."""
+"""Bodies of at least this size are read member by member, in a thread, because this would block the event loop."""
 MAX_PROBLEMS = 8
 _NO_FIELD = "is not a field of this pipeline"
 _NULL = re.compile(rb"[ \t\n\r]*null[ \t\n\r]*")
@@ -63,7 +63,7 @@ class BodyReader:
         return values
 
     def _decoded_at_once(self, body: bytes) -> dict[str, Any] | None:
-        """None where the body must be read member by member. Raises InvalidJson."""
+        """Returns None if the body must be read member by member. Raises InvalidJson."""
         try:
             decoded = self._decoder.decode(body)
         except msgspec.ValidationError:
@@ -82,7 +82,7 @@ class BodyReader:
         return {name: value for name, value in pairs if value is not msgspec.UNSET and value is not None}
 
     def _may_repeat_a_name(self, body: bytes) -> bool:
-        """Whether a name may stand twice in the body; the decoder keeps the last. False is certain, True is not."""
+        """Whether the body may have duplicate names, of which the decoder keeps the last. Only False is certain."""
         return b"\\u" in body or any(body.count(name) > 1 for name in self._quoted_names)
 
     def _decoded_by_member(self, body: memoryview) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class BodyReader:
         return {name: value for name, value in values.items() if value is not None}
 
     def _decode_member(self, name: str, text: memoryview, values: dict[str, Any]) -> None:
-        """Puts the member's value among ``values``: None for null, UNSET where it is refused. Raises ValueError."""
+        """Adds the member's value to ``values``: None for null, UNSET for an invalid value. Raises ValueError."""
         if name not in self._fields:
             raise ValueError(_NO_FIELD)
         if name in values:
@@ -140,7 +140,7 @@ def _form_value(field: Field, part: Part) -> Any:
 
 
 def _decoded(field: Field, text: memoryview) -> Any:
-    """The value that a JSON text is; None for null. Raises ValueError."""
+    """Decodes the JSON text of a value; None for null. Raises ValueError."""
     try:
         if len(text) >= LARGE_BYTES and isinstance(field, InputField):
             return field.decode_large(text)
@@ -160,7 +160,7 @@ def _text_of(part: Part) -> str:
 
 
 def refused(problems: Sequence[FieldProblem]) -> InvalidInput:
-    """The error that names the first problem, and lists at most MAX_PROBLEMS."""
+    """Returns the error that names the first problem and lists at most MAX_PROBLEMS."""
     first = problems[0] if problems else FieldProblem("body", "does not fit")
     more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
     return InvalidInput(f"'{first.field}' {first.problem}{more}.", errors=problems[:MAX_PROBLEMS])
@@ -177,7 +177,7 @@ def _problem_of(name: str, exc: Exception) -> FieldProblem:
 
 
 def problem_of_value(name: str, text: str) -> FieldProblem:
-    """``text``: msgspec's own words, with the place of what is wrong inside the value."""
+    """``text``: msgspec's message, with the path inside the value."""
     found = _PATH.search(text)
     path = found["path"] if found else ""
     return FieldProblem(name + path, _reworded(text[: found.start()] if found else text))

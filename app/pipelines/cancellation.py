@@ -24,7 +24,7 @@ class Canceller:
         self._calls = BackgroundTasks()
 
     def cancel(self, pipeline: Pipeline, request: InferenceRequest) -> None:
-        """Returns at once; does nothing for a pipeline that declares no ``cancel``."""
+        """Starts the call and returns at once. A no-op for a pipeline without ``cancel``."""
         if pipeline.spec.cancel is None:
             return
         tensor = Tensor(pipeline.spec.cancel.input, BYTES, bytes_array([request.request_id.encode()], (1,)))

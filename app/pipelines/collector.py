@@ -1,4 +1,4 @@
-"""Turns the responses of one request into the caller's values, and says how the answer ended."""
+"""Converts the responses of one request to the caller's values, and determines how the answer ended."""
 
 import codecs
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ Values = dict[str, Any]
 
 
 class Ending(Struct, frozen=True):
-    """How a stream ended: the reason of an early exit, and the outputs that are still to be written."""
+    """The end of a stream: the reason of an early exit, and the outputs that must still be written."""
 
     early_exit: str | None
     outputs: Sequence[Values] = ()
@@ -31,14 +31,14 @@ class Result(Struct, frozen=True):
 
 
 class Collector:
-    """One for each request; does no I/O. No further response may be added after an error of :meth:`add`.
+    """Collects the responses of one request, without I/O. After an error of :meth:`add`, add no further response.
 
     A stream takes the values of each response from :meth:`add`, then :meth:`finish`. A unary request passes each
     response to :meth:`join`, then takes :meth:`result`.
     """
 
     has_enough = False
-    """Every response belongs to the answer."""
+    """Always False: the answer needs every response."""
 
     def __init__(self, pipeline: Pipeline, request: InferenceRequest) -> None:
         self._pipeline = pipeline
@@ -54,7 +54,7 @@ class Collector:
         self._joined: Values = {field.name: _start_of(field) for field in self._fields} if self._decoupled else {}
 
     def add(self, response: InferenceResponse) -> Values | None:
-        """The values of one response; None for a response without outputs. Raises ContractViolation."""
+        """Returns the values of one response; None for a response without outputs. Raises ContractViolation."""
         if not response.outputs:
             return None
         self._contract.check(response)
@@ -68,10 +68,10 @@ class Collector:
         return values
 
     def finish(self, error: GatewayError | None = None) -> Ending:
-        """After the last response, or after the error that came instead of it.
+        """Called after the last response, or after an error.
 
-        An early exit before any output comes with the empty result. Raises the error that the caller gets, or
-        ContractViolation if a model that is not decoupled left an output out.
+        An early exit before any output has the empty result. Raises the error for the caller, or ContractViolation if
+        a model that is not decoupled omitted an output.
         """
         if error is not None:
             return self._exit_with(self._pipeline.early_exit_of(error, self._request_id))
@@ -83,11 +83,11 @@ class Collector:
         return Ending(reason, [{**self.empty_values(), **rests}]) if rests else self._exit_with(reason)
 
     def join(self, response: InferenceResponse) -> None:
-        """Adds a response to the result: by each output's ``join`` if the model is decoupled. Raises as :meth:`add`."""
+        """Adds a response to the result, with each output's ``join`` for decoupled models. Raises as :meth:`add`."""
         self._join(self.add(response))
 
     def result(self, error: GatewayError | None = None) -> Result:
-        """What :meth:`join` has put together. Raises as :meth:`finish`."""
+        """Returns the joined result. Raises the errors of :meth:`finish`."""
         ending = self.finish(error)
         for rest in ending.outputs:
             self._join(rest)
@@ -120,7 +120,7 @@ class Collector:
         return field.value_of(array)
 
     def _rests_of_text(self) -> Values:
-        """The bytes that never became a whole character, each of them U+FFFD."""
+        """Returns U+FFFD for each remaining byte of an incomplete character."""
         rests = {name: decoder.decode(b"", final=True) for name, decoder in self._texts.items()}
         return {name: rest for name, rest in rests.items() if rest}
 
@@ -138,7 +138,7 @@ class Collector:
 
 
 def _start_of(field: OutputField) -> Any:
-    """What :meth:`Collector.join` begins with if the model is decoupled."""
+    """The initial value for :meth:`Collector.join` with a decoupled model."""
     if field.join == "last":
         return field.empty_value
     return "" if field.join == "concatenate" and field.is_bare else []
@@ -156,7 +156,7 @@ def _joined(field: OutputField, so_far: Any, value: Any) -> Any:
 
 
 def _whole(joined: Any) -> Any:
-    """What the caller is given: the arrays of all responses as one array, or their items if these differ in shape."""
+    """Joins the arrays of all responses to one array, or to a list of their items if the shapes differ."""
     if not isinstance(joined, list) or not joined or not isinstance(joined[0], np.ndarray):
         return joined
     if len({array.shape[1:] for array in joined}) == 1:

@@ -1,4 +1,4 @@
-"""A pipeline's words and its model's live configuration -> a Pipeline, or the key that does not fit."""
+"""Compiles a pipeline's declaration against its model's live configuration, or reports the key that does not match."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from app.pipelines.spec import ContractSpec, InputSpec, OutputSpec, PipelineSpec
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a pipeline is compiled with besides its own words and its model."""
+    """The inputs of a pipeline's compilation besides its declaration and its model."""
 
     timeout_s: float = 30.0
     early_exit_key: bytes | None = None
@@ -34,7 +34,7 @@ class Surroundings:
 def compile_pipeline(
     name: str, spec: PipelineSpec, config: ModelConfig, models: Mapping[str, ModelConfig], surroundings: Surroundings
 ) -> Pipeline:
-    """Raises PipelineMismatch. ``models``: those that a request runs through, by name."""
+    """``models``: the models that a request uses, by name. Raises PipelineMismatch."""
     inputs, parameters, outputs = _inputs(spec, config), _parameters(spec, config), _outputs(spec, config)
     graph = graph_of(config, models)
     _check_whole(spec, config, inputs, parameters)
@@ -61,7 +61,7 @@ def compile_pipeline(
 
 
 def derived_spec(model: str) -> PipelineSpec:
-    """What a ready model is served as where no file says anything."""
+    """The declaration of a ready model's pipeline if there is no file."""
     return PipelineSpec(model=model, stream=StreamSpec())
 
 
@@ -129,7 +129,7 @@ def _tensor(tensors: Iterable[TensorSpec], given: InputSpec | OutputSpec, locati
 def _check_whole(
     spec: PipelineSpec, config: ModelConfig, inputs: list[InputField], parameters: list[ParameterField]
 ) -> None:
-    """What no field sees alone: a name used twice, inputs of the model left out or given twice, and a missing batch."""
+    """Checks across fields: duplicate names, missing or duplicate inputs, and a missing batch dimension."""
     names = {field.name for field in inputs}
     for parameter in parameters:
         if parameter.name in names:
@@ -150,7 +150,7 @@ def _check_whole(
 
 
 def _check_shape(contract: ContractSpec, tensor: TensorSpec, spec: PipelineSpec, config: ModelConfig) -> None:
-    """Refuses a shape that no response of the model can have."""
+    """Rejects a shape that no response of the model can have."""
     dims = (-1, *tensor.dims) if spec.batch and config.max_batch_size > 0 else tensor.dims
     if contract.shape is None or not tensor.is_typed:
         return

@@ -1,7 +1,7 @@
-"""What must hold for the tensors of each response; checked for every response.
+"""Checks the contract for the tensors of each response.
 
-The growing-token fault of language-model ensembles (a step passes on all tokens so far instead of the newest one) shows
-as a tensor that grows from response to response. Triton accepts it wherever the next step takes any size.
+A common fault of language-model ensembles is a step that sends all tokens so far instead of the newest token. Its
+tensor grows with each response, and Triton accepts this if the next step accepts any size.
 """
 
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ from app.pipelines.spec import ContractSpec
 class TensorContract:
     tensor: str
     max_items: int | None = None
-    """The largest number of elements."""
+    """The maximum number of elements."""
     shape: tuple[int, ...] | None = None
-    """If ``takes_batch``, without the batch dimension, which is then 1. A size of -1 is any size."""
+    """-1 is any size. If ``takes_batch``, the batch dimension of 1 is not included."""
     not_growing: bool = False
     takes_batch: bool = False
 
@@ -40,10 +40,10 @@ class Contracts:
             for name, spec in given.items()
         }
         self._limits = {name: spec.max_items for name, spec in given.items() if isinstance(spec.max_items, str)}
-        """Tensor -> the parameter whose value is the largest number of elements."""
+        """Tensor -> the parameter whose value is the maximum number of elements."""
 
     def of(self, parameters: Mapping[str, Parameter]) -> Mapping[str, TensorContract]:
-        """The contracts of a request with these parameters."""
+        """Returns the contracts of a request with these parameters."""
         if not self._limits:
             return self._contracts
         limits = {name: parameters[limit] for name, limit in self._limits.items() if limit in parameters}

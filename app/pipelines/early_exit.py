@@ -1,8 +1,8 @@
-"""When a pipeline left early because there was nothing to do: an ordinary empty result, not a fault.
+"""Detects early exits of a pipeline, which are ordinary empty results and not errors.
 
-Only the pipeline's own rules decide, and the first that holds wins. An ``error`` rule compares the code, where Triton
-gives one, and the *whole* message after the prefixes that Triton puts in front: a prefix or a substring match would let
-text that a user typed, and a model repeats, pass for an exit.
+Only the pipeline's rules decide, and the first matching rule applies. An ``error`` rule compares the code, if Triton
+sends one, and the *whole* message without Triton's prefixes. With a prefix or substring match, text of a user that a
+model repeats could imitate an early exit.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ _SIGNED = re.compile(r"EARLY_EXIT/1 (?P<mac>[0-9a-f]{64}) (?P<claim>\{[^\x00-\x1
 
 @dataclass(frozen=True, slots=True)
 class EarlyExitRules:
-    """``ensembles``: the names that Triton may put in front of a message; ``key`` is that of signed markers."""
+    """``ensembles``: the names in Triton's prefixes of a message. ``key``: the key of signed markers."""
 
     rules: tuple[EarlyExitRule, ...]
     ensembles: frozenset[str]
@@ -30,7 +30,7 @@ class EarlyExitRules:
         return bool(self.rules)
 
     def reason_of_error(self, error: UpstreamError, request_id: str) -> str | None:
-        """The reason of the first ``error`` rule that holds for what Triton said of this request."""
+        """Returns the reason of the first ``error`` rule that matches Triton's error."""
         message = self.bare(error.message, request_id)
         for rule in self.rules:
             if rule.error is not None and self._holds(rule, rule.error, error.grpc_code, message, request_id):
@@ -38,22 +38,22 @@ class EarlyExitRules:
         return None
 
     def reason_but_for_code(self, error: UpstreamError, request_id: str) -> str | None:
-        """The reason of a rule that has this very message but another code: BLS loses a child's, streams have none."""
+        """The reason of a rule with the same message but another code, which BLS scripts and streams lose."""
         message = self.bare(error.message, request_id)
         said = (rule.reason for rule in self.rules if rule.error is not None and rule.error.message == message)
         return next(said, None)
 
     def bare(self, message: str, request_id: str) -> str:
-        """The message without Triton's prefixes: each names an ensemble of this pipeline, or this very request."""
+        """Removes Triton's prefixes that name an ensemble of this pipeline or this request from the message."""
         prefixes = (*(f"in ensemble '{name}', " for name in self.ensembles), f"[request id: {request_id}] ")
         while prefix := next(filter(message.startswith, prefixes), ""):
             message = message.removeprefix(prefix)
         return message
 
     def reason_of_outputs(self, written: Collection[str], empty: Collection[str]) -> str | None:
-        """The reason of the first ``missing`` or ``empty`` rule that holds, by tensor names.
+        """Returns the reason of the first ``missing`` or ``empty`` rule that matches, by tensor names.
 
-        ``empty``: of those written, the ones that had no element in the whole answer.
+        ``empty``: the written outputs that had no element in the whole answer.
         """
         for rule in self.rules:
             if rule.missing is not None and not any(name in written for name in rule.missing):

@@ -1,4 +1,4 @@
-"""A pipeline's place in the catalog: the form that is served, and the one that the file asks for now."""
+"""A pipeline's entry in the catalog: the active version, and the version of the newest file."""
 
 import logging
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Entry:
-    """``served`` is None until a pipeline that was added while running could be served for the first time.
+    """``served`` is None until a newly added pipeline can be served for the first time.
 
-    ``coming`` is what replaces it as soon as it can be served: a reload is a transaction for each pipeline.
+    ``coming`` replaces ``served`` as soon as it can be served: a reload is a transaction for each pipeline.
     """
 
     served: Form | None = None
@@ -35,17 +35,17 @@ class Entry:
 
     @property
     def state_detail(self) -> str | None:
-        """Why it is not ready, in words for callers; None when it is."""
+        """Why the pipeline is not ready, in a form for callers; None if it is ready."""
         return None if self.state is State.READY else self._shown.detail
 
     @property
     def pipeline(self) -> Pipeline | None:
-        """What answers requests."""
+        """The pipeline that answers requests."""
         return self.served.pipeline if self.served else None
 
     @property
     def is_required(self) -> bool:
-        """Whether the gateway is not ready without it; a pipeline that was added is only once it has been served."""
+        """Whether readiness requires this pipeline; a newly added one is required only after it has been served."""
         return self.served is not None and self.served.spec.readiness == "required"
 
     @property
@@ -53,7 +53,7 @@ class Entry:
         return self.coming is not None and bool(self.coming.problem)
 
     def ask_for(self, form: Form) -> None:
-        """What the file says now. A form that is there already stays, and its sample is tried again at once."""
+        """Sets the version of the newest file. An unchanged version stays, and its sample is retried at once."""
         for known in self.forms:
             if known.spec == form.spec:
                 known.file = form.file
@@ -70,7 +70,7 @@ class Entry:
             self.coming = form
 
     def settle(self) -> None:
-        """Takes the results of samples; what can be served now takes the place of what was."""
+        """Handles the results of samples, and activates the new version if it can be served."""
         for form in self.forms:
             form.settle()
         if self.coming is not None and self.coming.state is State.READY:

@@ -1,4 +1,4 @@
-"""A valid request of a pipeline: its ``sample``, or values made from the types of its required fields."""
+"""A valid request of a pipeline: its ``sample``, or values generated from the types of its required fields."""
 
 import functools
 import math
@@ -12,7 +12,7 @@ from app.pipelines.shapes import is_bare_item
 from app.pipelines.spec import InputSpec, ParameterSpec
 
 MAX_LISTED = 256
-"""Elements of a generated value that are written out one by one."""
+"""Limit of the elements that a generated value lists."""
 PNG_BASE64 = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGP4DwABAQEANl9ngAAAAABJRU5ErkJggg=="
 """A white image of one pixel."""
 BINARY_BASE64 = "AAECAw=="
@@ -21,7 +21,7 @@ FILE_NAMES = {"image": "image.png", "binary": "file.bin"}
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """A nested list of one element, too large to be written out. Its ``repr`` is a Python expression."""
+    """A nested list with equal elements that is too large to list. Its ``repr`` is a Python expression."""
 
     element: Any
     shape: tuple[int, ...]
@@ -34,7 +34,7 @@ class Filled:
 
 
 def example_of(pipeline: Pipeline) -> dict[str, Any]:
-    """Value by field name, as JSON has it. Files are base64."""
+    """Returns the JSON values by field name. Files are base64."""
     if pipeline.spec.sample is None:
         return {field.name: _value_of(field) for field in _required(pipeline)}
     files = {field.name: field for field in pipeline.inputs if field.is_file}
@@ -43,7 +43,7 @@ def example_of(pipeline: Pipeline) -> dict[str, Any]:
 
 
 def file_names_of(pipeline: Pipeline) -> dict[str, str]:
-    """Path by name, for those fields of the example that a form takes as file parts."""
+    """Returns path by field name, for the fields of the example that are file parts in a form."""
     given = pipeline.spec.sample or {}
     names = given if pipeline.spec.sample is not None else {field.name for field in _required(pipeline)}
     return {
@@ -66,7 +66,7 @@ def _value_of(field: InputField | ParameterField) -> Any:
 
 
 def _shape(field: InputField) -> tuple[int, ...]:
-    """A free dimension has one element."""
+    """Free dimensions get the size 1."""
     if field.is_bare:
         return ()
     dims = () if is_bare_item(field.tensor) else field.tensor.dims
@@ -94,7 +94,7 @@ def _parameter_value(field: ParameterField) -> Any:
 
 
 def _number(spec: InputSpec | ParameterSpec, *, is_integer: bool) -> Any:
-    """0, or the bound that is nearest to 0."""
+    """Returns 0, or the bound closest to 0."""
     if spec.enum:
         return spec.enum[0]
     low = -math.inf if spec.minimum is None else math.ceil(spec.minimum) if is_integer else spec.minimum

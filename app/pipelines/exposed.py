@@ -1,4 +1,4 @@
-"""The models that callers may address by their own names, beside the pipelines over them."""
+"""The models that callers can address directly by name, under ``/v2``."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,7 @@ from app.pipelines.lookup import Lookup
 
 
 class ExposedModels:
-    """Every exposed model and its configuration, as Triton last said it."""
+    """All exposed models and their last known configurations."""
 
     def __init__(self) -> None:
         self._configs: dict[str, ModelConfig | None] = {}
@@ -19,14 +19,14 @@ class ExposedModels:
 
     @property
     def configs(self) -> list[ModelConfig]:
-        """Those that are known."""
+        """The known configurations."""
         return [config for config in self._configs.values() if config is not None]
 
     def __contains__(self, model: str) -> bool:
         return model in self._configs
 
     def config(self, model: str) -> ModelConfig:
-        """The same object until the configuration changes. Raises UnknownModel or ModelNotReady."""
+        """Returns the same object until the configuration changes. Raises UnknownModel or ModelNotReady."""
         config = self._configs.get(model)
         if config is not None:
             return config
@@ -35,11 +35,11 @@ class ExposedModels:
         raise UnknownModel("Request for unknown model: this gateway serves no model with this name.")
 
     def expose(self, names: Iterable[str]) -> None:
-        """Makes these the exposed models; what is known of the others is forgotten."""
+        """Replaces the exposed models, and deletes the configurations of all others."""
         self._configs = {name: self._configs.get(name) for name in names}
 
     def follow(self, lookup: Lookup) -> None:
-        """A model that is not ready now keeps its last configuration: Triton answers for its state."""
+        """Updates the configurations. A model that is not ready keeps its last one; Triton reports its state."""
         for name, known in self._configs.items():
             answer = lookup.answers.get((name, ""))
             if isinstance(answer, ModelConfig) and answer != known:

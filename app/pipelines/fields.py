@@ -1,4 +1,4 @@
-"""What a caller may send under one name, compiled for one model signature."""
+"""The inputs and parameters of a request, compiled for one model signature."""
 
 import dataclasses
 import math
@@ -20,7 +20,7 @@ from app.pipelines.spec import InputSpec, ParameterSpec
 from app.pipelines.structure import has_more_elements
 
 MAX_ELEMENTS = 65_536
-"""Of a list of texts or files whose dims do not say how many. Each costs more memory than its text has bytes."""
+"""Limit of a list of texts or files with a free dimension, because an element needs more memory than its text."""
 
 _FILE_KINDS = {"image", "binary"}
 _DATATYPES_BY_TYPE = {
@@ -33,24 +33,24 @@ _DATATYPES_BY_TYPE = {
 
 @dataclass(frozen=True, slots=True)
 class InputField:
-    """``json_type`` is the type that msgspec decodes and describes; ``default`` is what is sent where nothing came."""
+    """``json_type``: the type for msgspec's decoder and schema. ``default``: the tensor for a missing field."""
 
     name: str
     spec: InputSpec
     tensor: TensorSpec
     json_type: Any
     batched: bool
-    """Whether the caller's values are a list of items."""
+    """Whether the caller sends a list of items."""
     adds_batch: bool
     _depth: int
-    """How many lists stand around an element."""
+    """The number of nested lists around an element."""
     _max_elements: int | None
-    """None: as many as the body has room for."""
+    """None: limited only by the size of the body."""
     _to_array: ToArray
     _numbers: NumberCodec | None
-    """Of lists of numbers."""
+    """The codec for lists of numbers."""
     _dims: tuple[int, ...]
-    """Of the caller's values, batch dimension included where the caller gives one; -1 is any size."""
+    """The dims of the caller's values, with a batch dimension if the caller sends one; -1 is any size."""
     _allowed: Array | None
     default: Tensor | None = None
 
@@ -58,7 +58,7 @@ class InputField:
     def compile(
         cls, name: str, spec: InputSpec, tensor: TensorSpec, *, max_batch_size: int, batch: bool
     ) -> "InputField":
-        """Raises ValueError where the kind, the bounds, the enum or the default do not fit."""
+        """Raises ValueError if the kind, the bounds, the enum or the default do not match the tensor."""
         if spec.kind == "json" and (batch or not is_bare_item(tensor)):
             raise ValueError("is of kind json, which is one value: the tensor must have dims [1] and no batch: true")
         depth = batch + (0 if is_bare_item(tensor) else len(tensor.dims))
@@ -81,7 +81,7 @@ class InputField:
 
     @property
     def is_bare(self) -> bool:
-        """Whether the caller gives one value rather than a list."""
+        """Whether the caller sends a single value instead of a list."""
         return is_bare_item(self.tensor) and not self.batched
 
     @property
@@ -93,7 +93,7 @@ class InputField:
         return not self.spec.optional and self.spec.default is None
 
     def decode_large(self, text: memoryview) -> Any:
-        """A large JSON text -> what ``read`` takes. Raises ValueError or InvalidJson before much is built."""
+        """Decodes a large JSON text for ``read``. Raises ValueError or InvalidJson before it uses much memory."""
         if self._numbers is not None:
             return NumberLists(self._depth, self._numbers, self._shape_sent).read(text)
         if self._max_elements is not None and has_more_elements(text, self._max_elements):
@@ -101,7 +101,7 @@ class InputField:
         return msgspec.json.decode(text, type=self.json_type)
 
     def read(self, value: Any) -> Tensor:
-        """A decoded value, or the array that it became already -> the tensor that Triton is sent. Raises ValueError."""
+        """Converts a decoded value or array to the tensor for Triton. Raises ValueError."""
         array = value if isinstance(value, np.ndarray) else self._to_array(value)
         if not fits(array.shape, self._dims):
             array = array.reshape(self._shape_sent(array.shape))
@@ -116,7 +116,7 @@ class InputField:
         return self.read(_converted(self.spec.default, self.json_type))
 
     def _shape_sent(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape that Triton is sent, batch dimension aside, for the caller's. Raises ValueError."""
+        """Returns the shape for Triton, without batch dimension, from the caller's shape. Raises ValueError."""
         dims = self._dims
         size = math.prod(shape)
         if is_bare_item(self.tensor) and (self.batched or size == 1):
@@ -136,13 +136,13 @@ class ParameterField:
     json_type: Any
     has_batch: bool
     _to_array: ToArray | None
-    """None for a parameter of the request, which is no tensor."""
+    """None for a request parameter, which is not a tensor."""
 
     @classmethod
     def compile(
         cls, name: str, spec: ParameterSpec, tensor: TensorSpec | None, *, max_batch_size: int
     ) -> "ParameterField":
-        """Raises ValueError where the bounds, the enum, the default or the tensor do not fit."""
+        """Raises ValueError if the bounds, the enum, the default or the tensor do not match."""
         if tensor is not None:
             _check_parameter_tensor(spec, tensor)
         kind = "text" if spec.type == "string" else "number"
@@ -157,7 +157,7 @@ class ParameterField:
         return not self.spec.optional and self.spec.default is None
 
     def checked(self, value: Any) -> Parameter:
-        """A decoded value -> the value of a request parameter. Raises ValueError."""
+        """Checks a decoded value and returns the value of the request parameter. Raises ValueError."""
         if self.spec.type != "number":
             return value  # type: ignore[no-any-return]
         number = float(value)
@@ -168,7 +168,7 @@ class ParameterField:
         return number
 
     def read(self, value: Any, batch_size: int) -> Tensor:
-        """The value as a tensor of one element, for a parameter that is one; again for each item. Raises ValueError."""
+        """Returns the parameter as a tensor with one element, repeated for each item. Raises ValueError."""
         assert self.tensor is not None
         assert self._to_array is not None
         array = self._to_array(self.checked(value)).reshape(self.tensor.dims)
@@ -178,7 +178,7 @@ class ParameterField:
 
 
 def _to_array_of(spec: InputSpec, datatype: str) -> ToArray:
-    """Takes a decoded value: of kind json the JSON text, of a file base64 text or bytes."""
+    """Returns the conversion of decoded values: for kind json from JSON text, for files from base64 or bytes."""
     to_array = to_array_of(spec.kind, datatype)
     if spec.kind == "json":
         return lambda value: to_array(json_bytes_of(value))
@@ -188,7 +188,7 @@ def _to_array_of(spec: InputSpec, datatype: str) -> ToArray:
 
 
 def _max_elements(spec: InputSpec, tensor: TensorSpec, items: int) -> int | None:
-    """How many elements an input may have: what its dims declare, else MAX_ELEMENTS, which numbers do not need."""
+    """The limit of elements: as declared by the dims, otherwise MAX_ELEMENTS; None for numbers with free dims."""
     if spec.kind == "json":
         return None
     if -1 not in tensor.dims:
@@ -204,14 +204,14 @@ def _check_parameter_tensor(spec: ParameterSpec, tensor: TensorSpec) -> None:
 
 
 def _content_of(value: Any, kind: str) -> Any:
-    """The bytes of a file, which come as they are from a form and as base64 from JSON; lists keep their nesting."""
+    """Returns the bytes of a file, from the bytes of a form or the base64 of JSON; lists keep their nesting."""
     if isinstance(value, list):
         return [_content_of(item, kind) for item in value]
     return bytes_of_base64(value, kind) if isinstance(value, str) else value
 
 
 def _converted(default: Any, json_type: Any) -> Any:
-    """A default as a caller might send it. Raises ValueError."""
+    """Converts a default like a value of a caller. Raises ValueError."""
     try:
         return msgspec.convert(default, json_type)
     except msgspec.ValidationError as exc:

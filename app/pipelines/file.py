@@ -1,4 +1,4 @@
-"""``gateway.yaml`` read and checked."""
+"""Reads and checks ``gateway.yaml``."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +12,7 @@ MAX_TEMPLATE_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class GatewayFile:
-    """A checked file: what it says, where each key stands, and the folder that its paths are relative to."""
+    """A checked file: its content, the line of each key, and the base folder of its paths."""
 
     path: Path
     spec: GatewaySpec
@@ -29,13 +29,13 @@ def read_gateway_file(path: Path) -> GatewayFile:
 
 
 def _with_templates(file: GatewayFile) -> GatewayFile:
-    """The file with the text of every template that it names. Raises ConfigError."""
+    """Returns the file with the text of every template. Raises ConfigError."""
     pipelines = {name: _with_template(file, name, pipeline) for name, pipeline in file.spec.pipelines.items()}
     return replace(file, spec=file.spec.model_copy(update={"pipelines": pipelines}))
 
 
 def _with_template(file: GatewayFile, name: str, pipeline: PipelineSpec) -> PipelineSpec:
-    """The text becomes a part of the pipeline's words: another text is another form of the pipeline."""
+    """Adds the text to the pipeline's declaration, so that a changed text is a new version of the pipeline."""
     openai = pipeline.openai
     if openai is None or openai.chat is None or openai.chat.template is None:
         return pipeline

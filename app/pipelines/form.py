@@ -1,4 +1,4 @@
-"""One form of a pipeline on its way to be served: its model is seen, it is compiled, its sample is answered."""
+"""One version of a pipeline until it can be served: finds its model, compiles it, and runs its sample."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ from app.pipelines.spec import PipelineSpec
 
 _LONGEST_TEXT = 2000
 _EXPECTED = (GatewayError, OSError, TypeError, ValueError)
-"""What a sample that cannot be read or sent, or a model that does not answer it, raises."""
+"""The exceptions of a sample that cannot be read, sent or answered."""
 
 _log = logging.getLogger(__name__)
 
@@ -36,27 +36,27 @@ class State(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Form:
-    """``detail`` says why it is not ready in words for callers; ``problem`` says it in words for the log.
+    """``detail`` is the reason why it is not ready for callers, ``problem`` the reason for the log.
 
-    ``file`` is None where the pipeline is derived from a model. ``pipeline`` is None until it was compiled.
+    ``file`` is None if the pipeline is derived from a model. ``pipeline`` is None until it is compiled.
     """
 
     name: str
     spec: PipelineSpec
     file: GatewayFile | None = None
     replaces: bool = False
-    """Whether another form of the pipeline is served until this one can be."""
+    """Whether an older version of the pipeline stays active until this version can be served."""
     state: State = State.MODEL_NOT_READY
     detail: str = "Its model has not been seen yet."
     problem: str = ""
     pipeline: Pipeline | None = None
     warming: "asyncio.Task[None] | None" = None
-    """Runs the sample; its exception is the sample's failure."""
+    """The task that runs the sample; its exception is the sample's failure."""
     _models: Mapping[str, ModelConfig] = field(default_factory=dict)
     _backoff: Backoff = field(default_factory=Backoff)
 
     def follow(self, lookup: Lookup, surroundings: Surroundings) -> None:
-        """Compiles it when its models are seen first, and again when one of them changed."""
+        """Compiles the version when its models are first available, and again when a model changes."""
         found = lookup.models_of(self.spec.model, self.spec.version)
         if isinstance(found, Missing):
             self._miss(found)
@@ -67,11 +67,11 @@ class Form:
 
     @property
     def is_due(self) -> bool:
-        """Whether its sample is to be run now."""
+        """Whether the sample must run now."""
         return self.state is State.WARMING and self.warming is None and self._backoff.is_due
 
     def settle(self) -> None:
-        """Takes the result of the sample, if there is one."""
+        """Handles the sample's result if it is available."""
         if self.warming is None or not self.warming.done():
             return
         failure = None if self.warming.cancelled() else self.warming.exception()
@@ -85,7 +85,7 @@ class Form:
         self._backoff.reset()
 
     def stop(self) -> None:
-        """Stops its sample, if that is running."""
+        """Cancels the running sample."""
         if self.warming is not None:
             self.warming.cancel()
             self.warming = None
@@ -134,7 +134,7 @@ class Form:
         self._report(("sample",), f"failed: {failure}{said}", unexpected)
 
     def _report(self, location: tuple[str | int, ...], text: str, exc: BaseException | None = None) -> None:
-        """Logs a problem on one line, and once until another takes its place."""
+        """Logs a problem on one line, once until the problem changes."""
         where = ("pipelines", self.name, *location)
         text = " ".join(text.split())[:_LONGEST_TEXT]
         problem = self.file.complaint(where, text) if self.file else f"{'.'.join(map(str, where))} {text}"

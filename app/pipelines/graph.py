@@ -1,7 +1,7 @@
-"""The steps that a request of a pipeline runs through, and the tensors between them; pure, from configurations alone.
+"""The graph of a pipeline: its steps and the tensors between them, computed from the models' configurations.
 
-Ensembles are opened, nested ones too, so every step is a model that computes. A BLS model is one step: what its script
-calls is not in its configuration.
+Ensembles, including nested ones, are replaced by their steps. A BLS model is one step, because its configuration lacks
+the calls of its script.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,12 +12,12 @@ from app.domain.model import ModelConfig, TensorSpec
 
 @dataclass(frozen=True, slots=True)
 class GraphStep:
-    """``name`` is the model's, with ``#2`` and so on where the model has several places in the pipeline."""
+    """``name`` is the model's name, with ``#2`` and so on if the model occurs more than once."""
 
     name: str
     model: str
     ensemble: str
-    """The innermost ensemble that it is a step of; empty where the pipeline's model is not an ensemble."""
+    """The innermost ensemble that contains the step; empty if the pipeline's model is not an ensemble."""
     backend: str
     decoupled: bool
 
@@ -35,7 +35,7 @@ class Edge:
     source: End
     target: End
     name: str
-    """What the ensemble of the target calls the tensor."""
+    """The tensor's name in the target's ensemble."""
 
     @property
     def datatype(self) -> str:
@@ -43,15 +43,15 @@ class Edge:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As the source declares it, without the batch dimension; -1 is any size."""
+        """As declared by the source, without the batch dimension; -1 is any size."""
         return self.source.tensor.dims
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """``models`` and ``tensors``: all names of models that a request runs through, and of their inputs and outputs.
+    """``models`` and ``tensors``: the names of all models that a request uses, and of their inputs and outputs.
 
-    Ensembles and declared ``bls_calls`` are among them. ``ensembles``: those that Triton may name in an error.
+    They include ensembles and declared ``bls_calls``. ``ensembles``: the ensembles that Triton may name in an error.
     """
 
     steps: tuple[GraphStep, ...] = ()
@@ -61,11 +61,11 @@ class Graph:
     ensembles: frozenset[str] = frozenset()
 
     def into(self, model: str, tensor: str, ensemble: str = "") -> Edge | None:
-        """The edge into an input of a step; None where none or, ``ensemble`` left open, several fit."""
+        """Returns the edge into an input of a step; None if no edge, or more than one, matches."""
         return _only(edge for edge in self.edges if _is(edge.target, model, tensor, ensemble))
 
     def out_of(self, tensor: str, ensemble: str = "") -> Edge | None:
-        """An edge out of the one step that has an output of this name."""
+        """Returns an edge from the only step that has an output of this name."""
         found = [edge for edge in self.edges if edge.source.step and _is(edge.source, "", tensor, ensemble)]
         return found[0] if len({edge.source.step for edge in found}) == 1 else None
 
@@ -74,7 +74,7 @@ class Graph:
 
 
 def graph_of(config: ModelConfig, models: Mapping[str, ModelConfig]) -> Graph:
-    """``models``: by name, those that a request runs through; a step whose model is not among them is left out."""
+    """``models``: the models that a request uses, by name. Steps of other models are omitted."""
     builder = _Builder(models)
     written = builder.run(config, {spec.name: (End(None, spec), spec.name) for spec in config.inputs}, "")
     answered = [Edge(written[spec.name], End(None, spec), spec.name) for spec in config.outputs if spec.name in written]
@@ -94,7 +94,7 @@ class _Builder:
         self.edges: list[Edge] = []
 
     def run(self, config: ModelConfig, given: Mapping[str, tuple[End, str]], ensemble: str) -> dict[str, End]:
-        """The ends that write the model's outputs. ``given``: input -> the end that feeds it, and the edge's name."""
+        """Returns the ends that write the model's outputs. ``given``: input -> its source, and the edge's name."""
         return self._open(config, given) if config.is_ensemble else self._add(config, given, ensemble)
 
     def _add(self, config: ModelConfig, given: Mapping[str, tuple[End, str]], ensemble: str) -> dict[str, End]:
@@ -120,7 +120,7 @@ class _Builder:
 
 
 def _is(end: End, model: str, tensor: str, ensemble: str) -> bool:
-    """Whether the end is that tensor; an empty ``model`` or ``ensemble`` is any."""
+    """Whether the end is the tensor; an empty ``model`` or ``ensemble`` matches any."""
     step = end.step
     return (
         step is not None and end.tensor.name == tensor and model in ("", step.model) and ensemble in ("", step.ensemble)

@@ -1,4 +1,4 @@
-"""The types by which msgspec decodes, checks and describes the JSON of a field."""
+"""The types with which msgspec decodes, checks and describes the JSON of a field."""
 
 import functools
 import math
@@ -16,7 +16,7 @@ _INT64 = np.iinfo(np.int64)
 
 
 def input_type(spec: InputSpec, tensor: TensorSpec, *, depth: int) -> Any:
-    """``depth``: how many lists stand around an element; a bare value may come as a list of one. Raises ValueError."""
+    """``depth``: nested lists around an element; a single value may be a list of one element. Raises ValueError."""
     if spec.kind == "json":
         return msgspec.Raw
     element = element_type(spec, tensor)
@@ -26,7 +26,7 @@ def input_type(spec: InputSpec, tensor: TensorSpec, *, depth: int) -> Any:
 
 
 def parameter_type(spec: ParameterSpec, tensor: TensorSpec | None) -> Any:
-    """``tensor``: the input that the parameter fills, if it is one. Raises ValueError."""
+    """``tensor``: the input for the parameter, if it is a tensor. Raises ValueError."""
     if spec.type == "integer":
         limits = _INT64 if tensor is None else np.iinfo(DTYPE_BY_DATATYPE[tensor.datatype])
         return _integer_type(spec, int(limits.min), int(limits.max))
@@ -40,7 +40,7 @@ def _list_of(element: Any) -> Any:
 
 
 def element_type(spec: InputSpec, tensor: TensorSpec) -> Any:
-    """The type of one element, without the lists around it. Raises ValueError."""
+    """Returns the type of one element, without the lists around it. Raises ValueError."""
     if spec.kind == "number":
         return _number_type(spec, tensor.datatype)
     if spec.kind == "text":
@@ -59,7 +59,7 @@ def _number_type(spec: InputSpec, datatype: str) -> Any:
 
 
 def _integer_type(spec: InputSpec | ParameterSpec, low: int, high: int) -> Any:
-    """``low`` and ``high``: the datatype's. msgspec's bounds are INT64s; beyond, numpy itself refuses at UINT64's."""
+    """``low`` and ``high``: the datatype's bounds. msgspec supports INT64 bounds; numpy checks those of UINT64."""
     if spec.enum:
         if not all(type(value) is int and low <= value <= min(high, _INT64.max) for value in spec.enum):
             raise ValueError("has an enum whose values are not all integers within the datatype")

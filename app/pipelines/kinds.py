@@ -1,6 +1,6 @@
-"""How the values of a field look in JSON, by ``kind``, and the arrays they become and come from.
+"""Converts values of a field between JSON and arrays, by ``kind``.
 
-Each function is chosen once, when a pipeline is compiled; at request time nothing asks for a kind again.
+The functions are selected once, when a pipeline is compiled.
 """
 
 import base64
@@ -17,10 +17,10 @@ import orjson
 from app.domain.tensor import BYTES, DTYPE_BY_DATATYPE, FLOAT_DATATYPES, Array, bytes_array
 
 ToArray = Callable[[Any], Array]
-"""A decoded value (JSON's for number and text, bytes for json, image and binary) -> an array. Raises ValueError."""
+"""Decoded value (JSON values for number and text, bytes for json, image, binary) -> array. Raises ValueError."""
 
 FromArray = Callable[[Array], Any]
-"""An array of any shape -> what orjson can write, nested by shape. Raises ValueError."""
+"""Array of any shape -> value for orjson, nested by shape. Raises ValueError."""
 
 IMAGE_MAGIC: dict[str, tuple[int, bytes]] = {
     "PNG": (0, b"\x89PNG\r\n\x1a\n"),
@@ -31,12 +31,12 @@ IMAGE_MAGIC: dict[str, tuple[int, bytes]] = {
     "TIFF (little-endian)": (0, b"II*\x00"),
     "TIFF (big-endian)": (0, b"MM\x00*"),
 }
-"""Format -> where in the file its magic bytes stand, and which they are."""
+"""Format -> the offset of its magic bytes, and the magic bytes."""
 
 _PIECE = 256 * 1024
-"""Bytes or characters that are converted at once, so that other threads wait for a millisecond at most."""
+"""Bytes or characters that are converted in one step, so that other threads wait for at most a millisecond."""
 _FEW_NUMBERS = 1024
-"""A product of longer vectors may use several threads."""
+"""The limit for the quick check; numpy may use several threads for longer vectors."""
 
 
 def to_array_of(kind: str, datatype: str) -> ToArray:
@@ -55,7 +55,7 @@ def from_array_of(kind: str, datatype: str) -> FromArray:
 
 
 def from_one_element_of(kind: str) -> FromArray:
-    """For arrays of one element: the bare value."""
+    """Converts arrays of one element to a single value."""
     if kind == "number":
         return np.ndarray.item
     convert = _from_bytes_of(kind)
@@ -73,7 +73,7 @@ def kind_fits(kind: str, datatype: str) -> bool:
 
 
 def bytes_of_base64(text: str, kind: str) -> bytes:
-    """Base64, bare or as a data URL (RFC 2397) whose media type fits the kind. Raises ValueError."""
+    """Decodes base64 or a data URL (RFC 2397) whose media type matches the kind. Raises ValueError."""
     if text.startswith("data:"):
         head, comma, text = text.partition(",")
         if not comma or not head.endswith(";base64"):
@@ -91,7 +91,7 @@ def bytes_of_base64(text: str, kind: str) -> bytes:
 
 
 def json_bytes_of(text: bytes | bytearray | memoryview | msgspec.Raw) -> bytes:
-    """The bytes of a JSON value that a decoder has passed over, which looks at everything but UTF-8."""
+    """Returns the bytes of a JSON value that the decoder skipped, after the check for UTF-8 that it omits."""
     content = bytes(text)
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
@@ -104,14 +104,14 @@ def json_bytes_of(text: bytes | bytearray | memoryview | msgspec.Raw) -> bytes:
 
 
 def _check_media_type(media_type: str, kind: str) -> None:
-    """Raises ValueError. A browser writes ``application/octet-stream`` or nothing where it does not know the type."""
+    """Raises ValueError. For unknown types, browsers send ``application/octet-stream`` or nothing."""
     is_image = media_type.startswith("image/") or media_type in {"", "application/octet-stream"}
     if kind == "image" and not is_image:
         raise ValueError("is a data URL whose media type is not image/*")
 
 
 def check_image(content: bytes) -> None:
-    """Raises ValueError where no known format's magic bytes stand."""
+    """Raises ValueError if the magic bytes of no known format match."""
     if not any(content[start : start + len(magic)] == magic for start, magic in IMAGE_MAGIC.values()):
         raise ValueError("is not an image of a known format (PNG, JPEG, GIF, WebP, BMP or TIFF)")
 
@@ -134,12 +134,12 @@ def _array_of_numbers(value: Any, dtype: np.dtype[Any] | type[np.float64], datat
 
 
 def narrowing_to(datatype: str) -> Callable[[Array], Array]:
-    """FP64 array -> array of ``datatype``, which raises ValueError if a number is out of its range."""
+    """Returns a conversion of FP64 arrays to ``datatype``. It raises ValueError if a number is out of range."""
     dtype = DTYPE_BY_DATATYPE[datatype]
     largest = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
 
     def narrowed(array: Array) -> Array:
-        # No number can be out of range if the sum of all squares is not: one quick test for nearly every small request.
+        # If the sum of squares is in range, every number is: a quick check for nearly every small request.
         if array.size <= _FEW_NUMBERS and np.vdot(array, array) < largest * largest:
             return array.astype(dtype, copy=False)
         with np.errstate(over="ignore"):
@@ -174,7 +174,7 @@ def _array_of_images(value: Any) -> Array:
 
 
 def _mapped(value: Any, convert: Callable[[Any], bytes]) -> Array:
-    """Nested lists, or one bare value, -> an object array of bytes."""
+    """Converts nested lists, or a single value, to an object array of bytes."""
     if not isinstance(value, list):
         array = np.empty((), dtype=np.object_)
         array[()] = convert(value)

@@ -1,4 +1,4 @@
-"""A pipeline's words that do not fit its model, with the key that is wrong."""
+"""Mismatches between a pipeline's declaration and its model, with the wrong key."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from app.domain.nearest import nearest
 
 
 class PipelineMismatch(Exception):
-    """A pipeline's words do not fit its model. ``location`` is the path of the key below the pipeline."""
+    """A pipeline's declaration does not match its model. ``location``: the path of the key below the pipeline."""
 
     def __init__(self, location: tuple[str | int, ...], text: str) -> None:
         super().__init__(text)
@@ -18,7 +18,7 @@ class PipelineMismatch(Exception):
 
 @contextmanager
 def mismatch_at(*location: str | int) -> Iterator[None]:
-    """A ValueError inside is about the key at ``location``."""
+    """Converts a ValueError of the block to a PipelineMismatch at ``location``."""
     try:
         yield
     except ValueError as exc:

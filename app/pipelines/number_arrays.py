@@ -1,7 +1,7 @@
-"""A large array of numbers: JSON text -> array, without a Python list of the whole.
+"""Decodes large arrays of numbers from JSON without building a Python list.
 
-The brackets and commas alone give the shape, which is checked before any number is decoded. Then the numbers are
-decoded as flat lists, piece by piece, with the codec that was chosen for the field.
+The shape follows from the brackets and commas, and is checked before any number is decoded. Then the numbers are
+decoded as flat lists, piece by piece, with the codec of the field.
 """
 
 import math
@@ -25,9 +25,9 @@ _INDEX = re.compile(r"\$\[(\d+)\]")
 
 @dataclass(frozen=True, slots=True)
 class NumberLists:
-    """Reads lists of numbers that are nested ``depth`` deep.
+    """Reads lists of numbers with ``depth`` levels of nesting.
 
-    ``check_shape`` raises ValueError for a shape that does not fit.
+    ``check_shape`` raises ValueError for a wrong shape.
     """
 
     depth: int
@@ -39,7 +39,7 @@ class NumberLists:
         shape = _shape_of(text, self.depth)
         self.check_shape(shape)
         size, dtype = math.prod(shape), self.codec.dtype
-        if size * dtype.itemsize > 2 * len(text):  # much larger than its text: allocated only for good numbers
+        if size * dtype.itemsize > 2 * len(text):  # much larger than its text, so allocated only for valid numbers
             for _ in self._arrays_of(text, shape):
                 pass
         array, start = np.empty(size, dtype), 0
@@ -49,7 +49,7 @@ class NumberLists:
         return array.reshape(shape)
 
     def _arrays_of(self, text: memoryview, shape: tuple[int, ...]) -> Iterator[Array]:
-        """The numbers in order, as flat arrays."""
+        """Yields the numbers in order, as flat arrays."""
         start, size = 0, math.prod(shape)
         for piece in _pieces_of(text):
             try:
@@ -65,7 +65,7 @@ class NumberLists:
 
 
 def _shape_of(text: memoryview, depth: int) -> tuple[int, ...]:
-    """The shape of regular lists, from their brackets and commas. Raises ValueError or InvalidJson."""
+    """Returns the shape of regular lists, from their brackets and commas. Raises ValueError or InvalidJson."""
     nesting = _nesting_of(text)
     if nesting > depth:
         raise _wrong_nesting(depth, nesting)
@@ -81,7 +81,7 @@ def _shape_of(text: memoryview, depth: int) -> tuple[int, ...]:
 
 
 def _flat_size(text: memoryview) -> int:
-    """How many elements a list holds; 0 for fewer than two, and where anything but numbers may stand in the list."""
+    """The number of elements of a list; 0 if it has fewer than two, or may have elements that are not numbers."""
     _, closing, after = bytes(text[-PIECE_BYTES:]).rpartition(b"]")
     if not closing or after.strip(WHITESPACE):
         return 0
@@ -96,7 +96,7 @@ def _flat_size(text: memoryview) -> int:
 
 
 def _nesting_of(text: memoryview) -> int:
-    """How many brackets open before anything else stands in the text."""
+    """The number of opening brackets at the start of the text."""
     found = _OPENINGS.match(text)
     return found[0].count(b"[") if found else 0
 
@@ -106,7 +106,7 @@ def _wrong_nesting(depth: int, nesting: int) -> ValueError:
 
 
 def _skeleton_of(text: memoryview) -> tuple[bytearray, bool, bool]:
-    """The brackets and commas; whether there are numbers; whether there are empty lists."""
+    """Returns the brackets and commas, whether there are numbers, and whether there are empty lists."""
     skeleton, has_numbers, has_empty_lists, last = bytearray(), False, False, b""
     for start in range(0, len(text), PIECE_BYTES):
         piece = last + _without_whitespace(bytes(text[start : start + PIECE_BYTES]))
@@ -129,7 +129,7 @@ def _without_whitespace(piece: bytes) -> bytes:
 
 
 def _has_empty_lists(characters: Array) -> bool:
-    """Raises InvalidJson where no comma stands between a number or a list and the list that follows or precedes it."""
+    """Raises InvalidJson if a comma is missing between a list and an adjacent number or list."""
     opens, closes, commas = (characters == code for code in (_OPENING, _CLOSING, _COMMA))
     if (opens[1:] > (opens | commas)[:-1]).any() or (closes[:-1] > (closes | commas)[1:]).any():
         raise malformed()
@@ -137,7 +137,7 @@ def _has_empty_lists(characters: Array) -> bool:
 
 
 def _regular_shape(skeleton: bytearray, depth: int) -> tuple[int, ...] | None:
-    """The shape, if each list is the first list of its level again and again; otherwise None."""
+    """Returns the shape if all lists of a level have the same structure; otherwise None."""
     codes = np.frombuffer(skeleton, dtype=np.uint8)
     shape: tuple[int, ...] = ()
     block = codes[:0]
@@ -155,7 +155,7 @@ def _regular_shape(skeleton: bytearray, depth: int) -> tuple[int, ...] | None:
 
 
 def _pieces_of(text: memoryview) -> Iterator[bytes]:
-    """The text cut at commas, into pieces of about PIECE_BYTES."""
+    """Yields pieces of about PIECE_BYTES, cut at commas."""
     start, size = 0, PIECE_BYTES
     while start + size < len(text):
         piece = bytes(text[start : start + size])
@@ -169,7 +169,7 @@ def _pieces_of(text: memoryview) -> Iterator[bytes]:
 
 
 def _with_place(exc: msgspec.ValidationError, start: int, shape: tuple[int, ...]) -> msgspec.ValidationError:
-    """The error of a flat piece, with the place of the number in the whole array."""
+    """Returns the error of a flat piece with the position of the number in the whole array."""
 
     def place(found: re.Match[str]) -> str:
         index = min(start + int(found[1]), math.prod(shape) - 1)

@@ -1,7 +1,7 @@
-"""Flat JSON lists of numbers -> arrays of one datatype. The codec of a field is chosen when its pipeline is compiled.
+"""Codecs that decode flat JSON lists of numbers to arrays. A field's codec is selected when its pipeline is compiled.
 
-simdjson reads a list into a buffer, without a Python object for each number. Whatever simdjson or the bounds refuse is
-decoded again by msgspec, which alone decides what is refused, and with which words.
+simdjson reads a list into a buffer, without a Python object for each number. If simdjson or the bounds reject the list,
+msgspec decodes it again. Only msgspec's result determines whether the list is rejected, and the message.
 docs/decisions/0026-compiled-codecs.md has the figures.
 """
 
@@ -22,26 +22,26 @@ from app.pipelines.spec import InputSpec
 
 _BufferType = Literal["d", "i", "u"]
 _WIDEST = {"d": np.dtype(np.float64), "i": np.dtype(np.int64), "u": np.dtype(np.uint64)}
-"""simdjson's types of buffers -> their dtypes."""
+"""simdjson's buffer types -> their dtypes."""
 _MAX_TEXT_BYTES = 128 * 1024
-"""More than a piece of a body has, unless there is no comma in it."""
+"""Larger than a piece of a body, unless the body has no comma."""
 _REFUSALS = (ValueError, TypeError, RuntimeError)
-"""What simdjson raises, and ValueError of our own."""
+"""The exceptions of simdjson, and the codec's own ValueError."""
 
 
 class NumberCodec(Protocol):
-    """The port by which lists of numbers are read."""
+    """The interface of codecs for lists of numbers."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the arrays."""
+        """The dtype of the arrays."""
 
     def decode(self, text: bytes) -> Array:
-        """The numbers of a JSON list without lists in it. Raises msgspec.DecodeError or ValueError."""
+        """Decodes a flat JSON list of numbers. Raises msgspec.DecodeError or ValueError."""
 
 
 class ListCodec:
-    """Decodes numbers of any datatype, by way of a Python list."""
+    """Decodes numbers of any datatype with a Python list."""
 
     def __init__(self, element: Any, datatype: str, to_array: ToArray) -> None:
         self.dtype = DTYPE_BY_DATATYPE[datatype]
@@ -54,9 +54,9 @@ class ListCodec:
 
 @dataclass(frozen=True, slots=True)
 class BufferCodec:
-    """Decodes numbers without Python objects. Leaves a list to ``others`` if ``narrowed`` or simdjson refuses it.
+    """Decodes numbers without Python objects. Falls back to ``others`` if ``narrowed`` or simdjson rejects a list.
 
-    ``narrowed``: a float64, int64 or uint64 array, as ``of_type`` says -> ``dtype``. It may raise ValueError.
+    ``narrowed`` converts a float64, int64 or uint64 array (see ``of_type``) to ``dtype``. It may raise ValueError.
     """
 
     dtype: np.dtype[Any]
@@ -72,7 +72,7 @@ class BufferCodec:
 
 
 def number_codec(spec: InputSpec, tensor: TensorSpec, to_array: ToArray) -> NumberCodec:
-    """``to_array``: of the field, for what simdjson does not read."""
+    """``to_array``: the field's conversion, for lists that simdjson does not support."""
     datatype = tensor.datatype
     lists = ListCodec(element_type(spec, tensor), datatype, to_array)
     if datatype in FLOAT_DATATYPES:
@@ -85,7 +85,7 @@ def number_codec(spec: InputSpec, tensor: TensorSpec, to_array: ToArray) -> Numb
 
 
 def _within(spec: InputSpec, narrowed: ToArray) -> ToArray:
-    """``narrowed``, which also raises ValueError for a number outside the bounds that ``spec`` has."""
+    """Wraps ``narrowed`` with a check of the bounds in ``spec``, which raises ValueError."""
     if spec.minimum is None and spec.maximum is None:
         return narrowed
     low = -math.inf if spec.minimum is None else spec.minimum
@@ -102,7 +102,7 @@ def _between(low: float, high: float, narrowed: ToArray) -> ToArray:
 
 
 class _Parser(threading.local):
-    """Each thread's own. It keeps memory for the longest text that it has parsed, 14 times its bytes."""
+    """One parser for each thread. It keeps memory for the longest text so far, 14 times its size."""
 
     def __init__(self) -> None:
         self.parse = simdjson.Parser(max_capacity=_MAX_TEXT_BYTES).parse

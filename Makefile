@@ -15,8 +15,8 @@ help: ## list the targets
 setup: ## make .venv and .venv-triton with what is locked (run and test do it by themselves)
 	@$(PYTHON) deploy/bootstrap.py
 
-run: setup ## start a real Triton on triton_models/ and the gateway on http://127.0.0.1:8080
-	@exec $(BIN)/triton-gateway serve --embedded
+run: setup ## start a real Triton on triton_models/, or on MODELS=dir, and the gateway on http://127.0.0.1:8080
+	@exec $(BIN)/triton-gateway serve --embedded $(if $(MODELS),--models "$(MODELS)")
 
 test: setup ## run the suite against the real Triton and whatever else the machine has
 	@$(SCRATCH) $(BIN)/python -m pytest -m "not full"

@@ -18,8 +18,6 @@ from app.triton.engine import TritonEngine
 from app.triton.model_repository import live_repository, read_repository
 from app.triton.transports import open_transport
 
-DEFAULT_REPOSITORY = Path("triton_models")
-
 _log = logging.getLogger(__name__)
 
 
@@ -31,7 +29,7 @@ class CheckImpossible(Exception):
 class CheckOptions:
     """``triton`` overrides ``repository``. ``config`` None: the pipelines are not checked."""
 
-    repository: Path = DEFAULT_REPOSITORY
+    repository: Path
     config: Path | None = None
     triton: str | None = None
     strict: bool = False

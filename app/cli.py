@@ -17,23 +17,34 @@ from rich.table import Table
 from app import __version__
 from app.admission.keys import hash_of, new_key
 from app.admission.keys_file import entry_of
-from app.checking import DEFAULT_REPOSITORY, CheckImpossible, CheckOptions, run_check, text_of
+from app.checking import CheckImpossible, CheckOptions, run_check, text_of
 from app.domain.errors import GatewayError
 from app.files.complaints import ConfigError
 from app.observability.exporter import TracingUnavailable
 from app.observability.log import configure_logging
 from app.process.listening import PortTaken
 from app.process.serving import serve
+from app.process.standalone import run_triton
 from app.process.supervision import BackgroundTaskFailed
 from app.process.workers.supervising import supervise
 from app.process.workers.worker import work
-from app.settings import PREFIX, Settings, SettingsError, default_config, read_settings, service_links
+from app.settings import (
+    DEFAULT_REPOSITORY,
+    PREFIX,
+    Settings,
+    SettingsError,
+    config_beside,
+    read_settings,
+    service_links,
+)
+from app.starting import FolderTaken, next_steps, write_starter
 from app.streams.store import StoreUnusable
 from app.triton.embedded.errors import EmbeddedTritonError
 from app.triton.engine import TritonEngine
 from app.triton.model_repository import RepositoryUnreadable
 from app.triton.transports import open_transport
 
+_SHORT_FLAGS = {"triton_url": ["--triton"], "embedded_repository": ["--models"]}
 FAILED = 1
 UNUSABLE = 2
 _UNUSABLE = (
@@ -42,6 +53,7 @@ _UNUSABLE = (
     PortTaken,
     StoreUnusable,
     EmbeddedTritonError,
+    FolderTaken,
     RepositoryUnreadable,
     CheckImpossible,
     TracingUnavailable,
@@ -68,6 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(given: dict[str, Any]) -> int:
     settings = _settings(given)
+    if given["embedded_repository"] is not None and not settings.embedded:
+        raise SettingsError("--models is the repository of the embedded Triton: add --embedded")
     uvloop.run(serve(settings) if settings.workers == 1 else supervise(settings))
     return 0
 
@@ -102,6 +116,11 @@ def _parser() -> argparse.ArgumentParser:
     for name, field in Settings.model_fields.items():
         _add_flag(serving, name, field.annotation, f"{field.description} ({PREFIX}{name.upper()})")
     _add_check(commands)
+    _add_init(commands)
+    standalone = commands.add_parser("triton", help="run the Triton of the wheel alone, gRPC on 127.0.0.1:8001")
+    standalone.set_defaults(command=_triton)
+    for name in ("embedded_repository", "embedded_venv"):
+        _add_flag(standalone, name, Path, Settings.model_fields[name].description or "")
     models = commands.add_parser("models", help="list Triton's models in a table")
     models.set_defaults(command=_models)
     _add_flag(models, "triton_url", str, "Triton's gRPC address")
@@ -113,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_flag(parser: argparse.ArgumentParser, name: str, annotation: Any, text: str) -> None:
-    flags = [f"--{name.replace('_', '-')}", *(["--triton"] if name == "triton_url" else [])]
+    flags = [f"--{name.replace('_', '-')}", *_SHORT_FLAGS.get(name, ())]
     action = argparse.BooleanOptionalAction if annotation is bool else "store"
     parser.add_argument(*flags, dest=name, action=action, help=text.replace("%", "%%"))
 
@@ -123,7 +142,10 @@ def _add_check(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     checking.set_defaults(command=_check)
     checking.add_argument("repository", nargs="?", type=Path, default=DEFAULT_REPOSITORY, metavar="MODEL_REPOSITORY")
     checking.add_argument(
-        "--config", type=Path, default=default_config(), help="the gateway.yaml to check against the models"
+        "--config",
+        type=Path,
+        help="the gateway.yaml to check against the models (default: that of MODEL_REPOSITORY; "
+        f"for {DEFAULT_REPOSITORY} and with --triton, ./gateway.yaml)",
     )
     checking.add_argument("--triton", metavar="HOST:PORT", help="check the models of a running Triton instead")
     checking.add_argument("--strict", action="store_true", help="exit with status 1 for warnings too")
@@ -148,10 +170,31 @@ def _new_key(given: dict[str, Any]) -> int:
 
 def _check(given: dict[str, Any]) -> int:
     """Prints the report and returns the exit status. Raises CheckImpossible, RepositoryUnreadable or ConfigError."""
+    if given["config"] is None:
+        beside = config_beside(DEFAULT_REPOSITORY if given["triton"] else given["repository"])
+        given["config"] = beside if beside.exists() else None
     options = CheckOptions(**given)
     report = asyncio.run(run_check(options))
     print(text_of(report, options.format))  # noqa: T201 - the command's own answer
     return report.status(strict=options.strict)
+
+
+def _add_init(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    starting = commands.add_parser("init", help="write a small working model repository with its gateway.yaml")
+    starting.set_defaults(command=_init)
+    starting.add_argument("folder", type=Path, metavar="DIR", help="a new or empty folder")
+
+
+def _init(given: dict[str, Any]) -> int:
+    """Raises FolderTaken."""
+    write_starter(given["folder"])
+    print(next_steps(given["folder"]))  # noqa: T201 - the command's own answer
+    return 0
+
+
+def _triton(given: dict[str, Any]) -> int:
+    uvloop.run(run_triton(_settings(given)))
+    return 0
 
 
 async def show_models(settings: Settings) -> None:

@@ -20,6 +20,7 @@ from app.triton.transport import DEFAULT_KIND, Kind
 
 PREFIX = "GATEWAY_"
 DEFAULT_CONFIG = Path("gateway.yaml")
+DEFAULT_REPOSITORY = Path("triton_models")
 EMBEDDED_SHARED_MEMORY_BYTES = 256 * 1024 * 1024
 
 _SERVICE_LINK = re.compile(
@@ -53,7 +54,7 @@ class Settings(BaseSettings):
         description="the file that declares the pipelines; without a file, every ready model is served under its name",
     )
     embedded: bool = Field(False, description="start Triton together with the gateway")
-    embedded_repository: Path = Field(Path("triton_models"), description="the embedded Triton's model repository")
+    embedded_repository: Path = Field(DEFAULT_REPOSITORY, description="the embedded Triton's model repository")
     embedded_venv: Path = Field(Path(".venv-triton"), description="the Python environment of its models")
     api_keys_file: Path | None = Field(
         None, description="the file of API keys; with it, each request needs one of these keys"
@@ -110,8 +111,13 @@ class Settings(BaseSettings):
 
     @property
     def config_path(self) -> Path | None:
-        """The file to follow: the configured file, otherwise ``./gateway.yaml`` if it exists."""
-        return self.config or default_config()
+        """The file to follow: the configured file, otherwise ``default_config`` if it exists."""
+        return self.config or (self.default_config if self.default_config.exists() else None)
+
+    @property
+    def default_config(self) -> Path:
+        """``gateway.yaml`` of the working folder; for models of another folder, of that folder."""
+        return config_beside(self.embedded_repository) if self.embedded else DEFAULT_CONFIG
 
     @property
     def repairs_triton(self) -> bool:
@@ -132,8 +138,10 @@ class Settings(BaseSettings):
 
     @property
     def models_venv(self) -> Path:
-        """The models' environment; falls back to the current environment (extra ``embedded``)."""
-        return self.embedded_venv if self.embedded_venv.exists() else Path(sys.prefix)
+        """The models' environment; falls back to that of the gateway's checkout, then to the current environment."""
+        own = Path(sys.prefix)
+        beside = own.parent / self.embedded_venv
+        return next((venv for venv in (self.embedded_venv, beside) if venv.exists()), own)
 
     @classmethod
     def settings_customise_sources(
@@ -153,8 +161,9 @@ class Settings(BaseSettings):
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
-def default_config() -> Path | None:
-    return DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None
+def config_beside(repository: Path) -> Path:
+    """Where the gateway.yaml of a model repository lies: in it, for the default repository in the working folder."""
+    return DEFAULT_CONFIG if repository == DEFAULT_REPOSITORY else repository / DEFAULT_CONFIG
 
 
 def read_settings(environment: Mapping[str, str], flags: Mapping[str, Any]) -> Settings:

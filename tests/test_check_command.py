@@ -46,8 +46,15 @@ def test_the_summary_says_what_was_read(pytestconfig: pytest.Config, monkeypatch
     assert capsys.readouterr().out == "19 models, 9 pipelines: no findings\n"
 
 
-def test_gateway_yaml_beside_is_checked_too(checked) -> None:
-    assert "gateway.yaml:4: pipelines.broken.outputs.answer.tensor" in checked("gateway-yaml")[1]
+def test_gateway_yaml_of_the_models_is_checked_and_no_other(checked, capsys) -> None:
+    assert ": pipelines.broken" not in checked("gateway-yaml")[1]
+    Path("gateway.yaml").rename("models/gateway.yaml")
+    assert main(["check", "models"]) == 1
+    assert "models/gateway.yaml:4: pipelines.broken.outputs.answer.tensor" in capsys.readouterr().out
+    Path("models").rename("triton_models")
+    Path("triton_models/gateway.yaml").rename("gateway.yaml")
+    assert main(["check"]) == 1
+    assert " gateway.yaml:4: pipelines.broken.outputs.answer.tensor" in capsys.readouterr().out
 
 
 def test_json_is_for_machines(checked) -> None:

@@ -56,6 +56,11 @@ def test_wrong_settings_end_the_start(
     assert said in capsys.readouterr().err
 
 
+def test_models_of_no_embedded_triton_end_the_start(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "--models", "mine"]) == 2
+    assert capsys.readouterr().err.endswith("is the repository of the embedded Triton: add --embedded\n")
+
+
 def test_a_wrong_file_ends_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "wrong.yaml").write_text("pipelines: {p: {modle: m}}\n")
     assert cli.main(["serve", "--config", "wrong.yaml"]) == 2

@@ -42,6 +42,29 @@ def test_a_variable_and_a_flag_say_the_same(name: str, text: str, value: Any) ->
     assert getattr(read_settings({}, {name: text}), name) == value
 
 
+@pytest.mark.parametrize(
+    ("flags", "path"),
+    [
+        ({}, "gateway.yaml"),
+        ({"embedded": True}, "gateway.yaml"),
+        ({"embedded": True, "embedded_repository": "mine"}, "mine/gateway.yaml"),
+        ({"embedded": True, "embedded_repository": "triton_models/"}, "gateway.yaml"),
+        ({"embedded_repository": "mine"}, "gateway.yaml"),
+    ],
+)
+def test_the_file_of_pipelines_is_that_of_the_models(
+    flags: dict[str, Any], path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = read_settings({}, flags)
+    assert (settings.default_config, settings.config_path) == (Path(path), None)
+    (tmp_path / "mine").mkdir()
+    for each in ("gateway.yaml", "mine/gateway.yaml"):
+        (tmp_path / each).touch()
+    assert settings.config_path == Path(path)
+    assert read_settings({}, {**flags, "config": "named.yaml"}).config_path == Path("named.yaml")
+
+
 def test_flags_win() -> None:
     assert read_settings({"GATEWAY_PORT": "1"}, {"port": "2"}).port == 2
 

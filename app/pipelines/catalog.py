@@ -108,8 +108,17 @@ class Catalog:
     async def follow_file(self) -> None:
         """Takes a changed file: what it leaves out is gone at once, what it changes comes when it can be served."""
         file = await self._followed.read_if_changed() if self._followed is not None else None
-        if file is None:
-            return
+        if file is not None:
+            self._take(file)
+
+    async def adopt_file(self, path: Path) -> None:
+        """Follows a file that was made after the start. Raises ConfigError."""
+        followed = FollowedFile(path, read_gateway_file, "gateway.yaml")
+        file = await asyncio.to_thread(followed.read_first)
+        self.path, self._followed = path, followed
+        self._take(file)
+
+    def _take(self, file: GatewayFile) -> None:
         entries: dict[str, Entry] = {}
         for name, spec in file.spec.pipelines.items():
             entries[name] = self.entries.get(name) or Entry()

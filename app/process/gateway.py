@@ -1,5 +1,6 @@
 """Opens the gateway itself: the Triton that it calls, its catalog, and what follows both."""
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -15,12 +16,15 @@ from app.observability.tracing import Tracer
 from app.pipelines.cancellation import Canceller
 from app.pipelines.catalog import Catalog
 from app.pipelines.compile import Surroundings
+from app.process.adopting import adopt_when_made
 from app.process.refreshing import ModelCheck, keep_fresh
 from app.process.servers import Servers
 from app.process.supervision import Supervisor
 from app.process.triton import Triton
 from app.settings import Settings
 from app.streams.store import StreamStore
+
+_log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
@@ -48,7 +52,10 @@ async def open_gateway(
             servers.health,
             keys,
         )
-        async with supervisor.running("catalog refresh", keep_fresh(catalog, check, metrics, keys)):
+        async with (
+            supervisor.running("catalog refresh", keep_fresh(catalog, check, metrics, keys)),
+            supervisor.running("wait for gateway.yaml", adopt_when_made(catalog, settings.default_config)),
+        ):
             yield gateway
         await canceller.close()
 
@@ -68,6 +75,9 @@ async def _catalog_of(settings: Settings, triton: Triton, engine: Engine) -> Cat
         Surroundings(settings.timeout_s, key, settings.expose_model_errors),
         triton.grpc_url,
     )
+    if settings.config_path is None and triton.part is None:
+        looked_for = settings.default_config.absolute()
+        _log.info("there is no %s: every ready model is served under its own name, until the file exists", looked_for)
     catalog.load_file(triton.part.file if triton.part else None)
     await catalog.refresh()
     if catalog.complaints and triton.part is None:

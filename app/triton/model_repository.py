@@ -1,6 +1,6 @@
 """A model repository on disk, and the same as a running server has it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,8 +82,20 @@ def backend_by_file(files: Iterable[Path]) -> str | None:
     return next((BACKEND_BY_FILE[file.name] for file in files if file.name in BACKEND_BY_FILE), None)
 
 
+def missing_scripts(folder: Path, config: pb.ModelConfig) -> list[Path]:
+    """The scripts that a Python model lacks, one for each version."""
+    if backend_named(config) != "python":
+        return []
+    scripts = [folder / version / (config.default_model_filename or SCRIPT) for version in _versions(folder)]
+    return [script for script in scripts if not script.exists()]
+
+
+def _versions(folder: Path) -> tuple[str, ...]:
+    return tuple(sorted(each.name for each in folder.iterdir() if each.is_dir() and each.name.isdecimal()))
+
+
 def _read_model(folder: Path) -> RepositoryModel:
-    versions = tuple(sorted(each.name for each in folder.iterdir() if each.is_dir() and each.name.isdecimal()))
+    versions = _versions(folder)
     try:
         message = read_config(folder)
         config = model_config_of(message)
@@ -92,16 +104,14 @@ def _read_model(folder: Path) -> RepositoryModel:
     config = replace(config, name=config.name or folder.name)
     scripts = Scripts.read(sorted(folder.glob("*/*.py")))
     calls = frozenset(config.bls_calls) | scripts.calls
-    return RepositoryModel(folder.name, config, versions, calls, files=_files_of(folder, message, versions, scripts))
+    return RepositoryModel(folder.name, config, versions, calls, files=_files_of(folder, message, scripts))
 
 
-def _files_of(folder: Path, message: pb.ModelConfig, versions: Sequence[str], scripts: Scripts) -> ModelFiles:
+def _files_of(folder: Path, message: pb.ModelConfig, scripts: Scripts) -> ModelFiles:
     backend = "ensemble" if message.HasField("ensemble_scheduling") else backend_named(message)
-    script = message.default_model_filename or SCRIPT
-    needed = [folder / version / script for version in versions] if backend == "python" else []
     return ModelFiles(
         backend or backend_by_file(folder.glob("*/*")) or "",
-        tuple(str(path) for path in needed if not path.exists() and not path.is_symlink()),
+        tuple(str(path) for path in missing_scripts(folder, message)),
         tuple(scripts.mistakes),
         scripts.sends_errors,
     )

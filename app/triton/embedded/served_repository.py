@@ -11,6 +11,7 @@ from app.triton.model_repository import (
     RepositoryUnreadable,
     backend_by_file,
     backend_named,
+    missing_scripts,
     model_folders,
     read_config,
 )
@@ -34,6 +35,7 @@ class ServedRepository:
         configs = {folder: _config_of(folder) for folder in folders}
         for folder, config in configs.items():
             _require_backend(folder, config)
+            _require_script(folder, config)
         return cls(path.resolve(), tuple(each.name for each in folders), all(map(_is_complete, configs.values())))
 
 
@@ -54,6 +56,12 @@ def _config_of(folder: Path) -> pb.ModelConfig:
         return read_config(folder)
     except ValueError as exc:
         raise RepositoryUnservable(f"Model {folder.name!r}: {exc}.") from exc
+
+
+def _require_script(folder: Path, config: pb.ModelConfig) -> None:
+    """Triton 2.51 waits for ever for a Python model without its script."""
+    if missing := missing_scripts(folder, config):
+        raise RepositoryUnservable(f"Model {folder.name!r}: {missing[0]} does not exist.")
 
 
 def _require_backend(folder: Path, config: pb.ModelConfig) -> None:

@@ -19,6 +19,9 @@ numpy, wheel = found("numpy"), found("nvidia-pytriton")
 print(json.dumps([numpy and numpy.version, wheel and str(wheel.locate_file("pytriton/tritonserver"))]))
 """
 
+PACKAGES = "'numpy<2' 'nvidia-pytriton==0.7.0'"
+"""What an environment needs to run Triton and Python models, for pip."""
+
 
 @dataclass(frozen=True)
 class ModelEnvironment:
@@ -33,8 +36,9 @@ class ModelEnvironment:
         python = interpreter.inspect(venv / "bin" / "python3")
         if python is None:
             raise ModelEnvironmentUnfit(
-                f"There is no Python environment for the models in {venv}: `make run` makes one, "
-                "or `pip install '.[embedded]'` with Python 3.11 or 3.12."
+                f"There is no Python environment for the models in {venv}. In a checkout, `make run` makes one, and so "
+                "does `pip install '.[embedded]'` with Python 3.11 or 3.12. Elsewhere, with Python 3.10 to 3.12: "
+                f"`python3 -m venv .venv-triton && .venv-triton/bin/pip install {PACKAGES}`."
             )
         if not python.runs_models:
             raise ModelEnvironmentUnfit(interpreter.refusal(python.path))
@@ -57,20 +61,20 @@ class ModelEnvironment:
 def _server_in(python: Path) -> Path:
     answer = subprocess.run([str(python), "-I", "-c", _PROBE], stdout=subprocess.PIPE, check=True, timeout=30)
     numpy, server = json.loads(answer.stdout)
-    _require_numpy_1(numpy, python)
+    problems = _numpy_problems(numpy)
     if server is None:
+        problems.append("it does not hold the wheel nvidia-pytriton")
+    if problems:
         raise ModelEnvironmentUnfit(
-            f"The environment of {python} does not hold the wheel nvidia-pytriton: "
-            "`make run` installs it, or `pip install '.[embedded]'`."
+            f"The models' environment of {python} is not complete: {', and '.join(problems)}. "
+            f"Run `{python} -m pip install {PACKAGES}`. In a checkout, `make run` makes an environment for the models."
         )
     return Path(server)
 
 
-def _require_numpy_1(version: str | None, python: Path) -> None:
+def _numpy_problems(version: str | None) -> list[str]:
     if version is None:
-        raise ModelEnvironmentUnfit(f"The models' environment of {python} has no numpy: install numpy 1.26.")
+        return ["it has no numpy"]
     if int(version.partition(".")[0]) >= 2:
-        raise ModelEnvironmentUnfit(
-            f"The models' environment of {python} has numpy {version}. Triton's Python backend silently corrupts "
-            "tensors with numpy 2 or newer: install numpy 1.26 there (`pip install 'numpy<2'`)."
-        )
+        return [f"it has numpy {version}, and Triton's Python backend silently corrupts tensors with numpy 2 or newer"]
+    return []

@@ -78,3 +78,11 @@ def test_missing_or_empty_repository_is_refused(tmp_path):
         ServedRepository.read(tmp_path / "absent")
     with pytest.raises(RepositoryUnservable, match="holds no model"):
         ServedRepository.read(tmp_path)
+
+
+def test_a_python_model_without_its_script_is_refused(add_model, tmp_path):
+    add_model("a", COMPLETE, file="other.py")
+    with pytest.raises(RepositoryUnservable, match=r"Model 'a': .*/a/1/model\.py does not exist\."):
+        ServedRepository.read(tmp_path)
+    (tmp_path / "a" / "config.pbtxt").write_text(COMPLETE + 'default_model_filename: "other.py"')
+    assert ServedRepository.read(tmp_path).models == ("a",)

@@ -1,9 +1,10 @@
 import subprocess
+import tomllib
 
 import pytest
 
 from app.triton.embedded.errors import ModelEnvironmentUnfit
-from app.triton.embedded.wheel import ModelEnvironment
+from app.triton.embedded.wheel import PACKAGES, ModelEnvironment
 
 
 @pytest.fixture
@@ -48,8 +49,9 @@ def test_numpy_2_is_refused(venv, pretend):
 
 
 def test_missing_numpy_is_refused(venv):
-    with pytest.raises(ModelEnvironmentUnfit, match="has no numpy"):
+    with pytest.raises(ModelEnvironmentUnfit, match="has no numpy, and it does not hold the wheel") as caught:
         ModelEnvironment.of(venv)
+    assert f"Run `{venv}/bin/python3 -m pip install 'numpy<2' 'nvidia-pytriton==0.7.0'`." in str(caught.value)
 
 
 def test_missing_wheel_is_refused(venv, pretend):
@@ -70,3 +72,10 @@ def test_python_that_the_wheel_has_no_stub_for_is_refused(tmp_path):
     python.chmod(0o755)
     with pytest.raises(ModelEnvironmentUnfit, match=r"3\.10 to 3\.12"):
         ModelEnvironment.of(tmp_path)
+
+
+def test_the_packages_are_those_of_the_extra_and_of_the_lock(pytestconfig):
+    extra = tomllib.loads((pytestconfig.rootpath / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    wheel = extra["embedded"][0].partition(";")[0]
+    assert f"'{wheel}'" in PACKAGES
+    assert {wheel, "numpy<2"} <= set((pytestconfig.rootpath / "requirements" / "triton.in").read_text().splitlines())

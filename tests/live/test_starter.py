@@ -1,0 +1,86 @@
+"""What ``triton-gateway init`` writes, run by the real Triton, and the wheel's Triton alone."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.cli import main
+from app.process.standalone import run_triton
+from app.settings import Settings
+from app.triton.embedded.options import Ports
+from tests.live.conftest import GatewayProcess, running_gateway
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("starter") / "models"
+    assert main(["init", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def started(models: Path, models_venv: Path) -> Iterator[GatewayProcess]:
+    """The gateway of the folder, started in a working folder with a gateway.yaml of something else."""
+    working = models.parent / "working"
+    working.mkdir()
+    (working / "gateway.yaml").write_text("pipelines: {other: {model: absent}}\n")
+    settings = {"embedded": "true", "embedded_repository": str(models), "embedded_venv": str(models_venv)}
+    with running_gateway(working, **settings) as gateway:
+        yield gateway
+
+
+def ask(gateway: GatewayProcess, path: str, text: str) -> httpx.Response:
+    return httpx.post(f"{gateway.url}/v1/pipelines/{path}", json={"text": text}, timeout=30)
+
+
+def test_its_pipelines_are_those_of_the_folder(started: GatewayProcess) -> None:
+    listed = httpx.get(f"{started.url}/v1/pipelines").json()["pipelines"]
+    assert sorted(each["name"] for each in listed) == ["count", "report", "words"]
+
+
+def test_its_ensemble_answers(started: GatewayProcess) -> None:
+    answer = ask(started, "report", " Hello   Triton gateway ")
+    assert answer.json() == {"count": 3, "longest": "gateway", "early_exit": None}
+
+
+def test_its_ensemble_exits_early(started: GatewayProcess) -> None:
+    answer = ask(started, "report", "   ")
+    assert (answer.status_code, answer.headers["X-Early-Exit"]) == (200, "no_text")
+    assert answer.json() == {"count": None, "longest": None, "early_exit": "no_text"}
+
+
+def test_its_python_model_answers(started: GatewayProcess) -> None:
+    assert ask(started, "count", "two words").json() == {"count": 2, "longest": "words"}
+
+
+def test_its_decoupled_model_streams(started: GatewayProcess) -> None:
+    text = ask(started, "words/stream", "one word").text
+    assert [line for line in text.splitlines() if line.startswith("event")] == [
+        "event: output",
+        "event: output",
+        "event: done",
+    ]
+
+
+async def test_triton_runs_alone(models: Path, models_venv: Path) -> None:
+    ports = Ports.free()
+    running = asyncio.create_task(run_triton(Settings(embedded_repository=models, embedded_venv=models_venv), ports))
+    url = f"http://127.0.0.1:{ports.http}/v2/models/text_report/ready"
+    async with httpx.AsyncClient() as client, asyncio.timeout(60):
+        while True:
+            try:
+                if (await client.get(url)).status_code == 200:
+                    break
+            except httpx.TransportError:
+                pass
+            await asyncio.sleep(0.1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(running, 30)
+    async with httpx.AsyncClient() as client:
+        with pytest.raises(httpx.TransportError):
+            await client.get(url)

@@ -1,4 +1,4 @@
-"""``triton-gateway check``: the linter over a folder or a running Triton, and its findings in words."""
+"""``triton-gateway check``: runs the linter on a folder or a running Triton, and reports the findings."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class CheckImpossible(Exception):
-    """What was to be checked cannot be reached."""
+    """The models cannot be read, so the check cannot run."""
 
 
 @dataclass(frozen=True, slots=True)

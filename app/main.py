@@ -1,4 +1,4 @@
-"""The wiring: the applications of the main and the admin port, each route with what it uses."""
+"""Creates the applications of the main and the admin port, and connects their routes with their dependencies."""
 
 import os
 from dataclasses import dataclass, field
@@ -58,7 +58,7 @@ class Gateway:
 
     inference: Inference
     store: StreamStore | None
-    """None: there are no resumable streams."""
+    """None if resumable streams are off."""
     limits: Limits
     tensor_memory: TensorMemory | None = None
     """Shared with Triton; None without shared memory."""
@@ -101,7 +101,7 @@ def create_app(
         app.router.routes.append(page.files)
     elif with_docs:
         app.add_api_route("/", _front, include_in_schema=False)
-    # Samples show the scheme of a trusted proxy. Inference needs neither the scheme nor the client's address.
+    # Samples show the scheme of a trusted proxy; inference uses neither the scheme nor the client's address.
     trusted = os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1")
     app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=trusted)
     short_path: ASGIApp = ShortPath(app)
@@ -117,7 +117,7 @@ def create_app(
 
 
 def create_admin_app(gateway: Gateway, *, api_port: int, workers: Workers | None = None) -> EntryPoint:
-    """``workers``: the processes that serve the API, if it is not this process."""
+    """``workers``: the processes that serve the API, or None if this process serves it."""
     hint = f"This is the admin port. The API, its documentation and the console are on port {api_port}."
     app = _bare_app(hint, {}, ErrorForms())
     inference = gateway.inference

@@ -1,1 +1,1 @@
-"""The console: one page over the public API, with files of its own and nothing from elsewhere."""
+"""The console: a page that uses only the public API and loads only its own files."""

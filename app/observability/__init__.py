@@ -1,1 +1,1 @@
-"""Metrics, the log, and what identifies a request."""
+"""Metrics, logs, traces, and the record of each request."""

@@ -1,4 +1,4 @@
-"""Opens the tracer that the settings ask for; the OpenTelemetry SDK is imported only with a collector."""
+"""Opens the tracer of the settings. Imports the OpenTelemetry SDK only if a collector is set."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -7,7 +7,7 @@ from app.observability.tracing import NoTracer, Tracer
 
 
 class TracingUnavailable(Exception):
-    """Tracing is on, but the packages that send spans are not installed."""
+    """Tracing is on, but the packages for sending spans are not installed."""
 
 
 @asynccontextmanager

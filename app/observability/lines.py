@@ -1,4 +1,4 @@
-"""Lines written to a descriptor by a thread of their own, so that a slow reader of the log never blocks a request."""
+"""Writes lines to a descriptor in a separate thread, so that a slow reader of the log never blocks a request."""
 
 import atexit
 import fcntl
@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 MAX_WAITING_BYTES = 4 * 1024 * 1024
-"""Lines beyond this are dropped and counted."""
+"""Limit of waiting lines, in bytes. Further lines are dropped and counted."""
 PAUSE_S = 0.02
-"""Between two writes, so that a busy gateway writes many lines at once."""
+"""The pause between two writes, so that a busy gateway writes many lines at once."""
 CLOSE_S = 1.0
-"""How long the end of the process waits for the last lines."""
+"""Time limit for writing the last lines at the end of the process."""
 
 
 Turn = Callable[[], AbstractContextManager[None]]
@@ -42,7 +42,7 @@ class LineWriter:
 
     def __init__(self, descriptor: int, max_waiting_bytes: int = MAX_WAITING_BYTES, turn: Turn = nullcontext) -> None:
         self.dropped = 0
-        """The number of lines that found no room."""
+        """The number of dropped lines."""
         self._turn = turn
         self._descriptor = descriptor
         self._max_waiting_bytes = max_waiting_bytes
@@ -66,11 +66,11 @@ class LineWriter:
                 self._wake()
 
     def flush(self, within_s: float = CLOSE_S) -> None:
-        """Waits until every line is written, or until the time is over."""
+        """Waits until every line is written, or until the timeout."""
         self._is_idle.wait(within_s)
 
     def _wake(self) -> None:
-        """Wakes the thread, once for all lines until it takes them."""
+        """Wakes the thread, only once until it takes the lines."""
         self._is_idle.clear()
         self._has_lines.set()
         if self._thread is None:

@@ -35,7 +35,7 @@ def json_line(created: float, level: str, logger: str, message: str, fields: Map
 
 
 def _unusual_line(line: Mapping[str, object]) -> bytes:
-    """For text that is not valid Unicode, integers beyond 64 bits and keys that are not strings."""
+    """Renders text with invalid Unicode, integers beyond 64 bits, and keys that are not strings."""
     return json.dumps(line, default=_text_of, skipkeys=True, separators=(",", ":")).encode() + b"\n"
 
 
@@ -44,7 +44,7 @@ def _text_of(value: object) -> str:
 
 
 def _on_one_line(text: bytes) -> bytes:
-    """Escapes the characters beyond ASCII that some readers take for the end of a line."""
+    """Escapes the non-ASCII characters that some readers interpret as line breaks."""
     for separator in ("\x85", "\u2028", "\u2029"):
         text = text.replace(separator.encode(), f"\\u{ord(separator):04x}".encode())
     return text
@@ -75,7 +75,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class LineHandler(logging.Handler):
-    """Hands formatted records to a :class:`LineWriter`."""
+    """Passes formatted records to a :class:`LineWriter`."""
 
     def __init__(self, writer: LineWriter) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ def formatter_of(style: str, worker: int | None) -> logging.Formatter:
 class StructuredLogger:
     """Logs messages with named fields, as ``Logger.log(level, message, extra=fields)`` does.
 
-    A ``LogRecord`` costs 10 us. None is made while the only handler writes JSON lines.
+    Creating a ``LogRecord`` takes 10 us, so none is created while the only handler writes JSON lines.
     """
 
     def __init__(self, name: str) -> None:
@@ -159,7 +159,7 @@ class StructuredLogger:
             handler.writer.write(formatter.line(time.time(), level_name, self._logger.name, message, fields))
 
     def _only_handler(self) -> LineHandler | None:
-        """None if a filter or another handler wants the ``LogRecord``."""
+        """Returns None if a filter or another handler needs the ``LogRecord``."""
         logger, handlers = self._logger, logging.root.handlers
         if logger.parent is not logging.root or logger.handlers or logger.filters or len(handlers) != 1:
             return None
@@ -168,7 +168,7 @@ class StructuredLogger:
 
 
 def dropped_lines() -> int:
-    """How many lines the log dropped since the process started."""
+    """The number of lines that the log dropped since the start of the process."""
     handlers = logging.getLogger().handlers
     return sum(handler.writer.dropped for handler in handlers if isinstance(handler, LineHandler))
 

@@ -1,4 +1,4 @@
-"""The Prometheus metrics. Labels come from closed sets, never from a caller's text."""
+"""The Prometheus metrics. Label values come from fixed sets, never from a caller's text."""
 
 from collections.abc import Callable, Iterator
 from functools import cache, cached_property, partial
@@ -21,12 +21,12 @@ _OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025,
 
 
 class Metrics:
-    """One set for one gateway, on a registry of its own."""
+    """The metrics of one gateway, in a separate registry."""
 
     def __init__(self, version: str) -> None:
         self.registry = CollectorRegistry()
         self.of_pipeline: Callable[[str], PipelineMetrics] = cache(partial(PipelineMetrics, self))
-        """The same object for each use of a name."""
+        """Returns the same object for the same name."""
         by_request = ("pipeline", "transport", "outcome")
         self.requests = self._counter("requests", "Requests that ended, by outcome", *by_request)
         self.request_duration = self._histogram(
@@ -85,7 +85,7 @@ class Metrics:
         return Counter(f"triton_gateway_{name}", text, labels, registry=self.registry)
 
     def _gauge(self, name: str, text: str, *labels: str, mode: Literal["all", "livesum", "livemax"] = "all") -> Gauge:
-        """``mode``: how the gauges of several workers become one. With ``all`` only the supervisor's is shown."""
+        """``mode``: how the gauges of several workers are merged. With ``all`` the page has only the supervisor's."""
         return Gauge(f"triton_gateway_{name}", text, labels, registry=self.registry, multiprocess_mode=mode)
 
     def _histogram(self, name: str, text: str, *labels: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
@@ -93,7 +93,7 @@ class Metrics:
 
 
 class PipelineMetrics:
-    """The series of one pipeline. A series is looked up, and appears on the page, when it is first used."""
+    """The series of one pipeline. A series is created, and appears on the page, at its first use."""
 
     def __init__(self, metrics: Metrics, name: str) -> None:
         self._metrics = metrics
@@ -129,7 +129,7 @@ class PipelineMetrics:
 
 
 class _DroppedLines(Collector):
-    """Asks the log for its count when the metrics are read."""
+    """Reads the count from the log when the metrics are read."""
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         yield CounterMetricFamily(

@@ -1,4 +1,4 @@
-"""Sends spans to an OpenTelemetry collector, by OTLP over HTTP. Imported only where tracing is on."""
+"""Sends spans to an OpenTelemetry collector with OTLP over HTTP. Imported only if tracing is on."""
 
 import asyncio
 import threading
@@ -15,7 +15,7 @@ from app.observability.tracing import Attributes, Kind, Span
 
 SERVICE_NAME = "triton-gateway"
 CLOSE_S = 3.0
-"""For the remaining spans. A collector that does not answer must not delay the end of the process."""
+"""Time limit for the remaining spans, so that a collector cannot delay the end of the process."""
 
 _KINDS = {
     Kind.SERVER: api.SpanKind.SERVER,
@@ -70,7 +70,7 @@ class OtlpSpan:
 
 
 def _resource(version: str) -> Resource:
-    """A name in ``OTEL_RESOURCE_ATTRIBUTES`` or ``OTEL_SERVICE_NAME`` wins; the SDK's placeholder name does not."""
+    """``OTEL_RESOURCE_ATTRIBUTES`` and ``OTEL_SERVICE_NAME`` override the name; the SDK's placeholder does not."""
     named = Resource.create()
     if str(named.attributes["service.name"]).startswith("unknown_service"):
         named = named.merge(Resource({"service.name": SERVICE_NAME}))

@@ -17,13 +17,13 @@ _STREAM_ID = re.compile(r"(?<=/streams/)[^/]+")
 """A stream id is a bearer capability. Never log it."""
 
 _FAILURES = {Outcome.MODEL_ERROR, Outcome.CONTRACT_VIOLATION, Outcome.TIMEOUT, Outcome.UNAVAILABLE}
-"""Of a stream too, whose status is 200."""
+"""Outcomes of failures, for streams too, although their status is 200."""
 
 _log = StructuredLogger("triton_gateway.request")
 
 
 def request_id_of(offered: str | None) -> str:
-    """The caller's id if it is harmless, else a new id."""
+    """Returns the caller's id if it is valid, otherwise a new id."""
     return offered if offered is not None and REQUEST_ID.fullmatch(offered) else new_request_id()
 
 
@@ -46,13 +46,13 @@ class RequestRecord:
     early_exit: str | None = None
     error: GatewayError | None = None
     trace: TraceContext | None = None
-    """The request's own span, or the caller's span if this gateway records none."""
+    """The request's span, or the caller's span if this gateway records none."""
 
     def fail(self, error: GatewayError) -> None:
         self.error, self.outcome = error, error.outcome
 
     def handed_over(self) -> "RequestRecord":
-        """A copy for work that outlives this request. This request then no longer counts as an inference."""
+        """Returns a copy for work that continues after this request, which then does not count as an inference."""
         own = replace(self)
         self.transport = None
         return own
@@ -71,7 +71,7 @@ class RequestRecord:
         return f"gateway;dur={own_s * 1e3:.2f}, triton;dur={self.triton_s * 1e3:.2f}"
 
     def close(self, metrics: Metrics) -> None:
-        """Counts and logs the request. Call it once, when nothing more will be sent."""
+        """Counts and logs the request. Call it once, after everything was sent."""
         duration_s = self.duration_s
         if self.transport is not None:
             self._count(metrics, self.transport, duration_s)
@@ -137,5 +137,5 @@ def _fields_of_error(error: GatewayError) -> dict[str, object]:
 
 
 def _milliseconds(seconds: float) -> float:
-    """Two digits after the point; three times as fast as ``round(..., 2)``."""
+    """Rounds to two decimals, three times as fast as ``round(..., 2)``."""
     return round(seconds * 1e5) / 100

@@ -1,6 +1,6 @@
-"""Values of metrics in memory that a worker shares with its supervisor, so that they outlive the worker.
+"""Stores metrics in memory that a worker shares with its supervisor, so that they survive the worker.
 
-prometheus_client's own mode for several processes was not taken: docs/decisions/0028-workers.md.
+docs/decisions/0028-workers.md explains why prometheus_client's multiprocess mode is not used.
 """
 
 import mmap
@@ -14,17 +14,17 @@ import msgspec
 from prometheus_client import values
 
 MAX_VALUES = 1 << 20
-"""Memory is used only for the values that there are. Further values are not shared."""
+"""Limit of the shared values. Memory is used only for existing values."""
 _VALUE_BYTES = 8
 
 Slots = Any
-"""A ``memoryview`` of float64, whose type says integers."""
+"""A ``memoryview`` of float64; typed as Any, because memoryview's type assumes integers."""
 
 
 class Series(NamedTuple):
-    """One number of a metric. ``name`` is the sample's: that of the metric with ``_total``, ``_bucket`` or ``_sum``.
+    """One number of a metric. ``name``: the metric's name with ``_total``, ``_bucket`` or ``_sum``.
 
-    ``mode``: how the gauges of several processes become one, in the words of prometheus_client's ``multiprocess_mode``.
+    ``mode``: how the gauges of several processes are merged; prometheus_client's ``multiprocess_mode``.
     """
 
     kind: str
@@ -40,7 +40,7 @@ class Series(NamedTuple):
 
     @property
     def is_shared(self) -> bool:
-        """Gauges without a mode are about Triton and the process itself: each process has its own."""
+        """Gauges without a mode describe Triton or the process itself, and are separate for each process."""
         return self.kind != "gauge" or self.mode in {"livesum", "livemax"}
 
 
@@ -81,7 +81,7 @@ class Writer:
         return SharedValue(self._slots, self._index_of(series))
 
     def use(self) -> None:
-        """Every metric that this process makes from now on keeps its values here."""
+        """Stores the values of all metrics that this process creates from now on."""
         values.ValueClass = self._value_class()
 
     def _value_class(self) -> Any:
@@ -95,7 +95,7 @@ class Writer:
         return value_of
 
     def _index_of(self, series: Series) -> int:
-        """The same for a series that was removed and is made again."""
+        """Returns the same index for a series that is removed and created again."""
         index = self._index.get(series)
         if index is None:
             index = self._index[series] = min(len(self._index), MAX_VALUES - 1)
@@ -105,7 +105,7 @@ class Writer:
 
 
 class SharedValue:
-    """What prometheus_client asks of a value. There are no exemplars."""
+    """Implements prometheus_client's interface of a value, without exemplars."""
 
     __slots__ = ("_index", "_lock", "_slots")
 
@@ -129,7 +129,7 @@ class SharedValue:
 
 
 class Reader:
-    """The supervisor's side. It works also when the worker has been killed."""
+    """The supervisor's side. It also works after the worker was killed."""
 
     def __init__(self, descriptors: Descriptors) -> None:
         self._descriptors = descriptors
@@ -146,7 +146,7 @@ class Reader:
         self._descriptors.close()
 
     def _read_names(self) -> None:
-        """Reads the whole lines that are new."""
+        """Reads the new complete lines."""
         size = os.fstat(self._descriptors.names).st_size
         lines, end, _ = os.pread(self._descriptors.names, size - self._position, self._position).rpartition(b"\n")
         self._position += len(lines) + len(end)
@@ -157,7 +157,7 @@ _DECODER = msgspec.json.Decoder(Series)
 
 
 def as_shown(numbers: Mapping[Series, float]) -> Iterator[tuple[Series, float]]:
-    """As a page shows the numbers: each bucket of a histogram includes the buckets below it, and there is a count."""
+    """Converts numbers to the page's form: cumulative buckets of histograms, and a count."""
     below: dict[tuple[str, ...], float] = {}
     for series, number in numbers.items():
         if not series.name.endswith("_bucket"):

@@ -1,4 +1,4 @@
-"""One page of metrics for the supervisor and all of its workers."""
+"""The joined metrics of the supervisor and its workers."""
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
@@ -15,10 +15,10 @@ _Labels = tuple[tuple[str, str], ...]
 
 
 class SummedMetrics(Collector):
-    """The supervisor's own metrics, plus the sums over its workers.
+    """The supervisor's metrics, and the sums over its workers.
 
-    ``running``: the numbers of each worker that runs. Of a worker that has ended, :meth:`keep` keeps the counters and
-    histograms, so that no counter falls. There are no ``_created`` series.
+    ``running``: the numbers of each running worker. :meth:`keep` keeps the counters and histograms of workers that have
+    ended, so that counters never decrease. There are no ``_created`` series.
     """
 
     def __init__(self, own: CollectorRegistry, running: Callable[[], Iterable[Numbers]]) -> None:

@@ -1,4 +1,4 @@
-"""``GATEWAY_LOG_TENSORS=shapes``: logs name, datatype and shape of each output by request id, never values."""
+"""``GATEWAY_LOG_TENSORS=shapes``: logs name, datatype and shape of each output with the request id, but no values."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Spans of a request, of a stream and of a call to Triton. Without a collector there are no spans."""
+"""Spans for requests, streams and calls to Triton. Without a collector there are no spans."""
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -19,7 +19,7 @@ _FAULTS = {
     Outcome.UNAVAILABLE,
     Outcome.INTERNAL,
 }
-"""Outcomes that make a span an error. A caller's mistake does not (OpenTelemetry: HTTP server spans)."""
+"""Outcomes that mark a span as an error. Client errors do not (OpenTelemetry: HTTP server spans)."""
 
 
 class Kind(StrEnum):
@@ -72,7 +72,7 @@ def trace_of(traceparents: Sequence[str], tracestates: Sequence[str]) -> TraceCo
 
 
 def end_request_span(span: Span, record: RequestRecord, route: str | None) -> None:
-    """``route``: the template of the path, or None where no route matched."""
+    """``route``: the template of the path, or None if no route matched."""
     if isinstance(span, NoSpan):
         return
     attributes: dict[str, str | int] = {
@@ -106,7 +106,7 @@ def end_stream_span(
 class CallTracing:
     """Observes calls; opens a span for each call. Triton's own spans are children of that span.
 
-    A request without a trace is the gateway's own, such as a warm-up, and gets no span.
+    The gateway's internal requests, such as a warm-up, have no trace and get no span.
     """
 
     def __init__(self, tracer: Tracer) -> None:

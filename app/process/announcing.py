@@ -1,4 +1,4 @@
-"""What the process tells the person at the terminal."""
+"""Messages for the user at the terminal."""
 
 import asyncio
 import math
@@ -10,11 +10,11 @@ from app.api.routes.health import WorkerStates
 from app.pipelines.catalog import Catalog
 
 WAITING_S = 2.0
-"""If startup takes longer than this, say once what is missing."""
+"""If the start takes longer than this, report once what is missing."""
 
 
 async def announce(catalog: Catalog, url: str, triton_url: str, workers: WorkerStates | None = None) -> None:
-    """Says when the gateway is ready, and how to try it; then waits until it is cancelled."""
+    """Reports when the gateway is ready and how to try it, then waits until it is cancelled."""
     says_why_at = time.monotonic() + WAITING_S
     while not (catalog.is_ready and (workers is None or workers.is_ready)):
         await asyncio.sleep(0.05)
@@ -37,6 +37,6 @@ def _missing(catalog: Catalog, triton_url: str) -> str:
 
 
 def _say(line: str) -> None:
-    # Without rich, whose first line blocks the event loop for 30 ms.
+    # Does not use rich, because its first line blocks the event loop for 30 ms.
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()

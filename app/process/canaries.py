@@ -1,4 +1,4 @@
-"""Canaries made of the samples of the catalog's pipelines."""
+"""Provides the samples of the catalog's pipelines as canaries."""
 
 from collections.abc import Iterator, Sequence
 

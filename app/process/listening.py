@@ -1,4 +1,4 @@
-"""The gateway's listening sockets, and a uvicorn server on each."""
+"""The gateway's listening sockets, and a uvicorn server for each socket."""
 
 import asyncio
 import socket
@@ -17,7 +17,7 @@ KEEP_ALIVE_S = 75
 BACKLOG = 2048
 """Connections that the kernel keeps until they are accepted."""
 GRACE_S = 5
-"""How long a stopped server waits for open responses to end."""
+"""How long a stopped server waits for open responses, in seconds."""
 
 
 class PortTaken(Exception):
@@ -28,7 +28,7 @@ class PortTaken(Exception):
 def listening(host: str, port: int, setting: str) -> Iterator[socket.socket]:
     """A listening socket, closed at the end of the block. Raises PortTaken.
 
-    It listens at once: two sockets can be bound to one port as long as neither listens.
+    It listens at once, because two sockets can be bound to the same port as long as neither listens.
     """
     with _listener(host, port, setting) as listener:
         yield listener
@@ -36,8 +36,8 @@ def listening(host: str, port: int, setting: str) -> Iterator[socket.socket]:
 
 @contextmanager
 def listening_together(host: str, port: int, setting: str, count: int) -> Iterator[list[socket.socket]]:
-    """Listening sockets on one port, over which the kernel spreads the connections. Raises PortTaken."""
-    with listening(host, port, setting) as first:  # fails if another process listens, which the next would not
+    """Opens listening sockets on one port; the kernel distributes the connections over them. Raises PortTaken."""
+    with listening(host, port, setting) as first:  # fails if the port is taken, unlike the next
         port = first.getsockname()[1]
     with ExitStack() as stack:
         yield [stack.enter_context(_listener(host, port, setting, shares_port=True)) for _ in range(count)]
@@ -59,7 +59,7 @@ def _listener(host: str, port: int, setting: str, *, shares_port: bool = False) 
 
 
 class Server(uvicorn.Server):
-    """Leaves signals to the process, which drains before the servers stop."""
+    """Ignores signals, because the process handles them and drains before it stops the servers."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -70,7 +70,7 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def accept_from(self, listener: socket.socket) -> asyncio.AbstractServer:
-        """Serves a further socket until the answer is closed, or until this server stops."""
+        """Also serves another socket, until the returned server is closed or this server stops."""
         protocol_class: Any = self.config.http_protocol_class
         protocol = partial(
             protocol_class,

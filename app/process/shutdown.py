@@ -1,4 +1,4 @@
-"""Signals, and the drain that follows the first one."""
+"""Signal handling, and the drain after the first signal."""
 
 import asyncio
 import logging
@@ -10,7 +10,7 @@ from app.api.workload import Workload
 from app.domain.errors import Draining
 
 LAST_BYTES_S = 5.0
-"""How long ended requests and streams may take to send their last bytes."""
+"""Time limit for ended requests and streams to send their last bytes."""
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _T = TypeVar("_T")
@@ -32,13 +32,13 @@ class Shutdown:
         (self.hurried if self.requested.is_set() else self.requested).set()
 
     def listen_to_signals(self) -> None:
-        """Signals that the process was started to ignore stay ignored (SIGHUP under nohup)."""
+        """Signals that are ignored at the start of the process stay ignored (SIGHUP with nohup)."""
         for number in _SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 asyncio.get_running_loop().add_signal_handler(number, self.request)
 
     async def unless_requested(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """The result of ``work``. Raises ShutdownRequested, with ``work`` cancelled, if a signal comes first."""
+        """Returns the result of ``work``. If a signal arrives first, cancels ``work`` and raises ShutdownRequested."""
         working, requested = asyncio.create_task(work), asyncio.create_task(self.requested.wait())
         try:
             await asyncio.wait({working, requested}, return_when=asyncio.FIRST_COMPLETED)
@@ -50,7 +50,7 @@ class Shutdown:
 
 
 async def drain(workload: Workload, shutdown: Shutdown, drain_s: float) -> None:
-    """Refuses new work, lets running work finish, then ends what is left with ``draining``.
+    """Rejects new work, lets running work finish, then ends the remaining work with ``draining``.
 
     Readiness fails at once. Running work may take ``drain_s`` seconds, or until the second signal.
     """

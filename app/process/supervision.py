@@ -1,4 +1,4 @@
-"""The background tasks of the process, and what happens when one of them fails."""
+"""Supervises the background tasks of the process."""
 
 import asyncio
 import logging

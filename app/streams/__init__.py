@@ -1,1 +1,1 @@
-"""The life of one stream: numbering, the terminal event, cancellation."""
+"""Streams: numbered events, the terminal event, cancellation, and the stores of resumable streams."""

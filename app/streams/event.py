@@ -1,4 +1,4 @@
-"""One event of a stream, as it stands in the log and goes over the wire."""
+"""One event of a stream, as stored in the log and sent to clients."""
 
 from typing import Literal, NamedTuple
 
@@ -16,7 +16,7 @@ class Event(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes held by the event, its own few aside."""
+        """The event's size in bytes, without the overhead of the object."""
         return len(self.data)
 
     @property

@@ -1,4 +1,4 @@
-"""A timeout that starts again with each renewal, for work whose events come fast."""
+"""An idle timeout that is cheap to renew, for work with frequent events."""
 
 import asyncio
 import math
@@ -7,7 +7,7 @@ from typing import Self
 
 
 class IdleTimeout:
-    """Raises TimeoutError from its block when :meth:`renew` was not called for ``idle_s`` seconds.
+    """Raises TimeoutError from its block if :meth:`renew` is not called for ``idle_s`` seconds.
 
     Works like ``asyncio.timeout``, but :meth:`renew` only notes the time: one timer serves many renewals.
     """
@@ -43,7 +43,7 @@ class IdleTimeout:
             self._timer = self._loop.call_later(self._idle_s, self._check)
 
     def pause(self) -> None:
-        """The time until the next :meth:`renew` does not count."""
+        """Stops the timeout until the next :meth:`renew`."""
         self._since = math.inf
 
     def _check(self) -> None:

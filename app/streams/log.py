@@ -1,4 +1,4 @@
-"""The events of one stream, between the task that writes them and the tasks that send them."""
+"""The log of one stream's events, between the task that writes them and the tasks that send them."""
 
 import asyncio
 from collections import deque
@@ -14,7 +14,7 @@ MAX_READ_BYTES = 32 * 1024
 """Limit of one read of a live log; always at least one event."""
 MAX_REPLAY_BYTES = 1024 * 1024
 STALL_S = 2.0
-"""How long a full log may stay as it is: Triton keeps what the model sends meanwhile, without a bound."""
+"""How long a log may stay full. Meanwhile Triton buffers the model's responses without a limit."""
 
 
 class EventLog(Protocol):
@@ -25,19 +25,19 @@ class EventLog(Protocol):
         """Whether the stream has to wait for a reader before the next output."""
 
     def append(self, event: Event) -> None:
-        """Never waits, even if the log is full: a terminal event always has room."""
+        """Adds an event without waiting, even if the log is full, so that a terminal event always fits."""
 
     async def room(self) -> None:
-        """Waits until the log is no longer full. Whoever reads the log decides when a reader is too slow."""
+        """Waits until the log is no longer full. The reading side decides when a reader is too slow."""
 
     async def read(self, after: int) -> list[Event]:
         """Waits for the events after ``after``, at least one. Pass the last received id to continue."""
 
 
 class LiveLog:
-    """For one reader that is there from the start: events that were read are dropped, the others are bounded.
+    """The log for a single reader that is connected from the start: drops read events and limits unread ones.
 
-    What the reader took counts until it reads again, because until then it is still being sent.
+    Events of a read count until the next read, because until then they are being sent.
     """
 
     def __init__(self, max_unread_bytes: int = MAX_UNREAD_BYTES) -> None:
@@ -50,7 +50,7 @@ class LiveLog:
 
     @property
     def is_full(self) -> bool:
-        """Whether another event of the size of the last one would be too much."""
+        """Whether another event of the last event's size would exceed the limit."""
         return self._held_bytes > 0 and self._held_bytes + self._last_bytes > self._max_unread_bytes
 
     def append(self, event: Event) -> None:
@@ -73,7 +73,7 @@ class LiveLog:
         return events
 
     def _split(self) -> tuple[list[Event], list[Event], int]:
-        """The events of one read, the others, and the size of the first."""
+        """Splits off the events of one read: returns them, the remaining events, and the size of the former."""
         if self._held_bytes <= MAX_READ_BYTES:
             return self._events, [], self._held_bytes
         count, size = 1, self._events[0].size
@@ -83,7 +83,7 @@ class LiveLog:
         return self._events[:count], self._events[count:], size
 
     def _change(self) -> asyncio.Future[None]:
-        """One future serves both sides: a reader that waits has taken everything, so the log is not full."""
+        """One future is enough for both sides: if a reader waits, it has read everything, so the log is not full."""
         self._changed = asyncio.get_running_loop().create_future()
         return self._changed
 
@@ -93,7 +93,7 @@ class LiveLog:
 
 
 def check_resume(after: int, first_id: int, last_id: int, *, has_ended: bool) -> bool:
-    """Whether there is, or will be, an event after ``after`` in a log that still holds ``first_id`` to ``last_id``.
+    """Whether an event after ``after`` exists or can follow, in a log that holds ``first_id`` to ``last_id``.
 
     Raises StreamEvicted if the next event has been dropped, InvalidRequest if ``after`` was never written.
     """
@@ -105,9 +105,9 @@ def check_resume(after: int, first_id: int, last_id: int, *, has_ended: bool) ->
 
 
 class ReplayLog:
-    """For readers that come, go and come back: the newest events stay, the oldest are dropped.
+    """The log for readers that can disconnect and resume: keeps the newest events and drops the oldest.
 
-    ``after``: the last event that was written before this log began.
+    ``after``: the id of the last event before the start of this log.
     """
 
     def __init__(self, max_bytes: int = MAX_REPLAY_BYTES, *, after: Event | None = None) -> None:
@@ -115,7 +115,7 @@ class ReplayLog:
         self._events: deque[Event] = deque()
         self._bytes = 0
         self._grown: asyncio.Event | None = None
-        """Made by a reader that waits."""
+        """Created by a waiting reader."""
         self.last_id = after.id if after else 0
         self.has_ended = after is not None and after.is_terminal
 
@@ -127,7 +127,7 @@ class ReplayLog:
         self.extend([event])
 
     async def room(self) -> None:
-        """Returns at once: the oldest events make room."""
+        """Returns at once, because the oldest events are dropped."""
 
     def extend(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -143,7 +143,7 @@ class ReplayLog:
         return self.newer_than(after)
 
     def resume(self, after: int) -> bool:
-        """As :func:`check_resume`."""
+        """See :func:`check_resume`."""
         first_id = self._events[0].id if self._events else self.last_id + 1
         return check_resume(after, first_id, self.last_id, has_ended=self.has_ended)
 

@@ -1,4 +1,4 @@
-"""The store of one process: a stream is resumed where it was started."""
+"""The in-memory store: a stream can be resumed only in the process that started it."""
 
 import asyncio
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ class MemoryStore:
         await asyncio.Event().wait()
 
     def left(self, stream_id: str, kept: _Kept) -> None:
-        """A reader closed."""
+        """Called when a reader closes."""
         kept.readers -= 1
         if not kept.readers and stream_id in self._kept:
             self._await_reader(stream_id, kept)

@@ -1,4 +1,4 @@
-"""The connections of one process to Redis: a fixed small number, shared by all its streams and readers."""
+"""The connections of one process to Redis, a small fixed number that all streams and readers share."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,30 +12,30 @@ from redis.exceptions import RedisError
 from app.domain.errors import UpstreamUnavailable
 
 RedisClient = Any
-"""redis-py's ``Redis``, whose types fit neither a chain of calls on a pipeline nor the answers of protocol 2."""
+"""redis-py's ``Redis``. Its types match neither chained calls on a pipeline nor the answers of protocol 2."""
 
 REQUEST_CONNECTIONS = 8
 PUBLISH_CONNECTIONS = 16
 FREE_CONNECTION_S = 15.0
-"""The longest wait for a connection that is in use."""
+"""Time limit for a free connection."""
 OUTAGE_S = 30.0
-"""How long a running stream and an open reader wait for a Redis that does not answer."""
+"""How long running streams and open readers wait while Redis does not answer."""
 RETRY_PAUSE_S = 0.25
 
 
 class Connections:
-    """Each kind of work has connections of its own, so that no kind can keep another from Redis."""
+    """Each kind of work has separate connections, so that it cannot block other kinds of work."""
 
     def __init__(self, url: str) -> None:
         self.heartbeat = _client(url, 1)
         self.tail = _client(url, 1)
         self.requests = _client(url, REQUEST_CONNECTIONS)
-        """For what requests ask: start, find, replay and delete a stream."""
+        """For requests: start, find, replay and delete a stream."""
         self.publish = _client(url, PUBLISH_CONNECTIONS)
 
     @property
     def address(self) -> str:
-        """Without the password."""
+        """The address without the password."""
         known = self.heartbeat.get_connection_kwargs()
         return str(known.get("path") or f"{known.get('host', 'localhost')}:{known.get('port', 6379)}")
 
@@ -46,7 +46,7 @@ class Connections:
 
 @contextmanager
 def redis_errors() -> Iterator[None]:
-    """Turns whatever redis-py raises into UpstreamUnavailable, without Redis' own message, which may hold keys."""
+    """Converts redis-py's errors to UpstreamUnavailable, without Redis' message, which may contain keys."""
     try:
         yield
     except (RedisError, OSError) as exc:

@@ -1,9 +1,9 @@
-"""What a stream looks like in Redis (6.2 or newer): its keys, its entries, and the two scripts that write them.
+"""The keys and entries of a stream in Redis (6.2 or newer), and the scripts that write them.
 
-``<id>:events`` is a Redis Stream; the event with id n is the entry ``n-1``, so that no two writers can both write it.
+``<id>:events`` is a Redis Stream; the event with id n is the entry ``n-1``, so that two writers cannot both write it.
 ``<id>:stream`` is a hash: ``owner`` (the process that runs the stream), ``request_id``, ``resume_ms``,
 ``caller`` (the id of the API key that started the stream).
-``<id>:readers`` exists while the stream has a reader. ``owner:<name>`` exists while that process lives.
+``<id>:readers`` exists while the stream has a reader. ``owner:<name>`` exists while that process is alive.
 ``wake:<name>`` is a Redis Stream that interrupts the blocking read of that process.
 """
 
@@ -15,12 +15,12 @@ from app.streams.event import Event, EventName
 
 PREFIX = "triton-gateway"
 LEASE_MS = 30_000
-"""Keys live longer than ``resume_s`` by this much, so that a missed heartbeat or a restart of Redis loses no stream."""
+"""Keys expire this long after ``resume_s``, so that a missed heartbeat or a restart of Redis loses no stream."""
 MAX_BATCH = 200
-"""Streams whose commands go into one pipeline: more of them would hold up the event loop."""
+"""Limit of the streams in one Redis pipeline, because larger pipelines would block the event loop."""
 
 Entry = tuple[bytes, dict[bytes, bytes]]
-"""As redis-py gives it: the entry's id and its fields."""
+"""An entry in redis-py's form: its id and its fields."""
 
 PUBLISH = """
 local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
@@ -35,13 +35,13 @@ redis.call('XTRIM', KEYS[1], 'MINID', ARGV[2] .. '-1')
 redis.call('PEXPIRE', KEYS[1], ARGV[1])
 return 1
 """
-"""Lifetime, first id to stay, then id, name and data of each event. What was written already is written once.
+"""Arguments: lifetime, first id to keep, then id, name and data of each event. Repeated events are ignored.
 
 Returns 0 and writes nothing if another process ended the stream or Redis lost it.
 """
 
 DISOWN = "if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('HSET', KEYS[1], 'owner', '') end"
-"""The owner will write no more events: a reader may write the terminal event."""
+"""Marks that the owner writes no further events, so that a reader may write the terminal event."""
 
 END_ORPHAN = """
 local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
@@ -51,7 +51,7 @@ redis.call('PEXPIRE', KEYS[1], ARGV[1])
 if redis.call('EXISTS', KEYS[2]) == 1 then redis.call('HSET', KEYS[2], 'owner', '') end
 return 1
 """
-"""Lifetime, the last id that was read, the terminal event's data. Does nothing where there is more to read."""
+"""Arguments: lifetime, last read id, data of the terminal event. A no-op if there are unread events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,5 +96,5 @@ _T = TypeVar("_T")
 
 
 def batches(streams: Sequence[_T]) -> Iterator[Sequence[_T]]:
-    """Of at most MAX_BATCH streams."""
+    """Yields batches of at most MAX_BATCH streams."""
     return (streams[start : start + MAX_BATCH] for start in range(0, len(streams), MAX_BATCH))

@@ -16,11 +16,11 @@ MAX_BATCH_BYTES = 256 * 1024
 
 
 class StreamLost(Exception):
-    """Nothing can be written to the stream in Redis any more."""
+    """The stream in Redis cannot be written any more."""
 
 
 class Publisher:
-    """``read_at``: when a reader was last seen, on the monotonic clock."""
+    """``read_at``: time of the last known reader, on the monotonic clock."""
 
     def __init__(self, stream: Stream, keys: Keys, resume_s: float, max_bytes: int = MAX_REPLAY_BYTES) -> None:
         self.stream = stream
@@ -29,11 +29,11 @@ class Publisher:
         self.read_at = time.monotonic()
         self._max_bytes = max_bytes
         self._sizes: deque[tuple[int, int]] = deque()
-        """Id and size of each event that is in Redis."""
+        """Id and size of each event in Redis."""
         self._total = 0
 
     async def publish(self, redis: RedisClient) -> None:
-        """Returns when the terminal event is in Redis. Raises StreamLost."""
+        """Publishes the events up to the terminal event. Raises StreamLost."""
         after = 0
         while True:
             events = await self.stream.log.read(after)
@@ -44,7 +44,7 @@ class Publisher:
                 return
 
     async def _write(self, redis: RedisClient, batch: list[Event]) -> None:
-        """Retries while Redis is away; not for long if the model waits, because Triton keeps what it sends meanwhile.
+        """Retries while Redis is unavailable, but only briefly if the model waits, because Triton buffers responses.
 
         Raises StreamLost.
         """
@@ -63,7 +63,7 @@ class Publisher:
             raise StreamLost
 
     def _first_id_with(self, events: list[Event]) -> int:
-        """The id of the oldest event that stays in Redis when ``events`` are added."""
+        """Returns the id of the oldest event that remains in Redis after ``events`` are added."""
         self._sizes.extend((event.id, event.size) for event in events)
         self._total += sum(event.size for event in events)
         while self._total > self._max_bytes and len(self._sizes) > 1:
@@ -72,7 +72,7 @@ class Publisher:
 
 
 def batches_of(events: list[Event]) -> list[list[Event]]:
-    """Batches of at least one event each, and of at most MAX_BATCH_BYTES if there is more than one."""
+    """Yields batches of at most MAX_BATCH_BYTES, or of one larger event."""
     batches: list[list[Event]] = []
     room = 0
     for event in events:

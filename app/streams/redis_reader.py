@@ -1,4 +1,4 @@
-"""One reader of a stream in Redis, whichever process runs the stream."""
+"""A reader of a stream in Redis, which any process may run."""
 
 import asyncio
 import time
@@ -12,9 +12,9 @@ from app.streams.redis_keys import Entry, Keys, entry_id, event_of
 from app.streams.redis_tailer import Reference, Tail, Tailer
 
 MAX_EVENTS = 256
-"""Fetched at once by one reader."""
+"""Limit of one fetch of a reader."""
 FIRST_EVENTS = 16
-"""Fetched before a reader knows how large the stream's events are."""
+"""Limit of the first fetch, before the size of the events is known."""
 
 
 class RedisReader:
@@ -60,7 +60,7 @@ class RedisReader:
         return is_left
 
     async def read(self, after: int) -> list[Event]:
-        """Also waits while Redis is away for a short time. Raises StreamEvicted or UpstreamUnavailable.
+        """Also waits during a short outage of Redis. Raises StreamEvicted or UpstreamUnavailable.
 
         May be cancelled at any await, as each heartbeat does.
         """
@@ -77,7 +77,7 @@ class RedisReader:
             await asyncio.sleep(RETRY_PAUSE_S)
 
     async def close(self) -> None:
-        """The key that says there is a reader expires by itself: another process may have a reader too."""
+        """Leaves the key for readers to expire, because another process may have a reader too."""
         tail, self._tail = self._tail, None
         if tail is not None:
             self._tailer.close(tail)
@@ -89,7 +89,7 @@ class RedisReader:
                 await self._tailer.wake(self._redis)
 
     async def _replay(self, after: int) -> list[Event]:
-        """The events that only Redis has; none while it is away. Raises UpstreamUnavailable after a long outage."""
+        """Returns events that only Redis has; none during an outage. Raises UpstreamUnavailable after a long outage."""
         try:
             with redis_errors():
                 found = await self._redis.xrange(self._stream.keys.events, min=entry_id(after + 1), count=self._count)
@@ -106,6 +106,6 @@ class RedisReader:
 
 
 def _count_for(events: list[Event]) -> int:
-    """How many events of this size are about MAX_READ_BYTES."""
+    """The number of events of this size in about MAX_READ_BYTES."""
     size = sum(event.size for event in events)
     return max(1, min(MAX_EVENTS, MAX_READ_BYTES * len(events) // max(1, size)))

@@ -1,8 +1,8 @@
-"""The store of several processes: a stream runs where it was started, and is read and deleted anywhere.
+"""The Redis store: a stream runs in the process that started it; any process can read and delete it.
 
-The process that runs a stream, its owner, publishes the events to a Redis Stream. A heartbeat per owner says that the
-process lives, and looks which of its streams have readers and which were deleted. A reader writes the terminal event of
-a stream whose owner died, so that every stream has one.
+The process that runs a stream, its owner, publishes the events to a Redis Stream. Each owner sends a heartbeat, which
+also checks which of its streams have readers and which were deleted. If an owner died, a reader writes the terminal
+event of its streams, so that every stream has one.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ from app.streams.stream import ProblemOf, Stream
 
 HEARTBEAT_S = 0.5
 OWNER_MS = 4_000
-"""How long one heartbeat is valid."""
+"""How long a heartbeat is valid, in milliseconds."""
 MAX_UNPUBLISHED_BYTES = 4 * 1024 * 1024
-"""What a stream may be ahead of Redis."""
+"""Limit of a stream's events that are not yet in Redis."""
 LAST_EVENTS_S = 2.0
-"""For the last events of ended streams to be published at the shutdown."""
+"""Time limit at shutdown for publishing the last events of ended streams."""
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class RedisStore:
         self._owned: dict[str, Publisher] = {}
         self._publishing: set[asyncio.Task[None]] = set()
         self._disowned: set[str] = set()
-        """Streams that ended without their terminal event in Redis: readers may write it."""
+        """Streams that ended without a terminal event in Redis; readers may write it."""
 
     def new_log(self) -> EventLog:
         return LiveLog(MAX_UNPUBLISHED_BYTES)
@@ -80,7 +80,7 @@ class RedisStore:
         return (caller or b"").decode()
 
     async def delete(self, stream_id: str) -> None:
-        """The owner sees it within HEARTBEAT_S; open readers still get the terminal event."""
+        """The owner notices the deletion within HEARTBEAT_S; open readers still get the terminal event."""
         with redis_errors():
             if not await self._connections.requests.delete(keys_of(stream_id).stream):
                 raise UnknownStream("There is no such stream, or it has expired.")
@@ -102,7 +102,7 @@ class RedisStore:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Publishes ended streams to their end, then says that this process is gone."""
+        """Publishes the rest of ended streams, then removes this process's heartbeat."""
         publishing = set(self._publishing)
         if publishing:
             await asyncio.wait(publishing, timeout=LAST_EVENTS_S)
@@ -114,7 +114,7 @@ class RedisStore:
         await self._connections.close()
 
     async def _publish(self, stream_id: str, publisher: Publisher) -> None:
-        """A failure ends this stream only: here with an error, and for its readers as one whose owner died."""
+        """A failure ends only this stream: with an error here, and for readers as if the owner had died."""
         try:
             await publisher.publish(self._connections.publish)
         except StreamLost:
@@ -140,7 +140,7 @@ class RedisStore:
             await asyncio.sleep(HEARTBEAT_S)
 
     async def _heartbeat(self) -> None:
-        """Says that this process lives, keeps its streams from expiring, and ends those that are no longer wanted."""
+        """Renews the heartbeat and the expiry of the streams, and ends streams that were deleted or have no reader."""
         await self._connections.heartbeat.set(owner_key(self._owner), 1, px=OWNER_MS)
         for batch in batches(list(self._owned.values())):
             await self._check(batch)

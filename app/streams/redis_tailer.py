@@ -1,6 +1,6 @@
-"""Reads all streams that have readers in this process, with one blocking command over one connection.
+"""Reads all streams with readers in this process, with one blocking command on one connection.
 
-A reader that keeps up takes its events from memory. A reader that is further behind asks Redis itself.
+A reader that keeps up gets its events from memory. A slower reader reads from Redis itself.
 """
 
 import asyncio
@@ -34,21 +34,21 @@ BLOCK_MS = 500
 TOUCH_S = 1.0
 PRESENCE_MS = 3_000
 ORPHAN_S = 2.0
-"""How long the owner's heartbeat may be missing, while Redis answers, before a reader ends the stream."""
+"""How long the owner's heartbeat may be missing while Redis answers, before a reader ends the stream."""
 MAX_KEPT_BYTES = 64 * 1024
-"""Of each stream, in memory, for the readers that keep up."""
+"""Limit of the events of each stream in memory, for readers that keep up."""
 MAX_EVENTS = 512
-"""Fetched at once, of all streams together; at least one of each."""
+"""Limit of one fetch for all streams together; at least one event of each."""
 PAUSE_PER_STREAM_S = 50e-6
 MAX_PAUSE_S = 0.01
-"""A command names every stream: the more there are, the more events it should fetch."""
+"""A command names every stream, so with more streams each command should fetch more events."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What is known of a stream when a reader comes."""
+    """The state of a stream when a reader opens it."""
 
     keys: Keys
     owner: str
@@ -60,7 +60,7 @@ class Tail(ReplayLog):
     """The newest events of one stream, for all its readers in this process."""
 
     def __init__(self, stream: Reference, newest: Event | None) -> None:
-        """``newest``: the last event that Redis has; only later events come here."""
+        """``newest``: the last event in Redis; the tail gets only later events."""
         super().__init__(MAX_KEPT_BYTES, after=newest)
         self.stream = stream
         self.readers = 0
@@ -69,13 +69,13 @@ class Tail(ReplayLog):
         self._is_lost = False
 
     def _add(self, event: Event) -> None:
-        """If Redis dropped the event before this one, the older events are dropped here too."""
+        """Drops the older events if Redis has dropped the event before this one."""
         if event.id != self.last_id + 1:
             self.clear()
         super()._add(event)
 
     async def read(self, after: int) -> list[Event]:
-        """Raises StreamEvicted if the next event is not here any more, UpstreamUnavailable after :meth:`lose`."""
+        """Raises StreamEvicted if the next event was dropped, UpstreamUnavailable after :meth:`lose`."""
         while self.last_id <= after:
             if self._is_lost:
                 raise UpstreamUnavailable("The gateway cannot read the stream from its store.")
@@ -99,14 +99,14 @@ class Tailer:
         self._redis = redis
         self._problem_of = problem_of
         self._tails: dict[str, Tail] = {}
-        """By the key of the stream's events."""
+        """Tails by the key of the stream's events."""
         self._has_tails = asyncio.Event()
         self._wake_key = wake_key(owner)
         self._woken = "0-0"
         self._failing_since: float | None = None
 
     def open(self, stream: Reference, newest: Event | None) -> Tail:
-        """For one more reader, who calls :meth:`close` in the end."""
+        """Opens the tail for a further reader, which must call :meth:`close`."""
         tail = self._tails.get(stream.keys.events)
         if tail is None:
             tail = self._tails[stream.keys.events] = Tail(stream, newest)
@@ -120,12 +120,12 @@ class Tailer:
             self._forget(tail)
 
     async def wake(self, redis: RedisClient) -> None:
-        """Interrupts the blocking command, which does not know the newest tail yet. Raises what redis-py raises."""
+        """Interrupts the blocking command, which does not include the newest tail. Raises redis-py's errors."""
         async with redis.pipeline(transaction=False) as pipe:
             await pipe.xadd(self._wake_key, {"w": 1}, maxlen=1).pexpire(self._wake_key, PRESENCE_MS).execute()
 
     async def run(self) -> None:
-        """Reads until it is cancelled. An outage of Redis is waited for; any other exception is raised."""
+        """Reads until it is cancelled. Waits during an outage of Redis; raises any other exception."""
         while True:
             await self._has_tails.wait()
             try:
@@ -151,7 +151,7 @@ class Tailer:
             await asyncio.sleep(min(MAX_PAUSE_S, PAUSE_PER_STREAM_S * len(running)))
 
     def _deliver(self, tail: Tail, entries: list[Entry]) -> None:
-        """An entry that this gateway cannot read ends the connections to its stream only."""
+        """An unreadable entry ends only the connections to its stream."""
         try:
             tail.extend([event_of(entry) for entry in entries])
         except Exception:
@@ -165,7 +165,7 @@ class Tailer:
             await self._touch(batch)
 
     async def _touch(self, tails: Sequence[Tail]) -> None:
-        """Says that the streams have readers, and looks whether their owners live."""
+        """Renews the keys for readers, and checks the owners' heartbeats."""
         async with self._redis.pipeline(transaction=False) as pipe:
             for tail in tails:
                 keys, lifetime = tail.stream.keys, lifetime_ms(tail.stream.resume_s)
@@ -181,7 +181,7 @@ class Tailer:
                 tail.orphaned_since = now
 
     async def _end_orphans(self) -> None:
-        """Writes the terminal event of each stream whose process died; of all readers that try, one does."""
+        """Writes the terminal event of each stream whose process died. If several processes try, one succeeds."""
         for tail in [tail for tail in self._tails.values() if tail.is_orphan]:
             stream = tail.stream
             error = UpstreamUnavailable("The process that ran this stream has ended.")

@@ -1,4 +1,4 @@
-"""Streams that outlive a connection: started once, and read as often as needed with the stream's id."""
+"""The port to stores of resumable streams: a stream is started once, and can be read repeatedly by its id."""
 
 import secrets
 from typing import Protocol, Self
@@ -9,12 +9,12 @@ from app.streams.stream import Stream
 
 
 def new_stream_id() -> str:
-    """128 random bits. A stream id is a bearer capability: whoever holds it may read and cancel the stream."""
+    """128 random bits. A stream id is a bearer capability: anyone who has it can read and cancel the stream."""
     return secrets.token_urlsafe(16)
 
 
 class StoreUnusable(Exception):
-    """The store cannot be used at the start; the message says why, without a password."""
+    """The store is not usable at start. The message has the reason, without a password."""
 
 
 class Reader(Protocol):
@@ -22,10 +22,10 @@ class Reader(Protocol):
 
     @property
     def is_full(self) -> bool:
-        """False: the stream waits for none of its readers."""
+        """Always False, because a stream does not wait for its readers."""
 
     async def resume(self, after: int) -> bool:
-        """Whether there is, or will be, an event after ``after``. Called once, before :meth:`read`.
+        """Whether an event after ``after`` exists or can follow. Called once, before :meth:`read`.
 
         Raises StreamEvicted if the next event has been dropped, InvalidRequest if ``after`` was never sent,
         UpstreamUnavailable if the store does not answer.
@@ -39,13 +39,13 @@ class Reader(Protocol):
 
 class StreamStore(Protocol):
     def new_log(self) -> EventLog:
-        """The log for a stream that :meth:`keep` will be given."""
+        """Creates the log of a stream for :meth:`keep`."""
 
     async def keep(self, stream: Stream, resume_s: float, caller: str = "") -> str:
-        """Keeps a stream that is about to be started and returns its id. Raises UpstreamUnavailable.
+        """Stores a stream before its start and returns its id. Raises UpstreamUnavailable.
 
         ``caller``: the id of the API key that starts the stream; empty without one.
-        Without a reader for ``resume_s`` seconds it is ended if it runs, and forgotten if it has ended.
+        After ``resume_s`` seconds without a reader, a running stream is ended and an ended stream is deleted.
         """
 
     async def reader(self, stream_id: str) -> Reader:
@@ -58,10 +58,10 @@ class StreamStore(Protocol):
         """
 
     async def delete(self, stream_id: str) -> None:
-        """Ends and forgets a stream. Raises UnknownStream or UpstreamUnavailable."""
+        """Ends and deletes a stream. Raises UnknownStream or UpstreamUnavailable."""
 
     async def run(self) -> None:
-        """The store's background work, until it is cancelled. Raises whatever is not expected."""
+        """Runs the store's background work until it is cancelled. Raises unexpected exceptions."""
 
     async def __aenter__(self) -> Self: ...
 

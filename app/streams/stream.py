@@ -1,4 +1,4 @@
-"""The one place that owns a stream's life: it numbers the events and writes exactly one terminal event, last."""
+"""Runs a stream: numbers its events, and writes exactly one terminal event, as the last one."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 Values = dict[str, Any]
 
 ProblemOf = Callable[[GatewayError, str], Values]
-"""An error and the request's id -> the problem object of the terminal event."""
+"""Maps an error and the request's id to the problem object of the terminal event."""
 
 _ABANDONED = frozenset(
     {Outcome.CANCELLED, Outcome.TIMEOUT, Outcome.REJECTED, Outcome.CONTRACT_VIOLATION, Outcome.INTERNAL}
@@ -34,35 +34,35 @@ class Ending(Protocol):
     def early_exit(self) -> str | None: ...
     @property
     def outputs(self) -> Sequence[Values]:
-        """What is still to be written."""
+        """The outputs that must still be written."""
 
 
 class Answer(Protocol):
-    """Turns responses into a caller's values."""
+    """Converts responses to the caller's values."""
 
     @property
     def has_enough(self) -> bool:
-        """Whether the caller does not want the responses that follow."""
+        """Whether the caller does not need further responses."""
 
     def add(self, response: InferenceResponse) -> Values | None: ...
     def finish(self, error: GatewayError | None = None) -> Ending:
-        """Raises the error that the caller gets."""
+        """Raises the error for the caller."""
 
 
 class StreamObserver(Protocol):
-    """Is told what happens to one stream."""
+    """Receives the events of one stream's life."""
 
     def output_written(self) -> None: ...
     def abandoned(self) -> None:
-        """The gateway needs no further response while the model may still be computing."""
+        """Called when the gateway needs no further response, but the model may still be computing."""
 
     def ended(self, stream: "Stream") -> None:
-        """The terminal event is written. Called once, last."""
+        """Called once, after the terminal event was written."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
-    """What a stream is made of. ``progress_s`` is the longest silence of the model, in seconds."""
+    """The parts of a stream. ``progress_s``: longest time between two responses of the model, in seconds."""
 
     request_id: str
     responses: AsyncGenerator[InferenceResponse]
@@ -74,7 +74,7 @@ class StreamPlan:
 
 
 class Stream:
-    """Runs as a task of its own from :meth:`start`; its events are in ``log``."""
+    """Runs as a separate task after :meth:`start`. Its events are in ``log``."""
 
     def __init__(self, plan: StreamPlan, log: EventLog | None = None) -> None:
         self._plan = plan
@@ -88,21 +88,21 @@ class Stream:
         self.outputs = 0
         self.error: GatewayError | None = None
         self.own_s = 0.0
-        """Seconds spent on the responses here, outside Triton."""
+        """Seconds spent in the gateway for the responses, outside Triton."""
 
     def start(self) -> asyncio.Task[None]:
-        """The task is done when the terminal event is written."""
+        """Starts the task, which ends after it has written the terminal event."""
         self._task = asyncio.create_task(self._run())
         self._task.add_done_callback(self._settle)
         return self._task
 
     def _settle(self, _task: asyncio.Task[None]) -> None:
-        """A task cancelled before its first step never enters its own ``try``; its terminal event is written here."""
+        """Writes the terminal event if the task was cancelled before its first step, outside its ``try``."""
         if self.outcome is None:
             self._end_with(self._cause or ClientClosedRequest("The stream was cancelled."))
 
     def end(self, cause: GatewayError) -> None:
-        """Stop the work; the terminal event says why. Does nothing to a stream that has ended."""
+        """Stops the work; the terminal event has the reason. A no-op for a stream that has ended."""
         if self._task is None or self._cause is not None or self._task.done():
             return
         self._cause = cause
@@ -135,7 +135,7 @@ class Stream:
                         if self._plan.answer.has_enough:
                             self._leave_rest(response)
                             return
-                        del response  # otherwise it stays in memory until the next one comes
+                        del response  # otherwise it stays in memory until the next response
                         if self.log.is_full:
                             silence.pause()
                             await self._wait_for_reader()
@@ -148,7 +148,7 @@ class Stream:
             self._plan.observer.abandoned()
 
     async def _wait_for_reader(self) -> None:
-        """Triton keeps what the model sends meanwhile. :meth:`end` and the deadline interrupt the wait."""
+        """Waits while Triton buffers the model's responses. :meth:`end` and the deadline interrupt the wait."""
         try:
             async with asyncio.timeout(self._plan.deadline.remaining_s()):
                 await self.log.room()
@@ -198,7 +198,7 @@ class Stream:
         self._plan.observer.ended(self)
 
     def _append(self, name: EventName, text: bytes) -> None:
-        # A copy, because what orjson returns holds on to eight times its length.
+        # A copy, because orjson's result keeps eight times its length in memory.
         event = Event(self._last_id + 1, name, bytes(memoryview(text)))
         self.log.append(event)
         self._last_id = event.id

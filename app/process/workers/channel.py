@@ -1,4 +1,4 @@
-"""The socket between the supervisor and one worker, and what is sent over it."""
+"""The socket between the supervisor and one worker, and its messages."""
 
 import asyncio
 import pickle
@@ -19,7 +19,7 @@ class Order:
     """The first message of the supervisor: everything that a worker needs to start. Descriptors are inherited."""
 
     number: int
-    """From 1; in the log and in the readiness."""
+    """The worker's number, from 1, used in the log and in the readiness."""
     settings: Settings
     """With this worker's share of each limit."""
     triton: Triton
@@ -34,17 +34,17 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Guidance:
-    """From the supervisor, whenever it changes."""
+    """The supervisor's message to a worker, sent whenever it changes."""
 
     listens_on: frozenset[int]
-    """Numbers of workers: its own, and those that do not accept connections at present."""
+    """Numbers of workers: its own, and those that currently do not accept connections."""
     faults: dict[str, Faults] = field(default_factory=dict)
     """Of each Triton, by address."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """From a worker, several times a second. The first report says that the worker accepts connections."""
+    """A worker's message, sent several times a second. The first one means that the worker accepts connections."""
 
     is_ready: bool
     observed: dict[str, Observed] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Report:
 
 
 class Channel:
-    """Messages are pickled: both ends are this program, and nobody else can reach the socket."""
+    """Messages are pickled, because both ends are this program and no other process can reach the socket."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader

@@ -1,4 +1,4 @@
-"""All workers of a supervisor: started, replaced, guided, drained."""
+"""Manages all workers of a supervisor: starts, guides, replaces and drains them."""
 
 import asyncio
 import logging
@@ -21,28 +21,28 @@ TICK_S = 0.25
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
 STABLE_S = 60.0
-"""A worker that lived this long is replaced at once."""
+"""A worker that ran at least this long is replaced without a delay."""
 MAX_STARTS = 5
-"""If every worker ended so often before it served, there is no use in going on."""
+"""If every worker ended this often before it served, the supervisor stops."""
 SILENCE_S = 30.0
-"""A worker that sends no report for so long hangs. It is killed."""
+"""A worker without a report for this time counts as stuck and is killed."""
 START_S = 120.0
-"""Time for the first report."""
+"""Time limit for the first report."""
 END_S = LAST_BYTES_S + GRACE_S + 5.0
-"""How long a worker may take to end after its drain."""
+"""Time limit for a worker to end after its drain."""
 
 OrderOf = Callable[[int, Descriptors], Order]
-"""The order for the worker of this number."""
+"""Creates the order for the worker with this number."""
 
 _log = logging.getLogger(__name__)
 
 
 class WorkersCannotStart(Exception):
-    """Every worker ended several times in a row before it served. The lines of the workers say why."""
+    """Every worker ended several times in a row before it served. The workers' log lines have the cause."""
 
 
 class Crew:
-    """Implements :class:`app.main.Workers`. ``gateway``: the supervisor's own, which cares for Triton."""
+    """Implements :class:`app.main.Workers`. ``gateway``: the supervisor's gateway, which monitors Triton."""
 
     def __init__(self, workers: int, order_of: OrderOf, gateway: Gateway) -> None:
         self.registry = CollectorRegistry()
@@ -51,7 +51,7 @@ class Crew:
         self._health = gateway.health
         self._running: dict[int, WorkerProcess] = {}
         self._failed_starts = dict.fromkeys(range(1, workers + 1), 0)
-        """How often in a row the worker of each number ended before it served."""
+        """For each worker's number, how often in a row it ended before it served."""
         self._was_complete = False
         self._is_ending = False
         self._summed = SummedMetrics(self._metrics.registry, lambda: [each.numbers() for each in self._workers])
@@ -64,7 +64,7 @@ class Crew:
 
     @property
     def is_ready(self) -> bool:
-        """At the start, when every worker is ready. Later a worker that is being replaced does not count."""
+        """At start, requires every worker to be ready. Later, workers that are being replaced do not count."""
         states = set(self.states.values())
         return self._was_complete and "ready" in states and "not_ready" not in states
 
@@ -80,7 +80,7 @@ class Crew:
             self._running.clear()
 
     async def drain(self, shutdown: Shutdown, drain_s: float) -> None:
-        """Every worker drains; those that do not end in time are killed."""
+        """Drains every worker, and kills workers that do not end in time."""
         self._is_ending = True
         self._signal(signal.SIGTERM)
         ends = time.monotonic() + drain_s + END_S
@@ -105,7 +105,7 @@ class Crew:
                 await asyncio.sleep(backoff.fail())
 
     async def _live(self, number: int) -> None:
-        """One life of a worker. Raises WorkersCannotStart."""
+        """Runs one worker process until it ends. Raises WorkersCannotStart."""
         try:
             worker = await WorkerProcess.start(self._order_of(number, Descriptors.create()))
         except OSError as exc:
@@ -149,7 +149,7 @@ class Crew:
                     worker.send_signal(signal.SIGKILL)
 
     def _guide(self) -> None:
-        """Tells the workers about Triton, and who accepts the connections of workers that do not serve."""
+        """Sends the workers Triton's state, and assigns the connections of workers that do not serve."""
         serving = [number for number, worker in self._running.items() if worker.serves]
         orphans = [number for number in self._numbers if number not in serving]
         faults = self._health.faults

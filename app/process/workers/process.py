@@ -15,13 +15,13 @@ COMMAND = (sys.executable, "-m", "app.cli", "worker")
 
 
 class WorkerProcess:
-    """Made by :meth:`start`."""
+    """Created by :meth:`start`."""
 
     def __init__(self, process: Process, channel: Channel, numbers: Reader) -> None:
         self.state = "starting"
-        """Then ``ready`` or ``not_ready``: from then on it accepts connections."""
+        """Changes to ``ready`` or ``not_ready`` when the worker accepts connections."""
         self.silence_s = 0.0
-        """Since the last report, as far as the supervisor itself was running."""
+        """Seconds since the last report, without times in which the supervisor itself did not run."""
         self._process = process
         self._channel = channel
         self._numbers = numbers
@@ -29,7 +29,7 @@ class WorkerProcess:
 
     @classmethod
     async def start(cls, order: Order) -> "WorkerProcess":
-        """In a session of its own, so that the terminal's Ctrl-C reaches only the supervisor. Raises OSError."""
+        """Starts a worker in a separate session, so that Ctrl-C reaches only the supervisor. Raises OSError."""
         numbers = Reader(order.metrics)
         ours, theirs = socket.socketpair()
         try:
@@ -57,7 +57,7 @@ class WorkerProcess:
         return self._process.pid
 
     async def run(self, on_report: Callable[[Report], None]) -> int:
-        """Passes the reports on until the process ends. Returns its status, -n after signal n."""
+        """Handles the reports until the process ends. Returns its status, -n after signal n."""
         with suppress(EOFError):
             while True:
                 report: Report = await self._channel.receive()
@@ -80,6 +80,6 @@ class WorkerProcess:
         return self._numbers.read()
 
     def close(self) -> None:
-        """Frees what the supervisor holds of a process that has ended."""
+        """Frees the supervisor's resources for a process that has ended."""
         self._channel.close()
         self._numbers.close()

@@ -1,4 +1,4 @@
-"""The part of one worker in the limits of the whole gateway."""
+"""Divides the limits of the gateway among its workers."""
 
 from app.settings import Settings, SettingsError
 
@@ -7,7 +7,7 @@ SHARED_OUT = ("max_connections", "max_bytes_in_flight")
 
 
 def check_shares(settings: Settings) -> None:
-    """Raises SettingsError if a worker's share of a limit is too small to be of use."""
+    """Raises SettingsError if a worker's share of a limit is too small."""
     workers = settings.workers
     if settings.max_connections < workers:
         raise SettingsError(

@@ -1,4 +1,4 @@
-"""``triton-gateway serve`` with several workers: the supervisor's part."""
+"""The supervisor of ``triton-gateway serve`` with several workers."""
 
 import logging
 import os
@@ -65,7 +65,7 @@ async def supervise(settings: Settings) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Orders:
-    """Makes the order for a worker that is about to start."""
+    """Creates the orders for new workers."""
 
     settings: Settings
     triton: Triton

@@ -1,4 +1,4 @@
-"""One worker: a process that serves the API, and reports to the supervisor that started it."""
+"""A worker process, which serves the API and reports to its supervisor."""
 
 import asyncio
 import ctypes
@@ -30,7 +30,7 @@ _PR_SET_PDEATHSIG = 1
 async def work(descriptor: int) -> None:
     """Serves until SIGTERM. ``descriptor``: this process's end of the channel.
 
-    Raises what :func:`app.process.serving.serve` raises, and EOFError if the supervisor is gone before the start.
+    Raises the errors of :func:`app.process.serving.serve`, and EOFError if the supervisor ends before the start.
     """
     channel = await Channel.open(socket.socket(fileno=descriptor))
     order: Order = await channel.receive()
@@ -62,14 +62,14 @@ async def work(descriptor: int) -> None:
 
 
 def _end_with(supervisor: int) -> None:
-    """Asks the kernel to kill this process when the supervisor ends: nothing would replace or stop it."""
+    """Asks the kernel to kill this process when the supervisor ends, because nothing else would stop it."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != supervisor:
         raise EOFError
 
 
 def _listener(descriptor: int) -> socket.socket:
-    """A copy: the server closes it when it stops, and the descriptor stays open."""
+    """Returns a copy, because the server closes it when it stops, while the descriptor must stay open."""
     return socket.socket(fileno=os.dup(descriptor))
 
 
@@ -78,7 +78,7 @@ def _dropped_lines(values: Writer) -> SharedValue:
 
 
 class Doors:
-    """The sockets that this worker accepts connections from: its own, and for a while those of other workers."""
+    """The sockets from which this worker accepts connections: its own, and temporarily those of other workers."""
 
     def __init__(self, server: Server, number: int, listeners: list[int]) -> None:
         self._server = server
@@ -95,7 +95,7 @@ class Doors:
 
 
 class Link:
-    """Tells the supervisor how this worker is, and follows its guidance."""
+    """Reports this worker's state to the supervisor, and follows its guidance."""
 
     def __init__(self, channel: Channel, gateway: Gateway, doors: Doors, dropped_lines: SharedValue) -> None:
         self._channel = channel
@@ -105,7 +105,7 @@ class Link:
         self._dropped_lines = dropped_lines
 
     async def run(self) -> None:
-        """Runs until it is cancelled. Raises EOFError if the supervisor is gone."""
+        """Runs until it is cancelled. Raises EOFError if the supervisor has ended."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._report())
             tasks.create_task(self._follow())

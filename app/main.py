@@ -124,7 +124,7 @@ def create_admin_app(gateway: Gateway, *, api_port: int, workers: Workers | None
     health = HealthRoutes(inference.catalog, inference.workload, lambda: gateway.health.is_stuck, workers)
     app.include_router(health.router())
     registry = inference.metrics.registry if workers is None else workers.registry
-    app.include_router(MetricsRoutes(registry, gateway.triton_metrics_url).router())
+    app.include_router(MetricsRoutes(registry, inference.show_load, gateway.triton_metrics_url).router())
     return _entry_point(app, gateway)
 
 

@@ -88,7 +88,7 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
     ),
     errors.TooManyRequests: ErrorRow(
         429,
-        "The model's queue in Triton is full, or the gateway has reached its memory limit for request bodies.",
+        "More requests came than the model can answer, or the gateway has reached its memory limit for request bodies.",
         "Retry after the number of seconds in Retry-After.",
     ),
     errors.HeadersTooLarge: ErrorRow(

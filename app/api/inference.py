@@ -2,19 +2,30 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
+from app.admission.admission import Admission, Entrance, ModelLoad, PipelineLimits
+from app.admission.caller import ANYONE, Caller
+from app.admission.slot import Slot
 from app.api.access import check_pipeline
 from app.api.exchange import Exchange
 from app.api.problems import problem_of
 from app.api.workload import Workload
 from app.domain.deadline import Deadline
 from app.domain.engine import Engine
-from app.domain.errors import ClientClosedRequest, ContractViolation, DeadlineExceeded, UpstreamUnavailable
-from app.domain.inference import InferenceRequest
+from app.domain.errors import (
+    ClientClosedRequest,
+    ContractViolation,
+    DeadlineExceeded,
+    GatewayError,
+    UpstreamUnavailable,
+)
+from app.domain.inference import InferenceRequest, InferenceResponse
 from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord
 from app.observability.tracing import Kind, NoTracer, Tracer, end_stream_span
@@ -37,6 +48,7 @@ class Call:
     inference: InferenceRequest
     deadline: Deadline
     record: RequestRecord
+    caller: Caller = ANYONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +69,8 @@ class Inference:
     canceller: Canceller
     tracer: Tracer = field(default_factory=NoTracer)
     workload: Workload = field(default_factory=Workload)
+    admission: Admission = field(default_factory=Admission)
+    _entrances: dict[str, tuple[Pipeline, Mapping[str, int], Entrance]] = field(default_factory=dict)
 
     def admit(self, exchange: Exchange, name: str, transport: str) -> Pipeline:
         """The pipeline. The request counts as work, under the pipeline's name, until its last byte is sent.
@@ -71,6 +85,62 @@ class Inference:
         self.workload.begin(exchange.work)
         return pipeline
 
+    def check_load(self, pipeline: Pipeline, caller: Caller, deadline: Deadline) -> None:
+        """Raises TooManyRequests if the request would be refused now. Call it before the body is read."""
+        self._entrance_of(pipeline).check(caller, deadline)
+
+    async def take_slot(self, call: Call) -> Slot:
+        """A slot for the call, maybe after a wait in the queue. Raises TooManyRequests or DeadlineExceeded."""
+        return await self.take_slot_at(self._entrance_of(call.pipeline), call.caller, call.deadline, call.record)
+
+    async def take_slot_at(self, entrance: Entrance, caller: Caller, deadline: Deadline, record: RequestRecord) -> Slot:
+        """As :meth:`take_slot`."""
+        slot = entrance.try_enter(caller)
+        if slot is None:
+            started = time.perf_counter()
+            try:
+                slot = await entrance.enter(caller, deadline)
+            finally:
+                record.queue_s = time.perf_counter() - started
+        self.metrics.of_pipeline(entrance.name).queue_time.observe(record.queue_s)
+        return slot
+
+    def take_free_slot(self, call: Call) -> Slot | None:
+        """A slot for more work of a call that has one, if nobody waits for it."""
+        return self._entrance_of(call.pipeline).try_enter(call.caller)
+
+    def limits_of(self, pipeline: Pipeline) -> dict[str, Any]:
+        """For the catalog. ``in_flight`` is the number now; ``adapts``: whether it follows what is measured."""
+        entrance = self._entrance_of(pipeline)
+        given = entrance.limits
+        return {
+            "in_flight": entrance.gate.limit.value,
+            "adapts": pipeline.spec.model not in self.catalog.exposed.in_flight,
+            "queue": entrance.own.max_waiting,
+            "per_key": given.per_key,
+        }
+
+    def show_load(self) -> None:
+        """Brings the gauges of admission up to date."""
+        entrances = self.admission.entrances.values()
+        load = Counter[str](), Counter[str]()
+        for entrance in entrances:
+            for counted, count in zip(load, (entrance.own.running, entrance.own.waiting), strict=True):
+                counted[entrance.name] += count
+        limits = {gate.model: gate.limit.value for gate in self.admission.gates.values()}
+        self.metrics.show_load(*load, limits)
+
+    def _entrance_of(self, pipeline: Pipeline) -> Entrance:
+        known, in_flight = self._entrances.get(pipeline.name), self.catalog.exposed.in_flight
+        if known is not None and known[0] is pipeline and known[1] is in_flight:
+            return known[2]
+        spec, model = pipeline.spec.limits, pipeline.spec.model
+        limits = PipelineLimits() if spec is None else PipelineLimits(spec.in_flight, spec.queue, spec.per_key)
+        load = ModelLoad(model, pipeline.capacity, in_flight.get(model))
+        entrance = self.admission.entrance(pipeline.name, load, limits)
+        self._entrances[pipeline.name] = pipeline, in_flight, entrance
+        return entrance
+
     def counted(self, pipeline: str) -> AbstractContextManager[None]:
         """Counts a unary request in the metrics for the duration of the block."""
         return self.metrics.of_pipeline(pipeline).in_flight.track_inprogress()
@@ -80,6 +150,13 @@ class Inference:
 
         ``answer``: as of ``run``.
         """
+        with await self.take_slot(call) as slot:
+            return await self.answer_in(slot, call, answer)
+
+    async def answer_in(self, slot: Slot, call: Call, answer: Answer | None = None) -> Result:
+        """As :meth:`answer`, for a call that has its slot."""
+        if call.pipeline.config.decoupled:
+            answer = _Timed(answer or Collector(call.pipeline, call.inference), slot)
         record = call.record
         inference = call.pipeline.with_deadline(call.inference, call.deadline).with_trace(record.trace)
         record.triton_request_id = inference.request_id
@@ -101,8 +178,10 @@ class Inference:
 
         Raises the error of a stream that failed before its first output: it still gets an HTTP status.
         """
-        stream = Stream(self._plan_of(call, StreamRecorder(self, *self._recorded(call)), writing))
-        return stream, await self.opened(stream, call.pipeline.name, call.pipeline.stream_spec().commit_s)
+        commit_s = call.pipeline.stream_spec().commit_s
+        slot = await self.take_slot(call)
+        stream = Stream(self._plan_of(call, StreamRecorder(self, *self._recorded(call), slot), writing))
+        return stream, await self.opened(stream, call.pipeline.name, commit_s)
 
     async def opened(self, stream: Stream, pipeline: str, commit_s: float | None) -> list[Event]:
         """Starts a stream, which is counted under ``pipeline``, and returns its first events.
@@ -125,17 +204,21 @@ class Inference:
         abandon = partial(self.canceller.cancel, call.pipeline, call.inference.without_inputs())
         return call.pipeline.name, call.record, abandon
 
-    async def start_resumable(self, call: Call, store: StreamStore) -> str:
+    async def start_resumable(self, call: Call, store: StreamStore, slot: Slot) -> str:
         """The id of a new stream that outlives its POST. It is counted and logged when it ends, not with the POST.
+
+        ``slot``: its slot, which it gives back when it ends.
 
         Raises UpstreamUnavailable if the store does not answer: then nothing was started, and the POST is counted.
         """
         posted, call = call.record, replace(call, record=call.record.handed_over())
-        stream = Stream(self._plan_of(call, ResumableRecorder(self, *self._recorded(call))), store.new_log())
+        stream = Stream(self._plan_of(call, ResumableRecorder(self, *self._recorded(call), slot)), store.new_log())
         try:
             stream_id = await store.keep(stream, call.pipeline.stream_spec().resume_s, call.record.key)
-        except UpstreamUnavailable:
-            posted.transport = call.record.transport
+        except BaseException as exc:
+            slot.leave(exc)
+            if isinstance(exc, UpstreamUnavailable):
+                posted.transport = call.record.transport
             raise
         self._start(stream, call.pipeline.name)
         return stream_id
@@ -175,13 +258,35 @@ async def _first_events(stream: Stream, commit_s: float | None) -> list[Event]:
         return []
 
 
-class StreamRecorder:
-    """Tells metrics, trace and record what happens to one stream. Implements StreamObserver.
+class _Timed:
+    """Tells admission when the first response came. Implements :class:`app.pipelines.run.Answer`."""
 
-    ``abandon``: makes the model stop, if something knows how.
+    def __init__(self, answer: Answer, slot: Slot) -> None:
+        self._answer = answer
+        self._slot = slot
+
+    @property
+    def has_enough(self) -> bool:
+        return self._answer.has_enough
+
+    def join(self, response: InferenceResponse) -> None:
+        self._slot.first_output()
+        self._answer.join(response)
+
+    def result(self, error: GatewayError | None = None) -> Result:
+        return self._answer.result(error)
+
+
+class StreamRecorder:
+    """Tells metrics, trace, record and admission what happens to one stream. Implements StreamObserver.
+
+    ``abandon``: makes the model stop, if something knows how. ``slot``: the stream's slot, which it gives back.
     """
 
-    def __init__(self, inference: Inference, pipeline: str, record: RequestRecord, abandon: Callable[[], None]) -> None:
+    def __init__(
+        self, inference: Inference, pipeline: str, record: RequestRecord, abandon: Callable[[], None], slot: Slot
+    ) -> None:
+        self._slot = slot
         self._inference = inference
         self._record = record
         self._abandon = abandon
@@ -192,6 +297,7 @@ class StreamRecorder:
         self._has_output = False
 
     def output_written(self) -> None:
+        self._slot.first_output()
         now = time.perf_counter()
         (self._gap if self._has_output else self._first).observe(now - self._last_at)
         self._last_at, self._has_output = now, True
@@ -205,10 +311,11 @@ class StreamRecorder:
             self.span, outputs=stream.outputs, outcome=stream.outcome, error=stream.error, early_exit=stream.early_exit
         )
         record = self._record
-        record.triton_s = max(record.duration_s - stream.own_s, 0.0)
+        record.triton_s = max(record.duration_s - stream.own_s - record.queue_s, 0.0)
         record.exit_early(stream.early_exit)
         if stream.error is not None:
             record.fail(stream.error)
+        self._slot.leave(stream.error)
 
 
 class ResumableRecorder(StreamRecorder):

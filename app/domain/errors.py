@@ -65,7 +65,8 @@ class GatewayError(Exception):
     title: ClassVar[str]
     outcome: ClassVar[Outcome]
     retryable: ClassVar[bool] = False
-    retry_after_s: ClassVar[int | None] = None
+    retry_after_s: int | None = None
+    """Whole seconds. A class's own value is for errors that do not know better."""
 
     def __init__(self, detail: str, *, hint: str | None = None, errors: Sequence[FieldProblem] = ()) -> None:
         super().__init__(detail)
@@ -170,6 +171,10 @@ class Rejected(GatewayError):
 class TooManyRequests(Rejected):
     code = "too_many_requests"
     title = "Too many requests"
+
+    def __init__(self, detail: str, *, hint: str | None = None, retry_after_s: int = 1) -> None:
+        super().__init__(detail, hint=hint)
+        self.retry_after_s = retry_after_s
 
 
 class Draining(Rejected):

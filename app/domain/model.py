@@ -48,6 +48,8 @@ class ModelConfig:
     parameters: tuple[tuple[str, str], ...] = field(default=())
     limits_queue: bool = False
     """Whether its queue policy refuses requests: a largest queue or a timeout."""
+    joins_requests: bool = False
+    """Whether Triton joins several requests to one batch."""
 
     @property
     def is_ensemble(self) -> bool:

@@ -1,6 +1,6 @@
 """The Prometheus metrics. Label values come from fixed sets, never from a caller's text."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, cached_property, partial
 from typing import Literal
 
@@ -35,7 +35,11 @@ class Metrics:
             *by_request,
         )
         self.overhead = self._histogram(
-            "overhead_seconds", "Time spent outside Triton", "pipeline", "transport", buckets=_OVERHEAD_SECONDS
+            "overhead_seconds",
+            "Time spent outside Triton and outside the queue",
+            "pipeline",
+            "transport",
+            buckets=_OVERHEAD_SECONDS,
         )
         self.time_to_first_output = self._histogram(
             "time_to_first_output_seconds", "From a stream's request to its first output", "pipeline"
@@ -44,6 +48,18 @@ class Metrics:
         self.stream_outputs = self._counter("stream_outputs", "Outputs of streams", "pipeline")
         self.in_flight = self._gauge("in_flight_requests", "Unary requests in progress", "pipeline", mode="livesum")
         self.active_streams = self._gauge("active_streams", "Streams under way", "pipeline", mode="livesum")
+        self.queue_time = self._histogram(
+            "queue_seconds", "Time that a request waited for a slot, 0 if it did not wait", "pipeline"
+        )
+        self.requests_running = self._gauge("requests_running", "Requests that have a slot", mode="livesum")
+        self.requests_waiting = self._gauge("requests_waiting", "Requests that wait for a slot", mode="livesum")
+        self.running_by_pipeline = self._gauge(
+            "requests_running_by_pipeline", "Requests that have a slot", "pipeline", mode="livesum"
+        )
+        self.waiting_by_pipeline = self._gauge(
+            "requests_waiting_by_pipeline", "Requests that wait for a slot", "pipeline", mode="livesum"
+        )
+        self.in_flight_limit = self._gauge("in_flight_limit", "Slots for requests to a model", "model", mode="livesum")
         self.early_exits = self._counter("early_exits", "Requests that ended in an early exit", "pipeline", "reason")
         self.rejected = self._counter("rejected", "Requests rejected under load, by error code", "reason")
         self.contract_violations = self._counter(
@@ -78,6 +94,19 @@ class Metrics:
     def count_stub_death(self, model: str) -> None:
         self.stub_deaths.labels(model).inc()
 
+    def show_load(self, running: Mapping[str, int], waiting: Mapping[str, int], limits: Mapping[str, int]) -> None:
+        """``running`` and ``waiting``: by pipeline. ``limits``: by model."""
+        self.requests_running.set(sum(running.values()))
+        self.requests_waiting.set(sum(waiting.values()))
+        by_label = (
+            (self.running_by_pipeline, running),
+            (self.waiting_by_pipeline, waiting),
+            (self.in_flight_limit, limits),
+        )
+        for gauge, values in by_label:
+            for label, value in values.items():
+                gauge.labels(label).set(value)
+
     def count_refused_connection(self) -> None:
         self.rejected.labels(TooManyRequests.code).inc()
 
@@ -102,14 +131,19 @@ class PipelineMetrics:
         self._request_duration = cache(partial(metrics.request_duration.labels, name))
         self._overhead = cache(partial(metrics.overhead.labels, name))
 
-    def count_request(self, transport: str, outcome: Outcome, duration_s: float, triton_s: float) -> None:
+    def count_request(self, transport: str, outcome: Outcome, duration_s: float, elsewhere_s: float) -> None:
+        """``elsewhere_s``: in the queue and in Triton."""
         self._requests(transport, outcome).inc()
         self._request_duration(transport, outcome).observe(duration_s)
-        self._overhead(transport).observe(max(duration_s - triton_s, 0.0))
+        self._overhead(transport).observe(max(duration_s - elsewhere_s, 0.0))
 
     @cached_property
     def in_flight(self) -> Gauge:
         return self._metrics.in_flight.labels(self._name)
+
+    @cached_property
+    def queue_time(self) -> Histogram:
+        return self._metrics.queue_time.labels(self._name)
 
     @cached_property
     def active_streams(self) -> Gauge:

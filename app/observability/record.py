@@ -41,6 +41,7 @@ class RequestRecord:
     """The id of the caller's API key."""
     triton_request_id: str = ""
     triton_s: float = 0.0
+    queue_s: float = 0.0
     status: int = 0
     outcome: Outcome = Outcome.OK
     early_exit: str | None = None
@@ -67,8 +68,9 @@ class RequestRecord:
 
     def server_timing(self) -> str:
         """The value of the Server-Timing header: milliseconds so far."""
-        own_s = max(self.duration_s - self.triton_s, 0.0)
-        return f"gateway;dur={own_s * 1e3:.2f}, triton;dur={self.triton_s * 1e3:.2f}"
+        queue_s, triton_s = self.queue_s, self.triton_s
+        own_s = max(self.duration_s - queue_s - triton_s, 0.0)
+        return f"gateway;dur={own_s * 1e3:.2f}, queue;dur={queue_s * 1e3:.2f}, triton;dur={triton_s * 1e3:.2f}"
 
     def close(self, metrics: Metrics) -> None:
         """Counts and logs the request. Call it once, after everything was sent."""
@@ -80,7 +82,8 @@ class RequestRecord:
             _log.log(level, "request", self._fields(duration_s))
 
     def _count(self, metrics: Metrics, transport: str, duration_s: float) -> None:
-        metrics.of_pipeline(self.pipeline).count_request(transport, self.outcome, duration_s, self.triton_s)
+        elsewhere_s = self.queue_s + self.triton_s
+        metrics.of_pipeline(self.pipeline).count_request(transport, self.outcome, duration_s, elsewhere_s)
         if self.early_exit is not None:
             metrics.early_exits.labels(self.pipeline, self.early_exit).inc()
         if self.error is not None:
@@ -113,6 +116,7 @@ class RequestRecord:
         if self.transport is not None:
             fields["pipeline"] = self.pipeline
             fields["transport"] = self.transport
+            fields["queue_ms"] = _milliseconds(self.queue_s)
             fields["triton_ms"] = _milliseconds(self.triton_s)
         if self.key:
             fields["key"] = self.key

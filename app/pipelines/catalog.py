@@ -17,6 +17,7 @@ from app.pipelines.file import GatewayFile, read_gateway_file
 from app.pipelines.form import Form, State
 from app.pipelines.lookup import Lookup, look_up, read_index
 from app.pipelines.pipeline import Pipeline
+from app.pipelines.spec import PipelineSpec
 from app.pipelines.warm_up import run_sample, sample_body
 
 SAMPLES_WAIT_S = 1.0
@@ -178,6 +179,7 @@ class Catalog:
         elif self.file.spec.oip is not None:
             names |= set(self.file.spec.oip.models)
         self.exposed.expose(sorted(names))
+        self.exposed.in_flight = _in_flight_of([entry.spec for entry in self.entries.values()])
 
     def _serve_ready_models(self, ready: set[str]) -> None:
         self._replace_entries(
@@ -214,3 +216,8 @@ class Catalog:
     @property
     def _folder(self) -> Path:
         return self.path.parent if self.path is not None else Path()
+
+
+def _in_flight_of(specs: Iterable[PipelineSpec]) -> dict[str, int]:
+    given = [(spec.model, spec.limits.in_flight) for spec in specs if spec.limits and spec.limits.in_flight]
+    return dict(sorted(given, key=lambda each: each[1]))

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from app.domain.capacity import capacity_of
 from app.domain.model import ModelConfig, TensorSpec
 from app.domain.nearest import nearest
 from app.domain.tensor import DTYPE_BY_DATATYPE
@@ -57,6 +58,7 @@ def compile_pipeline(
         timeout_s=spec.timeout_s or surroundings.timeout_s,
         openai=openai,
         exposes_errors=surroundings.exposes_errors,
+        capacity=capacity_of(config, models),
     )
 
 

@@ -1,10 +1,13 @@
 """The models that callers can address directly by name, under ``/v2``."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from app.domain.capacity import Capacity, capacity_of
 from app.domain.errors import ModelNotReady, UnknownModel
 from app.domain.model import ModelConfig
-from app.pipelines.lookup import Lookup
+from app.pipelines.lookup import Lookup, Missing
+
+_UNKNOWN = Capacity()
 
 
 class ExposedModels:
@@ -12,6 +15,9 @@ class ExposedModels:
 
     def __init__(self) -> None:
         self._configs: dict[str, ModelConfig | None] = {}
+        self._capacities: dict[str, Capacity] = {}
+        self.in_flight: Mapping[str, int] = {}
+        """Model -> the largest ``limits.in_flight`` of its pipelines. A new object if one may have changed."""
 
     @property
     def names(self) -> list[str]:
@@ -34,6 +40,10 @@ class ExposedModels:
             raise ModelNotReady("The model is not loaded.")
         raise UnknownModel("Request for unknown model: this gateway serves no model with this name.")
 
+    def capacity(self, model: str) -> Capacity:
+        """Of a model whose configuration is known. The same object until it changes."""
+        return self._capacities.get(model, _UNKNOWN)
+
     def expose(self, names: Iterable[str]) -> None:
         """Replaces the exposed models, and deletes the configurations of all others."""
         self._configs = {name: self._configs.get(name) for name in names}
@@ -44,3 +54,10 @@ class ExposedModels:
             answer = lookup.answers.get((name, ""))
             if isinstance(answer, ModelConfig) and answer != known:
                 self._configs[name] = answer
+            models = lookup.models_of(name)
+            if not isinstance(models, Missing):
+                self._learn(name, capacity_of(models[name], models))
+
+    def _learn(self, model: str, capacity: Capacity) -> None:
+        if self._capacities.get(model) != capacity:
+            self._capacities[model] = capacity

@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from app.domain.capacity import Capacity
 from app.domain.deadline import Deadline
 from app.domain.errors import GatewayError, InvalidInput, InvalidRequest, UpstreamError
 from app.domain.inference import InferenceRequest
@@ -40,6 +41,7 @@ class Pipeline:
     """What ``openai:`` declares."""
     exposes_errors: bool = False
     """Whether callers see the messages of models."""
+    capacity: Capacity = field(default_factory=Capacity)
 
     def request_of_json(self, body: Body) -> InferenceRequest:
         """Raises InvalidJson, InvalidRequest or InvalidInput."""

@@ -143,6 +143,15 @@ class CancelSpec(Section):
     input: str
 
 
+class LimitsSpec(Section):
+    """How many requests and streams at a time. An ``in_flight`` that is left out is measured: docs/load.md."""
+
+    in_flight: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    queue: Annotated[int, Field(ge=0, le=100_000)] | None = None
+    per_key: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """Of those in flight, how many may be of one key."""
+
+
 class PipelineSpec(Section):
     model: str
     version: str = ""
@@ -164,6 +173,7 @@ class PipelineSpec(Section):
     warmup: bool = True
     batch: bool = False
     sample: dict[str, JsonValue] | None = None
+    limits: LimitsSpec | None = None
     openai: OpenAISpec | None = None
 
     @field_validator("stream", mode="before")

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from app import __version__
+from app.admission.admission import Admission
 from app.admission.followed_keys import FollowedKeys
 from app.api.inference import Inference
 from app.api.limits import Limits
@@ -43,8 +44,16 @@ async def open_gateway(
         check = ModelCheck(catalog, server.engine, is_done=triton.part is not None)
         await check.run_once()
         canceller = Canceller(server.engine)
+        admission = Admission(triton.part.workers if triton.part else 1)
         gateway = Gateway(
-            Inference(server.engine, catalog, metrics, canceller, tracer),
+            Inference(
+                server.engine,
+                catalog,
+                metrics,
+                canceller,
+                tracer,
+                admission=admission,
+            ),
             store,
             limits_of(settings),
             None if server.lane is None else server.lane.bodies,

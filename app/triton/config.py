@@ -41,6 +41,7 @@ def model_config_of(message: model_config_pb2.ModelConfig) -> ModelConfig:
         instance_count=sum(max(group.count, 1) * max(len(group.gpus), 1) for group in message.instance_group) or 1,
         parameters=tuple(sorted((name, value.string_value) for name, value in message.parameters.items())),
         limits_queue=_limits_queue(message.dynamic_batching),
+        joins_requests=message.HasField("dynamic_batching"),
     )
 
 

@@ -25,6 +25,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "outputs": spec.OutputSpec,
     "parameters": spec.ParameterSpec,
     "stream": spec.StreamSpec,
+    "limits": spec.LimitsSpec,
     "early_exit": spec.EarlyExitRule,
     "early_exit: error": spec.ErrorMatch,
     "contract": spec.ContractSpec,

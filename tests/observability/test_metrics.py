@@ -16,6 +16,12 @@ PROMISED = {
     "stream_outputs": {"pipeline"},
     "in_flight_requests": {"pipeline"},
     "active_streams": {"pipeline"},
+    "queue_seconds": {"pipeline"},
+    "requests_running": set[str](),
+    "requests_waiting": set[str](),
+    "requests_running_by_pipeline": {"pipeline"},
+    "requests_waiting_by_pipeline": {"pipeline"},
+    "in_flight_limit": {"model"},
     "early_exits": {"pipeline", "reason"},
     "rejected": {"reason"},
     "contract_violations": {"pipeline", "tensor"},
@@ -36,7 +42,9 @@ PROMISED = {
 def filled() -> Metrics:
     metrics = Metrics("1.2.3")
     pipeline = metrics.of_pipeline("p")
-    pipeline.count_request("unary", Outcome.OK, 0.1, triton_s=0.099)
+    pipeline.count_request("unary", Outcome.OK, 0.1, elsewhere_s=0.099)
+    pipeline.queue_time.observe(0.0)
+    metrics.show_load({"p": 1}, {"p": 2}, {"m": 3})
     metrics.count_triton_call("m", "OK")
     metrics.count_stub_death("m")
     LaneMetrics(metrics).called("shared_memory")

@@ -72,8 +72,8 @@ def test_the_fields_of_a_line_and_their_order(metrics: Metrics, caplog: pytest.L
     line = line_of(record, metrics, caplog)
     names = [name for name in line if name not in {*vars(logging.makeLogRecord({})), "message"}]
     assert " ".join(names) == (
-        "request_id method path status outcome duration_ms pipeline transport triton_ms triton_request_id early_exit"
-        " trace_id span_id code detail triton_code triton_message"
+        "request_id method path status outcome duration_ms pipeline transport queue_ms triton_ms triton_request_id"
+        " early_exit trace_id span_id code detail triton_code triton_message"
     )
     assert line["triton_ms"] == 1.23
     assert (line["trace_id"], line["span_id"]) == ("a" * 32, "b" * 16)
@@ -166,11 +166,11 @@ def test_work_that_outlives_its_request_has_a_record_of_its_own(metrics: Metrics
 
 
 def test_the_timing_header_splits_the_time() -> None:
-    record = inference(triton_s=0.001)
-    record.started -= 0.004
-    gateway, triton = record.server_timing().split(", ")
-    assert triton == "triton;dur=1.00"
-    assert float(gateway.removeprefix("gateway;dur=")) >= 3.0
+    record = inference(triton_s=0.001, queue_s=0.002)
+    record.started -= 0.006
+    gateway, queue, triton = record.server_timing().split(", ")
+    assert (queue, triton) == ("queue;dur=2.00", "triton;dur=1.00")
+    assert 3.0 <= float(gateway.removeprefix("gateway;dur=")) < 100.0
 
 
 def test_more_time_with_triton_than_in_all_is_no_negative_overhead() -> None:

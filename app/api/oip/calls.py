@@ -2,16 +2,20 @@
 
 import asyncio
 import time
+from collections.abc import Awaitable, Mapping
 from contextlib import aclosing
 from functools import partial
 
 from msgspec.structs import replace
 
+from app.admission.admission import Entrance, ModelLoad
+from app.admission.slot import Slot
 from app.api.access import check_model
 from app.api.exchange import Exchange
 from app.api.inference import Inference, StreamRecorder, Writing
 from app.api.oip.infer_request import Asked
 from app.api.oip.signature import Signature
+from app.domain.capacity import Capacity
 from app.domain.deadline import Deadline
 from app.domain.errors import DeadlineExceeded, InvalidRequest, ModelNotReady, UnknownModel
 from app.domain.inference import InferenceRequest, InferenceResponse
@@ -33,6 +37,7 @@ class ModelCalls:
     def __init__(self, inference: Inference) -> None:
         self.inference = inference
         self._signatures: dict[str, Signature] = {}
+        self._entrances: dict[str, tuple[Capacity, Mapping[str, int], Entrance]] = {}
 
     @property
     def timeout_s(self) -> float:
@@ -60,11 +65,17 @@ class ModelCalls:
         self, exchange: Exchange, signature: Signature, request: InferenceRequest, deadline: Deadline
     ) -> InferenceResponse:
         """The one response. Calls the ``cancel`` model of a pipeline over the model if the call is abandoned."""
+        with await self._take_slot(exchange, signature.config.name, deadline) as slot:
+            return await self._answer(exchange, signature, request, deadline, slot)
+
+    async def _answer(
+        self, exchange: Exchange, signature: Signature, request: InferenceRequest, deadline: Deadline, slot: Slot
+    ) -> InferenceResponse:
         record = exchange.record
         record.triton_request_id = request.request_id
         started = time.perf_counter()
         try:
-            return await self._response(signature.config, request.with_trace(record.trace), deadline)
+            return await self._response(signature.config, request.with_trace(record.trace), deadline, slot)
         except (asyncio.CancelledError, DeadlineExceeded):
             self.abandon(request)
             raise
@@ -73,12 +84,33 @@ class ModelCalls:
         finally:
             record.triton_s = time.perf_counter() - started
 
-    async def _response(self, config: ModelConfig, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
+    def check_load(self, exchange: Exchange, signature: Signature, deadline: Deadline) -> None:
+        """As :meth:`Inference.check_load`."""
+        self._entrance_of(signature.config.name).check(exchange.caller, deadline)
+
+    def _entrance_of(self, model: str) -> Entrance:
+        """To the same gate that the pipelines over the model use."""
+        exposed = self.inference.catalog.exposed
+        known, capacity = self._entrances.get(model), exposed.capacity(model)
+        if known is not None and known[0] is capacity and known[1] is exposed.in_flight:
+            return known[2]
+        load = ModelLoad(model, capacity, exposed.in_flight.get(model))
+        entrance = self.inference.admission.entrance(NO_PIPELINE, load)
+        self._entrances[model] = capacity, exposed.in_flight, entrance
+        return entrance
+
+    def _take_slot(self, exchange: Exchange, model: str, deadline: Deadline) -> Awaitable[Slot]:
+        return self.inference.take_slot_at(self._entrance_of(model), exchange.caller, deadline, exchange.record)
+
+    async def _response(
+        self, config: ModelConfig, request: InferenceRequest, deadline: Deadline, slot: Slot
+    ) -> InferenceResponse:
         if not config.decoupled:
             return await self.inference.engine.infer(request, deadline)
         only: InferenceResponse | None = None
         async with aclosing(self.inference.engine.infer_stream(request, deadline)) as responses:
             async for response in responses:
+                slot.first_output()
                 if response.outputs and only is not None:
                     self.abandon(request)
                     raise InvalidRequest(ONE_RESPONSE)
@@ -94,7 +126,8 @@ class ModelCalls:
         inference, record, spec = self.inference, exchange.record, StreamSpec()
         request = replace(asked.inference, ends_by_hook=self.hook_of(asked.inference.model) is not None)
         record.triton_request_id = request.request_id
-        recorder = StreamRecorder(inference, NO_PIPELINE, record, partial(self.abandon, request.without_inputs()))
+        slot = await self._take_slot(exchange, request.model, deadline)
+        recorder = StreamRecorder(inference, NO_PIPELINE, record, partial(self.abandon, request.without_inputs()), slot)
         plan = StreamPlan(
             request_id=record.request_id,
             responses=inference.engine.infer_stream(request.with_trace(recorder.span.trace), deadline),

@@ -46,6 +46,7 @@ class GenerateRoutes:
         signature = calls.admit(exchange, found["model"], "unary")
         with calls.inference.counted(NO_PIPELINE):
             deadline = deadline_of(exchange, calls.timeout_s)
+            calls.check_load(exchange, signature, deadline)
             asked = await self._read(exchange, found, signature)
             with CancelledOnDisconnect(exchange):
                 response = await calls.answer(exchange, signature, asked.inference, deadline)
@@ -55,6 +56,7 @@ class GenerateRoutes:
         calls = self._calls
         signature = calls.admit(exchange, found["model"], "stream")
         deadline = deadline_of(exchange, StreamSpec().timeout_s)
+        calls.check_load(exchange, signature, deadline)
         asked = await self._read(exchange, found, signature)
         with CancelledOnDisconnect(exchange):
             writing = Writing(Generated(asked), error_object)

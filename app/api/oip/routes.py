@@ -35,6 +35,7 @@ class InferRoutes:
         signature, version = calls.admit(exchange, found["model"], "unary"), version_of(found)
         with calls.inference.counted(NO_PIPELINE):
             deadline = deadline_of(exchange, calls.timeout_s)
+            calls.check_load(exchange, signature, deadline)
             asked = await read_asked(exchange, signature, version, self._limits)
             with CancelledOnDisconnect(exchange):
                 response = await calls.answer(exchange, signature, asked.inference, deadline)

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal
 
 import msgspec
@@ -12,6 +13,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 from starlette.types import Send
 
+from app.admission.slot import Slot
 from app.api.deadlines import deadline_of
 from app.api.disconnect import CancelledOnDisconnect
 from app.api.exchange import Exchange
@@ -66,25 +68,43 @@ class EmbeddingsRoute:
         return request
 
     async def _vectors(self, exchange: Exchange, request: EmbeddingsRequest) -> Vectors:
-        """Runs only a few batches at a time, so that a long list of one caller does not fill Triton's queue."""
+        """Runs only a few batches at a time, so that a long list of one caller does not fill Triton's queue.
+
+        The first batch waits for a slot. The others run only if there are slots that nobody waits for.
+        """
         pipeline, batches = request.pipeline, request.batches
-        deadline, started = deadline_of(exchange, pipeline.timeout_s), time.perf_counter()
+        deadline = deadline_of(exchange, pipeline.timeout_s)
         answers = [BatchAnswer(pipeline, request.form, batch) for batch in batches]
-        waiting = iter(zip(batches, answers, strict=True))
+        calls = [Call(pipeline, batch, deadline, exchange.record, exchange.caller) for batch in batches]
+        waiting = iter(zip(calls, answers, strict=True))
 
-        async def answer_some() -> None:
-            for batch, answer in waiting:
-                await self._inference.answer(Call(pipeline, batch, deadline, exchange.record), answer)
+        async def answer_some(slot: Slot) -> None:
+            for call, answer in waiting:
+                await self._inference.answer_in(slot, call, answer)
+                slot.answered()
 
+        def start(slot: Slot) -> None:
+            group.create_task(answer_some(slot)).add_done_callback(partial(_leave, slot))
+
+        first = await self._inference.take_slot(calls[0])
+        started = time.perf_counter()
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(min(_BATCHES_AT_ONCE, len(batches))):
-                    group.create_task(answer_some())
+                start(first)
+                for _ in range(min(_BATCHES_AT_ONCE, len(batches)) - 1):
+                    if (slot := self._inference.take_free_slot(calls[0])) is not None:
+                        start(slot)
         except ExceptionGroup as exc:
             raise exc.exceptions[0] from None
         finally:
             exchange.record.triton_s = time.perf_counter() - started  # the batches overlap
         return Vectors(answers)
+
+
+def _leave(slot: Slot, task: asyncio.Task[None]) -> None:
+    """The duration of each batch was measured already."""
+    failure = None if task.cancelled() else task.exception()
+    slot.leave(failure or asyncio.CancelledError())
 
 
 def embeddings_request(pipeline: Pipeline, form: EmbeddingsForm, members: Members) -> EmbeddingsRequest:

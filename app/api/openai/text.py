@@ -97,4 +97,5 @@ class _Read:
     streams: bool
 
     def call(self, exchange: Exchange, timeout_s: float) -> Call:
-        return Call(self.pipeline, self.inference, deadline_of(exchange, timeout_s), exchange.record)
+        deadline = deadline_of(exchange, timeout_s)
+        return Call(self.pipeline, self.inference, deadline, exchange.record, exchange.caller)

@@ -1,5 +1,6 @@
 """The answers of ``GET /v1/pipelines``: fields, types, limits, the model, and samples that work as pasted."""
 
+from collections.abc import Callable
 from typing import Any
 
 from app.api.pipelines.samples import samples_of
@@ -24,13 +25,15 @@ def summarize(name: str, entry: Entry) -> dict[str, Any]:
     }
 
 
-def describe(name: str, entry: Entry, base_url: str) -> dict[str, Any]:
+def describe(
+    name: str, entry: Entry, base_url: str, load_limits: Callable[[Pipeline], dict[str, Any]]
+) -> dict[str, Any]:
     """For a pipeline that is not compiled yet, returns only the file's content and the reason why it is not ready."""
-    summary = summarize(name, entry)
-    return summary if entry.pipeline is None else summary | _compiled(entry.pipeline, base_url)
+    summary, pipeline = summarize(name, entry), entry.pipeline
+    return summary if pipeline is None else summary | _compiled(pipeline, base_url, load_limits(pipeline))
 
 
-def _compiled(pipeline: Pipeline, base_url: str) -> dict[str, Any]:
+def _compiled(pipeline: Pipeline, base_url: str, load_limits: dict[str, Any]) -> dict[str, Any]:
     spec, config = pipeline.spec, pipeline.config
     return {
         "version": spec.version or None,
@@ -42,6 +45,7 @@ def _compiled(pipeline: Pipeline, base_url: str) -> dict[str, Any]:
         "early_exit": list(dict.fromkeys(rule.reason for rule in spec.early_exit)),
         "limits": {
             "timeout_s": pipeline.timeout_s,
+            **load_limits,
             **({"stream": spec.stream.model_dump()} if spec.stream is not None else {}),
         },
         "schemas": {

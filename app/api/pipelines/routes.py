@@ -49,7 +49,7 @@ class PipelineRoutes:
 
     async def get_pipeline(self, name: str, request: Request) -> Response:
         check_pipeline(exchange_of(request), self._catalog, name)
-        return JsonResponse(describe(name, self._catalog.entry(name), base_url_of(request)))
+        return JsonResponse(describe(name, self._catalog.entry(name), base_url_of(request), self._inference.limits_of))
 
     async def run_pipeline(self, exchange: Exchange, found: Mapping[str, str], _send: Send) -> None:
         name = found["name"]
@@ -75,7 +75,9 @@ class PipelineRoutes:
     async def _call(self, exchange: Exchange, pipeline: Pipeline, timeout_s: float) -> Call:
         """Starts the deadline, which includes the time to receive the body."""
         deadline = deadline_of(exchange, timeout_s)
-        return Call(pipeline, await read_inference(exchange, pipeline, self._limits), deadline, exchange.record)
+        self._inference.check_load(pipeline, exchange.caller, deadline)
+        inference = await read_inference(exchange, pipeline, self._limits)
+        return Call(pipeline, inference, deadline, exchange.record, exchange.caller)
 
 
 def _send_result(exchange: Exchange, pipeline: Pipeline, result: Result) -> Awaitable[None]:

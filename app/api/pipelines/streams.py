@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from app.api.bodies import off_loop, read_json
 from app.api.deadlines import deadline_of
+from app.api.disconnect import CancelledOnDisconnect
 from app.api.exchange import exchange_of
 from app.api.inference import Call, Inference
 from app.api.limits import Limits
@@ -46,7 +47,10 @@ class StreamRoutes:
         pipeline = self._inference.admit(exchange, name, "stream")
         deadline = deadline_of(exchange, pipeline.stream_spec().timeout_s)
         inference = await off_loop(pipeline.request_of_json, inputs)
-        stream_id = await self._inference.start_resumable(Call(pipeline, inference, deadline, record), self._store)
+        call = Call(pipeline, inference, deadline, record, exchange.caller)
+        with CancelledOnDisconnect(exchange):
+            slot = await self._inference.take_slot(call)
+        stream_id = await self._inference.start_resumable(call, self._store, slot)
         url = f"/v1/streams/{stream_id}"
         started = {"id": stream_id, "url": url, "request_id": record.request_id}
         return JsonResponse(started, 201, {"Location": url})

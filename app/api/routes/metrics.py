@@ -1,5 +1,7 @@
 """The metrics on the admin port: the gateway's, and Triton's, which are relayed."""
 
+from collections.abc import Callable
+
 import httpx
 from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -14,10 +16,13 @@ _TLS = httpx.create_ssl_context()
 
 
 class MetricsRoutes:
-    """``triton_metrics_url``: the address of Triton's metrics, or None."""
+    """``prepare`` is called before the page is made. ``triton_metrics_url``: Triton's own page, or None."""
 
-    def __init__(self, registry: CollectorRegistry, triton_metrics_url: str | None) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, prepare: Callable[[], None], triton_metrics_url: str | None
+    ) -> None:
         self._registry = registry
+        self._prepare = prepare
         self._triton_metrics_url = triton_metrics_url
 
     def router(self) -> APIRouter:
@@ -27,6 +32,7 @@ class MetricsRoutes:
         return router
 
     async def gateway_metrics(self, _request: Request) -> Response:
+        self._prepare()
         return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
 
     async def triton_metrics(self, _request: Request) -> Response:

@@ -99,6 +99,7 @@ class Link:
 
     def __init__(self, channel: Channel, gateway: Gateway, doors: Doors, dropped_lines: SharedValue) -> None:
         self._channel = channel
+        self._inference = gateway.inference
         self._catalog = gateway.inference.catalog
         self._health = gateway.health
         self._doors = doors
@@ -113,6 +114,7 @@ class Link:
     async def _report(self) -> None:
         while True:
             self._dropped_lines.set(dropped_lines())
+            self._inference.show_load()
             self._channel.send(Report(self._catalog.is_ready, self._health.take()))
             await asyncio.sleep(REPORT_S)
 

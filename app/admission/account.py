@@ -1,0 +1,30 @@
+"""Counts of what runs and waits, with their limits: of a pipeline, of a caller, of a caller in a pipeline."""
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from app.admission.gate import Gate
+
+UNLIMITED = sys.maxsize
+
+
+class Account:
+    __slots__ = ("gates", "max_running", "max_waiting", "running", "waiting")
+
+    def __init__(self, max_running: int | None = None, max_waiting: int | None = None) -> None:
+        self.running = 0
+        self.waiting = 0
+        self.gates: set[Gate] = set()
+        """Where requests of this account wait."""
+        self.set_limits(max_running, max_waiting)
+
+    def set_limits(self, max_running: int | None, max_waiting: int | None) -> None:
+        """None: no limit."""
+        self.max_running = UNLIMITED if max_running is None else max_running
+        self.max_waiting = UNLIMITED if max_waiting is None else max_waiting
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether a slot in it may be what a request waits for."""
+        return self.max_running != UNLIMITED

@@ -1,0 +1,137 @@
+"""Admission: every request to a model takes a slot first, and gives it back at its end (docs/load.md)."""
+
+from dataclasses import dataclass
+
+from app.admission.account import Account
+from app.admission.caller import ANYONE, Caller, CallerLimits
+from app.admission.gate import Applicant, Gate
+from app.admission.limit import limit_for
+from app.admission.slot import Slot
+from app.domain.capacity import Capacity
+from app.domain.deadline import Deadline
+
+QUEUE = 256
+"""Requests that may wait for a pipeline at a time, if gateway.yaml does not say otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineLimits:
+    """None: derived, or no limit."""
+
+    in_flight: int | None = None
+    queue: int | None = None
+    per_key: int | None = None
+
+
+NO_LIMITS = PipelineLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLoad:
+    """What a model can work on at a time. ``in_flight``: the number in gateway.yaml, if there is one."""
+
+    model: str
+    capacity: Capacity
+    in_flight: int | None = None
+
+
+class Entrance:
+    """Of one pipeline, or of a model under its own name, to the gate of its model."""
+
+    def __init__(self, admission: "Admission", name: str, model: str) -> None:
+        self.name = name
+        self.model = model
+        self.own = Account()
+        self.limits = NO_LIMITS
+        self._admission = admission
+        self._by_key: dict[str, Account] = {}
+        self._anyone = Applicant(self.own, (self.own,))
+
+    @property
+    def gate(self) -> Gate:
+        return self._admission.gates[self.model]
+
+    def check(self, caller: Caller, deadline: Deadline) -> None:
+        """Raises TooManyRequests if there is no slot, now or soon. The body need not be read then."""
+        self.gate.check(self._applicant(caller), deadline)
+
+    async def enter(self, caller: Caller, deadline: Deadline) -> Slot:
+        """A slot; the caller gives it back. Raises TooManyRequests or DeadlineExceeded."""
+        return await self.gate.enter(self._applicant(caller), deadline)
+
+    def try_enter(self, caller: Caller) -> Slot | None:
+        """A slot, if one is free and nobody waits for it."""
+        return self.gate.try_enter(self._applicant(caller))
+
+    def set_limits(self, limits: PipelineLimits, workers: int) -> None:
+        self.limits = limits
+        queue = QUEUE if limits.queue is None else limits.queue
+        self.own.set_limits(_share(limits.in_flight, workers), _share(queue, workers))
+        for account in self._by_key.values():
+            account.set_limits(_share(limits.per_key, workers), None)
+
+    def _applicant(self, caller: Caller) -> Applicant:
+        if caller is ANYONE and self.limits.per_key is None:
+            return self._anyone
+        accounts = [self.own]
+        if caller.limits != CallerLimits():
+            accounts.append(self._admission.account_of(caller))
+        if self.limits.per_key is not None:
+            accounts.append(self._account_of_key(caller.id))
+        return Applicant(self.own, tuple(accounts), caller.id, caller.priority)
+
+    def _account_of_key(self, key: str) -> Account:
+        account = self._by_key.get(key)
+        if account is None:
+            account = self._by_key[key] = Account(_share(self.limits.per_key, self._admission.workers))
+        return account
+
+
+class Admission:
+    """``workers``: how many processes share the limits. Each of them has its part, at least 1."""
+
+    def __init__(self, workers: int = 1) -> None:
+        self.workers = workers
+        self.gates: dict[str, Gate] = {}
+        """By model: what protects a model is one limit for all ways to it."""
+        self.entrances: dict[tuple[str, str], Entrance] = {}
+        """By name of the pipeline and model."""
+        self._loads: dict[str, ModelLoad] = {}
+        self._callers: dict[str, Account] = {}
+
+    def entrance(self, name: str, load: ModelLoad, limits: PipelineLimits = NO_LIMITS) -> Entrance:
+        """The same object for each use of a name and model; its limits follow what is given."""
+        model = load.model
+        entrance = self.entrances.get((name, model))
+        if entrance is None:
+            entrance = self.entrances[name, model] = Entrance(self, name, model)
+        entrance.set_limits(limits, self.workers)
+        self._follow(load)
+        return entrance
+
+    def account_of(self, caller: Caller) -> Account:
+        """Of all requests of a caller, whatever the pipeline."""
+        account = self._callers.get(caller.id)
+        if account is None:
+            account = self._callers[caller.id] = Account()
+        limits = caller.limits
+        account.set_limits(_share(limits.in_flight, self.workers), _share(limits.queue, self.workers))
+        return account
+
+    def _follow(self, load: ModelLoad) -> None:
+        """Makes the gate of a model, or gives it another limit if what is known of the model has changed."""
+        gate = self.gates.get(load.model)
+        if gate is not None and self._loads[load.model] == load:
+            return
+        self._loads[load.model] = load
+        limit = limit_for(load.capacity, _share(load.in_flight, self.workers), self.workers)
+        if gate is None:
+            self.gates[load.model] = Gate(load.model, limit)
+        else:
+            gate.limit = limit
+            gate.serve_queue()
+
+
+def _share(total: int | None, workers: int) -> int | None:
+    """The sum of all parts is at most the total, unless that is less than one for each. A total of 0 stays 0."""
+    return None if total is None else max(total // workers, min(total, 1))

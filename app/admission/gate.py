@@ -1,0 +1,259 @@
+"""Decides when the requests to one model run: at once, after a wait in the queue, or not at all."""
+
+import asyncio
+from math import ceil
+from time import monotonic
+
+from app.admission.account import Account
+from app.admission.limit import Limit
+from app.admission.queue import FairQueue
+from app.admission.slot import Slot
+from app.domain.deadline import Deadline
+from app.domain.errors import DeadlineExceeded, GatewayError, TooManyRequests
+
+LONGEST_WAIT_S = 5.0
+"""Nobody starts to wait for longer than this, or than two requests take, even if the deadline allows it."""
+MARGIN = 1.5
+"""A wait may turn out longer than estimated by this factor."""
+LONGEST_RETRY_S = 60
+WEIGHT = 0.1
+"""Of the newest duration in the mean of the recent ones."""
+MOST_PROMISES = 1024
+
+
+class Applicant:
+    """Who asks for a slot: whose accounts are charged, and in which order the queue serves."""
+
+    __slots__ = ("accounts", "key", "own", "priority")
+
+    def __init__(self, own: Account, accounts: tuple[Account, ...], key: str = "", priority: int = 0) -> None:
+        self.own = own
+        """The account of the pipeline."""
+        self.accounts = accounts
+        """All that are charged, ``own`` among them."""
+        self.key = key
+        self.priority = priority
+
+    @property
+    def may_run(self) -> bool:
+        for account in self.accounts:  # noqa: SIM110 - a third of the time of all()
+            if account.running >= account.max_running:
+                return False
+        return True
+
+
+class Waiter:
+    """One request in the queue."""
+
+    __slots__ = ("applicant", "deadline", "key", "priority", "since", "slot")
+
+    def __init__(self, applicant: Applicant, deadline: Deadline) -> None:
+        self.applicant = applicant
+        self.key = applicant.key
+        self.priority = applicant.priority
+        self.deadline = deadline
+        self.since = monotonic()
+        self.slot: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
+
+    def refuse(self, error: GatewayError) -> None:
+        if not self.slot.done():
+            self.slot.set_exception(error)
+
+
+class Gate:
+    def __init__(self, model: str, limit: Limit) -> None:
+        self.model = model
+        self.limit = limit
+        self.running = 0
+        self._queue = FairQueue[Waiter]()
+        self._service_s = 0.0
+        """Mean time of recent requests in Triton; 0 if none has ended yet."""
+        self._output_s: float | None = None
+        """Mean time of recent first outputs, if the model is decoupled."""
+        self._promised: dict[str, float] = {}
+        """When the caller that was refused last, of each key, may expect a slot."""
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    def check(self, applicant: Applicant, deadline: Deadline) -> None:
+        """Raises TooManyRequests if :meth:`enter` would do so now. Changes nothing else."""
+        if not self._has_slot(applicant):
+            refusal = self._refusal(applicant, deadline)
+            if refusal is not None:
+                raise refusal
+
+    def try_enter(self, applicant: Applicant) -> Slot | None:
+        """A slot, if there is one and nobody waits for it."""
+        return self._slot_of(applicant, 0.0) if self._has_slot(applicant) else None
+
+    async def enter(self, applicant: Applicant, deadline: Deadline) -> Slot:
+        """A slot, maybe after a wait. Raises TooManyRequests, or DeadlineExceeded while it waits."""
+        if self._has_slot(applicant):
+            return self._slot_of(applicant, 0.0)
+        refusal = self._refusal(applicant, deadline)
+        if refusal is not None:
+            raise refusal
+        return await self._wait(Waiter(applicant, deadline))
+
+    def left(self, accounts: tuple[Account, ...], since: float, error: BaseException | None) -> None:
+        """A request has ended, and its slot is free."""
+        now = monotonic()
+        self.running -= 1
+        for account in accounts:
+            account.running -= 1
+        self.learn(now, now - since, error)
+        self.serve_queue()
+        for account in accounts:
+            if account.gates:
+                for gate in tuple(account.gates):
+                    gate.serve_queue()
+
+    def responded(self, now: float, wait_s: float) -> None:
+        before = self._output_s
+        self._output_s = wait_s if before is None else before + WEIGHT * (wait_s - before)
+        self.limit.first_output(now, wait_s, is_full=bool(self._queue))
+
+    def serve_queue(self) -> None:
+        """Gives the free slots to requests that wait."""
+        while self._queue and self.running < self.limit.value:
+            waiter = self._queue.take(_may_run)
+            if waiter is None:
+                return
+            self._stop_waiting(waiter)
+            if waiter.slot.done():
+                continue  # the request was cancelled in this turn of the event loop
+            if waiter.deadline.remaining_s() < self._needed_s:
+                waiter.refuse(self._too_late(waiter.applicant))
+            else:
+                waiter.slot.set_result(self._slot_of(waiter.applicant, monotonic() - waiter.since))
+
+    def _has_slot(self, applicant: Applicant) -> bool:
+        return self.running < self.limit.value and not self._queue and applicant.may_run
+
+    def _slot_of(self, applicant: Applicant, queued_s: float) -> Slot:
+        self.running += 1
+        for account in applicant.accounts:
+            account.running += 1
+        return Slot(self, applicant.accounts, queued_s)
+
+    async def _wait(self, waiter: Waiter) -> Slot:
+        self._queue.add(waiter)
+        for account in waiter.applicant.accounts:
+            account.waiting += 1
+            account.gates.add(self)
+        expiry = asyncio.get_running_loop().call_later(waiter.deadline.remaining_s(), self._expire, waiter)
+        self.serve_queue()
+        try:
+            return await waiter.slot
+        except asyncio.CancelledError:
+            if not self._drop(waiter) and waiter.slot.done() and not waiter.slot.cancelled():
+                _give_back(waiter.slot)
+            raise
+        finally:
+            expiry.cancel()
+
+    def _expire(self, waiter: Waiter) -> None:
+        if self._drop(waiter):
+            waiter.refuse(DeadlineExceeded("The deadline passed while the request waited for its turn."))
+
+    def _drop(self, waiter: Waiter) -> bool:
+        """Whether the request was still waiting."""
+        was_waiting = self._queue.remove(waiter)
+        if was_waiting:
+            self._stop_waiting(waiter)
+        return was_waiting
+
+    def _stop_waiting(self, waiter: Waiter) -> None:
+        for account in waiter.applicant.accounts:
+            account.waiting -= 1
+            if account.waiting == 0:
+                account.gates.clear()
+
+    def _refusal(self, applicant: Applicant, deadline: Deadline) -> TooManyRequests | None:
+        """Why the request may not wait; None: it may. Another request may be refused in its favour."""
+        if any(each.waiting >= each.max_waiting for each in applicant.accounts) and not self._make_room(applicant):
+            return self._refused(applicant, "The queue of this pipeline is full.", 0.0)
+        wait_s, needed_s = self._wait_s(applicant), self._needed_s
+        if wait_s * MARGIN + needed_s > deadline.remaining_s():
+            over_s = wait_s * MARGIN + needed_s - deadline.remaining_s()
+            return self._refused(applicant, "The request cannot be answered before its deadline.", over_s)
+        allowed_s = max(LONGEST_WAIT_S, 2 * self._service_s)
+        if wait_s > allowed_s:
+            return self._refused(applicant, "Too many requests wait for this model.", wait_s - allowed_s)
+        return None
+
+    def _make_room(self, applicant: Applicant) -> bool:
+        """Refuses a request of the same pipeline that has a lesser right to its slot in the queue."""
+        if any(each.waiting >= each.max_waiting for each in applicant.accounts if each is not applicant.own):
+            return False
+        displaced = self._queue.displaced_by(
+            applicant.priority, applicant.key, lambda waiter: waiter.applicant.own is applicant.own
+        )
+        if displaced is None:
+            return False
+        self._drop(displaced)
+        displaced.refuse(self._refused(displaced.applicant, "Requests with a greater right to the queue came.", 0.0))
+        return True
+
+    def _too_late(self, applicant: Applicant) -> TooManyRequests:
+        return self._refused(applicant, "The request waited too long to be answered before its deadline.", 0.0)
+
+    def _refused(self, applicant: Applicant, detail: str, wait_s: float) -> TooManyRequests:
+        return TooManyRequests(detail, retry_after_s=self.retry_after_s(applicant.key, wait_s))
+
+    @property
+    def _needed_s(self) -> float:
+        """Time from a request's slot to its answer, or to its first output."""
+        return self._service_s if self._output_s is None else self._output_s
+
+    @property
+    def _rate(self) -> float:
+        """Requests that end in a second while all slots are taken, by Little's law; 0 if it is not known."""
+        return self.limit.value / self._service_s if self._service_s else 0.0
+
+    def _wait_s(self, applicant: Applicant) -> float:
+        """Expected wait of a new request."""
+        if not self._service_s:
+            return 0.0
+        wait_s = (self._queue.ahead_of(applicant.priority, applicant.key) + 1) / self._rate
+        for account in applicant.accounts:
+            if account.is_limited:
+                wait_s = max(wait_s, (account.waiting + 1) * self._service_s / account.max_running)
+        return wait_s
+
+    def retry_after_s(self, key: str, wait_s: float = 0.0) -> int:
+        """Whole seconds until a slot is expected to be free for a caller that is refused now.
+
+        Every refusal of a key reserves the next moment: callers that obey do not all come back at once.
+        """
+        now, rate = monotonic(), self._rate / max(self._queue.callers(), 1)
+        if not rate:
+            return 1
+        if len(self._promised) >= MOST_PROMISES:
+            self._promised = {each: due for each, due in self._promised.items() if due > now}
+        due = max(self._promised.get(key, 0.0), now + wait_s) + 1 / rate
+        due = self._promised[key] = min(due, now + LONGEST_RETRY_S)
+        return max(ceil(due - now), 1)
+
+    def learn(self, now: float, duration_s: float, error: BaseException | None) -> None:
+        """A request that failed otherwise than by its deadline says nothing about how long requests take."""
+        if error is None:
+            self._service_s += (WEIGHT if self._service_s else 1.0) * (duration_s - self._service_s)
+            self.limit.answered(now, is_full=bool(self._queue))
+        elif isinstance(error, DeadlineExceeded):
+            self._service_s += WEIGHT * max(duration_s - self._service_s, 0.0)
+        elif isinstance(error, TooManyRequests):
+            self.limit.refused()
+            error.retry_after_s = self.retry_after_s("")
+
+
+def _may_run(waiter: Waiter) -> bool:
+    return waiter.applicant.may_run
+
+
+def _give_back(slot: "asyncio.Future[Slot]") -> None:
+    """The slot was given in the same turn in which the request was cancelled."""
+    if slot.exception() is None:
+        slot.result().leave(asyncio.CancelledError())

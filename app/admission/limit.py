@@ -1,0 +1,184 @@
+"""How many requests may be in Triton at a time: limits that follow what is measured (decision 0032). Pure."""
+
+from math import ceil
+from typing import Protocol
+
+from app.domain.capacity import Capacity
+
+WINDOW_S = 0.25
+WINDOW_ANSWERS = 16
+"""A measurement takes at least this long, and this many answers."""
+STEP = 1.5
+GAIN = 1.1
+"""A higher limit is kept if it brings at least this factor of the throughput."""
+LOSS = 0.95
+"""A lower limit is kept if it leaves at least this factor of the throughput."""
+LONGEST_PAUSE = 32
+"""Measurements between two attempts in a direction that did not help."""
+QUEUE_S = 0.06
+"""Work for this time may always wait in Triton: then it never idles while the gateway's event loop is busy."""
+HIGHEST = 4096
+
+STREAMS = 8
+"""The first limit of a decoupled model: its instances usually work on several requests at a time."""
+FIRST_OUTPUT_S = 1.0
+"""A first output that comes sooner is not late."""
+LATE = 3.0
+"""A first output is late if it takes this many times as long as the quickest ones."""
+
+
+class Limit(Protocol):
+    @property
+    def value(self) -> int: ...
+
+    def answered(self, now: float, *, is_full: bool) -> None:
+        """A request was answered. ``is_full``: whether another one waits for its slot."""
+
+    def first_output(self, now: float, wait_s: float, *, is_full: bool) -> None:
+        """The first output of a decoupled model came."""
+
+    def refused(self) -> None:
+        """Triton's own queue is full."""
+
+
+class FixedLimit:
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def answered(self, now: float, *, is_full: bool) -> None:
+        pass
+
+    def first_output(self, now: float, wait_s: float, *, is_full: bool) -> None:
+        pass
+
+    def refused(self) -> None:
+        pass
+
+
+class ThroughputLimit(FixedLimit):
+    """Searches the lowest limit that does not cost throughput. It measures only while requests wait.
+
+    A higher or a lower limit is tried now and then, and kept if the throughput says so. What is compared is the
+    throughput itself, not latencies: so neither inputs of different sizes nor a Triton that stands still mislead it
+    for longer than one attempt.
+    """
+
+    def __init__(self, capacity: Capacity, workers: int = 1) -> None:
+        self._instances = ceil(capacity.instances / workers)
+        self._lowest = self._instances + 1
+        super().__init__(min(max(self._lowest, ceil(capacity.requests / workers)), HIGHEST))
+        self._base = self.value
+        self._base_rate = 0.0
+        """Answers per second with the limit ``_base``."""
+        self._peak_rate = 0.0
+        self._trial = 0
+        """1 while a higher limit is tried, -1 while a lower one is."""
+        self._next_trial = 1
+        self._answers = self._full = self._enough = 0
+        self._since = 0.0
+        self._pause = {1: 1, -1: 1}
+        self._paused = 0
+        self._begin_window(0.0, 1)
+
+    def answered(self, now: float, *, is_full: bool) -> None:
+        self._answers += 1
+        self._full += is_full
+        if self._answers == 0:
+            self._since, self._full = now, 0
+        elif self._answers >= self._enough and now - self._since >= WINDOW_S:
+            self._end_window(now)
+
+    def refused(self) -> None:
+        self._set_base(max(self._lowest, int(self._base / STEP)))
+
+    def _begin_window(self, now: float, answers: int = 0) -> None:
+        """``answers``: how many to leave out first: they are answers to requests that ran under another limit."""
+        self._since = now
+        self._full = 0
+        self._answers = -answers
+        self._enough = max(WINDOW_ANSWERS, 2 * self.value)
+
+    def _end_window(self, now: float) -> None:
+        before = self.value
+        rate = self._answers / (now - self._since)
+        if self._full < 0.9 * self._answers:
+            self._end_trial(self._base)  # the limit limits nothing now
+        else:
+            self._peak_rate = max(rate, 0.95 * self._peak_rate)
+            self._learn(rate)
+        self._begin_window(now, before if self.value != before else 0)
+
+    def _learn(self, rate: float) -> None:
+        floor = min(max(self._lowest, ceil(self._instances + QUEUE_S * self._peak_rate)), HIGHEST)
+        if self._base < floor:
+            self._set_base(floor)
+        elif self._trial:
+            self._judge(rate, floor)
+        else:
+            self._base_rate = 0.7 * self._base_rate + 0.3 * rate if self._base_rate else rate
+            self._paused += 1
+            if self._paused >= self._pause[self._next_trial]:
+                self._begin_trial(floor)
+
+    def _begin_trial(self, floor: int) -> None:
+        direction, self._next_trial = self._next_trial, -self._next_trial
+        value = ceil(self._base * STEP) if direction > 0 else ceil(self._base / STEP)
+        value = min(max(value, floor), HIGHEST)
+        self._paused = 0
+        if value != self._base:
+            self._trial, self.value = direction, value
+
+    def _judge(self, rate: float, floor: int) -> None:
+        """Keeps the limit that was tried, or returns to the one before."""
+        direction = self._trial
+        if rate >= self._base_rate * (GAIN if direction > 0 else LOSS):
+            self._base_rate = rate if direction > 0 else max(rate, 0.98 * self._base_rate)
+            self._pause[direction] = 1
+            self._next_trial = direction
+            self._end_trial(max(self.value, floor))
+        else:
+            self._pause[direction] = min(2 * self._pause[direction], LONGEST_PAUSE)
+            self._end_trial(self._base)
+
+    def _set_base(self, value: int) -> None:
+        self._base_rate = 0.0
+        self._end_trial(value)
+
+    def _end_trial(self, value: int) -> None:
+        self._trial, self._base, self.value = 0, value, value
+
+
+class FirstOutputLimit(FixedLimit):
+    """For decoupled models: grows while first outputs come soon, and shrinks when they are late.
+
+    How long a stream lasts depends on what is asked, so neither its duration nor the rate of streams says anything.
+    """
+
+    def __init__(self, capacity: Capacity, workers: int = 1) -> None:
+        self._lowest = ceil(capacity.instances / workers) + 1
+        self._exact = float(max(self._lowest, ceil(max(STREAMS, capacity.requests) / workers)))
+        self._quickest_s = float("inf")
+        self._cut_at = float("-inf")
+        super().__init__(int(self._exact))
+
+    def first_output(self, now: float, wait_s: float, *, is_full: bool) -> None:
+        self._quickest_s = min(wait_s, 1.01 * self._quickest_s)
+        if wait_s <= max(FIRST_OUTPUT_S, LATE * self._quickest_s):
+            self._set(self._exact + 0.25 if is_full else self._exact)
+        elif now - self._cut_at > wait_s:  # streams that started before the last cut say nothing new
+            self._cut_at = now
+            self._set(0.8 * self._exact)
+
+    def refused(self) -> None:
+        self._set(0.8 * self._exact)
+
+    def _set(self, exact: float) -> None:
+        self._exact = min(max(exact, self._lowest), HIGHEST)
+        self.value = int(self._exact)
+
+
+def limit_for(capacity: Capacity, in_flight: int | None, workers: int = 1) -> Limit:
+    """``in_flight``: as gateway.yaml says; then nothing is adapted."""
+    if in_flight is not None:
+        return FixedLimit(in_flight)
+    return (FirstOutputLimit if capacity.is_decoupled else ThroughputLimit)(capacity, workers)

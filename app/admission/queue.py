@@ -1,0 +1,97 @@
+"""The order in which requests leave a queue. Pure: knows no time and no event loop."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Generic, Protocol, TypeVar
+
+
+class Entry(Protocol):
+    @property
+    def priority(self) -> int: ...
+    @property
+    def key(self) -> str:
+        """Entries with the same key belong to one caller."""
+
+
+E = TypeVar("E", bound=Entry)
+Line = OrderedDict[E, None]
+"""The entries of one caller, the oldest first."""
+
+
+class FairQueue(Generic[E]):
+    """Higher priorities first; callers of one priority take turns; the entries of one caller in their order."""
+
+    def __init__(self) -> None:
+        self._size = 0
+        self._lines: dict[int, OrderedDict[str, Line[E]]] = {}
+        """By priority, the highest first, and by key, the one whose turn is next first."""
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[E]:
+        for lines in self._lines.values():
+            for line in lines.values():
+                yield from line
+
+    def add(self, entry: E) -> None:
+        lines = self._lines.get(entry.priority)
+        if lines is None:
+            lines = OrderedDict[str, Line[E]]()
+            self._lines = dict(sorted([*self._lines.items(), (entry.priority, lines)], reverse=True))
+        lines.setdefault(entry.key, OrderedDict())[entry] = None
+        self._size += 1
+
+    def remove(self, entry: E) -> bool:
+        """Whether the entry was in the queue."""
+        lines = self._lines.get(entry.priority)
+        line = lines.get(entry.key) if lines else None
+        if not lines or line is None or entry not in line:
+            return False
+        del line[entry]
+        self._size -= 1
+        if not line:
+            del lines[entry.key]
+        if not lines:
+            del self._lines[entry.priority]
+        return True
+
+    def take(self, may_run: Callable[[E], bool]) -> E | None:
+        """Removes the next entry that may run; its caller goes to the end of the turn."""
+        for lines in self._lines.values():
+            for key, line in lines.items():
+                entry = next((each for each in line if may_run(each)), None)
+                if entry is not None:
+                    lines.move_to_end(key)
+                    self.remove(entry)
+                    return entry
+        return None
+
+    def ahead_of(self, priority: int, key: str) -> int:
+        """How many entries leave before a new one of this caller, if nothing else comes."""
+        ahead = sum(len(line) for each, lines in self._lines.items() if each > priority for line in lines.values())
+        lines = self._lines.get(priority)
+        if not lines:
+            return ahead
+        own = len(lines.get(key, ()))
+        return ahead + own + sum(min(len(line), own + 1) for each, line in lines.items() if each != key)
+
+    def callers(self) -> int:
+        """How many callers have entries."""
+        return sum(map(len, self._lines.values()))
+
+    def displaced_by(self, priority: int, key: str, may_go: Callable[[E], bool]) -> E | None:
+        """The entry that is refused in favour of a new one of this caller: the newest of the caller that has most.
+
+        A caller of the same priority loses an entry only if it then still has as many as the caller of the new one.
+        """
+        for each in reversed(self._lines):
+            if each > priority:
+                return None
+            lines = self._lines[each]
+            longest = max(lines.values(), key=len)
+            if each < priority or len(longest) > len(lines.get(key, ())) + 1:
+                found = next((entry for entry in reversed(longest) if may_go(entry)), None)
+                if found is not None:
+                    return found
+        return None

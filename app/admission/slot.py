@@ -1,0 +1,51 @@
+"""The slot of one request that runs."""
+
+from time import monotonic
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from app.admission.account import Account
+    from app.admission.gate import Gate
+
+
+class Slot:
+    """Given back once, by :meth:`leave` or at the end of a ``with`` block; giving it back again does nothing."""
+
+    __slots__ = ("_accounts", "_gate", "_has_output", "_is_left", "_since", "queued_s")
+
+    def __init__(self, gate: "Gate", accounts: "tuple[Account, ...]", queued_s: float) -> None:
+        self._gate = gate
+        self._accounts = accounts
+        self._since = monotonic()
+        self._has_output = False
+        self._is_left = False
+        self.queued_s = queued_s
+        """Seconds that the request waited for its slot."""
+
+    def first_output(self) -> None:
+        """The first response of a decoupled model came. Later calls do nothing."""
+        if not self._has_output:
+            self._has_output = True
+            now = monotonic()
+            self._gate.responded(now, now - self._since)
+
+    def answered(self) -> None:
+        """One of several pieces of work for which the slot is kept was answered."""
+        now = monotonic()
+        self._gate.learn(now, now - self._since, None)
+        self._since = now
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """``error``: how the request ended, if it failed."""
+        if not self._is_left:
+            self._is_left = True
+            self._gate.left(self._accounts, self._since, error)
+
+    def __enter__(self) -> "Slot":
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, exc: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        self.leave(exc)

@@ -1,0 +1,329 @@
+"""Who runs, who waits and who is refused; and every slot is given back exactly once."""
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.admission.admission import Admission, Entrance, ModelLoad, PipelineLimits
+from app.admission.caller import ANYONE, Caller, CallerLimits
+from app.admission.slot import Slot
+from app.domain.capacity import Capacity
+from app.domain.deadline import Deadline
+from app.domain.errors import DeadlineExceeded, TooManyRequests, UpstreamUnavailable
+
+LONG_S = 60.0
+
+
+def entrance_of(
+    admission: Admission, name: str = "p", model: str = "m", *, per_key: int | None = None, queue: int | None = None
+) -> Entrance:
+    limits = PipelineLimits(in_flight=2, queue=queue, per_key=per_key)
+    return admission.entrance(name, ModelLoad(model, Capacity(), in_flight=2), limits)
+
+
+@pytest.fixture
+def entrance() -> Entrance:
+    """Two slots."""
+    return entrance_of(Admission())
+
+
+async def entered(entrance: Entrance, caller: Caller = ANYONE, deadline_s: float = LONG_S) -> Slot:
+    return await entrance.enter(caller, Deadline.after(deadline_s))
+
+
+def asked(entrance: Entrance, caller: Caller = ANYONE, deadline_s: float = LONG_S) -> asyncio.Task[Slot]:
+    return asyncio.create_task(entered(entrance, caller, deadline_s))
+
+
+async def turn() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def run_for(entrance: Entrance, seconds: float) -> None:
+    """One request, whose duration is told without waiting for it."""
+    slot = await entered(entrance)
+    slot._since -= seconds
+    slot.leave()
+
+
+class TestSlots:
+    async def test_a_request_runs_at_once_while_there_are_slots(self, entrance: Entrance) -> None:
+        slots = [await entered(entrance) for _ in range(2)]
+        assert entrance.gate.running == entrance.own.running == 2
+        assert [slot.queued_s for slot in slots] == [0.0, 0.0]
+
+    async def test_a_further_request_waits_for_a_slot(self, entrance: Entrance) -> None:
+        first, _ = [await entered(entrance) for _ in range(2)]
+        waiting = asked(entrance)
+        await turn()
+        assert (entrance.own.running, entrance.own.waiting) == (2, 1)
+        first.leave()
+        assert (await waiting).queued_s > 0
+        assert (entrance.own.running, entrance.own.waiting) == (2, 0)
+
+    async def test_a_slot_that_is_given_back_twice_is_free_once(self, entrance: Entrance) -> None:
+        slot = await entered(entrance)
+        slot.leave()
+        slot.leave(TimeoutError())
+        assert entrance.gate.running == 0
+
+    async def test_a_block_that_fails_gives_its_slot_back(self, entrance: Entrance) -> None:
+        with pytest.raises(UpstreamUnavailable), await entered(entrance):
+            raise UpstreamUnavailable("away")
+        assert entrance.gate.running == 0
+
+    async def test_pipelines_over_one_model_share_its_slots(self) -> None:
+        admission = Admission()
+        pipeline, other = entrance_of(admission), entrance_of(admission, "other")
+        await entered(pipeline)
+        await entered(other)
+        waiting = asked(pipeline)
+        await turn()
+        assert not waiting.done()
+        waiting.cancel()
+
+    async def test_pipelines_over_other_models_do_not(self) -> None:
+        admission = Admission()
+        for model in ("m", "n"):
+            for _ in range(2):
+                await asyncio.wait_for(entered(entrance_of(admission, model, model)), 1)
+
+    async def test_a_higher_limit_lets_waiting_requests_run_at_once(self, entrance: Entrance) -> None:
+        for _ in range(2):
+            await entered(entrance)
+        waiting = asked(entrance)
+        await turn()
+        entrance._admission.entrance("p", ModelLoad("m", Capacity(), in_flight=3), PipelineLimits(in_flight=3))
+        await asyncio.wait_for(waiting, 1)
+
+
+class TestLeaving:
+    async def test_a_request_that_is_cancelled_leaves_the_queue(self, entrance: Entrance) -> None:
+        first, _ = [await entered(entrance) for _ in range(2)]
+        gone, next_one = asked(entrance), asked(entrance)
+        await turn()
+        gone.cancel()
+        await turn()
+        assert entrance.own.waiting == 1
+        first.leave()
+        await asyncio.wait_for(next_one, 1)
+        assert entrance.gate.running == 2
+
+    @pytest.mark.parametrize("slot_first", [True, False])
+    async def test_a_slot_is_not_lost_if_the_request_is_cancelled_in_the_same_turn(
+        self, entrance: Entrance, *, slot_first: bool
+    ) -> None:
+        first, second = [await entered(entrance) for _ in range(2)]
+        gone = asked(entrance)
+        await turn()
+        steps = [first.leave, gone.cancel]
+        for step in steps if slot_first else reversed(steps):
+            step()
+        await turn()
+        assert gone.cancelled()
+        assert entrance.gate.running == 1
+        second.leave()
+        assert entrance.gate.running == entrance.own.running == entrance.own.waiting == 0
+
+    async def test_a_request_whose_deadline_passes_in_the_queue_never_runs(self, entrance: Entrance) -> None:
+        first, _ = [await entered(entrance) for _ in range(2)]
+        with pytest.raises(DeadlineExceeded):
+            await entered(entrance, deadline_s=0.05)
+        first.leave()
+        assert (entrance.gate.running, entrance.own.waiting) == (1, 0)
+
+
+class TestRefusals:
+    async def test_a_full_queue_refuses(self) -> None:
+        entrance = entrance_of(Admission(), queue=1)
+        for _ in range(2):
+            await entered(entrance)
+        waiting = asked(entrance)
+        await turn()
+        with pytest.raises(TooManyRequests) as refused:
+            entrance.check(ANYONE, Deadline.after(LONG_S))
+        assert refused.value.retry_after_s == 1
+        with pytest.raises(TooManyRequests):
+            await entered(entrance)
+        waiting.cancel()
+
+    async def test_a_deadline_that_cannot_be_met_is_refused_at_once(self, entrance: Entrance) -> None:
+        await run_for(entrance, 2.0)
+        for _ in range(2):
+            await entered(entrance)
+        with pytest.raises(TooManyRequests):
+            await entered(entrance, deadline_s=2.5)
+        waiting = asked(entrance, deadline_s=10.0)
+        await turn()
+        assert not waiting.done()
+        waiting.cancel()
+
+    async def test_a_free_slot_is_given_whatever_the_deadline(self, entrance: Entrance) -> None:
+        """Otherwise nothing would notice that the model is quick again."""
+        await run_for(entrance, 30.0)
+        assert await entered(entrance, deadline_s=1.0)
+
+    async def test_a_request_that_became_too_late_in_the_queue_is_refused_and_never_runs(
+        self, entrance: Entrance
+    ) -> None:
+        first, second = [await entered(entrance) for _ in range(2)]
+        waiting = asked(entrance, deadline_s=1.0)
+        await turn()
+        first._since -= 5.0
+        first.leave()
+        with pytest.raises(TooManyRequests):
+            await waiting
+        second.leave()
+        assert entrance.gate.running == 0
+
+    async def test_refused_callers_are_told_different_times(self, entrance: Entrance) -> None:
+        """A slot is free every second: the third of three is told three seconds at least."""
+        await run_for(entrance, 2.0)
+        for _ in range(2):
+            await entered(entrance)
+        waiting = [asked(entrance) for _ in range(5)]
+        await turn()
+        times = []
+        for _ in range(100):
+            with pytest.raises(TooManyRequests) as refused:
+                entrance.check(ANYONE, Deadline.after(LONG_S))
+            times.append(refused.value.retry_after_s)
+        assert times == sorted(times)
+        assert times[2] >= 3
+        assert times[-1] == 60
+        for each in waiting:
+            each.cancel()
+
+    async def test_a_full_queue_of_triton_tells_when_to_come_back(self, entrance: Entrance) -> None:
+        await run_for(entrance, 30.0)
+        slot = await entered(entrance)
+        error = TooManyRequests("The model's queue in Triton is full.")
+        slot.leave(error)
+        assert 15 <= error.retry_after_s <= 16
+
+
+class TestKeys:
+    FLOOD, OTHER = Caller("flood"), Caller("other")
+
+    async def test_another_key_runs_next(self, entrance: Entrance) -> None:
+        first, _ = [await entered(entrance, self.FLOOD) for _ in range(2)]
+        flood = [asked(entrance, self.FLOOD) for _ in range(20)]
+        await turn()
+        other = asked(entrance, self.OTHER)
+        await turn()
+        (await asyncio.wait_for(self.next_after(first, flood[0]), 1)).leave()
+        await asyncio.wait_for(other, 1)
+        for each in flood:
+            each.cancel()
+
+    @staticmethod
+    async def next_after(slot: Slot, waiting: asyncio.Task[Slot]) -> Slot:
+        slot.leave()
+        return await waiting
+
+    async def test_a_key_that_floods_makes_room_for_another(self) -> None:
+        entrance = entrance_of(Admission(), queue=4)
+        for _ in range(2):
+            await entered(entrance, self.FLOOD)
+        flood = [asked(entrance, self.FLOOD) for _ in range(4)]
+        await turn()
+        other = asked(entrance, self.OTHER)
+        await turn()
+        assert [each.done() for each in flood] == [False, False, False, True]
+        assert isinstance(flood[-1].exception(), TooManyRequests)
+        assert not other.done()
+        for each in (*flood, other):
+            each.cancel()
+
+    async def test_a_higher_priority_runs_first(self, entrance: Entrance) -> None:
+        first, _ = [await entered(entrance) for _ in range(2)]
+        low, high = asked(entrance, Caller("low")), asked(entrance, Caller("high", priority=1))
+        await turn()
+        first.leave()
+        await asyncio.wait_for(high, 1)
+        assert not low.done()
+        low.cancel()
+
+    async def test_a_keys_own_limit_holds_over_all_pipelines(self) -> None:
+        admission = Admission()
+        caller = Caller("a", limits=CallerLimits(in_flight=1, queue=1))
+        here, there = entrance_of(admission), entrance_of(admission, "q", "n")
+        slot = await entered(here, caller)
+        waiting = asked(there, caller)
+        await turn()
+        assert not waiting.done()
+        with pytest.raises(TooManyRequests):
+            await entered(there, caller)
+        slot.leave()
+        (await asyncio.wait_for(waiting, 1)).leave()
+
+    async def test_per_key_bounds_each_key_in_a_pipeline(self) -> None:
+        entrance = entrance_of(Admission(), per_key=1)
+        await entered(entrance, self.FLOOD)
+        waiting = asked(entrance, self.FLOOD)
+        await turn()
+        assert not waiting.done()
+        await asyncio.wait_for(entered(entrance, self.OTHER), 1)
+        waiting.cancel()
+
+
+callers = [
+    ANYONE,
+    Caller("a"),
+    Caller("b", priority=1),
+    Caller("c", limits=CallerLimits(in_flight=1)),
+    Caller("d", limits=CallerLimits(in_flight=1, queue=2)),
+]
+steps = st.one_of(
+    st.tuples(st.just("ask"), st.sampled_from(callers), st.integers(0, 2)),
+    st.tuples(st.just("leave"), st.integers(0, 20), st.booleans()),
+    st.tuples(st.just("cancel"), st.integers(0, 20), st.booleans()),
+)
+
+
+@settings(max_examples=150)
+@given(st.lists(steps, max_size=50))
+def test_every_slot_is_given_back_exactly_once(history: list[tuple]) -> None:
+    asyncio.run(_live_through(history))
+
+
+async def _live_through(history: list[tuple]) -> None:
+    admission = Admission()
+    entrances = [
+        entrance_of(admission, "p", "m", per_key=2, queue=5),
+        entrance_of(admission, "q", "m", queue=5),
+        entrance_of(admission, "r", "n", queue=5),
+    ]
+    tasks, slots = list[asyncio.Task[Slot]](), list[Slot]()
+    for kind, which, more in history:
+        if kind == "ask":
+            tasks.append(asked(entrances[more], which))
+        elif kind == "cancel" and tasks:
+            tasks[which % len(tasks)].cancel()
+        elif kind == "leave" and slots:
+            slots.pop(which % len(slots)).leave(UpstreamUnavailable("away") if more else None)
+        if kind != "cancel" or more:
+            await turn()
+        for task in [each for each in tasks if each.done()]:
+            tasks.remove(task)
+            if not task.cancelled() and task.exception() is None:
+                slots.append(task.result())
+        for gate in admission.gates.values():
+            assert gate.running <= 2
+        assert sum(gate.running for gate in admission.gates.values()) == len(slots) + _not_seen_yet(tasks)
+    for task in tasks:
+        task.cancel()
+    await turn()
+    for slot in (*slots, *(task.result() for task in tasks if not task.cancelled() and not task.exception())):
+        slot.leave()
+    await turn()
+    accounts = [entrance.own for entrance in entrances]
+    assert [(each.running, each.waiting) for each in accounts] == [(0, 0)] * 3
+    assert [(gate.running, gate.waiting) for gate in admission.gates.values()] == [(0, 0)] * 2
+
+
+def _not_seen_yet(tasks: list[asyncio.Task[Slot]]) -> int:
+    return sum(each.done() and not each.cancelled() and each.exception() is None for each in tasks)

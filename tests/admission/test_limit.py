@@ -1,0 +1,147 @@
+"""The limits follow what is measured. A simulated Triton answers on a clock of its own."""
+
+import heapq
+import random
+from collections.abc import Callable
+
+import pytest
+
+from app.admission.limit import (
+    STREAMS,
+    FirstOutputLimit,
+    FixedLimit,
+    ThroughputLimit,
+    limit_for,
+)
+from app.domain.capacity import Capacity
+
+Service = Callable[[int], float]
+"""How many run at a time -> seconds until one of them is answered."""
+
+
+def fifo(instances: int, service_s: float) -> Service:
+    """Instances that each take one request at a time."""
+    return lambda running: service_s * max(running / instances, 1.0)
+
+
+def batching(instances: int, first_s: float, next_s: float, largest: int) -> Service:
+    """Instances that join what waits: a batch of n takes ``first_s`` and ``next_s`` for each further one."""
+
+    def duration(running: int) -> float:
+        batch = max(min(running // (2 * instances), largest), 1)
+        batch_s = first_s + next_s * (batch - 1)
+        return batch_s * max(running / (batch * instances), 1.0)
+
+    return duration
+
+
+def under_load(limit: ThroughputLimit, service: Service, answers: int = 4000, noise: float = 0.05) -> float:
+    """As many run as the limit allows, and others wait. Returns the throughput of the last quarter."""
+    dice = random.Random(7)
+    now, running, ends = 0.0, 0, list[float]()
+    times = []
+    while len(times) < answers:
+        while running < limit.value:
+            running += 1
+            heapq.heappush(ends, now + service(limit.value) * dice.uniform(1 - noise, 1 + noise))
+        now = max(heapq.heappop(ends), now)
+        running -= 1
+        times.append(now)
+        limit.answered(now, is_full=True)
+    last = times[-answers // 4 :]
+    return len(last) / (last[-1] - last[0])
+
+
+def test_a_slow_model_that_gains_nothing_keeps_a_short_queue() -> None:
+    """100 ms, one instance, a batch size that it does not make use of."""
+    limit = ThroughputLimit(Capacity(instances=1, requests=8))
+    rate = under_load(limit, fifo(1, 0.1))
+    assert limit.value <= 4
+    assert rate == pytest.approx(10.0, rel=0.1)
+
+
+def test_a_quick_model_is_hardly_limited() -> None:
+    """0.3 ms: the 256 connections of a benchmark all run."""
+    limit = ThroughputLimit(Capacity(instances=1, requests=1))
+    under_load(limit, fifo(1, 0.0002), 60_000)
+    assert limit.value >= 256
+
+
+def test_batches_are_filled_where_they_pay() -> None:
+    service = batching(1, 0.02, 0.001, 32)
+    limit = ThroughputLimit(Capacity(instances=1, requests=32))
+    rate = under_load(limit, service, 20_000)
+    assert rate >= 0.85 * 64 / service(64)
+
+
+def test_a_model_that_works_on_more_requests_than_it_says_is_found_out() -> None:
+    """One instance in the configuration, 40 requests at a time in truth."""
+    limit = ThroughputLimit(Capacity(instances=1, requests=1))
+    rate = under_load(limit, lambda running: 0.5 * max(running / 40, 1.0), 12_000)
+    assert rate >= 0.85 * 80
+
+
+def test_the_limit_recovers_after_a_slow_phase() -> None:
+    limit = ThroughputLimit(Capacity(instances=2, requests=4))
+    before = under_load(limit, fifo(2, 0.01))
+    under_load(limit, fifo(2, 3.0), 60)
+    assert under_load(limit, fifo(2, 0.01)) >= 0.9 * before
+
+
+def test_without_requests_that_wait_nothing_is_learned() -> None:
+    limit = ThroughputLimit(Capacity(instances=2, requests=8))
+    for number in range(5000):
+        limit.answered(number * 0.01, is_full=False)
+    assert limit.value == 8
+
+
+def test_a_full_queue_in_triton_lowers_the_limit() -> None:
+    limit = ThroughputLimit(Capacity(instances=2, requests=64))
+    limit.refused()
+    assert limit.value < 64
+    for _ in range(20):
+        limit.refused()
+    assert limit.value == 3
+
+
+def test_the_parts_of_the_workers_are_small_enough() -> None:
+    parts = [ThroughputLimit(Capacity(instances=4, requests=16), workers=4).value for _ in range(4)]
+    assert sum(parts) == 16
+
+
+class TestStreams:
+    def test_the_limit_grows_while_first_outputs_come_soon(self) -> None:
+        limit = FirstOutputLimit(Capacity(is_decoupled=True))
+        for number in range(200):
+            limit.first_output(number * 0.1, 0.2, is_full=True)
+        assert limit.value > 4 * STREAMS
+
+    def test_it_shrinks_when_they_are_late_and_grows_again(self) -> None:
+        limit = FirstOutputLimit(Capacity(is_decoupled=True))
+        for number in range(10):
+            limit.first_output(number * 10.0, 5.0 if number else 0.1, is_full=True)
+        assert limit.value == 2
+        for number in range(100):
+            limit.first_output(1000 + number, 0.1, is_full=True)
+        assert limit.value > STREAMS
+
+    def test_one_burst_of_late_outputs_is_one_cut(self) -> None:
+        limit = FirstOutputLimit(Capacity(instances=20, requests=20, is_decoupled=True))
+        for number in range(20):
+            limit.first_output(100 + number * 0.01, 5.0, is_full=True)
+        assert limit.value >= 20 * 0.8
+
+    def test_a_model_whose_first_output_always_takes_long_is_not_choked(self) -> None:
+        limit = FirstOutputLimit(Capacity(is_decoupled=True))
+        for number in range(100):
+            limit.first_output(number * 1.0, 4.0, is_full=True)
+        assert limit.value > STREAMS
+
+
+def test_a_number_in_the_file_is_not_adapted() -> None:
+    limit = limit_for(Capacity(instances=2, requests=8), in_flight=5)
+    assert isinstance(limit, FixedLimit)
+    limit.refused()
+    for number in range(1000):
+        limit.answered(number * 0.001, is_full=True)
+    assert limit.value == 5

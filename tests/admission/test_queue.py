@@ -1,0 +1,147 @@
+"""The order of the queue, against a plain model of it."""
+
+from dataclasses import dataclass, field
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.admission.queue import FairQueue
+
+_numbers = count()
+
+
+@dataclass(eq=False)
+class Request:
+    key: str = "a"
+    priority: int = 0
+    number: int = field(default_factory=lambda: next(_numbers))
+
+
+def filled(*requests: Request) -> FairQueue[Request]:
+    queue = FairQueue[Request]()
+    for request in requests:
+        queue.add(request)
+    return queue
+
+
+def drained(queue: FairQueue[Request]) -> list[Request]:
+    found = []
+    while (request := queue.take(lambda _: True)) is not None:
+        found.append(request)
+    return found
+
+
+def test_requests_of_one_key_leave_in_their_order() -> None:
+    requests = [Request() for _ in range(5)]
+    assert drained(filled(*requests)) == requests
+
+
+def test_keys_take_turns() -> None:
+    flood, other = [Request("flood") for _ in range(3)], [Request("other") for _ in range(2)]
+    assert drained(filled(*flood, *other)) == [flood[0], other[0], flood[1], other[1], flood[2]]
+
+
+def test_higher_priorities_leave_first() -> None:
+    low, high = Request(priority=0), Request(priority=7)
+    assert drained(filled(low, high)) == [high, low]
+
+
+def test_a_request_that_may_not_run_does_not_hold_up_others() -> None:
+    blocked, other = Request("blocked"), Request("other")
+    queue = filled(blocked, other)
+    assert queue.take(lambda request: request is not blocked) is other
+    assert queue.take(lambda request: request is not blocked) is None
+    assert len(queue) == 1
+
+
+def test_a_removed_request_does_not_leave_later() -> None:
+    first, second = Request(), Request()
+    queue = filled(first, second)
+    assert queue.remove(first)
+    assert not queue.remove(first)
+    assert drained(queue) == [second]
+
+
+class TestDisplacement:
+    def test_the_newest_request_of_the_longest_line_makes_room(self) -> None:
+        flood = [Request("flood") for _ in range(4)]
+        queue = filled(*flood, Request("other"))
+        assert queue.displaced_by(0, "new", lambda _: True) is flood[-1]
+
+    def test_a_line_that_is_not_longer_keeps_its_requests(self) -> None:
+        queue = filled(Request("a"), Request("b"))
+        assert queue.displaced_by(0, "a", lambda _: True) is None
+        assert queue.displaced_by(0, "new", lambda _: True) is None
+
+    def test_a_lower_priority_makes_room(self) -> None:
+        low = Request("low", priority=-1)
+        assert filled(low, Request("a")).displaced_by(0, "a", lambda _: True) is low
+
+    def test_a_higher_priority_never_makes_room(self) -> None:
+        queue = filled(*(Request("high", priority=1) for _ in range(9)))
+        assert queue.displaced_by(0, "new", lambda _: True) is None
+
+
+arrivals = st.tuples(st.just("arrives"), st.sampled_from("abc"), st.integers(-1, 1))
+steps = st.one_of(arrivals, st.tuples(st.just("leaves"), st.integers(0, 30)), st.tuples(st.just("runs")))
+
+
+@given(st.lists(steps, max_size=60))
+def test_every_request_leaves_once_and_in_a_fair_order(history: list[tuple]) -> None:
+    """Of the requests that wait, one of the highest priority runs; of its key, the oldest; and no key waits twice."""
+    queue, waiting, turns = FairQueue[Request](), list[Request](), list[Request]()
+    for step in history:
+        if step[0] == "arrives":
+            request = Request(step[1], step[2])
+            ahead = queue.ahead_of(request.priority, request.key)
+            assert ahead == len(waiting_ahead_of(request, waiting))
+            queue.add(request)
+            waiting.append(request)
+        elif step[0] == "leaves" and waiting:
+            request = waiting.pop(step[1] % len(waiting))
+            assert queue.remove(request)
+        elif step[0] == "runs":
+            request = queue.take(lambda _: True)
+            assert (request is None) == (not waiting)
+            if request is not None:
+                assert request.priority == max(each.priority for each in waiting)
+                own = [each for each in waiting if (each.key, each.priority) == (request.key, request.priority)]
+                assert request is own[0]
+                waiting.remove(request)
+                turns.append(request)
+        assert len(queue) == len(waiting)
+        assert set(queue) == set(waiting)
+    assert set(drained(queue)) == set(waiting)
+
+
+def waiting_ahead_of(request: Request, waiting: list[Request]) -> list[Request]:
+    """Those of higher priority, those of its own key, and of each other key one for each turn."""
+    same = [each for each in waiting if each.priority == request.priority]
+    own = [each for each in same if each.key == request.key]
+    others = [
+        each
+        for key in {each.key for each in same} - {request.key}
+        for each in [one for one in same if one.key == key][: len(own) + 1]
+    ]
+    return [each for each in waiting if each.priority > request.priority] + own + others
+
+
+@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=40))
+def test_no_key_runs_twice_while_another_waits_for_its_turn(keys: list[str]) -> None:
+    queue = filled(*(Request(key) for key in keys))
+    left = {key: keys.count(key) for key in set(keys)}
+    last_run = dict.fromkeys(left, -1)
+    for turn in range(len(keys)):
+        request = queue.take(lambda _: True)
+        assert request is not None
+        waited = {key: turn - last_run[key] for key in left if left[key]}
+        assert waited[request.key] == max(waited.values())
+        left[request.key] -= 1
+        last_run[request.key] = turn
+
+
+@pytest.mark.parametrize("keys", [1, 3])
+def test_it_knows_how_many_keys_wait(keys: int) -> None:
+    assert filled(*(Request(str(key)) for key in range(keys)), Request("0")).callers() == keys

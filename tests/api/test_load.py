@@ -1,0 +1,245 @@
+"""Slots, the queue and refusals over HTTP, in every dialect."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.domain.errors import DeadlineExceeded, TooManyRequests, UpstreamUnavailable
+from tests.api.conftest import FINAL, READ, READER, WRITER, word
+from tests.fakes.engine import FakeEngine
+from tests.fakes.gateway import Served, served
+from tests.fakes.models import model, response, tensor
+
+CONFIG = """
+pipelines:
+  read:
+    model: reader
+    inputs: {note: {tensor: NOTE, kind: text}, image: {tensor: IMAGE, kind: text}}
+    outputs: {text: {tensor: TEXT, kind: text}}
+    limits: {in_flight: 1, queue: 1}
+  write:
+    model: writer
+    inputs: {prompt: {tensor: PROMPT, kind: text}}
+    outputs: {text: {tensor: TEXT, kind: text}}
+    limits: {in_flight: 1, queue: 0}
+    stream: {commit_s: 0.05}
+    openai: {completions: {}}
+  embed:
+    model: embedder
+    inputs: {text: {tensor: TEXT, kind: text}}
+    outputs: {embedding: {tensor: VECTOR}}
+    limits: {in_flight: 1, queue: 0}
+    openai: {embeddings: {}}
+  free:
+    model: free
+    inputs: {text: {tensor: TEXT, kind: text}}
+"""
+EMBEDDER = model("TEXT BYTES [1]", "VECTOR FP32 [2]", name="embedder", max_batch_size=2)
+FREE = model("TEXT BYTES [1]", "VECTOR FP32 [2]", name="free", instance_count=2, max_batch_size=4, joins_requests=True)
+NOTE = {"note": "x", "image": "y"}
+V2 = {"inputs": [{"name": name, "datatype": "BYTES", "shape": [1], "data": ["x"]} for name in ("NOTE", "IMAGE")]}
+WORDS = {"prompt": "x"}
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[Served]:
+    (tmp_path / "gateway.yaml").write_text(CONFIG)
+    async with served(FakeEngine.of(READER, WRITER, EMBEDDER, FREE), tmp_path / "gateway.yaml") as gateway:
+        yield gateway
+
+
+def running(api: Served) -> dict[str, int]:
+    return {gate.model: gate.running for gate in api.gateway.inference.admission.gates.values() if gate.running}
+
+
+async def wait_for(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def metric(api: Served, name: str, **labels: str) -> float | None:
+    assert (await api.admin.get("/metrics")).status_code == 200
+    return api.gateway.inference.metrics.registry.get_sample_value(f"triton_gateway_{name}", labels)
+
+
+def post(api: Served, path: str, body: object, **headers: str) -> asyncio.Task[httpx.Response]:
+    return asyncio.create_task(api.client.post(path, json=body, headers=headers))
+
+
+ASKS: dict[str, tuple[str, str, object]] = {
+    "pipeline": ("reader", "/v1/pipelines/read", NOTE),
+    "infer": ("reader", "/v2/models/reader/infer", V2),
+    "unary generate": ("reader", "/v2/models/reader/generate", {"NOTE": "x", "IMAGE": "x"}),
+    "stream": ("writer", "/v1/pipelines/write/stream", WORDS),
+    "resumable stream": ("writer", "/v1/streams", {"pipeline": "write", "inputs": WORDS}),
+    "generate stream": ("writer", "/v2/models/writer/generate_stream", {"PROMPT": "x"}),
+    "completion": ("writer", "/v1/completions", {"model": "write", "prompt": "x"}),
+    "completion stream": ("writer", "/v1/completions", {"model": "write", "prompt": "x", "stream": True}),
+    "embeddings": ("embedder", "/v1/embeddings", {"model": "embed", "input": ["a", "b", "c"]}),
+}
+
+
+def scripted(api: Served, model: str, *, pause_s: float) -> None:
+    vector = response(tensor("VECTOR", "FP32", [[0.5, 0.5], [0.5, 0.5]]))
+    answers = {"reader": [pause_s, READ], "writer": [word(b"a", 1), pause_s, FINAL], "embedder": [pause_s, vector]}
+    api.engine.answers = answers[model]
+
+
+@pytest.mark.parametrize("ask", ASKS)
+class TestEveryDialect:
+    async def test_a_request_holds_a_slot_until_its_end(self, api: Served, ask: str) -> None:
+        model, path, body = ASKS[ask]
+        scripted(api, model, pause_s=0.1)
+        answering = post(api, path, body)
+        await wait_for(lambda: running(api) == {model: 1})
+        answer = await answering
+        if ask == "resumable stream":
+            assert running(api) == {model: 1}, "the stream outlives its POST"
+            await asyncio.wait_for(api.gateway.inference.workload.idle(), 5)
+        assert answer.status_code < 300 or ask == "embeddings"
+        assert running(api) == {}
+
+    async def test_what_is_too_much_is_refused_and_never_sent(
+        self, api: Served, ask: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("app.admission.admission.QUEUE", 1)
+        model, path, body = ASKS[ask]
+        scripted(api, model, pause_s=0.2)
+        first = [post(api, path, body) for _ in range(2 if model == "reader" or path.startswith("/v2") else 1)]
+        await wait_for(lambda: running(api) == {model: 1})
+        await asyncio.sleep(0.02)
+        sent = len(api.engine.requests)
+        refused = await post(api, path, body)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert len(api.engine.requests) == sent
+        assert await metric(api, "rejected_total", reason="too_many_requests") == 1
+        await asyncio.gather(*first)
+
+    async def test_a_request_that_fails_gives_its_slot_back(self, api: Served, ask: str) -> None:
+        _, path, body = ASKS[ask]
+        for error in (UpstreamUnavailable("away"), DeadlineExceeded("late"), TooManyRequests("full")):
+            api.engine.answers = [error]
+            await post(api, path, body)
+            await asyncio.wait_for(api.gateway.inference.workload.idle(), 5)
+            assert running(api) == {}
+
+
+async def test_pipeline_and_model_share_one_limit(api: Served) -> None:
+    scripted(api, "reader", pause_s=0.1)
+    first = post(api, "/v1/pipelines/read", NOTE)
+    await wait_for(lambda: running(api) == {"reader": 1})
+    second = post(api, "/v2/models/reader/infer", V2)
+    await asyncio.sleep(0.03)
+    assert len(api.engine.requests) == 1
+    assert (await first).status_code == (await second).status_code == 200
+
+
+async def test_time_in_the_queue_is_told_apart(api: Served) -> None:
+    scripted(api, "reader", pause_s=0.1)
+    first, second = (post(api, "/v1/pipelines/read", NOTE) for _ in range(2))
+    await wait_for(lambda: running(api) == {"reader": 1})
+    await asyncio.sleep(0.02)
+    assert await metric(api, "requests_running") == await metric(api, "requests_waiting") == 1
+    assert await metric(api, "requests_running_by_pipeline", pipeline="read") == 1
+    assert await metric(api, "requests_waiting_by_pipeline", pipeline="read") == 1
+    assert await metric(api, "in_flight_limit", model="reader") == 1
+    queued = [part_of(await each, "queue") for each in (first, second)]
+    assert queued[0] == 0.0
+    assert 50 < queued[1] < 150
+    assert await metric(api, "queue_seconds_count", pipeline="read") == 2
+    assert 0.05 < (await metric(api, "queue_seconds_sum", pipeline="read") or 0) < 0.15
+    assert (await metric(api, "overhead_seconds_sum", pipeline="read", transport="unary") or 1) < 0.05
+    assert await metric(api, "requests_waiting") == 0
+
+
+def part_of(answer: httpx.Response, name: str) -> float:
+    """Milliseconds."""
+    parts = dict(part.split(";dur=") for part in answer.headers["server-timing"].split(", "))
+    return float(parts[name])
+
+
+async def test_a_full_queue_is_told_before_the_body_is_read(api: Served) -> None:
+    scripted(api, "reader", pause_s=0.2)
+    first = [post(api, "/v1/pipelines/read", NOTE) for _ in range(2)]
+    await wait_for(lambda: running(api) == {"reader": 1})
+    await asyncio.sleep(0.02)
+    refused = await api.client.post("/v1/pipelines/read", content=unread())
+    assert refused.status_code == 429
+    await asyncio.gather(*first)
+
+
+async def unread() -> AsyncIterator[bytes]:
+    raise AssertionError("the body was read")
+    yield b""
+
+
+@pytest.mark.parametrize("start", ["/v1/pipelines/read", "/v1/streams"])
+async def test_a_client_that_leaves_the_queue_is_never_sent(api: Served, start: str) -> None:
+    model, body = ("reader", NOTE) if "read" in start else ("writer", {"pipeline": "write", "inputs": WORDS})
+    entrance = next(each for each in _entrances(api) if each.model == model)
+    entrance.own.max_waiting = 1
+    scripted(api, model, pause_s=0.15)
+    first = post(api, start, body)
+    await wait_for(lambda: running(api) == {model: 1})
+    leaving = post(api, start, body)
+    await wait_for(lambda: entrance.own.waiting == 1)
+    leaving.cancel()
+    await wait_for(lambda: entrance.own.waiting == 0)
+    await first
+    await asyncio.wait_for(api.gateway.inference.workload.idle(), 5)
+    assert len(api.engine.requests) == 1
+
+
+def _entrances(api: Served) -> list:
+    inference = api.gateway.inference
+    for name in ("read", "write"):
+        inference._entrance_of(inference.catalog.pipeline(name))
+    return list(inference.admission.entrances.values())
+
+
+async def test_a_deadline_that_passes_in_the_queue_is_504(api: Served) -> None:
+    scripted(api, "reader", pause_s=0.3)
+    first = post(api, "/v1/pipelines/read", NOTE)
+    await wait_for(lambda: running(api) == {"reader": 1})
+    late = await post(api, "/v1/pipelines/read", NOTE, **{"X-Request-Timeout": "0.1"})
+    assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")
+    assert len(api.engine.requests) == 1
+    await first
+
+
+async def test_a_deleted_stream_gives_its_slot_back(api: Served) -> None:
+    scripted(api, "writer", pause_s=30.0)
+    started = await post(api, "/v1/streams", {"pipeline": "write", "inputs": WORDS})
+    assert running(api) == {"writer": 1}
+    assert (await api.client.delete(started.headers["location"])).status_code == 204
+    await wait_for(lambda: running(api) == {})
+
+
+async def test_the_catalog_shows_the_limits(api: Served) -> None:
+    fixed = (await api.client.get("/v1/pipelines/read")).json()["limits"]
+    assert fixed == {"timeout_s": 30.0, "in_flight": 1, "adapts": False, "queue": 1, "per_key": None}
+    free = (await api.client.get("/v1/pipelines/free")).json()["limits"]
+    assert (free["in_flight"], free["adapts"], free["queue"]) == (8, True, 256)
+
+
+async def test_a_list_of_embeddings_runs_in_the_slots_that_are_free(api: Served) -> None:
+    """Ten batches, one slot: one batch at a time, and none is refused."""
+    most = 0
+    infer: Callable[..., Awaitable] = api.engine.infer
+
+    async def counting(*args: object) -> object:
+        nonlocal most
+        most = max(most, sum(running(api).values()))
+        await asyncio.sleep(0.001)
+        return await infer(*args)
+
+    api.engine.infer = counting  # type: ignore[method-assign]
+    scripted(api, "embedder", pause_s=0.001)
+    answer = await post(api, "/v1/embeddings", {"model": "embed", "input": ["a"] * 20})
+    assert answer.status_code == 200
+    assert (len(answer.json()["data"]), most) == (20, 1)
+    assert running(api) == {}

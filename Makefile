@@ -44,6 +44,7 @@ openapi: setup ## write openapi.json anew from the running reference pipelines
 
 lock: setup ## compile requirements/*.txt anew
 	@$(COMPILE) --python-version 3.11 requirements/bootstrap.in -o requirements/bootstrap.txt
+	@$(COMPILE) --python-version 3.11 requirements/audit.in -o requirements/audit.txt
 	@$(COMPILE) --python-version 3.11 requirements/build.in -o requirements/build.txt
 	@$(COMPILE) --python-version 3.11 requirements/checkov.in -o requirements/checkov.txt
 	@$(COMPILE) --python-version 3.11 requirements/kserve.in -o requirements/kserve.txt

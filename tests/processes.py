@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
@@ -24,6 +24,8 @@ from app.triton.embedded.server import EmbeddedTriton
 LIVE = Path(__file__).parent / "live"
 START_S = 60.0
 LOG_S = 5.0
+EXIT_S = 1
+"""Triton waits this long for its Python models, which never end earlier, before it exits."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def running_triton(options: EmbeddedOptions, *, restarts: bool = False) -> Itera
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    server = EmbeddedTriton(options)
+    server = EmbeddedTriton(replace(options, exit_timeout_s=EXIT_S))
     try:
         asyncio.run_coroutine_threadsafe(server.start(), loop).result(START_S)
         if restarts:

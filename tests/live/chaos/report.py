@@ -9,7 +9,7 @@ from benchmarks.surroundings import ARTIFACTS, ROOT
 from tests.live.chaos.stand import Levels, Stand
 
 SEED = int(os.environ.get("CHAOS_SEED", "14"))
-LONG_S = float(os.environ.get("CHAOS_S", "240"))
+LONG_S = float(os.environ.get("CHAOS_S", "180"))
 """Of faults, one after the other."""
 HOSTILE = int(os.environ.get("CHAOS_HOSTILE", "200000"))
 """Generated hostile requests."""

@@ -11,14 +11,12 @@ from pathlib import Path
 import pytest
 
 from app.domain.errors import Outcome
-from app.triton.embedded.options import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.chaos.faults import FAULTS, cutting
 from tests.live.chaos.report import LONG_S, SEED, write_ledger
 from tests.live.chaos.stand import Levels, Stand, stand_of
 from tests.live.chaos.traffic import Traffic
 from tests.live.test_cancellation import eventually
-from tests.processes import running_triton, scripted_models
 
 CALM = 150
 CLIENTS = 12
@@ -38,24 +36,15 @@ SHORT = [
 ]
 
 
-@pytest.fixture(scope="module")
-def triton(models_venv: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTriton]:
-    """It may be killed: it is started again."""
-    models = scripted_models(tmp_path_factory.mktemp("chaos") / "models")
-    options = EmbeddedOptions(models, models_venv, first_restart_s=0.1, longest_restart_s=1.0)
-    with running_triton(options, restarts=True) as server:
-        yield server
-
-
-async def test_a_round_of_faults_leaves_nothing_unexplained(triton: EmbeddedTriton, tmp_path: Path) -> None:
-    async with stand_of(triton, tmp_path / "stand", SEED) as stand:
+async def test_a_round_of_faults_leaves_nothing_unexplained(mortal_triton: EmbeddedTriton, tmp_path: Path) -> None:
+    async with stand_of(mortal_triton, tmp_path / "stand", SEED) as stand:
         await balanced(stand, [(name, 0.3) for name in SHORT])
 
 
 @pytest.mark.full
 @pytest.mark.timeout(LONG_S + 600)
-async def test_a_long_run_of_faults_leaves_nothing_unexplained(triton: EmbeddedTriton, tmp_path: Path) -> None:
-    async with stand_of(triton, tmp_path / "stand", SEED) as stand:
+async def test_a_long_run_of_faults_leaves_nothing_unexplained(mortal_triton: EmbeddedTriton, tmp_path: Path) -> None:
+    async with stand_of(mortal_triton, tmp_path / "stand", SEED) as stand:
         before, after = await balanced(stand, in_any_order(time.monotonic() + LONG_S))
         write_ledger(stand, before, after)
 

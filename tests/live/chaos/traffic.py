@@ -59,6 +59,9 @@ class Traffic:
         for ask, _ in self.asks(count):
             yield ask, STAYS
 
+    def smallest(self) -> Ask:
+        return self._posted(self._token(), "unary", Outcome.OK, {})
+
     def endless(self) -> Ask:
         """A stream that is larger than every buffer on its way."""
         return self._posted(self._token(), "stalled", Outcome.CANCELLED, {"outputs": 400, "bytes": 64_000})

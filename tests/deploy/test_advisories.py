@@ -1,0 +1,97 @@
+"""The locked packages have no known vulnerability, or a reason why it does not matter for a while."""
+
+import datetime
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.conftest import Require
+from tests.deploy.advisories import ACCEPTED, ROOT, accepted_in, complaints
+from tests.environments import locked_environment
+
+LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
+NPM_LOCKS = sorted(
+    path.parent for path in (ROOT / "tests").rglob("package-lock.json") if "node_modules" not in path.parts
+)
+VULNERABLE = "https://pypi.org/pypi/jinja2/2.4.1/json"
+"""A version with known vulnerabilities."""
+NO_SERVICE = "PyPI's advisory service does not answer here: the locked packages are not audited"
+TODAY = datetime.date(2026, 11, 22)
+ADVISORY = {"id": "PYSEC-1", "aliases": ["GHSA-1"], "fix_versions": ["2"]}
+REPORT = {
+    "dependencies": [{"name": "a", "version": "1", "vulns": [ADVISORY]}, {"name": "b", "version": "1", "vulns": []}]
+}
+
+
+def entry(expires: str) -> str:
+    return f'["GHSA-1"]\npackage = "a"\nreason = "It is not called."\nexpires = {expires}\n'
+
+
+def test_an_advisory_is_a_complaint() -> None:
+    assert complaints(REPORT, {}, TODAY) == ["a 1: PYSEC-1, fixed in 2"]
+
+
+def test_an_accepted_advisory_is_none_until_it_expires() -> None:
+    assert complaints(REPORT, accepted_in(entry("2026-11-23")), TODAY) == []
+    assert complaints(REPORT, accepted_in(entry("2026-11-22")), TODAY) != []
+
+
+def test_an_acceptance_without_a_reason_is_refused() -> None:
+    with pytest.raises(TypeError):
+        accepted_in(entry("2026-11-23").replace("reason", "because"))
+
+
+def test_a_package_that_was_not_audited_is_a_complaint() -> None:
+    report = {"dependencies": [{"name": "a", "skip_reason": "not found"}]}
+    assert complaints(report, {}, TODAY) == ["not audited: not found"]
+
+
+def test_the_accepted_advisories_can_be_read() -> None:
+    accepted_in(ACCEPTED.read_text())
+
+
+def test_every_locked_package_has_a_hash() -> None:
+    for lock in LOCKS:
+        packages = [part for part in lock.read_text().split("\n") if "==" in part and not part.startswith(" ")]
+        assert packages, lock.name
+        assert all(part.endswith("\\") for part in packages), lock.name
+
+
+@pytest.fixture(scope="module")
+def pip_audit(require: Require) -> Path:
+    require(service_answers(), NO_SERVICE)
+    return locked_environment("audit", require) / "pip-audit"
+
+
+def service_answers() -> bool:
+    """Whether the service knows a version that is known to be vulnerable."""
+    try:
+        answer = httpx.get(VULNERABLE, timeout=20, follow_redirects=True)
+    except httpx.HTTPError:
+        return False
+    return answer.status_code == 200 and bool(answer.json().get("vulnerabilities"))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.name)
+def test_no_locked_package_has_a_known_vulnerability(pip_audit: Path, lock: Path) -> None:
+    options = ["--requirement", lock, "--no-deps", "--disable-pip", "--format", "json", "--progress-spinner", "off"]
+    done = subprocess.run([pip_audit, *options], capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout, done.stderr
+    accepted = accepted_in(ACCEPTED.read_text())
+    assert complaints(json.loads(done.stdout), accepted, datetime.datetime.now(datetime.UTC).date()) == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("folder", NPM_LOCKS, ids=lambda folder: folder.parent.name)
+def test_no_locked_npm_package_has_a_known_vulnerability(folder: Path, require: Require) -> None:
+    require(shutil.which("npm"), "there is no npm")
+    command = ["npm", "audit", "--package-lock-only", "--json", "--loglevel=error"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+    report = json.loads(done.stdout or "{}")
+    require("vulnerabilities" in report, "npm's advisory service does not answer here: the lock is not audited")
+    assert report["vulnerabilities"] == {}

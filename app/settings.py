@@ -16,6 +16,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from app.triton.addresses import addresses_of
 from app.triton.transport import DEFAULT_KIND, Kind
 
 PREFIX = "GATEWAY_"
@@ -41,7 +42,10 @@ class Settings(BaseSettings):
     port: int = Field(8080, ge=0, le=65535, description="port of the API")
     admin_port: int = Field(8081, ge=0, le=65535, description="port of /metrics and /health, for operators")
     workers: int = Field(1, ge=1, le=256, description="number of processes that serve the API")
-    triton_url: str = Field("127.0.0.1:8001", description="Triton's gRPC address, host:port or unix:/path")
+    triton_url: str = Field(
+        "127.0.0.1:8001",
+        description="Triton's gRPC address, host:port or unix:/path; several: with commas, or one DNS name",
+    )
     grpc: Kind = Field(
         DEFAULT_KIND, description="gRPC client for the calls to Triton: the gateway's own (asyncio), or grpcio"
     )
@@ -159,6 +163,12 @@ class Settings(BaseSettings):
     @classmethod
     def _split(cls, value: Any) -> Any:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @field_validator("triton_url")
+    @classmethod
+    def _check_addresses(cls, value: str) -> str:
+        addresses_of(value)
+        return value
 
 
 def config_beside(repository: Path) -> Path:

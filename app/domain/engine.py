@@ -14,6 +14,14 @@ Document = Literal["metadata", "config", "stats"]
 class Engine(Protocol):
     """Every method raises only errors of :mod:`app.domain.errors`."""
 
+    def states(self) -> Mapping[str, str]:
+        """Of each server by its address, in one word. Empty if the engine has one server."""
+        return {}
+
+    def absences(self, model: str, version: str = "") -> Mapping[str, str]:
+        """Where the model is not called, and why not: address -> ``not_ready`` or ``other_signature``."""
+        return {}
+
     async def is_live(self) -> bool:
         """Whether the server answers. Never raises."""
 

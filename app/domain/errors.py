@@ -206,20 +206,23 @@ class ContractViolation(GatewayError):
 
 
 class Unavailable(GatewayError):
+    """``was_sent``: whether Triton may have begun to work on the request; if it did not, a repetition is safe."""
+
     outcome = Outcome.UNAVAILABLE
     retryable = True
     retry_after_s = 1
+    was_answered = False
+    """Whether it is the answer of a Triton that works, which would say the same again."""
+
+    def __init__(self, detail: str, *, was_sent: bool = True, retry_after_s: int = 1) -> None:
+        super().__init__(detail)
+        self.was_sent = was_sent
+        self.retry_after_s = retry_after_s
 
 
 class UpstreamUnavailable(Unavailable):
-    """``was_sent``: whether Triton may have received the request. If not, a retry is safe."""
-
     code = "upstream_unavailable"
     title = "Triton is not available"
-
-    def __init__(self, detail: str, *, was_sent: bool = True) -> None:
-        super().__init__(detail)
-        self.was_sent = was_sent
 
 
 class ModelNotReady(Unavailable):

@@ -23,7 +23,8 @@ _OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025,
 class Metrics:
     """The metrics of one gateway, in a separate registry."""
 
-    def __init__(self, version: str) -> None:
+    def __init__(self, version: str, *, has_addresses: bool = False) -> None:
+        """``has_addresses``: whether there may be several Tritons."""
         self.registry = CollectorRegistry()
         self.of_pipeline: Callable[[str], PipelineMetrics] = cache(partial(PipelineMetrics, self))
         """Returns the same object for the same name."""
@@ -71,6 +72,16 @@ class Metrics:
             "pipeline",
         )
         self.triton_calls = self._counter("triton_calls", "Inference calls to Triton", "model", "code")
+        self.triton_calls_by_address = self._counter(
+            "triton_calls_by_address", "Inference calls to each of several Tritons", "address", "code"
+        )
+        self.triton_ejections = self._counter(
+            "triton_ejections", "Times that one of several Tritons was not used any more", "address", "reason"
+        )
+        self.triton_repeats = self._counter("triton_repeats", "Requests that were sent to a second Triton")
+        self.open_breakers = self._gauge(
+            "open_breakers", "Tritons where a model is not called until it answers a probe", "model", mode="livesum"
+        )
         self.large_calls = self._counter("large_calls", "Calls with large tensors, by transport", "way")
         self.shared_memory = self._gauge(
             "shared_memory_bytes", "Shared memory for large tensors, by its state", "state", mode="livesum"
@@ -78,7 +89,8 @@ class Metrics:
         self.stub_deaths = self._counter("stub_deaths", "Python processes of models that died", "model")
         self.worker_deaths = self._counter("worker_deaths", "Worker processes that ended unexpectedly")
         self.registry.register(_DroppedLines())
-        self.triton_up = self._gauge("triton_up", "Whether Triton answers")
+        self.has_addresses = has_addresses
+        self.triton_up = self._gauge("triton_up", "Whether Triton answers", *(["address"] if has_addresses else []))
         self.model_ready = self._gauge("model_ready", "Whether the model of a pipeline is ready", "model")
         self.config_reload_failed = self._gauge(
             "config_reload_failed",
@@ -90,6 +102,9 @@ class Metrics:
 
     def count_triton_call(self, model: str, code: str) -> None:
         self._calls_of(model, code).inc()
+
+    def count_open_breakers(self, model: str, change: int) -> None:
+        self.open_breakers.labels(model).inc(change)
 
     def count_stub_death(self, model: str) -> None:
         self.stub_deaths.labels(model).inc()
@@ -190,19 +205,26 @@ class LaneMetrics:
 
 
 class CallMetrics:
-    """Observes calls; counts each call by model and gRPC code."""
+    """Observes calls; counts each call by model and gRPC code, and by address where there are several."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, address: str = "") -> None:
         self._metrics = metrics
+        self._address = address
+        self._calls_of = cache(partial(metrics.triton_calls_by_address.labels, address))
 
     def started(self, request: InferenceRequest, method: str) -> ObservedCall:
-        return _CountedCall(request, self._metrics)
+        return _CountedCall(request, self._metrics, self._calls_of if self._address else None)
 
 
 class _CountedCall(ObservedCall):
-    def __init__(self, request: InferenceRequest, metrics: Metrics) -> None:
+    def __init__(
+        self, request: InferenceRequest, metrics: Metrics, calls_of: Callable[[str], Counter] | None = None
+    ) -> None:
         super().__init__(request)
         self._metrics = metrics
+        self._calls_of = calls_of
 
     def ended(self, code: str, error: GatewayError | None) -> None:
         self._metrics.count_triton_call(self.request.model, code)
+        if self._calls_of is not None:
+            self._calls_of(code).inc()

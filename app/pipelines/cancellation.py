@@ -28,7 +28,7 @@ class Canceller:
         if pipeline.spec.cancel is None:
             return
         tensor = Tensor(pipeline.spec.cancel.input, BYTES, bytes_array([request.request_id.encode()], (1,)))
-        self._calls.start(self._call(InferenceRequest(pipeline.spec.cancel.model, (tensor,))))
+        self._calls.start(self._call(InferenceRequest(pipeline.spec.cancel.model, (tensor,), about=request.request_id)))
 
     async def close(self) -> None:
         """Waits for the running calls."""

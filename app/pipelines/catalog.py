@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -66,6 +66,10 @@ class Catalog:
         if entry.pipeline is None:
             raise ModelNotReady(f"Pipeline '{name}' is not ready: {entry.state.words}. {entry.state_detail}")
         return entry.pipeline
+
+    def missing_at(self, entry: Entry) -> Mapping[str, str]:
+        """The Tritons, of several, that are not called for a pipeline: address -> why not."""
+        return self.engine.absences(entry.spec.model, entry.spec.version)
 
     @property
     def is_compiled(self) -> bool:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from app.domain.backoff import Backoff
@@ -61,7 +61,8 @@ class Form:
         if isinstance(found, Missing):
             self._miss(found)
         elif self.pipeline is None or found != self._models:
-            self._compile(found, surroundings)
+            is_known = self.state is State.READY and _counted_once(found) == _counted_once(self._models)
+            self._compile(found, surroundings, is_known=is_known)
         elif self.state is State.MODEL_NOT_READY:
             self._begin_warming()
 
@@ -96,7 +97,10 @@ class Form:
         if missing.problem:
             self._report(("model",), missing.problem, missing.unexpected)
 
-    def _compile(self, models: Mapping[str, ModelConfig], surroundings: Surroundings) -> None:
+    def _compile(
+        self, models: Mapping[str, ModelConfig], surroundings: Surroundings, *, is_known: bool = False
+    ) -> None:
+        """``is_known``: the same models in another number of instances, for which no sample has to run again."""
         config = next(iter(models.values()))
         try:
             self.pipeline = compile_pipeline(self.name, self.spec, config, models, surroundings)
@@ -109,7 +113,8 @@ class Form:
             self._report((), f"cannot be compiled: {exc!r}", exc)
         else:
             self._models = models
-            self._begin_warming()
+            if not is_known:
+                self._begin_warming()
 
     def _misfit(self, detail: str) -> None:
         self.stop()
@@ -141,3 +146,8 @@ class Form:
         if problem != self.problem:
             _log.error("%s%s", problem, " (the last valid version stays active)" if self.replaces else "", exc_info=exc)
         self.problem = problem
+
+
+def _counted_once(models: Mapping[str, ModelConfig]) -> list[ModelConfig]:
+    """The models as if each had one instance: a Triton that joins or leaves changes only their number."""
+    return [replace(config, instance_count=1) for config in models.values()]

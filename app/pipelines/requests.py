@@ -25,6 +25,7 @@ class RequestBuilder:
         self._model = spec.model
         self._version = spec.version
         self._ends_by_hook = spec.cancel is not None
+        self._idempotent = spec.idempotent
         self._max_items = max_batch_size if spec.batch else None
         self._inputs = tuple(inputs)
         self._tensor_parameters = tuple(field for field in parameters if field.tensor is not None)
@@ -46,6 +47,7 @@ class RequestBuilder:
             inputs=tuple(tensors),
             parameters=parameters,
             ends_by_hook=self._ends_by_hook,
+            idempotent=self._idempotent,
         )
 
     def _input_tensors(self, values: Mapping[str, Any], problems: _Problems) -> list[Tensor]:

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from app.domain.deadline import Deadline
 from app.domain.engine import Engine
-from app.domain.errors import GatewayError, UpstreamUnavailable
+from app.domain.errors import GatewayError
 from app.domain.inference import InferenceRequest, InferenceResponse
 from app.pipelines.collector import Collector, Result
 from app.pipelines.pipeline import Pipeline
@@ -44,19 +44,7 @@ async def run(
                     if answer.has_enough:
                         break
         else:
-            answer.join(await _infer(engine, request, deadline, may_retry=pipeline.spec.idempotent))
+            answer.join(await engine.infer(request, deadline))
         return answer.result()
     except GatewayError as exc:
         return answer.result(exc)
-
-
-async def _infer(
-    engine: Engine, request: InferenceRequest, deadline: Deadline, *, may_retry: bool
-) -> InferenceResponse:
-    """Retries once if Triton did not receive the request and the pipeline is declared idempotent."""
-    try:
-        return await engine.infer(request, deadline)
-    except UpstreamUnavailable as exc:
-        if exc.was_sent or not may_retry:
-            raise
-        return await engine.infer(request, deadline)

@@ -5,6 +5,7 @@ import base64
 from pathlib import Path
 
 import orjson
+from msgspec.structs import replace
 
 from app.domain.deadline import Deadline
 from app.domain.engine import Engine
@@ -19,7 +20,7 @@ MAX_FILE_BYTES = 64 * 1024 * 1024
 async def run_sample(engine: Engine, pipeline: Pipeline, folder: Path) -> None:
     """``folder``: what the paths of files are relative to. Raises GatewayError, OSError, TypeError or ValueError."""
     body = await asyncio.to_thread(sample_body, pipeline, folder)
-    request = pipeline.request_of_json(body)
+    request = replace(pipeline.request_of_json(body), is_probe=True)
     await run(engine, pipeline, request, Deadline.after(pipeline.timeout_s))
 
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
+from msgspec.structs import replace
+
 from app.domain.errors import GatewayError
 from app.pipelines.catalog import Catalog
 from app.pipelines.pipeline import Pipeline
@@ -33,4 +35,4 @@ def _of(pipeline: Pipeline, catalog: Catalog) -> Iterator[Canary]:
         request = pipeline.request_of_json(catalog.sample_body(pipeline))
     except (GatewayError, OSError, TypeError, ValueError):
         return  # the catalog reports a sample that cannot be used
-    yield Canary(request, pipeline.config.decoupled)
+    yield Canary(replace(request, is_probe=True), pipeline.config.decoupled)

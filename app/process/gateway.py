@@ -36,18 +36,20 @@ async def open_gateway(
 
     A worker starts all the same: the other workers may still serve what the file said before.
     """
-    metrics, keys = Metrics(__version__), _keys_of(settings, triton)
+    metrics = Metrics(__version__, has_addresses=not triton.is_single)
+    keys = _keys_of(settings, triton)
     servers = Servers(settings, triton, metrics, tracer, supervisor)
-    async with servers.opened(triton.grpc_url) as server:
-        catalog = await _catalog_of(settings, triton, server.engine)
+    async with servers.opened() as calls:
+        engine, lane = calls.engine, calls.lane
+        catalog = await _catalog_of(settings, triton, engine)
         servers.canaries.catalog = catalog
-        check = ModelCheck(catalog, server.engine, is_done=triton.part is not None)
+        check = ModelCheck(catalog, engine, is_done=triton.part is not None)
         await check.run_once()
-        canceller = Canceller(server.engine)
+        canceller = Canceller(engine)
         admission = Admission(triton.part.workers if triton.part else 1)
         gateway = Gateway(
             Inference(
-                server.engine,
+                engine,
                 catalog,
                 metrics,
                 canceller,
@@ -56,7 +58,7 @@ async def open_gateway(
             ),
             store,
             limits_of(settings),
-            None if server.lane is None else server.lane.bodies,
+            None if lane is None else lane.bodies,
             triton.metrics_url,
             servers.health,
             keys,

@@ -72,7 +72,8 @@ async def _contained(step: Callable[[], Awaitable[None]]) -> None:
 
 
 def measure(catalog: Catalog, metrics: Metrics, keys: FollowedKeys | None = None) -> None:
-    metrics.triton_up.set(catalog.triton_is_up)
+    if not metrics.has_addresses:
+        metrics.triton_up.set(catalog.triton_is_up)
     metrics.config_reload_failed.set(catalog.reload_failed or (keys is not None and keys.reload_failed))
     metrics.model_ready.clear()
     for model, is_ready in catalog.models.items():

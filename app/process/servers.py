@@ -1,10 +1,11 @@
-"""Opens a Triton that the gateway calls, with everything that belongs to its address."""
+"""Opens the Tritons that the gateway calls, each with everything that belongs to its address."""
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 from app.domain.calls import CallObserver, CallObservers
+from app.domain.engine import Engine
 from app.observability.metrics import CallMetrics, LaneMetrics, Metrics
 from app.observability.tensors import TensorLog
 from app.observability.tracing import CallTracing, Tracer
@@ -12,23 +13,32 @@ from app.process.canaries import SampleCanaries
 from app.process.supervision import Supervisor
 from app.process.triton import Triton
 from app.settings import Settings
+from app.triton.balancer import Balancer, BalancerObserver
 from app.triton.cancels import PacedCancels
+from app.triton.direct import DirectEngine
 from app.triton.engine import TritonEngine
 from app.triton.health import HealthByAddress, TritonHealth
+from app.triton.pool import Pool
+from app.triton.probes import BreakerProbes
 from app.triton.repair import StubRepair
+from app.triton.server import Server
 from app.triton.shared_memory.lane import Lane
 from app.triton.stubs import Stubs
 from app.triton.stuck import StuckWatch
 from app.triton.transport import Transport
 from app.triton.transports import open_transport
+from app.triton.watch import Watch
+
+UP = {"up", "slow"}
+"""States of a Triton that answers."""
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
-    """One Triton at one address."""
+class Calls:
+    """How the gateway calls Triton: at one address or at several."""
 
-    engine: TritonEngine
-    lane: Lane | None
+    engine: Engine
+    lane: Lane | None = None
 
 
 @dataclass(slots=True)
@@ -42,24 +52,57 @@ class Servers:
     health: HealthByAddress = field(default_factory=HealthByAddress)
 
     @asynccontextmanager
-    async def opened(self, address: str) -> AsyncIterator[Server]:
-        """For the duration of the block the gateway calls this Triton, and cares for it."""
-        part = self.triton.part
-        cancels = PacedCancels.shared_by(part.workers if part else 1)
-        health = TritonHealth(Stubs(self.metrics.count_stub_death))
-        pings = self.triton.allows_tight_pings
-        async with AsyncExitStack() as stack:
-            transport = await stack.enter_async_context(
-                open_transport(address, tight_pings=pings, kind=self.settings.grpc)
-            )
-            lane = await stack.enter_async_context(self._lane(transport))
-            engine = TritonEngine(transport, self._observer(), health, cancels, lane)
-            stack.push_async_callback(engine.close)
-            if part is None:
-                await stack.enter_async_context(self._care(engine, health))
-            self.health[address] = health
-            stack.callback(self.health.pop, address)
-            yield Server(engine, lane)
+    async def opened(self) -> AsyncIterator[Calls]:
+        """For the duration of the block the gateway calls its Tritons, and cares for them."""
+        names = self.triton.addresses
+        if self.triton.is_single:
+            async with self._direct(names[0]) as calls:
+                yield calls
+            return
+        balancer = Balancer(CountedBalancing(self.metrics, self.triton.grpc_url))
+        pool = Pool(names, balancer, self._balanced)
+        watch = Watch(balancer, self.canaries)
+        try:
+            await pool.open()
+            async with (
+                self.supervisor.running("addresses of Triton", pool.run()),
+                self.supervisor.running("watch of the Tritons", watch.run()),
+            ):
+                yield Calls(balancer)
+        finally:
+            await pool.close()
+
+    @asynccontextmanager
+    async def _direct(self, address: str) -> AsyncIterator[Calls]:
+        """The only Triton: without a balancer, and with shared memory where that is on."""
+        health = self._new_health()
+        async with self._transport(address) as transport, self._lane(transport) as lane:
+            engine = DirectEngine(transport, self._observer(CallMetrics(self.metrics)), health, self._cancels(), lane)
+            async with self._care(address, engine, health):
+                yield Calls(engine, lane)
+
+    @asynccontextmanager
+    async def _balanced(self, address: str) -> AsyncIterator[Server]:
+        """One Triton of several. Without shared memory: Tritons elsewhere cannot map it."""
+        health = self._new_health()
+        async with self._transport(address) as transport:
+            observer = self._observer(CallMetrics(self.metrics, address))
+            engine = TritonEngine(transport, observer, health, self._cancels())
+            async with self._care(address, engine, health):
+                yield Server(address, engine, health)
+
+    def _transport(self, address: str) -> AbstractAsyncContextManager[Transport]:
+        name = self.triton.addresses[0] if address not in self.triton.addresses else address
+        return open_transport(
+            address, tight_pings=self.triton.allows_tight_pings, kind=self.settings.grpc, authority=name
+        )
+
+    def _new_health(self) -> TritonHealth:
+        return TritonHealth(Stubs(self.metrics.count_stub_death), self.metrics.count_open_breakers)
+
+    def _cancels(self) -> PacedCancels:
+        """The part of this process in the rate of cancellations that each Triton can handle."""
+        return PacedCancels.shared_by(self.triton.part.workers if self.triton.part else 1)
 
     @asynccontextmanager
     async def _lane(self, transport: Transport) -> AsyncIterator[Lane | None]:
@@ -74,8 +117,20 @@ class Servers:
         await lane.close()
 
     @asynccontextmanager
-    async def _care(self, engine: TritonEngine, health: TritonHealth) -> AsyncIterator[None]:
-        """Repairs models, and notices that Triton is stuck."""
+    async def _care(self, address: str, engine: TritonEngine, health: TritonHealth) -> AsyncIterator[None]:
+        """Closes breakers again. Outside of workers, also repairs models and notices that Triton is stuck."""
+        self.health[address] = health
+        async with AsyncExitStack() as stack:
+            stack.callback(self.health.pop, address)
+            stack.push_async_callback(engine.close)
+            probes = BreakerProbes(engine, health.breakers, self.canaries)
+            await stack.enter_async_context(self.supervisor.running("probes of models", probes.run()))
+            if self.triton.part is None:
+                await stack.enter_async_context(self._repairs(engine, health))
+            yield
+
+    @asynccontextmanager
+    async def _repairs(self, engine: TritonEngine, health: TritonHealth) -> AsyncIterator[None]:
         repair = StubRepair(engine, health.stubs, self.canaries, may_reload=self.settings.repairs_triton)
         watch = StuckWatch(engine, health.progress, self.canaries, restart=self.triton.restart)
         async with (
@@ -84,10 +139,31 @@ class Servers:
         ):
             yield
 
-    def _observer(self) -> CallObserver:
-        observers: list[CallObserver] = [CallMetrics(self.metrics)]
+    def _observer(self, counted: CallMetrics) -> CallObserver:
+        observers: list[CallObserver] = [counted]
         if self.settings.traces_url is not None:
             observers.append(CallTracing(self.tracer))
         if self.settings.log_tensors == "shapes":
             observers.append(TensorLog())
         return CallObservers(*observers)
+
+
+class CountedBalancing(BalancerObserver):
+    """``name``: the label of ``triton_up`` while no address is known."""
+
+    def __init__(self, metrics: Metrics, name: str) -> None:
+        self._metrics = metrics
+        self._name = name
+        self.changed({})
+
+    def changed(self, states: Mapping[str, str]) -> None:
+        gauge = self._metrics.triton_up
+        gauge.clear()
+        for address, state in (states or {self._name: "down"}).items():
+            gauge.labels(address).set(state in UP)
+
+    def ejected(self, address: str, reason: str) -> None:
+        self._metrics.triton_ejections.labels(address, reason).inc()
+
+    def repeated(self) -> None:
+        self._metrics.triton_repeats.inc()

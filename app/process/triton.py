@@ -12,6 +12,7 @@ from app.pipelines.file import GatewayFile
 from app.process.shutdown import Shutdown
 from app.process.supervision import Supervisor
 from app.settings import PREFIX, Settings
+from app.triton.addresses import addresses_of, is_name
 from app.triton.embedded.options import EmbeddedOptions
 from app.triton.embedded.progress import shown_on
 from app.triton.embedded.server import EmbeddedTriton
@@ -37,12 +38,22 @@ class Triton:
     """How the gateway reaches its Triton."""
 
     grpc_url: str
+    """One address or several, as in ``GATEWAY_TRITON_URL``."""
     metrics_url: str | None
     allows_tight_pings: bool
     restart: Restart | None = None
     """None for a Triton that the gateway did not start."""
     part: WorkerPart | None = None
     """None in a process that cares for this Triton: it repairs models, and notices that Triton is stuck."""
+
+    @property
+    def is_single(self) -> bool:
+        """Whether there is one address, which stays."""
+        return len(self.addresses) == 1 and not is_name(self.addresses[0])
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return addresses_of(self.grpc_url)
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2
 from app.domain.background import BackgroundTasks
 from app.domain.calls import NO_OBSERVER, CallObserver
 from app.domain.deadline import FLOOR_S, Deadline
-from app.domain.engine import Document
+from app.domain.engine import Document, Engine
 from app.domain.errors import DeadlineExceeded, GatewayError, ModelNotReady, UnknownModel, UpstreamProtocol
 from app.domain.inference import InferenceRequest, InferenceResponse
 from app.domain.model import ModelConfig, ModelState
@@ -45,8 +45,8 @@ _INFER = path_of("ModelInfer")
 _STREAM_INFER = path_of("ModelStreamInfer")
 
 
-class TritonEngine:
-    """Implements :class:`app.domain.engine.Engine`. The caller closes the transport, after :meth:`close`.
+class TritonEngine(Engine):
+    """The caller closes the transport, after :meth:`close`.
 
     Closing a stream's generator returns at once. The gRPC call is cancelled in the background.
     """

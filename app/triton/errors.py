@@ -41,7 +41,8 @@ def error_of_call(exc: RpcError | DecodeError, model: str) -> GatewayError:
         return UpstreamProtocol("The exchange with Triton failed: a message could not be sent or read.")
     error = gateway_error_of(exc.code, exc.details, model)
     if isinstance(error, UpstreamUnavailable):
-        error.was_sent = exc.was_sent
+        error.was_sent = error.was_sent and exc.was_sent
+        error.was_answered = error.was_answered or exc.is_answer
     return error
 
 
@@ -81,11 +82,18 @@ def _queue_full(_found: re.Match[str]) -> GatewayError:
 
 
 def _queue_timeout(_found: re.Match[str]) -> GatewayError:
-    return UpstreamUnavailable("The request waited too long in the model's queue in Triton.")
+    error = UpstreamUnavailable("The request waited too long in the model's queue in Triton.")
+    error.was_answered = True
+    return error
 
 
-def _not_loaded(_found: re.Match[str]) -> GatewayError:
-    return ModelNotReady("Triton has no ready version of the model.")
+def _is_stopping(_found: re.Match[str]) -> GatewayError:
+    return UpstreamUnavailable("Triton is shutting down.", was_sent=False)
+
+
+def _not_loaded(found: re.Match[str]) -> GatewayError:
+    """A step may have run before an ensemble came to the step that is not loaded."""
+    return ModelNotReady("Triton has no ready version of the model.", was_sent=found[0].startswith("in ensemble"))
 
 
 def _process_died(_found: re.Match[str]) -> GatewayError:
@@ -151,6 +159,7 @@ _LIMIT = f"{MAX_MESSAGE_BYTES} bytes"
 _ERROR_BY_TEXT: tuple[tuple[frozenset[str], re.Pattern[str], Callable[[re.Match[str]], GatewayError]], ...] = (
     (frozenset({"UNAVAILABLE"}), re.compile(_PREFIX + r"Exceeds maximum queue size\Z"), _queue_full),
     (frozenset({"UNAVAILABLE"}), re.compile(_PREFIX + r"Request timeout expired\Z"), _queue_timeout),
+    (frozenset({"UNAVAILABLE"}), re.compile(r"\A(?:Server is stopping|Server not ready)"), _is_stopping),
     (frozenset({"NOT_FOUND", "UNAVAILABLE"}), re.compile(_PREFIX + r"Request for unknown model: '"), _not_loaded),
     (frozenset({"INTERNAL"}), re.compile(_PREFIX + r"Stub process (?:'[^']*' )?is not healthy\."), _process_died),
     (

@@ -52,7 +52,7 @@ class GrpcioTransport:
     def __init__(
         self,
         url: str,
-        pings: Sequence[tuple[str, int]],
+        pings: Sequence[tuple[str, int | str]],
         credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
         options = [*RECONNECT_OPTIONS, *SIZE_OPTIONS, *WINDOW_OPTIONS, *pings]

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from app.domain.errors import ModelNotReady, Unavailable, UpstreamUnavailable
+from app.triton.breaker import Breakers, CountOpen
 from app.triton.progress import Progress, Seen
 from app.triton.stubs import Stubs
 
@@ -23,12 +25,24 @@ class Faults:
     is_stuck: bool = False
 
 
-@dataclass
 class TritonHealth:
     """The engine reports its calls here, and answers ``is_live`` and ``model_ready`` in accordance with it."""
 
-    stubs: Stubs = field(default_factory=Stubs)
-    progress: Progress = field(default_factory=Progress)
+    def __init__(self, stubs: Stubs | None = None, count_open: CountOpen = lambda model, change: None) -> None:
+        self.stubs = stubs or Stubs()
+        self.breakers = Breakers(count_open)
+        self.progress = Progress(self.breakers)
+
+    def refusal(self, model: str) -> Unavailable | None:
+        """Why a request to the model is not sent to this Triton now. None if it is sent."""
+        if self.breakers.open and (breaker := self.breakers.open.get(model)) is not None:
+            text = f"Model '{model}' failed several times in a row; it is not called until it answers a probe."
+            return UpstreamUnavailable(text, was_sent=False, retry_after_s=breaker.retry_after_s)
+        if self.stubs.dead and not self.stubs.is_alive(model):
+            return ModelNotReady(f"A process that model '{model}' needs has died.", was_sent=False)
+        if self.progress.is_stuck:
+            return UpstreamUnavailable("Triton is stuck: it answers no inference call.", was_sent=False)
+        return None
 
     def take(self) -> Observed:
         """What happened since the last call."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from app.domain.calls import ObservedCall
 from app.domain.errors import GatewayError
 from app.domain.inference import InferenceRequest, InferenceResponse
+from app.triton.breaker import Breakers
 
 SILENCE_S = 5.0
 """A call that waited this long for a response, and was then abandoned, counts as unanswered."""
@@ -25,9 +26,15 @@ class Seen:
 
 
 class Progress:
-    """Observes calls; counts the calls in a row that Triton did not answer."""
+    """Observes calls; counts the calls in a row that Triton did not answer.
 
-    def __init__(self) -> None:
+    ``breakers`` are told how each call ended.
+    """
+
+    def __init__(self, breakers: Breakers | None = None) -> None:
+        self.breakers = breakers or Breakers()
+        self.heard_at = 0.0
+        """When Triton last answered a call, in seconds on ``time.monotonic``."""
         self.is_stuck = False
         self.unanswered: Counter[str] = Counter()
         """gRPC method -> calls in a row without an answer."""
@@ -41,7 +48,9 @@ class Progress:
     def answered(self, model: str, method: str, waited_s: float) -> None:
         self.unanswered[method] = 0
         self.answers[method] += 1
+        self.heard_at = time.monotonic()
         self._longest_wait_s[model] = max(self._longest_wait_s.get(model, 0.0), waited_s)
+        self.breakers.answered(model, waited_s)
 
     def take(self) -> Seen:
         """What happened since the last call, for the process that watches Triton."""
@@ -83,8 +92,11 @@ class _TimedCall(ObservedCall):
             return  # the last response was counted when it arrived
         if code not in _NO_ANSWER:
             self._answered()
-        elif self._is_unanswered(code):
+            return
+        if self._is_unanswered(code):
             self._progress.unanswered[self._method] += 1
+        if error is not None and not self._has_response:
+            self._progress.breakers.failed(self.request.model, error, time.monotonic() - self._since)
 
     def _is_unanswered(self, code: str) -> bool:
         if code == "DEADLINE_EXCEEDED" and not self._has_response:

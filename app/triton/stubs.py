@@ -44,7 +44,7 @@ class Stubs:
 
     @property
     def dead(self) -> list[str]:
-        return sorted(self._dead)
+        return sorted(self._dead) if self._dead else []
 
     def suspect(self, called: str, message: str) -> None:
         """Notes the error of a call to the model ``called``, if it is about a process that the model needs."""

@@ -19,13 +19,15 @@ class RpcError(Exception):
     """A call that did not end with the status OK.
 
     ``code``: the name of the gRPC status. ``was_sent`` is False only if the server cannot have processed the request.
+    ``is_answer``: whether the status is known to come from the server itself.
     """
 
-    def __init__(self, code: str, details: str, *, was_sent: bool = True) -> None:
+    def __init__(self, code: str, details: str, *, was_sent: bool = True, is_answer: bool = False) -> None:
         super().__init__(f"{code}: {details}")
         self.code = code
         self.details = details
         self.was_sent = was_sent
+        self.is_answer = is_answer
 
 
 class BrokenExchange(RpcError):

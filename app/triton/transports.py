@@ -15,22 +15,27 @@ TIGHT_PINGS = KeepAlive(interval_s=2.0, timeout_s=1.0, without_calls=True)
 
 
 @asynccontextmanager
-async def open_transport(url: str, *, tight_pings: bool = False, kind: Kind = DEFAULT_KIND) -> AsyncIterator[Transport]:
+async def open_transport(
+    url: str, *, tight_pings: bool = False, kind: Kind = DEFAULT_KIND, authority: str = ""
+) -> AsyncIterator[Transport]:
     """``url``: ``host:port`` or ``unix:/path``. Nothing is sent before the first call.
 
-    ``kind``: the gateway's own client, or grpcio's.
+    ``kind``: the gateway's own client, or grpcio's. ``authority``: the name of the server if ``url`` is only one of
+    its addresses.
     """
-    transport = (_asyncio if kind == "asyncio" else _grpcio)(url, tight_pings=tight_pings)
+    transport = (_asyncio if kind == "asyncio" else _grpcio)(url, authority or url, tight_pings=tight_pings)
     try:
         yield transport
     finally:
         await transport.close()
 
 
-def _asyncio(url: str, *, tight_pings: bool) -> Transport:
-    return Client(url, Options(TIGHT_PINGS if tight_pings else PATIENT_PINGS, MAX_MESSAGE_BYTES))
+def _asyncio(url: str, authority: str, *, tight_pings: bool) -> Transport:
+    pings = TIGHT_PINGS if tight_pings else PATIENT_PINGS
+    return Client(url, Options(pings, MAX_MESSAGE_BYTES, authority=authority))
 
 
-def _grpcio(url: str, *, tight_pings: bool) -> Transport:
+def _grpcio(url: str, authority: str, *, tight_pings: bool) -> Transport:
     pings = TIGHT_PING_OPTIONS if tight_pings else PATIENT_PING_OPTIONS
-    return GrpcioTransport(url, pings)
+    named = () if authority == url else (("grpc.default_authority", authority),)
+    return GrpcioTransport(url, (*pings, *named))

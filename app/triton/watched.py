@@ -20,9 +20,12 @@ class WatchedCall:
     """
 
     def __init__(self, request: InferenceRequest, method: str, observer: CallObserver, health: TritonHealth) -> None:
+        """Raises UpstreamUnavailable or ModelNotReady, before anything is counted, if the model is not to be called."""
+        if not request.is_probe and (refusal := health.refusal(request.model)) is not None:
+            raise refusal
         self._observed = observer.started(request, method)
         self._timed = health.progress.started(request, method)
-        self._stubs = health.stubs
+        self._health = health
         self.request = self._observed.request
 
     def __enter__(self) -> Self:
@@ -47,7 +50,7 @@ class WatchedCall:
 
     def _failed(self, error: GatewayError) -> None:
         if error.upstream is not None:
-            self._stubs.suspect(self.request.model, error.upstream.message)
+            self._health.stubs.suspect(self.request.model, error.upstream.message)
         self._ended((error.upstream.grpc_code if error.upstream else None) or "UNKNOWN", error)
 
     def _ended(self, code: str, error: GatewayError | None) -> None:

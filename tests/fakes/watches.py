@@ -17,7 +17,8 @@ class Samples:
         self.models = models
 
     def all(self) -> list[Canary]:
-        return [Canary(InferenceRequest(model, ()), is_decoupled=model == "decoupled") for model in self.models]
+        requests = [InferenceRequest(model, (), is_probe=True) for model in self.models]
+        return [Canary(request, is_decoupled=request.model == "decoupled") for request in requests]
 
 
 @asynccontextmanager

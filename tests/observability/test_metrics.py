@@ -33,6 +33,10 @@ PROMISED = {
     "worker_deaths": set[str](),
     "log_lines_dropped": set[str](),
     "triton_up": set[str](),
+    "triton_calls_by_address": {"address", "code"},
+    "triton_ejections": {"address", "reason"},
+    "triton_repeats": set[str](),
+    "open_breakers": {"model"},
     "model_ready": {"model"},
     "config_reload_failed": set[str](),
     "build_info": {"version"},
@@ -46,6 +50,9 @@ def filled() -> Metrics:
     pipeline.queue_time.observe(0.0)
     metrics.show_load({"p": 1}, {"p": 2}, {"m": 3})
     metrics.count_triton_call("m", "OK")
+    metrics.triton_calls_by_address.labels("a:1", "OK").inc()
+    metrics.triton_ejections.labels("a:1", "down").inc()
+    metrics.count_open_breakers("m", 1)
     metrics.count_stub_death("m")
     LaneMetrics(metrics).called("shared_memory")
     LaneMetrics(metrics).holds(free=1, used=2, quarantined=3)

@@ -591,3 +591,17 @@ class TestWarmingUp:
         catalog = await loaded(engine, path, text)
         assert orjson.loads(catalog.sample_body(catalog.pipeline("p"))) == {"f": "AAE="}
         assert engine.requests[0].inputs[0].array.tolist() == [b"\0\1"]
+
+
+async def test_more_instances_of_a_model_do_not_end_readiness(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.yaml"
+    path.write_text("pipelines: {p: {model: plain, sample: {X: 1}}}")
+    config = model("X FP32 [1]", "Y FP32 [1]", name="plain")
+    engine = FakeEngine.of(config, answers=[response(tensor("Y", "FP32", [1]))])
+    catalog = Catalog(engine, path)
+    catalog.load_file()
+    await catalog.refresh()
+    await catalog.warm_up()
+    engine.configs["plain"] = dataclasses.replace(config, instance_count=3)
+    await catalog.refresh()
+    assert (catalog.is_ready, catalog.pipeline("p").config.instance_count) == (True, 3)

@@ -1,7 +1,6 @@
 """One unary run over an engine that answers as scripted."""
 
 import asyncio
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -9,7 +8,7 @@ import pytest
 
 from app.domain.deadline import Deadline
 from app.domain.errors import ContractViolation, GatewayError, InvalidInput, ModelError, UpstreamUnavailable
-from app.domain.inference import InferenceRequest, InferenceResponse
+from app.domain.inference import InferenceResponse
 from app.domain.tensor import BYTES
 from app.pipelines.collector import Result
 from app.pipelines.pipeline import Pipeline
@@ -189,43 +188,3 @@ async def test_what_the_gateway_itself_says_is_no_early_exit(error: GatewayError
     )
     with pytest.raises(type(error)):
         await ran(p, error)
-
-
-@dataclass
-class AwayOnce(FakeEngine):
-    was_sent: bool = False
-
-    async def infer(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
-        if self.requests:
-            return await super().infer(request, deadline)
-        self.requests.append(request)
-        raise UpstreamUnavailable("Triton cannot be reached.", was_sent=self.was_sent)
-
-
-class TestRetry:
-    async def test_a_pipeline_that_says_it_is_idempotent_is_tried_once_more(self) -> None:
-        p = pipeline(model([], OUTPUTS), outputs=WORDS, idempotent=True)
-        engine = AwayOnce(answers=[whole()])
-        result = await run(engine, p, p.request_of_json(b"{}"), Deadline.after(20))
-        assert (result.values["text"], len(engine.requests)) == ("hi", 2)
-
-    async def test_any_other_is_not(self) -> None:
-        p = pipeline(model([], OUTPUTS), outputs=WORDS)
-        engine = AwayOnce(answers=[whole()])
-        with pytest.raises(UpstreamUnavailable):
-            await run(engine, p, p.request_of_json(b"{}"), Deadline.after(20))
-        assert len(engine.requests) == 1
-
-    async def test_a_request_that_triton_may_have_received_is_not_repeated(self) -> None:
-        p = pipeline(model([], OUTPUTS), outputs=WORDS, idempotent=True)
-        engine = AwayOnce(answers=[whole()], was_sent=True)
-        with pytest.raises(UpstreamUnavailable):
-            await run(engine, p, p.request_of_json(b"{}"), Deadline.after(20))
-        assert len(engine.requests) == 1
-
-    async def test_never_more_than_once(self) -> None:
-        p = pipeline(model([], OUTPUTS), outputs=WORDS, idempotent=True)
-        engine = FakeEngine(answers=[UpstreamUnavailable("Triton cannot be reached.", was_sent=False)])
-        with pytest.raises(UpstreamUnavailable):
-            await run(engine, p, p.request_of_json(b"{}"), Deadline.after(20))
-        assert len(engine.requests) == 2

@@ -21,6 +21,7 @@ from app.api.short_path import ShortRoute
 from app.api.streaming import Start, StreamResponse
 from app.pipelines.catalog import Catalog
 from app.pipelines.collector import Result
+from app.pipelines.entry import Entry
 from app.pipelines.pipeline import Pipeline
 
 
@@ -44,12 +45,20 @@ class PipelineRoutes:
 
     async def list_pipelines(self, request: Request) -> Response:
         key, entries = exchange_of(request).key, self._catalog.entries
-        listed = [summarize(name, entry) for name, entry in entries.items() if allows_pipeline(key, name)]
+        allowed = {name: entry for name, entry in entries.items() if allows_pipeline(key, name)}
+        listed = [summarize(name, entry) | self._missing_at(entry) for name, entry in allowed.items()]
         return JsonResponse({"pipelines": listed})
 
     async def get_pipeline(self, name: str, request: Request) -> Response:
         check_pipeline(exchange_of(request), self._catalog, name)
-        return JsonResponse(describe(name, self._catalog.entry(name), base_url_of(request), self._inference.limits_of))
+        entry = self._catalog.entry(name)
+        described = describe(name, entry, base_url_of(request), self._inference.limits_of)
+        return JsonResponse(described | self._missing_at(entry))
+
+    def _missing_at(self, entry: Entry) -> dict[str, Mapping[str, str]]:
+        """The Tritons, of several, that are not called for the pipeline."""
+        missing = self._catalog.missing_at(entry)
+        return {"missing_at": missing} if missing else {}
 
     async def run_pipeline(self, exchange: Exchange, found: Mapping[str, str], _send: Send) -> None:
         name = found["name"]

@@ -71,6 +71,8 @@ class HealthRoutes:
             "pipelines": {name: entry.state for name, entry in entries.items()},
             "state_detail": {name: entry.state_detail for name, entry in entries.items() if entry.state_detail},
         }
+        if self._triton_is_stuck is not None:
+            readiness |= self._tritons()
         if workers is not None:
             readiness["workers"] = workers.states
         return JsonResponse(readiness, 200 if is_ready else 503)
@@ -81,6 +83,13 @@ class HealthRoutes:
             return entries
         key = self._gate.key_of(exchange_of(request))
         return {name: entry for name, entry in entries.items() if key is not None and key.allows(name)}
+
+    def _tritons(self) -> dict[str, object]:
+        """The state of each of several Tritons, and the pipelines that are missing there. Not for the main port."""
+        catalog = self._catalog
+        states = catalog.engine.states()
+        missing = {name: found for name, entry in catalog.entries.items() if (found := catalog.missing_at(entry))}
+        return {"tritons": states, "missing_at": missing} if states else {}
 
     async def triton(self, _request: Request) -> Response:
         """503 only while Triton is stuck: live, but without answers to inference calls. A restart solves this."""

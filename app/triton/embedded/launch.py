@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.triton.embedded.options import LOOPBACK, EmbeddedOptions, Ports
+from app.triton.embedded.options import EmbeddedOptions, Ports
 from app.triton.embedded.served_repository import ServedRepository
 from app.triton.embedded.wheel import ModelEnvironment
 
@@ -87,7 +87,7 @@ class Launch:
 
     def _address_arguments(self) -> Iterator[str]:
         for service in ("grpc", "http", "metrics"):
-            yield f"--{service}-address={LOOPBACK}"
+            yield f"--{service}-address={self.options.host}"
             yield f"--{service}-port={getattr(self.ports, service)}"
 
     def _trace_arguments(self) -> Iterator[str]:

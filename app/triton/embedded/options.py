@@ -14,32 +14,32 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Ports:
-    """The three ports of one server, on the loopback address."""
+    """The three ports of one server, on a loopback address."""
 
     grpc: int
     http: int
     metrics: int
 
     @classmethod
-    def free(cls) -> "Ports":
-        """Three ports that are free now."""
+    def free(cls, host: str = LOOPBACK) -> "Ports":
+        """Three ports of the address that are free now."""
         with ExitStack() as held:
             sockets = [held.enter_context(socket.socket()) for _ in range(3)]
             for each in sockets:
-                each.bind((LOOPBACK, 0))
+                each.bind((host, 0))
             return cls(*(each.getsockname()[1] for each in sockets))
 
-    def require_free(self) -> None:
+    def require_free(self, host: str = LOOPBACK) -> None:
         """Raise `PortTaken` for the first port that cannot be bound."""
         for name, port in (("gRPC", self.grpc), ("HTTP", self.http), ("metrics", self.metrics)):
-            _require_free(name, port)
+            _require_free(name, host, port)
 
 
-def _require_free(name: str, port: int) -> None:
+def _require_free(name: str, host: str, port: int) -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((LOOPBACK, port))
+            probe.bind((host, port))
         except OSError as exc:
             raise PortTaken(f"Port {port}, meant for Triton's {name}, is in use by another process.") from exc
 
@@ -48,13 +48,14 @@ def _require_free(name: str, port: int) -> None:
 class EmbeddedOptions:
     """The repository, the Python environment of the models, and time limits.
 
-    Without `ports`, free ports are chosen at the first start and kept over restarts. Triton and the models inherit
-    `environment`. Triton sends its spans to `traces_url`, by OTLP over HTTP.
+    `host` is a loopback address. Without `ports`, free ports are chosen at the first start and kept over restarts.
+    Triton and the models inherit `environment`. Triton sends its spans to `traces_url`, by OTLP over HTTP.
     """
 
     repository: Path
     venv: Path
     ports: Ports | None = None
+    host: str = LOOPBACK
     traces_url: str | None = None
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     start_timeout_s: float = 300.0

@@ -10,7 +10,7 @@ from app.triton.embedded.errors import EmbeddedTritonError, MachineUnfit, StartF
 from app.triton.embedded.guarded import GuardedTriton
 from app.triton.embedded.launch import Launch
 from app.triton.embedded.machine import Machine, refusals
-from app.triton.embedded.options import LOOPBACK, EmbeddedOptions, Ports
+from app.triton.embedded.options import EmbeddedOptions, Ports
 from app.triton.embedded.probe import Probe
 from app.triton.embedded.progress import Loading, OnProgress, changes_only
 from app.triton.embedded.served_repository import ServedRepository
@@ -30,7 +30,7 @@ class EmbeddedTriton:
 
     def __init__(self, options: EmbeddedOptions) -> None:
         self._options = options
-        self._ports = options.ports or Ports.free()
+        self._ports = options.ports or Ports.free(options.host)
         self._triton: GuardedTriton | None = None
         self._launching = asyncio.Lock()
         self._stopping = asyncio.Event()
@@ -38,17 +38,17 @@ class EmbeddedTriton:
     @property
     def grpc_url(self) -> str:
         """`host:port` of Triton's gRPC service."""
-        return f"{LOOPBACK}:{self._ports.grpc}"
+        return f"{self._options.host}:{self._ports.grpc}"
 
     @property
     def http_url(self) -> str:
         """Address of Triton's own HTTP service; never shown to a client of the gateway."""
-        return f"http://{LOOPBACK}:{self._ports.http}"
+        return f"http://{self._options.host}:{self._ports.http}"
 
     @property
     def metrics_url(self) -> str:
         """Triton's page of Prometheus metrics."""
-        return f"http://{LOOPBACK}:{self._ports.metrics}/metrics"
+        return f"http://{self._options.host}:{self._ports.metrics}/metrics"
 
     @property
     def pid(self) -> int | None:
@@ -101,7 +101,7 @@ class EmbeddedTriton:
     def _prepare(self) -> Launch:
         repository = ServedRepository.read(self._options.repository)
         models = ModelEnvironment.of(self._options.venv)
-        self._ports.require_free()
+        self._ports.require_free(self._options.host)
         return Launch.prepare(self._options, self._ports, repository, models)
 
     async def _until_ready(self, triton: GuardedTriton, on_progress: OnProgress) -> None:

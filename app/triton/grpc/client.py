@@ -27,6 +27,8 @@ class Options:
     limits: Limits = field(default_factory=Limits)
     tls: ssl.SSLContext | None = None
     """Must offer ``h2`` by ALPN, see :func:`tls_context`."""
+    authority: str = ""
+    """``host:port`` of the server if the client connects to one of its addresses."""
 
 
 def tls_context(authorities: bytes | None = None, certificate: tuple[str, str] | None = None) -> ssl.SSLContext:
@@ -46,6 +48,7 @@ class Client:
 
     def __init__(self, url: str, options: Options) -> None:
         self._url = url
+        self._authority = "localhost" if url.startswith("unix:") else options.authority or url
         self._options = options
         self._connection: Connection | None = None
         self._connecting = asyncio.Lock()
@@ -140,7 +143,7 @@ class Client:
             (":method", "POST"),
             (":scheme", "http" if self._options.tls is None else "https"),
             (":path", path),
-            (":authority", "localhost" if self._url.startswith("unix:") else self._url),
+            (":authority", self._authority),
             ("te", "trailers"),
             ("content-type", "application/grpc"),
             ("user-agent", "triton-gateway"),

@@ -29,7 +29,8 @@ def error_of_trailers(trailers: Headers) -> RpcError | None:
     if number is None:
         return _error_of_http(fields.get(b":status", b""))
     code = CODES[int(number)] if number.isdigit() and len(number) < 3 and int(number) < len(CODES) else "UNKNOWN"
-    return RpcError(code, unquote_to_bytes(fields.get(b"grpc-message", b"")).decode("utf-8", "replace"))
+    text = unquote_to_bytes(fields.get(b"grpc-message", b"")).decode("utf-8", "replace")
+    return RpcError(code, text, is_answer=True)
 
 
 def error_of_head(headers: Headers) -> RpcError | None:

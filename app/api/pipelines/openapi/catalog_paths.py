@@ -17,6 +17,11 @@ _SUMMARY: Schema = {
         "state_detail": {"type": ["string", "null"], "description": "Why the pipeline is not ready"},
         "streams": {"type": "boolean"},
         "url": _TEXT,
+        "missing_at": {
+            "type": "object",
+            "additionalProperties": {"enum": ["not_ready", "other_signature"]},
+            "description": "Of several Tritons, the addresses that are not called for the pipeline",
+        },
     },
 }
 _PARTS = {"inputs": "array", "parameters": "array", "outputs": "array", "graph": "object", "early_exit": "array"}

@@ -1,0 +1,244 @@
+"""An engine over several Tritons: each request goes to one of them, and to another if the first did not receive it."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, suppress
+from typing import Any
+
+from app.domain.deadline import Deadline
+from app.domain.engine import Document, Engine
+from app.domain.errors import GatewayError, ModelNotReady, Unavailable
+from app.domain.inference import InferenceRequest, InferenceResponse
+from app.domain.model import ModelConfig, ModelState
+from app.triton.lookups import Lookups, no_address
+from app.triton.places import Places
+from app.triton.retry import may_repeat
+from app.triton.server import Server
+
+LIVE_S = 1.0
+"""How long a Triton may take to say that it is live, unless it answers other calls in the meantime."""
+
+
+class BalancerObserver:
+    """The methods of this base class do nothing."""
+
+    def ejected(self, address: str, reason: str) -> None:
+        """``reason``: ``down``, ``stuck`` or ``slow``."""
+
+    def changed(self, states: Mapping[str, str]) -> None:
+        """``states``: as :meth:`Balancer.states`."""
+
+    def repeated(self) -> None:
+        """A request is sent to a second Triton."""
+
+
+class Balancer(Engine):
+    """``watch`` of :mod:`app.triton.watch` keeps the servers' states."""
+
+    def __init__(self, observer: BalancerObserver | None = None) -> None:
+        self.servers: list[Server] = []
+        self._lookups = Lookups(self.servers)
+        self._places = Places()
+        self._observer = observer or BalancerObserver()
+        self.suspected = asyncio.Event()
+        """Set when a call failed in a way that tells something about its server."""
+
+    def states(self) -> Mapping[str, str]:
+        return {server.address: server.state for server in self.servers}
+
+    def absences(self, model: str, version: str = "") -> Mapping[str, str]:
+        key = (model, version)
+        return {server.address: server.absences[key] for server in self._staying if key in server.absences}
+
+    async def is_live(self) -> bool:
+        """Whether any Triton answers."""
+        await asyncio.gather(*(self.look_at(server) for server in self.servers))
+        return any(server.is_up for server in self.servers)
+
+    async def look_at(self, server: Server) -> None:
+        """Asks the server whether it is live, and a server that returns about its models."""
+        asked_at = time.monotonic()
+        try:
+            async with asyncio.timeout(LIVE_S):
+                is_live = await server.engine.is_live()
+        except TimeoutError:
+            is_live = server.health.progress.heard_at >= asked_at
+        if is_live and not server.is_up:
+            with suppress(GatewayError):
+                await self._lookups.introduce(server)
+                server.go_up(slowly=any(each.is_up for each in self.servers))
+                self.tell()
+        elif server.is_up and not is_live:
+            self.put_down(server)
+
+    def put_down(self, server: Server) -> None:
+        server.go_down()
+        self._eject(server)
+
+    def eject_slow(self, server: Server) -> None:
+        server.is_slow = True
+        self._eject(server)
+
+    def _eject(self, server: Server) -> None:
+        self._observer.ejected(server.address, server.state)
+        self.tell()
+
+    def tell(self) -> None:
+        """Call this after each change of a state."""
+        self._observer.changed(self.states())
+
+    async def models(self) -> Sequence[ModelState]:
+        return await self._lookups.models()
+
+    async def model_ready(self, model: str, version: str = "") -> bool:
+        """Whether the model is ready on any server."""
+        return await self._lookups.is_ready((model, version))
+
+    async def model_config(self, model: str, version: str = "") -> ModelConfig:
+        return await self._lookups.config((model, version))
+
+    async def document(self, document: Document, model: str, version: str = "") -> Mapping[str, Any]:
+        """As one server says. Statistics are those of one server too."""
+        request = InferenceRequest(model, (), version)
+        return await self._picked(request).engine.document(document, model, version)
+
+    async def infer(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
+        server = self._picked(request)
+        try:
+            return await self._at(server, request, deadline)
+        except Unavailable as exc:
+            return await self._elsewhere(server, exc, request, deadline)
+
+    async def _elsewhere(
+        self, server: Server, error: Unavailable, request: InferenceRequest, deadline: Deadline
+    ) -> InferenceResponse:
+        """Every other server may be tried while none received the request; one that may have counts once."""
+        tried, may_have_run = {server}, False
+        while may_repeat(error, request) and not (error.was_sent and may_have_run) and not deadline.has_passed:
+            may_have_run |= error.was_sent
+            other = self._pick(request, tried)
+            if other is None and not error.was_sent:
+                break
+            server = other or server
+            tried.add(server)
+            self._observer.repeated()
+            try:
+                return await self._at(server, request, deadline)
+            except Unavailable as exc:
+                error = exc
+        raise error
+
+    async def _at(self, server: Server, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
+        began = time.monotonic()
+        with self._under_way(server, request):
+            if request.idempotent:
+                with server.movable():
+                    response = await server.engine.infer(request, deadline)
+            else:
+                response = await server.engine.infer(request, deadline)
+        server.latencies[request.model].append(time.monotonic() - began)
+        return response
+
+    async def infer_stream(self, request: InferenceRequest, deadline: Deadline) -> AsyncGenerator[InferenceResponse]:
+        """A stream that began stays where it is."""
+        if request.about:
+            await self._cancel(request, deadline)
+            return
+        tried = set[Server]()
+        server, has_begun = self._picked(request), False
+        while True:
+            tried.add(server)
+            try:
+                with self._under_way(server, request):
+                    async with aclosing(server.engine.infer_stream(request, deadline)) as responses:
+                        async for response in responses:
+                            if not has_begun:
+                                has_begun, request = True, request.without_inputs()
+                            yield response
+                return
+            except Unavailable as exc:
+                other = None if has_begun or exc.was_sent else self._pick(request, tried)
+                if other is None:
+                    raise
+                self._observer.repeated()
+                server = other
+
+    async def _cancel(self, request: InferenceRequest, deadline: Deadline) -> None:
+        """Calls a ``cancel`` model on the server that has the request, or on every server if that is not known."""
+        place = self._places.of(request.about)
+        servers = [place] if place is not None else [each for each in self.servers if each.has(request)]
+        results = await asyncio.gather(*(_drained(each, request, deadline) for each in servers), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    @contextmanager
+    def _under_way(self, server: Server, request: InferenceRequest) -> Iterator[None]:
+        server.in_flight += 1
+        if request.ends_by_hook:
+            self._places.note(request.request_id, server)
+        try:
+            yield
+        except Unavailable as exc:
+            self._note(server, request, exc)
+            raise
+        finally:
+            server.in_flight -= 1
+
+    def _note(self, server: Server, request: InferenceRequest, error: Unavailable) -> None:
+        """What the failure of a call says about its server."""
+        if error.upstream is None or error.was_answered:
+            return
+        if isinstance(error, ModelNotReady):
+            server.note_readiness((request.model, request.version), is_ready=False)
+        elif not error.was_sent:
+            self.put_down(server)
+        self.suspected.set()
+
+    def _picked(self, request: InferenceRequest) -> Server:
+        """Raises UpstreamUnavailable or ModelNotReady."""
+        server = self._pick(request, ())
+        if server is None:
+            raise self._refusal(request)
+        return server
+
+    def _pick(self, request: InferenceRequest, tried: Collection[Server]) -> Server | None:
+        """The better of two random choices. If every server that has the model is ejected, all of these are used."""
+        able = [each for each in self.servers if each not in tried and not each.is_leaving and each.has(request)]
+        if not request.is_probe:
+            able = [each for each in able if each.health.refusal(request.model) is None]
+        return better_of_two([each for each in able if each.is_usable] or able)
+
+    def _refusal(self, request: InferenceRequest) -> Unavailable:
+        """Why no server takes the request: the refusal that ends first."""
+        able = [each for each in self._staying if each.has(request)]
+        refusals = [refusal for each in able if (refusal := each.health.refusal(request.model)) is not None]
+        if refusals:
+            return min(refusals, key=lambda refusal: refusal.retry_after_s or 0)
+        if not self._staying:
+            return no_address()
+        return ModelNotReady(f"No Triton has a ready model '{request.model}'.", was_sent=False)
+
+    @property
+    def _staying(self) -> list[Server]:
+        return [server for server in self.servers if not server.is_leaving]
+
+
+def better_of_two(servers: Sequence[Server]) -> Server | None:
+    """Of two random servers, that with fewer requests under way: most of the effect of comparing all of them."""
+    count = len(servers)
+    if count < 2:
+        return servers[0] if servers else None
+    first = int(random.random() * count)
+    second = int(random.random() * (count - 1))
+    one, other = servers[first], servers[second + (second >= first)]
+    now = time.monotonic()
+    return one if one.load(now) <= other.load(now) else other
+
+
+async def _drained(server: Server, request: InferenceRequest, deadline: Deadline) -> None:
+    async with aclosing(server.engine.infer_stream(request, deadline)) as responses:
+        async for _ in responses:
+            pass

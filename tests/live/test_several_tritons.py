@@ -1,0 +1,227 @@
+"""Two real Tritons behind one gateway: killed, stopped, with different models. Each request ends exactly once."""
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from tritonclient.grpc import service_pb2
+
+from app.triton.embedded.options import EmbeddedOptions, Ports
+from app.triton.embedded.server import EmbeddedTriton
+from app.triton.engine import TritonEngine
+from app.triton.service import call_control
+from app.triton.transports import open_transport
+from tests.live.test_cancellation import eventually
+from tests.processes import GatewayProcess, running_gateway, running_triton, scripted_models
+
+CONFIG = """
+pipelines:
+  safe:
+    model: scripted
+    inputs: {script: {tensor: SCRIPT, kind: text}}
+    outputs: {text: {tensor: TEXT, kind: text}}
+    sample: {script: "{}"}
+    idempotent: true
+    timeout_s: 20
+  once:
+    model: scripted
+    inputs: {script: {tensor: SCRIPT, kind: text}}
+    outputs: {text: {tensor: TEXT, kind: text}}
+    timeout_s: 20
+"""
+WITHIN_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def tritons(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterator[list[EmbeddedTriton]]:
+    """Two of them, on two addresses and one port, started again when they are killed."""
+    repository = scripted_models(tmp_path_factory.mktemp("several") / "repository")
+    with ExitStack() as stack, ThreadPoolExecutor(2) as pool:
+        ports = Ports.free("127.0.0.2")
+        options = [
+            EmbeddedOptions(repository, models_venv, host=f"127.0.0.{number}", ports=ports, first_restart_s=1.0)
+            for number in (2, 3)
+        ]
+        contexts = [running_triton(each, restarts=True) for each in options]
+        started = list(pool.map(lambda context: context.__enter__(), contexts))
+        for context in contexts:
+            stack.push(context.__exit__)
+        yield started
+
+
+@pytest.fixture
+def gateway(tritons: list[EmbeddedTriton], tmp_path: Path) -> Iterator[GatewayProcess]:
+    (tmp_path / "gateway.yaml").write_text(CONFIG)
+    addresses = ",".join(triton.grpc_url for triton in tritons)
+    with running_gateway(tmp_path / "gateway", triton_url=addresses, config=str(tmp_path / "gateway.yaml")) as running:
+        eventually(lambda: set(states(running).values()) == {"up"}, WITHIN_S)
+        yield running
+
+
+def states(gateway: GatewayProcess) -> dict[str, str]:
+    found: dict[str, str] = httpx.get(f"{gateway.admin_url}/health/ready").json()["tritons"]
+    return found
+
+
+def calls(gateway: GatewayProcess, triton: EmbeddedTriton) -> float:
+    return gateway.metric("triton_calls_by_address_total", address=triton.grpc_url, code="OK")
+
+
+class Load:
+    """Closed-loop callers of one pipeline; ``answers`` counts statuses."""
+
+    def __init__(self, gateway: GatewayProcess, pipeline: str) -> None:
+        self.answers: Counter[int] = Counter()
+        self.sent = 0
+        self._url = f"{gateway.url}/v1/pipelines/{pipeline}"
+        self._is_over = threading.Event()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def running(self, callers: int = 4) -> Iterator[None]:
+        with ThreadPoolExecutor(callers) as pool:
+            for _ in range(callers):
+                pool.submit(self._call)
+            try:
+                yield
+            finally:
+                self._is_over.set()
+
+    def _call(self) -> None:
+        with httpx.Client(timeout=60) as client:
+            while not self._is_over.is_set():
+                with self._lock:
+                    self.sent += 1
+                status = client.post(self._url, json={"script": '{"sleep_s": 0.01}'}).status_code
+                with self._lock:
+                    self.answers[status] += 1
+
+
+def balance(gateway: GatewayProcess, load: Load, pipeline: str) -> None:
+    """Every request of the load was answered once, and counted once."""
+    assert sum(load.answers.values()) == load.sent
+    assert gateway.metric("requests_total", pipeline=pipeline) == load.sent
+
+
+def test_a_triton_is_killed_under_load_and_returns(gateway: GatewayProcess, tritons: list[EmbeddedTriton]) -> None:
+    victim = tritons[0]
+    load = Load(gateway, "safe")
+    with load.running():
+        eventually(lambda: all(calls(gateway, each) > 10 for each in tritons), WITHIN_S)
+        assert victim.pid is not None
+        os.kill(victim.pid, signal.SIGKILL)
+        eventually(lambda: states(gateway)[victim.grpc_url] == "down", WITHIN_S)
+        assert httpx.get(f"{gateway.url}/health/ready").status_code == 200
+        assert gateway.metric("triton_up", address=tritons[1].grpc_url) == 1
+        eventually(lambda: states(gateway)[victim.grpc_url] == "up", WITHIN_S)
+        before = calls(gateway, victim)
+        eventually(lambda: calls(gateway, victim) > before + 10, WITHIN_S)
+    assert set(load.answers) == {200}
+    balance(gateway, load, "safe")
+    assert gateway.metric("triton_ejections_total", address=victim.grpc_url, reason="down") >= 1
+
+
+def test_a_triton_is_stopped_under_load_and_continues(gateway: GatewayProcess, tritons: list[EmbeddedTriton]) -> None:
+    victim = tritons[1]
+    assert victim.pid is not None
+    load = Load(gateway, "safe")
+    with load.running():
+        eventually(lambda: all(calls(gateway, each) > 10 for each in tritons), WITHIN_S)
+        os.kill(victim.pid, signal.SIGSTOP)
+        try:
+            eventually(lambda: states(gateway)[victim.grpc_url] == "down", WITHIN_S)
+            assert gateway.metric("triton_up", address=victim.grpc_url) == 0
+            before = load.answers[200]
+            eventually(lambda: load.answers[200] > before + 20, WITHIN_S)
+        finally:
+            os.kill(victim.pid, signal.SIGCONT)
+        eventually(lambda: states(gateway)[victim.grpc_url] == "up", WITHIN_S)
+    assert set(load.answers) == {200}
+    balance(gateway, load, "safe")
+
+
+def test_requests_that_may_not_run_twice_wait_for_a_stopped_triton(
+    gateway: GatewayProcess, tritons: list[EmbeddedTriton]
+) -> None:
+    victim = tritons[1]
+    assert victim.pid is not None
+    load = Load(gateway, "once")
+    with load.running():
+        eventually(lambda: all(calls(gateway, each) > 10 for each in tritons), WITHIN_S)
+        os.kill(victim.pid, signal.SIGSTOP)
+        try:
+            eventually(lambda: states(gateway)[victim.grpc_url] == "down", WITHIN_S)
+        finally:
+            os.kill(victim.pid, signal.SIGCONT)
+    assert set(load.answers) == {200}
+    balance(gateway, load, "once")
+
+
+def test_a_pipeline_is_served_by_the_triton_that_has_its_model(
+    gateway: GatewayProcess, tritons: list[EmbeddedTriton]
+) -> None:
+    unloaded = tritons[0]
+    asyncio.run(control(unloaded, loads=False))
+    try:
+        answers = [post(gateway) for _ in range(10)]
+        assert answers == [200] * 10
+        eventually(lambda: missing_at(gateway) == {unloaded.grpc_url: "not_ready"}, WITHIN_S)
+        assert httpx.get(f"{gateway.url}/health/ready").status_code == 200
+        before = calls(gateway, unloaded)
+        assert [post(gateway) for _ in range(10)] == [200] * 10
+        assert calls(gateway, unloaded) == before
+    finally:
+        asyncio.run(control(unloaded, loads=True))
+    eventually(lambda: missing_at(gateway) == {}, WITHIN_S)
+
+
+def post(gateway: GatewayProcess, pipeline: str = "once") -> int:
+    return httpx.post(f"{gateway.url}/v1/pipelines/{pipeline}", json={"script": "{}"}, timeout=WITHIN_S).status_code
+
+
+def missing_at(gateway: GatewayProcess) -> dict[str, str]:
+    (found,) = (each for each in httpx.get(f"{gateway.url}/v1/pipelines").json()["pipelines"] if each["name"] == "once")
+    missing: dict[str, str] = found.get("missing_at", {})
+    return missing
+
+
+async def control(triton: EmbeddedTriton, *, loads: bool) -> None:
+    async with open_transport(triton.grpc_url) as transport:
+        if loads:
+            await TritonEngine(transport).reload_model("scripted")
+        else:
+            await call_control(transport, service_pb2.RepositoryModelUnloadRequest(model_name="scripted"), WITHIN_S)
+
+
+@pytest.mark.full
+def test_the_first_success_comes_within_a_second_after_an_outage(tritons: list[EmbeddedTriton], tmp_path: Path) -> None:
+    """One address, so there is no other Triton to go to. Measured from the moment that Triton has the model ready."""
+    (tmp_path / "gateway.yaml").write_text(CONFIG)
+    victim = tritons[0]
+    with running_gateway(
+        tmp_path / "gateway", triton_url=victim.grpc_url, config=str(tmp_path / "gateway.yaml")
+    ) as gateway:
+        for _ in range(3):
+            assert victim.pid is not None
+            os.kill(victim.pid, signal.SIGKILL)
+            eventually(lambda: post(gateway) == 503, WITHIN_S)
+            ready_at = time.monotonic() + WITHIN_S
+            while post(gateway) != 200:
+                ready_at = min(ready_at, time.monotonic()) if is_ready(victim) else ready_at
+                assert time.monotonic() < ready_at + 1.0
+
+
+def is_ready(triton: EmbeddedTriton) -> bool:
+    try:
+        return httpx.get(f"{triton.http_url}/v2/models/scripted/ready", timeout=1).status_code == 200
+    except httpx.TransportError:
+        return False

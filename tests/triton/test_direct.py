@@ -1,0 +1,217 @@
+"""The only Triton: when a call is repeated, and when its breaker answers instead, against a real gRPC server."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+
+from app.domain.deadline import Deadline
+from app.domain.errors import DeadlineExceeded, GatewayError, ModelError, ModelNotReady, UpstreamUnavailable
+from app.domain.inference import InferenceRequest
+from app.triton import breaker as breaker_module
+from app.triton.breaker import FAILURES
+from app.triton.direct import DirectEngine
+from app.triton.health import TritonHealth
+from app.triton.probes import BreakerProbes
+from app.triton.stubs import Stubs
+from app.triton.transport import Kind
+from app.triton.transports import open_transport
+from tests.fakes.triton import FakeTriton, serving
+from tests.fakes.watches import Samples, eventually, running
+
+GOOD = grpc.StatusCode.OK
+
+
+class Scripted(FakeTriton):
+    """Ends each call with the next of ``codes``; the last one stays. ``RESET`` breaks the stream off."""
+
+    def __init__(self, *codes: grpc.StatusCode) -> None:
+        super().__init__(unary=self._unary, ready={"m": "READY"})
+        self.codes = list(codes)
+        self.is_silent = False
+        self.text = "scripted"
+
+    async def _unary(self, request: pb.ModelInferRequest, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:
+        while self.is_silent:
+            await asyncio.sleep(0.01)
+        code = self.codes.pop(0) if len(self.codes) > 1 else self.codes[0]
+        if code is not GOOD:
+            await context.abort(code, self.text)
+        return pb.ModelInferResponse()
+
+
+@asynccontextmanager
+async def calling(
+    triton: FakeTriton, kind: Kind = "asyncio"
+) -> AsyncIterator[tuple[DirectEngine, TritonHealth, dict[str, int]]]:
+    opened: dict[str, int] = {}
+    health = TritonHealth(Stubs(), lambda model, change: opened.update({model: opened.get(model, 0) + change}))
+    async with serving(triton) as server, open_transport(server.url, kind=kind) as transport:
+        yield DirectEngine(transport, health=health), health, opened
+
+
+async def ask(engine: DirectEngine, *, idempotent: bool = False, timeout_s: float = 5.0, probe: bool = False) -> str:
+    """The name of the error, or ``ok``."""
+    request = InferenceRequest("m", (), idempotent=idempotent, is_probe=probe)
+    try:
+        await engine.infer(request, Deadline.after(timeout_s))
+    except GatewayError as exc:
+        return type(exc).__name__
+    return "ok"
+
+
+class TestRepeats:
+    async def test_an_idempotent_request_that_may_have_run_is_repeated_once(self) -> None:
+        """Grpcio does not tell a status of the server from a lost connection."""
+        triton = Scripted(grpc.StatusCode.UNAVAILABLE, GOOD)
+        async with calling(triton, "grpcio") as (engine, _, _):
+            assert await ask(engine, idempotent=True) == "ok"
+            assert len(triton.requests) == 2
+
+    async def test_any_other_request_that_may_have_run_is_not(self) -> None:
+        triton = Scripted(grpc.StatusCode.UNAVAILABLE, GOOD)
+        async with calling(triton, "grpcio") as (engine, _, _):
+            assert await ask(engine) == "UpstreamUnavailable"
+            assert len(triton.requests) == 1
+
+    async def test_a_model_that_answers_unavailable_is_not_asked_again(self) -> None:
+        triton = Scripted(grpc.StatusCode.UNAVAILABLE, GOOD)
+        async with calling(triton) as (engine, _, _):
+            assert await ask(engine, idempotent=True) == "UpstreamUnavailable"
+            assert len(triton.requests) == 1
+
+    async def test_a_request_that_was_not_worked_on_is_repeated_for_every_pipeline(self) -> None:
+        triton = Scripted(grpc.StatusCode.UNAVAILABLE, GOOD)
+        triton.text = "Server is stopping, scheduler for model has stopped accepting new inference requests"
+        async with calling(triton) as (engine, _, _):
+            assert await ask(engine) == "ok"
+            assert len(triton.requests) == 2
+
+    async def test_a_full_queue_is_not_asked_twice(self) -> None:
+        triton = Scripted(grpc.StatusCode.UNAVAILABLE, GOOD)
+        triton.text = "Request timeout expired"
+        async with calling(triton, "grpcio") as (engine, _, _):
+            assert await ask(engine, idempotent=True) == "UpstreamUnavailable"
+
+
+class TestBreaker:
+    async def test_it_opens_after_failures_in_a_row_and_answers_at_once(self) -> None:
+        async with calling(Scripted(grpc.StatusCode.UNAVAILABLE), "grpcio") as (engine, _, opened):
+            assert [await ask(engine) for _ in range(FAILURES)] == ["UpstreamUnavailable"] * FAILURES
+            assert opened == {"m": 1}
+            with pytest.raises(UpstreamUnavailable, match="several times in a row") as caught:
+                await engine.infer(InferenceRequest("m", ()), Deadline.after(5))
+            assert caught.value.retry_after_s == 1
+            assert not caught.value.was_sent
+
+    @pytest.mark.parametrize(
+        ("code", "text"),
+        [
+            (grpc.StatusCode.UNAVAILABLE, "the model's own word"),
+            (grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size"),
+            (grpc.StatusCode.INVALID_ARGUMENT, "the caller's fault"),
+            (grpc.StatusCode.INTERNAL, "the model failed"),
+            (grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'm' has no available versions"),
+        ],
+    )
+    async def test_an_answer_of_triton_does_not_open_it(self, code: grpc.StatusCode, text: str) -> None:
+        triton = Scripted(code)
+        triton.text = text
+        async with calling(triton) as (engine, health, _):
+            for _ in range(2 * FAILURES):
+                await ask(engine)
+            assert health.breakers.open == {}
+
+    async def test_a_success_in_between_keeps_it_closed(self) -> None:
+        bad = grpc.StatusCode.UNAVAILABLE
+        codes = [*[bad] * (FAILURES - 1), GOOD, *[bad] * (FAILURES - 1), GOOD]
+        async with calling(Scripted(*codes), "grpcio") as (engine, health, _):
+            for _ in codes:
+                await ask(engine)
+            assert health.breakers.open == {}
+
+    async def test_short_deadlines_of_callers_do_not_open_it(self) -> None:
+        triton = Scripted(GOOD)
+        async with calling(triton) as (engine, health, _):
+            await ask(engine)
+            triton.is_silent = True
+            assert [await ask(engine, timeout_s=0.05) for _ in range(2 * FAILURES)] == ["DeadlineExceeded"] * 10
+            assert health.breakers.open == {}
+            triton.is_silent = False
+
+    async def test_deadlines_that_the_model_would_have_met_open_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(breaker_module, "LEAST_PATIENCE_S", 0.04)
+        triton = Scripted(GOOD)
+        async with calling(triton) as (engine, health, _):
+            health.breakers.answered("m", 0.001)
+            triton.is_silent = True
+            await asyncio.gather(*(ask(engine, timeout_s=0.05) for _ in range(FAILURES)))
+            assert await ask(engine) == "UpstreamUnavailable"
+            triton.is_silent = False
+
+    async def test_a_probe_passes_and_closes_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(breaker_module, "FIRST_PROBE_S", 0.02)
+        monkeypatch.setattr(breaker_module, "LEAST_PATIENCE_S", 0.04)
+        triton = Scripted(GOOD)
+        async with calling(triton) as (engine, health, opened):
+            health.breakers.answered("m", 0.001)
+            triton.is_silent = True
+            await asyncio.gather(*(ask(engine, timeout_s=0.05) for _ in range(FAILURES)))
+            before = len(triton.requests)
+            async with running(BreakerProbes(engine, health.breakers, Samples("m")).run()):
+                await eventually(lambda: len(triton.requests) > before + 1)
+                assert await ask(engine) == "UpstreamUnavailable"
+                triton.is_silent = False
+                await eventually(lambda: not health.breakers.open)
+            assert (await ask(engine), opened) == ("ok", {"m": 0})
+
+    @pytest.mark.parametrize("samples", [(), ("m",)], ids=["without a sample", "with a sample"])
+    async def test_an_unreachable_triton_is_probed_by_its_readiness(
+        self, monkeypatch: pytest.MonkeyPatch, samples: tuple[str, ...]
+    ) -> None:
+        monkeypatch.setattr(breaker_module, "FIRST_PROBE_S", 0.02)
+        triton = Scripted(grpc.StatusCode.UNAVAILABLE)
+        async with calling(triton, "grpcio") as (engine, health, _):
+            triton.ready["m"] = "UNAVAILABLE"
+            for _ in range(FAILURES):
+                await ask(engine)
+            async with running(BreakerProbes(engine, health.breakers, Samples(*samples)).run()):
+                await asyncio.sleep(0.1)
+                assert "m" in health.breakers.open
+                triton.ready["m"] = "READY"
+                await eventually(lambda: not health.breakers.open)
+            assert len(triton.requests) == FAILURES
+
+    async def test_a_dead_process_is_answered_at_once(self) -> None:
+        triton = Scripted(GOOD)
+        async with calling(triton) as (engine, health, _):
+            health.stubs.condemn("m")
+            with pytest.raises(ModelNotReady):
+                await engine.infer(InferenceRequest("m", ()), Deadline.after(5))
+            assert await ask(engine, probe=True) == "ok"
+            assert len(triton.requests) == 1
+
+    async def test_a_stuck_triton_is_answered_for_at_once(self) -> None:
+        async with calling(Scripted(GOOD)) as (engine, health, _):
+            health.progress.is_stuck = True
+            assert (await ask(engine), await ask(engine, probe=True)) == ("UpstreamUnavailable", "ok")
+
+
+async def test_a_deadline_is_handed_on_and_not_shortened_below_the_floor() -> None:
+    seen: list[float] = []
+
+    async def unary(request: object, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:
+        seen.append(context.time_remaining() or 0.0)
+        return pb.ModelInferResponse()
+
+    async with calling(FakeTriton(unary=unary)) as (engine, _, _):
+        await ask(engine, timeout_s=2.0)
+        deadline = Deadline(time.monotonic() + 0.001)
+        with suppress(DeadlineExceeded, ModelError):
+            await engine.infer(InferenceRequest("m", ()), deadline)
+    assert 1.5 < seen[0] <= 2.0
+    assert len(seen) == 1 or seen[1] > 0.02

@@ -1,0 +1,94 @@
+"""Tritons that are down or slow are ejected, and return, over engines that answer as scripted."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from app.domain.deadline import Deadline
+from app.domain.inference import InferenceRequest
+from app.triton import watch as module
+from app.triton.server import Server
+from app.triton.watch import ENOUGH, Watch, slow_servers
+from tests.fakes.engine import FakeEngine
+from tests.fakes.watches import Samples, eventually, running
+from tests.triton.test_balancer import ANSWER, PLAIN, Balancer, balanced, working
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"POLL_S": 0.01, "SHORTEST_S": 0.001, "SILENCE_S": 0.02, "FIRST_RETURN_S": 0.03}.items():
+        monkeypatch.setattr(module, name, value)
+
+
+@asynccontextmanager
+async def watched(balancer: Balancer, *samples: str) -> AsyncIterator[None]:
+    async with running(Watch(balancer, Samples(*samples)).run()):
+        yield
+
+
+def measured(server: Server, latency_s: float, count: int = ENOUGH, model: str = "m") -> None:
+    server.latencies[model].extend([latency_s] * count)
+
+
+async def test_a_server_that_went_down_returns_when_it_is_live() -> None:
+    engines = working(), working()
+    balancer, seen = balanced(*engines)
+    engines[0].is_up = False
+    async with watched(balancer):
+        balancer.suspected.set()
+        await eventually(lambda: not balancer.servers[0].is_up)
+        engines[0].is_up = True
+        await eventually(lambda: balancer.servers[0].is_up)
+    assert seen.ejections == [("triton-0:1", "down")]
+    assert balancer.servers[0].joined_at > 0
+
+
+async def test_a_server_that_is_silent_under_load_is_looked_at() -> None:
+    engines = working(), working()
+    balancer, _ = balanced(*engines)
+    engines[0].is_up = False
+    balancer.servers[0].in_flight = 1
+    async with watched(balancer):
+        await eventually(lambda: not balancer.servers[0].is_up)
+
+
+async def test_a_server_that_is_much_slower_is_ejected_and_returns() -> None:
+    engines = working(), working(), working()
+    balancer, seen = balanced(*engines)
+    measured(balancer.servers[0], 0.5)
+    measured(balancer.servers[1], 0.02)
+    measured(balancer.servers[2], 0.02)
+    engines[0].answers = [1.0, ANSWER]
+    async with watched(balancer, "m"):
+        await eventually(lambda: balancer.states()["triton-0:1"] == "slow")
+        await balancer.infer(InferenceRequest("m", ()), Deadline.after(1))
+        await eventually(lambda: len(engines[0].requests) > 0)  # the probe, which is slow
+        assert balancer.states()["triton-0:1"] == "slow"
+        engines[0].answers = [ANSWER]
+        await eventually(lambda: balancer.states()["triton-0:1"] == "up")
+    assert seen.ejections == [("triton-0:1", "slow")]
+
+
+async def test_half_of_the_servers_stay() -> None:
+    balancer, seen = balanced(working(), working())
+    measured(balancer.servers[0], 0.5)
+    measured(balancer.servers[1], 0.02)
+    async with watched(balancer):
+        await eventually(lambda: seen.ejections == [("triton-0:1", "slow")])
+        measured(balancer.servers[1], 9.0)
+        await asyncio.sleep(0.05)
+    assert len(seen.ejections) == 1
+
+
+@pytest.mark.parametrize(
+    ("latencies", "count"),
+    [((0.06, 0.02, 0.02), ENOUGH), ((0.0005, 0.0001, 0.0001), ENOUGH), ((0.5, 0.02, 0.02), ENOUGH - 1)],
+    ids=["three times", "far below a millisecond", "too few samples"],
+)
+def test_a_server_that_may_be_as_fast_as_the_others_stays(latencies: tuple[float, ...], count: int) -> None:
+    servers = [Server(str(number), FakeEngine.of(PLAIN)) for number in range(3)]
+    for server, latency_s in zip(servers, latencies, strict=True):
+        measured(server, latency_s, count)
+    assert list(slow_servers(servers)) == []

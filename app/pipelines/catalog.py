@@ -144,10 +144,14 @@ class Catalog:
         self._note_models(lookup)
 
     async def warm_up(self) -> None:
-        """Runs the samples that are due, and waits for them a while; a sample that fails is retried later."""
+        """Runs the samples that are due, and waits for them a while; a sample that fails is retried later.
+
+        Each pipeline is ready as soon as its own sample is answered.
+        """
         for form in self._forms():
             if form.is_due and form.pipeline is not None:
                 form.warming = asyncio.create_task(run_sample(self.engine, form.pipeline, self._folder))
+                form.warming.add_done_callback(lambda _: self._settle())
         if running := [form.warming for form in self._forms() if form.warming is not None]:
             await asyncio.wait(running, timeout=SAMPLES_WAIT_S)
         self._settle()

@@ -9,7 +9,9 @@ from typing import Any
 import orjson
 import pytest
 
+from app.domain.deadline import Deadline
 from app.domain.errors import ModelError, ModelNotReady, UnknownPipeline
+from app.domain.inference import InferenceRequest, InferenceResponse
 from app.domain.model import ModelConfig
 from app.files.complaints import ConfigError
 from app.pipelines import catalog as catalog_module
@@ -605,3 +607,24 @@ async def test_more_instances_of_a_model_do_not_end_readiness(tmp_path: Path) ->
     engine.configs["plain"] = dataclasses.replace(config, instance_count=3)
     await catalog.refresh()
     assert (catalog.is_ready, catalog.pipeline("p").config.instance_count) == (True, 3)
+
+
+async def test_a_pipeline_does_not_wait_for_the_samples_of_others(path: Path) -> None:
+    class Slow(FakeEngine):
+        async def infer(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
+            if request.model == "slow":
+                await asyncio.sleep(60)
+            return await super().infer(request, deadline)
+
+    slow = dataclasses.replace(PLAIN, name="slow")
+    write(path, WITH_SAMPLE + "  q: {model: slow, sample: {X: 1}}\n")
+    catalog = Catalog(Slow.of(PLAIN, slow, answers=[ANSWER]), path)
+    catalog.load_file()
+    await catalog.refresh()
+    warming = asyncio.create_task(catalog.warm_up())
+    async with asyncio.timeout(catalog_module.SAMPLES_WAIT_S / 2):
+        while catalog.entries["p"].state is not State.READY:
+            await asyncio.sleep(0.001)
+    assert catalog.entries["q"].state is State.WARMING
+    warming.cancel()
+    catalog.stop()

@@ -17,7 +17,7 @@ from app.triton.transport import Metadata, RpcError
 
 CONNECT_S = 1.0
 FIRST_BACKOFF_S = 0.1
-LONGEST_BACKOFF_S = 1.0
+LONGEST_BACKOFF_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import orjson
@@ -14,9 +14,10 @@ from app.domain.model import RepositoryModel
 from app.pipelines.file import GatewayFile, read_gateway_file
 from app.pipelines.linter.check import check
 from app.pipelines.linter.findings import Finding, Severity
-from app.triton.engine import TritonEngine
+from app.pipelines.linter.several import compare
+from app.triton.addresses import addresses_of
 from app.triton.model_repository import live_repository, read_repository
-from app.triton.transports import open_transport
+from app.triton.opening import open_engine
 
 _log = logging.getLogger(__name__)
 
@@ -63,9 +64,13 @@ async def run_check(options: CheckOptions) -> CheckReport:
     file = read_gateway_file(options.config) if options.config is not None else None
     if options.triton is None:
         return _report(read_repository(options.repository), file)
-    async with open_transport(options.triton) as transport:
+    try:
+        addresses_of(options.triton)
+    except ValueError as exc:
+        raise CheckImpossible(str(exc)) from exc
+    async with open_engine(options.triton) as engine:
         try:
-            return _report(await live_repository(TritonEngine(transport)), file)
+            return await _live_report(engine, file)
         except GatewayError as exc:
             raise CheckImpossible(f"{options.triton}: {exc.detail}") from exc
 
@@ -76,6 +81,13 @@ def text_of(report: CheckReport, style: str) -> str:
         findings = [_as_json(finding) for finding in report.findings]
         return orjson.dumps({"models": report.models, "pipelines": report.pipelines, "findings": findings}).decode()
     return "\n".join([report.summary, *map(_line, report.findings)])
+
+
+async def _live_report(engine: Engine, file: GatewayFile | None) -> CheckReport:
+    """Raises GatewayError."""
+    repository = await live_repository(engine)
+    report = await asyncio.to_thread(_report, repository, file)  # it reads the files of samples
+    return replace(report, findings=[*report.findings, *compare(engine, repository)])
 
 
 def _report(repository: Sequence[RepositoryModel], file: GatewayFile | None) -> CheckReport:
@@ -89,11 +101,10 @@ def _count(count: int, noun: str) -> str:
 async def log_findings(engine: Engine, file: GatewayFile | None) -> None:
     """Logs what the linter reads and finds in the models that are ready now; never raises GatewayError."""
     try:
-        repository = await live_repository(engine)
+        report = await _live_report(engine, file)
     except GatewayError as exc:
         _log.warning("the models could not be checked: %s", exc.detail)
         return
-    report = await asyncio.to_thread(_report, repository, file)  # it reads the files of samples
     _log.info("check: %s", report.summary)
     for finding in report.findings:
         if finding.severity is not Severity.UNKNOWN:

@@ -18,6 +18,7 @@ from app import __version__
 from app.admission.keys import hash_of, new_key
 from app.admission.keys_file import entry_of
 from app.checking import CheckImpossible, CheckOptions, run_check, text_of
+from app.domain.engine import Engine
 from app.domain.errors import GatewayError
 from app.files.complaints import ConfigError
 from app.observability.exporter import TracingUnavailable
@@ -40,9 +41,8 @@ from app.settings import (
 from app.starting import FolderTaken, next_steps, write_starter
 from app.streams.store import StoreUnusable
 from app.triton.embedded.errors import EmbeddedTritonError
-from app.triton.engine import TritonEngine
 from app.triton.model_repository import RepositoryUnreadable
-from app.triton.transports import open_transport
+from app.triton.opening import open_engine
 
 _SHORT_FLAGS = {"triton_url": ["--triton"], "embedded_repository": ["--models"]}
 FAILED = 1
@@ -200,14 +200,13 @@ def _triton(given: dict[str, Any]) -> int:
 async def show_models(settings: Settings) -> None:
     """Prints a table: kind, inputs, outputs, readiness."""
     table = Table("model", "kind", "inputs", "outputs", "ready")
-    async with open_transport(settings.triton_url) as transport:
-        engine = TritonEngine(transport)
+    async with open_engine(settings.triton_url) as engine:
         for state in sorted(await engine.models(), key=lambda state: state.name):
             table.add_row(*await _row(engine, state.name, ready=state.ready))
     Console().print(table)
 
 
-async def _row(engine: TritonEngine, name: str, *, ready: bool) -> tuple[str, ...]:
+async def _row(engine: Engine, name: str, *, ready: bool) -> tuple[str, ...]:
     if not ready:
         return name, "", "", "", "no"
     config = await engine.model_config(name)

@@ -187,7 +187,10 @@ class Catalog:
         elif self.file.spec.oip is not None:
             names |= set(self.file.spec.oip.models)
         self.exposed.expose(sorted(names))
-        self.exposed.in_flight = _in_flight_of([entry.spec for entry in self.entries.values()])
+        specs = [entry.spec for entry in self.entries.values()]
+        self.exposed.in_flight = _in_flight_of(specs)
+        once = {spec.model for spec in specs if not spec.idempotent}
+        self.exposed.idempotent = frozenset(spec.model for spec in specs) - once
 
     def _serve_ready_models(self, ready: set[str]) -> None:
         self._replace_entries(

@@ -18,6 +18,8 @@ class ExposedModels:
         self._capacities: dict[str, Capacity] = {}
         self.in_flight: Mapping[str, int] = {}
         """Model -> the largest ``limits.in_flight`` of its pipelines. A new object if one may have changed."""
+        self.idempotent: frozenset[str] = frozenset()
+        """Models that may run a request twice: every pipeline over them says so."""
 
     @property
     def names(self) -> list[str]:

@@ -73,6 +73,8 @@ class ModelCalls:
     ) -> InferenceResponse:
         record = exchange.record
         record.triton_request_id = request.request_id
+        if request.model in self.inference.catalog.exposed.idempotent:
+            request = replace(request, idempotent=True)
         started = time.perf_counter()
         try:
             return await self._response(signature.config, request.with_trace(record.trace), deadline, slot)

@@ -39,6 +39,7 @@ class Code(StrEnum):
     UNKNOWN_BACKEND = "unknown-backend"
     PARALLEL_FAILURE = "parallel-failure"
     SAMPLE = "sample"
+    OTHER_SIGNATURE = "other-signature"
     UNKNOWN_EDGE = "unknown-edge"
 
 

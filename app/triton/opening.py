@@ -1,0 +1,27 @@
+"""An engine for a short look at Triton, as the commands ``check`` and ``models`` take it."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from app.domain.engine import Engine
+from app.triton.addresses import addresses_of
+from app.triton.balancer import Balancer
+from app.triton.engine import TritonEngine
+from app.triton.server import Server
+from app.triton.transports import open_transport
+
+
+@asynccontextmanager
+async def open_engine(url: str) -> AsyncIterator[Engine]:
+    """``url``: as in ``GATEWAY_TRITON_URL``; the models of several addresses are compared. Raises ValueError."""
+    async with AsyncExitStack() as stack:
+        engines = {
+            address: TritonEngine(await stack.enter_async_context(open_transport(address)))
+            for address in addresses_of(url)
+        }
+        if len(engines) == 1:
+            yield next(iter(engines.values()))
+            return
+        balancer = Balancer()
+        balancer.servers += [Server(address, engine) for address, engine in engines.items()]
+        yield balancer

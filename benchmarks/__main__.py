@@ -26,6 +26,7 @@ from benchmarks.micro import run as micro
 from benchmarks.peers import run as peers
 from benchmarks.surroundings import ARTIFACTS, machine, surroundings, versions
 from benchmarks.table import Table
+from benchmarks.tritons import run as tritons
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ BENCHMARKS = {
     "transports": Benchmark(transports.run, 5),
     "shared-memory": Benchmark(shared_memory.run, 10),
     "workers": Benchmark(workers.run, 10),
+    "tritons": Benchmark(tritons.run, 1),
 }
 STANDARD = ("micro", "peers", "large-json", "workers")
 """What runs if no name is given. It takes at most ten minutes on two cores."""

@@ -270,3 +270,13 @@ class TestInflating:
         await inflated(self.exchange(), memoryview(gzip.compress(bytes(1_000_000))), LIMITS)
         ticking.cancel()
         assert turns > 3
+
+
+@pytest.mark.parametrize(("others", "is_idempotent"), [("", True), ("  q: {model: echo}\n", False)])
+async def test_a_model_is_idempotent_if_every_pipeline_over_it_is(
+    tmp_path: Path, others: str, is_idempotent: bool
+) -> None:
+    (tmp_path / "gateway.yaml").write_text(f"pipelines:\n  p: {{model: echo, idempotent: true}}\n{others}")
+    async with served(FakeEngine.of(ECHO, answers=[ANSWER]), tmp_path / "gateway.yaml", limits=LIMITS) as gateway:
+        await infer(gateway, x())
+        assert gateway.engine.requests[0].idempotent is is_idempotent

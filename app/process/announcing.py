@@ -13,8 +13,13 @@ WAITING_S = 2.0
 """If the start takes longer than this, report once what is missing."""
 
 
-async def announce(catalog: Catalog, url: str, triton_url: str, workers: WorkerStates | None = None) -> None:
-    """Reports when the gateway is ready and how to try it, then waits until it is cancelled."""
+async def announce(
+    catalog: Catalog, url: str, triton_url: str, workers: WorkerStates | None = None, *, with_key: bool = False
+) -> None:
+    """Reports when the gateway is ready and how to try it, then waits until it is cancelled.
+
+    ``with_key``: whether the gateway asks for API keys.
+    """
     says_why_at = time.monotonic() + WAITING_S
     while not (catalog.is_ready and (workers is None or workers.is_ready)):
         await asyncio.sleep(0.05)
@@ -25,7 +30,7 @@ async def announce(catalog: Catalog, url: str, triton_url: str, workers: WorkerS
     pipelines = [entry.pipeline for entry in catalog.entries.values() if entry.pipeline]
     if pipelines:
         declared_first = sorted(pipelines, key=lambda pipeline: pipeline.spec.sample is None)
-        _say(f"Try: {samples_of(declared_first[0], url)['curl']}")
+        _say(f"Try: {samples_of(declared_first[0], url, with_key=with_key)['curl']}")
     await asyncio.Event().wait()
 
 

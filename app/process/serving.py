@@ -56,7 +56,9 @@ async def serve(settings: Settings) -> None:
             freeze_heap()
             await stack.enter_async_context(serving(app, main, supervisor, limit))
             await stack.enter_async_context(serving(admin_app, admin, supervisor, admin_limit))
-            async with supervisor.running("announcement", announce(gateway.inference.catalog, url, triton.grpc_url)):
+            catalog, with_key = gateway.inference.catalog, gateway.keys is not None
+            announcement = announce(catalog, url, triton.grpc_url, with_key=with_key)
+            async with supervisor.running("announcement", announcement):
                 await shutdown.requested.wait()
             await drain(gateway.inference.workload, shutdown, settings.drain_s)
     supervisor.raise_if_failed()

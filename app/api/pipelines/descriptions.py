@@ -26,14 +26,20 @@ def summarize(name: str, entry: Entry) -> dict[str, Any]:
 
 
 def describe(
-    name: str, entry: Entry, base_url: str, load_limits: Callable[[Pipeline], dict[str, Any]]
+    name: str, entry: Entry, load_limits: Callable[[Pipeline], dict[str, Any]], base_url: str, *, with_key: bool = False
 ) -> dict[str, Any]:
-    """For a pipeline that is not compiled yet, returns only the file's content and the reason why it is not ready."""
+    """For a pipeline that is not compiled yet, returns only the file's content and the reason why it is not ready.
+
+    ``base_url``, ``with_key``: see ``samples_of``.
+    """
     summary, pipeline = summarize(name, entry), entry.pipeline
-    return summary if pipeline is None else summary | _compiled(pipeline, base_url, load_limits(pipeline))
+    if pipeline is None:
+        return summary
+    samples = samples_of(pipeline, base_url, with_key=with_key)
+    return summary | _compiled(pipeline, load_limits(pipeline)) | {"samples": samples}
 
 
-def _compiled(pipeline: Pipeline, base_url: str, load_limits: dict[str, Any]) -> dict[str, Any]:
+def _compiled(pipeline: Pipeline, load_limits: dict[str, Any]) -> dict[str, Any]:
     spec, config = pipeline.spec, pipeline.config
     return {
         "version": spec.version or None,
@@ -54,7 +60,6 @@ def _compiled(pipeline: Pipeline, base_url: str, load_limits: dict[str, Any]) ->
             "output_event": event_schema(pipeline) if spec.stream is not None else None,
         },
         "sample": _sample(pipeline),
-        "samples": samples_of(pipeline, base_url),
     }
 
 

@@ -50,9 +50,10 @@ class PipelineRoutes:
         return JsonResponse({"pipelines": listed})
 
     async def get_pipeline(self, name: str, request: Request) -> Response:
-        check_pipeline(exchange_of(request), self._catalog, name)
-        entry = self._catalog.entry(name)
-        described = describe(name, entry, base_url_of(request), self._inference.limits_of)
+        exchange = exchange_of(request)
+        check_pipeline(exchange, self._catalog, name)
+        entry, limits_of = self._catalog.entry(name), self._inference.limits_of
+        described = describe(name, entry, limits_of, base_url_of(request), with_key=exchange.key is not None)
         return JsonResponse(described | self._missing_at(entry))
 
     def _missing_at(self, entry: Entry) -> dict[str, Mapping[str, str]]:

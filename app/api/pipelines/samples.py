@@ -7,6 +7,7 @@ import functools
 import json
 import re
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,27 +29,53 @@ def base_url_of(request: Request) -> str:
     return f"{request.scope['scheme']}://{host}"
 
 
-def samples_of(pipeline: Pipeline, base_url: str) -> dict[str, str]:
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """How each language sends the key, which it takes from the environment; empty texts if no key is asked for."""
+
+    curl: str = ""
+    javascript: str = ""
+    python: str = ""
+    python_import: str = ""
+
+
+_NO_KEY = _Key()
+_KEY = _Key(
+    curl=' -H "Authorization: Bearer $API_KEY"',
+    javascript='"Authorization": `Bearer ${process.env.API_KEY}`',
+    python="""headers={"Authorization": f"Bearer {os.environ['API_KEY']}"}""",
+    python_import="import os\n\n",
+)
+
+
+def samples_of(pipeline: Pipeline, base_url: str, *, with_key: bool = False) -> dict[str, str]:
+    """``with_key``: the calls send the key that the variable API_KEY of the environment holds."""
     url, body, files = f"{base_url}/v1/pipelines/{pipeline.name}", example_of(pipeline), file_names_of(pipeline)
+    key = _KEY if with_key else _NO_KEY
     if files:
-        return _form_samples(url, {name: value for name, value in body.items() if name not in files}, files)
-    samples = {"curl": _curl(url, body), "javascript": _javascript(url, body), "python": _python(url, body)}
-    return samples | {"curl_stream": _curl(f"{url}/stream", body, "-N ")} if pipeline.spec.stream else samples
+        return _form_samples(url, {name: value for name, value in body.items() if name not in files}, files, key)
+    samples = {
+        "curl": _curl(url, body, key),
+        "javascript": _javascript(url, body, key),
+        "python": _python(url, body, key),
+    }
+    return samples | {"curl_stream": _curl(f"{url}/stream", body, key, "-N ")} if pipeline.spec.stream else samples
 
 
-def _curl(url: str, body: dict[str, Any], options: str = "") -> str:
-    call = f"curl {options}{shlex.quote(url)} {_JSON_TYPE}"
+def _curl(url: str, body: dict[str, Any], key: _Key, options: str = "") -> str:
+    call = f"curl {options}{shlex.quote(url)}{key.curl} {_JSON_TYPE}"
     if any(isinstance(value, Filled) for value in body.values()):
         script = f"import json; print(json.dumps({body!r}))"
         return f"python3 -c {shlex.quote(script)} | {call} -d @-"
     return f"{call} -d {shlex.quote(json.dumps(body))}"
 
 
-def _javascript(url: str, body: dict[str, Any]) -> str:
+def _javascript(url: str, body: dict[str, Any], key: _Key) -> str:
+    headers = ", ".join(filter(None, ['"Content-Type": "application/json"', key.javascript]))
     values = ", ".join(f"{json.dumps(name)}: {_javascript_value(value)}" for name, value in body.items())
     return (
         f"const response = await fetch({json.dumps(url)}, {{\n"
-        f'  method: "POST",\n  headers: {{"Content-Type": "application/json"}},\n'
+        f'  method: "POST",\n  headers: {{{headers}}},\n'
         f"  body: JSON.stringify({{{values}}}),\n}});\nconsole.log(await response.json());"
     )
 
@@ -61,24 +88,25 @@ def _javascript_value(value: Any) -> str:
     )
 
 
-def _python(url: str, body: dict[str, Any]) -> str:
-    return f"import httpx\n\nprint(httpx.post({url!r}, json={body!r}).raise_for_status().json())"
+def _python(url: str, body: dict[str, Any], key: _Key) -> str:
+    arguments = ", ".join(filter(None, [repr(url), f"json={body!r}", key.python]))
+    return f"{key.python_import}import httpx\n\nprint(httpx.post({arguments}).raise_for_status().json())"
 
 
-def _form_samples(url: str, body: dict[str, Any], files: dict[str, str]) -> dict[str, str]:
+def _form_samples(url: str, body: dict[str, Any], files: dict[str, str], key: _Key) -> dict[str, str]:
     fields = {name: _field_text(value) for name, value in body.items() if value is not None}
     return {
-        "curl": _curl_form(url, fields, files),
-        "javascript": _javascript_form(url, fields, files),
-        "python": _python_form(url, fields, files),
+        "curl": _curl_form(url, fields, files, key),
+        "javascript": _javascript_form(url, fields, files, key),
+        "python": _python_form(url, fields, files, key),
     }
 
 
-def _curl_form(url: str, fields: dict[str, str], files: dict[str, str]) -> str:
+def _curl_form(url: str, fields: dict[str, str], files: dict[str, str], key: _Key) -> str:
     """Uses ``--form-string``, because with ``-F`` curl reads values that begin with @ or < from a file."""
     parts = [f"-F {shlex.quote(f'{name}=@{_curl_path(path)}')}" for name, path in files.items()]
     parts += [f"--form-string {shlex.quote(f'{name}={text}')}" for name, text in fields.items()]
-    return " ".join(["curl", shlex.quote(url), *parts])
+    return " ".join(["curl", shlex.quote(url) + key.curl, *parts])
 
 
 def _curl_path(path: str) -> str:
@@ -89,7 +117,8 @@ def _curl_path(path: str) -> str:
     return f'"{escaped}"'
 
 
-def _javascript_form(url: str, fields: dict[str, str], files: dict[str, str]) -> str:
+def _javascript_form(url: str, fields: dict[str, str], files: dict[str, str], key: _Key) -> str:
+    headers = f", headers: {{{key.javascript}}}" if key.javascript else ""
     texts = [f"form.append({json.dumps(name)}, {json.dumps(text)});\n" for name, text in fields.items()]
     blobs = [
         f"form.append({json.dumps(name)}, await openAsBlob({json.dumps(path)}), {json.dumps(Path(path).name)});\n"
@@ -99,17 +128,16 @@ def _javascript_form(url: str, fields: dict[str, str], files: dict[str, str]) ->
         '// Node.js. In a page, append the File of an <input type="file"> instead.\n'
         'import { openAsBlob } from "node:fs";\n\n'
         f"const form = new FormData();\n{''.join(blobs + texts)}"
-        f'const response = await fetch({json.dumps(url)}, {{method: "POST", body: form}});\n'
+        f'const response = await fetch({json.dumps(url)}, {{method: "POST"{headers}, body: form}});\n'
         "console.log(await response.json());"
     )
 
 
-def _python_form(url: str, fields: dict[str, str], files: dict[str, str]) -> str:
+def _python_form(url: str, fields: dict[str, str], files: dict[str, str], key: _Key) -> str:
     opened = ", ".join(f"{name!r}: open({path!r}, 'rb')" for name, path in files.items())
-    data = f", data={fields!r}" if fields else ""
-    return (
-        f"import httpx\n\nfiles = {{{opened}}}\nprint(httpx.post({url!r}, files=files{data}).raise_for_status().json())"
-    )
+    arguments = ", ".join(filter(None, [repr(url), "files=files", f"data={fields!r}" if fields else "", key.python]))
+    call = f"print(httpx.post({arguments}).raise_for_status().json())"
+    return f"{key.python_import}import httpx\n\nfiles = {{{opened}}}\n{call}"
 
 
 def _field_text(value: Any) -> str:

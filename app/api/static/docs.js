@@ -1,8 +1,35 @@
 /** Starts Swagger UI on the page /docs. A file of its own, because the page's policy allows no inline script. */
 
-SwaggerUIBundle({
-  url: "/openapi.json",
-  dom_id: "#swagger-ui",
-  deepLinking: true,
-  presets: [SwaggerUIBundle.presets.apis, SwaggerUIBundle.SwaggerUIStandalonePreset],
+const STORED = "triton-gateway-key"; // shared with the console; kept as long as this tab is open
+const form = document.getElementById("key");
+
+/** Adds the API key that the user typed in to the requests to this gateway. */
+function withKey(request) {
+  const key = sessionStorage.getItem(STORED);
+  if (key && new URL(request.url, location.href).origin === location.origin) {
+    request.headers = { ...request.headers, Authorization: `Bearer ${key}` };
+  }
+  return request;
+}
+
+async function start() {
+  const { headers } = withKey({ url: "/openapi.json" });
+  const answer = await fetch("/openapi.json", { headers });
+  form.hidden = answer.status !== 401;
+  if (!form.hidden) return form.elements.key.focus();
+  SwaggerUIBundle({
+    ...(answer.ok ? { spec: await answer.json() } : { url: "/openapi.json" }),
+    dom_id: "#swagger-ui",
+    deepLinking: true,
+    requestInterceptor: withKey,
+    presets: [SwaggerUIBundle.presets.apis, SwaggerUIBundle.SwaggerUIStandalonePreset],
+  });
+}
+
+form.addEventListener("submit", (event) => {
+  event.preventDefault();
+  sessionStorage.setItem(STORED, form.elements.key.value.trim());
+  form.elements.key.value = "";
+  start();
 });
+start();

@@ -1,5 +1,7 @@
 /** The public API as any page may call it; every failure is a Problem with the gateway's own words. */
 
+import { keyHeaders } from "./key.js";
+
 export class Problem extends Error {
   constructor(problem) {
     super(problem.detail || problem.title);
@@ -13,12 +15,13 @@ export const remove = (path) => request("DELETE", path);
 
 async function request(method, path, body) {
   const started = performance.now();
-  const options = { method, headers: { Accept: "application/json" }, keepalive: method === "DELETE" };
+  const options = { method, headers: { Accept: "application/json", ...keyHeaders() }, keepalive: method === "DELETE" };
   if (body !== undefined) {
     options.headers["Content-Type"] = "application/json";
     options.body = JSON.stringify(body);
   }
   const response = await reached(path, options);
+  if (response.status === 401) dispatchEvent(new Event("unauthenticated"));
   if (!response.ok) throw await problemOf(response);
   const text = await response.text();
   return { values: text ? JSON.parse(text) : null, headers: response.headers, tookMs: performance.now() - started };

@@ -2,6 +2,7 @@
 
 import { Problem, get } from "./api.js";
 import { element } from "./dom.js";
+import { KeyForm } from "./key.js";
 import { problemNode } from "./result.js";
 import { Workbench } from "./workbench.js";
 
@@ -59,8 +60,8 @@ function failed(error) {
   work.replaceChildren(problemNode(error instanceof Problem ? error : { problem: { title: error.message } }));
 }
 
-async function start() {
-  watchHealth();
+async function load() {
+  work.replaceChildren();
   const pipelines = await showList();
   const first = pipelines.find(({ state }) => state === "ready") ?? pipelines[0];
   if (!first) {
@@ -79,4 +80,7 @@ document.querySelector(".skip").addEventListener("click", (event) => {
   work.focus();
 });
 addEventListener("pagehide", () => open?.close());
-start().catch(failed);
+const keyForm = new KeyForm(document.getElementById("key"), () => load().catch(failed));
+addEventListener("unauthenticated", () => keyForm.ask());
+watchHealth();
+load().catch(failed);

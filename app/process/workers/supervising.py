@@ -56,7 +56,8 @@ async def supervise(settings: Settings) -> None:
             await stack.enter_async_context(serving(admin_app, admin, supervisor, limit))
             await stack.enter_async_context(supervisor.running("workers", crew.run()))
             url = f"http://{settings.host}:{port}"
-            async with supervisor.running("announcement", announce(catalog, url, triton.grpc_url, crew)):
+            announcement = announce(catalog, url, triton.grpc_url, crew, with_key=gateway.keys is not None)
+            async with supervisor.running("announcement", announcement):
                 await shutdown.requested.wait()
             gateway.inference.workload.is_draining = True
             await crew.drain(shutdown, settings.drain_s)

@@ -23,6 +23,7 @@ from app.domain.errors import GatewayError
 from app.files.complaints import ConfigError
 from app.observability.exporter import TracingUnavailable
 from app.observability.log import configure_logging
+from app.process.credentials import check_credentials, credentials_of
 from app.process.listening import PortTaken
 from app.process.serving import serve
 from app.process.standalone import run_triton
@@ -198,9 +199,10 @@ def _triton(given: dict[str, Any]) -> int:
 
 
 async def show_models(settings: Settings) -> None:
-    """Prints a table: kind, inputs, outputs, readiness."""
+    """Prints a table: kind, inputs, outputs, readiness. Raises SettingsError."""
+    check_credentials(settings)
     table = Table("model", "kind", "inputs", "outputs", "ready")
-    async with open_engine(settings.triton_url) as engine:
+    async with open_engine(settings.triton_url, credentials_of(settings)) as engine:
         for state in sorted(await engine.models(), key=lambda state: state.name):
             table.add_row(*await _row(engine, state.name, ready=state.ready))
     Console().print(table)

@@ -1,6 +1,7 @@
 """Creates the applications of the main and the admin port, and connects their routes with their dependencies."""
 
 import os
+import ssl
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -41,6 +42,9 @@ ALLOWED_HEADERS = [
     "traceparent",
     "X-Request-Timeout",
     "X-Request-ID",
+    # What OpenAI's client for JavaScript sends of itself; the gateway ignores it.
+    *(f"X-Stainless-{name}" for name in ("Lang", "Package-Version", "OS", "Arch", "Runtime", "Runtime-Version")),
+    *(f"X-Stainless-{name}" for name in ("Retry-Count", "Timeout", "Helper-Method")),
 ]
 
 
@@ -63,6 +67,7 @@ class Gateway:
     tensor_memory: TensorMemory | None = None
     """Shared with Triton; None without shared memory."""
     triton_metrics_url: str | None = None
+    triton_metrics_tls: ssl.SSLContext | None = None
     health: HealthByAddress = field(default_factory=HealthByAddress)
     """Of each Triton."""
     keys: FollowedKeys | None = None
@@ -124,7 +129,8 @@ def create_admin_app(gateway: Gateway, *, api_port: int, workers: Workers | None
     health = HealthRoutes(inference.catalog, inference.workload, lambda: gateway.health.is_stuck, workers)
     app.include_router(health.router())
     registry = inference.metrics.registry if workers is None else workers.registry
-    app.include_router(MetricsRoutes(registry, inference.show_load, gateway.triton_metrics_url).router())
+    url, tls = gateway.triton_metrics_url, gateway.triton_metrics_tls
+    app.include_router(MetricsRoutes(registry, inference.show_load, url, tls).router())
     return _entry_point(app, gateway)
 
 

@@ -50,6 +50,14 @@ class Settings(BaseSettings):
         DEFAULT_KIND, description="gRPC client for the calls to Triton: the gateway's own (asyncio), or grpcio"
     )
     triton_metrics_url: str | None = Field(None, description="Triton's Prometheus page, relayed at /metrics/triton")
+    triton_ca: str | None = Field(
+        None, description="PEM file of the authorities for TLS to Triton, or 'system'; without it, no TLS"
+    )
+    triton_cert: Path | None = Field(None, description="PEM file of the gateway's own certificate, for mutual TLS")
+    triton_key: Path | None = Field(None, description="PEM file of the private key of that certificate")
+    triton_token_file: Path | None = Field(
+        None, description="file of a bearer token that each call to Triton carries; read again when it changes"
+    )
     triton_repair: bool | None = Field(
         None, description="reload a model whose Python process died (true for --embedded)"
     )

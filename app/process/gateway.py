@@ -18,6 +18,7 @@ from app.pipelines.cancellation import Canceller
 from app.pipelines.catalog import Catalog
 from app.pipelines.compile import Surroundings
 from app.process.adopting import adopt_when_made
+from app.process.credentials import metrics_tls_of
 from app.process.refreshing import ModelCheck, keep_fresh
 from app.process.servers import Servers
 from app.process.supervision import Supervisor
@@ -60,6 +61,7 @@ async def open_gateway(
             limits_of(settings),
             None if lane is None else lane.bodies,
             triton.metrics_url,
+            metrics_tls_of(settings),
             servers.health,
             keys,
         )

@@ -10,6 +10,7 @@ from app.observability.metrics import CallMetrics, LaneMetrics, Metrics
 from app.observability.tensors import TensorLog
 from app.observability.tracing import CallTracing, Tracer
 from app.process.canaries import SampleCanaries
+from app.process.credentials import credentials_of
 from app.process.supervision import Supervisor
 from app.process.triton import Triton
 from app.settings import Settings
@@ -94,7 +95,11 @@ class Servers:
     def _transport(self, address: str) -> AbstractAsyncContextManager[Transport]:
         name = self.triton.addresses[0] if address not in self.triton.addresses else address
         return open_transport(
-            address, tight_pings=self.triton.allows_tight_pings, kind=self.settings.grpc, authority=name
+            address,
+            tight_pings=self.triton.allows_tight_pings,
+            kind=self.settings.grpc,
+            authority=name,
+            credentials=credentials_of(self.settings),
         )
 
     def _new_health(self) -> TritonHealth:

@@ -13,6 +13,7 @@ from app.main import Gateway, create_admin_app, create_app
 from app.observability.exporter import open_tracer
 from app.pipelines.file import read_gateway_file
 from app.process.announcing import announce
+from app.process.credentials import check_credentials
 from app.process.gateway import open_gateway
 from app.process.listening import listening, serving
 from app.process.shutdown import Shutdown, ShutdownRequested, drain
@@ -65,7 +66,8 @@ async def serve(settings: Settings) -> None:
 
 
 def check_files(settings: Settings) -> None:
-    """Raises ConfigError for a file that cannot be used, before anything is started."""
+    """Raises ConfigError or SettingsError for a file that cannot be used, before anything is started."""
+    check_credentials(settings)
     if settings.config_path is not None:
         read_gateway_file(settings.config_path)
     if settings.api_keys_file is not None:

@@ -32,6 +32,7 @@ from app.triton.config import model_config_of
 from app.triton.documents import document_of, document_request
 from app.triton.errors import gateway_error_of, request_too_large, triton_errors
 from app.triton.health import TritonHealth
+from app.triton.refusals import Refusals
 from app.triton.service import call_control, path_of
 from app.triton.shared_memory.lane import Lane
 from app.triton.shared_memory.lease import Lease
@@ -66,6 +67,7 @@ class TritonEngine(Engine):
         self._observer = observer
         self._cancels = cancels or PacedCancels()
         self._cancelling = BackgroundTasks()
+        self._refusals = Refusals()
 
     async def is_live(self) -> bool:
         return await self.answers() and not self._health.progress.is_stuck
@@ -74,8 +76,12 @@ class TritonEngine(Engine):
         """Whether Triton says that it is live; it may be stuck all the same."""
         try:
             reply = await call_control(self._transport, service_pb2.ServerLiveRequest(), CONTROL_TIMEOUT_S)
-        except (RpcError, DecodeError):
+        except RpcError as exc:
+            self._refusals.note(exc)
             return False
+        except DecodeError:
+            return False
+        self._refusals.clear()
         return bool(reply.live)
 
     async def models(self) -> Sequence[ModelState]:

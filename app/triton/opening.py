@@ -6,17 +6,21 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from app.domain.engine import Engine
 from app.triton.addresses import addresses_of
 from app.triton.balancer import Balancer
+from app.triton.credentials import NO_CREDENTIALS, Credentials
 from app.triton.engine import TritonEngine
 from app.triton.server import Server
 from app.triton.transports import open_transport
 
 
 @asynccontextmanager
-async def open_engine(url: str) -> AsyncIterator[Engine]:
-    """``url``: as in ``GATEWAY_TRITON_URL``; the models of several addresses are compared. Raises ValueError."""
+async def open_engine(url: str, credentials: Credentials = NO_CREDENTIALS) -> AsyncIterator[Engine]:
+    """``url``: as in ``GATEWAY_TRITON_URL``; the models of several addresses are compared.
+
+    Raises ValueError or CredentialsUnusable.
+    """
     async with AsyncExitStack() as stack:
         engines = {
-            address: TritonEngine(await stack.enter_async_context(open_transport(address)))
+            address: TritonEngine(await stack.enter_async_context(open_transport(address, credentials=credentials)))
             for address in addresses_of(url)
         }
         if len(engines) == 1:

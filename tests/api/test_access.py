@@ -368,3 +368,13 @@ class TestSecrets:
         assert "tgw_" not in page
         described = await api.client.get("/v1/pipelines/ocr", headers=bearer("all"))
         assert "tgw_" not in described.text
+
+
+class TestSamples:
+    async def test_every_sample_takes_the_key_from_the_environment(self, api: Served) -> None:
+        samples = (await api.client.get("/v1/pipelines/ocr", headers=bearer("all"))).json()["samples"]
+        assert '-H "Authorization: Bearer $API_KEY"' in samples["curl"]
+        assert '-H "Authorization: Bearer $API_KEY"' in samples["curl_stream"]
+        assert '"Authorization": `Bearer ${process.env.API_KEY}`' in samples["javascript"]
+        assert """headers={"Authorization": f"Bearer {os.environ['API_KEY']}"}""" in samples["python"]
+        compile(samples["python"], "sample", "exec")

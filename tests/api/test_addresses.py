@@ -132,6 +132,13 @@ class TestCors:
         assert set(names.split(",")) <= set(answer.headers["access-control-allow-headers"].lower().split(", "))
         assert answer.headers["vary"].startswith("Origin")
 
+    async def test_a_preflight_allows_what_openais_client_for_javascript_sends(self, api: Served) -> None:
+        """Source: openai 6.30 of npm, internal/detect-platform and client.ts."""
+        names = ["lang", "package-version", "os", "arch", "runtime", "runtime-version", "retry-count", "timeout"]
+        asked = {"Access-Control-Request-Headers": ",".join(f"x-stainless-{name}" for name in names)}
+        asked |= {"Access-Control-Request-Method": "POST"}
+        assert (await api.client.options("/v1/chat/completions", headers=ORIGIN | asked)).status_code == 200
+
     async def test_a_preflight_of_another_origin_is_refused(self, api: Served) -> None:
         asked = {"Origin": "https://other.example", "Access-Control-Request-Method": "POST"}
         answer = await api.client.options("/v1/pipelines/read", headers=asked)

@@ -181,10 +181,13 @@ def piece(number: int | None = None, *, final: bool = False) -> pb.ModelStreamIn
 
 
 @asynccontextmanager
-async def serving(triton: FakeTriton) -> AsyncIterator[FakeTriton]:
+async def serving(triton: FakeTriton, credentials: grpc.ServerCredentials | None = None) -> AsyncIterator[FakeTriton]:
+    """``credentials``: for TLS."""
     server = grpc.aio.server()
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(triton, server)
-    triton.url = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    address = "127.0.0.1:0"
+    port = server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
+    triton.url = f"127.0.0.1:{port}"
     await server.start()
     try:
         yield triton

@@ -10,10 +10,9 @@ from typing import Any
 
 import grpc
 import pytest
-import trustme
 
 from app.domain.grpc_status import CODES
-from app.triton.grpc.client import Client, Options, tls_context
+from app.triton.grpc.client import Client, Options
 from app.triton.grpc.connection import KeepAlive
 from app.triton.grpcio import PATIENT_PING_OPTIONS, SIZE_OPTIONS, GrpcioTransport
 from app.triton.transport import MAX_MESSAGE_BYTES, RpcError, StreamCall, Transport
@@ -351,24 +350,6 @@ async def test_it_connects_again_after_a_restart(open_transport: Open, script: S
         async with serving(script, address):
             assert await until_connected(transport, b"again") == b"again"
     await transport.close()
-
-
-async def test_tls(script: Script) -> None:
-    authority = trustme.CA()
-    certificate = authority.issue_cert("localhost")
-    keys = [(certificate.private_key_pem.bytes(), certificate.cert_chain_pems[0].bytes())]
-    root = authority.cert_pem.bytes()
-    async with serving(script, "localhost:0", grpc.ssl_server_credentials(keys)) as url:
-        port = url.rpartition(":")[2]
-        for transport in (
-            Client(f"localhost:{port}", Options(KeepAlive(300.0, 20.0), MAX_MESSAGE_BYTES, tls=tls_context(root))),
-            GrpcioTransport(f"localhost:{port}", PATIENT_PING_OPTIONS, grpc.ssl_channel_credentials(root)),
-        ):
-            assert await called(transport, bytes(1_000_000)) == bytes(1_000_000)
-            await transport.close()
-        stranger = Client(f"localhost:{port}", Options(KeepAlive(300.0, 20.0), MAX_MESSAGE_BYTES, tls=tls_context()))
-        error = await error_of(called(stranger))
-        assert (error.code, error.was_sent) == ("UNAVAILABLE", False)
 
 
 async def until_connected(transport: Transport, message: bytes) -> bytes:

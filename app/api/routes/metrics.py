@@ -1,5 +1,6 @@
 """The metrics on the admin port: the gateway's, and Triton's, which are relayed."""
 
+import ssl
 from collections.abc import Callable
 
 import httpx
@@ -16,13 +17,21 @@ _TLS = httpx.create_ssl_context()
 
 
 class MetricsRoutes:
-    """``prepare`` is called before the page is made. ``triton_metrics_url``: Triton's own page, or None."""
+    """``prepare`` is called before the page is made. ``triton_metrics_url``: Triton's own page, or None.
+
+    ``tls``: for an https address.
+    """
 
     def __init__(
-        self, registry: CollectorRegistry, prepare: Callable[[], None], triton_metrics_url: str | None
+        self,
+        registry: CollectorRegistry,
+        prepare: Callable[[], None],
+        triton_metrics_url: str | None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._registry = registry
         self._prepare = prepare
+        self._tls = tls or _TLS
         self._triton_metrics_url = triton_metrics_url
 
     def router(self) -> APIRouter:
@@ -39,7 +48,7 @@ class MetricsRoutes:
         if self._triton_metrics_url is None:
             raise NotFound("Triton's metrics are not configured.", hint="Set GATEWAY_TRITON_METRICS_URL.")
         try:
-            async with httpx.AsyncClient(verify=_TLS, timeout=RELAY_TIMEOUT_S) as client:
+            async with httpx.AsyncClient(verify=self._tls, timeout=RELAY_TIMEOUT_S) as client:
                 answer = await client.get(self._triton_metrics_url)
         except httpx.HTTPError as exc:
             raise UpstreamUnavailable("Triton's metrics cannot be reached.") from exc

@@ -3,6 +3,7 @@
 import asyncio
 import ssl
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hpack import Encoder, NeverIndexedHeaderTuple
@@ -25,19 +26,10 @@ class Options:
     keep_alive: KeepAlive
     max_message_bytes: int
     limits: Limits = field(default_factory=Limits)
-    tls: ssl.SSLContext | None = None
-    """Must offer ``h2`` by ALPN, see :func:`tls_context`."""
+    tls: Callable[[], ssl.SSLContext] | None = None
+    """The context for the next connection, which must offer ``h2`` by ALPN."""
     authority: str = ""
     """``host:port`` of the server if the client connects to one of its addresses."""
-
-
-def tls_context(authorities: bytes | None = None, certificate: tuple[str, str] | None = None) -> ssl.SSLContext:
-    """``authorities``: PEM certificates to trust instead of the system's. ``certificate``: files of chain and key."""
-    context = ssl.create_default_context(cadata=None if authorities is None else authorities.decode("ascii"))
-    if certificate is not None:
-        context.load_cert_chain(*certificate)
-    context.set_alpn_protocols(["h2"])
-    return context
 
 
 class Client:
@@ -113,18 +105,19 @@ class Client:
 
     async def _opened(self) -> Connection:
         """Raises OSError."""
-        loop = asyncio.get_running_loop()
+        loop, tls = asyncio.get_running_loop(), self._options.tls and self._options.tls()
 
         def protocol() -> Connection:
             return Connection(Session(self._options.limits), self._options.keep_alive)
 
         if self._url.startswith("unix:"):
-            _, connection = await loop.create_unix_connection(
-                protocol, self._url.removeprefix("unix:"), ssl=self._options.tls
-            )
+            _, connection = await loop.create_unix_connection(protocol, self._url.removeprefix("unix:"), ssl=tls)
         else:
             host, _, port = self._url.rpartition(":")
-            _, connection = await loop.create_connection(protocol, host.strip("[]"), int(port), ssl=self._options.tls)
+            name = self._authority.rpartition(":")[0].strip("[]") if tls else None
+            _, connection = await loop.create_connection(
+                protocol, host.strip("[]"), int(port), ssl=tls, server_hostname=name
+            )
         return connection
 
     def _header_block(self, path: str, timeout_s: float, metadata: Metadata) -> bytes:
@@ -151,10 +144,10 @@ class Client:
         return bytes(Encoder().encode([NeverIndexedHeaderTuple(*header) for header in headers], huffman=False))
 
 
-_TIMEOUT = b"\0\x0cgrpc-timeout"
+_TIMEOUT = b"\x10\x0cgrpc-timeout"
 """The start of :func:`_literal` for the header that every call has."""
 
 
 def _literal(name: bytes, value: bytes) -> bytes:
-    """A header field that is not indexed. Source: RFC 7541, 6.2.2."""
-    return b"\0" + encode_integer(len(name), 7) + name + encode_integer(len(value), 7) + value
+    """A header field that no proxy may index either, because it may be a secret. Source: RFC 7541, 6.2.3."""
+    return b"\x10" + encode_integer(len(name), 7) + name + encode_integer(len(value), 7) + value

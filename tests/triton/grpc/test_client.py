@@ -8,9 +8,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from app.triton.credentials import TlsFiles
 from app.triton.grpc import frames
 from app.triton.grpc.calls import UnaryCall
-from app.triton.grpc.client import Client, Options, tls_context
+from app.triton.grpc.client import Client, Options
 from app.triton.grpc.connection import Connection, KeepAlive
 from app.triton.grpc.contents import Limits
 from app.triton.grpc.frames import FrameBuffer, frame_bytes
@@ -308,7 +309,7 @@ async def test_the_deadline_passes_while_the_connection_is_made() -> None:
         await asyncio.sleep(3600)
 
     async with server(silent) as url:
-        opened = Client(url, Options(KeepAlive(300.0, 20.0), LIMIT, tls=tls_context()))
+        opened = Client(url, Options(KeepAlive(300.0, 20.0), LIMIT, tls=TlsFiles().followed()))
         error = await error_of(opened, timeout_s=0.05)
         assert (error.code, error.was_sent) == ("DEADLINE_EXCEEDED", False)
 

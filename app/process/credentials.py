@@ -1,0 +1,67 @@
+"""The settings by which the gateway and a Triton that is not local prove to each other who they are."""
+
+import ipaddress
+import ssl
+from pathlib import Path
+
+from app.settings import PREFIX, Settings, SettingsError
+from app.triton.credentials import Credentials, CredentialsUnusable, TlsFiles, token_in
+
+SYSTEM = "system"
+"""As ``GATEWAY_TRITON_CA``: the authorities that the operating system trusts."""
+
+
+def credentials_of(settings: Settings) -> Credentials:
+    authorities = settings.triton_ca
+    if authorities is None:
+        return Credentials(None, settings.triton_token_file)
+    files = TlsFiles(None if authorities == SYSTEM else Path(authorities), settings.triton_cert, settings.triton_key)
+    return Credentials(files, settings.triton_token_file)
+
+
+def metrics_tls_of(settings: Settings) -> ssl.SSLContext | None:
+    """For Triton's metrics at an https address: the same files. None: without them."""
+    tls = credentials_of(settings).tls
+    return None if tls is None else tls.context("http/1.1")
+
+
+def check_credentials(settings: Settings) -> None:
+    """Raises SettingsError for settings that do not fit together, and for files that cannot be used."""
+    complaint = _complaint(settings)
+    if complaint:
+        raise SettingsError(f"{PREFIX}{complaint}")
+    credentials = credentials_of(settings)
+    try:
+        if credentials.tls is not None:
+            credentials.tls.context()
+        if credentials.token_file is not None:
+            token_in(credentials.token_file)
+    except CredentialsUnusable as exc:
+        raise SettingsError(f"a file of credentials for Triton cannot be used: {exc}") from exc
+
+
+def _complaint(settings: Settings) -> str:
+    """What is wrong, without the beginning ``GATEWAY_``; empty if nothing is."""
+    addresses = [each.strip() for each in settings.triton_url.split(",")]
+    has_certificate, has_tls = settings.triton_cert is not None, settings.triton_ca is not None
+    if has_certificate != (settings.triton_key is not None):
+        return "TRITON_CERT and GATEWAY_TRITON_KEY belong together: set both, or none"
+    if has_certificate and not has_tls:
+        return f"TRITON_CERT needs GATEWAY_TRITON_CA: a file of authorities, or '{SYSTEM}'"
+    if settings.embedded and (has_tls or settings.triton_token_file):
+        return "TRITON_CA and GATEWAY_TRITON_TOKEN_FILE are not for the embedded Triton, which is on this machine"
+    if has_tls and any(each.startswith("unix:") for each in addresses):
+        return "TRITON_CA is not for an address that begins with unix:"
+    if settings.triton_token_file is not None and not has_tls:
+        exposed = [each for each in addresses if not _is_local(each)]
+        if exposed:
+            return f"TRITON_TOKEN_FILE: the token would travel to {exposed[0]} unencrypted; set GATEWAY_TRITON_CA"
+    return ""
+
+
+def _is_local(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or address.startswith("unix:")

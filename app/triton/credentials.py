@@ -1,0 +1,171 @@
+"""How the gateway and a Triton that is not local prove to each other who they are: TLS, and a bearer token."""
+
+import logging
+import re
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import grpc
+
+from app.triton.transport import Metadata, StreamCall, Transport, UnaryCall
+
+CHECK_S = 1.0
+"""Between two looks at a file that may have changed."""
+MAX_TOKEN_BYTES = 16 * 1024
+_TOKEN = re.compile(r"[!-~]+")
+
+Content = TypeVar("Content")
+
+_log = logging.getLogger(__name__)
+
+
+class CredentialsUnusable(Exception):
+    """A file of credentials cannot be used. The message names the file and shows nothing of its content."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files. ``authorities``: those whose certificates are trusted; None: those that the system trusts."""
+
+    authorities: Path | None = None
+    certificate: Path | None = None
+    """Of the gateway, and ``key``: for a server that asks for one (mutual TLS)."""
+    key: Path | None = None
+
+    def followed(self) -> Callable[[], ssl.SSLContext]:
+        """The context for the next connection; reads the files again when they changed. Raises CredentialsUnusable."""
+        return Followed(self._paths, lambda: self.context("h2"))
+
+    @property
+    def _paths(self) -> list[Path]:
+        return [path for path in (self.authorities, self.certificate, self.key) if path is not None]
+
+    def context(self, *protocols: str) -> ssl.SSLContext:
+        """Offers ``protocols`` by ALPN. Raises CredentialsUnusable."""
+        context = ssl.create_default_context(cadata=self._authorities())
+        if self.certificate is not None:
+            try:
+                context.load_cert_chain(self.certificate, self.key, password=str)
+            except (OSError, ValueError) as exc:
+                raise CredentialsUnusable(f"{self.certificate}, {self.key}: {_reason_of(exc)}") from exc
+        context.set_alpn_protocols(protocols)
+        return context
+
+    def channel_credentials(self) -> grpc.ChannelCredentials:
+        """The same for grpcio, which reads no file again. Raises CredentialsUnusable."""
+        self.context()  # checks the files
+        authorities, key, certificate = (
+            None if path is None else path.read_bytes() for path in (self.authorities, self.key, self.certificate)
+        )
+        return grpc.ssl_channel_credentials(authorities, key, certificate)
+
+    def _authorities(self) -> str | None:
+        """Raises CredentialsUnusable."""
+        if self.authorities is None:
+            return None
+        try:
+            text = self.authorities.read_text("ascii")
+            ssl.create_default_context(cadata=text or "nothing")  # "" would mean: those that the system trusts
+        except (OSError, ValueError) as exc:
+            raise CredentialsUnusable(f"{self.authorities}: {_reason_of(exc)}") from exc
+        return text
+
+
+@dataclass(slots=True)
+class Followed(Generic[Content]):
+    """What files hold. They are read again when they changed; if they then cannot be used, the old content stays.
+
+    ``read`` may raise CredentialsUnusable.
+    """
+
+    paths: Sequence[Path]
+    read: Callable[[], Content]
+    content: Content = field(init=False)
+    _stamp: object = None
+    _checked_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raises CredentialsUnusable."""
+        self._stamp, self._checked_at = self._stamp_now(), time.monotonic()
+        self.content = self.read()
+
+    def __call__(self) -> Content:
+        now = time.monotonic()
+        if now - self._checked_at >= CHECK_S:
+            self._checked_at = now
+            self._read_if_changed()
+        return self.content
+
+    def _read_if_changed(self) -> None:
+        stamp = self._stamp_now()
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self.content = self.read()
+        except CredentialsUnusable as exc:
+            _log.error("credentials for Triton changed and cannot be used; the old ones stay: %s", exc)
+
+    def _stamp_now(self) -> object:
+        return [_stamp_of(path) for path in self.paths]
+
+
+def token_in(path: Path) -> str:
+    """Raises CredentialsUnusable."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_TOKEN_BYTES + 1).decode("ascii").strip()
+    except (OSError, ValueError) as exc:
+        raise CredentialsUnusable(f"{path}: {_reason_of(exc)}") from exc
+    if len(text) > MAX_TOKEN_BYTES or not _TOKEN.fullmatch(text):
+        raise CredentialsUnusable(f"{path}: holds no token: one line of visible ASCII characters")
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """``tls``: None for a plain connection. ``token_file``: None if calls have no token."""
+
+    tls: TlsFiles | None = None
+    token_file: Path | None = None
+
+
+NO_CREDENTIALS = Credentials()
+
+
+class TokenTransport:
+    """Implements :class:`app.triton.transport.Transport`: each call of another transport gets a bearer token."""
+
+    def __init__(self, transport: Transport, token_file: Path) -> None:
+        """Raises CredentialsUnusable."""
+        self._transport = transport
+        self._metadata = Followed([token_file], lambda: (("authorization", f"Bearer {token_in(token_file)}"),))
+
+    async def unary(self, path: str, message: bytes, timeout_s: float, metadata: Metadata = ()) -> UnaryCall:
+        return await self._transport.unary(path, message, timeout_s, (*metadata, *self._metadata()))
+
+    async def stream(self, path: str, message: bytes, timeout_s: float, metadata: Metadata = ()) -> StreamCall:
+        return await self._transport.stream(path, message, timeout_s, (*metadata, *self._metadata()))
+
+    async def close(self) -> None:
+        await self._transport.close()
+
+
+def _stamp_of(path: Path) -> tuple[int, ...]:
+    """Changes with the content, and where a link leads to another file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return ()
+    return (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size)
+
+
+def _reason_of(exc: Exception) -> str:
+    """Without anything of the file's content."""
+    if isinstance(exc, ssl.SSLError):
+        return f"is not usable PEM: {exc.reason or 'it holds no certificate'}"
+    return f"cannot be read: {exc.strerror}" if isinstance(exc, OSError) else "is not ASCII text"

@@ -1,0 +1,221 @@
+"""TLS and tokens to a Triton that is not local, over real TLS servers, for both gRPC clients."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import grpc
+import pytest
+
+from app.triton import credentials as module
+from app.triton.credentials import Credentials, CredentialsUnusable, TlsFiles, token_in
+from app.triton.engine import TritonEngine
+from app.triton.refusals import Refusals
+from app.triton.transport import Kind, RpcError
+from app.triton.transports import open_transport
+from tests.fakes.certificates import Authority
+from tests.fakes.triton import FakeTriton, serving
+
+YESTERDAY = datetime.now(UTC) - timedelta(days=1)
+EXPIRED = {"not_before": YESTERDAY - timedelta(days=9), "not_after": YESTERDAY}
+
+
+@pytest.fixture(params=["asyncio", "grpcio"])
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Authority:
+    (tmp_path / "other").mkdir()
+    return Authority(tmp_path / "other")
+
+
+@asynccontextmanager
+async def calling(url: str, kind: Kind, credentials: Credentials) -> AsyncIterator[TritonEngine]:
+    async with open_transport(url, kind=kind, credentials=credentials) as transport:
+        engine = TritonEngine(transport)
+        yield engine
+        await engine.close()
+
+
+async def answers(url: str, kind: Kind, credentials: Credentials) -> bool:
+    async with calling(url, kind, credentials) as engine:
+        return await engine.answers()
+
+
+async def test_tls_with_an_own_authority(kind: Kind, authority: Authority) -> None:
+    async with serving(FakeTriton(), authority.server("127.0.0.1")) as triton:
+        assert await answers(triton.url, kind, Credentials(authority.files()))
+
+
+async def test_mutual_tls(kind: Kind, authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(FakeTriton(), authority.server("127.0.0.1", asks_for_client=True)) as triton:
+        assert await answers(triton.url, kind, Credentials(authority.files("gateway.example")))
+        assert not caplog.records
+        assert not await answers(triton.url, kind, Credentials(TlsFiles(authority.path)))
+
+
+async def test_one_address_of_a_name_must_have_the_certificate_of_the_name(kind: Kind, authority: Authority) -> None:
+    async with serving(FakeTriton(), authority.server("triton.example")) as triton:
+        for name, is_right in (("triton.example:8001", True), ("other.example:8001", False)):
+            credentials = Credentials(authority.files())
+            async with open_transport(triton.url, kind=kind, authority=name, credentials=credentials) as transport:
+                assert await TritonEngine(transport).answers() is is_right
+
+
+REFUSALS = {
+    "wrong authority": "GATEWAY_TRITON_CA has no authority that vouches for the certificate of the server",
+    "expired": "the certificate of the server or of the gateway has expired",
+    "other name": "the certificate of the server is not for the name in GATEWAY_TRITON_URL",
+    "no tls": "the server does not speak TLS at this port",
+}
+
+
+@pytest.mark.parametrize("fault", REFUSALS)
+async def test_a_refusal_is_one_clear_log_line(
+    fault: str, kind: Kind, authority: Authority, other: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = {
+        "wrong authority": other.server("127.0.0.1"),
+        "expired": authority.server("127.0.0.1", **EXPIRED),
+        "other name": authority.server("other.example"),
+        "no tls": None,
+    }[fault]
+    async with (
+        serving(FakeTriton(), server) as triton,
+        calling(triton.url, kind, Credentials(authority.files())) as engine,
+    ):
+        for _ in range(4):
+            assert not await engine.answers()
+            await asyncio.sleep(0.15)
+    assert [record.getMessage() for record in caplog.records] == [f"Triton refuses the gateway: {REFUSALS[fault]}"]
+
+
+def test_a_lost_triton_is_no_refusal(caplog: pytest.LogCaptureFixture) -> None:
+    for error in (RpcError("UNAVAILABLE", "failed to connect to x: Connection refused"), RpcError("INTERNAL", "ssl")):
+        Refusals().note(error)
+    assert not caplog.records
+
+
+def test_a_refusal_is_logged_again_after_triton_answered(caplog: pytest.LogCaptureFixture) -> None:
+    refusals, error = Refusals(), RpcError("UNAUTHENTICATED", "no")
+    for _ in range(2):
+        refusals.note(error)
+    refusals.clear()
+    refusals.note(error)
+    assert len(caplog.records) == 2
+
+
+class TestToken:
+    @pytest.mark.parametrize("with_tls", [True, False])
+    async def test_every_call_has_the_token(self, kind: Kind, with_tls: bool, authority: Authority) -> None:
+        path = authority.folder / "token"
+        path.write_text("secret-1\n")
+        server = authority.server("127.0.0.1") if with_tls else None
+        credentials = Credentials(authority.files() if with_tls else None, path)
+        seen: list[str] = []
+        async with serving(_Noting(seen), server) as triton, calling(triton.url, kind, credentials) as engine:
+            assert await engine.answers()
+        assert seen == ["Bearer secret-1"]
+
+    async def test_a_changed_token_is_read_again(
+        self, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "CHECK_S", 0.0)
+        for number in (1, 2):
+            (tmp_path / f"data{number}").mkdir()
+            (tmp_path / f"data{number}" / "token").write_text(f"secret-{number}")
+        (tmp_path / "data").symlink_to("data1")
+        seen: list[str] = []
+        credentials = Credentials(None, tmp_path / "data" / "token")
+        async with serving(_Noting(seen)) as triton, calling(triton.url, kind, credentials) as engine:
+            await engine.answers()
+            (tmp_path / "swap").symlink_to("data2")
+            (tmp_path / "swap").rename(tmp_path / "data")
+            await engine.answers()
+        assert seen == ["Bearer secret-1", "Bearer secret-2"]
+
+    async def test_an_unusable_token_keeps_the_old_one(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(module, "CHECK_S", 0.0)
+        path = tmp_path / "token"
+        path.write_text("secret-1")
+        seen: list[str] = []
+        async with serving(_Noting(seen)) as triton, calling(triton.url, "asyncio", Credentials(None, path)) as engine:
+            path.write_text("two words of secret-2")
+            for _ in range(3):
+                await engine.answers()
+        assert seen == ["Bearer secret-1"] * 3
+        assert len(caplog.records) == 1
+        assert "secret" not in caplog.text
+
+    async def test_a_refused_token_is_one_log_line(self, kind: Kind, caplog: pytest.LogCaptureFixture) -> None:
+        async with serving(_Refusing()) as triton, calling(triton.url, kind, Credentials()) as engine:
+            for _ in range(2):
+                assert not await engine.answers()
+        assert [record.levelname for record in caplog.records] == ["ERROR"]
+        assert "GATEWAY_TRITON_TOKEN_FILE" in caplog.text
+
+    @pytest.mark.parametrize("content", [b"", b" \n", b"a b", b"a\nb", b"\xff", b"a\x00", b"x" * 20_000])
+    def test_what_is_no_token(self, tmp_path: Path, content: bytes) -> None:
+        (tmp_path / "token").write_bytes(content)
+        with pytest.raises(CredentialsUnusable):
+            token_in(tmp_path / "token")
+
+
+class TestFiles:
+    @pytest.mark.parametrize("content", [None, b"", b"no certificate", b"\xff"])
+    def test_unusable_authorities(self, tmp_path: Path, content: bytes | None) -> None:
+        if content is not None:
+            (tmp_path / "ca.pem").write_bytes(content)
+        with pytest.raises(CredentialsUnusable, match=r"ca\.pem"):
+            TlsFiles(tmp_path / "ca.pem").context()
+
+    def test_a_key_of_another_certificate(self, authority: Authority, other: Authority) -> None:
+        files = TlsFiles(authority.path, authority.files("a").certificate, other.files("b").key)
+        with pytest.raises(CredentialsUnusable, match=r"client\.pem, .*client\.key: is not usable PEM: KEY_VALUES_MIS"):
+            files.context()
+
+    async def test_replaced_files_count_for_the_next_connection(
+        self, authority: Authority, other: Authority, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "CHECK_S", 0.0)
+        context = authority.files().followed()
+        first = context()
+        assert context() is first
+        authority.path.write_bytes(other.path.read_bytes())
+        assert context() is not first
+        second = context()
+        authority.path.write_text("broken")
+        assert context() is second
+
+    def test_the_context_verifies_names_and_certificates(self, authority: Authority) -> None:
+        context = authority.files().context("h2")
+        assert context.check_hostname
+        assert context.verify_mode is ssl.CERT_REQUIRED
+        assert context.minimum_version >= ssl.TLSVersion.TLSv1_2
+
+
+class _Noting(FakeTriton):
+    def __init__(self, seen: list[str]) -> None:
+        super().__init__()
+        self._seen = seen
+
+    async def ServerLive(self, request: object, context: grpc.aio.ServicerContext) -> object:  # type: ignore[override]  # noqa: N802
+        self._seen += [value for name, value in context.invocation_metadata() or () if name == "authorization"]
+        return await super().ServerLive(request, context)
+
+
+class _Refusing(FakeTriton):
+    async def ServerLive(self, request: object, context: grpc.aio.ServicerContext) -> object:  # type: ignore[override]  # noqa: N802
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no")

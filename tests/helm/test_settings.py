@@ -156,6 +156,63 @@ def test_the_key_of_signed_early_exits_reaches_both_sides() -> None:
     assert {"name": "EARLY_EXIT_KEY", "valueFrom": source} in triton_container(documents)["env"]
 
 
+CERTIFICATE = [{"key": name, "path": name} for name in ("ca.crt", "tls.crt", "tls.key")]
+
+
+def mounted_files(documents: list[Document]) -> dict[str, Document]:
+    """Path in the gateway's container -> the Secret and the key that the file there comes from, and its mode.
+
+    Without a list of items, a volume has all keys of its Secret: those of a certificate are standard.
+    """
+    volumes = {each["name"]: each["secret"] for each in pod_spec(documents)["volumes"] if "secret" in each}
+    mounts = [each for each in gateway_container(documents)["volumeMounts"] if each["name"] in volumes]
+    assert all(each["readOnly"] and "subPath" not in each for each in mounts)
+    return {
+        f"{mount['mountPath']}/{item['path']}": {
+            "secret": volumes[mount["name"]]["secretName"],
+            "key": item["key"],
+            "mode": volumes[mount["name"]]["defaultMode"],
+        }
+        for mount in mounts
+        for item in volumes[mount["name"]].get("items", CERTIFICATE)
+    }
+
+
+def test_the_api_keys_are_mounted_so_that_a_changed_secret_arrives() -> None:
+    documents = render({"gateway": {"apiKeys": {"secretName": "callers", "secretKey": "file"}}})
+    path = settings_of(documents).api_keys_file
+    assert mounted_files(documents) == {str(path): {"secret": "callers", "key": "file", "mode": 0o440}}
+    assert "callers" not in str(triton_container(documents))
+    assert settings_of(render()).api_keys_file is None
+
+
+def test_tls_and_token_to_an_external_triton() -> None:
+    external = {
+        "grpcUrl": "triton:8001",
+        "tls": {"enabled": True, "secretName": "pki", "clientCertificate": True},
+        "token": {"secretName": "tokens", "secretKey": "triton"},
+    }
+    documents = render({"triton": {"enabled": False, "external": external}})
+    settings, files = settings_of(documents), mounted_files(documents)
+    found = [
+        files[str(path)]
+        for path in (settings.triton_ca, settings.triton_cert, settings.triton_key, settings.triton_token_file)
+    ]
+    assert [(each["secret"], each["key"]) for each in found] == [
+        ("pki", "ca.crt"),
+        ("pki", "tls.crt"),
+        ("pki", "tls.key"),
+        ("tokens", "triton"),
+    ]
+    assert len(files) == 4
+
+
+def test_tls_without_a_secret_trusts_the_authorities_of_the_system() -> None:
+    external = {"grpcUrl": "triton:8001", "tls": {"enabled": True}}
+    settings = settings_of(render({"triton": {"enabled": False, "external": external}}))
+    assert (settings.triton_ca, settings.triton_cert, settings.triton_token_file) == ("system", None, None)
+
+
 def test_the_redis_that_the_pods_share_comes_from_its_secret_to_the_gateway_alone() -> None:
     documents = render({"gateway": {"redis": {"secretName": "shared", "secretKey": "url"}}})
     source = {"secretKeyRef": {"name": "shared", "key": "url"}}

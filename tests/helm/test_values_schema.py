@@ -17,6 +17,16 @@ HANDED_ON = {("definitions", "kubernetesObject"), ("properties", "global")}
 NEEDS = {
     "triton.external.grpcUrl is needed": {"triton": {"enabled": False}},
     "triton.external.grpcUrl is not used": {"triton": {"external": {"grpcUrl": "triton:8001"}}},
+    "triton.external is not used": {"triton": {"external": {"tls": {"enabled": True}}}},
+    "triton.external.tls.enabled is needed": {
+        "triton": {"enabled": False, "external": {"grpcUrl": "triton:8001", "token": {"secretName": "token"}}}
+    },
+    "triton.external.tls.secretName is needed": {
+        "triton": {
+            "enabled": False,
+            "external": {"grpcUrl": "triton:8001", "tls": {"enabled": True, "clientCertificate": True}},
+        }
+    },
     "claimName is needed": {"triton": {"models": {"source": "persistentVolumeClaim"}}},
     "objectStore.url is needed": {"triton": {"models": {"source": "objectStore"}}},
     "containerImage.reference is needed": {"triton": {"models": {"source": "containerImage"}}},

@@ -7,6 +7,9 @@ import urllib.error
 import urllib.request
 
 URL, PIPELINE, BODY = (os.environ[name] for name in ("URL", "PIPELINE", "BODY"))
+HEADERS = {"Content-Type": "application/json"}
+if key := os.environ.get("API_KEY"):
+    HEADERS["Authorization"] = f"Bearer {key.strip()}"
 WAIT_S = float(os.environ.get("WAIT_S", "90"))
 
 
@@ -19,9 +22,7 @@ def is_ready() -> bool:
 
 
 def call() -> str:
-    request = urllib.request.Request(
-        f"{URL}/v1/pipelines/{PIPELINE}", BODY.encode(), {"Content-Type": "application/json"}
-    )
+    request = urllib.request.Request(f"{URL}/v1/pipelines/{PIPELINE}", BODY.encode(), HEADERS)
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.read().decode()

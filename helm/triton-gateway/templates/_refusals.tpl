@@ -7,6 +7,16 @@
 {{- if and .Values.triton.enabled .Values.triton.external.grpcUrl -}}
 {{ fail "triton.external.grpcUrl is not used: set triton.enabled: false" }}
 {{- end -}}
+{{- $external := .Values.triton.external -}}
+{{- if and .Values.triton.enabled (or $external.tls.enabled $external.token.secretName) -}}
+{{ fail "triton.external is not used: set triton.enabled: false" }}
+{{- end -}}
+{{- if and (or $external.tls.secretName $external.tls.clientCertificate $external.token.secretName) (not $external.tls.enabled) -}}
+{{ fail "triton.external.tls.enabled is needed for its Secret, a client certificate or a token" }}
+{{- end -}}
+{{- if and $external.tls.clientCertificate (not $external.tls.secretName) -}}
+{{ fail "triton.external.tls.secretName is needed with triton.external.tls.clientCertificate" }}
+{{- end -}}
 {{- if and (eq $models.source "persistentVolumeClaim") (not $models.persistentVolumeClaim.claimName) -}}
 {{ fail "triton.models.persistentVolumeClaim.claimName is needed with triton.models.source: persistentVolumeClaim" }}
 {{- end -}}

@@ -55,6 +55,7 @@ volumeMounts:
     mountPath: /etc/triton-gateway
     readOnly: true
   {{- end }}
+  {{- include "triton-gateway.secretMounts" . | nindent 2 }}
 {{- end }}
 
 {{/* The values, and what follows from the number of workers where nothing is set. A supervisor is a further process. */}}
@@ -99,6 +100,25 @@ volumeMounts:
 {{- if include "triton-gateway.sharesMemory" . }}
 - name: GATEWAY_SHARED_MEMORY_BYTES
   value: {{ .Values.triton.sharedMemory.bytes | int64 | toString | quote }}
+{{- end }}
+{{- if .Values.gateway.apiKeys.secretName }}
+- name: GATEWAY_API_KEYS_FILE
+  value: /etc/triton-gateway-keys/keys.yaml
+{{- end }}
+{{- $tls := .Values.triton.external.tls }}
+{{- if $tls.enabled }}
+- name: GATEWAY_TRITON_CA
+  value: {{ empty $tls.secretName | ternary "system" "/etc/triton-tls/ca.crt" }}
+{{- end }}
+{{- if $tls.clientCertificate }}
+- name: GATEWAY_TRITON_CERT
+  value: /etc/triton-tls/tls.crt
+- name: GATEWAY_TRITON_KEY
+  value: /etc/triton-tls/tls.key
+{{- end }}
+{{- if .Values.triton.external.token.secretName }}
+- name: GATEWAY_TRITON_TOKEN_FILE
+  value: /etc/triton-token/token
 {{- end }}
 {{- with .Values.gateway.corsOrigins }}
 - name: GATEWAY_CORS_ORIGINS

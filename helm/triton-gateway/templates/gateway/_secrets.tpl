@@ -1,0 +1,46 @@
+{{/* Secrets as files, which the gateway reads again when they change. Whole folders: a `subPath` would never change. */}}
+{{- define "triton-gateway.secretMounts" -}}
+{{- if .Values.gateway.apiKeys.secretName }}
+- name: api-keys
+  mountPath: /etc/triton-gateway-keys
+  readOnly: true
+{{- end }}
+{{- if .Values.triton.external.tls.secretName }}
+- name: triton-tls
+  mountPath: /etc/triton-tls
+  readOnly: true
+{{- end }}
+{{- if .Values.triton.external.token.secretName }}
+- name: triton-token
+  mountPath: /etc/triton-token
+  readOnly: true
+{{- end }}
+{{- end }}
+
+{{/* Readable for the group of the pod alone. */}}
+{{- define "triton-gateway.secretVolumes" -}}
+{{- if .Values.gateway.apiKeys.secretName }}
+- name: api-keys
+  secret:
+    secretName: {{ .Values.gateway.apiKeys.secretName }}
+    defaultMode: 0440
+    items:
+      - key: {{ .Values.gateway.apiKeys.secretKey }}
+        path: keys.yaml
+{{- end }}
+{{- if .Values.triton.external.tls.secretName }}
+- name: triton-tls
+  secret:
+    secretName: {{ .Values.triton.external.tls.secretName }}
+    defaultMode: 0440
+{{- end }}
+{{- if .Values.triton.external.token.secretName }}
+- name: triton-token
+  secret:
+    secretName: {{ .Values.triton.external.token.secretName }}
+    defaultMode: 0440
+    items:
+      - key: {{ .Values.triton.external.token.secretKey }}
+        path: token
+{{- end }}
+{{- end }}

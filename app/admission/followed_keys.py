@@ -12,15 +12,16 @@ _log = logging.getLogger(__name__)
 
 
 class FollowedKeys:
-    """Raises ConfigError if the file cannot be used and no keys are ``known`` to be good."""
+    """``known``: the keys of a worker's supervisor, which follows the file too, and logs what happens to it."""
 
     def __init__(self, path: Path, known: Keyring | None = None) -> None:
+        """Raises ConfigError if the file cannot be used and no keys are known."""
         self._path = path
-        self._file = FollowedFile(path, read_keys, "the file of API keys")
+        self._is_quiet = known is not None
+        self._file = FollowedFile(path, read_keys, "the file of API keys", self._is_quiet)
         self.ring = known or self._file.read_first()
         """As the file last was when it could be used."""
-        if known is None:
-            self._warn_if_public()
+        self._warn_if_public()
 
     @property
     def reload_failed(self) -> bool:
@@ -32,7 +33,8 @@ class FollowedKeys:
         ring = await self._file.read_if_changed()
         if ring is not None:
             self.ring = ring
-            _log.info("the file of API keys was read", extra={"keys": len(ring.keys)})
+            if not self._is_quiet:
+                _log.info("the file of API keys was read again", extra={"keys": len(ring.keys)})
             self._warn_if_public()
 
     def key_of(self, text: bytes, now: float) -> Key:
@@ -44,5 +46,5 @@ class FollowedKeys:
             mode = self._path.stat().st_mode
         except OSError:
             return
-        if mode & stat.S_IROTH:
+        if mode & stat.S_IROTH and not self._is_quiet:
             _log.warning("every user of this machine may read the file of API keys: chmod o-r %s", self._path)

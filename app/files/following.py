@@ -18,11 +18,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class FollowedFile(Generic[Content]):
-    """``read`` may raise ConfigError. ``name``: in the log. ``has_failed``: the newest content cannot be used."""
+    """``read`` may raise ConfigError. ``name``: in the log. ``has_failed``: the newest content cannot be used.
+
+    ``is_quiet``: another process of this gateway follows the file too, and logs what is wrong with it.
+    """
 
     path: Path
     read: Callable[[Path], Content]
     name: str
+    is_quiet: bool = False
     has_failed: bool = False
     _stamp: _Stamp = ()
     _problem: str = ""
@@ -56,7 +60,9 @@ class FollowedFile(Generic[Content]):
         self._stamp, self.has_failed = stamp, True
         self._backoff.fail()
         if problem != self._problem:
-            _log.error("%s has changed but is invalid; the old one stays active: %s", self.name, problem, exc_info=exc)
+            level = logging.DEBUG if self.is_quiet else logging.ERROR
+            text = "%s has changed but is invalid; the old one stays active: %s"
+            _log.log(level, text, self.name, problem, exc_info=exc)
         self._problem = problem
 
 

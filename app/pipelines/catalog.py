@@ -48,7 +48,7 @@ class Catalog:
     def load_file(self, known: GatewayFile | None = None) -> None:
         """Reads the file for the first time, or begins with content that is known to be good. Raises ConfigError."""
         if self.path is not None:
-            self._followed = FollowedFile(self.path, read_gateway_file, "gateway.yaml")
+            self._followed = FollowedFile(self.path, read_gateway_file, "gateway.yaml", is_quiet=known is not None)
             self.file = known or self._followed.read_first()
             specs = self.file.spec.pipelines
             self.entries = {name: Entry(served=Form(name, spec, self.file)) for name, spec in specs.items()}

@@ -1,0 +1,186 @@
+"""API keys over real sockets, with the real Triton, two workers, and clients that people use."""
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+import tritonclient.http
+
+from app.triton.embedded.server import EmbeddedTriton
+from tests.fakes.keys import bearer, entry, key_text, write_keys
+from tests.live.conftest import GatewayProcess, running_gateway
+from tests.live.events import checked, events_in, lines_of
+from tests.live.test_cancellation import eventually
+
+WITHIN_S = 2.5
+"""A change of the file counts within 2 s."""
+TOPIC = "/v1/pipelines/embed"
+TEXT = {"text": "A cat."}
+SCRIPT = json.dumps({"outputs": 50, "interval_s": 0.1})
+
+
+@pytest.fixture(scope="module")
+def locked(
+    triton: EmbeddedTriton, config_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayProcess]:
+    folder = tmp_path_factory.mktemp("locked")
+    write_all(folder)
+    settings = {"triton_url": triton.grpc_url, "config": str(config_path), "drain_s": "1", "workers": "2"}
+    with running_gateway(folder, **settings, api_keys_file=str(folder / "keys.yaml")) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def folder(locked: GatewayProcess) -> Iterator[Path]:
+    """Of the keys file, which the test changes; the next test finds it as it was."""
+    yield locked.log_path.parent
+    write_all(locked.log_path.parent)
+    eventually(lambda: statuses(locked, "all") == {200}, 2 * WITHIN_S)
+
+
+def write_all(folder: Path, *more: dict[str, object]) -> None:
+    write_keys(folder / "keys.yaml", entry("all"), entry("reads", pipelines=["embed"]), *more)
+
+
+def statuses(gateway: GatewayProcess, key_id: str) -> set[int]:
+    """Over several connections, which the kernel spreads over the workers."""
+    headers = bearer(key_id)
+    return {httpx.post(gateway.url + TOPIC, json=TEXT, headers=headers).status_code for _ in range(8)}
+
+
+def test_calls_with_and_without_a_key(locked: GatewayProcess) -> None:
+    refused = httpx.post(locked.url + TOPIC, json=TEXT)
+    assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
+    for headers in (bearer("all"), {"X-API-Key": key_text("reads")}):
+        assert httpx.post(locked.url + TOPIC, json=TEXT, headers=headers).status_code == 200
+    outside = httpx.post(f"{locked.url}/v1/pipelines/write", json={"prompt": "x"}, headers=bearer("reads"))
+    assert (outside.status_code, outside.json()["code"]) == (403, "forbidden")
+
+
+def test_health_needs_no_key(locked: GatewayProcess) -> None:
+    for path in ("/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"):
+        for headers in ({}, bearer("unknown")):
+            assert httpx.get(locked.url + path, headers=headers).status_code == 200
+
+
+def test_a_connection_that_is_kept_asks_for_each_request(locked: GatewayProcess) -> None:
+    with httpx.Client(base_url=locked.url) as client:
+        found = [
+            client.post(TOPIC, json=TEXT, headers=headers).status_code
+            for headers in (bearer("all"), {}, bearer("reads"), bearer("unknown"), bearer("all"))
+        ]
+    assert found == [200, 401, 200, 401, 200]
+
+
+def test_a_body_is_not_read_without_a_key(locked: GatewayProcess) -> None:
+    """The answer comes although the body never does."""
+    assert status_of(locked, TOPIC, size=4_000_000) == 401
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/v1/pipelines/%65mbed", 401),
+        ("//v1/pipelines/embed", 404),
+        ("/v1//pipelines/embed", 404),
+        ("/health/../v1/pipelines/embed", 404),
+        ("/v1/pipelines/embed?x=/health/live", 401),
+        ("http://x/v1/pipelines/embed", 401),
+    ],
+)
+def test_no_spelling_of_a_path_leads_around_the_key(locked: GatewayProcess, path: str, status: int) -> None:
+    assert status_of(locked, path) == status
+
+
+def status_of(gateway: GatewayProcess, path: str, size: int = 0) -> int:
+    """Of a POST whose path is sent as it is; ``size``: of a body that is not sent."""
+    host, port = gateway.url.removeprefix("http://").split(":")
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {size}\r\n\r\n"
+    with socket.create_connection((host, int(port)), timeout=5) as connection:
+        connection.sendall(head.encode())
+        return int(connection.recv(100).split()[1])
+
+
+def test_a_new_key_replaces_an_old_one_and_streams_go_on(locked: GatewayProcess, folder: Path) -> None:
+    """First both texts of the key count, then only the new one; a stream of the old one runs to its end."""
+    old, new = entry("all")["sha256"], entry("next")["sha256"]
+    url = f"{locked.url}/v1/pipelines/scripted_patient/stream"
+    with httpx.stream("POST", url, json={"script": SCRIPT}, headers=bearer("all"), timeout=30) as stream:
+        lines = lines_of(stream)
+        assert stream.status_code == 200
+        write_keys(folder / "keys.yaml", entry("all") | {"sha256": [old, new]}, entry("reads"))
+        eventually(lambda: statuses(locked, "next") == {200}, WITHIN_S)
+        assert statuses(locked, "all") == {200}
+        write_keys(folder / "keys.yaml", entry("all") | {"sha256": new}, entry("reads"))
+        eventually(lambda: statuses(locked, "all") == {401}, WITHIN_S)
+        assert statuses(locked, "next") == {200}
+        events = checked(list(events_in(lines)))
+    assert [event.name for event in events] == ["output"] * 50 + ["done"]
+
+
+def test_a_broken_file_keeps_the_keys(locked: GatewayProcess, folder: Path) -> None:
+    said = "the file of API keys has changed but is invalid"
+    before = locked.log.count(said)
+    (folder / "keys.yaml").write_text(f"keys:\n  - id: all\n    sha265: {entry('all')['sha256']}\n")
+    eventually(lambda: locked.metric("config_reload_failed") == 1, WITHIN_S)
+    assert (statuses(locked, "all"), statuses(locked, "unknown")) == ({200}, {401})
+    assert locked.log.count(said) - before == 1
+    assert "did you mean 'sha256'?" in locked.log
+    assert entry("all")["sha256"] not in locked.log
+    write_all(folder)
+    eventually(lambda: locked.metric("config_reload_failed") == 0, WITHIN_S)
+
+
+def test_an_expired_key_ends_at_its_time(locked: GatewayProcess, folder: Path) -> None:
+    expires = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 4))
+    write_all(folder, entry("brief", expires=expires))
+    eventually(lambda: statuses(locked, "brief") == {200}, WITHIN_S)
+    eventually(lambda: statuses(locked, "brief") == {401}, 5.0)
+
+
+def test_openais_client(locked: GatewayProcess) -> None:
+    with openai.OpenAI(base_url=f"{locked.url}/v1", api_key=key_text("reads"), max_retries=0) as client:
+        assert [each.id for each in client.models.list()] == ["embed"]
+        assert client.embeddings.create(model="embed", input="A cat.").data
+        with pytest.raises(openai.PermissionDeniedError):
+            client.completions.create(model="write", prompt="x")
+    wrong = openai.OpenAI(base_url=f"{locked.url}/v1", api_key="tgw_wrong", max_retries=0)
+    with wrong, pytest.raises(openai.AuthenticationError) as caught:
+        wrong.models.list()
+    assert caught.value.code == "unauthenticated"
+
+
+def test_nvidias_http_client(locked: GatewayProcess) -> None:
+    client = tritonclient.http.InferenceServerClient(locked.url.removeprefix("http://"))
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    with pytest.raises(Exception, match="The request has no API key"):
+        client.get_server_metadata()
+    assert client.get_server_metadata(headers=bearer("all"))["name"] == "triton-gateway"
+    client.close()
+
+
+def test_the_printed_key_works(locked: GatewayProcess, folder: Path) -> None:
+    command = [sys.executable, "-m", "app.cli", "key", "new", "printed"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
+    (folder / "keys.yaml").write_text(f"keys:\n{done.stderr}")
+    headers = {"X-API-Key": done.stdout.strip()}
+    eventually(lambda: httpx.post(locked.url + TOPIC, json=TEXT, headers=headers).status_code == 200, WITHIN_S)
+    assert done.stdout.strip() not in locked.log
+
+
+def test_nothing_secret_is_in_log_or_metrics(locked: GatewayProcess) -> None:
+    statuses(locked, "all")
+    statuses(locked, "unknown")
+    secrets = [text for key_id in ("all", "reads", "unknown") for text in (key_text(key_id), entry(key_id)["sha256"])]
+    page = httpx.get(f"{locked.admin_url}/metrics").text
+    assert not any(text in locked.log or text in page for text in secrets)
+    assert {line.get("key") for line in locked.json_lines() if line.get("pipeline") == "embed"} >= {"all"}
+    assert 'key="' not in page

@@ -7,7 +7,7 @@ UV := UV_CACHE_DIR=.cache/uv $(BIN)/uv
 COMPILE := $(UV) pip compile --quiet --universal --generate-hashes --no-header
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-full chaos system-packages lint type bench bench-tritons openapi lock
+.PHONY: help setup run test test-full chaos system-packages lint type bench bench-tritons bench-load openapi lock
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ bench: setup ## measure the gateway beside other servers, and write docs/benchma
 
 bench-tritons: setup ## measure three Tritons of which one is killed, stopped, slow or added (about three minutes)
 	@$(SCRATCH) $(BIN)/python -m benchmarks tritons --write docs/benchmarks
+
+bench-load: setup ## measure the gateway far above its capacity, and write docs/benchmarks/load.md (five minutes)
+	@$(SCRATCH) $(BIN)/python -m benchmarks load --write docs/benchmarks
 
 openapi: setup ## write openapi.json anew from the running reference pipelines
 	@$(SCRATCH) $(BIN)/python -m tests.live.openapi_document

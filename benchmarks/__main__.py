@@ -19,6 +19,7 @@ from benchmarks import (
     sse_peers,
     streams,
     transports,
+    under_load,
     workers,
 )
 from benchmarks.figure import Figure
@@ -49,6 +50,7 @@ BENCHMARKS = {
     "shared-memory": Benchmark(shared_memory.run, 10),
     "workers": Benchmark(workers.run, 10),
     "tritons": Benchmark(tritons.run, 1),
+    "load": Benchmark(under_load.run, 15),
 }
 STANDARD = ("micro", "peers", "large-json", "workers")
 """What runs if no name is given. It takes at most ten minutes on two cores."""

@@ -11,11 +11,13 @@ from app.admission.slot import Slot
 from app.domain.deadline import Deadline
 from app.domain.errors import DeadlineExceeded, GatewayError, TooManyRequests
 
-LONGEST_WAIT_S = 5.0
+LONGEST_WAIT_S = 3.0
 """Nobody starts to wait for longer than this, or than two requests take, even if the deadline allows it."""
 MARGIN = 1.5
 """A wait may turn out longer than estimated by this factor."""
-LONGEST_RETRY_S = 60
+LONGEST_RETRY_S = 30
+CALLERS_PER_SLOT = 2
+"""Refused callers that are told the same moment: some never come back, and a slot must not stay free for them."""
 WEIGHT = 0.1
 """Of the newest duration in the mean of the recent ones."""
 MOST_PROMISES = 1024
@@ -228,7 +230,7 @@ class Gate:
 
         Every refusal of a key reserves the next moment: callers that obey do not all come back at once.
         """
-        now, rate = monotonic(), self._rate / max(self._queue.callers(), 1)
+        now, rate = monotonic(), CALLERS_PER_SLOT * self._rate / max(self._queue.callers(), 1)
         if not rate:
             return 1
         if len(self._promised) >= MOST_PROMISES:

@@ -9,9 +9,9 @@ WINDOW_S = 0.25
 WINDOW_ANSWERS = 16
 """A measurement takes at least this long, and this many answers."""
 STEP = 1.5
-GAIN = 1.1
+GAIN = 1.15
 """A higher limit is kept if it brings at least this factor of the throughput."""
-LOSS = 0.95
+LOSS = 0.92
 """A lower limit is kept if it leaves at least this factor of the throughput."""
 LONGEST_PAUSE = 32
 """Measurements between two attempts in a direction that did not help."""
@@ -70,6 +70,8 @@ class ThroughputLimit(FixedLimit):
         self._base = self.value
         self._base_rate = 0.0
         """Answers per second with the limit ``_base``."""
+        self._best_rate = 0.0
+        """The highest ``_base_rate`` of late: several steps down together may not cost more than one."""
         self._peak_rate = 0.0
         self._trial = 0
         """1 while a higher limit is tried, -1 while a lower one is."""
@@ -96,7 +98,7 @@ class ThroughputLimit(FixedLimit):
         self._since = now
         self._full = 0
         self._answers = -answers
-        self._enough = max(WINDOW_ANSWERS, 2 * self.value)
+        self._enough = max(WINDOW_ANSWERS, 2 * self.value) * (2 if self._trial else 1)
 
     def _end_window(self, now: float) -> None:
         before = self.value
@@ -116,6 +118,7 @@ class ThroughputLimit(FixedLimit):
             self._judge(rate, floor)
         else:
             self._base_rate = 0.7 * self._base_rate + 0.3 * rate if self._base_rate else rate
+            self._best_rate = max(self._base_rate, 0.99 * self._best_rate)
             self._paused += 1
             if self._paused >= self._pause[self._next_trial]:
                 self._begin_trial(floor)
@@ -131,8 +134,8 @@ class ThroughputLimit(FixedLimit):
     def _judge(self, rate: float, floor: int) -> None:
         """Keeps the limit that was tried, or returns to the one before."""
         direction = self._trial
-        if rate >= self._base_rate * (GAIN if direction > 0 else LOSS):
-            self._base_rate = rate if direction > 0 else max(rate, 0.98 * self._base_rate)
+        if rate >= (GAIN * self._base_rate if direction > 0 else LOSS * self._best_rate):
+            self._base_rate = rate
             self._pause[direction] = 1
             self._next_trial = direction
             self._end_trial(max(self.value, floor))

@@ -13,8 +13,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.api.exchange import Exchange, exchange_of
 from app.api.problems import problem_response
+from app.api.refusals import delay_refusal
 from app.api.routing import methods_of_path
-from app.domain.errors import GatewayError, Internal, InvalidRequest, MethodNotAllowed, NotFound
+from app.domain.errors import GatewayError, Internal, InvalidRequest, MethodNotAllowed, NotFound, TooManyRequests
 
 _log = logging.getLogger(__name__)
 
@@ -62,6 +63,8 @@ class FailureMiddleware:
                 raise
             if error is not exc and isinstance(error, Internal):
                 _log.exception("unexpected error", extra={"request_id": exchange.record.request_id})
+            if isinstance(error, TooManyRequests):
+                await delay_refusal()
             response = self._form_at(scope["path"])(error, exchange.record.request_id)
             await response(scope, receive, send)
 

@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from benchmarks.load.orders import Ask, Drop, Hold, Order, Relay, Report, Unary
+from benchmarks.load.orders import Answers, Ask, Drop, Flood, Hold, Obedient, Order, Relay, Report, Unary
 
-ORDER_S = 30.0
+ORDER_S = 60.0
 OPENED_TOGETHER = 50
 """Streams that are opened at a time."""
 
@@ -17,6 +17,8 @@ class Client(Protocol):
 
     async def read_stream(self, ask: Ask) -> int:
         """Reads one stream to its end and returns the number of its events."""
+
+    async def above_capacity(self, order: Flood | Obedient) -> Answers: ...
 
     async def hold(self, ask: Ask) -> Callable[[], None]:
         """Opens a stream, which stays open until the returned function is called."""
@@ -29,17 +31,19 @@ class Worker:
         self._client = client
         self._held: list[Callable[[], None]] = []
 
-    async def perform(self, order: Order) -> Report:
+    async def perform(self, order: Order) -> Report | Answers:
         """Raises TimeoutError if the order takes longer than ``ORDER_S``."""
         async with asyncio.timeout(ORDER_S):
             return await self._perform(order)
 
-    async def _perform(self, order: Order) -> Report:
+    async def _perform(self, order: Order) -> Report | Answers:
         match order:
             case Unary():
                 return await self._client.unary(order.ask, order.connections, order.seconds)
             case Relay():
                 return await self._relay(order)
+            case Flood() | Obedient():
+                return await self._client.above_capacity(order)
             case Hold():
                 await self._hold(order)
             case Drop():

@@ -5,7 +5,8 @@ import re
 import time
 from collections.abc import Callable
 
-from benchmarks.load.orders import HttpAsk, Report, UnexpectedAnswer
+from benchmarks.load.flood import flooded, obeyed
+from benchmarks.load.orders import Answers, Flood, HttpAsk, Obedient, Report, UnexpectedAnswer, request_of
 
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 CHUNK_BYTES = 1 << 18
@@ -18,7 +19,7 @@ class HttpClient:
         self._host, self._port = host, port
 
     async def unary(self, ask: HttpAsk, connections: int, seconds: float) -> Report:
-        run = _Run(_request_of(ask), ask.status, connections)
+        run = _Run(request_of(ask), ask.status, connections)
         loop = asyncio.get_running_loop()
         for _ in range(connections):
             _, caller = await loop.create_connection(lambda: _Caller(run), self._host, self._port)
@@ -40,6 +41,10 @@ class HttpClient:
             writer.transport.abort()
         return events
 
+    async def above_capacity(self, order: Flood | Obedient) -> Answers:
+        ask = flooded if isinstance(order, Flood) else obeyed
+        return await ask(self._host, self._port, order)  # type: ignore[arg-type]
+
     async def hold(self, ask: HttpAsk) -> Callable[[], None]:
         reader, writer = await self._open(ask)
         await reader.readuntil(b"\r\n\r\n")
@@ -52,7 +57,7 @@ class HttpClient:
 
     async def _open(self, ask: HttpAsk) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection(self._host, self._port, limit=1 << 20)
-        writer.write(_request_of(ask))
+        writer.write(request_of(ask))
         await writer.drain()
         return reader, writer
 
@@ -146,14 +151,3 @@ class _Caller(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._is_waiting:
             self._run.fail(f"The connection was closed before the answer: {exc}")
-
-
-def _request_of(ask: HttpAsk) -> bytes:
-    lines = [
-        f"POST {ask.path} HTTP/1.1",
-        "Host: 127.0.0.1",
-        f"Content-Type: {ask.content_type}",
-        f"Content-Length: {len(ask.body)}",
-        *(f"{name}: {value}" for name, value in ask.headers),
-    ]
-    return "\r\n".join([*lines, "", ""]).encode() + ask.body

@@ -76,7 +76,29 @@ class Drop:
     """Closes all streams that are held."""
 
 
-Order = Unary | Relay | Hold | Drop
+@dataclass(frozen=True)
+class Flood:
+    """Calls at a steady rate a second, whatever is answered. What is answered in the warm-up does not count."""
+
+    ask: HttpAsk
+    rate: float
+    warm_up_s: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Obedient:
+    """Callers who each ask once in ``pause_s``. After a 429 they wait as ``Retry-After`` says, if they obey."""
+
+    ask: HttpAsk
+    callers: int
+    pause_s: float
+    warm_up_s: float
+    seconds: float
+    obeys: bool = True
+
+
+Order = Unary | Relay | Hold | Drop | Flood | Obedient
 
 
 @dataclass(frozen=True)
@@ -86,3 +108,26 @@ class Report:
     count: int = 0
     elapsed_s: float = 0.0
     durations: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Answers:
+    """``statuses``: answers by status, 0 for a closed connection. ``good_s``, ``refused_s``: their durations."""
+
+    asked: int
+    seconds: float
+    statuses: dict[int, int]
+    good_s: tuple[float, ...]
+    refused_s: tuple[float, ...]
+
+
+def request_of(ask: HttpAsk) -> bytes:
+    """As it is sent."""
+    lines = [
+        f"POST {ask.path} HTTP/1.1",
+        "Host: 127.0.0.1",
+        f"Content-Type: {ask.content_type}",
+        f"Content-Length: {len(ask.body)}",
+        *(f"{name}: {value}" for name, value in ask.headers),
+    ]
+    return "\r\n".join([*lines, "", ""]).encode() + ask.body

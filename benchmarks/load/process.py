@@ -8,17 +8,18 @@ from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
-from benchmarks.load.orders import Order, Report
+from benchmarks.load.orders import Answers, Order, Report
 from benchmarks.stage import process
 
 
 @dataclass(frozen=True)
 class LoadProcess:
     pid: int
-    connection: "Connection[Order | None, Report | Exception]"
+    connection: "Connection[Order | None, Report | Answers | Exception]"
 
-    async def perform(self, order: Order) -> Report:
+    async def perform(self, order: Order) -> Any:
         """Raises what the order raised in the process."""
         self.connection.send(order)
         report = await asyncio.to_thread(self.connection.recv)

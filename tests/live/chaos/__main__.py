@@ -19,7 +19,7 @@ def main() -> int:
     for part in PARTS.glob("*.md"):
         part.unlink()
     head = f"# chaos\n\n{_command()}, {surroundings()}\n\n{machine()}\n\n{versions()}\n\n{_what()}\n"
-    status = pytest.main([str(Path(__file__).parent), "-m", "full", "-q"])
+    status = pytest.main([str(Path(__file__).parent), "-m", "full", "-q", "--show-capture=no"])
     text = "\n".join([head, *(part.read_text() for part in sorted(PARTS.glob("*.md")))])
     sys.stdout.write(f"{text}\n")
     if status == 0:

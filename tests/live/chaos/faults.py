@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 import httpx
 import psutil
 
+from app.domain.errors import Outcome
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.chaos.client import Manner
 from tests.live.chaos.link import BLACKHOLE, CLEAN, DELAY, HALF_OPEN, RESETS, Link, Spoiling
@@ -105,6 +106,13 @@ async def overload(stand: Stand, traffic: Traffic, _lasts_s: float) -> None:
     await stand.load(traffic.calm(300), clients=300)
 
 
+async def more_than_slots(stand: Stand, traffic: Traffic, _lasts_s: float) -> None:
+    """More requests than the model has slots, and its queue has room."""
+    begun = len(stand.seen)
+    await stand.load(traffic.slow(100), clients=80)
+    assert any(Outcome.REJECTED in seen.outcomes and seen.is_counted for seen in stand.seen[begun:])
+
+
 async def stalled_readers(stand: Stand, traffic: Traffic, lasts_s: float) -> None:
     await asyncio.gather(
         *(stand.ask(traffic.endless(), Manner(stalls_s=3 + lasts_s, leaves_after_received=1)) for _ in range(8))
@@ -146,6 +154,7 @@ FAULTS: dict[str, Fault] = {
     "link to clients: half-open": spoiled(lambda stand: stand.to_gateway, HALF_OPEN),
     "link to clients: resets": spoiled(lambda stand: stand.to_gateway, RESETS),
     "more connections than allowed": overload,
+    "more requests than slots": more_than_slots,
     "stalled readers": stalled_readers,
     "no descriptors": no_descriptors,
     "log pipe blocked": log_blocked,

@@ -32,6 +32,7 @@ UNEXPLAINED = "UNEXPLAINED"
 _REFUSED_EARLY = {Outcome.CANCELLED, Outcome.CLIENT_ERROR, Outcome.REJECTED, Outcome.UNAVAILABLE}
 _UNRECEIVED = {Outcome.CLIENT_ERROR, Outcome.REJECTED}
 """Outcomes of requests that no model receives."""
+_BEFORE_CALL = {Outcome.CANCELLED, Outcome.TIMEOUT, Outcome.REJECTED}
 _MAYBE_RECEIVED = {Outcome.CANCELLED, Outcome.TIMEOUT, Outcome.UNAVAILABLE, Outcome.MODEL_ERROR}
 
 
@@ -42,7 +43,7 @@ class Line:
     outcome: str
     code: str
     was_called: bool
-    """Whether Triton was called."""
+    """Whether it got an id for Triton."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +88,14 @@ class Ledger:
     def codes(self) -> Counter[str]:
         return Counter(line.code for entry in self.entries for line in entry.lines)
 
-    def calls(self) -> int:
-        """What ``triton_calls_total`` must be."""
-        return sum(line.was_called for entry in self.entries for line in entry.lines)
+    def calls(self) -> tuple[int, int]:
+        """The least and the most that ``triton_calls_total`` may be.
+
+        A request may end after it got its id for Triton, and before its call: its client left, or its deadline passed.
+        """
+        called = [(entry, line) for entry in self.entries for line in entry.lines if line.was_called]
+        maybe = sum(not entry.events and line.outcome in _BEFORE_CALL for entry, line in called)
+        return len(called) - maybe, len(called)
 
     def refused_connections(self) -> int:
         """Those whose client read the refusal."""

@@ -16,7 +16,6 @@ from tests.live.chaos.faults import FAULTS, cutting
 from tests.live.chaos.report import LONG_S, SEED, write_ledger
 from tests.live.chaos.stand import Levels, Stand, stand_of
 from tests.live.chaos.traffic import Traffic
-from tests.live.test_cancellation import eventually
 
 CALM = 150
 CLIENTS = 12
@@ -29,6 +28,7 @@ SHORT = [
     "link to clients: blackhole",
     "link to clients: resets",
     "more connections than allowed",
+    "more requests than slots",
     "no descriptors",
     "log pipe blocked",
     "gateway.yaml changes",
@@ -105,27 +105,27 @@ async def loading(stand: Stand, traffic: Traffic) -> AsyncIterator[None]:
 
 
 async def levels_like(stand: Stand, before: Levels) -> Levels:
-    """Waits until the gateway holds what it held before. A call may be one of those that ask whether Triton is live."""
+    """Waits until the gateway holds no more than it held before."""
     after = before
-
-    def is_as_before() -> bool:
-        nonlocal after
-        after = stand.levels()
-        return (after.tasks, after.calls, after.descriptors) == (before.tasks, before.calls, before.descriptors)
-
-    await asyncio.to_thread(eventually, is_as_before, 20.0)
+    for _ in range(100):
+        after = await asyncio.to_thread(stand.levels)
+        if after.holds_no_more_than(before):
+            break
+        await asyncio.sleep(0.2)
+    assert after.holds_no_more_than(before), (before, after)
     assert after.threads <= before.threads + 2
     assert after.rss_mib <= before.rss_mib + GROWTH_MIB
     return after
 
 
 def check_sums(stand: Stand) -> None:
-    """Every sum of the gateway's metrics, exactly."""
+    """The sums of the gateway's metrics: exact, or as exact as the other sides can know them."""
     ledger, gateway = stand.ledger(), stand.gateway
     assert ledger.unexplained(stand.cuts) == []
     counted = {outcome: gateway.metric("requests_total", outcome=outcome) for outcome in Outcome}
     assert {outcome: count for outcome, count in counted.items() if count} == ledger.outcomes()
-    assert gateway.metric("triton_calls_total") == ledger.calls()
+    fewest, most = ledger.calls()
+    assert fewest <= gateway.metric("triton_calls_total") <= most
     refused = gateway.metric("rejected_total", reason="too_many_requests") - ledger.codes()["too_many_requests"]
     assert 0 <= refused - ledger.refused_connections() <= ledger.unread()
     assert gateway.metric("log_lines_dropped_total") == 0

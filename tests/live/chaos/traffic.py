@@ -62,6 +62,12 @@ class Traffic:
     def smallest(self) -> Ask:
         return self._posted(self._token(), "unary", Outcome.OK, {})
 
+    def slow(self, count: int) -> Iterator[tuple[Ask, Manner]]:
+        """Requests that keep a slot of their model for a while."""
+        for _ in range(count):
+            ask = self._posted(self._token(), "unary", Outcome.OK, {"sleep_s": 0.05})
+            yield ask, STAYS
+
     def endless(self) -> Ask:
         """A stream that is larger than every buffer on its way."""
         return self._posted(self._token(), "stalled", Outcome.CANCELLED, {"outputs": 400, "bytes": 64_000})

@@ -43,7 +43,7 @@ class Line:
     outcome: str
     code: str
     was_called: bool
-    """Whether it got an id for Triton."""
+    """Whether Triton was called, as far as the line says."""
 
 
 @dataclass(frozen=True)
@@ -160,9 +160,15 @@ def lines_of(records: Iterable[Mapping[str, Any]]) -> dict[str, list[Line]]:
     found: dict[str, list[Line]] = {}
     for record in records:
         if record.get("transport") is not None:
-            line = Line(record["outcome"], record.get("code", ""), "triton_request_id" in record)
+            line = Line(record["outcome"], record.get("code", ""), _was_called(record))
             found.setdefault(record["request_id"], []).append(line)
     return found
+
+
+def _was_called(record: Mapping[str, Any]) -> bool:
+    """Whether Triton was called, or at least was about to be. An open breaker refuses without an error of a call."""
+    is_refused = record["outcome"] == Outcome.UNAVAILABLE and "triton_code" not in record
+    return "triton_request_id" in record and not is_refused
 
 
 def journal_of(path: Path) -> dict[str, Counter[str]]:

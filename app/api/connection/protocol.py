@@ -258,6 +258,7 @@ class BoundedProtocol(ClosingProtocol):
         self._body = body_of(self.parser.get_http_version(), self.headers)
         super().on_headers_complete()
         self._is_in_head = False
+        self.state_timer.stop()
         self._has_begun_answer = False
         self.cycle.transport = cast("asyncio.Transport", self)
         self.cycle.message_event = cast("asyncio.Event", LazyEvent(is_set=False))

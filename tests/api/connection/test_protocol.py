@@ -1,5 +1,6 @@
 """The HTTP protocol's own limits, on a real socket: large heads, slow heads, and what is no HTTP at all."""
 
+import asyncio
 import socket
 import struct
 
@@ -72,6 +73,21 @@ async def test_what_is_no_http(port: int, text: bytes) -> None:
 async def test_a_head_that_never_ends(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.1)
     assert problem(await said(port, b"GET / HTTP/1.1\r\nX: ")) == (408, "slow_request")
+
+
+async def test_a_head_in_pieces_does_not_limit_its_answer(
+    port: int, application: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.1)
+    text = request("/stream")
+    async with connected(port) as (reader, writer):
+        writer.write(text[:10])
+        await asyncio.sleep(0.02)
+        writer.write(text[10:])
+        await reader.readuntil(b"one")
+        await asyncio.sleep(0.2)
+        application.go_on.set()
+        assert b"408" not in await reader.readuntil(b"two")
 
 
 async def test_a_connection_that_says_nothing_is_closed_without_a_word(

@@ -17,8 +17,8 @@ class FollowedKeys:
     def __init__(self, path: Path, known: Keyring | None = None) -> None:
         """Raises ConfigError if the file cannot be used and no keys are known."""
         self._path = path
-        self._is_quiet = known is not None
-        self._file = FollowedFile(path, read_keys, "the file of API keys", self._is_quiet)
+        self.is_quiet = known is not None
+        self._file = FollowedFile(path, read_keys, "the file of API keys", self.is_quiet)
         self.ring = known or self._file.read_first()
         """As the file last was when it could be used."""
         self._warn_if_public()
@@ -33,7 +33,7 @@ class FollowedKeys:
         ring = await self._file.read_if_changed()
         if ring is not None:
             self.ring = ring
-            if not self._is_quiet:
+            if not self.is_quiet:
                 _log.info("the file of API keys was read again", extra={"keys": len(ring.keys)})
             self._warn_if_public()
 
@@ -46,5 +46,5 @@ class FollowedKeys:
             mode = self._path.stat().st_mode
         except OSError:
             return
-        if mode & stat.S_IROTH and not self._is_quiet:
+        if mode & stat.S_IROTH and not self.is_quiet:
             _log.warning("every user of this machine may read the file of API keys: chmod o-r %s", self._path)

@@ -94,7 +94,7 @@ class Metrics:
         self.model_ready = self._gauge("model_ready", "Whether the model of a pipeline is ready", "model")
         self.config_reload_failed = self._gauge(
             "config_reload_failed",
-            "Whether the newest gateway.yaml cannot be served in full",
+            "Whether the newest gateway.yaml or file of API keys cannot be served in full",
             mode="livemax",
         )
         self._gauge("build_info", "The running version, as a label", "version").labels(version).set(1)

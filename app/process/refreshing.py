@@ -9,6 +9,7 @@ from app.checking import log_findings
 from app.domain.engine import Engine
 from app.observability.metrics import Metrics
 from app.pipelines.catalog import Catalog
+from app.process.scopes import ScopeCheck
 
 FILE_POLL_S = 1.0
 REFRESH_S = 2.0
@@ -47,10 +48,13 @@ async def keep_fresh(catalog: Catalog, check: ModelCheck, metrics: Metrics, keys
 
 
 async def _follow_files(catalog: Catalog, keys: FollowedKeys | None, measured: Callable[[], None]) -> None:
+    scopes = None if keys is None else ScopeCheck(keys, catalog)
     while True:
         if keys is not None:
             await _contained(keys.follow)
         await _contained(catalog.follow_file)
+        if scopes is not None:
+            scopes.run()
         measured()
         await asyncio.sleep(FILE_POLL_S)
 

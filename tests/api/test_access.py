@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -378,3 +379,26 @@ class TestSamples:
         assert '"Authorization": `Bearer ${process.env.API_KEY}`' in samples["javascript"]
         assert """headers={"Authorization": f"Bearer {os.environ['API_KEY']}"}""" in samples["python"]
         compile(samples["python"], "sample", "exec")
+
+
+class TestDocument:
+    async def test_each_operation_says_which_key_it_needs(self, api: Served) -> None:
+        document = (await api.client.get("/openapi.json", headers=bearer("all"))).json()
+        assert document["components"]["securitySchemes"].keys() == {"bearer", "apiKey"}
+        key = [{"bearer": []}, {"apiKey": []}]
+        for path, operations in document["paths"].items():
+            for operation in operations.values():
+                if "/health/" in path:
+                    assert "security" not in operation
+                    assert "401" not in operation["responses"]
+                    continue
+                assert operation["security"] == ([{}, *key] if path == "/v1/streams/{id}" else key)
+                assert {"401", "403"} <= operation["responses"].keys()
+
+    async def test_every_reference_leads_somewhere(self, api: Served) -> None:
+        text = (await api.client.get("/openapi.json", headers=bearer("reads"))).text
+        document = json.loads(text)
+        for reference in set(re.findall(r'"\$ref":\s*"#/([^"]+)"', text)):
+            found: Any = document
+            for part in reference.split("/"):
+                found = found[part]

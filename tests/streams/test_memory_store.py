@@ -175,3 +175,11 @@ async def test_closing_the_store_leaves_no_timer() -> None:
         await store.reader(stream_id)
     stream.end(ClientClosedRequest("The test is over."))
     await stream.ended()
+
+
+async def test_a_stream_is_kept_with_the_key_that_started_it(store: MemoryStore) -> None:
+    for caller in ("team-a", ""):
+        stream = Stream(plan_of(responses(0, then_wait=True), Numbers()), store.new_log())
+        assert await store.caller_of(await store.keep(stream, LONG_S, caller)) == caller
+    with pytest.raises(UnknownStream):
+        await store.caller_of("unknown")

@@ -169,3 +169,14 @@ async def test_an_unknown_stream_is_told_and_leaves_no_key(redis: RedisServer) -
         with pytest.raises(UnknownStream):
             await store.reader("AAAAAAAAAAAAAAAAAAAAAA")
         assert not await client.keys("*AAAA*")
+
+
+async def test_every_process_knows_the_key_that_started_a_stream(redis: RedisServer) -> None:
+    async with running(redis) as owner, running(redis) as other:
+        for caller in ("team-a", ""):
+            stream = Stream(plan_of(FakeEngine().infer_stream(None, None), FakeAnswer()), owner.new_log())  # type: ignore[arg-type]
+            stream_id = await owner.keep(stream, LONG_S, caller)
+            stream.start()
+            assert await other.caller_of(stream_id) == caller
+        with pytest.raises(UnknownStream):
+            await other.caller_of("unknown")

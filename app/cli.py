@@ -8,15 +8,17 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import uvloop
+from pydantic.fields import FieldInfo
 from rich.console import Console
 from rich.table import Table
 
 from app import __version__
 from app.admission.keys import hash_of, new_key
 from app.admission.keys_file import entry_of
+from app.arguments import CommandParser
 from app.checking import CheckImpossible, CheckOptions, run_check, text_of
 from app.domain.engine import Engine
 from app.domain.errors import GatewayError
@@ -24,7 +26,7 @@ from app.files.complaints import ConfigError
 from app.observability.exporter import TracingUnavailable
 from app.observability.log import configure_logging
 from app.process.credentials import check_credentials, credentials_of
-from app.process.listening import PortTaken
+from app.process.listening import PortTaken, require_free_ports
 from app.process.serving import serve
 from app.process.standalone import run_triton
 from app.process.supervision import BackgroundTaskFailed
@@ -45,6 +47,17 @@ from app.triton.embedded.errors import EmbeddedTritonError
 from app.triton.model_repository import RepositoryUnreadable
 from app.triton.opening import open_engine
 
+_EXAMPLES = """examples:
+  triton-gateway init my_models                             write a small working model repository
+  triton-gateway check my_models                            check it
+  triton-gateway serve --embedded --models my_models        run it with the Triton of the wheel
+  triton-gateway serve --triton 127.0.0.1:8001              serve the models of a running Triton
+"""
+_SERVE_EXAMPLES = """examples:
+  triton-gateway serve --embedded --models my_models
+  triton-gateway serve --triton 127.0.0.1:8001 --config gateway.yaml
+  triton-gateway serve --port 9000 --admin-port 9001 --log-format json
+"""
 _SHORT_FLAGS = {"triton_url": ["--triton"], "embedded_repository": ["--models"]}
 FAILED = 1
 UNUSABLE = 2
@@ -83,6 +96,7 @@ def _serve(given: dict[str, Any]) -> int:
     settings = _settings(given)
     if given["embedded_repository"] is not None and not settings.embedded:
         raise SettingsError("--models is the repository of the embedded Triton: add --embedded")
+    require_free_ports(settings.host, {f"{PREFIX}PORT": settings.port, f"{PREFIX}ADMIN_PORT": settings.admin_port})
     uvloop.run(serve(settings) if settings.workers == 1 else supervise(settings))
     return 0
 
@@ -107,15 +121,24 @@ def _settings(given: dict[str, Any]) -> Settings:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="triton-gateway", description="A REST and SSE gateway in front of NVIDIA Triton."
+    parser = CommandParser(
+        prog="triton-gateway",
+        description="A REST and SSE gateway in front of NVIDIA Triton.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    serving = commands.add_parser("serve", help="run the gateway")
+    serving = commands.add_parser(
+        "serve",
+        help="run the gateway",
+        description="Run the gateway. Every option is also a variable of the environment.",
+        epilog=_SERVE_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     serving.set_defaults(command=_serve)
     for name, field in Settings.model_fields.items():
-        _add_flag(serving, name, field.annotation, f"{field.description} ({PREFIX}{name.upper()})")
+        _add_flag(serving, name, field.annotation, _help_of(name, field))
     _add_check(commands)
     _add_init(commands)
     standalone = commands.add_parser("triton", help="run the Triton of the wheel alone, gRPC on 127.0.0.1:8001")
@@ -134,11 +157,21 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_flag(parser: argparse.ArgumentParser, name: str, annotation: Any, text: str) -> None:
     flags = [f"--{name.replace('_', '-')}", *_SHORT_FLAGS.get(name, ())]
-    action = argparse.BooleanOptionalAction if annotation is bool else "store"
-    parser.add_argument(*flags, dest=name, action=action, help=text.replace("%", "%%"))
+    if annotation is bool:
+        parser.add_argument(*flags, dest=name, action=argparse.BooleanOptionalAction, help=text.replace("%", "%%"))
+        return
+    choices = get_args(annotation) if get_origin(annotation) is Literal else ()
+    metavar = "{" + ",".join(choices) + "}" if choices else None
+    parser.add_argument(*flags, dest=name, metavar=metavar, help=text.replace("%", "%%"))
 
 
-def _add_check(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _help_of(name: str, field: FieldInfo) -> str:
+    default = str(field.default).lower() if isinstance(field.default, bool) else field.default
+    known = "" if default in (None, (), "") else f"default {default}; "
+    return f"{field.description} ({known}{PREFIX}{name.upper()})"
+
+
+def _add_check(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     checking = commands.add_parser("check", help="check a model repository and gateway.yaml before you deploy")
     checking.set_defaults(command=_check)
     checking.add_argument("repository", nargs="?", type=Path, default=DEFAULT_REPOSITORY, metavar="MODEL_REPOSITORY")
@@ -153,7 +186,7 @@ def _add_check(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     checking.add_argument("--format", choices=["text", "json"], default="text")
 
 
-def _add_key(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_key(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     key = commands.add_parser("key", help="API keys").add_subparsers(required=True, metavar="COMMAND")
     new = key.add_parser("new", help="print a new key, and its entry for the keys file")
     new.set_defaults(command=_new_key)
@@ -180,7 +213,7 @@ def _check(given: dict[str, Any]) -> int:
     return report.status(strict=options.strict)
 
 
-def _add_init(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_init(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     starting = commands.add_parser("init", help="write a small working model repository with its gateway.yaml")
     starting.set_defaults(command=_init)
     starting.add_argument("folder", type=Path, metavar="DIR", help="a new or empty folder")

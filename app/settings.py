@@ -16,6 +16,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from app.files.words import words_of
 from app.triton.addresses import addresses_of
 from app.triton.transport import DEFAULT_KIND, Kind
 
@@ -27,6 +28,9 @@ EMBEDDED_SHARED_MEMORY_BYTES = 256 * 1024 * 1024
 _SERVICE_LINK = re.compile(
     r"GATEWAY_([A-Z0-9_]+_)?(SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)|PORT_\d+_(TCP|UDP|SCTP)(_[A-Z]+)?)"
 )
+
+
+_HAS_PORT = re.compile(r":\d{1,5}\Z")
 
 
 class SettingsError(Exception):
@@ -167,16 +171,23 @@ class Settings(BaseSettings):
         """Only the arguments: :func:`read_settings` passes the environment in, which tests can then replace."""
         return (init_settings,)
 
+    @field_validator("triton_url")
+    @classmethod
+    def _is_an_address(cls, value: str) -> str:
+        """Raises ValueError."""
+        for address in value.split(","):
+            scheme, separator, rest = address.strip().partition("://")
+            if separator and scheme in ("http", "https", "grpc", "grpcs"):
+                raise ValueError(f"write {rest.rstrip('/')} without {scheme}://, with Triton's gRPC port, usually 8001")
+            if not address.strip().startswith("unix:") and not _HAS_PORT.search(address.strip()):
+                raise ValueError(f"'{address.strip()}' has no port: Triton's gRPC port is usually 8001")
+        addresses_of(value)
+        return value
+
     @field_validator("cors_origins", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
-
-    @field_validator("triton_url")
-    @classmethod
-    def _check_addresses(cls, value: str) -> str:
-        addresses_of(value)
-        return value
 
 
 def config_beside(repository: Path) -> Path:
@@ -197,7 +208,7 @@ def read_settings(environment: Mapping[str, str], flags: Mapping[str, Any]) -> S
     try:
         return Settings(**(_values_of(own) | dict(flags)))
     except ValidationError as exc:
-        raise SettingsError("\n".join(_complaint(error["loc"], error["msg"]) for error in exc.errors())) from exc
+        raise SettingsError("\n".join(_complaint(error["loc"], words_of(error)) for error in exc.errors())) from exc
 
 
 def _values_of(variables: Mapping[str, str]) -> dict[str, Any]:
@@ -214,7 +225,8 @@ def service_links(environment: Mapping[str, str]) -> list[str]:
 
 def is_service_link(name: str, value: str) -> bool:
     """True for names such as ``GATEWAY_SERVICE_HOST`` and for values such as ``GATEWAY_PORT=tcp://...``."""
-    return _SERVICE_LINK.fullmatch(name) is not None or (name.endswith("_PORT") and "://" in value)
+    is_address = name.startswith(PREFIX) and name.endswith("_PORT") and "://" in value
+    return is_address or _SERVICE_LINK.fullmatch(name) is not None
 
 
 def _complaint(location: tuple[int | str, ...], text: str) -> str:

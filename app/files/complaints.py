@@ -8,6 +8,7 @@ from pydantic_core import ErrorDetails
 
 from app.domain.nearest import LONGEST_NAME, nearest
 from app.files.document import Document, DocumentError, KeyPath, Lines, read_document
+from app.files.words import words_of
 
 Location = tuple[str | int, ...]
 Spec = TypeVar("Spec", bound=BaseModel)
@@ -56,7 +57,7 @@ def _complaint_of(path: Path, spec: type[BaseModel], lines: Lines, error: ErrorD
     if error["type"] == "extra_forbidden":
         text = "is not a known key" + nearest(str(location[-1])[:LONGEST_NAME], _keys_at(spec, location[:-1]))
     else:
-        text = f"is wrong: {error['msg'].removeprefix('Value error, ')}"
+        text = f"is wrong: {words_of(error)}"
         if error["type"] != "missing":
             location = _known_part(lines, location)
     return complaint_at(path, lines, location, text)

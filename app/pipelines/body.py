@@ -19,7 +19,18 @@ LARGE_BYTES = 64 * 1024
 """Bodies of at least this size are read member by member, in a thread, because this would block the event loop."""
 MAX_PROBLEMS = 8
 _NO_FIELD = "is not a field of this pipeline"
+_NO_TEXT = "is not UTF-8 text"
 _NULL = re.compile(rb"[ \t\n\r]*null[ \t\n\r]*")
+_WORDS_BY_TYPE = {
+    "str": "a string",
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
+}
+"""msgspec's names of types -> JSON's, with their articles."""
+_TYPE_NAME = re.compile(rf"\b({'|'.join(_WORDS_BY_TYPE)})\b")
 _PATH = re.compile(r" - at `\$(?P<path>[^`]*)`\Z")
 
 Field = InputField | ParameterField
@@ -59,8 +70,16 @@ class BodyReader:
             except (ValueError, InvalidJson) as exc:
                 problems.append(_problem_of(name, exc))
         if problems:
-            raise refused(problems)
+            raise refused(problems, self._file_hint(problems))
         return values
+
+    def _file_hint(self, problems: Sequence[FieldProblem]) -> str | None:
+        """For a form whose file is sent to an input that is declared as text."""
+        for found in problems:
+            field = self._fields.get(found.field)
+            if found.problem == _NO_TEXT and isinstance(field, InputField) and field.spec.kind == "text":
+                return f"If '{field.name}' is a file, declare `kind: image` or `kind: binary` for it in gateway.yaml."
+        return None
 
     def _decoded_at_once(self, body: bytes) -> dict[str, Any] | None:
         """Returns None if the body must be read member by member. Raises InvalidJson."""
@@ -159,16 +178,16 @@ def _text_of(part: Part) -> str:
     return part if isinstance(part, str) else str(part, "utf-8")
 
 
-def refused(problems: Sequence[FieldProblem]) -> InvalidInput:
+def refused(problems: Sequence[FieldProblem], hint: str | None = None) -> InvalidInput:
     """Returns the error that names the first problem and lists at most MAX_PROBLEMS."""
     first = problems[0] if problems else FieldProblem("body", "does not fit")
     more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
-    return InvalidInput(f"'{first.field}' {first.problem}{more}.", errors=problems[:MAX_PROBLEMS])
+    return InvalidInput(f"'{first.field}' {first.problem}{more}.", hint=hint, errors=problems[:MAX_PROBLEMS])
 
 
 def _problem_of(name: str, exc: Exception) -> FieldProblem:
     if isinstance(exc, UnicodeError):
-        return FieldProblem(name, "is not UTF-8 text")
+        return FieldProblem(name, _NO_TEXT)
     if isinstance(exc, msgspec.ValidationError):
         return problem_of_value(name, str(exc))
     return FieldProblem(
@@ -187,7 +206,9 @@ def _reworded(text: str) -> str:
     """Turns msgspec's message into the end of a sentence about the field, without its quotes of the input."""
     text = text.replace("`", "")
     if text.startswith("Expected "):
-        return "must be " + text.removeprefix("Expected ").replace(", got ", ", not ")
+        text = text.removeprefix("Expected ").replace(", got float", ", not a decimal number")
+        words = text.replace(", got ", ", not ").replace(" | ", " or ")
+        return "must be " + _TYPE_NAME.sub(lambda found: _WORDS_BY_TYPE[found[0]], words)
     if text.startswith("Object missing required field "):
         return f"must have the field '{text.removeprefix('Object missing required field ')}'"
     if text.startswith("Object contains unknown field"):

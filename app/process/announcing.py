@@ -8,6 +8,7 @@ import time
 from app.api.pipelines.samples import samples_of
 from app.api.routes.health import WorkerStates
 from app.pipelines.catalog import Catalog
+from app.process.diagnosing import wrong_address
 
 WAITING_S = 2.0
 """If the start takes longer than this, report once what is missing."""
@@ -21,6 +22,8 @@ async def announce(
     ``with_key``: whether the gateway asks for API keys.
     """
     says_why_at = time.monotonic() + WAITING_S
+    if not catalog.triton_is_up:
+        await _say_what_is_wrong_with(triton_url)
     while not (catalog.is_ready and (workers is None or workers.is_ready)):
         await asyncio.sleep(0.05)
         if time.monotonic() > says_why_at:
@@ -32,6 +35,12 @@ async def announce(
         declared_first = sorted(pipelines, key=lambda pipeline: pipeline.spec.sample is None)
         _say(f"Try: {samples_of(declared_first[0], url, with_key=with_key)['curl']}")
     await asyncio.Event().wait()
+
+
+async def _say_what_is_wrong_with(triton_url: str) -> None:
+    for address in triton_url.split(","):
+        if problem := await wrong_address(address.strip()):
+            _say(f"Triton at {address.strip()}: {problem}.")
 
 
 def _missing(catalog: Catalog, triton_url: str) -> str:

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 
 from app.api.connection.protocol import ConnectionLimit, protocol_with
 from app.process.supervision import Supervisor
+from app.settings import PREFIX
 
 KEEP_ALIVE_S = 75
 BACKLOG = 2048
@@ -32,6 +33,29 @@ def listening(host: str, port: int, setting: str) -> Iterator[socket.socket]:
     """
     with _listener(host, port, setting) as listener:
         yield listener
+
+
+def require_free_ports(host: str, ports: Mapping[str, int]) -> None:
+    """``ports``: by the name of the setting. Raises PortTaken, which names all that are taken and ports to use."""
+    taken = []
+    for setting, port in ports.items():
+        try:
+            with _listener(host, port, setting):
+                pass
+        except PortTaken as exc:
+            taken.append(str(exc))
+    if taken:
+        flags = " ".join(f"--{_flag_of(setting)} {_free_port(host)}" for setting in ports)
+        raise PortTaken("\n".join([*taken, f"Stop the other process, or use other ports: {flags}"]))
+
+
+def _flag_of(setting: str) -> str:
+    return setting.removeprefix(PREFIX).lower().replace("_", "-")
+
+
+def _free_port(host: str) -> int:
+    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as free:
+        return int(free.getsockname()[1])
 
 
 @contextmanager

@@ -133,8 +133,10 @@ class TestFields:
         assert {found.field: found.problem for found in error.errors} == {
             "zzz": "is not a field of this pipeline",
             "note": "is required",
-            "x[0]": "must be float, not str",
-            "n": "must be int | null, not float" if "null" in error.errors[-1].problem else "must be int, not float",
+            "x[0]": "must be a number, not a string",
+            "n": "must be an integer or null, not a decimal number"
+            if "null" in error.errors[-1].problem
+            else "must be an integer, not a decimal number",
         }
         assert "(3 more)" in error.detail
 
@@ -183,7 +185,7 @@ class TestForms:
         [
             ("x", "[1, 2", "is not JSON"),
             ("x", "[NaN]", "is not JSON"),
-            ("x", "1", "must be array, not int"),
+            ("x", "1", "must be a list, not an integer"),
             ("doc", "[" * 100_000, "is not JSON"),
             ("x", b"\xff", "is not JSON"),
             ("x", "\ud800", "is not UTF-8 text"),
@@ -193,9 +195,9 @@ class TestForms:
             ("doc", b'"\xff"', "is not UTF-8 text"),
             ("image", "iVBORw0KGgo=", "is not an image of a known format (PNG, JPEG, GIF, WebP, BMP or TIFF)"),
             ("image", "\ud800", "is not UTF-8 text"),
-            ("n", "1.5", "must be int, not str"),
-            ("n", "", "must be int, not str"),
-            ("n", "\u0663", "must be int, not str"),
+            ("n", "1.5", "must be an integer, not a string"),
+            ("n", "", "must be an integer, not a string"),
+            ("n", "\u0663", "must be an integer, not a string"),
             ("n", b"\xff", "is not UTF-8 text"),
             ("t", "nan", "must be a finite number"),
             ("t", "Infinity", "must be a finite number"),
@@ -207,6 +209,16 @@ class TestForms:
         with pytest.raises(InvalidInput) as caught:
             P.request_of_form({"x": "[1]", "note": "hi", field: part})
         assert [(found.field, found.problem) for found in caught.value.errors] == [(field, problem)]
+
+    def test_a_file_for_an_input_of_text_gets_the_hint_to_declare_it(self) -> None:
+        with pytest.raises(InvalidInput) as caught:
+            P.request_of_form({"x": b"[1]", "note": b"\x89PNG\r\n"})
+        assert caught.value.hint == (
+            "If 'note' is a file, declare `kind: image` or `kind: binary` for it in gateway.yaml."
+        )
+        with pytest.raises(InvalidInput) as caught:
+            P.request_of_form({"x": b"[1]", "note": "hi", "image": "\ud800"})
+        assert caught.value.hint is None
 
     def test_a_missing_part(self) -> None:
         with pytest.raises(InvalidInput, match="'x' is required"):

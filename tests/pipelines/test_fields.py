@@ -59,7 +59,7 @@ class TestShapes:
     def test_a_free_dimension_is_a_list_even_for_one(self) -> None:
         p = one_input("X INT32 [-1]")
         assert sent(p, '{"x": [7]}') == ((1,), [7])
-        assert "must be array" in problems(p, '{"x": 7}')["x"]
+        assert "must be a list" in problems(p, '{"x": 7}')["x"]
 
     def test_an_empty_list_keeps_the_declared_rank(self) -> None:
         assert sent(one_input("X FP32 [-1,4,2]"), '{"x": []}')[0] == (0, 4, 2)
@@ -253,7 +253,9 @@ class TestTypes:
 
     @pytest.mark.parametrize("value", ["1.0", "1e3", "1.5"])
     def test_a_float_is_no_integer(self, value: str) -> None:
-        assert problems(one_input("X INT32 [1]"), f'{{"x": {value}}}') == {"x": "must be int | array, not float"}
+        assert problems(one_input("X INT32 [1]"), f'{{"x": {value}}}') == {
+            "x": "must be an integer or a list, not a decimal number"
+        }
 
     def test_an_integer_is_a_float(self) -> None:
         assert sent(one_input("X FP32 [1]"), '{"x": 3}')[1] == [3.0]

@@ -123,7 +123,7 @@ def test_the_place_of_a_wrong_number_is_named() -> None:
     with pytest.raises(InvalidInput) as caught:
         P.request_of_json(json.dumps({"g": rows}).encode())
     assert [(found.field, found.problem) for found in caught.value.errors] == [
-        ("g[30000][1]", "must be int, not float")
+        ("g[30000][1]", "must be an integer, not a decimal number")
     ]
 
 

@@ -15,6 +15,11 @@ from app.domain.inference import InferenceRequest
 from app.domain.tensor_memory import ELEMENT
 from app.pipelines.pipeline import Pipeline
 
+FILE_HINT = (
+    "No input of this pipeline is a file: declare `kind: image` or `kind: binary` for the input in gateway.yaml, or "
+    "send application/json."
+)
+
 
 async def read_inference(exchange: Exchange, pipeline: Pipeline, limits: Limits) -> InferenceRequest:
     """Raises the client errors of ``app.domain.errors``."""
@@ -54,6 +59,6 @@ def _file_field_of(pipeline: Pipeline) -> str:
     if len(files) != 1 or others:
         raise UnsupportedMediaType(
             "Raw bytes are accepted only by a pipeline whose one required input is a file.",
-            hint="Send application/json or multipart/form-data instead.",
+            hint=FILE_HINT if not files else "Send application/json or multipart/form-data instead.",
         )
     return files[0]

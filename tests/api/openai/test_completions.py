@@ -246,7 +246,7 @@ class TestRefusals:
             ({"role": "user"}, "'messages[0]' must have the field 'content'."),
             ({"role": "user", "content": "x", "secret": 1}, "'messages[0]' has a field that is not supported."),
             ({"role": "secret", "content": "x"}, "'messages[0].role' is not one of the allowed values."),
-            ({"role": "user", "content": 5}, "'messages[0].content' must be str | array, not int."),
+            ({"role": "user", "content": 5}, "'messages[0].content' must be a string or a list, not an integer."),
         ],
     )
     async def test_the_place_in_the_messages_is_named(self, chat: Any, message: dict[str, Any], words: str) -> None:
@@ -254,7 +254,7 @@ class TestRefusals:
 
     async def test_names_that_are_mapped_are_told_as_the_caller_wrote_them(self, complete: Any) -> None:
         answer = await complete(model="echo", max_tokens=10)
-        assert answer.json()["error"]["message"] == "'max_tokens' must be int <= 9."
+        assert answer.json()["error"]["message"] == "'max_tokens' must be an integer <= 9."
 
     async def test_usage_that_the_model_does_not_count(self, complete: Any) -> None:
         answer = await complete(model="echo", stream=True, stream_options={"include_usage": True})

@@ -141,7 +141,7 @@ def batches_differ(case: Any, response: Any) -> bool:
 
 def integer_has_a_fraction_of_zero(case: Any, response: Any) -> bool:
     """JSON Schema takes 1.0 for an integer; the gateway accepts integers without a fraction only."""
-    is_named = "not float" in detail_of(response) or "Expected `int`, got `float`" in detail_of(response)
+    is_named = "not a decimal number" in detail_of(response) or "Expected `int`, got `float`" in detail_of(response)
     return response.status_code in REFUSED and is_named
 
 

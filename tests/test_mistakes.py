@@ -1,0 +1,109 @@
+"""Mistakes of the first hour, and what the command line says about each."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from app import cli
+from app.settings import service_links
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "configure_logging", lambda level, style: None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["serv"], "there is no command 'serv'; did you mean 'serve'?"),
+        (["chek", "."], "there is no command 'chek'; did you mean 'check'?"),
+        (["serve", "--prot", "1"], "unrecognized arguments: --prot 1; did you mean '--port'?"),
+        (["serve", "--triton-ulr=x:1"], "; did you mean '--triton-url'?"),
+        (["check", "--strikt"], "unrecognized arguments: --strikt; did you mean '--strict'?"),
+    ],
+)
+def test_a_mistyped_command_or_option_gets_the_nearest(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["--triton", "http://127.0.0.1:8001/"],
+            "GATEWAY_TRITON_URL is wrong: write 127.0.0.1:8001 without http://, with Triton's gRPC port, usually 8001",
+        ),
+        (
+            ["--triton", "triton"],
+            "GATEWAY_TRITON_URL is wrong: 'triton' has no port: Triton's gRPC port is usually 8001",
+        ),
+        (["--port", "http"], "GATEWAY_PORT is wrong: must be a whole number"),
+        (["--port", "99999"], "GATEWAY_PORT is wrong: must be at most 65535"),
+        (["--log-format", "jsno"], "GATEWAY_LOG_FORMAT is wrong: must be one of its values; did you mean 'json'?"),
+        (["--drain-s", "-1"], "GATEWAY_DRAIN_S is wrong: must be at least 0"),
+        (["--models", "mine"], "--models is the repository of the embedded Triton: add --embedded"),
+        (["--embedded", "--models", "mine"], "There is no model repository at mine."),
+        (["--config", "mine.yaml"], "mine.yaml: cannot be read: [Errno 2] No such file or directory"),
+    ],
+)
+def test_a_wrong_value_is_explained(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "--port=0", "--admin-port=0", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+EXIT = "{reason: none, error: {code: ALREADY_EXIST, message: no}}"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            f"early_exit: [{EXIT}]",
+            "early_exit.0.error.code is wrong: must be one of its values; did you mean 'ALREADY_EXISTS'?",
+        ),
+        ("inputs: {a: {tensor: A, kind: imgae}}", "kind is wrong: must be one of its values; did you mean 'image'?"),
+        ("timeout_s: 0", "timeout_s is wrong: must be above 0"),
+        ("inputs: [a]", "inputs is wrong: must be a mapping of keys to values"),
+        ("rejects_input: a", "rejects_input is wrong: must be a list"),
+        ("modle: m", "modle is not a known key; did you mean 'model'?"),
+    ],
+)
+def test_a_wrong_value_of_the_file_is_explained(
+    words: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gateway.yaml").write_text(f"pipelines:\n  p:\n    model: m\n    {words}\n")
+    assert cli.main(["serve", "--port=0", "--admin-port=0"]) == 2
+    assert f"gateway.yaml:4: pipelines.p.{said}" in capsys.readouterr().err.replace("inputs.a.kind", "kind")
+
+
+def test_both_taken_ports_are_named_together_with_ports_to_use(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        ports = [str(each.getsockname()[1]) for each in (one, other)]
+        assert cli.main(["serve", f"--port={ports[0]}", f"--admin-port={ports[1]}"]) == 2
+    first, second, way_out = capsys.readouterr().err.splitlines()
+    assert first == f"triton-gateway: GATEWAY_PORT: cannot listen on 127.0.0.1:{ports[0]}: Address already in use"
+    assert second == f"GATEWAY_ADMIN_PORT: cannot listen on 127.0.0.1:{ports[1]}: Address already in use"
+    assert way_out.startswith("Stop the other process, or use other ports: --port ")
+    assert " --admin-port " in way_out
+
+
+def test_the_help_has_defaults_choices_and_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "port of the API (default 8080; GATEWAY_PORT)" in text
+    assert "--log-format {auto,json,text}" in text
+    assert "triton-gateway serve --embedded --models my_models" in text
+
+
+def test_kubernetes_own_variables_are_no_reason_for_a_warning() -> None:
+    assert service_links({"KUBERNETES_PORT": "tcp://10.0.0.1:443", "REDIS_PORT": "tcp://10.0.0.2:6379"}) == []
+    assert service_links({"GATEWAY_PORT": "tcp://10.0.0.1:80"}) == ["GATEWAY_PORT"]

@@ -95,6 +95,7 @@ class TestRefusals:
     async def test_raw_bytes_for_a_pipeline_that_takes_no_file(self, api: Served) -> None:
         answer = await api.client.post(WRITE, content=PNG, headers={"Content-Type": "image/png"})
         assert refusal(answer) == (415, "unsupported_media_type")
+        assert "declare `kind: image` or `kind: binary` for the input in gateway.yaml" in answer.json()["hint"]
 
     @pytest.mark.parametrize("declared", [True, False])
     async def test_a_body_too_large_declared_or_not(self, api: Served, declared: bool) -> None:

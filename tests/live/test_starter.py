@@ -84,3 +84,18 @@ async def test_triton_runs_alone(models: Path, models_venv: Path) -> None:
     async with httpx.AsyncClient() as client:
         with pytest.raises(httpx.TransportError):
             await client.get(url)
+
+
+@pytest.mark.full
+def test_ctrl_c_with_the_reference_models_logs_no_error(
+    models_venv: Path, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    settings = {
+        "embedded": "true",
+        "embedded_repository": str(pytestconfig.rootpath / "triton_models"),
+        "embedded_venv": str(models_venv),
+    }
+    with running_gateway(tmp_path / "gateway", **settings) as gateway:
+        gateway.process.send_signal(signal.SIGINT)
+        assert gateway.process.wait(60) == 0
+    assert [line for line in gateway.json_lines() if line["level"] == "ERROR"] == []

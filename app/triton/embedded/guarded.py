@@ -55,6 +55,11 @@ class GuardedTriton:
         self._process.stdin.close()
         return await self.ended()
 
+    async def kill(self) -> int:
+        """End a Triton that does not react, without its exit timeout, and wait."""
+        guard.end_group(self.pid)
+        return await self.ended()
+
     async def _run(self, log: asyncio.StreamReader) -> int:
         relay = asyncio.ensure_future(self._relay(log))
         status = await self._process.wait()

@@ -50,6 +50,8 @@ class EmbeddedOptions:
 
     `host` is a loopback address. Without `ports`, free ports are chosen at the first start and kept over restarts.
     Triton and the models inherit `environment`. Triton sends its spans to `traces_url`, by OTLP over HTTP.
+    `exit_timeout_s` leaves room for many models: those of this repository need 5 to 8 s on two cores, and a limit that
+    is too short makes Triton log an error.
     """
 
     repository: Path
@@ -59,6 +61,6 @@ class EmbeddedOptions:
     traces_url: str | None = None
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     start_timeout_s: float = 300.0
-    exit_timeout_s: int = 4
+    exit_timeout_s: int = 15
     first_restart_s: float = 0.5
     longest_restart_s: float = 30.0

@@ -79,7 +79,7 @@ class EmbeddedTriton:
     async def restart(self) -> None:
         """End a Triton that does not work; `watch` starts it again."""
         if self._triton is not None and not self._launching.locked():
-            await self._triton.stop()
+            await self._triton.kill()
 
     async def stop(self) -> None:
         """End Triton and all of its processes; return when they are gone."""

@@ -135,7 +135,7 @@ class TestOneAnswer:
         body = {"script": json.dumps({"error": error(message=MARKER)})}
         problem = client.post(f"/v1/pipelines/{pipeline}/stream", json=body).json()
         assert problem["code"] == "model_error"
-        assert "for streams the rule needs code: any" in problem["hint"]
+        assert "For streams, use code: any." in problem["hint"]
 
 
 def raised(exits: GatewayProcess, pipeline: str) -> tuple[float, float]:

@@ -45,6 +45,7 @@ class Entrance:
         self.limits = NO_LIMITS
         self._admission = admission
         self._by_key: dict[str, Account] = {}
+        self._applicants: dict[str, tuple[Caller, Applicant]] = {}
         self._anyone = Applicant(self.own, (self.own,))
 
     @property
@@ -67,12 +68,19 @@ class Entrance:
         self.limits = limits
         queue = QUEUE if limits.queue is None else limits.queue
         self.own.set_limits(_share(limits.in_flight, workers), _share(queue, workers))
+        self._applicants.clear()
         for account in self._by_key.values():
             account.set_limits(_share(limits.per_key, workers), None)
 
     def _applicant(self, caller: Caller) -> Applicant:
         if caller is ANYONE and self.limits.per_key is None:
             return self._anyone
+        known = self._applicants.get(caller.id)
+        if known is None or known[0] is not caller:
+            known = self._applicants[caller.id] = caller, self._applicant_of(caller)
+        return known[1]
+
+    def _applicant_of(self, caller: Caller) -> Applicant:
         accounts = [self.own]
         if caller.limits != CallerLimits():
             accounts.append(self._admission.account_of(caller))
@@ -88,10 +96,14 @@ class Entrance:
 
 
 class Admission:
-    """``workers``: how many processes share the limits. Each of them has its part, at least 1."""
+    """``workers``: how many processes share the limits. Each of them has its part, at least 1.
 
-    def __init__(self, workers: int = 1) -> None:
+    ``servers``: how many Tritons there are at the start.
+    """
+
+    def __init__(self, workers: int = 1, servers: int = 1) -> None:
         self.workers = workers
+        self._servers = servers
         self.gates: dict[str, Gate] = {}
         """By model: what protects a model is one limit for all ways to it."""
         self.entrances: dict[tuple[str, str], Entrance] = {}
@@ -124,7 +136,7 @@ class Admission:
         if gate is not None and self._loads[load.model] == load:
             return
         self._loads[load.model] = load
-        limit = limit_for(load.capacity, _share(load.in_flight, self.workers), self.workers)
+        limit = limit_for(load.capacity.times(self._servers), _share(load.in_flight, self.workers), self.workers)
         if gate is None:
             self.gates[load.model] = Gate(load.model, limit)
         else:

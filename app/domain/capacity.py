@@ -16,6 +16,10 @@ class Capacity:
     """Requests in these executions, if every batch is full."""
     is_decoupled: bool = False
 
+    def times(self, servers: int) -> "Capacity":
+        """Of so many servers."""
+        return Capacity(servers * self.instances, servers * self.requests, self.is_decoupled)
+
 
 def capacity_of(config: ModelConfig, models: Mapping[str, ModelConfig]) -> Capacity:
     """``models``: those that a request to ``config`` runs through, by name. Ensembles themselves do not compute."""

@@ -47,16 +47,9 @@ async def open_gateway(
         check = ModelCheck(catalog, engine, is_done=triton.part is not None)
         await check.run_once()
         canceller = Canceller(engine)
-        admission = Admission(triton.part.workers if triton.part else 1)
+        admission = Admission(triton.part.workers if triton.part else 1, len(triton.addresses))
         gateway = Gateway(
-            Inference(
-                engine,
-                catalog,
-                metrics,
-                canceller,
-                tracer,
-                admission=admission,
-            ),
+            Inference(engine, catalog, metrics, canceller, tracer, admission=admission),
             store,
             limits_of(settings),
             None if lane is None else lane.bodies,

@@ -24,6 +24,7 @@ from app.api.connection.receiving import LARGE_BYTES, BodyReceiver
 from app.api.exchange import BodySink, Header
 from app.api.problems import problem_response
 from app.domain.errors import GatewayError, HeadersTooLarge, InvalidRequest, SlowRequest, TooManyRequests
+from app.domain.outflow import Outflow
 from app.domain.request_id import new_request_id
 
 HEAD_TIMEOUT_S = 5.0
@@ -39,6 +40,8 @@ class ConnectionLimit:
 
     max_connections: int
     on_refused: Callable[[], None]
+    outflow: Outflow = field(default_factory=Outflow)
+    """Of connections that were not refused."""
     refused: set[asyncio.Protocol] = field(default_factory=set)
     """The rejected connections that are still open. They do not count towards the limit."""
 
@@ -109,6 +112,8 @@ class BoundedProtocol(ClosingProtocol):
             self.state_timer.start(HEAD_TIMEOUT_S, self._end_silently)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self not in self._limit.refused:
+            self._limit.outflow.left(1, self.loop.time())
         self._limit.refused.discard(self)
         super().connection_lost(exc)
         self.is_lost = True
@@ -375,7 +380,8 @@ class BoundedProtocol(ClosingProtocol):
         self.connections.discard(self)
         self._limit.refused.add(self)
         self._limit.on_refused()
-        error = TooManyRequests("The gateway has reached its limit for connections.")
+        retry_after_s = self._limit.outflow.retry_after_s(1, self.loop.time())
+        error = TooManyRequests("The gateway has reached its limit for connections.", retry_after_s=retry_after_s)
         self._refuse(error, lingers=len(self._limit.refused) <= LINGERING_REFUSALS)
 
     def _refuse(self, error: GatewayError, *, lingers: bool = True) -> None:

@@ -1,0 +1,73 @@
+"""More requests than the real Triton can answer: what is refused was never sent, and every slot is given back."""
+
+import asyncio
+import json
+import uuid
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.processes import GatewayProcess
+
+REQUESTS = 60
+SLEEP_S = 0.2
+"""The model has two instances: ten answers a second."""
+
+
+def script(**words: Any) -> dict[str, str]:
+    return {"script": json.dumps({"text": "a", "numbers": [1.0], **words})}
+
+
+async def page(gateway: GatewayProcess) -> str:
+    async with httpx.AsyncClient() as client:
+        return (await client.get(f"{gateway.admin_url}/metrics")).text
+
+
+async def test_what_cannot_be_answered_in_time_is_refused_and_never_sent(
+    gateway: GatewayProcess, tmp_path: Path
+) -> None:
+    journal = tmp_path / "journal"
+    journal.touch()
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=30, limits=httpx.Limits(max_connections=None)) as client:
+
+        async def ask(seconds: float) -> httpx.Response:
+            body = script(sleep_s=SLEEP_S, journal=str(journal), token=uuid.uuid4().hex)
+            headers = {"X-Request-Timeout": str(seconds)}
+            return await client.post("/v1/pipelines/scripted", json=body, headers=headers)
+
+        await asyncio.gather(*(ask(5) for _ in range(4)))  # the gateway learns how long a request takes
+        journal.write_text("")
+        answers = await asyncio.gather(*(ask(3) for _ in range(REQUESTS)))
+        statuses = Counter(answer.status_code for answer in answers)
+        refused = [answer for answer in answers if answer.status_code == 429]
+        received = [line for line in journal.read_text().splitlines() if line.endswith("received")]
+        assert set(statuses) <= {200, 429, 504}
+        assert statuses[200] >= 3
+        assert len(refused) >= 10
+        assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+        assert len(received) <= REQUESTS - len(refused), "a refused request reached the model"
+        queued_ms = [float(answer.headers["server-timing"].split("queue;dur=")[1].split(",")[0]) for answer in answers]
+        assert max(queued_ms) > 1000 * SLEEP_S
+        assert (await ask(5)).status_code == 200
+    metrics = await page(gateway)
+    assert "\ntriton_gateway_requests_running 0.0\n" in metrics
+    assert "\ntriton_gateway_requests_waiting 0.0\n" in metrics
+    assert 'triton_gateway_in_flight_limit{model="scripted"}' in metrics
+
+
+async def test_streams_beyond_the_limit_wait_or_are_refused_and_end_with_all_slots_free(
+    gateway: GatewayProcess,
+) -> None:
+    body = {"pipeline": "scripted_patient", "inputs": script(responses=[{"text": "a"}])}
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=60, limits=httpx.Limits(max_connections=None)) as client:
+        started = await asyncio.gather(*(client.post("/v1/streams", json=body) for _ in range(40)))
+        assert {answer.status_code for answer in started} <= {201, 429}
+        for answer in started:
+            if answer.status_code == 201:
+                text = (await client.get(answer.headers["location"])).text
+                assert text.count("event: done") + text.count("event: error") == 1
+        async with asyncio.timeout(30):
+            while "\ntriton_gateway_requests_running 0.0\n" not in await page(gateway):
+                await asyncio.sleep(0.1)

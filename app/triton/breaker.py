@@ -67,7 +67,8 @@ class Breakers:
 
     def answered(self, model: str, waited_s: float) -> None:
         """Triton answered a call, with a response or with an error."""
-        self._waits_s[model] = max(self._waits_s.get(model, 0.0) * _FADING, waited_s)
+        faded_s = self._waits_s.get(model, 0.0) * _FADING
+        self._waits_s[model] = waited_s if waited_s > faded_s else faded_s
         if self._failures:
             self._failures.pop(model, None)
 

@@ -38,7 +38,7 @@ class TritonHealth:
         if self.breakers.open and (breaker := self.breakers.open.get(model)) is not None:
             text = f"Model '{model}' failed several times in a row; it is not called until it answers a probe."
             return UpstreamUnavailable(text, was_sent=False, retry_after_s=breaker.retry_after_s)
-        if self.stubs.dead and not self.stubs.is_alive(model):
+        if self.stubs.dead_models and not self.stubs.is_alive(model):
             return ModelNotReady(f"A process that model '{model}' needs has died.", was_sent=False)
         if self.progress.is_stuck:
             return UpstreamUnavailable("Triton is stuck: it answers no inference call.", was_sent=False)

@@ -28,7 +28,7 @@ class Stubs:
         self._configs: dict[str, ModelConfig] = {}
         self._suspects: dict[str, Counter[str]] = {}
         """Called model -> the models whose process its errors named."""
-        self._dead: set[str] = set()
+        self.dead_models: set[str] = set()
 
     def learn(self, config: ModelConfig) -> None:
         """Remembers which models this model runs."""
@@ -36,7 +36,7 @@ class Stubs:
 
     def is_alive(self, model: str) -> bool:
         """False while the process of the model, or of a model that it runs, is dead."""
-        return self._dead.isdisjoint(self.run_by(model))
+        return self.dead_models.isdisjoint(self.run_by(model))
 
     @property
     def suspects(self) -> list[str]:
@@ -44,7 +44,7 @@ class Stubs:
 
     @property
     def dead(self) -> list[str]:
-        return sorted(self._dead) if self._dead else []
+        return sorted(self.dead_models)
 
     def suspect(self, called: str, message: str) -> None:
         """Notes the error of a call to the model ``called``, if it is about a process that the model needs."""
@@ -78,11 +78,11 @@ class Stubs:
 
     def follow(self, dead: Iterable[str]) -> None:
         """Takes over which models are dead from the process that confirms and repairs."""
-        self._dead = set(dead)
+        self.dead_models = set(dead)
 
     def condemn(self, model: str) -> None:
-        if model not in self._dead:
-            self._dead.add(model)
+        if model not in self.dead_models:
+            self.dead_models.add(model)
             self._count_death(model)
             _log.error("the Python process of model '%s' died, and Triton does not restart it", model)
 
@@ -91,7 +91,7 @@ class Stubs:
         self._suspects.pop(called, None)
 
     def revive(self, model: str) -> None:
-        self._dead.discard(model)
+        self.dead_models.discard(model)
         for called in self.suspects:
             if model in self.run_by(called):
                 self.acquit(called)

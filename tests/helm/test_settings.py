@@ -149,6 +149,11 @@ def test_a_triton_elsewhere_is_called_at_its_address() -> None:
     assert settings.triton_metrics_url == external["metricsUrl"]
 
 
+def test_several_tritons_elsewhere_are_called_at_their_addresses() -> None:
+    external = {"grpcUrl": "triton-0.triton:8001,triton-1.triton:8001"}
+    assert settings_of(render({"triton": {"enabled": False, "external": external}})).triton_url == external["grpcUrl"]
+
+
 def test_the_key_of_signed_early_exits_reaches_both_sides() -> None:
     documents = render({"gateway": {"earlyExitKey": {"secretName": "keys", "secretKey": "exit"}}})
     source = {"secretKeyRef": {"name": "keys", "key": "exit"}}

@@ -74,6 +74,13 @@ def test_closed_egress_leaves_names_and_a_triton_elsewhere() -> None:
     assert [port["port"] for rule in spec["egress"] for port in rule["ports"]] == [53, 53, 9001]
 
 
+def test_closed_egress_leaves_the_ports_of_several_tritons() -> None:
+    external = {"grpcUrl": "a:9001,b:9001,c:9002"}
+    values = {"networkPolicy": {"restrictEgress": True}, "triton": {"enabled": False, "external": external}}
+    spec = the(render(values), "NetworkPolicy")["spec"]
+    assert [port["port"] for rule in spec["egress"] for port in rule["ports"]] == [53, 53, 9001, 9002]
+
+
 def test_the_service_leads_to_the_api_only() -> None:
     (port,) = the(render({"service": {"port": 8000}}), "Service")["spec"]["ports"]
     assert (port["port"], port["targetPort"]) == (8000, "http")

@@ -58,13 +58,20 @@ def tritons(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iter
         yield started
 
 
-@pytest.fixture
-def gateway(tritons: list[EmbeddedTriton], tmp_path: Path) -> Iterator[GatewayProcess]:
-    (tmp_path / "gateway.yaml").write_text(CONFIG)
+@pytest.fixture(scope="module")
+def own_gateway(tritons: list[EmbeddedTriton], tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    folder = tmp_path_factory.mktemp("gateway")
+    (folder / "gateway.yaml").write_text(CONFIG)
     addresses = ",".join(triton.grpc_url for triton in tritons)
-    with running_gateway(tmp_path / "gateway", triton_url=addresses, config=str(tmp_path / "gateway.yaml")) as running:
-        eventually(lambda: set(states(running).values()) == {"up"}, WITHIN_S)
+    with running_gateway(folder / "gateway", triton_url=addresses, config=str(folder / "gateway.yaml")) as running:
         yield running
+
+
+@pytest.fixture
+def gateway(own_gateway: GatewayProcess) -> GatewayProcess:
+    """With both Tritons up."""
+    eventually(lambda: set(states(own_gateway).values()) == {"up"}, WITHIN_S)
+    return own_gateway
 
 
 def states(gateway: GatewayProcess) -> dict[str, str]:
@@ -76,12 +83,21 @@ def calls(gateway: GatewayProcess, triton: EmbeddedTriton) -> float:
     return gateway.metric("triton_calls_by_address_total", address=triton.grpc_url, code="OK")
 
 
+def both_answer(gateway: GatewayProcess, tritons: list[EmbeddedTriton]) -> None:
+    """Waits until each of them has answered ten more calls."""
+    before = {triton.grpc_url: calls(gateway, triton) for triton in tritons}
+    eventually(lambda: all(calls(gateway, each) > before[each.grpc_url] + 10 for each in tritons), WITHIN_S)
+
+
 class Load:
     """Closed-loop callers of one pipeline; ``answers`` counts statuses."""
 
     def __init__(self, gateway: GatewayProcess, pipeline: str) -> None:
         self.answers: Counter[int] = Counter()
         self.sent = 0
+        self._gateway = gateway
+        self._pipeline = pipeline
+        self._counted_before = gateway.metric("requests_total", pipeline=pipeline)
         self._url = f"{gateway.url}/v1/pipelines/{pipeline}"
         self._is_over = threading.Event()
         self._lock = threading.Lock()
@@ -96,6 +112,11 @@ class Load:
             finally:
                 self._is_over.set()
 
+    def balances(self) -> bool:
+        """Every request was answered once, and counted once."""
+        counted = self._gateway.metric("requests_total", pipeline=self._pipeline) - self._counted_before
+        return sum(self.answers.values()) == self.sent == counted
+
     def _call(self) -> None:
         with httpx.Client(timeout=60) as client:
             while not self._is_over.is_set():
@@ -106,17 +127,11 @@ class Load:
                     self.answers[status] += 1
 
 
-def balance(gateway: GatewayProcess, load: Load, pipeline: str) -> None:
-    """Every request of the load was answered once, and counted once."""
-    assert sum(load.answers.values()) == load.sent
-    assert gateway.metric("requests_total", pipeline=pipeline) == load.sent
-
-
 def test_a_triton_is_killed_under_load_and_returns(gateway: GatewayProcess, tritons: list[EmbeddedTriton]) -> None:
     victim = tritons[0]
     load = Load(gateway, "safe")
     with load.running():
-        eventually(lambda: all(calls(gateway, each) > 10 for each in tritons), WITHIN_S)
+        both_answer(gateway, tritons)
         assert victim.pid is not None
         os.kill(victim.pid, signal.SIGKILL)
         eventually(lambda: states(gateway)[victim.grpc_url] == "down", WITHIN_S)
@@ -126,7 +141,7 @@ def test_a_triton_is_killed_under_load_and_returns(gateway: GatewayProcess, trit
         before = calls(gateway, victim)
         eventually(lambda: calls(gateway, victim) > before + 10, WITHIN_S)
     assert set(load.answers) == {200}
-    balance(gateway, load, "safe")
+    assert load.balances()
     assert gateway.metric("triton_ejections_total", address=victim.grpc_url, reason="down") >= 1
 
 
@@ -135,7 +150,7 @@ def test_a_triton_is_stopped_under_load_and_continues(gateway: GatewayProcess, t
     assert victim.pid is not None
     load = Load(gateway, "safe")
     with load.running():
-        eventually(lambda: all(calls(gateway, each) > 10 for each in tritons), WITHIN_S)
+        both_answer(gateway, tritons)
         os.kill(victim.pid, signal.SIGSTOP)
         try:
             eventually(lambda: states(gateway)[victim.grpc_url] == "down", WITHIN_S)
@@ -146,7 +161,7 @@ def test_a_triton_is_stopped_under_load_and_continues(gateway: GatewayProcess, t
             os.kill(victim.pid, signal.SIGCONT)
         eventually(lambda: states(gateway)[victim.grpc_url] == "up", WITHIN_S)
     assert set(load.answers) == {200}
-    balance(gateway, load, "safe")
+    assert load.balances()
 
 
 def test_requests_that_may_not_run_twice_wait_for_a_stopped_triton(
@@ -156,14 +171,14 @@ def test_requests_that_may_not_run_twice_wait_for_a_stopped_triton(
     assert victim.pid is not None
     load = Load(gateway, "once")
     with load.running():
-        eventually(lambda: all(calls(gateway, each) > 10 for each in tritons), WITHIN_S)
+        both_answer(gateway, tritons)
         os.kill(victim.pid, signal.SIGSTOP)
         try:
             eventually(lambda: states(gateway)[victim.grpc_url] == "down", WITHIN_S)
         finally:
             os.kill(victim.pid, signal.SIGCONT)
     assert set(load.answers) == {200}
-    balance(gateway, load, "once")
+    assert load.balances()
 
 
 def test_a_pipeline_is_served_by_the_triton_that_has_its_model(

@@ -1,6 +1,7 @@
 """An engine over several Tritons: each request goes to one of them, and to another if the first did not receive it."""
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from app.triton.server import Server
 
 LIVE_S = 1.0
 """How long a Triton may take to say that it is live, unless it answers other calls in the meantime."""
+_log = logging.getLogger(__name__)
 
 
 class BalancerObserver:
@@ -69,6 +71,7 @@ class Balancer(Engine):
             with suppress(GatewayError):
                 await self._lookups.introduce(server)
                 server.go_up(slowly=any(each.is_up for each in self.servers))
+                _log.info("Triton at %s answers", server.address)
                 self.tell()
         elif server.is_up and not is_live:
             self.put_down(server)
@@ -82,6 +85,7 @@ class Balancer(Engine):
         self._eject(server)
 
     def _eject(self, server: Server) -> None:
+        _log.error("Triton at %s is not used: it is %s", server.address, server.state)
         self._observer.ejected(server.address, server.state)
         self.tell()
 

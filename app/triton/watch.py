@@ -81,7 +81,6 @@ class Watch:
                 return
             self._slow[server] = Slow(model, limit_s)
             self._balancer.eject_slow(server)
-            _log.error("Triton at %s is ejected: it answers model '%s' much slower than others", server.address, model)
 
     async def _probe(self, server: Server, slow: "Slow") -> None:
         if server not in self._balancer.servers:

@@ -32,7 +32,7 @@ def measured(server: Server, latency_s: float, count: int = ENOUGH, model: str =
     server.latencies[model].extend([latency_s] * count)
 
 
-async def test_a_server_that_went_down_returns_when_it_is_live() -> None:
+async def test_a_server_that_went_down_returns_when_it_is_live(caplog: pytest.LogCaptureFixture) -> None:
     engines = working(), working()
     balancer, seen = balanced(*engines)
     engines[0].is_up = False
@@ -42,6 +42,7 @@ async def test_a_server_that_went_down_returns_when_it_is_live() -> None:
         engines[0].is_up = True
         await eventually(lambda: balancer.servers[0].is_up)
     assert seen.ejections == [("triton-0:1", "down")]
+    assert caplog.text.count("Triton at triton-0:1 is not used: it is down") == 1
     assert balancer.servers[0].joined_at > 0
 
 

@@ -36,7 +36,10 @@ class Member:
         os.kill(self.server.pid, number)
 
     def sleep_ms(self, milliseconds: float) -> None:
-        self.sleep.write_text(str(milliseconds))
+        """The file is replaced whole: the model reads it all the time."""
+        written = self.sleep.with_suffix(".new")
+        written.write_text(str(milliseconds))
+        written.replace(self.sleep)
 
     async def is_ready(self) -> bool:
         try:

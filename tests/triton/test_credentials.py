@@ -219,3 +219,12 @@ class _Noting(FakeTriton):
 class _Refusing(FakeTriton):
     async def ServerLive(self, request: object, context: grpc.aio.ServicerContext) -> object:  # type: ignore[override]  # noqa: N802
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no")
+
+
+async def test_the_certificate_of_a_dns_name_fits_each_of_its_addresses(kind: Kind, authority: Authority) -> None:
+    async with serving(FakeTriton(), authority.server("triton.test")) as triton:
+        name = f"triton.test:{triton.url.rpartition(':')[2]}"
+        credentials = Credentials(authority.files())
+        async with open_transport(triton.url, kind=kind, authority=name, credentials=credentials) as transport:
+            assert await TritonEngine(transport).answers()
+        assert not await answers(triton.url, kind, credentials)

@@ -106,7 +106,6 @@ class Gate:
         for account in accounts:
             account.running -= 1
         self.learn(now, now - since, error)
-        self.serve_queue()
         for account in accounts:
             if account.gates:
                 for gate in tuple(account.gates):
@@ -116,6 +115,7 @@ class Gate:
         before = self._output_s
         self._output_s = wait_s if before is None else before + WEIGHT * (wait_s - before)
         self.limit.first_output(now, wait_s, is_full=bool(self._queue))
+        self.serve_queue()
 
     def serve_queue(self) -> None:
         """Gives the free slots to requests that wait."""
@@ -132,7 +132,8 @@ class Gate:
                 waiter.slot.set_result(self._slot_of(waiter.applicant, monotonic() - waiter.since))
 
     def _has_slot(self, applicant: Applicant) -> bool:
-        return self.running < self.limit.value and not self._queue and applicant.may_run
+        """No request in the queue may take a free slot: :meth:`serve_queue` would have given it away."""
+        return self.running < self.limit.value and applicant.may_run
 
     def _slot_of(self, applicant: Applicant, queued_s: float) -> Slot:
         self.running += 1
@@ -249,6 +250,7 @@ class Gate:
         elif isinstance(error, TooManyRequests):
             self.limit.refused()
             error.retry_after_s = self.retry_after_s("")
+        self.serve_queue()
 
 
 def _may_run(waiter: Waiter) -> bool:

@@ -260,6 +260,18 @@ class TestKeys:
         slot.leave()
         (await asyncio.wait_for(waiting, 1)).leave()
 
+    async def test_requests_that_wait_for_their_own_key_keep_no_slot_from_others(self) -> None:
+        entrance = entrance_of(Admission(), queue=1)
+        await run_for(entrance, 20.0)
+        caller = Caller("a", limits=CallerLimits(in_flight=1))
+        await entered(entrance, caller)
+        waiting = asked(entrance, caller)
+        await turn()
+        entrance.check(self.OTHER, Deadline.after(1.0))
+        await asyncio.wait_for(entered(entrance, self.OTHER, deadline_s=1.0), 1)
+        assert not waiting.done()
+        waiting.cancel()
+
     async def test_per_key_bounds_each_key_in_a_pipeline(self) -> None:
         entrance = entrance_of(Admission(), per_key=1)
         await entered(entrance, self.FLOOD)

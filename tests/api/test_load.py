@@ -149,10 +149,14 @@ async def test_time_in_the_queue_is_told_apart(api: Served) -> None:
     assert await metric(api, "in_flight_limit", model="reader") == 1
     queued = [part_of(await each, "queue") for each in (first, second)]
     assert queued[0] == 0.0
-    assert 50 < queued[1] < 150
+    assert queued[1] > 50
     assert await metric(api, "queue_seconds_count", pipeline="read") == 2
-    assert 0.05 < (await metric(api, "queue_seconds_sum", pipeline="read") or 0) < 0.15
-    assert (await metric(api, "overhead_seconds_sum", pipeline="read", transport="unary") or 1) < 0.05
+    labels = {"pipeline": "read", "transport": "unary"}
+    whole = await metric(api, "request_duration_seconds_sum", **labels, outcome="ok") or 0
+    queue = await metric(api, "queue_seconds_sum", pipeline="read") or 0
+    overhead = await metric(api, "overhead_seconds_sum", **labels) or 0
+    assert queue > 0.05
+    assert overhead < whole - queue - 0.19, "neither the queue nor the engine's two pauses of 0.1 s are overhead"
     assert await metric(api, "requests_waiting") == 0
 
 

@@ -36,7 +36,7 @@ def test_a_warning_is_status_1_where_strict(checked) -> None:
     assert checked("unordered-stream", "--strict")[0] == 1
 
 
-def test_what_is_unknown_is_no_fault_even_where_strict(checked) -> None:
+def test_unknown_findings_are_not_failures_with_strict(checked) -> None:
     assert checked("unknown-edge", "--strict")[0] == 0
 
 
@@ -82,7 +82,7 @@ def test_json_is_for_machines(checked) -> None:
         (["--triton", "127.0.0.1:9"], "127.0.0.1:9: Triton cannot be reached."),
     ],
 )
-def test_what_cannot_be_checked_is_status_2(checked, capsys, arguments: list[str], complaint: str) -> None:
+def test_a_failed_check_is_status_2(checked, capsys, arguments: list[str], complaint: str) -> None:
     checked("cycle")
     assert main(["check", *arguments]) == 2
     assert complaint in capsys.readouterr().err

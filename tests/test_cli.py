@@ -28,7 +28,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["dance"], ["serve", "--nonsense"], ["models", "--port", "1"]])
-def test_what_nobody_understands(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_arguments_show_the_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         cli.main(arguments)
     assert caught.value.code == 2
@@ -84,7 +84,7 @@ def test_a_taken_port_ends_the_start_with_the_settings_name(setting: str, capsys
         ("--max-connections=1", "GATEWAY_MAX_CONNECTIONS is 1: each of the 2 workers needs one"),
     ],
 )
-def test_what_no_worker_could_use_ends_the_start(flag: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_unusable_for_workers_end_the_start(flag: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["serve", "--workers=2", "--port=0", "--admin-port=0", flag]) == 2
     assert capsys.readouterr().err.count(said) == 1
 

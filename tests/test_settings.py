@@ -69,7 +69,7 @@ def test_flags_win() -> None:
     assert read_settings({"GATEWAY_PORT": "1"}, {"port": "2"}).port == 2
 
 
-def test_an_empty_variable_is_as_good_as_none() -> None:
+def test_an_empty_variable_counts_as_unset() -> None:
     settings = read_settings({"GATEWAY_CONFIG": "", "GATEWAY_EARLY_EXIT_KEY": "", "GATEWAY_PORT": ""}, {})
     assert (settings.config, settings.early_exit_key, settings.port) == (None, None, 8080)
 
@@ -137,7 +137,7 @@ class TestServiceLinks:
     )
 
     @pytest.mark.parametrize(("name", "value"), LINKS)
-    def test_they_are_told_apart(self, name: str, value: str) -> None:
+    def test_service_links_are_recognized(self, name: str, value: str) -> None:
         assert is_service_link(name, value)
         assert read_settings({name: value}, {}) == Settings()
 

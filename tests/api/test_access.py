@@ -209,7 +209,7 @@ class TestScopes:
         assert not api.engine.requests
 
     @pytest.mark.parametrize("name", ["write", "nothing", "plain", "ocr%20"])
-    async def test_outside_of_the_scope_nobody_learns_what_exists(self, api: Served, name: str) -> None:
+    async def test_outside_of_the_scope_names_are_not_disclosed(self, api: Served, name: str) -> None:
         """An existing pipeline or model, and one that does not exist, are refused in the same words."""
         started = {"pipeline": name, "inputs": {}}
         bodies = {f"/v1/pipelines/{name}": {}, "/v1/completions": {"model": name, "prompt": ""}, "/v1/streams": started}

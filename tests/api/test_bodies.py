@@ -92,7 +92,7 @@ class TestRefusals:
         assert refusal(answer) == (415, "unsupported_media_type")
         assert "-H 'Content-Type: application/json'" in answer.json()["hint"]
 
-    async def test_raw_bytes_for_a_pipeline_that_takes_no_file(self, api: Served) -> None:
+    async def test_raw_bytes_for_a_pipeline_without_a_file(self, api: Served) -> None:
         answer = await api.client.post(WRITE, content=PNG, headers={"Content-Type": "image/png"})
         assert refusal(answer) == (415, "unsupported_media_type")
         assert "declare `kind: image` or `kind: binary` for the input in gateway.yaml" in answer.json()["hint"]
@@ -165,12 +165,12 @@ class TestRefusals:
         assert [each["problem"] for each in answer.json()["errors"]] == ["is given twice"]
 
     @pytest.mark.parametrize("url", [URL, f"{WRITE}/stream", "/v1/streams"])
-    async def test_a_query_beside_a_body_that_holds_every_field(self, api: Served, url: str) -> None:
+    async def test_a_query_with_a_complete_body(self, api: Served, url: str) -> None:
         answer = await api.client.post(f"{url}?n=5", json={"image": ""})
         assert refusal(answer) == (400, "invalid_request")
         assert "in the body" in answer.json()["hint"]
 
-    async def test_a_query_beside_a_form(self, api: Served) -> None:
+    async def test_a_query_with_a_form(self, api: Served) -> None:
         answer = await api.client.post(f"{URL}?n=5", files={"image": PNG})
         assert refusal(answer) == (400, "invalid_request")
 
@@ -196,7 +196,7 @@ class TestRefusals:
         answer = await roomy.client.post(URL, files={f"f{index}": b"" for index in range(10_000)})
         assert refusal(answer) == (400, "invalid_request")
 
-    async def test_what_is_no_image(self, api: Served) -> None:
+    async def test_a_file_that_is_not_an_image(self, api: Served) -> None:
         assert refusal(await api.client.post(URL, files={"image": b"%PDF"})) == (422, "invalid_input")
 
     async def test_after_all_that_the_next_request_works(self, api: Served) -> None:
@@ -204,7 +204,7 @@ class TestRefusals:
         assert (await api.client.post(URL, files={"image": PNG})).status_code == 200
 
 
-async def test_a_client_that_leaves_in_the_middle_of_its_body(api: Served) -> None:
+async def test_a_disconnect_in_the_middle_of_the_body(api: Served) -> None:
     api.engine.answers = [InferenceResponse({})]
     sent: list[Any] = []
 
@@ -266,7 +266,7 @@ class Places:
         ("stream", {"content-length": str(len(PNG) + 100_000)}, 0),
     ],
 )
-async def test_a_raw_body_of_known_length_is_received_into_the_memory_of_its_tensor(
+async def test_a_raw_body_is_received_into_its_tensors_memory(
     api: Served, transport: str, headers: dict[str, str], count: int
 ) -> None:
     parts = iter([PNG, b"x" * 100_000])
@@ -299,7 +299,7 @@ class TestBytesInFlight:
         async with scripted(tmp_path, self.LIMITS) as gateway:
             yield gateway
 
-    async def test_a_body_over_the_budget_is_refused_until_another_request_ends(self, tight: Served) -> None:
+    async def test_a_body_over_the_budget_is_refused_until_one_ends(self, tight: Served) -> None:
         may_end = asyncio.Event()
 
         async def slow() -> Any:

@@ -10,7 +10,7 @@ def remaining(asked: str | None, timeout_s: float = 30) -> float:
     return deadline_of(exchange_with(headers), timeout_s).remaining_s()
 
 
-async def test_the_pipelines_own_where_nothing_is_asked() -> None:
+async def test_the_default_is_the_pipelines_deadline() -> None:
     assert remaining(None) == pytest.approx(30, abs=1)
 
 
@@ -24,6 +24,6 @@ async def test_too_little_becomes_the_least() -> None:
 
 
 @pytest.mark.parametrize("asked", ["", "0", "-1", "nan", "inf", "-inf", "1e999", "soon", "1s", "1,5", "0x1"])
-async def test_what_is_no_positive_number_is_refused(asked: str) -> None:
+async def test_only_positive_numbers_are_accepted(asked: str) -> None:
     with pytest.raises(InvalidRequest):
         remaining(asked)

@@ -209,7 +209,7 @@ class TestOpenApi:
         assert "`invalid_json`" in found(document, run["400"]["$ref"])["description"]
         assert "410" in document["paths"]["/v1/streams/{id}"]["get"]["responses"]
 
-    async def test_it_leaves_out_what_is_not_ready(self, api: Served) -> None:
+    async def test_it_omits_pipelines_that_are_not_ready(self, api: Served) -> None:
         served = api.gateway.inference.catalog.entries["write"].served
         assert served is not None
         served.pipeline = None

@@ -110,7 +110,7 @@ async def test_memory_that_is_forgotten_is_freed_at_once() -> None:
     exchange.close()
 
 
-async def test_an_answer_that_takes_long_holds_no_memory_of_its_body() -> None:
+async def test_a_slow_answer_keeps_no_memory_of_its_body() -> None:
     exchange = exchange_with(budget=ByteBudget(4 * LARGE_BYTES))
     body = exchange.memory(LARGE_BYTES)
     tensor, held = memoryview(body)[:8], weakref.ref(body)

@@ -47,7 +47,7 @@ async def test_the_list_says_why(half_ready: Served) -> None:
     ]
 
 
-async def test_a_pipeline_whose_model_is_missing_is_described_as_far_as_it_is_known(half_ready: Served) -> None:
+async def test_a_pipeline_with_a_missing_model_is_described_in_part(half_ready: Served) -> None:
     answer = await half_ready.client.get("/v1/pipelines/bad")
     assert (answer.status_code, answer.json()) == (
         200,
@@ -63,7 +63,7 @@ async def test_a_pipeline_whose_model_is_missing_is_described_as_far_as_it_is_kn
     )
 
 
-async def test_a_request_to_it_is_told_why(half_ready: Served) -> None:
+async def test_a_request_to_it_gets_the_reason(half_ready: Served) -> None:
     answer = await half_ready.client.post("/v1/pipelines/bad", json={})
     assert (answer.status_code, answer.json()["code"]) == (503, "model_not_ready")
     assert answer.json()["detail"] == f"Pipeline 'bad' is not ready: model not ready. {WHY}"

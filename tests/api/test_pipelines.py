@@ -70,7 +70,9 @@ class TestUnary:
         first, call = api.engine.requests
         assert call.inputs[0].array.tolist() == [first.request_id.encode()]
 
-    async def test_what_nobody_foresaw_is_a_problem_too(self, api: Served, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_an_unexpected_exception_is_a_problem_too(
+        self, api: Served, caplog: pytest.LogCaptureFixture
+    ) -> None:
         api.engine.answers = [ZeroDivisionError("secret")]  # type: ignore[list-item]
         answer = await api.client.post(READ, files={"image": PNG}, headers={"X-Request-ID": "mine-2"})
         assert (answer.status_code, answer.json()["code"]) == (500, "internal")
@@ -79,7 +81,7 @@ class TestUnary:
         assert "unexpected error" in caplog.text
         assert counted(api, "read", "unary") == {"internal": 1}
 
-    async def test_a_draining_gateway_takes_nothing_new(self, api: Served) -> None:
+    async def test_a_draining_gateway_rejects_new_work(self, api: Served) -> None:
         api.gateway.inference.workload.is_draining = True
         answer = await api.client.post(READ, files={"image": PNG})
         assert (answer.status_code, answer.json()["code"]) == (503, "draining")
@@ -153,7 +155,9 @@ class TestAddresses:
             ("GET", "/docs/errors/nothing", 404, "not_found"),
         ],
     )
-    async def test_what_is_not_there(self, api: Served, method: str, path: str, status: int, code: str) -> None:
+    async def test_unknown_addresses_and_methods(
+        self, api: Served, method: str, path: str, status: int, code: str
+    ) -> None:
         answer = await api.client.request(method, path, content=b"{}", headers={"Content-Type": "application/json"})
         assert (answer.status_code, answer.json()["code"]) == (status, code)
         assert answer.headers["x-request-id"] == answer.json()["request_id"]

@@ -81,7 +81,7 @@ def test_a_problem_is_that_of_the_standard_and_a_little_more() -> None:
     }
 
 
-def test_what_may_be_tried_again_says_when() -> None:
+def test_retryable_errors_have_retry_after() -> None:
     assert problem_response(Draining("bye"), "rid").headers["Retry-After"] == "1"
     assert "Retry-After" not in problem_response(ModelError("no"), "rid").headers
 

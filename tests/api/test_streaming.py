@@ -83,7 +83,7 @@ def test_a_signal_does_not_end_streams_through_sse_starlette() -> None:
     assert not AppStatus.enable_automatic_graceful_drain
 
 
-async def test_all_events_at_hand_are_sent_at_once() -> None:
+async def test_all_available_events_are_sent_at_once() -> None:
     log, client = LiveLog(), Client()
     for event in (Event(1, "output", b"{}"), Event(2, "output", b"{}"), Event(3, "done", b"{}")):
         log.append(event)
@@ -94,7 +94,7 @@ async def test_all_events_at_hand_are_sent_at_once() -> None:
     assert b"connection" not in dict(client.sent[0]["headers"])
 
 
-async def test_a_client_that_takes_nothing_is_told_then_aborted() -> None:
+async def test_a_slow_client_gets_slow_consumer_then_an_abort() -> None:
     log, client = LiveLog(), Client(reads=False)
     log.append(Event(1, "output", b"{}"))
     await client.ask(log, Limits(1, send_s=0.02))

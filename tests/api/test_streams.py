@@ -35,13 +35,13 @@ async def test_it_is_started_then_read_as_often_as_needed(api: Served) -> None:
     assert counted(api, "write", "stream") == {"ok": 1}
 
 
-async def test_it_is_resumed_behind_the_last_event(api: Served) -> None:
+async def test_it_resumes_after_the_last_event(api: Served) -> None:
     url = await started(api)
     answer = await api.client.get(url, headers={"Last-Event-ID": "2"})
     assert [number for number, _, _ in events(answer)] == [3]
 
 
-async def test_behind_the_end_there_is_nothing_and_a_browser_stops(api: Served) -> None:
+async def test_a_read_after_the_end_is_204(api: Served) -> None:
     url = await started(api)
     assert (await api.client.get(url, headers={"Last-Event-ID": "3"})).status_code == 204
 
@@ -85,7 +85,7 @@ async def test_it_is_deleted(api: Served) -> None:
         (b'{"pipeline": "read", "inputs": {}}', 400, "invalid_request"),
     ],
 )
-async def test_what_does_not_start_one(api: Served, body: bytes, status: int, code: str) -> None:
+async def test_invalid_requests_start_no_stream(api: Served, body: bytes, status: int, code: str) -> None:
     answer = await api.client.post("/v1/streams", content=body, headers={"Content-Type": "application/json"})
     assert (answer.status_code, answer.json()["code"]) == (status, code)
     assert api.engine.requests == []

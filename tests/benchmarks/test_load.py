@@ -71,7 +71,7 @@ async def test_unexpected_status_ends_the_order() -> None:
             await HttpClient("127.0.0.1", port).unary(ASK, connections=2, seconds=5)
 
 
-async def test_a_connection_that_is_closed_before_its_answer_ends_the_order() -> None:
+async def test_a_connection_closed_before_its_answer_ends_the_order() -> None:
     async def close(writer: asyncio.StreamWriter) -> None:
         writer.transport.abort()
 

@@ -80,7 +80,7 @@ async def test_plain_fastapi_streams_events_and_an_end() -> None:
 
 
 @pytest.mark.parametrize("name", ["small", "large", "file"])
-def test_every_peer_takes_part(name: str) -> None:
+def test_every_peer_is_measured(name: str) -> None:
     assert all(name in asks for asks in ASKS.values())
 
 

@@ -88,7 +88,7 @@ def streamed(page: ConsolePage, outputs: int) -> str:
     return "".join(texts)
 
 
-def test_a_lost_network_leaves_no_gap_and_nothing_twice(
+def test_a_lost_network_causes_no_gap_and_no_duplicate(
     console: Console, gateway: GatewayProcess, artifacts: Path
 ) -> None:
     started = gateway.metric("requests_total", pipeline="scripted_patient", transport="stream")
@@ -107,7 +107,7 @@ def test_a_lost_network_leaves_no_gap_and_nothing_twice(
     assert gateway.metric("requests_total", pipeline="scripted_patient", transport="stream") == started + 1
 
 
-def test_a_connection_lost_on_purpose_goes_on_where_it_stopped(console: Console) -> None:
+def test_a_lost_connection_resumes_where_it_stopped(console: Console) -> None:
     page = console("scripted_patient")
     expected = streamed(page, 100)
     page.wait_for_outputs(10)

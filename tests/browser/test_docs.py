@@ -27,7 +27,7 @@ def test_try_it_out_works_as_filled_in(browser: Chrome, gateway: GatewayProcess,
     assert errors == [], "a file is missing, or the policy refused something"
 
 
-def test_the_policy_refuses_nothing_of_the_error_pages(browser: Chrome, gateway: GatewayProcess) -> None:
+def test_the_policy_allows_the_error_pages(browser: Chrome, gateway: GatewayProcess) -> None:
     browser.get(f"{gateway.url}/docs/errors")
     assert browser.find_elements(By.LINK_TEXT, "invalid_input")
     assert browser.get_log("browser") == []

@@ -75,7 +75,7 @@ def test_fetch_reads_a_post_as_it_streams_from_another_origin(
     assert frames[-1][1] == "event: done"
 
 
-def test_event_source_reads_to_the_end_and_is_told_to_stop(
+def test_event_source_reads_to_the_end_and_stops(
     browser: Chrome, open_gateway: GatewayProcess, other_origin: str
 ) -> None:
     browser.get(other_origin)

@@ -62,7 +62,7 @@ def test_triton_gives_this_client_no_text_for_an_error_of_a_model(theirs: Outcom
     assert theirs["failed model"]["message"].startswith(", ")
 
 
-def test_a_client_that_leaves_stops_the_model(ours: Outcomes, notice: Path) -> None:
+def test_a_disconnect_stops_the_model(ours: Outcomes, notice: Path) -> None:
     assert ours["left"]["error"] == "ReadTimeout"
     assert notice.read_text().split()[1] == "0"
 

@@ -45,5 +45,5 @@ def test_errors_have_their_class(ours: Outcomes, call: str, error: tuple[str, in
     assert error_of(ours[call]) == error
 
 
-def test_a_client_that_leaves_stops_the_model(ours: Outcomes) -> None:
+def test_a_disconnect_stops_the_model(ours: Outcomes) -> None:
     assert 3 <= ours["left"] < 30

@@ -46,7 +46,7 @@ class TestOpenAI:
     def test_errors_have_their_class(self, ours: Outcomes, call: str, error: tuple[str, int]) -> None:
         assert error_of(ours[call]) == error
 
-    def test_a_client_that_leaves_stops_the_model(self, ours: Outcomes) -> None:
+    def test_a_disconnect_stops_the_model(self, ours: Outcomes) -> None:
         assert 3 <= ours["left"] < 30
 
 
@@ -105,5 +105,5 @@ class TestTriton:
     def test_the_provider_does_not_read_errors_in_mid_stream(self, ours: Outcomes, theirs: Outcomes) -> None:
         assert ours["failed stream"] == theirs["failed stream"] == ["word ", "word "]
 
-    def test_a_client_that_leaves_stops_the_model(self, ours: Outcomes) -> None:
+    def test_a_disconnect_stops_the_model(self, ours: Outcomes) -> None:
         assert 3 <= ours["left"] < 30

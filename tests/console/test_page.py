@@ -41,7 +41,7 @@ async def test_the_page_is_at_the_root(gateway: Served) -> None:
     assert "unsafe" not in answer.headers["content-security-policy"]
 
 
-async def test_every_file_that_the_page_names_is_served_under_the_same_policy(gateway: Served) -> None:
+async def test_every_file_of_the_page_has_the_same_policy(gateway: Served) -> None:
     named = set(re.findall(r'(?:href|src)="(/console/[^"]+)"', (STATIC / "index.html").read_text()))
     named |= {f"/console/{name}" for text in map(read, MODULES) for name in re.findall(r'from "\./([^"]+)"', text)}
     assert {f"/console/{name}" for name in FILES} - named == {"/console/index.html"}, "a file that nothing names"
@@ -53,7 +53,7 @@ async def test_every_file_that_the_page_names_is_served_under_the_same_policy(ga
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_nothing_comes_from_elsewhere(name: str) -> None:
+def test_the_page_loads_only_its_own_files(name: str) -> None:
     addresses = set(re.findall(r"https?://[^\s\"'<>)]+", read(name)))
     assert addresses <= {"http://www.w3.org/2000/svg"}
 
@@ -73,7 +73,7 @@ async def test_without_the_console_the_root_leads_to_the_documentation(gateway: 
     assert (answer.status_code, answer.headers["location"]) == (307, "/docs")
 
 
-async def test_without_either_there_is_nothing_at_the_root(gateway: Served) -> None:
+async def test_without_console_and_docs_the_root_is_404(gateway: Served) -> None:
     app = create_app(gateway.gateway, admin_port=8081, with_console=False, with_docs=False)
     assert [(await fetched(app, path)).status_code for path in ("/", "/console/console.js")] == [404, 404]
 

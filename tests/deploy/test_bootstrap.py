@@ -40,7 +40,7 @@ def test_half_made_environment_is_noticed(environment):
     assert not environment.is_current()
 
 
-def test_environment_whose_interpreter_went_away_is_noticed(environment):
+def test_a_missing_interpreter_of_an_environment_is_noticed(environment):
     environment.python.unlink()
     assert not environment.is_current()
 
@@ -81,7 +81,7 @@ def test_missing_interpreters_end_the_set_up_with_the_way_out(bootstrap, monkeyp
         bootstrap.find_models_python()
 
 
-def test_activated_environment_of_the_checkout_is_not_used_to_make_itself(bootstrap, monkeypatch):
+def test_the_checkouts_own_environment_is_not_used_for_setup(bootstrap, monkeypatch):
     monkeypatch.setenv("PATH", f"{bootstrap.ROOT}/.venv/bin:/usr/bin")
     assert bootstrap.outside_checkout()["PATH"] == "/usr/bin"
 

@@ -25,13 +25,13 @@ def test_it_is_given_as_long_to_end_as_its_streams_may_take() -> None:
 
 
 @pytest.mark.parametrize("profile", ["cpu", "gpu"])
-def test_each_profile_has_one_triton_under_the_name_that_is_called(profile: str) -> None:
+def test_each_profile_has_one_triton_with_the_called_name(profile: str) -> None:
     (triton,) = (each for each in SERVICES.values() if profile in each.get("profiles", []))
     assert triton["networks"]["default"]["aliases"] == ["triton"]
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_what_is_built_here_is_shut_in(name: str) -> None:
+def test_own_images_run_read_only_without_capabilities(name: str) -> None:
     service = SERVICES[name]
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]

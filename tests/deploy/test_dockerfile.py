@@ -18,7 +18,7 @@ def stages() -> dict[str, str]:
     return dict(zip(parts[2::3], parts[3::3], strict=True))
 
 
-def test_hadolint_has_nothing_to_say() -> None:
+def test_hadolint_reports_nothing() -> None:
     hadolint = Path(sys.executable).parent / "hadolint"
     done = subprocess.run([hadolint, "--no-fail", ROOT / "Dockerfile"], capture_output=True, text=True, check=True)
     assert done.stdout + done.stderr == ""
@@ -59,7 +59,7 @@ def test_every_package_is_locked_by_its_hash() -> None:
     assert all("--require-hashes" in each or "--no-index" in each for each in installs)
 
 
-def test_what_it_copies_is_what_the_context_lets_in() -> None:
+def test_the_copied_files_match_the_build_context() -> None:
     copied = {
         source.split("/")[0]
         for line in re.findall(r"^COPY (?!--from)(.+)$", DOCKERFILE, re.MULTILINE)

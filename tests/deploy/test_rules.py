@@ -32,7 +32,7 @@ def test_promtool_accepts_the_rules(promtool: str) -> None:
     subprocess.run([promtool, "check", "rules", "--lint-fatal", str(RULES)], check=True, capture_output=True)
 
 
-def test_promtool_accepts_what_prometheus_is_told_to_scrape(promtool: str) -> None:
+def test_promtool_accepts_the_scrape_configuration(promtool: str) -> None:
     config = ROOT / "deploy" / "prometheus" / "prometheus.yaml"
     subprocess.run([promtool, "check", "config", "--syntax-only", str(config)], check=True, capture_output=True)
 

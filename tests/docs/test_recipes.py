@@ -41,7 +41,7 @@ def reason_of(match: ErrorMatch, error: TritonError, request_id: str = "5d29") -
     return EarlyExitRules((rule,), frozenset({"outer"}), KEY.encode()).reason_of_error(error.upstream, request_id)
 
 
-def test_the_plain_exit_is_what_its_rule_takes_for_one(recipes: dict[str, object]) -> None:
+def test_the_plain_exit_matches_its_rule(recipes: dict[str, object]) -> None:
     match = ErrorMatch(code="ALREADY_EXISTS", message="EARLY_EXIT[no_text]")
     assert reason_of(match, recipes["nothing_to_do"]("no_text")) == "no_text"  # type: ignore[operator]
 

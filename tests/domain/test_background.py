@@ -19,7 +19,7 @@ async def test_closing_waits_for_the_running_tasks() -> None:
     assert ended.is_set()
 
 
-async def test_an_unexpected_exception_is_logged_and_does_not_stop_closing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unexpected_exception_does_not_stop_closing(caplog: pytest.LogCaptureFixture) -> None:
     tasks = BackgroundTasks()
 
     async def fail() -> None:

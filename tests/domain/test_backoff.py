@@ -15,7 +15,7 @@ def test_the_first_and_the_longest_delay_can_be_chosen() -> None:
     assert backoff.fail() == 0.5
 
 
-def test_it_is_due_at_first_and_after_a_reset_but_not_after_a_failure() -> None:
+def test_it_is_due_initially_and_after_a_reset() -> None:
     backoff = Backoff()
     assert backoff.is_due
     backoff.fail()

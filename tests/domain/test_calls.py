@@ -33,7 +33,7 @@ class _Told(ObservedCall):
         self.told.append(f"{self.request.model} {code}")
 
 
-def test_each_observer_starts_with_the_request_of_the_observer_before() -> None:
+def test_each_observer_gets_the_previous_observers_request() -> None:
     told: list[str] = []
     call = CallObservers(Renaming("a", told), Renaming("b", told)).started(REQUEST, "ModelInfer")
     call.response(InferenceResponse({}))

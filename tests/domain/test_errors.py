@@ -28,7 +28,7 @@ def test_codes_are_not_shared() -> None:
     assert len(codes) == len(set(codes))
 
 
-def test_what_is_refused_for_now_says_when_to_come_again() -> None:
+def test_retryable_rejections_have_retry_after() -> None:
     for error in concrete():
         if error.outcome in {Outcome.REJECTED, Outcome.UNAVAILABLE}:
             assert error.retryable

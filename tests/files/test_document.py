@@ -66,7 +66,7 @@ def test_a_hostile_text_is_refused_with_its_line(text: str, refusal: str) -> Non
     assert len(str(caught.value)) < 400
 
 
-def test_an_alias_shares_a_value_and_a_merged_key_has_the_line_of_its_origin() -> None:
+def test_a_merged_key_has_the_line_of_its_origin() -> None:
     read = parsed("\ufeffbase: &base\n  x: 1\n  y: 2\nown: {<<: *base, y: 3}\nsame: *base\n")
     assert read.values == {"base": {"x": 1, "y": 2}, "own": {"x": 1, "y": 3}, "same": {"x": 1, "y": 2}}
     assert (read.lines["own", "x"], read.lines["own", "y"]) == (2, 4)
@@ -76,7 +76,7 @@ def test_an_empty_text_has_no_values() -> None:
     assert parsed("# nothing\n").values is None
 
 
-def test_a_file_that_is_none_is_refused_without_waiting(tmp_path: Path) -> None:
+def test_a_special_file_is_refused_without_waiting(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     before = len(list(Path("/proc/self/fd").iterdir()))

@@ -63,7 +63,7 @@ def test_every_panel_says_what_it_shows_and_in_which_unit() -> None:
         assert all(target["legendFormat"] for target in panel["targets"]), panel["title"]
 
 
-def test_panels_lie_side_by_side_and_never_on_each_other() -> None:
+def test_panels_do_not_overlap() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in json.loads((CHART / "files" / "dashboard.json").read_text())["panels"]:
         place = panel["gridPos"]
@@ -77,7 +77,7 @@ def test_panels_lie_side_by_side_and_never_on_each_other() -> None:
         taken |= cells
 
 
-def test_the_adapter_s_rule_makes_the_metric_that_the_autoscaler_asks_for() -> None:
+def test_the_adapter_rule_provides_the_autoscalers_metric() -> None:
     adapter = yaml.safe_load((CHART / "files" / "prometheus-adapter.yaml").read_text())
     (rule,) = adapter["rules"]["custom"]
     (metric,) = the(render({"autoscaling": {"enabled": True}}), "HorizontalPodAutoscaler")["spec"]["metrics"]

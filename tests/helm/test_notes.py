@@ -43,7 +43,7 @@ def test_they_call_the_host_of_an_ingress(chart_that_shows_its_notes: Path) -> N
     assert "curl https://a.example/v1/pipelines" in notes_of(chart_that_shows_its_notes, {"ingress": ingress})
 
 
-def test_they_begin_with_the_two_builds_where_no_registry_is_named(chart_that_shows_its_notes: Path) -> None:
+def test_the_notes_show_the_builds_without_a_registry(chart_that_shows_its_notes: Path) -> None:
     bare = notes_of(chart_that_shows_its_notes, {})
     assert bare.index("--target triton .") < bare.index("kubectl")
     pushed = {"gateway": {"image": {"repository": "registry.example.com/triton-gateway"}}}

@@ -26,13 +26,13 @@ def volume(documents: list[Document], name: str) -> Document:
     return dict(found)
 
 
-def test_the_defaults_fit_the_restricted_standard_test_pod_included() -> None:
+def test_the_defaults_comply_with_the_restricted_standard() -> None:
     documents = render()
     assert list(breaches(pod_spec(documents))) == []
     assert list(breaches(the(documents, "Pod")["spec"])) == []
 
 
-def test_triton_is_a_native_sidecar_and_the_gateway_the_only_main_container() -> None:
+def test_triton_is_a_native_sidecar() -> None:
     documents = render()
     assert [each["name"] for each in pod_spec(documents)["containers"]] == ["gateway"]
     assert triton_container(documents)["restartPolicy"] == "Always"
@@ -101,7 +101,7 @@ class TestLargeTensors:
         assert ("--allow-client-shm=true" in arguments) is is_given
 
 
-def test_the_only_gpu_pod_is_recreated_for_there_may_be_no_second_gpu() -> None:
+def test_the_only_gpu_pod_is_recreated() -> None:
     assert strategy({}) == {"type": "Recreate"}
 
 
@@ -135,7 +135,7 @@ def test_no_runtime_class_is_asked_for_by_default() -> None:
     assert "runtimeClassName" not in pod_spec(render())
 
 
-def test_one_switch_takes_everything_about_gpus_away() -> None:
+def test_zero_gpus_removes_everything_about_gpus() -> None:
     documents = render({"triton": {"gpus": 0, "runtimeClassName": "nvidia"}})
     assert "nvidia" not in str(pod_spec(documents))
 
@@ -189,7 +189,7 @@ def test_models_in_an_image_of_their_own_are_an_image_volume() -> None:
     assert volume(documents, "models")["image"] == {"reference": "models:1", "pullPolicy": "IfNotPresent"}
 
 
-def test_a_triton_elsewhere_leaves_nothing_of_the_sidecar() -> None:
+def test_an_external_triton_removes_the_sidecar() -> None:
     documents = render(
         {"triton": {"enabled": False, "external": {"grpcUrl": "triton:8001"}}, "podMonitor": {"enabled": True}}
     )
@@ -200,7 +200,7 @@ def test_a_triton_elsewhere_leaves_nothing_of_the_sidecar() -> None:
     assert [each["port"] for each in the(documents, "PodMonitor")["spec"]["podMetricsEndpoints"]] == ["admin"]
 
 
-def test_a_digest_takes_the_tag_s_place() -> None:
+def test_a_digest_replaces_the_tag() -> None:
     digest = f"sha256:{'0' * 64}"
     image = {"repository": "registry.example.com:5000/gateway", "tag": "1.0", "digest": digest}
     assert (
@@ -214,7 +214,7 @@ def test_the_budget_lets_a_node_drain() -> None:
     assert (spec["maxUnavailable"], spec["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
 
 
-def test_the_autoscaler_counts_requests_under_way_and_shrinks_slowly() -> None:
+def test_the_autoscaler_counts_running_requests() -> None:
     documents = render({"autoscaling": {"enabled": True, "targetInFlight": 16}})
     spec = the(documents, "HorizontalPodAutoscaler")["spec"]
     (metric,) = spec["metrics"]
@@ -225,7 +225,7 @@ def test_the_autoscaler_counts_requests_under_way_and_shrinks_slowly() -> None:
     assert "replicas" not in the(documents, "Deployment")["spec"]
 
 
-def test_the_test_pod_is_a_hook_whose_log_can_be_read_afterwards() -> None:
+def test_the_test_pod_is_a_hook_and_keeps_its_log() -> None:
     (pod,) = of_kind(render(), "Pod")
     assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
     assert "hook-succeeded" not in pod["metadata"]["annotations"]["helm.sh/hook-delete-policy"]

@@ -72,7 +72,7 @@ def test_only_a_triton_of_the_pod_is_repaired(triton: dict[str, Any], repairs: b
     assert settings_of(render({"triton": triton})).repairs_triton is repairs
 
 
-def test_variables_that_a_service_called_gateway_injects_are_no_settings() -> None:
+def test_variables_of_a_service_called_gateway_are_no_settings() -> None:
     documents = render({"fullnameOverride": "gateway"})
     assert pod_spec(documents)["enableServiceLinks"] is False
     injected = {

@@ -10,7 +10,7 @@ def annotations(values: Document) -> dict[str, str]:
     return found
 
 
-def test_an_ingress_buffers_nothing_and_waits_as_long_as_the_longest_stream() -> None:
+def test_an_ingress_does_not_buffer_or_cut_streams() -> None:
     said = annotations({"shutdown": {"longestStreamSeconds": 1800}})
     assert said["nginx.ingress.kubernetes.io/proxy-buffering"] == "off"
     assert said["nginx.ingress.kubernetes.io/proxy-read-timeout"] == "1800"
@@ -19,7 +19,7 @@ def test_an_ingress_buffers_nothing_and_waits_as_long_as_the_longest_stream() ->
     assert said["nginx.org/proxy-read-timeout"] == said["haproxy.org/timeout-server"] == "1800s"
 
 
-def test_an_ingress_lets_bodies_up_to_the_gateway_s_own_limit_through() -> None:
+def test_an_ingress_has_the_gateways_body_limit() -> None:
     said = annotations({"gateway": {"maxBodyBytes": 67_108_864}})
     assert said["nginx.ingress.kubernetes.io/proxy-body-size"] == said["nginx.org/client-max-body-size"] == "67108864"
 
@@ -31,7 +31,7 @@ def test_annotations_of_one_s_own_win() -> None:
     assert said["nginx.ingress.kubernetes.io/proxy-buffering"] == "off"
 
 
-def test_every_host_is_served_and_none_by_tls_unless_asked() -> None:
+def test_every_host_is_served_and_tls_is_optional() -> None:
     spec = the(render(HOSTS), "Ingress")["spec"]
     assert [rule["host"] for rule in spec["rules"]] == ["a.example", "b.example"]
     assert "tls" not in spec
@@ -49,13 +49,13 @@ def ingress_rules(values: Document) -> dict[int, list[Document] | None]:
     return {port["port"]: rule.get("from") for rule in policy["ingress"] for port in rule["ports"]}
 
 
-def test_only_who_monitors_reaches_the_metrics() -> None:
+def test_only_monitoring_reaches_the_metrics() -> None:
     prometheus = [{"podSelector": {"matchLabels": {"app": "prometheus"}}}]
     rules = ingress_rules({"networkPolicy": {"monitoring": prometheus}})
     assert rules == {8080: None, 8081: prometheus, 8002: prometheus}
 
 
-def test_named_clients_and_the_test_pod_reach_the_api_and_nobody_else() -> None:
+def test_only_named_clients_and_the_test_pod_reach_the_api() -> None:
     peer = {"namespaceSelector": {"matchLabels": {"team": "web"}}}
     documents = render({"networkPolicy": {"clients": [peer]}})
     rules = the(documents, "NetworkPolicy")["spec"]["ingress"]
@@ -64,7 +64,7 @@ def test_named_clients_and_the_test_pod_reach_the_api_and_nobody_else() -> None:
     assert allowed == [peer, {"podSelector": {"matchLabels": test_labels}}]
 
 
-def test_closed_egress_leaves_names_and_a_triton_elsewhere() -> None:
+def test_restricted_egress_allows_dns_and_an_external_triton() -> None:
     values = {
         "networkPolicy": {"restrictEgress": True},
         "triton": {"enabled": False, "external": {"grpcUrl": "triton:9001"}},

@@ -89,7 +89,7 @@ def read_steadily(connection: socket.socket, bytes_per_s: int) -> bytes:
 
 
 @pytest.mark.full
-async def test_a_stalled_reader_that_wakes_up_is_told_why_its_stream_ended(
+async def test_a_stalled_reader_gets_the_reason_when_it_reads_again(
     start_gateway: StartGateway, config_path: Path
 ) -> None:
     gateway = start_gateway(config=str(config_path), send_timeout_s="3")

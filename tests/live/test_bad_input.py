@@ -52,12 +52,12 @@ def problem(answer: httpx.Response, status: int, code: str) -> dict[str, object]
     ],
     ids=lambda body: repr(body[:20]),
 )
-def test_what_is_not_json(client: httpx.Client, body: bytes) -> None:
+def test_invalid_json_is_400(client: httpx.Client, body: bytes) -> None:
     problem(client.post("/v1/pipelines/scripted", content=body, headers=JSON), 400, "invalid_json")
 
 
 @pytest.mark.parametrize("body", [b"[]", b"1", b"null", b'"text"'])
-def test_what_is_no_object(client: httpx.Client, body: bytes) -> None:
+def test_json_that_is_not_an_object_is_400(client: httpx.Client, body: bytes) -> None:
     problem(client.post("/v1/pipelines/scripted", content=body, headers=JSON), 400, "invalid_request")
 
 
@@ -90,13 +90,13 @@ def test_a_field_that_does_not_fit_is_named(
     assert [error["field"] for error in found["errors"]] == [field]  # type: ignore[attr-defined]
 
 
-def test_all_wrong_fields_are_named_at_once_and_no_more_than_eight(client: httpx.Client) -> None:
+def test_all_wrong_fields_are_named_up_to_eight(client: httpx.Client) -> None:
     body = {"prompt": 1, "max_tokens": 0} | {f"field_{index}": 0 for index in range(1000)}
     found = problem(client.post("/v1/pipelines/write", json=body), 422, "invalid_input")
     assert len(found["errors"]) == 8  # type: ignore[arg-type]
 
 
-def test_nothing_of_the_input_is_echoed(client: httpx.Client) -> None:
+def test_the_input_is_not_echoed(client: httpx.Client) -> None:
     answer = client.post("/v1/pipelines/write", json={"prompt": ["sesame", "sesame"], "seed": "sesame"})
     assert "sesame" not in answer.text
 
@@ -111,7 +111,7 @@ def test_an_unknown_address_and_a_wrong_method(client: httpx.Client) -> None:
     problem(client.delete("/v1/pipelines/ocr"), 405, "method_not_allowed")
 
 
-def test_curl_without_a_content_type_is_told_the_option(client: httpx.Client) -> None:
+def test_curl_without_a_content_type_gets_the_option(client: httpx.Client) -> None:
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     found = problem(
         client.post("/v1/pipelines/write", content=b'{"prompt": "x"}', headers=form), 415, "unsupported_media_type"
@@ -179,7 +179,7 @@ def test_headers_that_never_end(gateway: GatewayProcess) -> None:
         b"\x16\x03\x01\x02\x00\x01\x00",
     ],
 )
-def test_what_could_smuggle_a_second_request_is_refused(gateway: GatewayProcess, request_text: bytes) -> None:
+def test_request_smuggling_is_refused(gateway: GatewayProcess, request_text: bytes) -> None:
     assert exchange(gateway, request_text).startswith(b"HTTP/1.1 400 ")
 
 

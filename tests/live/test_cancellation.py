@@ -116,7 +116,7 @@ async def test_the_cancel_hook_stops_a_step_inside_an_ensemble(gateway: GatewayP
     ],
     ids=["by Triton's cancellation", "by the cancel hook"],
 )
-async def test_nothing_is_left_of_many_cancelled_streams(
+async def test_many_cancelled_streams_leave_nothing(
     gateway: GatewayProcess, pipeline: str, body: dict[str, Any], count: int
 ) -> None:
     process = psutil.Process(gateway.process.pid)

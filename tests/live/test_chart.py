@@ -62,7 +62,7 @@ def half_broken(tmp_path: Path) -> Path:
     return tmp_path
 
 
-async def test_triton_starts_by_the_sidecar_s_arguments_and_a_broken_model_keeps_no_other_away(
+async def test_triton_starts_with_the_sidecars_arguments(
     half_broken: Path, models_venv: Path, require: Require
 ) -> None:
     require(shutil.which("curl"), "there is no curl, which the sidecar's probe runs")
@@ -112,7 +112,7 @@ def test_helm_test_fails_with_the_gateway_s_own_words(gateway: GatewayProcess) -
     assert "unknown_pipeline" in done.stderr
 
 
-def test_the_values_for_a_first_install_call_a_reference_pipeline(gateway: GatewayProcess) -> None:
+def test_the_demo_values_call_a_reference_pipeline(gateway: GatewayProcess) -> None:
     (container,) = the(render(CHART / "ci" / "cpu-demo-values.yaml"), "Pod")["spec"]["containers"]
     said = environment_of(container)
     assert smoke_test(gateway, pipeline=said["PIPELINE"], body=said["BODY"]).returncode == 0

@@ -98,9 +98,7 @@ def test_with_repair_the_model_serves_again(own_triton: EmbeddedTriton, tmp_path
         assert gateway.metric("stub_deaths_total", model="scripted") == 1
 
 
-def test_without_repair_readiness_fails_until_somebody_reloads_the_model(
-    own_triton: EmbeddedTriton, tmp_path: Path
-) -> None:
+def test_without_repair_readiness_fails_until_a_reload(own_triton: EmbeddedTriton, tmp_path: Path) -> None:
     with gateway_of(own_triton, tmp_path, repair="false") as gateway:
         kill_processes_of(own_triton, "scripted")
         assert ask(gateway).status_code == 502

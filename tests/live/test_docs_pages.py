@@ -23,7 +23,7 @@ def references_in(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_refers_to_nothing_but_this_gateway(page: str, client: httpx.Client) -> None:
+def test_a_page_refers_only_to_this_gateway(page: str, client: httpx.Client) -> None:
     answer = client.get(page)
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/html")
@@ -32,7 +32,7 @@ def test_a_page_refers_to_nothing_but_this_gateway(page: str, client: httpx.Clie
         assert client.get(reference).status_code == 200
 
 
-def test_the_style_sheet_refers_to_nothing_else(client: httpx.Client) -> None:
+def test_the_style_sheet_has_no_external_references(client: httpx.Client) -> None:
     assert references_in(client.get("/docs/assets/swagger-ui.css").text) == set()
 
 

@@ -95,9 +95,7 @@ class TestOneAnswer:
             {"signed": "another"},
         ],
     )
-    def test_what_only_looks_like_one_is_an_error(
-        self, client: httpx.Client, pipeline: str, said: dict[str, str]
-    ) -> None:
+    def test_a_similar_message_is_an_error(self, client: httpx.Client, pipeline: str, said: dict[str, str]) -> None:
         answer = ask(client, pipeline, error=error(**said))
         assert (answer.status_code, answer.json()["code"]) == (502, "model_error")
         assert "X-Early-Exit" not in answer.headers
@@ -105,7 +103,7 @@ class TestOneAnswer:
     @pytest.mark.parametrize(
         "text", [MARKER, f"in ensemble 'scripted_chain', {MARKER}", f"{MARKER}\n", "a user's words"]
     )
-    def test_what_a_script_raises_is_none_and_counted_apart(
+    def test_an_exception_of_a_script_is_counted_separately(
         self, client: httpx.Client, exits: GatewayProcess, pipeline: str, text: str
     ) -> None:
         before = raised(exits, pipeline)
@@ -129,9 +127,7 @@ class TestOneAnswer:
         assert first.data == output
         assert (last.name, last.data["reason"], last.data["early_exit"]) == ("done", "early_exit", reason)
 
-    def test_a_rule_with_a_code_does_not_hold_in_a_stream_which_has_none(
-        self, client: httpx.Client, pipeline: str
-    ) -> None:
+    def test_a_rule_with_a_code_does_not_match_in_a_stream(self, client: httpx.Client, pipeline: str) -> None:
         body = {"script": json.dumps({"error": error(message=MARKER)})}
         problem = client.post(f"/v1/pipelines/{pipeline}/stream", json=body).json()
         assert problem["code"] == "model_error"
@@ -185,7 +181,7 @@ class TestManyOutputs:
         assert (last.name, last.data["early_exit"]) == ("done", reason)
 
     @pytest.mark.parametrize("text", [MARKER, "a user's words"])
-    def test_what_a_script_raises_is_none_and_counted_apart(
+    def test_an_exception_of_a_script_is_counted_separately(
         self, client: httpx.Client, exits: GatewayProcess, pipeline: str, text: str
     ) -> None:
         before = raised(exits, pipeline)
@@ -217,7 +213,7 @@ async def test_exits_within_a_batch_are_those_of_the_requests_that_asked(exits: 
     assert max(answer["together"] or 0 for answer in answers) > 1
 
 
-async def test_a_raise_fails_its_batch_and_empties_nobodys_answer(exits: GatewayProcess) -> None:
+async def test_a_raised_exception_fails_its_batch_without_early_exit(exits: GatewayProcess) -> None:
     before = raised(exits, "scripted_batch")
     asked = [{"raise": MARKER}] + [{"text": f"text {index}"} for index in range(15)]
     answers = await all_of(exits, [in_batch(**words) for words in asked])
@@ -246,7 +242,7 @@ BLANK = picture_of("")
 
 
 @pytest.mark.parametrize("pipeline", ["ocr", "ocr_bls"])
-async def test_of_many_pictures_at_once_each_is_answered_with_its_own_text(
+async def test_simultaneous_images_get_their_own_texts(
     exits: GatewayProcess, pytestconfig: pytest.Config, pipeline: str
 ) -> None:
     scribble = (Path(pytestconfig.rootpath) / "samples/scribble.png").read_bytes()
@@ -278,9 +274,7 @@ def test_a_hundred_exits_run_no_later_step(client: httpx.Client, triton: Embedde
 
 
 @pytest.mark.full
-def test_an_embedded_triton_is_given_the_key_under_the_models_name(
-    tmp_path: Path, repository: Path, models_venv: Path
-) -> None:
+def test_an_embedded_triton_gets_the_key_as_early_exit_key(tmp_path: Path, repository: Path, models_venv: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models/scripted").symlink_to((repository / "scripted").resolve())
     rule = {"reason": "proven", "error": {"code": "any", "signed": True}}

@@ -58,7 +58,7 @@ def ask(faulty: httpx.Client, pipeline: str, **script: object) -> httpx.Response
     return faulty.post(pipeline, json={"SCRIPT": json.dumps(script)})
 
 
-def test_the_chain_works_when_nobody_does_wrong(faulty: httpx.Client) -> None:
+def test_the_chain_works_without_faults(faulty: httpx.Client) -> None:
     for pipeline in ("chain", "outer", "script", "declared_script"):
         assert ask(faulty, pipeline).json()["Y"] == [[[0.0] * 4] * 3]
 
@@ -134,7 +134,7 @@ def test_a_fault_below_a_script_that_declares_its_calls(faulty: httpx.Client, ra
     assert "which a BLS script calls" in problem["hint"]
 
 
-def test_a_fault_below_a_script_that_declares_nothing_names_nothing(faulty: httpx.Client) -> None:
+def test_a_fault_below_an_undeclared_script_names_no_model(faulty: httpx.Client) -> None:
     problem = ask(faulty, "script", omit=True).json()
     assert problem["code"] == "contract_violation"
     assert "declare `bls_calls`" in problem["hint"]
@@ -151,13 +151,13 @@ def test_a_script_that_calls_what_is_not_there(faulty: httpx.Client) -> None:
     assert problem["hint"] == "Load the model in Triton, or correct the name that the script calls."
 
 
-def test_an_early_exit_whose_code_a_script_lost(faulty: httpx.Client) -> None:
+def test_an_early_exit_that_lost_its_code_in_a_script(faulty: httpx.Client) -> None:
     problem = ask(faulty, "declared_script", error=["ALREADY_EXISTS", "EXIT"]).json()
     assert problem["code"] == "model_error"
     assert problem["hint"].startswith("The message matches the early exit 'nothing', but the code does not.")
 
 
-def test_what_a_script_raises_is_not_repeated(faulty: httpx.Client) -> None:
+def test_an_exceptions_text_is_not_shown(faulty: httpx.Client) -> None:
     answer = ask(faulty, "declared_script", error=["INTERNAL", "a user's secret"], raises=True)
     assert answer.json()["detail"] == "Step 'declared_script' raised an exception."
     assert "When `execute` of 'declared_script' raises, " in answer.json()["hint"]
@@ -177,7 +177,7 @@ def test_a_decoupled_script_that_returns(faulty: httpx.Client) -> None:
     assert problem["hint"].startswith("`execute` of 'stream_writer' must send every response")
 
 
-def test_a_text_that_names_what_is_not_there_shows_nothing_of_it(faulty: httpx.Client) -> None:
+def test_an_unknown_name_in_a_text_is_not_shown(faulty: httpx.Client) -> None:
     text = "unexpected shape for input 'my card is 4111' for model 'sesame'. Expected [1], got [2]. "
     answer = ask(faulty, "chain", error=["INVALID_ARG", text])
     assert answer.json()["code"] == "contract_violation"

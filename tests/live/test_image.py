@@ -70,14 +70,14 @@ def test_it_ends_where_a_setting_is_unknown(builder: Builder, image: str, tmp_pa
     assert "did you mean GATEWAY_DRAIN_S?" in (folder / "log").read_text()
 
 
-def test_it_says_who_it_is(builder: Builder, image: str) -> None:
+def test_the_image_has_user_labels_and_ports(builder: Builder, image: str) -> None:
     config = builder.config(image)
     assert config["User"] == "10001:10001"
     assert config["Labels"]["org.opencontainers.image.title"] == "triton-gateway"
     assert set(config["ExposedPorts"]) == {"8080/tcp", "8081/tcp"}
 
 
-def test_it_holds_neither_pip_nor_anything_that_its_user_may_write(builder: Builder, image: str) -> None:
+def test_the_image_has_no_pip_and_no_writable_files(builder: Builder, image: str) -> None:
     with builder.mounted(image) as rootfs:
         assert not list(rootfs.glob("opt/triton-gateway/**/pip"))
         assert not (rootfs / "build").exists()
@@ -87,7 +87,7 @@ def test_it_holds_neither_pip_nor_anything_that_its_user_may_write(builder: Buil
         assert {each.stat().st_uid for each in own if not each.is_symlink()} == {0}
 
 
-def test_the_context_holds_what_is_copied_and_nothing_of_the_checkout_besides(builder: Builder, tmp_path: Path) -> None:
+def test_the_build_context_has_only_copied_files(builder: Builder, tmp_path: Path) -> None:
     dockerfile = tmp_path / "Dockerfile"
     dockerfile.write_text("FROM scratch\nCOPY . /context/\n")
     builder.buildah("bud", "--file", dockerfile, "--tag", "context", ROOT)

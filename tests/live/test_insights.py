@@ -109,7 +109,7 @@ async def test_64_concurrent_calls_are_all_answered_each_with_its_own(
         assert same(each.json(), answer(client, "insights", **body))
 
 
-async def test_a_refused_request_does_not_touch_its_neighbours_in_a_batch(gateway: Any) -> None:
+async def test_a_refused_request_does_not_affect_its_batch(gateway: Any) -> None:
     bodies = [{"text": "The goalkeeper saved a penalty.", "topics": TOPICS if n % 3 else []} for n in range(60)]
     async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as many:
         answers = await asyncio.gather(*(many.post("/v1/pipelines/insights_bls", json=body) for body in bodies))

@@ -75,11 +75,11 @@ def batches(explicit: Triton) -> Callable[[str, list[int]], list[int]]:
 
 
 @pytest.mark.parametrize(("ensemble", "shape"), [("batches_over_flat", [1, 3]), ("flat_over_batches", [3])])
-def test_a_batch_of_one_fits_where_one_end_has_no_batch_dimension(batches, ensemble: str, shape: list[int]) -> None:
+def test_a_batch_of_one_matches_an_end_without_batch_dimension(batches, ensemble: str, shape: list[int]) -> None:
     assert batches(ensemble, shape) == shape
 
 
-def test_a_larger_batch_fails_where_the_reader_has_no_batch_dimension(batches) -> None:
+def test_a_larger_batch_needs_a_reader_with_batch_dimension(batches) -> None:
     with pytest.raises(InferenceServerException, match="unexpected shape for input"):
         batches("batches_over_flat", [2, 3])
 

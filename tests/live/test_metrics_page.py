@@ -12,7 +12,7 @@ from tests.live.conftest import GatewayProcess
 BLANK = Path(__file__).parents[2] / "samples" / "blank.png"
 
 
-def test_promtool_finds_nothing_to_complain_of(gateway: GatewayProcess, client: httpx.Client, require: Require) -> None:
+def test_promtool_reports_nothing(gateway: GatewayProcess, client: httpx.Client, require: Require) -> None:
     """After something of everything: an answer, a stream, a refusal, an early exit."""
     promtool = shutil.which("promtool")
     require(promtool, "there is no promtool: `make system-packages` installs it")

@@ -157,6 +157,6 @@ def test_every_panel_shows_something(name: str, after_traffic: Prometheus) -> No
     assert after_traffic.query(panel_queries()[name]) != []
 
 
-def test_an_idle_pod_counts_nothing_for_the_autoscaler(prometheus: Prometheus) -> None:
+def test_an_idle_pod_counts_zero_for_the_autoscaler(prometheus: Prometheus) -> None:
     values = [each["value"][1] for each in prometheus.query(queries()["triton_gateway_requests_under_way"])]
     assert values == ["0"]

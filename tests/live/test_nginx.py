@@ -101,7 +101,7 @@ def test_the_answer_is_neither_compressed_nor_kept(proxied: httpx.Client) -> Non
     assert answer.headers["content-type"].startswith("text/event-stream")
 
 
-def test_the_header_that_stops_the_buffering_is_what_the_gateway_sends(pinging: GatewayProcess) -> None:
+def test_the_gateway_sends_the_header_against_buffering(pinging: GatewayProcess) -> None:
     """Asks the gateway itself, because nginx removes the header from its answers."""
     with httpx.stream("POST", pinging.url + STREAM, json=script()) as answer:
         answer.read()
@@ -119,7 +119,7 @@ def test_pings_pass_while_the_model_is_silent(proxied: httpx.Client) -> None:
     checked(parsed(text))
 
 
-def test_a_client_that_leaves_the_proxy_cancels_the_work(proxied: httpx.Client, tmp_path: Path) -> None:
+def test_a_disconnect_from_the_proxy_cancels_the_work(proxied: httpx.Client, tmp_path: Path) -> None:
     notice = tmp_path / "notice"
     words = script(outputs=1000, interval_s=0.05, notice=str(notice))
     with proxied.stream("POST", STREAM, json=words) as answer:

@@ -267,7 +267,7 @@ def test_many_requests_at_a_time(both: Both) -> None:
     assert statuses == [200] * 100
 
 
-def test_a_client_that_leaves_ends_the_generation(gateway: GatewayProcess, tmp_path: Any) -> None:
+def test_a_disconnect_ends_the_generation(gateway: GatewayProcess, tmp_path: Any) -> None:
     notice = tmp_path / "cancelled"
     script = json.dumps({"outputs": 100, "interval_s": 0.1, "notice": str(notice)})
     url = f"{gateway.url}/v2/models/scripted_stream/generate_stream"

@@ -353,7 +353,7 @@ class TestRefusals:
         assert answer.status_code == 400
         assert answer.json() == {"error": "class result not available for output 'BYTES_OUT' of datatype BYTES."}
 
-    def test_classes_of_an_output_that_may_be_empty_do_not_reach_triton(self, both: Both) -> None:
+    def test_classes_of_a_possibly_empty_output_are_refused(self, both: Both) -> None:
         """Without an element they crash Triton 2.51."""
         tensor = {"name": "SCRIPT", "datatype": "BYTES", "shape": [1], "data": ['{"numbers": []}']}
         output = {"name": "NUMBERS", "parameters": {"classification": 1}}
@@ -430,7 +430,7 @@ class TestCalls:
         answer = both.gateway.post("/v2/models/scripted/infer", content=script(sleep_s=3), headers=headers)
         assert (answer.status_code, list(answer.json())) == (504, ["error"])
 
-    def test_a_client_that_leaves_cancels_the_call(self, gateway: GatewayProcess, tmp_path: Path) -> None:
+    def test_a_disconnect_cancels_the_call(self, gateway: GatewayProcess, tmp_path: Path) -> None:
         notice = tmp_path / "cancelled"
         body = script(sleep_s=20, notice=str(notice))
         with pytest.raises(httpx.TimeoutException):

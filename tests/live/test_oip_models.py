@@ -158,7 +158,7 @@ def test_without_a_file_every_ready_model_is_exposed(start_gateway: StartGateway
         assert both.gateway.get("/v2/models/stream_nested/config").status_code == 200
 
 
-def test_all_models_can_be_exposed_beside_one_pipeline(start_gateway: StartGateway, tmp_path: Any) -> None:
+def test_all_models_can_be_exposed_besides_a_pipeline(start_gateway: StartGateway, tmp_path: Any) -> None:
     config = tmp_path / "gateway.yaml"
     config.write_text("pipelines: {scripted: {model: scripted, warmup: false}}\noip: {models: all}\n")
     gateway = start_gateway(config=str(config))

@@ -132,7 +132,7 @@ def test_classes_parameters_and_priorities(client: Any, triton_http: Any) -> Non
     assert ours.as_numpy("Y").tolist() == theirs.as_numpy("Y").tolist() == [[b"3.000000:1:dog", b"2.000000:2:fox"]]
 
 
-def test_what_the_client_asks_of_the_server(client: Any, triton_http: Any) -> None:
+def test_metadata_calls_of_the_client(client: Any, triton_http: Any) -> None:
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready("typed_echo")

@@ -144,9 +144,7 @@ class TestStreams:
         assert caught.value.code == "model_error"
         assert type(caught.value) is openai.APIError
 
-    async def test_an_error_in_mid_stream_is_raised_by_the_asynchronous_client(
-        self, async_sdk: openai.AsyncOpenAI
-    ) -> None:
+    async def test_the_async_client_raises_an_error_in_mid_stream(self, async_sdk: openai.AsyncOpenAI) -> None:
         script = json.dumps({"outputs": 2, "interval_s": 0.05, "then": "error"})
         stream = await async_sdk.completions.create(model="scripted_stream", prompt=script, stream=True)
         assert [(await anext(stream)).choices[0].text for _ in range(2)] == ["word "] * 2
@@ -217,7 +215,7 @@ class TestLeaving:
         labels = {"pipeline": "scripted_stream", "outcome": "cancelled"}
         await asyncio.to_thread(eventually, lambda: gateway.metric("requests_total", **labels) == before + 1)
 
-    async def test_embeddings_that_nobody_waits_for_are_not_made(
+    async def test_abandoned_embeddings_are_not_computed(
         self, async_sdk: openai.AsyncOpenAI, triton: EmbeddedTriton
     ) -> None:
         metric = "nv_inference_request_success"

@@ -55,7 +55,7 @@ def doomed(settings: dict[str, str], start_gateway: StartGateway) -> GatewayProc
     return start_gateway(**settings)
 
 
-def test_what_one_process_starts_another_reads_resumes_and_deletes(pair: Pair, tmp_path: Path) -> None:
+def test_other_processes_can_read_resume_and_delete_a_stream(pair: Pair, tmp_path: Path) -> None:
     here, there = pair
     path = start(here, outputs=12, interval_s=0.1)
     events = read_some(there, path, 3)
@@ -85,7 +85,7 @@ def test_what_one_process_starts_another_reads_resumes_and_deletes(pair: Pair, t
 
 
 @pytest.mark.full
-def test_a_reader_anywhere_keeps_it_going_and_nobody_ends_it(pair: Pair, tmp_path: Path) -> None:
+def test_a_reader_in_any_process_keeps_the_stream_running(pair: Pair, tmp_path: Path) -> None:
     here, there = pair
     assert read_all(there, start(here, outputs=10, interval_s=0.4))[-1].data["reason"] == "complete"
     notice = tmp_path / "notice"
@@ -111,7 +111,7 @@ def test_a_killed_owner_leaves_exactly_one_terminal_event(pair: Pair, doomed: Ga
     assert ask(there, path, after=seen[-1].id).status_code == 204
 
 
-def test_an_owner_taken_for_dead_writes_nothing_behind_the_end(pair: Pair) -> None:
+def test_an_owner_assumed_dead_writes_nothing_after_the_end(pair: Pair) -> None:
     here, there = pair
     path = start(here, outputs=1000, interval_s=0.05)
     read_some(there, path, 1)

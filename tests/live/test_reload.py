@@ -60,9 +60,7 @@ def watched_readiness(gateway: GatewayProcess) -> Iterator[set[int]]:
         watching.join()
 
 
-def test_a_broken_edit_is_named_costs_nothing_and_the_next_good_one_is_taken(
-    start_gateway: StartGateway, tmp_path: Path
-) -> None:
+def test_a_broken_edit_is_reported_and_the_next_valid_one_applies(start_gateway: StartGateway, tmp_path: Path) -> None:
     path = tmp_path / "gateway.yaml"
     path.write_text(GOOD)
     gateway = start_gateway(config=str(path))

@@ -55,7 +55,7 @@ def test_a_reconnect_never_starts_a_second_inference(gateway: GatewayProcess) ->
     assert calls(gateway) == before + 1
 
 
-def test_it_tells_a_browser_when_to_come_back_and_proxies_not_to_buffer(gateway: GatewayProcess) -> None:
+def test_the_headers_set_retry_and_turn_off_buffering(gateway: GatewayProcess) -> None:
     answer = ask(gateway, start(gateway))
     assert answer.text.startswith("retry: 1000\n\n")
     assert answer.headers["x-accel-buffering"] == "no"
@@ -124,9 +124,7 @@ def test_deleting_stops_the_model_and_forgets_the_stream(gateway: GatewayProcess
     assert delete(gateway, path) == 404
 
 
-def test_without_a_reader_the_work_is_stopped_and_then_the_stream_expires(
-    gateway: GatewayProcess, tmp_path: Path
-) -> None:
+def test_without_a_reader_a_stream_is_stopped_and_expires(gateway: GatewayProcess, tmp_path: Path) -> None:
     notice = tmp_path / "notice"
     started = time.monotonic()
     path = start(gateway, outputs=1000, interval_s=0.05, notice=str(notice))
@@ -152,7 +150,7 @@ def test_its_own_deadline_ends_it(gateway: GatewayProcess) -> None:
     assert (last.name, last.data["code"]) == ("error", "deadline_exceeded")
 
 
-def test_drain_ends_it_with_a_farewell(start_gateway: StartGateway, config_path: Path) -> None:
+def test_drain_ends_it_with_draining(start_gateway: StartGateway, config_path: Path) -> None:
     gateway = start_gateway(config=str(config_path), drain_s="0.3")
     path = start(gateway, outputs=1000, interval_s=0.05)
     with reading(gateway, path) as events:
@@ -202,7 +200,7 @@ def test_a_stream_is_counted_once_when_it_ends(gateway: GatewayProcess) -> None:
     assert counted(gateway) == before + 1
 
 
-def test_its_end_is_logged_under_the_request_that_started_it_and_its_id_never(gateway: GatewayProcess) -> None:
+def test_its_end_is_logged_with_the_request_id_only(gateway: GatewayProcess) -> None:
     answer = httpx.post(
         f"{gateway.url}/v1/streams",
         json={"pipeline": "scripted_patient", "inputs": {"script": "{}"}},

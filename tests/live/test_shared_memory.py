@@ -79,7 +79,7 @@ def test_a_file_and_its_answer_are_the_same_either_way(
     assert gateway.metric("large_calls_total") == 0
 
 
-def test_a_client_that_leaves_while_it_sends_frees_its_memory(start: Callable[[], GatewayProcess]) -> None:
+def test_a_disconnect_during_the_upload_frees_memory(start: Callable[[], GatewayProcess]) -> None:
     gateway = start()
 
     def held() -> float:
@@ -116,9 +116,7 @@ def test_a_binary_tensor_of_v2_is_the_same_either_way(
     assert gateway.metric("large_calls_total", way="shared_memory") == 2
 
 
-def test_every_end_of_a_gateway_leaves_nothing_behind(
-    start: Callable[[], GatewayProcess], triton: EmbeddedTriton
-) -> None:
+def test_every_end_of_a_gateway_cleans_up(start: Callable[[], GatewayProcess], triton: EmbeddedTriton) -> None:
     before = files()
     killed = start()
     assert post(killed, b"a" * MIB).status_code == 200
@@ -136,7 +134,7 @@ def test_every_end_of_a_gateway_leaves_nothing_behind(
 
 
 @pytest.mark.full
-def test_a_restart_of_triton_costs_no_memory_and_no_further_request(tmp_path: Path, models_venv: Path) -> None:
+def test_a_restart_of_triton_loses_no_memory_and_no_request(tmp_path: Path, models_venv: Path) -> None:
     """The embedded Triton shares memory without a setting."""
     models, config = tmp_path / "models", tmp_path / "gateway.yaml"
     models.mkdir()

@@ -92,7 +92,7 @@ def test_a_failure_before_the_first_output_keeps_its_status(client: httpx.Client
     assert (answer.status_code, answer.json()["code"]) == (502, "model_error")
 
 
-def test_a_failure_before_the_first_output_but_after_the_commitment_is_an_event(client: httpx.Client) -> None:
+def test_a_failure_after_commit_s_is_an_event(client: httpx.Client) -> None:
     events = read_stream(client, "scripted_stream", script(outputs=1, interval_s=0.6, then="error"))
     assert [event.name for event in events] == ["output", "error"]
 
@@ -103,7 +103,7 @@ def test_a_plain_model_streams_one_output(client: httpx.Client) -> None:
     assert events[0].data == {"text": "once", "numbers": [1.0, 2.0]}
 
 
-def test_missing_outputs_of_a_plain_model_are_an_early_exit_at_the_end(client: httpx.Client) -> None:
+def test_missing_outputs_of_a_plain_model_are_an_early_exit(client: httpx.Client) -> None:
     events = read_stream(client, "scripted_exit", script(omit=["TEXT"]))
     assert events[0].data == {"text": None, "numbers": [1.0, 2.0]}
     assert events[-1].data["early_exit"] == "no_text"
@@ -116,7 +116,7 @@ def test_whole_characters_even_when_split_over_four_responses(client: httpx.Clie
     assert texts == ["a", "", "", "", "\U0001f642", "", "é"]
 
 
-def test_bytes_that_never_become_a_character_are_replaced_at_the_end(client: httpx.Client) -> None:
+def test_an_incomplete_character_is_replaced_at_the_end(client: httpx.Client) -> None:
     events = read_stream(client, "scripted_stream", script(outputs=2, texts=["61", "f09f"]))
     assert "".join(event.data["text"] for event in events[:-1]) == "a\ufffd"
 
@@ -137,7 +137,7 @@ def test_silence_keeps_the_connection_alive_with_comments(start_gateway: StartGa
     checked(list(events_in(text.split("\n"))))
 
 
-def test_drain_ends_a_stream_with_a_farewell_and_status_zero(start_gateway: StartGateway) -> None:
+def test_drain_ends_a_stream_with_draining_and_status_0(start_gateway: StartGateway) -> None:
     gateway = start_gateway(config=CONFIG, drain_s="0.5")
     with httpx.stream(
         "POST", f"{gateway.url}/v1/pipelines/scripted_stream/stream", json=script(outputs=100, interval_s=0.1)

@@ -29,9 +29,7 @@ def liveness(gateway: GatewayProcess) -> int:
 
 @pytest.mark.full
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_an_embedded_triton_whose_calls_never_return_is_restarted(
-    tmp_path: Path, models_venv: Path, workers: str
-) -> None:
+def test_a_stuck_embedded_triton_is_restarted(tmp_path: Path, models_venv: Path, workers: str) -> None:
     """Both instances of the only model hang, which looks the same from outside as Triton's own deadlock."""
     (tmp_path / "gateway.yaml").write_text(CONFIG)
     settings = {

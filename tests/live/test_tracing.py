@@ -157,7 +157,7 @@ def test_a_stream_has_a_span_that_ends_with_it(client: httpx.Client, collector: 
     assert not stream.is_error
 
 
-def test_a_resumable_stream_goes_on_in_its_own_span(client: httpx.Client, collector: Collector) -> None:
+def test_a_resumable_stream_has_its_own_span(client: httpx.Client, collector: Collector) -> None:
     caller = Caller()
     started = client.post("/v1/streams", json={"pipeline": "write", "inputs": WRITE}, headers=caller.headers)
     assert started.status_code == 201
@@ -206,7 +206,7 @@ def test_a_trace_begins_here_where_the_caller_has_none(
     assert line["trace_id"] != "0" * 32
 
 
-def test_an_unsampled_trace_is_recorded_nowhere_and_still_in_the_log(
+def test_an_unsampled_trace_is_in_the_log_only(
     client: httpx.Client, traced: GatewayProcess, collector: Collector
 ) -> None:
     unsampled, marker = Caller("00"), Caller()
@@ -248,7 +248,7 @@ def test_without_a_collector_the_callers_context_reaches_the_log(
 @pytest.mark.parametrize(
     "listens", [pytest.param(False, id="refuses", marks=pytest.mark.full), pytest.param(True, id="is silent")]
 )
-def test_a_collector_that_is_away_fails_no_request_and_holds_up_no_stop(
+def test_an_unreachable_collector_fails_and_delays_nothing(
     start_gateway: StartGateway, config_path: Path, listens: bool
 ) -> None:
     with socket.socket() as away:

@@ -63,7 +63,7 @@ def test_an_early_exit(client: httpx.Client) -> None:
     ],
     ids=["stream", "unary"],
 )
-async def test_a_client_that_leaves_cancels_the_call(
+async def test_a_disconnect_cancels_the_call(
     gateway: GatewayProcess, tmp_path: Path, path: str, words: dict[str, Any], until: bytes
 ) -> None:
     notice = tmp_path / "notice"

@@ -90,7 +90,7 @@ async def test_gauges_are_sums_over_the_workers(pair: GatewayProcess) -> None:
     assert pair.metric("model_ready", model="scripted_stream") == 1
 
 
-def test_promtool_finds_nothing_to_complain_of(pair: GatewayProcess, require: Require) -> None:
+def test_promtool_reports_nothing(pair: GatewayProcess, require: Require) -> None:
     """On the page of several processes."""
     promtool = shutil.which("promtool")
     require(promtool, "there is no promtool: `make system-packages` installs it")

@@ -70,7 +70,7 @@ def test_exif_orientation_turns_the_image_upright(corner):
 
 
 @pytest.mark.parametrize(("ink", "sheet"), [("black", 255), ("white", 0)])
-def test_ink_on_a_transparent_ground_gets_a_sheet_that_it_stands_out_from(ink, sheet):
+def test_transparent_images_get_a_contrasting_background(ink, sheet):
     image = Image.new("RGBA", (20, 10), (128, 128, 128, 0))
     image.paste(ink, (0, 0, 5, 10))
     pixels = pixels_of(encoded(image))

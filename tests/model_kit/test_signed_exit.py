@@ -16,7 +16,7 @@ def reason(message, request_id="r1", key=KEY):
     return EarlyExitRules((rule,), frozenset({"ocr"}), key).reason_of_error(UpstreamError(None, message), request_id)
 
 
-def test_the_gateway_accepts_it_behind_an_ensemble_too():
+def test_the_gateway_accepts_it_from_an_ensemble_too():
     marker = str(signed_exit("decide", "no_text", "r1", KEY))
     assert reason(marker) == reason(f"in ensemble 'ocr', {marker}") == "no_text"
 

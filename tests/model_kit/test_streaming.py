@@ -63,7 +63,7 @@ def test_final_goes_with_the_last_part(streaming, sent):
     assert sent(lambda request, is_gone: iter(parts)) == [([("X", [1])], 0), ([("X", [2])], FINAL)]
 
 
-def test_nothing_to_answer_is_a_bare_final(sent):
+def test_an_empty_answer_is_a_final_without_response(sent):
     assert sent(lambda request, is_gone: None) == [(None, FINAL)]
 
 

@@ -39,7 +39,7 @@ def test_names_datatypes_and_shapes_in_the_protocols_words(tensor_log):
 
 
 @pytest.mark.parametrize("value", ["off", ""])
-def test_nothing_without_the_setting(tensor_log, value):
+def test_no_lines_without_the_setting(tensor_log, value):
     module, said = tensor_log(value)
     module.notes_on(SimpleNamespace())(OUTPUTS)
     assert said == []

@@ -65,7 +65,7 @@ def test_other_labels_go_through_the_template_and_are_remembered(encode, classif
     assert encode.asked[3:] == ["about dogs {0}"]
 
 
-def test_what_is_remembered_is_bounded(encode, classify):
+def test_the_number_of_remembered_labels_is_limited(encode, classify):
     for number in range(REMEMBERED_LABELS + 10):
         classify.scores_of(np.float32([[1, 0, 0]]), [f"label {number}"])
     assert len(classify._asked_for) == REMEMBERED_LABELS

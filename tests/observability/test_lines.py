@@ -60,7 +60,7 @@ def test_lines_of_several_threads_are_not_mixed() -> None:
     assert sorted(set(lines)) == [b"a" * 50, b"b" * 50, b"c" * 50]
 
 
-def test_a_closed_descriptor_loses_lines_and_nothing_else() -> None:
+def test_a_closed_descriptor_only_loses_lines() -> None:
     reader, writer_end = os.pipe()
     os.close(reader)
     writer = LineWriter(writer_end)

@@ -107,7 +107,7 @@ def test_errors_that_are_counted_by_themselves(
 
 
 @pytest.mark.parametrize(("kind", "counted"), [(FaultKind.RAISED, 1), (FaultKind.SHAPE, 0), (None, 0)])
-def test_what_a_script_raises_is_counted_apart(metrics: Metrics, kind: FaultKind | None, counted: int) -> None:
+def test_exceptions_of_scripts_are_counted_separately(metrics: Metrics, kind: FaultKind | None, counted: int) -> None:
     error = ModelError("failed")
     error.fault = kind and Fault(kind)
     record = inference()
@@ -117,7 +117,7 @@ def test_what_a_script_raises_is_counted_apart(metrics: Metrics, kind: FaultKind
     assert sample(metrics, "requests_total", pipeline="p", transport="unary", outcome="model_error") == 1
 
 
-def test_what_triton_said_is_in_the_log_and_bounded(metrics: Metrics, caplog: pytest.LogCaptureFixture) -> None:
+def test_tritons_message_is_in_the_log_and_limited(metrics: Metrics, caplog: pytest.LogCaptureFixture) -> None:
     error = InvalidInput("no")
     error.upstream = UpstreamError("INTERNAL", "x" * 5000)
     record = inference()
@@ -133,7 +133,7 @@ def test_a_bug_is_an_error_in_the_log(metrics: Metrics, caplog: pytest.LogCaptur
     assert line_of(record, metrics, caplog)["levelname"] == "ERROR"
 
 
-def test_what_is_no_inference_is_not_counted_and_whispered(metrics: Metrics, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_requests_are_not_counted_and_logged_at_debug(metrics: Metrics, caplog: pytest.LogCaptureFixture) -> None:
     record = RequestRecord("rid", "GET", "/health/live", status=200)
     assert line_of(record, metrics, caplog)["levelname"] == "DEBUG"
     assert not any(
@@ -173,7 +173,7 @@ def test_the_timing_header_splits_the_time() -> None:
     assert 3.0 <= float(gateway.removeprefix("gateway;dur=")) < 100.0
 
 
-def test_more_time_with_triton_than_in_all_is_no_negative_overhead() -> None:
+def test_overhead_is_never_negative() -> None:
     assert inference(triton_s=100.0).server_timing().startswith("gateway;dur=0.00")
 
 

@@ -110,7 +110,7 @@ class Seen(logging.Handler):
 @pytest.mark.parametrize(
     "place", [lambda name: logging.root, logging.getLogger, lambda name: logging.getLogger("above")]
 )
-def test_another_handler_gets_the_record_and_the_line_is_written_once(
+def test_another_handler_gets_the_record_once(
     name: str, monkeypatch: pytest.MonkeyPatch, place: Callable[[str], logging.Logger]
 ) -> None:
     _, written = json_log(monkeypatch)

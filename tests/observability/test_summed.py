@@ -124,7 +124,7 @@ def test_a_reload_that_failed_in_one_worker_is_shown() -> None:
     assert number(page_of(own, first, second), "config_reload_failed") == 1
 
 
-def test_a_worker_that_was_killed_while_it_made_a_histogram_disturbs_no_sum() -> None:
+def test_a_worker_killed_during_a_write_breaks_no_sum() -> None:
     """The next worker's buckets are added behind the first buckets of the killed worker."""
     own, other = Metrics("1"), Worker()
     other.answers("p", 0.003, 0.3)

@@ -73,7 +73,7 @@ def test_requests_without_a_trace_share_one_span_without_a_collector() -> None:
     assert tracer.start("POST", Kind.SERVER, None) is tracer.start("stream p", Kind.INTERNAL, None)
 
 
-def test_without_a_collector_nothing_of_the_sdk_is_imported() -> None:
+def test_without_a_collector_the_sdk_is_not_imported() -> None:
     script = (
         "import sys, app.process.serving; "
         "sys.exit(any(name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter')) for name in sys.modules))"
@@ -81,14 +81,14 @@ def test_without_a_collector_nothing_of_the_sdk_is_imported() -> None:
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
-async def test_a_collector_without_the_extra_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_collector_without_the_extra_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "app.observability.otlp", None)
     with pytest.raises(TracingUnavailable, match=r"pip install '\.\[otel\]'"):
         async with open_tracer("http://127.0.0.1:1/v1/traces", "1.2.3"):
             pass
 
 
-async def test_a_request_span_is_the_callers_child_and_says_how_it_ended(tracer: Tracer, collector: Collector) -> None:
+async def test_a_request_span_has_the_callers_parent_and_the_outcome(tracer: Tracer, collector: Collector) -> None:
     record = RequestRecord(
         "rid", "POST", "/v1/pipelines/p", pipeline="p", transport="unary", status=200, triton_request_id="tid"
     )
@@ -117,7 +117,7 @@ async def test_a_request_span_is_the_callers_child_and_says_how_it_ended(tracer:
 @pytest.mark.parametrize(
     ("error", "is_error"), [(ModelError("secret detail"), True), (InvalidInput("secret detail"), False)]
 )
-async def test_what_the_server_did_wrong_is_an_error_what_the_caller_did_is_not(
+async def test_only_server_faults_mark_a_span_as_error(
     tracer: Tracer, collector: Collector, error: GatewayError, is_error: bool
 ) -> None:
     end_request_span(tracer.start("POST", Kind.SERVER, None), failing(error), None)
@@ -138,7 +138,7 @@ async def test_a_stream_span_says_what_came_of_it(tracer: Tracer, collector: Col
     }
 
 
-async def test_an_unsampled_trace_goes_on_and_nothing_is_recorded(tracer: Tracer, collector: Collector) -> None:
+async def test_an_unsampled_trace_is_passed_on_but_not_recorded(tracer: Tracer, collector: Collector) -> None:
     span = tracer.start("POST", Kind.SERVER, UNSAMPLED)
     assert span.trace is not None
     assert (span.trace.trace_id, span.trace.is_sampled) == (CALLER.trace_id, False)
@@ -146,7 +146,7 @@ async def test_an_unsampled_trace_goes_on_and_nothing_is_recorded(tracer: Tracer
     assert await sent(tracer, collector) == []
 
 
-async def test_the_callers_tracestate_goes_on(tracer: Tracer) -> None:
+async def test_the_callers_tracestate_is_passed_on(tracer: Tracer) -> None:
     parent = TraceContext(CALLER.trace_id, CALLER.span_id, 1, "a=1,b=2")
     assert tracer.start("POST", Kind.SERVER, parent).trace.state == "a=1,b=2"  # type: ignore[union-attr]
 

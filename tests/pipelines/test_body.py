@@ -104,7 +104,7 @@ class TestMalformedJson:
     def test_a_text_that_looks_like_a_second_key_is_a_text(self, note: str) -> None:
         assert P.request_of_json(body(note=note)).inputs[1].array.tolist() == [note.encode()]
 
-    def test_the_place_is_said_and_nothing_of_the_text(self) -> None:
+    def test_the_position_is_shown_but_not_the_text(self) -> None:
         error = refusal(b'{"note": secret}')
         assert "byte 9" in error.detail
         assert "secret" not in error.detail
@@ -146,10 +146,10 @@ class TestFields:
         assert [(found.field, found.problem) for found in error.errors] == [("x[1]", "is out of range")]
 
     @pytest.mark.parametrize("value", [True, "1", None, [1], {"a": 1}])
-    def test_what_is_no_number_inside_a_list(self, value: Any) -> None:
+    def test_invalid_numbers_in_a_list(self, value: Any) -> None:
         assert refusal(body(x=[value])).errors[0].field == "x[0]"
 
-    def test_nothing_of_the_input_is_repeated(self) -> None:
+    def test_the_input_is_not_repeated(self) -> None:
         secret = "s3cret" * 100
         for fields in ({"x": secret}, {"x": [secret]}, {"n": secret}, {"image": secret + "?"}, {"note": {secret: 1}}):
             error = refusal(body(**fields))
@@ -205,7 +205,7 @@ class TestForms:
             ("zzz", "1", "is not a field of this pipeline"),
         ],
     )
-    def test_what_is_wrong(self, field: str, part: str | bytes, problem: str) -> None:
+    def test_problems_are_reported(self, field: str, part: str | bytes, problem: str) -> None:
         with pytest.raises(InvalidInput) as caught:
             P.request_of_form({"x": "[1]", "note": "hi", field: part})
         assert [(found.field, found.problem) for found in caught.value.errors] == [(field, problem)]

@@ -12,7 +12,7 @@ from tests.fakes.models import model, pipeline
 WITH_CANCEL = pipeline(model([], "Y FP32 [1]"), cancel={"model": "generator", "input": "CANCEL"})
 
 
-async def test_the_cancel_model_is_told_the_requests_id() -> None:
+async def test_the_cancel_model_gets_the_requests_id() -> None:
     engine = FakeEngine()
     canceller = Canceller(engine)
     request = WITH_CANCEL.request_of_json(b"{}")
@@ -26,7 +26,7 @@ async def test_the_cancel_model_is_told_the_requests_id() -> None:
     assert call.request_id != request.request_id
 
 
-async def test_a_pipeline_that_declares_none_calls_nobody() -> None:
+async def test_a_pipeline_without_cancel_calls_no_model() -> None:
     engine = FakeEngine()
     plain = pipeline(model([], "Y FP32 [1]"))
     canceller = Canceller(engine)

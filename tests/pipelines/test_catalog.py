@@ -81,7 +81,7 @@ class TestFollowingTheModels:
         catalog.load_file()
         assert not catalog.is_ready
 
-    async def test_a_name_that_nobody_has(self, engine: FakeEngine, path: Path) -> None:
+    async def test_an_unknown_name(self, engine: FakeEngine, path: Path) -> None:
         catalog = await loaded(engine, path)
         with pytest.raises(UnknownPipeline, match="did you mean 'p'"):
             catalog.pipeline("pp")
@@ -89,7 +89,7 @@ class TestFollowingTheModels:
             catalog.pipeline("<script>" * 1000)
         assert "script" not in caught.value.detail
 
-    async def test_a_triton_that_is_gone_is_not_ready_and_comes_back(self, engine: FakeEngine, path: Path) -> None:
+    async def test_a_lost_triton_is_not_ready_until_it_is_back(self, engine: FakeEngine, path: Path) -> None:
         catalog = await loaded(engine, path)
         engine.is_up = False
         await turn(catalog)
@@ -100,7 +100,7 @@ class TestFollowingTheModels:
         await turn(catalog)
         assert catalog.is_ready
 
-    async def test_a_model_with_another_signature_is_compiled_anew(self, engine: FakeEngine, path: Path) -> None:
+    async def test_a_changed_signature_is_compiled_again(self, engine: FakeEngine, path: Path) -> None:
         catalog = await loaded(engine, path)
         engine.configs["plain"] = model("X FP32 [2]", "Y FP32 [1]", name="plain")
         await turn(catalog)
@@ -118,9 +118,7 @@ class TestFollowingTheModels:
         catalog = await loaded(engine, path, FILE + "  q: {model: absent}\n")
         assert not catalog.is_ready
 
-    async def test_a_step_that_cannot_be_read_holds_up_its_own_pipeline_only(
-        self, engine: FakeEngine, path: Path
-    ) -> None:
+    async def test_an_unreadable_step_delays_only_its_own_pipeline(self, engine: FakeEngine, path: Path) -> None:
         engine.configs = {"whole": ensemble("whole", model("X FP32 [1]", "Y FP32 [1]", name="absent")), "plain": PLAIN}
         catalog = await loaded(engine, path, "pipelines:\n  a: {model: whole}\n  b: {model: plain}\n")
         assert catalog.entries["a"].state is State.MODEL_NOT_READY
@@ -161,7 +159,7 @@ class TestFollowingTheFile:
         await turn(catalog)
         assert catalog.pipeline("q").timeout_s == 3
 
-    async def test_what_did_not_change_stays_as_it_is(self, engine: FakeEngine, path: Path) -> None:
+    async def test_an_unchanged_pipeline_stays_the_same_object(self, engine: FakeEngine, path: Path) -> None:
         catalog = await loaded(engine, path)
         pipeline = catalog.pipeline("p")
         write(path, FILE + "  q: {model: plain}\n")
@@ -219,7 +217,7 @@ class TestFollowingTheFile:
         with pytest.raises(ConfigError):
             Catalog(engine, path).load_file()
 
-    async def test_a_misfit_at_start_is_told_with_its_line(self, engine: FakeEngine, path: Path) -> None:
+    async def test_a_mismatch_at_start_is_reported_with_its_line(self, engine: FakeEngine, path: Path) -> None:
         catalog = await loaded(engine, path, "pipelines:\n  p:\n    model: plain\n    outputs: {y: {tensor: NOPE}}\n")
         assert catalog.complaints == [
             f"{path}:4: pipelines.p.outputs.y.tensor 'NOPE' is not a tensor of the model; valid here: Y"
@@ -257,7 +255,7 @@ class TestReloading:
             ),
         ],
     )
-    async def test_a_pipeline_that_cannot_be_served_keeps_its_last_good_form(
+    async def test_an_unservable_pipeline_keeps_its_last_valid_version(
         self, engine: FakeEngine, path: Path, caplog: pytest.LogCaptureFixture, broken: str, said: str
     ) -> None:
         catalog = await loaded(engine, path, FILE + "  q: {model: plain}\n")
@@ -295,9 +293,7 @@ class TestReloading:
         assert not catalog.reload_failed
         assert catalog.pipeline("p") is pipeline
 
-    async def test_an_added_pipeline_costs_readiness_only_once_it_was_served(
-        self, engine: FakeEngine, path: Path
-    ) -> None:
+    async def test_an_added_pipeline_affects_readiness_once_served(self, engine: FakeEngine, path: Path) -> None:
         catalog = await loaded(engine, path)
         write(path, FILE + "  q: {model: later}\n")
         await turn(catalog)
@@ -313,9 +309,7 @@ class TestReloading:
         await turn(catalog)
         assert not catalog.is_ready
 
-    async def test_a_pipeline_that_was_never_served_takes_the_new_form_at_once(
-        self, engine: FakeEngine, path: Path
-    ) -> None:
+    async def test_a_never_served_pipeline_gets_the_new_version_at_once(self, engine: FakeEngine, path: Path) -> None:
         catalog = await loaded(engine, path, "pipelines:\n  p: {model: absent}\n")
         assert catalog.entries["p"].state_detail == "Triton has no model 'absent'."
         write(path, "pipelines:\n  p: {model: plane}\n")
@@ -326,7 +320,7 @@ class TestReloading:
         await turn(catalog)
         assert catalog.is_ready
 
-    async def test_a_file_that_cannot_be_read_for_an_unforeseen_reason_is_read_again(
+    async def test_an_unexpected_read_error_is_retried(
         self, engine: FakeEngine, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         catalog = await loaded(engine, path)
@@ -400,7 +394,7 @@ class TestAskingTriton:
         assert engine.asked == []
         assert catalog.entries["p"].state_detail == "Triton does not answer."
 
-    async def test_a_pipeline_that_the_file_adds_meanwhile_is_seen_at_the_next_call(self, path: Path) -> None:
+    async def test_a_pipeline_added_meanwhile_is_seen_at_the_next_call(self, path: Path) -> None:
         engine = WaitingEngine.of(PLAIN, dataclasses.replace(PLAIN, name="other"))
         catalog = await loaded(engine, path)
         engine.together = 99
@@ -586,7 +580,7 @@ class TestWarmingUp:
         assert catalog.entries["p"].state_detail == "Its sample failed; see the log for the cause."
         assert "pipelines.p.sample failed: " in caplog.text
 
-    async def test_files_of_a_sample_lie_beside_the_configuration(self, engine: FakeEngine, path: Path) -> None:
+    async def test_sample_files_are_relative_to_the_configuration(self, engine: FakeEngine, path: Path) -> None:
         engine.configs["plain"] = model("F BYTES [1]", "Y FP32 [1]", name="plain")
         (path.parent / "sample.bin").write_bytes(b"\0\1")
         text = "pipelines:\n  p: {model: plain, inputs: {f: {tensor: F, kind: binary}}, sample: {f: sample.bin}}\n"

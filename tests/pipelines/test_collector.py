@@ -45,7 +45,7 @@ def test_text_cut_anywhere_comes_out_whole(text: str, data: st.DataObject) -> No
 
 
 @given(st.lists(st.binary(max_size=6), min_size=1, max_size=6), st.booleans())
-def test_bytes_that_never_become_characters_are_replaced_at_the_end(pieces: list[bytes], apart: bool) -> None:
+def test_incomplete_characters_are_replaced_at_the_end(pieces: list[bytes], apart: bool) -> None:
     c = collector(streamed())
     texts = []
     for place, each in enumerate(pieces):
@@ -76,7 +76,7 @@ def test_two_outputs_may_show_one_tensor() -> None:
 
 
 class TestEndings:
-    def test_a_stream_of_nothing_is_an_ordinary_end(self) -> None:
+    def test_a_stream_without_outputs_ends_normally(self) -> None:
         assert collector(streamed()).finish().early_exit is None
 
     def test_missing_is_judged_over_the_whole_stream(self) -> None:
@@ -107,7 +107,7 @@ class TestEndings:
         c.add(piece(b"a", []))
         assert c.finish().early_exit == "no_ids"
 
-    def test_an_ordinary_model_writes_every_output_or_leaves_early(self) -> None:
+    def test_a_missing_output_needs_an_early_exit(self) -> None:
         config = model([], ["TEXT BYTES [1]", "IDS INT32 [-1]"])
         c = collector(pipeline(config))
         c.add(piece(b"a", is_final=True))
@@ -137,7 +137,7 @@ class TestJoinedArrays:
             c.join(response(tensor("Y", text.split(" ")[1], array), is_final=False))
         return c.result().values["Y"]
 
-    def test_they_become_one_array_without_a_python_object_for_each_number(self) -> None:
+    def test_they_become_one_array_without_python_numbers(self) -> None:
         value = self.joined("Y FP32 [-1]", [1.5, 2.5], [], [3.5])
         assert isinstance(value, np.ndarray)
         assert value.dtype == np.float32

@@ -18,7 +18,7 @@ def mismatch(config: ModelConfig = CONFIG, **words: Any) -> PipelineMismatch:
     return caught.value
 
 
-def test_fields_are_derived_where_nothing_is_said() -> None:
+def test_undeclared_fields_are_derived() -> None:
     p = pipeline(CONFIG)
     assert [(field.name, field.spec.kind, field.is_required) for field in p.inputs] == [
         ("X", "number", True),
@@ -79,7 +79,9 @@ def test_the_ensembles_of_the_rules_are_those_of_the_graph() -> None:
         ({"batch": True}, ("batch",), "no batch dimension"),
     ],
 )
-def test_what_does_not_fit(words: dict[str, Any], location: tuple[str | int, ...], text: str) -> None:
+def test_mismatches_are_reported_with_their_key(
+    words: dict[str, Any], location: tuple[str | int, ...], text: str
+) -> None:
     found = mismatch(**words)
     assert found.location == location
     assert text in found.text

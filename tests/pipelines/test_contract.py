@@ -43,7 +43,7 @@ def test_the_batch_dimension_is_no_part_of_the_shape() -> None:
     assert failing_at(contract, of_shape(2, 1)) == 0
 
 
-def test_none_larger_than_the_first() -> None:
+def test_no_response_may_be_larger_than_the_first() -> None:
     contract = TensorContract("T", not_growing=True)
     assert failing_at(contract, of_shape(2), of_shape(1), of_shape(2), of_shape(3)) == 3
 

@@ -67,7 +67,7 @@ class TestGenuineExits:
         ("match", "message"),
         [(EXACT, MARKER), (MATCHED, MARKER), (MATCHED, MARKER + " page=12"), (SIGNED, signed(claim()))],
     )
-    def test_none_is_missed_behind_any_prefix_of_tritons(self, match: ErrorMatch, message: str) -> None:
+    def test_exits_are_found_after_any_prefix_of_triton(self, match: ErrorMatch, message: str) -> None:
         missed = [prefix for prefix in LEGAL_PREFIXES if reason(match, prefix + message) != "no_text"]
         assert missed == []
 
@@ -88,7 +88,7 @@ class TestGenuineExits:
         )
         assert both.reason_of_error(UpstreamError("ALREADY_EXISTS", signed(claim("no_face"))), RID) == "no_face"
 
-    def test_none_without_rules(self) -> None:
+    def test_no_exit_without_rules(self) -> None:
         assert not EarlyExitRules((), ENSEMBLES)
         assert EarlyExitRules((), ENSEMBLES).reason_of_error(UpstreamError("ALREADY_EXISTS", MARKER), RID) is None
 
@@ -96,7 +96,7 @@ class TestGenuineExits:
 class TestCodes:
     @pytest.mark.parametrize("match", [EXACT, MATCHED])
     @pytest.mark.parametrize("code", ["INTERNAL", "UNAVAILABLE", "already_exists", "", "any", None])
-    def test_another_code_or_none_is_no_exit(self, match: ErrorMatch, code: str | None) -> None:
+    def test_a_different_or_missing_code_is_not_an_exit(self, match: ErrorMatch, code: str | None) -> None:
         assert reason(match, MARKER, code) is None
 
     @pytest.mark.parametrize("code", ["INTERNAL", "ALREADY_EXISTS", None])
@@ -110,7 +110,7 @@ class TestCodes:
         assert reason(match, message, None) == "no_text"
         assert reason(match, message, "INTERNAL") is None
 
-    def test_the_right_message_with_another_code_is_noticed_for_the_hint(self) -> None:
+    def test_a_matching_message_with_another_code_gets_a_hint(self) -> None:
         error = UpstreamError("INTERNAL", "in ensemble 'ocr', " + MARKER)
         assert rules(EXACT).reason_but_for_code(error, RID) == "no_text"
         assert rules(EXACT).reason_but_for_code(UpstreamError("INTERNAL", "x" + MARKER), RID) is None
@@ -154,7 +154,7 @@ class TestSpoofs:
         assert reason(match, message) is None
 
     @pytest.mark.parametrize("digits", ["\u0663", "\u0967", "\U0001d7d7"])
-    def test_digits_of_other_scripts_are_digits_only_if_the_rule_says_so(self, digits: str) -> None:
+    def test_digits_of_other_scripts_match_only_if_the_rule_says_so(self, digits: str) -> None:
         ascii_only = ErrorMatch(code="any", message_pattern=r"EXIT [0-9]+")
         assert reason(ascii_only, f"EXIT {digits}") is None
         assert reason(ascii_only, "EXIT 9") == "no_text"
@@ -203,7 +203,7 @@ class TestSpoofs:
         other = rules(SIGNED).reason_of_error(UpstreamError(None, signed(claim())), OTHER_RID)
         assert other is None
 
-    def test_without_a_key_nothing_is_signed(self) -> None:
+    def test_without_a_key_no_signature_matches(self) -> None:
         assert reason(SIGNED, signed(claim()), key=None) is None
         assert reason(SIGNED, signed(claim(), b""), key=None) is None
 

@@ -61,7 +61,7 @@ def test_every_kind_has_a_hint_that_fits_the_answer(graph: Graph, kind: FaultKin
     assert error.hint[0].isupper() or error.hint[0] == "`"
 
 
-def test_a_known_tensor_of_another_model_is_not_joined_with_this_one(graph: Graph) -> None:
+def test_a_tensor_of_another_model_is_not_joined(graph: Graph) -> None:
     error = explained(graph, Fault(FaultKind.SHAPE, "chain", "boxed", "X", "[3,4]", "[0]"))
     assert error.detail == "Input 'X' of step 'boxed' expects shape [3,4] but received [0]."
     assert "which a BLS script calls" in error.hint

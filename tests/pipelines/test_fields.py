@@ -53,7 +53,7 @@ class TestShapes:
         assert sent(one_input("X INT32 []"), '{"x": 7}') == ((), 7)
 
     @pytest.mark.parametrize("body", ['{"x": []}', '{"x": [1, 2]}', '{"x": [[1]]}', '{"x": {}}'])
-    def test_a_bare_value_is_nothing_else(self, body: str) -> None:
+    def test_a_single_value_rejects_other_json(self, body: str) -> None:
         assert problems(one_input("X INT32 [1]"), body).keys() <= {"x", "x[0]"}
 
     def test_a_free_dimension_is_a_list_even_for_one(self) -> None:
@@ -102,7 +102,7 @@ class TestBatch:
         assert sent(one_input("X BYTES [1]", 8, batch=True), '{"x": ["a", "b"]}') == ((2, 1), [[b"a"], [b"b"]])
 
     @pytest.mark.parametrize(("count", "said"), [(0, "has 0 items"), (9, "has 9 items; expected 1 to 8")])
-    def test_no_more_items_than_the_model_takes_and_at_least_one(self, count: int, said: str) -> None:
+    def test_the_number_of_items_is_limited(self, count: int, said: str) -> None:
         p = one_input("X FP32 [2]", 8, batch=True)
         assert problems(p, f'{{"x": {[[0, 0]] * count}}}')["batch"].startswith(said)
 
@@ -213,7 +213,7 @@ class TestBounds:
             ("UINT64", {"minimum": 2**63}),
         ],
     )
-    def test_bounds_that_nothing_meets_or_that_cannot_be_checked(self, datatype: str, spec: dict[str, Any]) -> None:
+    def test_impossible_bounds(self, datatype: str, spec: dict[str, Any]) -> None:
         with pytest.raises(PipelineMismatch, match="bounds"):
             one_input(f"X {datatype} [1]", **spec)
 
@@ -244,11 +244,11 @@ class TestEnums:
 class TestTypes:
     @pytest.mark.parametrize("value", ["true", '"1"', "null", "{}", "[true]", '["1"]', "1e400", "1" * 400])
     @pytest.mark.parametrize("datatype", ["FP32", "INT32", "FP64", "UINT64"])
-    def test_what_is_no_number(self, datatype: str, value: str) -> None:
+    def test_invalid_numbers(self, datatype: str, value: str) -> None:
         assert problems(one_input(f"X {datatype} [1]"), f'{{"x": {value}}}')
 
     @pytest.mark.parametrize("value", ["1", '"true"', "0"])
-    def test_what_is_no_boolean(self, value: str) -> None:
+    def test_invalid_booleans(self, value: str) -> None:
         assert problems(one_input("X BOOL [1]"), f'{{"x": {value}}}')
 
     @pytest.mark.parametrize("value", ["1.0", "1e3", "1.5"])

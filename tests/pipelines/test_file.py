@@ -95,12 +95,12 @@ def test_a_key_is_found_again_by_its_line(path: Path) -> None:
         ("pipelines:\n  2026-99-99\n", "2: is not a valid timestamp"),
     ],
 )
-def test_what_is_wrong(path: Path, text: str | bytes, complaint: str) -> None:
+def test_problems_are_reported(path: Path, text: str | bytes, complaint: str) -> None:
     said = complaint_about(path, text)
     assert any(line.startswith(complaint) for line in said.splitlines()), said
 
 
-def test_a_wrong_value_is_complained_of_once_not_for_each_type_it_might_have_had(path: Path) -> None:
+def test_a_wrong_value_of_a_union_is_reported_once(path: Path) -> None:
     said = complaint_about(path, GOOD + "    contract: {Y: {max_items: [1]}}\n")
     assert {line.split(" is wrong")[0] for line in said.splitlines()} == {"6: pipelines.ocr.contract.Y.max_items"}
 
@@ -115,7 +115,7 @@ def test_a_file_that_is_not_there(path: Path) -> None:
         read_gateway_file(path)
 
 
-def test_nothing_is_near_and_nothing_is_valid() -> None:
+def test_without_valid_names_there_is_no_suggestion() -> None:
     assert nearest("x", []) == ""
 
 
@@ -157,7 +157,7 @@ def test_a_thousand_complaints_are_cut_short(path: Path) -> None:
 CHAT = GOOD + "    openai:\n      chat: {template: chat.jinja}\n"
 
 
-def test_a_template_lies_beside_the_file_and_is_a_part_of_the_pipeline(path: Path) -> None:
+def test_a_template_file_is_part_of_the_pipeline(path: Path) -> None:
     path.write_text(CHAT)
     specs = []
     for text in ("one", "two", "two"):
@@ -171,7 +171,7 @@ def test_a_template_lies_beside_the_file_and_is_a_part_of_the_pipeline(path: Pat
 
 
 @pytest.mark.parametrize("content", [None, b"\xff", b"x" * (64 * 1024 + 1)], ids=["missing", "not-utf-8", "too-large"])
-def test_a_template_that_cannot_be_read_is_told_with_its_line(path: Path, content: bytes | None) -> None:
+def test_an_unreadable_template_is_reported_with_its_line(path: Path, content: bytes | None) -> None:
     if content is not None:
         path.with_name("chat.jinja").write_bytes(content)
     assert complaint_about(path, CHAT).startswith("7: pipelines.ocr.openai.chat.template cannot be read: ")
@@ -185,7 +185,7 @@ def test_a_template_that_cannot_be_read_is_told_with_its_line(path: Path, conten
         ("{}", "6: pipelines.ocr.openai is wrong: needs one of completions, chat and embeddings"),
     ],
 )
-def test_a_wrong_key_of_openai_is_told_with_the_nearest_name(path: Path, text: str, complaint: str) -> None:
+def test_a_wrong_openai_key_suggests_the_closest_name(path: Path, text: str, complaint: str) -> None:
     assert complaint in complaint_about(path, GOOD + f"    openai: {text}\n")
 
 

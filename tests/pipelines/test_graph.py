@@ -31,7 +31,7 @@ def test_a_plain_model_is_one_step(models: dict[str, ModelConfig]) -> None:
     assert [arrow(edge) for edge in graph.edges] == ["-.X > ident.X X FP32[-1]", "ident.Y > -.Y Y FP32[-1]"]
 
 
-def test_a_nested_ensemble_is_opened_and_repeated_models_are_numbered(models: dict[str, ModelConfig]) -> None:
+def test_nested_ensembles_are_expanded_and_models_numbered(models: dict[str, ModelConfig]) -> None:
     graph = graph_of(models["outer"], models)
     assert [(step.name, step.ensemble) for step in graph.steps] == [
         ("ident", "sound"),
@@ -57,7 +57,7 @@ def test_ensembles_are_those_that_an_error_may_name(models: dict[str, ModelConfi
     assert graph_of(models["outer"], below).ensembles == {"outer", "sound"}
 
 
-def test_a_step_whose_model_is_gone_is_left_out(models: dict[str, ModelConfig]) -> None:
+def test_a_step_with_a_missing_model_is_omitted(models: dict[str, ModelConfig]) -> None:
     graph = graph_of(models["outer"], {"outer": models["outer"], "join": models["join"]})
     assert [step.name for step in graph.steps] == ["join"]
 

@@ -141,7 +141,7 @@ class TestFiles:
             "data:;base64",
         ],
     )
-    def test_what_is_no_base64_is_refused(self, text: str) -> None:
+    def test_invalid_base64_is_refused(self, text: str) -> None:
         with pytest.raises(ValueError, match="base64"):
             bytes_of_base64(text, "binary")
 
@@ -180,12 +180,12 @@ class TestFiles:
             check_image(file.getvalue())
 
     @pytest.mark.parametrize("content", [b"", b"<svg/>", b"%PDF-1.7", b"\0" * 64, b"RIFF\0\0\0\0WAVE"])
-    def test_what_is_no_image_is_refused(self, content: bytes) -> None:
+    def test_a_file_that_is_not_an_image_is_refused(self, content: bytes) -> None:
         with pytest.raises(ValueError, match="not an image"):
             to_array_of("image", BYTES)([content])
 
 
 @pytest.mark.parametrize("datatype", sorted(DTYPE_BY_DATATYPE))
-def test_bytes_are_no_numbers_and_numbers_are_nothing_else(datatype: str) -> None:
+def test_bytes_and_numbers_are_not_interchangeable(datatype: str) -> None:
     assert kind_fits("number", datatype) is (datatype != BYTES)
     assert all(kind_fits(kind, datatype) is (datatype == BYTES) for kind in ("text", "json", "image", "binary"))

@@ -151,7 +151,7 @@ def test_counts_are_bounded_by_what_is_declared(field: str, value: str, problem:
     assert [(found.field, found.problem) for found in caught.value.errors] == [(field, problem)]
 
 
-def test_a_free_list_of_texts_may_have_as_many_elements_as_documented() -> None:
+def test_a_free_list_of_texts_has_the_documented_limit() -> None:
     body = json.dumps({"w": ["a,b"] * 65_536}).encode()
     assert P.request_of_json(body).inputs[0].shape == (65_536,)
 

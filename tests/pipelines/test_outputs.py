@@ -89,7 +89,7 @@ class TestViolations:
 
 
 @pytest.mark.parametrize("dims", ["[2,3]", "[-1]", "[1]"])
-def test_a_tensor_of_nothing_may_have_any_shape(dims: str) -> None:
+def test_an_empty_tensor_may_have_any_shape(dims: str) -> None:
     for shape in [(0,), (0, 4, 2), (2, 0)]:
         assert not field(f"Y FP32 {dims}").array_of(Tensor("Y", "FP32", np.zeros(shape, F32))).size
 
@@ -107,7 +107,7 @@ def test_the_typed_empty_value(text: str, size: int, batch: bool, empty: Any) ->
     assert field(text, size, batch=batch).empty_value == empty
 
 
-def test_text_is_concatenated_and_the_rest_listed_unless_said_otherwise() -> None:
+def test_by_default_text_is_concatenated_and_others_listed() -> None:
     assert field("Y BYTES [1]").join == "concatenate"
     assert field("Y FP32 [1]").join == "list"
     assert field("Y BYTES [1]", join="last").join == "last"

@@ -32,7 +32,7 @@ def test_a_request_is_for_the_model_and_the_version() -> None:
     assert request.parameters == {"n": 4}
 
 
-def test_every_request_has_an_id_that_nobody_can_guess() -> None:
+def test_every_request_has_an_unguessable_id() -> None:
     p = pipeline(model([], "Z FP32 [1]"))
     ids = {p.request_of_json(b"{}").request_id for _ in range(100)}
     assert len(ids) == 100
@@ -63,7 +63,7 @@ def test_the_deadline_is_a_parameter_of_a_pipeline_that_declares_one() -> None:
 
 
 @pytest.mark.parametrize("name", ["timeout", "triton_x", "n"])
-def test_the_deadline_takes_no_parameter_that_means_something_else(name: str) -> None:
+def test_the_deadline_cannot_use_a_reserved_parameter(name: str) -> None:
     with pytest.raises(ValidationError, match="another parameter"):
         pipeline(CONFIG, deadline_parameter=name, parameters={"n": {"type": "integer"}})
 

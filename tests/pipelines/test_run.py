@@ -180,7 +180,7 @@ class TestBlame:
 
 
 @pytest.mark.parametrize("error", [UpstreamUnavailable("gone"), ContractViolation("no", tensor="Y")])
-async def test_what_the_gateway_itself_says_is_no_early_exit(error: GatewayError) -> None:
+async def test_the_gateways_own_errors_are_no_early_exit(error: GatewayError) -> None:
     p = pipeline(
         model([], OUTPUTS),
         outputs=WORDS,

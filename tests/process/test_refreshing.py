@@ -74,7 +74,7 @@ class FailingEngine(FakeEngine):
         return True
 
 
-async def test_what_nobody_foresaw_is_logged_and_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unexpected_exception_is_logged_and_retried(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "gateway.yaml"
     path.write_text("pipelines: {p: {model: plain}}")
     engine = FailingEngine.of(PLAIN)
@@ -88,7 +88,7 @@ async def test_what_nobody_foresaw_is_logged_and_tried_again(tmp_path: Path, cap
         assert catalog.is_ready
 
 
-async def test_a_model_that_is_unloaded_is_not_ready_and_one_that_is_not_served_has_no_sample(tmp_path: Path) -> None:
+async def test_an_unloaded_model_is_not_ready(tmp_path: Path) -> None:
     path = tmp_path / "gateway.yaml"
     path.write_text("pipelines: {p: {model: plain}, q: {model: other}}")
     engine = FakeEngine.of(PLAIN, model("X FP32 [1]", "Y FP32 [1]", name="other"))

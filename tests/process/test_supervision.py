@@ -62,7 +62,7 @@ async def test_a_task_that_returns_too_early_is_a_failure() -> None:
         supervisor.raise_if_failed()
 
 
-async def test_the_process_is_told_of_the_first_failure_only() -> None:
+async def test_only_the_first_failure_is_reported() -> None:
     failures = Failures()
     supervisor = Supervisor(failures)
     async with supervisor.running("one", failing()), supervisor.running("two", failing()):

@@ -50,13 +50,13 @@ async def test_a_pause_does_not_count() -> None:
     assert paused
 
 
-async def test_nothing_happens_after_the_block() -> None:
+async def test_the_timeout_ends_with_the_block() -> None:
     with IdleTimeout(0.02):
         pass
     await asyncio.sleep(0.06)
 
 
-async def test_an_error_of_the_block_goes_on() -> None:
+async def test_an_error_of_the_block_propagates() -> None:
     with pytest.raises(KeyError), IdleTimeout(1):
         raise KeyError
 

@@ -22,7 +22,7 @@ def ids(events: list[Event]) -> list[int]:
 
 
 class TestLive:
-    async def test_all_that_is_unread_at_once_and_nothing_twice(self) -> None:
+    async def test_a_read_returns_all_unread_events_once(self) -> None:
         log = LiveLog()
         log.append(output(1))
         log.append(output(2))
@@ -67,7 +67,7 @@ class TestLive:
         log.append(output(1, 100))
         assert log.is_full
 
-    async def test_a_reader_takes_no_more_than_a_piece_at_once(self) -> None:
+    async def test_one_read_is_limited_in_size(self) -> None:
         log = LiveLog(max_unread_bytes=10 * MAX_READ_BYTES)
         for number, size in enumerate((MAX_READ_BYTES - 10, 10, 1, 2 * MAX_READ_BYTES, 1), 1):
             log.append(output(number, size))
@@ -79,7 +79,7 @@ class TestLive:
         log.append(done(2))
         assert ids(await log.read(0)) == [1, 2]
 
-    async def test_what_was_read_counts_until_the_next_read(self) -> None:
+    async def test_read_events_count_until_the_next_read(self) -> None:
         log = LiveLog(max_unread_bytes=10 * MAX_READ_BYTES)
         log.append(output(1, 6 * MAX_READ_BYTES))
         log.append(output(2, 4 * MAX_READ_BYTES))
@@ -90,7 +90,7 @@ class TestLive:
 
 
 class TestReplay:
-    async def test_every_reader_gets_everything_behind_what_it_has(self) -> None:
+    async def test_every_reader_gets_all_later_events(self) -> None:
         log = ReplayLog()
         for event in (output(1), output(2), done(3)):
             log.append(event)
@@ -122,7 +122,7 @@ class TestReplay:
         assert ids(await log.read(1)) == [2]
 
     @pytest.mark.parametrize(("after", "is_left"), [(0, True), (1, True), (2, False)])
-    def test_after_the_end_only_the_terminal_id_has_nothing_left(self, after: int, is_left: bool) -> None:
+    def test_after_the_end_only_the_terminal_id_has_no_events_left(self, after: int, is_left: bool) -> None:
         log = ReplayLog()
         log.append(output(1))
         log.append(done(2))

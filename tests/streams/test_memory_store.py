@@ -71,7 +71,7 @@ def ids(events: list[Event]) -> list[int]:
     return [event.id for event in events]
 
 
-async def test_a_reader_gets_every_event_and_may_resume_behind_any(store: MemoryStore) -> None:
+async def test_a_reader_gets_every_event_and_can_resume_after_any(store: MemoryStore) -> None:
     _, stream_id = await kept(store)
     assert ids(await read_all(store, stream_id)) == [1, 2, 3, 4]
     assert ids(await read_all(store, stream_id, after=2)) == [3, 4]
@@ -89,7 +89,7 @@ async def test_an_id_is_128_random_bits(store: MemoryStore) -> None:
     assert {len(each) for each in ids} == {22}
 
 
-async def test_nothing_is_left_behind_the_terminal_event(store: MemoryStore) -> None:
+async def test_no_event_follows_the_terminal_event(store: MemoryStore) -> None:
     stream, stream_id = await kept(store)
     await stream.ended()
     reader = await store.reader(stream_id)
@@ -115,7 +115,7 @@ async def test_the_oldest_events_are_dropped_where_the_buffer_is_full(store: Mem
     assert await reader.resume(9)
 
 
-async def test_a_stream_that_nobody_reads_is_ended_and_then_forgotten(store: MemoryStore) -> None:
+async def test_an_unread_stream_is_ended_and_then_deleted(store: MemoryStore) -> None:
     stream, stream_id = await kept(store, runs_on=True, resume_s=RESUME_S)
     await asyncio.wait_for(stream.ended(), 5)
     assert isinstance(stream.error, ClientClosedRequest)
@@ -127,7 +127,7 @@ async def test_a_stream_that_nobody_reads_is_ended_and_then_forgotten(store: Mem
         await store.reader(stream_id)
 
 
-async def test_a_reader_keeps_a_stream_going_until_the_last_one_leaves(store: MemoryStore) -> None:
+async def test_a_stream_runs_until_its_last_reader_disconnects(store: MemoryStore) -> None:
     stream, stream_id = await kept(store, runs_on=True, resume_s=RESUME_S)
     first, second = await store.reader(stream_id), await store.reader(stream_id)
     await asyncio.sleep(2 * RESUME_S)
@@ -161,7 +161,7 @@ async def test_deleting_ends_the_work_and_readers_see_why(store: MemoryStore) ->
             await ask(stream_id)
 
 
-async def test_an_id_that_nobody_was_given_is_unknown(store: MemoryStore) -> None:
+async def test_an_id_that_was_never_issued_is_unknown(store: MemoryStore) -> None:
     with pytest.raises(UnknownStream):
         await store.reader("AAAAAAAAAAAAAAAAAAAAAA")
 

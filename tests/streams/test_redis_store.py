@@ -81,9 +81,7 @@ async def test_150_readers_of_20_streams_share_few_connections(redis: RedisServe
     assert connected <= 2 * CONNECTIONS + 1
 
 
-async def test_a_reader_that_lags_behind_memory_is_given_every_event(
-    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_slow_reader_gets_every_event(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_tailer, "MAX_KEPT_BYTES", 100)
     async with running(redis) as store:
         _, stream_id = await kept(store, *steady(300, 0.001))
@@ -104,7 +102,7 @@ async def test_a_reader_of_dropped_events_is_told(redis: RedisServer) -> None:
         await reader.close()
 
 
-async def test_an_idle_process_asks_redis_nothing_but_its_heartbeat(redis: RedisServer) -> None:
+async def test_an_idle_process_sends_redis_only_heartbeats(redis: RedisServer) -> None:
     async with running(redis) as store:
         _, stream_id = await kept(store, token(1), FINAL)
         await read_all(store, stream_id)
@@ -117,7 +115,7 @@ class BrokenLog(LiveLog):
         raise RuntimeError("a bug")
 
 
-async def test_a_publisher_that_fails_ends_its_stream_for_everybody_and_is_logged(
+async def test_a_failed_publisher_ends_its_stream_and_is_logged(
     redis: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(redis_tailer, "ORPHAN_S", 0.1)
@@ -141,7 +139,7 @@ class BrokenHeartbeat(RedisStore):
         await super()._heartbeat()
 
 
-async def test_an_unexpected_exception_of_the_heartbeat_comes_out_of_run(redis: RedisServer) -> None:
+async def test_run_raises_unexpected_exceptions_of_the_heartbeat(redis: RedisServer) -> None:
     async with BrokenHeartbeat(redis.url, problem_of) as store:
         work = asyncio.create_task(store.run())
         stream, _ = await kept(store, token(1), FINAL, 3600.0)
@@ -164,7 +162,7 @@ async def test_an_entry_that_cannot_be_read_ends_its_own_stream_only(redis: Redi
         stream.end(ClientClosedRequest("The test is over."))
 
 
-async def test_an_unknown_stream_is_told_and_leaves_no_key(redis: RedisServer) -> None:
+async def test_an_unknown_stream_is_404_and_leaves_no_key(redis: RedisServer) -> None:
     async with running(redis) as store, Redis.from_url(redis.url) as client:
         with pytest.raises(UnknownStream):
             await store.reader("AAAAAAAAAAAAAAAAAAAAAA")

@@ -72,7 +72,7 @@ class TestGoodEndings:
         assert await life.ending() == "complete"
         assert (len(life.outputs), len(life.abandoned), life.engine.closed) == (2, 1, 1)
 
-    async def test_a_complete_answer_after_the_final_response_stops_nothing(self) -> None:
+    async def test_a_complete_answer_triggers_no_cancel(self) -> None:
         last = response(tensor("T", "INT32", [2]), is_final=True)
         life = live(token(1), last, answer=FakeAnswer(enough_at=2))
         assert await life.ending() == "complete"
@@ -106,7 +106,7 @@ class TestBadEndings:
         assert life.stream.outcome is error.outcome
         assert len(life.outputs) == len(before)
 
-    async def test_what_the_last_response_held_is_let_go(self) -> None:
+    async def test_the_last_responses_memory_is_freed(self) -> None:
         large = tensor("T", "FP32", [0.0])
         held = weakref.ref(large.array)
         life = live(response(large, is_final=False), 0.1, answer=FakeAnswer(breaks=SlowConsumer("")))
@@ -116,7 +116,7 @@ class TestBadEndings:
         assert held() is None
         assert isinstance(life.stream.error, SlowConsumer)
 
-    async def test_a_deadline_leaves_the_model_at_work(self) -> None:
+    async def test_a_deadline_does_not_stop_the_model(self) -> None:
         life = live(DeadlineExceeded("late"))
         await life.ending()
         assert len(life.abandoned) == 1
@@ -200,7 +200,7 @@ class TestEndingFromOutside:
         task.cancel()
         assert await life.ending() == "client_closed_request"
 
-    async def test_a_stream_that_never_started_is_ended_by_nobody(self) -> None:
+    async def test_a_stream_that_never_started_cannot_be_ended(self) -> None:
         async def none() -> AsyncGenerator[InferenceResponse]:
             return
             yield
@@ -220,7 +220,7 @@ class TestASlowReader:
         answers = [*(token(value) for value in range(10)), FINAL]
         return live(*answers, log=LiveLog(max_unread_bytes=30), **options)
 
-    async def test_unread_events_are_bounded_and_none_is_lost(self) -> None:
+    async def test_unread_events_are_limited_without_loss(self) -> None:
         life = self.waiting()
         events: list[Event] = []
         while not (events and events[-1].is_terminal):
@@ -261,7 +261,7 @@ class TestASlowReader:
         assert len(life.abandoned) == 1
 
 
-async def test_the_time_spent_here_is_told_from_tritons() -> None:
+async def test_the_gateways_time_is_separate_from_tritons() -> None:
     life = live(0.05, token(1), FINAL)
     await life.stream.ended()
     assert 0 < life.stream.own_s < 0.05

@@ -74,7 +74,7 @@ async def _flood_then_one(request: pb.ModelInferRequest, context: object) -> Asy
     yield piece(FLOOD)
 
 
-async def test_a_reader_that_stalls_is_behind_until_it_waits_again(transport: Transport, triton: FakeTriton) -> None:
+async def test_a_stalled_reader_is_slow_until_it_waits_again(transport: Transport, triton: FakeTriton) -> None:
     triton.streamed = _flood_then_one
     call = await started(transport)
     await anext(call)
@@ -93,9 +93,7 @@ async def _small(request: pb.ModelInferRequest, context: object) -> AsyncIterato
         yield piece(number)
 
 
-async def test_messages_within_the_prefetch_limit_leave_no_reader_behind(
-    transport: Transport, triton: FakeTriton
-) -> None:
+async def test_a_reader_within_the_prefetch_limit_is_not_behind(transport: Transport, triton: FakeTriton) -> None:
     triton.streamed = _small
     call = await started(transport)
     async for _ in call:
@@ -130,7 +128,7 @@ class LateCall:
 
 
 @pytest.mark.parametrize("is_behind", [True, False])
-async def test_a_reader_that_is_behind_waits_for_a_long_silence(is_behind: bool) -> None:
+async def test_a_slow_reader_waits_for_a_long_silence(is_behind: bool) -> None:
     """The pace of buffered messages says nothing about the next response of the model."""
     call = LateCall(is_behind=is_behind)
     await cancel_abandoned(call, due=0.0)

@@ -107,7 +107,7 @@ class TestUnary:
         assert triton.requests[0].parameters["traceparent"].string_param.endswith("-00")
         assert triton.trace_metadata() == {}
 
-    async def test_without_a_trace_nothing_goes_along(self, engine: TritonEngine, triton: FakeTriton) -> None:
+    async def test_without_a_trace_no_traceparent_is_sent(self, engine: TritonEngine, triton: FakeTriton) -> None:
         triton.unary = echo
         await engine.infer(REQUEST, Deadline.after(LONG_S))
         assert "traceparent" not in triton.requests[0].parameters
@@ -217,7 +217,7 @@ class TestWhatTritonReceived:
                 await TritonEngine(channel).infer(REQUEST, Deadline.after(LONG_S))
         assert not caught.value.was_sent
 
-    async def test_a_connection_that_closes_after_the_request_may_have_delivered_it(self) -> None:
+    async def test_a_close_after_the_request_may_have_delivered_it(self) -> None:
         async with closing_after_a_request() as url, open_transport(url) as channel:
             with pytest.raises(UpstreamUnavailable) as caught:
                 await TritonEngine(channel).infer(REQUEST, Deadline.after(LONG_S))
@@ -310,7 +310,7 @@ class TestStream:
         await asyncio.wait_for(triton.cancelled.wait(), LONG_S)
         assert calls == [("m", "CANCELLED")]
 
-    async def test_a_reader_that_is_cancelled_goes_at_once_and_its_call_is_hung_up_behind_it(
+    async def test_a_cancelled_reader_returns_before_its_call_is_cancelled(
         self, engine: TritonEngine, triton: FakeTriton, calls: Calls
     ) -> None:
         triton.streamed = scripted([piece(1)], hangs_s=3600)
@@ -371,7 +371,7 @@ class TestBeforeTheCall:
         assert triton.requests == []
         assert calls == []
 
-    async def test_nobody_listens(self) -> None:
+    async def test_no_server_listens(self) -> None:
         async with open_transport("127.0.0.1:1") as channel:
             engine = TritonEngine(channel)
             assert not await engine.is_live()

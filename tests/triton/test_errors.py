@@ -48,7 +48,7 @@ BY_TEXT = [
 
 @pytest.mark.parametrize("prefix", PREFIXES)
 @pytest.mark.parametrize(("code", "text", "error"), BY_TEXT)
-def test_a_known_text_behind_its_prefixes(code: str, text: str, error: type[GatewayError], prefix: str) -> None:
+def test_a_known_text_after_its_prefixes(code: str, text: str, error: type[GatewayError], prefix: str) -> None:
     found = gateway_error_of(code, prefix + text, "m")
     assert type(found) is error
     assert found.upstream is not None
@@ -64,9 +64,7 @@ def test_the_same_text_inside_a_stream_which_has_no_code(
 
 
 @pytest.mark.parametrize(("code", "text", "_error"), BY_TEXT)
-def test_the_same_text_with_a_code_that_does_not_go_with_it_is_the_models(
-    code: str, text: str, _error: type[GatewayError]
-) -> None:
+def test_the_same_text_with_another_code_is_a_model_error(code: str, text: str, _error: type[GatewayError]) -> None:
     assert code != "DATA_LOSS"
     assert type(gateway_error_of("DATA_LOSS", text, "m")) is ModelError
 
@@ -80,7 +78,7 @@ def test_the_same_text_with_a_code_that_does_not_go_with_it_is_the_models(
         "in ensemble 'e' Exceeds maximum queue size",
     ],
 )
-def test_a_user_who_quotes_triton_is_not_triton(text: str) -> None:
+def test_a_user_text_that_quotes_triton_is_not_an_error_of_triton(text: str) -> None:
     assert type(gateway_error_of("UNAVAILABLE", text, "m")) is UpstreamUnavailable
     assert type(gateway_error_of(None, text, "m")) is ModelError
 
@@ -101,7 +99,7 @@ def test_a_user_who_quotes_triton_is_not_triton(text: str) -> None:
         (None, ModelError),
     ],
 )
-def test_a_code_whose_text_says_nothing(code: str | None, error: type[GatewayError]) -> None:
+def test_a_code_with_an_unknown_text(code: str | None, error: type[GatewayError]) -> None:
     assert type(gateway_error_of(code, "whatever", "m")) is error
 
 
@@ -141,7 +139,7 @@ def test_full_shared_memory_gets_a_hint(prefix: str, code: str | None) -> None:
         ("Request timeout expired", True),
     ],
 )
-def test_only_a_failed_connection_says_that_nothing_was_sent(text: str, was_sent: bool) -> None:
+def test_only_a_failed_connection_means_nothing_was_sent(text: str, was_sent: bool) -> None:
     with pytest.raises(UpstreamUnavailable) as caught, triton_errors("m"):
         raise rpc_error_of(AioRpcError(grpc.StatusCode.UNAVAILABLE, Metadata(), Metadata(), text))
     assert caught.value.was_sent is was_sent

@@ -91,7 +91,7 @@ def test_other_codes_mean_what_they_say(code: str) -> None:
     assert gateway_error_of(code, SHAPE, "ident").fault is None
 
 
-def test_what_a_text_names_is_not_shown_by_the_seam() -> None:
+def test_names_in_a_text_are_not_shown() -> None:
     error = gateway_error_of("INVALID_ARGUMENT", SHAPE.replace("ident", "<b>"), "m")
     assert "<b>" not in f"{error.detail}{error.hint}"
 

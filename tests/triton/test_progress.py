@@ -41,7 +41,7 @@ def test_a_response_starts_the_count_again() -> None:
     assert progress.unanswered[METHOD] == 0
 
 
-def test_a_deadline_in_the_middle_of_a_lively_stream_is_not_unanswered() -> None:
+def test_a_deadline_in_an_active_stream_is_not_unanswered() -> None:
     progress = Progress()
     call = progress.started(REQUEST, METHOD)
     call.response(InferenceResponse({}))
@@ -56,7 +56,7 @@ def test_each_method_counts_for_itself() -> None:
     assert progress.unanswered["ModelStreamInfer"] == 1
 
 
-def test_the_time_for_a_canary_follows_the_longest_wait_of_its_model() -> None:
+def test_a_canarys_timeout_follows_its_models_longest_wait() -> None:
     progress = Progress()
     assert not progress.has_answered("m")
     assert progress.timeout_s("m") == SILENCE_S
@@ -66,7 +66,7 @@ def test_the_time_for_a_canary_follows_the_longest_wait_of_its_model() -> None:
     assert progress.timeout_s("m") == 120.0
 
 
-def test_what_several_processes_saw_is_joined() -> None:
+def test_observations_of_several_processes_are_joined() -> None:
     """An answer to one process ends the row of unanswered calls of all."""
     supervisor, first, second = Progress(), Progress(), Progress()
     for process in (first, second):

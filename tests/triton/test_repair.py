@@ -106,7 +106,7 @@ async def test_without_a_sample_repeated_errors_confirm_it(
     assert repairing.server.control == ["-m", "+m"] * len(deaths)
 
 
-async def test_without_repair_the_model_is_not_ready_until_somebody_loads_it(repairing: Repairing) -> None:
+async def test_without_repair_the_model_is_not_ready_until_a_reload(repairing: Repairing) -> None:
     repairing.server.loads_needed = 1
     await repairing.fail()
     async with repairing.running("m", may_reload=False):

@@ -78,7 +78,7 @@ def test_a_text_without_a_name_is_about_the_called_model(stubs: Stubs) -> None:
     assert stubs.repeated("part") == "part"
 
 
-def test_a_dead_step_takes_every_model_along_that_runs_it(stubs: Stubs, deaths: list[str]) -> None:
+def test_a_dead_step_fails_every_model_that_uses_it(stubs: Stubs, deaths: list[str]) -> None:
     stubs.condemn("part_two")
     stubs.condemn("part_two")
     assert deaths == ["part_two"]
@@ -106,7 +106,7 @@ def test_models_that_run_each_other_end_the_search() -> None:
     assert stubs.run_by("a") == {"a", "b"}
 
 
-def test_suspects_are_handed_over_to_the_process_that_confirms_them(stubs: Stubs, deaths: list[str]) -> None:
+def test_suspects_are_passed_to_the_confirming_process(stubs: Stubs, deaths: list[str]) -> None:
     supervisor = Stubs(deaths.append)
     fail(stubs, "whole", DEAD.format("part_0_0"), REPEATED)
     for _ in range(2):  # nothing is handed over twice

@@ -103,7 +103,7 @@ async def test_a_stuck_triton_is_not_live_until_it_answers(watched: Watched, cap
     assert caplog.text.count("Triton is stuck") == 1
 
 
-async def test_streams_that_do_not_move_are_noticed_though_unary_calls_do(watched: Watched) -> None:
+async def test_stuck_streams_are_noticed_despite_unary_answers(watched: Watched) -> None:
     await watched.answer_once("a")
     watched.server.silent = {"a"}
     for _ in range(2):
@@ -165,9 +165,7 @@ async def test_a_triton_that_is_away_is_not_stuck(watched: Watched) -> None:
     assert (watched.health.progress.is_stuck, watched.restarts) == (False, 0)
 
 
-async def test_a_call_that_is_answered_in_the_meantime_clears_the_suspicion(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_answered_call_clears_the_suspicion(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         progress_module, "SILENCE_S", 0.5
     )  # much longer than between two answers, on a slow machine too

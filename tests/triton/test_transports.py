@@ -248,9 +248,7 @@ async def test_a_reader_that_stalls_stops_the_server(transport: Transport, scrip
     assert len(await drained(stream)) == 2999
 
 
-async def test_cancelling_a_stream_reaches_the_server_and_leaves_others_alone(
-    transport: Transport, script: Script
-) -> None:
+async def test_cancelling_a_stream_does_not_affect_others(transport: Transport, script: Script) -> None:
     async def answer(message: bytes, _context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
         yield message
         await asyncio.sleep(3600 if message == b"long" else 0.2)
@@ -281,7 +279,7 @@ async def test_cancelling_a_unary_call_reaches_the_server(transport: Transport, 
     assert (await error_of(call.response())).code == "CANCELLED"
 
 
-async def test_cancelling_the_wait_leaves_the_call_alone(transport: Transport, script: Script) -> None:
+async def test_cancelling_the_wait_does_not_cancel_the_call(transport: Transport, script: Script) -> None:
     released = script.answer_when_released()
     stream = await streamed(transport, b"later")
     for _ in range(3):
@@ -293,7 +291,7 @@ async def test_cancelling_the_wait_leaves_the_call_alone(transport: Transport, s
     assert await drained(stream) == [b"later"]
 
 
-async def test_cancelling_the_wait_for_a_response_leaves_the_call_alone(transport: Transport, script: Script) -> None:
+async def test_cancelling_the_wait_does_not_cancel_the_response(transport: Transport, script: Script) -> None:
     released = script.answer_when_released()
     call = await transport.unary("/test/Unary", b"later", WAIT_S)
     with pytest.raises(TimeoutError):

@@ -29,7 +29,7 @@ def strips(*widths):
     return [np.zeros((1, width, 3), dtype=np.uint8) for width in widths]
 
 
-def test_strips_are_read_with_those_of_their_size_and_answered_in_order(read_in_groups):
+def test_strips_are_grouped_by_size_and_returned_in_order(read_in_groups):
     groups = []
 
     def read(group):

@@ -42,6 +42,6 @@ def test_a_request_that_waits_for_long_stays_cancelled(cancellations, clock):
 
 
 @pytest.mark.parametrize("request_id", ["", "x" * 257])
-def test_what_is_no_request_id_is_refused(cancellations, request_id):
+def test_an_invalid_request_id_is_refused(cancellations, request_id):
     with pytest.raises(Exception, match="CANCEL must be"):
         cancellations.cancel(request_id)

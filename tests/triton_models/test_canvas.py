@@ -56,7 +56,7 @@ def test_boxes_come_back_to_pixels_of_the_image(canvas):
     assert inside.tolist() == [box(20, 40, 100, 80)]
 
 
-def test_boxes_are_clipped_to_the_image_and_those_of_the_margin_dropped(canvas):
+def test_boxes_are_clipped_and_boxes_of_the_margin_dropped(canvas):
     placement = canvas.Placement(height=50, width=100, drawn_height=50, drawn_width=100)
     found = np.array([box(6, 20, 126, 40), box(20, 0, 90, 15), box(118, 20, 130, 40)], dtype=np.float32)
     assert canvas.boxes_in_image(found, placement).tolist() == [box(0, 4, 100, 24)]

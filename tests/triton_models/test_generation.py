@@ -82,7 +82,7 @@ def test_end_token_as_the_last_that_fits_is_a_stop(generation, wishes):
     assert [chunk.finish_reason for chunk in found] == [None, "stop"]
 
 
-def test_text_goes_on_past_the_window(chunks, network):
+def test_text_continues_beyond_the_window(chunks, network):
     assert len(token_ids(chunks(prompt=[5] * network.window, seed=3, max_tokens=30))) > 1
 
 

@@ -32,13 +32,13 @@ def test_the_gate_lets_boxes_through_unchanged(boxes_worth_reading):
     assert (boxes_worth_reading(boxes(3)) == boxes(3)).all()
 
 
-def test_the_gate_exits_early_where_nothing_was_found(boxes_worth_reading, early_exit):
+def test_the_gate_exits_early_without_boxes(boxes_worth_reading, early_exit):
     with pytest.raises(early_exit) as leave:
         boxes_worth_reading(boxes(0))
     assert str(leave.value) == "EARLY_EXIT[no_text]"
 
 
-def test_the_script_exits_early_where_nothing_was_found(answers, early_exit):
+def test_the_script_exits_early_without_boxes(answers, early_exit):
     answers.require_text(boxes(1))
     with pytest.raises(early_exit) as leave:
         answers.require_text(boxes(0))
@@ -52,7 +52,7 @@ def test_the_script_answers_the_lines_that_were_read(answers):
     assert answer["BOXES"].shape == (1, 1, 4, 2)
 
 
-def test_the_script_answers_the_boxes_alone_where_none_could_be_read(answers):
+def test_the_script_returns_only_boxes_if_none_is_legible(answers):
     empty = np.zeros((1, 0), dtype=np.float32)
     answer = answers.answer_of(boxes(2), boxes(0), empty.astype(np.object_), empty)
     assert list(answer) == ["BOXES"]

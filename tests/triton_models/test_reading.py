@@ -66,7 +66,7 @@ def test_lines_come_in_reading_order(read):
     assert read["columns"]["texts"] == ["one", "two", "three", "four"]
 
 
-def test_boxes_are_pixels_of_the_original_clockwise_from_the_top_left(read):
+def test_boxes_are_original_pixels_clockwise_from_top_left(read):
     top_left, top_right, bottom_right, bottom_left = read["sign"]["boxes"][0]
     assert top_left == pytest.approx([60, 55], abs=12)
     assert top_right == pytest.approx([470, 55], abs=12)

@@ -20,7 +20,7 @@ def test_lines_are_read_from_top_to_bottom(reading_order):
     assert reading_order(boxes(lower, upper)).tolist() == boxes(upper, lower).tolist()
 
 
-def test_words_of_a_row_are_read_from_left_to_right_although_they_sit_unevenly(reading_order):
+def test_words_of_an_uneven_row_are_read_left_to_right(reading_order):
     left, middle, right = (0, 14, 50, 40), (60, 10, 110, 36), (120, 18, 170, 44)
     below = (0, 60, 50, 86)
     assert reading_order(boxes(below, right, middle, left)).tolist() == boxes(left, middle, right, below).tolist()

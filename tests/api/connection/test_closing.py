@@ -15,7 +15,7 @@ GOOD = request("/early", method="GET")
 MIB = 1 << 20
 
 
-async def test_an_answer_to_an_incomplete_request_closes_the_connection(port: int) -> None:
+async def test_an_answer_before_the_requests_end_closes_the_connection(port: int) -> None:
     async with connected(port) as (reader, writer):
         writer.write(EARLY)
         head, body = await read_answer(reader)

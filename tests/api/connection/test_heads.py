@@ -67,6 +67,6 @@ def test_a_valid_host(host: bytes) -> None:
         ("1.1", [HOST, (b"content-length", b"")]),
     ],
 )
-def test_what_two_servers_could_read_differently(version: str, headers: list[tuple[bytes, bytes]]) -> None:
+def test_ambiguous_framing_is_refused(version: str, headers: list[tuple[bytes, bytes]]) -> None:
     with pytest.raises(InvalidRequest):
         body_of(version, headers)

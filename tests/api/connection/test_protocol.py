@@ -66,7 +66,7 @@ async def test_the_head_of_a_later_request_is_bounded_too(port: int) -> None:
 @pytest.mark.parametrize(
     "text", [b"\x16\x03\x01\x02\0\r\n\r\n", b"GET\r\n\r\n", b"nonsense\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"]
 )
-async def test_what_is_no_http(port: int, text: bytes) -> None:
+async def test_invalid_http_is_400(port: int, text: bytes) -> None:
     assert problem(await said(port, text)) == (400, "invalid_request")
 
 

@@ -50,7 +50,7 @@ async def test_upgrade_is_ignored_and_the_body_is_read(
     assert not caplog.records
 
 
-async def test_a_body_of_many_chunks_and_the_request_behind_it(port: int) -> None:
+async def test_a_body_of_many_chunks_and_the_next_request(port: int) -> None:
     text = b"x" * 5 * CHUNKS_AT_ONCE
     body = b"".join(b"1\r\n%c\r\n" % byte for byte in text) + b"0\r\n\r\n"
     async with connected(port) as (reader, writer):
@@ -67,7 +67,7 @@ class TestPassedBody:
 
     @pytest.mark.parametrize("framing", ["length", "chunked"])
     @pytest.mark.parametrize("is_pipelined", [True, False])
-    async def test_it_arrives_whole_and_the_connection_goes_on(
+    async def test_it_arrives_completely_and_the_connection_stays_open(
         self, port: int, framing: str, is_pipelined: bool
     ) -> None:
         sent = self.BODY if framing == "length" else b"2DC6C0\r\n" + self.BODY + b"\r\n0\r\n\r\n"
@@ -109,7 +109,7 @@ class TestPassedBody:
             assert (await read_answer(reader))[1].startswith(b"200000 ")
 
     @pytest.mark.parametrize("length", [120_000, 200_000])
-    async def test_a_client_that_leaves_in_the_middle(self, port: int, application: Application, length: int) -> None:
+    async def test_a_disconnect_in_the_middle(self, port: int, application: Application, length: int) -> None:
         async with connected(port) as (_, writer):
             writer.write(request("/sink", f"Content-Length: {length}", body=b"x" * 100_000))
             await asyncio.sleep(0.05)
@@ -154,7 +154,7 @@ async def test_endless_trailers_before_the_answer(port: int, application: Applic
     assert application.disconnected.is_set()
 
 
-async def test_endless_trailers_behind_the_answer(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_endless_trailers_after_the_answer(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(closing, "LINGER_S", 0.2)
     answer = await said(port, request("/early", CHUNKED), b"0\r\n" + b"a:b\r\n" * MAX_FRAMING_BYTES, pause_s=0.05)
     assert answer.startswith(b"HTTP/1.1 200 ")
@@ -267,7 +267,7 @@ async def test_a_malformed_body_does_not_change_a_running_answer(port: int, appl
 
 
 @pytest.mark.parametrize("ahead", [0, 10, 4 * MAX_AHEAD_BYTES])
-async def test_a_disconnect_is_noticed_behind_pipelined_data(
+async def test_a_disconnect_is_noticed_after_pipelined_data(
     port: int, application: Application, monkeypatch: pytest.MonkeyPatch, ahead: int
 ) -> None:
     monkeypatch.setattr(closing, "DISCONNECT_CHECK_S", 0.05)

@@ -52,7 +52,7 @@ async def infer(api: Served, *inputs: dict[str, Any], **more: Any) -> httpx.Resp
     return await api.client.post(INFER, json={"inputs": list(inputs), **more})
 
 
-async def test_a_request_reaches_the_engine_with_an_id_of_the_gateways_own(api: Served) -> None:
+async def test_a_request_gets_an_id_of_the_gateway(api: Served) -> None:
     answer = await infer(api, x(), id="mine", parameters={"a": 1}, outputs=[{"name": "Y"}])
     assert answer.json()["id"] == "mine"
     (sent,) = api.engine.requests
@@ -118,7 +118,7 @@ async def test_an_optional_input_does_not_stand_for_a_required_one(api: Served) 
     assert api.engine.requests == []
 
 
-async def test_nothing_of_the_request_comes_back_in_an_error(api: Served) -> None:
+async def test_an_error_contains_nothing_of_the_request(api: Served) -> None:
     canary = "canary7"
     for tensor_ in (
         x(name=canary),
@@ -211,7 +211,7 @@ async def test_a_model_that_is_not_loaded_is_503(api: Served) -> None:
     assert error_of(await api.client.post("/v2/models/later/infer", json={}))[0] == 503
 
 
-async def test_a_decoupled_model_answers_an_inference_with_its_one_response(api: Served) -> None:
+async def test_a_decoupled_model_can_answer_with_one_response(api: Served) -> None:
     prompt = {"name": "PROMPT", "datatype": "BYTES", "shape": [1], "data": ["a"]}
     word, end = response(tensor("TEXT", "BYTES", [b"b"]), is_final=False), InferenceResponse({}, is_final=True)
     api.engine.answers = [word, end]
@@ -252,7 +252,7 @@ class TestInflating:
         answer = await api.client.post(INFER, content=body, headers={"Content-Encoding": "gzip"})
         assert error_of(answer) == (400, "The body does not match its Content-Encoding.")
 
-    async def test_bytes_behind_the_end_are_refused(self, api: Served) -> None:
+    async def test_bytes_after_the_end_are_refused(self, api: Served) -> None:
         for body in (gzip.compress(b"{}") + b"x", gzip.compress(b"{}") * 2, gzip.compress(b"{}") + b"\0" * 70_000):
             answer = await api.client.post(INFER, content=body, headers={"Content-Encoding": "gzip"})
             assert error_of(answer)[0] == 400

@@ -95,7 +95,7 @@ class TestStop:
         assert (texts, events[-1]) == (["Hel", "l", ""], "[DONE]")
         assert events[-2]["choices"][0]["finish_reason"] == "stop"
 
-    async def test_what_was_held_back_comes_at_the_end(self, complete: Any) -> None:
+    async def test_text_that_was_held_back_is_sent_at_the_end(self, complete: Any) -> None:
         events = chunks(await complete(stop=["you and"], stream=True))
         texts = [choice["text"] for event in events[:-1] for choice in event["choices"]]
         assert texts == ["Hel", "lo", " ", "you", ""]
@@ -237,7 +237,7 @@ class TestRefusals:
         ],
         ids=["neutral", "null"],
     )
-    async def test_values_that_change_nothing_are_taken(self, complete: Any, body: dict[str, Any]) -> None:
+    async def test_values_without_effect_are_accepted(self, complete: Any, body: dict[str, Any]) -> None:
         assert (await complete(**body)).status_code == 200
 
     @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ class TestRefusals:
     async def test_the_place_in_the_messages_is_named(self, chat: Any, message: dict[str, Any], words: str) -> None:
         assert (await chat(messages=[message])).json()["error"]["message"] == words
 
-    async def test_names_that_are_mapped_are_told_as_the_caller_wrote_them(self, complete: Any) -> None:
+    async def test_errors_use_the_callers_names(self, complete: Any) -> None:
         answer = await complete(model="echo", max_tokens=10)
         assert answer.json()["error"]["message"] == "'max_tokens' must be an integer <= 9."
 
@@ -284,7 +284,7 @@ class TestRefusals:
         assert refusal(await api.client.post("/v1/chat/foo"))[:2] == (404, "not_found")
         assert refusal(await api.client.post("/v1/completions", content=b"x"))[:2] == (415, "unsupported_media_type")
 
-    async def test_nothing_of_the_input_is_repeated(self, complete: Any) -> None:
+    async def test_the_input_is_not_repeated(self, complete: Any) -> None:
         for body in ({"n": "secret"}, {"stop": [["secret"]]}, {"seed": "secret"}, {"prompt": {"secret": 1}}):
             assert "secret" not in (await complete(**body)).text
 

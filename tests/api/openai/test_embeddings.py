@@ -71,7 +71,7 @@ async def test_the_length_of_the_vectors_may_be_named(api: Api) -> None:
     ],
     ids=lambda value: str(value)[:20],
 )
-async def test_what_is_refused(api: Api, body: dict[str, Any], param: str) -> None:
+async def test_invalid_requests_are_refused(api: Api, body: dict[str, Any], param: str) -> None:
     status, code, found = refusal(await embed(api, **body))
     assert (status, code) == (400, "invalid_input")
     assert str(found).startswith(param)
@@ -88,5 +88,5 @@ async def test_vectors_that_do_not_fit_break_the_contract(api: Api, rows: list[l
     assert refusal(await embed(api, input=["a", "b"])) == (502, "contract_violation", None)
 
 
-async def test_a_model_that_writes_text_is_none_of_vectors(api: Api) -> None:
+async def test_a_text_model_serves_no_embeddings(api: Api) -> None:
     assert refusal(await embed(api, model="write")) == (404, "model_not_found", None)

@@ -95,7 +95,7 @@ TAKEN = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_body_that_is_refused_costs_less_than_four_times_its_size(name: str) -> None:
+def test_a_refused_body_uses_less_than_four_times_its_size(name: str) -> None:
     assert cost_of(*REFUSED[name]) < 4
 
 

@@ -20,7 +20,7 @@ async def test_a_pipeline_that_does_not_declare_it_is_no_model(api: Api) -> None
         assert refusal(await api.client.get(f"/v1/models/{name}")) == (404, "model_not_found", None)
 
 
-async def test_an_unknown_id_is_answered_with_the_models_that_there_are(api: Api) -> None:
+async def test_an_unknown_id_is_answered_with_the_model_list(api: Api) -> None:
     names = {model["id"] for model in (await api.client.get("/v1/models")).json()["data"]}
     answer = await api.client.post("/v1/completions", json={"model": "nobody", "prompt": "a"})
     message = answer.json()["error"]["message"]

@@ -49,7 +49,7 @@ def test_text_that_cannot_become_a_stop_text_is_not_held_back() -> None:
     assert matcher.rest() == "E"
 
 
-def test_nothing_follows_a_stop_text() -> None:
+def test_no_text_follows_a_stop_text() -> None:
     matcher = StopMatcher(["."])
     assert [matcher.add(piece) for piece in ("a.b", "c.", "d")] == ["a", "", ""]
     assert matcher.rest() == ""

@@ -76,7 +76,7 @@ def test_samples_and_contracts_are_checked(tmp_path: Path, words: str, said: str
     assert said in finding.text
 
 
-def test_scripts_beside_the_model_are_parsed_and_never_executed(tmp_path: Path) -> None:
+def test_scripts_of_a_model_are_parsed_but_not_executed(tmp_path: Path) -> None:
     def build(repository: Repository) -> None:
         repository.model("broken", "X", "Y", script=f"open('{tmp_path}/executed', 'w')")
         (repository.path / "broken" / "1" / "words.py").write_text("def words(\n")
@@ -147,7 +147,7 @@ def test_a_sound_repository_has_no_finding(found) -> None:
         ("both X=X > P=p Q=q", "ident X=p > Y=r", "join A=r B=q > Y=Y"),
     ],
 )
-def test_what_comes_from_one_decoupled_step_may_be_joined(found, steps: tuple[str, ...]) -> None:
+def test_outputs_of_one_decoupled_step_may_be_joined(found, steps: tuple[str, ...]) -> None:
     def add(repository: Repository) -> None:
         repository.model("both", "X", "P Q", DECOUPLED)
         repository.ensemble("chain", "X", "Y", *steps)
@@ -164,7 +164,7 @@ def test_what_comes_from_one_decoupled_step_may_be_joined(found, steps: tuple[st
         ("Y", ("inner X=X > Y=t", "join A=t B=X > Y=Y"), (2, "X")),
     ],
 )
-def test_a_decoupled_output_joins_nothing_else(found, outputs: str, steps: tuple[str, ...], where: tuple) -> None:
+def test_a_decoupled_output_cannot_join_others(found, outputs: str, steps: tuple[str, ...], where: tuple) -> None:
     def add(repository: Repository) -> None:
         repository.ensemble("inner", "X", "Y", "tokens X=X > Y=Y")
         repository.ensemble("chain", "X", outputs, *steps)
@@ -180,7 +180,7 @@ def test_ensembles_that_run_each_other_are_a_cycle(found) -> None:
     assert found(add) == [("cycle", None, None)]
 
 
-def test_scripts_that_call_each_other_through_an_ensemble_are_a_cycle(found) -> None:
+def test_scripts_calling_each_other_by_an_ensemble_are_a_cycle(found) -> None:
     def add(repository: Repository) -> None:
         calls = 'parameters {{ key: "bls_calls" value {{ string_value: "{}" }} }}'
         repository.model("script", "X", "Y", calls.format("ident, chain"))
@@ -190,7 +190,7 @@ def test_scripts_that_call_each_other_through_an_ensemble_are_a_cycle(found) -> 
     assert found(add) == [("bls-cycle", None, None)]
 
 
-def test_an_output_that_may_be_left_out_may_feed_an_optional_input(found) -> None:
+def test_an_omissible_output_may_feed_an_optional_input(found) -> None:
     def add(repository: Repository) -> None:
         repository.model("shy", "X", "Y", 'parameters { key: "may_omit" value { string_value: "Y" } }')
         repository.model("patient", "A B:FP32:-1:optional", "Y")
@@ -227,7 +227,7 @@ def test_a_batch_dimension_at_one_end_only(found, step: str, dims: str, batch: i
     assert found(add) == ([] if fits else [("batch-mismatch", 1, "X")])
 
 
-def test_a_tensor_of_the_request_that_a_step_writes_too_is_written_twice(found) -> None:
+def test_a_step_that_writes_an_input_is_written_twice(found) -> None:
     def add(repository: Repository) -> None:
         repository.ensemble("chain", "X", "Y Z", "ident X=X > Y=Y", "ident X=Y > Y=Z", "fork X=Z > P=X")
 

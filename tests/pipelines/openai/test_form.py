@@ -105,7 +105,7 @@ def test_a_pipeline_of_vectors() -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_named_by_its_key(openai: dict[str, Any], location: str, text: str) -> None:
+def test_mismatches_are_named_by_their_key(openai: dict[str, Any], location: str, text: str) -> None:
     with pytest.raises(PipelineMismatch) as caught:
         writer(**openai)
     assert ".".join(map(str, caught.value.location)) == f"openai.{location}"

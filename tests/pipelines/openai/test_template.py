@@ -79,7 +79,7 @@ def test_a_refusal_does_not_repeat_the_messages() -> None:
     ],
     ids=["loops", "range", "recursion", "quadratic-output", "product"],
 )
-def test_what_a_conversation_may_cost_is_bounded(text: str) -> None:
+def test_the_cost_of_a_conversation_is_limited(text: str) -> None:
     assert refusal(text, *["x" * 100] * 200) == "'messages' are too many or too long for the model's chat template."
 
 
@@ -100,7 +100,7 @@ def test_a_template_that_fails_is_refused_when_it_is_compiled(text: str) -> None
         ChatTemplate(text, {})
 
 
-def test_a_fault_of_syntax_is_told_with_its_line() -> None:
+def test_a_syntax_error_is_reported_with_its_line() -> None:
     with pytest.raises(ValueError, match="is not a template: line 2: "):
         ChatTemplate("a\n{% for x %}", {})
 

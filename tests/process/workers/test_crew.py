@@ -99,7 +99,7 @@ def test_a_worker_that_hangs_is_killed_and_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_workers_end_when_the_process_is_told_to_end_while_they_start(tmp_path: Path) -> None:
+def test_a_stop_during_the_start_ends_all_workers(tmp_path: Path) -> None:
     with serving(tmp_path) as gateway:
         eventually(lambda: states(gateway) != {}, WITHIN_S)
         workers = workers_of(gateway)

@@ -36,7 +36,7 @@ def test_first_that_suits_is_chosen():
     assert choose(answers, answers.get, lambda found: found.runs_models) == answers[Path("c")]
 
 
-def test_none_is_chosen_where_none_suits():
+def test_no_interpreter_is_chosen_if_none_is_suitable():
     assert choose([Path("a")], lambda _: None, lambda found: found.runs_models) is None
 
 
@@ -61,7 +61,7 @@ def test_running_interpreter_tells_its_version():
 
 
 @pytest.mark.parametrize("path", ["/nonexistent/python3", "/bin/false"])
-def test_what_does_not_answer_is_no_interpreter(path):
+def test_a_program_without_an_answer_is_no_interpreter(path):
     assert inspect(Path(path)) is None
 
 

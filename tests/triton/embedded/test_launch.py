@@ -38,7 +38,7 @@ def test_server_allows_the_pings_of_the_engine(launch):
 
 
 @pytest.mark.parametrize("is_complete", [True, False])
-def test_completing_is_switched_off_only_where_nothing_is_to_complete(launch, is_complete):
+def test_auto_completion_is_off_only_for_complete_configs(launch, is_complete):
     assert ("--disable-auto-complete-config" in launch(is_complete).command()) is is_complete
 
 
@@ -55,7 +55,7 @@ def test_thread_count_of_the_user_is_kept(launch):
     assert "OMP_NUM_THREADS" not in launch(OMP_NUM_THREADS="4").environment()
 
 
-def test_spans_go_to_a_collector_for_requests_that_come_with_a_parent_only(launch):
+def test_only_requests_with_a_parent_span_are_sent(launch):
     assert not any("trace" in argument for argument in launch().command())
     traced = replace(launch().options, traces_url="http://collector:4318/v1/traces")
     command = replace(launch(), options=traced).command()

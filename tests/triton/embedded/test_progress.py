@@ -10,7 +10,7 @@ def test_progress_reads_as_a_sentence():
     assert str(Loading(0, 8)) == "0 of 8 models ready"
 
 
-def test_same_progress_is_told_once():
+def test_the_same_progress_is_reported_once():
     told = []
     on_progress = changes_only(told.append)
     for loading in (Loading(0, 2), Loading(0, 2), Loading(1, 2, "a"), Loading(1, 2, "a")):

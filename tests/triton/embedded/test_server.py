@@ -57,7 +57,7 @@ async def test_start_tells_its_progress_and_ends_ready(options, add_model, infer
     assert told[-1] == Loading(2, 2)
 
 
-async def test_stop_leaves_nothing(options, traces_of):
+async def test_stop_cleans_up(options, traces_of):
     triton = EmbeddedTriton(options)
     await triton.start()
     traces = traces_of(triton.pid)
@@ -83,7 +83,7 @@ async def test_terminal_signals_reach_neither_triton_nor_guard(triton, traces_of
     assert all(os.getsid(each.pid) != ours for each in traces_of(triton.pid).processes())
 
 
-async def test_killed_gateway_leaves_nothing_of_a_busy_triton(gateway, traces_of, busy, eventually):
+async def test_a_killed_gateway_stops_a_busy_triton(gateway, traces_of, busy, eventually):
     pid, url = gateway.stdout.readline().split()
     traces = traces_of(int(pid))
     await busy(url)
@@ -129,7 +129,7 @@ async def test_an_unexpected_exception_ends_the_watch(triton, monkeypatch):
         await asyncio.wait_for(triton.watch(), 10.0)
 
 
-async def test_killed_guard_takes_triton_along_and_both_are_restarted(triton, traces_of, infer, busy):
+async def test_a_killed_guard_and_its_triton_are_restarted(triton, traces_of, infer, busy):
     watch = asyncio.create_task(triton.watch())
     traces = traces_of(triton.pid)
     await busy(triton.grpc_url)
@@ -197,7 +197,7 @@ async def test_backend_of_the_sidecar_image_is_refused(options, add_model):
         await EmbeddedTriton(options).start()
 
 
-async def test_slow_model_ends_the_start_in_time_and_leaves_nothing(options, add_model):
+async def test_a_slow_model_ends_the_start_in_time(options, add_model):
     add_model("slow", initialize="time.sleep(600)")
     started = []
     triton = EmbeddedTriton(replace(options, start_timeout_s=2.0, exit_timeout_s=1))

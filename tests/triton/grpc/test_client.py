@@ -183,7 +183,7 @@ async def test_a_broken_answer_is_an_error_and_the_next_call_works(parts: list[b
         assert len(asyncio.all_tasks()) <= tasks + 1
 
 
-async def test_calls_that_goaway_leaves_out_were_not_sent() -> None:
+async def test_calls_excluded_by_goaway_were_not_sent() -> None:
     async with server(replying(frame_bytes(frames.GOAWAY, 0, 0, struct.pack(">II", 0, 0))), GOOD) as url:
         opened = client(url)
         error = await error_of(opened)
@@ -199,7 +199,7 @@ async def test_a_call_that_goaway_includes_is_answered() -> None:
         assert await called(opened) == b"fine"
 
 
-async def test_a_connection_that_ends_in_mid_call_may_have_been_processed() -> None:
+async def test_a_call_on_a_lost_connection_may_have_been_processed() -> None:
     async def closing(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
         await request(reader)
 
@@ -355,7 +355,7 @@ async def test_the_window_is_opened_for_the_whole_of_a_large_response() -> None:
         assert await called(client(url), timeout_s=5.0) == content
 
 
-async def test_a_cancelled_call_that_nobody_waits_for_leaves_no_message_in_the_log() -> None:
+async def test_a_cancelled_call_logs_nothing() -> None:
     reports: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reports.append(context))
     async with server(GOOD) as url:
@@ -375,7 +375,7 @@ async def test_between_attempts_to_connect_calls_fail_at_once() -> None:
     assert second.details == "no connection to 127.0.0.1:1"
 
 
-async def test_a_connection_that_is_lost_before_a_call_is_written_writes_nothing_more() -> None:
+async def test_a_lost_connection_writes_no_further_call() -> None:
     class Recording(asyncio.Transport):
         def __init__(self) -> None:
             super().__init__()

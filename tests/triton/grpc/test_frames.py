@@ -39,6 +39,6 @@ def test_the_reserved_bit_of_a_stream_id_is_ignored() -> None:
     assert [frame.stream_id for frame in FrameBuffer(LIMIT).frames(bytes(data))] == [1]
 
 
-def test_a_frame_over_the_limit_is_refused_before_its_content_arrives() -> None:
+def test_a_frame_over_the_limit_is_refused_at_its_header() -> None:
     with pytest.raises(FrameTooLarge):
         list(FrameBuffer(LIMIT).frames(frame_bytes(0, 0, 1, b"x" * (LIMIT + 1))[:9]))

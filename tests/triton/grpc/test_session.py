@@ -134,7 +134,7 @@ def test_waiting_bodies_share_the_connections_window(session: Session, peer: Pee
     assert got == bodies
 
 
-def test_a_reader_that_takes_nothing_costs_one_window(session: Session, peer: Peer) -> None:
+def test_a_reader_that_reads_nothing_uses_one_window(session: Session, peer: Peer) -> None:
     stream_id = session.open(REQUEST, b"")
     peer.exchange()
     peer.server.send_headers(stream_id, [(":status", "200")])

@@ -48,7 +48,7 @@ async def test_a_body_is_read_where_it_was_received(stage: Stage, seen: list[byt
     assert stage.observed.ways == ["shared_memory"] * 3
 
 
-async def test_a_body_beside_a_large_input_and_output_has_a_region_of_its_own(stage: Stage, seen: list[bytes]) -> None:
+async def test_a_body_next_to_a_large_tensor_has_its_own_region(stage: Stage, seen: list[bytes]) -> None:
     body = body_of(stage, b"a" * ROOM)
     await stage.infer(file_of(body), numbers(2))
     assert seen == [raw(b"a" * ROOM)]
@@ -66,7 +66,7 @@ async def test_a_part_of_a_body_is_copied(stage: Stage, seen: list[bytes]) -> No
 
 
 @pytest.mark.parametrize(("header", "gap", "regions"), [(0, 0, 1), (345, 0, 1), (345, 64, 1), (345, 4, 2)])
-async def test_numbers_behind_a_header_are_read_in_place_if_they_are_aligned(
+async def test_aligned_numbers_after_a_header_are_read_in_place(
     stage: Stage, seen: list[bytes], header: int, gap: int, regions: int
 ) -> None:
     body = stage.lane.bodies.take(header + gap + LARGE_BYTES, header)
@@ -120,7 +120,7 @@ class TestQuarantine:
         stage.triton.shared.in_use.clear()
         await stage.until(lambda: stage.observed.bytes == (0, 0, 0))
 
-    async def test_a_triton_that_was_started_again_gets_the_body_over_the_wire(self, stage: Stage) -> None:
+    async def test_a_restarted_triton_gets_the_body_over_grpc(self, stage: Stage) -> None:
         await stage.infer(numbers(1, MIB // 4))
         content = numbers(3, LARGE_BYTES // 2).array.tobytes()[:ROOM]
         body = body_of(stage, content)

@@ -22,7 +22,7 @@ async def test_a_large_input_travels_through_shared_memory(stage: Stage) -> None
     assert stage.observed.ways == ["shared_memory"]
 
 
-async def test_a_small_input_beside_it_travels_over_the_wire(stage: Stage) -> None:
+async def test_a_small_input_of_the_same_request_uses_grpc(stage: Stage) -> None:
     await stage.infer(numbers(1), numbers(3, 1, "NOTE"))
     (request,) = stage.triton.requests
     assert [len(raw) for raw in request.raw_input_contents] == [4]
@@ -83,7 +83,7 @@ async def test_no_file_stays_while_a_region_is_used(stage: Stage, own_files: Cal
 
 
 class TestLimit:
-    async def test_what_does_not_fit_travels_over_the_wire(self, stage: Stage) -> None:
+    async def test_tensors_without_room_use_grpc(self, stage: Stage) -> None:
         large = numbers(1, 5 * LARGE)
         responses = await asyncio.gather(stage.infer(large), stage.infer(large))
         assert [response.outputs["Y"].array.tolist() for response in responses] == [[5 * LARGE]] * 2

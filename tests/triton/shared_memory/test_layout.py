@@ -67,7 +67,7 @@ def test_a_model_that_is_not_known_travels_over_the_wire() -> None:
     assert layout() is None
 
 
-def test_a_request_that_is_too_large_for_triton_travels_over_the_wire() -> None:
+def test_a_request_too_large_for_triton_uses_grpc() -> None:
     """There it is refused."""
     assert layout(model(), inputs=(numbers(MAX_MESSAGE_BYTES // 4), numbers(LARGE, "NOTE"))) is None
 
@@ -88,7 +88,7 @@ class TestOutputs:
             assert found == Layout((None,), named, LARGE_BYTES)
         assert layouts.layout_of(InferenceRequest("m", (numbers(1),), outputs=(RequestedOutput("Z", 3),))) is None
 
-    def test_outputs_of_a_model_that_is_not_known_travel_over_the_wire(self) -> None:
+    def test_outputs_of_an_unknown_model_use_grpc(self) -> None:
         request = InferenceRequest("m", (numbers(1),), version="1", outputs=(RequestedOutput("Y"),))
         assert Layouts().layout_of(request) is None
 
@@ -120,12 +120,12 @@ class TestEnsembles:
         parallel = model(steps=(step("a", "X", "Y"), step("b", "X", "Z")))
         assert layout(parallel, model("a"), model("b")) is None
 
-    def test_steps_that_read_only_intermediate_tensors_may_run_side_by_side(self) -> None:
+    def test_steps_that_read_intermediate_tensors_may_run_parallel(self) -> None:
         fan_out = model(steps=(step("a", "X", "M"), step("b", "M", "Y"), step("c", "M NOTE", "Z")))
         assert layout(fan_out, *map(model, "abc")) is not None
         assert layout(fan_out, *map(model, "abc"), inputs=(numbers(LARGE, "NOTE"),)) is None
 
-    def test_a_step_beside_others_may_still_write(self) -> None:
+    def test_a_parallel_step_may_still_write(self) -> None:
         outputs = (TensorSpec("Y", "FP32", (LARGE,)), TensorSpec("Z", "FP32", (1,)))
         fan_out = model("m", *outputs, steps=(step("a", "X", "M"), step("b", "M", "Y"), step("c", "M", "Z")))
         assert layout(fan_out, *map(model, "abc"), inputs=()) is None

@@ -63,7 +63,7 @@ def _map(kind: str, text: str) -> str:
 
 
 def sound(repository: Repository) -> None:
-    """What the broken ones are made of; nothing is wrong with it."""
+    """A valid repository, from which the broken ones are derived."""
     repository.model("ident", "X", "Y")
     repository.model("join", "A B", "Y")
     repository.model("fork", "X", "P Q")

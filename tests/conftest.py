@@ -1,4 +1,4 @@
-"""What every test may ask for; one real Triton and one real gateway are shared by all that do."""
+"""Fixtures for all tests, which share one real Triton and one real gateway."""
 
 import os
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""One real Triton and one real gateway for the whole session, each a process of its own, reached over the wire."""
+"""A real Triton and a real gateway for the whole session, in separate processes."""
 
 import asyncio
 import json

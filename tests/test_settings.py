@@ -120,7 +120,7 @@ def test_settings_are_frozen_and_keep_the_key_to_themselves() -> None:
 
 
 class TestServiceLinks:
-    """What Kubernetes injects for a Service called ``gateway``, or ``gateway-...``."""
+    """The variables that Kubernetes injects for a Service called ``gateway`` or ``gateway-...``."""
 
     LINKS = (
         ("GATEWAY_SERVICE_HOST", "10.0.0.1"),

@@ -1,4 +1,4 @@
-"""One gateway for each test, over an engine that answers as the test scripts."""
+"""A gateway for each test, with an engine whose answers the test defines."""
 
 import json
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""What the gateway says of itself: descriptions, samples that work as pasted, OpenAPI, error pages."""
+"""The gateway's documentation: descriptions, samples that work as pasted, OpenAPI, error pages."""
 
 import json
 import shlex

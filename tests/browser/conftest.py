@@ -1,4 +1,4 @@
-"""One real headless Chromium for the session, driven over WebDriver, and pages to drive it on."""
+"""A headless Chromium for the session, controlled with WebDriver, and pages for it."""
 
 import shutil
 import threading
@@ -28,7 +28,7 @@ FLAGS = [
     "--disable-sync",
     "--window-size=1280,1100",
 ]
-"""Nothing of it calls home; the sandbox needs a user namespace that containers seldom grant to root."""
+"""Turns off background requests, and the sandbox, which needs a user namespace that containers rarely have."""
 
 
 @pytest.fixture(scope="session")

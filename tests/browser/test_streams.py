@@ -1,4 +1,4 @@
-"""What any page may do with streams: fetch and EventSource of a real Chromium, also from another origin."""
+"""Streams in a browser: fetch and EventSource of a real Chromium, also from another origin."""
 
 import json
 from collections.abc import Iterator

@@ -1,1 +1,1 @@
-"""What runs it without Kubernetes: images, compose, Prometheus, Grafana."""
+"""Deployment without Kubernetes: images, compose, Prometheus, Grafana."""

@@ -1,4 +1,4 @@
-"""What the Dockerfile promises, read without building it."""
+"""Checks of the Dockerfile's text, without a build."""
 
 import re
 import subprocess

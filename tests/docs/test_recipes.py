@@ -25,7 +25,7 @@ class TritonError(Exception):
 
 @pytest.fixture
 def recipes(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
-    """What the Python blocks of docs/early-exit.md define."""
+    """The definitions in the Python blocks of docs/early-exit.md."""
     backend = SimpleNamespace(TritonError=TritonError, InferenceResponse=lambda error: error)
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", backend)
     monkeypatch.setenv("EARLY_EXIT_KEY", KEY)

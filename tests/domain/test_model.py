@@ -1,4 +1,4 @@
-"""What a configuration says of itself: whether it is complete, and in what order an ensemble's steps can run."""
+"""Properties of a configuration: whether it is complete, and the order in which an ensemble's steps can run."""
 
 import pytest
 

@@ -21,7 +21,7 @@ class FakeEngine(Engine):
     unready: set[str] = field(default_factory=set)
     is_up: bool = True
     reason: str = ""
-    """What the index says of a model that is not ready."""
+    """The reason in the index for a model that is not ready."""
     requests: list[InferenceRequest] = field(default_factory=list)
     closed: int = 0
     """Streams whose generator was closed or ran out."""

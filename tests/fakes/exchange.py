@@ -1,4 +1,4 @@
-"""One request without a server: an exchange over a connection that the test can lose."""
+"""A request without a server: an exchange with a connection that the test can close."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

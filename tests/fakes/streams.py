@@ -74,7 +74,7 @@ class SeenByObserver:
 
 @dataclass
 class Life:
-    """One stream and everything that was told of it."""
+    """A stream and all calls of its observer."""
 
     stream: Stream
     log: EventLog

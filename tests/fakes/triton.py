@@ -69,7 +69,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
     refuses_control: bool = False
     requests: list[pb.ModelInferRequest] = field(default_factory=list)
     metadata: dict[str, str] = field(default_factory=dict)
-    """Of the latest call."""
+    """The metadata of the latest call."""
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     url: str = ""
     shared: SharedMemory = field(default_factory=SharedMemory)
@@ -171,7 +171,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
 
 
 def piece(number: int | None = None, *, final: bool = False) -> pb.ModelStreamInferResponse:
-    """One response of a stream: output Y with one number, or none; marked as Triton marks it."""
+    """A response of a stream: output Y with one number, or no output; with Triton's final marker."""
     answer = pb.ModelStreamInferResponse()
     answer.infer_response.parameters["triton_final_response"].bool_param = final
     if number is not None:

@@ -1,4 +1,4 @@
-"""What the tests of the watches over Triton need: samples, the watch as a task, and its result."""
+"""Fakes for tests of the watches over Triton: samples, the watch as a task, and its result."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -11,7 +11,7 @@ WITHIN_S = 5.0
 
 
 class Samples:
-    """One canary for each model; only the model ``decoupled`` is decoupled."""
+    """A canary for each model; only the model ``decoupled`` is decoupled."""
 
     def __init__(self, *models: str) -> None:
         self.models = models

@@ -1,4 +1,4 @@
-"""What no schema sees: that the documents of a release fit each other."""
+"""Consistency checks between the documents of a release, which a schema cannot express."""
 
 from collections.abc import Callable, Iterator
 
@@ -35,7 +35,7 @@ CHECKS: tuple[Callable[[Release], Iterator[str]], ...] = (
 
 
 def faults(documents: list[Document]) -> dict[str, list[str]]:
-    """What each check found, by its name; checks that found nothing are left out."""
+    """Returns the findings by check; checks without findings are omitted."""
     release = Release(documents)
     found = {check.__name__: list(check(release)) for check in CHECKS}
     return {name: said for name, said in found.items() if said}

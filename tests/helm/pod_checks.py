@@ -1,4 +1,4 @@
-"""That a pod is whole, safe and ends in order: each check yields what is wrong."""
+"""Checks that a pod is complete and safe, and ends in order. Each check yields its findings."""
 
 import re
 from collections.abc import Iterator

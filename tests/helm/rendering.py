@@ -64,7 +64,7 @@ def the(documents: list[Document], kind: str) -> Document:
 
 
 def pod_spec(documents: list[Document]) -> Document:
-    """Of the Deployment."""
+    """The pod's spec in the Deployment."""
     spec: Document = the(documents, "Deployment")["spec"]["template"]["spec"]
     return spec
 

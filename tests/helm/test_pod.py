@@ -1,4 +1,4 @@
-"""What runs where: the sidecar, GPUs, model sources, strategy, budget."""
+"""The pod: the sidecar, GPUs, model sources, strategy, disruption budget."""
 
 from typing import ClassVar
 

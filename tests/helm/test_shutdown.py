@@ -1,4 +1,4 @@
-"""One end for three clocks: the pod's grace period, the gateway's drain and Triton's exit timeout."""
+"""The three timeouts at shutdown match: the pod's grace period, the gateway's drain, Triton's exit timeout."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -44,7 +44,7 @@ def test_an_http_route_sets_no_timeout() -> None:
 
 
 def ingress_rules(values: Document) -> dict[int, list[Document] | None]:
-    """Who is let in, by port; None is anyone."""
+    """The allowed clients by port; None means all."""
     policy = the(render(values), "NetworkPolicy")["spec"]
     return {port["port"]: rule.get("from") for rule in policy["ingress"] for port in rule["ports"]}
 

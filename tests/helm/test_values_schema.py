@@ -71,7 +71,7 @@ def put(values: Document, path: Path, value: Any) -> None:
 
 
 def refusals(values: Document) -> dict[str, str]:
-    """What helm says of each path, all its complaints at once."""
+    """Returns all of helm's complaints by path."""
     with pytest.raises(ChartRefused) as refused:
         render_text(values)
     said: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""That what leads to the pods finds them: each check yields what is wrong."""
+"""Checks that Services, routes and policies match the pods. Each check yields its findings."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What the live tests use by name; the fixtures themselves are every test's, in tests/conftest.py."""
+"""Names for the live tests. The fixtures for all tests are in tests/conftest.py."""
 
 from tests.processes import (
     GatewayProcess,

@@ -32,7 +32,7 @@ CONNECTIONS = 16
 
 @dataclass
 class Ledger:
-    """What the clients saw."""
+    """The results of the clients."""
 
     statuses: Counter[int] = field(default_factory=Counter)
     broken: int = 0

@@ -45,7 +45,7 @@ def read_some(gateway: GatewayProcess, path: str, count: int, after: int = 0) ->
 
 
 def status(gateway: GatewayProcess, path: str) -> int:
-    """Of GET, without reading on."""
+    """Returns the status of GET, without reading the body."""
     with httpx.stream("GET", gateway.url + path, timeout=30) as answer:
         return answer.status_code
 

@@ -78,7 +78,7 @@ def raw_texts(*elements: bytes) -> bytes:
 
 
 def triton_text(triton_url: str, prompt: str) -> dict[str, Any]:
-    """What `text_generate` itself writes behind a prompt in 24 tokens, and how many tokens both have."""
+    """Returns the text that `text_generate` writes after a prompt, and the token counts of prompt and text."""
     body = {"PROMPT": prompt, "max_tokens": 24, "seed": 7, "temperature": 0.8}
     answer = httpx.post(f"{triton_url}/v2/models/text_generate/generate_stream", json=body, timeout=30)
     events = [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line]

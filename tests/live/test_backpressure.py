@@ -21,18 +21,18 @@ from tests.live.test_cancellation import eventually, request_bytes
 HERE = Path(__file__).parent
 KIB = 1024
 GATEWAY_GROWTH = 4 * KIB * KIB
-"""Of the process itself with its first streams, however many."""
+"""Growth of the process with its first streams, independent of their number."""
 SERVER_GROWTH = 8 * KIB * KIB
-"""Of Triton for each: it keeps what it has sent, and the kernel takes some megabytes before anyone is stalled."""
+"""Growth of Triton per stream: it keeps sent responses, and the kernel buffers megabytes before a stream stalls."""
 OUTPUT_BYTES = 32_000
 ALL_BYTES_PER_S = 32_000_000
-"""Of all readers together: more than that two cores do not relay, and what waits for its turn would be measured."""
+"""Rate of all readers together, limited because above it the test would measure two busy cores."""
 PATH = "/v1/pipelines/scripted_patient/stream"
 
 
 @pytest.fixture(scope="module")
 def triton(models_venv: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTriton]:
-    """One of their own: streams that are cut off in full flow are what this server bears least."""
+    """A separate Triton, because streams that are cut off at full rate can crash this server."""
     models = scripted_models(tmp_path_factory.mktemp("endless") / "models")
     with running_triton(EmbeddedOptions(models, models_venv)) as server:
         yield server

@@ -184,7 +184,7 @@ def test_request_smuggling_is_refused(gateway: GatewayProcess, request_text: byt
 
 
 def exchange(gateway: GatewayProcess, request: bytes, trickle: bytes = b"") -> bytes:
-    """What comes back for raw bytes, until the gateway closes or stays silent."""
+    """Returns the answer to raw bytes, until the gateway closes or is idle."""
     address = urlsplit(gateway.url)
     with socket.create_connection((address.hostname, address.port), timeout=10) as connection:
         connection.sendall(request)

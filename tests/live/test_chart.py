@@ -1,4 +1,4 @@
-"""What the chart runs, run: Triton by the sidecar's own arguments and probe, and `helm test`'s script."""
+"""Runs the chart's commands: Triton with the sidecar's arguments and probe, and the script of `helm test`."""
 
 import asyncio
 import dataclasses

@@ -17,7 +17,7 @@ REFERENCE = re.compile(r"""(?:src|href)\s*=\s*["']([^"']*)["']|url\(["']?([^"')]
 
 
 def references_in(text: str) -> set[str]:
-    """What a page or a style sheet has a browser fetch, data in the page itself aside."""
+    """Returns the addresses that a browser loads for a page or a style sheet, without data URLs."""
     found = {source or url for source, url in REFERENCE.findall(text)}
     return {reference for reference in found if not reference.startswith(("data:", "#"))}
 

@@ -1,4 +1,4 @@
-"""One feature vector to two heads: every way of composing the steps gives the same answer over real wires."""
+"""One feature vector for two heads: every composition of the steps gives the same answer."""
 
 import asyncio
 from typing import Any

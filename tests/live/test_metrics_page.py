@@ -1,4 +1,4 @@
-"""What Prometheus' own tool says of the metrics page."""
+"""Checks the metrics page with Prometheus' own tool."""
 
 import shutil
 import subprocess

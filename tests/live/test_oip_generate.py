@@ -32,7 +32,7 @@ def body_of(request: Any) -> bytes:
 
 
 def events_of(answer: httpx.Response) -> list[Any]:
-    """Nothing but ``data: <JSON>`` and an empty line for each."""
+    """Checks that each event is only ``data: <JSON>`` and an empty line."""
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     frames = answer.content.split(b"\n\n")
     assert frames.pop() == b""

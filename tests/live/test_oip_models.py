@@ -1,4 +1,4 @@
-"""What ``/v2`` says of the server and its models, beside Triton's own HTTP endpoint, and which addresses exist."""
+"""Compares ``/v2``'s documents about the server and its models with Triton's HTTP API, and checks the addresses."""
 
 from collections.abc import Iterator
 from typing import Any

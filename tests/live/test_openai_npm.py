@@ -20,7 +20,7 @@ pytestmark = pytest.mark.full
 
 @pytest.fixture
 def answers(gateway: GatewayProcess, triton: EmbeddedTriton, require: Require) -> dict[str, Any]:
-    """What the client made of each call."""
+    """The client's result for each call."""
     folder = npm_environment("openai-client", Path(__file__).with_name("npm_openai"), require)
     done = subprocess.run(
         ["node", "call.mjs", gateway.url], cwd=folder, capture_output=True, text=True, timeout=60, check=False

@@ -13,7 +13,7 @@ from tests.live.openapi_document import CHECKED_IN, ROOT, document_at
 
 @pytest.fixture
 def document(start_gateway: StartGateway) -> dict[str, Any]:
-    """Of a gateway that serves the reference ``gateway.yaml`` and nothing else."""
+    """The document of a gateway with only the reference ``gateway.yaml``."""
     return document_at(start_gateway(config=str(ROOT / "gateway.yaml")).url)
 
 
@@ -22,7 +22,7 @@ def test_the_checked_in_document_is_that_of_the_running_gateway(document: dict[s
 
 
 def test_the_document_is_openapi_3_1(client: httpx.Client) -> None:
-    """Of every pipeline that the suite has, not of the reference ones alone."""
+    """The document of all pipelines of the test suite."""
     document = document_at(str(client.base_url).rstrip("/"))
     assert document["openapi"].startswith("3.1.")
     assert [str(error) for error in OpenAPIV31SpecValidator(document).iter_errors()] == []

@@ -1,4 +1,4 @@
-"""One terminal event, always: each way in which a stream can end, on the real Triton."""
+"""Exactly one terminal event for each way in which a stream can end, with the real Triton."""
 
 import json
 import os

@@ -48,7 +48,7 @@ def streaming(monkeypatch):
 
 @pytest.fixture
 def sent(streaming):
-    """What goes out for one request whose parts ``accept`` makes."""
+    """Returns the sent responses for one request whose parts ``accept`` creates."""
 
     def sent(accept):
         sender = Sender()

@@ -8,7 +8,7 @@ import threading
 from app.observability.lines import LineWriter, turns_by
 
 PIPE_BYTES = 64 * 1024
-"""What a pipe without a reader takes."""
+"""The capacity of a pipe without a reader."""
 
 
 def read_all(descriptor: int, size: int) -> bytes:

@@ -1,4 +1,4 @@
-"""One JSON object a line on standard error, whatever is logged."""
+"""Every log line on standard error is one JSON object."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""One line and a few numbers stay of each request."""
+"""The log line and the metrics of each request."""
 
 import logging
 from typing import Any

@@ -1,4 +1,4 @@
-"""One page of metrics for a supervisor and its workers."""
+"""The joined metrics of a supervisor and its workers."""
 
 import os
 import subprocess

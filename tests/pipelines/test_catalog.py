@@ -58,7 +58,7 @@ async def loaded(engine: FakeEngine, path: Path, text: str = FILE) -> Catalog:
 
 
 async def turn(catalog: Catalog) -> None:
-    """What the running gateway does over and over."""
+    """Runs the periodic steps of the gateway once."""
     await catalog.refresh()
     await catalog.warm_up()
 

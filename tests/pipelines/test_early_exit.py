@@ -270,7 +270,7 @@ GENUINE = re.compile(
 
 
 def hold_out(message: str) -> None:
-    """One hostile message against every kind of rule; what the rules mean is said a second time, by GENUINE."""
+    """A hostile message against every kind of rule; GENUINE defines the expected results independently."""
     is_marker = GENUINE.fullmatch(message) is not None
     assert (reason(MATCHED, message) == "no_text") is is_marker
     assert (reason(EXACT, message) == "no_text") is (is_marker and message.endswith(MARKER))

@@ -1,4 +1,4 @@
-"""What a caller may send under one name: shapes, bare values, batches, defaults, enums and bounds."""
+"""Input fields: shapes, single values, batches, defaults, enums and bounds."""
 
 from typing import Any
 

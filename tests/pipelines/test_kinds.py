@@ -24,7 +24,7 @@ from app.pipelines.kinds import (
 
 
 def written(kind: str, datatype: str, array: Any) -> Any:
-    """What the caller reads."""
+    """Returns the JSON for the caller."""
     return orjson.loads(orjson.dumps(from_array_of(kind, datatype)(array), option=orjson.OPT_SERIALIZE_NUMPY))
 
 

@@ -1,4 +1,4 @@
-"""What a caller is given under one name: shapes, bare values, batches, and tensors that are not what was declared."""
+"""Output fields: shapes, single values, batches, and tensors that do not match their declaration."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def field(text: str, max_batch_size: int = 0, *, batch: bool = False, **spec: An
 
 
 def given(output: OutputField, array: Any) -> Any:
-    """What the caller reads of an array that Triton sent."""
+    """Returns the JSON for the caller from Triton's array."""
     value = output.value_of(output.array_of(Tensor("Y", output.tensor.datatype, array)))
     return orjson.loads(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY))
 

@@ -1,4 +1,4 @@
-"""One unary run over an engine that answers as scripted."""
+"""Unary requests with an engine whose answers the test defines."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""What ``gateway.yaml`` may and may not say, rule by rule, and the defaults that users see."""
+"""The rules and the defaults of ``gateway.yaml``."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the process says on its terminal while it is not ready."""
+"""Messages on the terminal while the process is not ready."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What bounds the time that an image takes: the number of its lines, and the deadline."""
+"""The limits of the time for an image: the number of its lines, and the deadline."""
 
 import numpy as np
 import pytest

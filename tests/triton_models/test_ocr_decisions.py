@@ -1,4 +1,4 @@
-"""What is decided between detection and recognition, and after: pure, without a network."""
+"""The decisions between and after detection and recognition, without the networks."""
 
 import numpy as np
 import pytest

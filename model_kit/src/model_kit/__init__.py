@@ -1,4 +1,4 @@
-"""What the Python models of the repository share: one answer per request, early exits, plain values in and out.
+"""Shared code of the repository's Python models: one answer per request, early exits, conversion of tensors.
 
-Installed into the models' environment; nothing here is imported by the gateway.
+Installed in the models' environment; the gateway does not import it.
 """

@@ -1,4 +1,4 @@
-"""The network of a BERT encoder in numpy, over texts laid end to end: no padding, so no text changes another's result.
+"""A BERT encoder in numpy for concatenated texts, without padding, so that texts do not affect each other's results.
 
 Devlin et al. 2019, https://arxiv.org/abs/1810.04805, with the tensor names of its PyTorch form.
 """
@@ -30,7 +30,7 @@ ERF_Q = np.float32(
 
 
 class Bert:
-    """``weights`` are read in place, never copied."""
+    """``weights`` are used in place, without a copy."""
 
     def __init__(self, weights: Weights, head_count: int) -> None:
         self._weights = weights
@@ -87,7 +87,7 @@ class Bert:
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:
-    """Over the last axis."""
+    """Softmax over the last axis."""
     powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
     powers /= powers.sum(axis=-1, keepdims=True)
     return powers

@@ -1,4 +1,4 @@
-"""What a BLS model needs around its script: calls to other models, and their errors under the right code again."""
+"""Functions for BLS models: calls to other models, with the codes of their errors restored."""
 
 import asyncio
 import json
@@ -12,35 +12,35 @@ from model_kit.child_errors import exception_of
 from model_kit.outcomes import Cancelled, InvalidInput
 from model_kit.serving import Outputs, response_with, tensors_of
 
-# Every child that is awaited holds a thread, and asyncio's own pool has a handful: with it, children of one request
-# wait for those of another. Made while the model is loaded, not by the first request.
+# Every awaited call needs a thread, and asyncio's default pool has only a few, so that calls of one request would wait
+# for those of another. Created while the model loads, not by the first request.
 MAX_CHILDREN = 64
 _waiting = ThreadPoolExecutor(MAX_CHILDREN, thread_name_prefix="child")
 
 
 async def answer_together(requests: Sequence[Any], answer: Callable[[Any], Awaitable[Outputs]]) -> list[Any]:
-    """Answer the requests of a batch at the same time, so that one's wait for a child is another's turn.
+    """Answers the requests of a batch concurrently, so that other requests run while one waits for a called model.
 
-    Like ``serving.answer_each``: a fault in one request never reaches another.
+    As in ``serving.answer_each``, a fault in one request never affects another.
     """
     asyncio.get_running_loop().set_default_executor(_waiting)
     return list(await asyncio.gather(*(_response_of(request, answer) for request in requests)))
 
 
 async def call(parent: Any, model: str, inputs: Outputs, outputs: Sequence[str], faults: Collection[str]) -> list[Any]:
-    """Run another model for ``parent``, under its request id, parameters and queue timeout.
+    """Calls another model for ``parent``, with its request id, parameters and queue timeout.
 
     Args:
-        faults: the child's texts that mean InvalidInput; BLS loses the code of an error and keeps its text.
+        faults: the called model's texts that mean InvalidInput, because BLS keeps only the text of an error.
 
     Returns:
-        the named outputs as arrays, in the order asked for.
+        The named outputs as arrays, in the requested order.
 
     Raises:
-        Cancelled: the caller of ``parent`` has left, so the child is not started.
-        InvalidInput: the child said so, or ``parent`` has a parameter of type float, which BLS cannot pass on.
-        Overloaded: as the child said.
-        RuntimeError: any other error of the child.
+        Cancelled: If the caller of ``parent`` has disconnected; then the model is not called.
+        InvalidInput: If the model rejects its input, or ``parent`` has a float parameter, which BLS cannot pass on.
+        Overloaded: If the model's queue is full.
+        RuntimeError: For any other error of the model.
     """
     if parent.is_cancelled():
         raise Cancelled

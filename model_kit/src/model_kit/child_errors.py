@@ -1,18 +1,18 @@
-"""What the error of a BLS child means: the server drops its code on the way and keeps its text."""
+"""Restores the codes of errors of models that a BLS script calls; Triton keeps only the text of these errors."""
 
 from collections.abc import Collection
 
 from model_kit.outcomes import Cancelled, InvalidInput, Overloaded
 
-# Triton's own texts for a step whose queue refused the request.
+# Triton's texts for a step whose queue rejected the request.
 OVERLOAD_MARKS = ("Exceeds maximum queue size", "Request timeout expired")
 
 
 def exception_of(message: str, faults: Collection[str]) -> Exception:
-    """The exception that gives the error its code again.
+    """Returns the exception that restores the error's code.
 
     Args:
-        faults: the whole texts with which the child refuses its input. They are fixed, so no input can imitate them.
+        faults: the complete texts for invalid input of the called model. They are fixed, so no input can imitate them.
     """
     if message in faults:
         return InvalidInput(message)

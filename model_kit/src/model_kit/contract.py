@@ -1,8 +1,8 @@
-"""What was agreed of a tensor that comes from another step: checked by the step that reads it.
+"""Contract checks for tensors from another step, called by the step that reads them.
 
-Triton checks the shape of a step's input against ``dims``, where -1 takes any size; a step that passes on all tokens so
-far in place of the newest then goes unseen. The gateway knows these texts, and answers ``contract_violation`` with the
-step that wrote the tensor (app/triton/faults.py).
+Triton checks the shape of a step's input against ``dims``, where -1 allows any size. So it does not notice a step that
+sends all tokens so far instead of the new ones. The gateway recognizes these messages, and answers
+``contract_violation`` with the step that wrote the tensor (app/triton/faults.py).
 """
 
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from model_kit.outcomes import ContractBroken
 
 
 def require_shape(name: str, tensor: np.ndarray, dims: Sequence[int]) -> np.ndarray:
-    """The tensor, if it has the agreed dims; -1 is any size.
+    """Returns the tensor if it has the required dims; -1 is any size.
 
     Raises:
-        ContractBroken: in the words in which Triton itself refuses a tensor between two steps.
+        ContractBroken: Otherwise, with Triton's message for a wrong tensor between two steps.
     """
     if tensor.ndim == len(dims) and all(dim in (-1, size) for size, dim in zip(tensor.shape, dims, strict=True)):
         return tensor
@@ -26,10 +26,10 @@ def require_shape(name: str, tensor: np.ndarray, dims: Sequence[int]) -> np.ndar
 
 
 def require_at_most(name: str, tensor: np.ndarray, max_items: int) -> np.ndarray:
-    """The tensor, if it has no more elements than were agreed.
+    """Returns the tensor if it has at most the allowed number of elements.
 
     Raises:
-        ContractBroken: it has more.
+        ContractBroken: If it has more elements.
     """
     if tensor.size <= max_items:
         return tensor

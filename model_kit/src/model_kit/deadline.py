@@ -1,6 +1,6 @@
 """The deadline of a request, which the gateway sends as a request parameter.
 
-Triton does not cancel the steps of an ensemble. So a step that works for long compares this time with its own clock.
+Triton does not cancel the steps of an ensemble, so long-running steps compare the deadline with their own clock.
 """
 
 import json
@@ -14,7 +14,7 @@ PARAMETER = "deadline_unix_ms"
 
 
 def deadline_check(request: Any) -> Callable[[], None]:
-    """What a step calls between pieces of its work. It raises Cancelled after the deadline, and without one never."""
+    """Returns a function to call between pieces of work; after the deadline, if there is one, it raises Cancelled."""
     deadline_ms = json.loads(request.parameters() or "{}").get(PARAMETER)
 
     def check() -> None:

@@ -1,4 +1,4 @@
-"""An encoded image -> its pixels. Every limit is checked on the header, before anything is decoded."""
+"""Decodes images. All limits are checked on the header, before the image is decoded."""
 
 from io import BytesIO
 
@@ -16,7 +16,7 @@ from PIL import (
 
 from model_kit.outcomes import InvalidInput
 
-# Imported here, or Pillow would look for the format among all its plugins on the first request.
+# Imported here, because otherwise Pillow would search all its plugins during the first request.
 PARSERS = (
     PngImagePlugin.PngImageFile,
     JpegImagePlugin.JpegImageFile,
@@ -32,17 +32,17 @@ NOT_ONE = "IMAGE must hold exactly one image: the batch dimension must be 1"
 UNKNOWN_FORMAT = "IMAGE is not a PNG, JPEG, WebP, BMP or GIF image"
 TOO_LARGE = "IMAGE is too large: at most 40 megapixels, and 32000 pixels on a side"
 CORRUPT = "IMAGE is truncated or corrupt"
-# All that this module ever says, so that a caller who sees only the text of an error can tell it from a fault.
+# All error texts of this module, so that callers that get only the text can recognize them.
 FAULTS = frozenset({NOT_ONE, UNKNOWN_FORMAT, TOO_LARGE, CORRUPT})
 
-Image.MAX_IMAGE_PIXELS = None  # replaced by _refuse_large, which is stricter and raises where Pillow would only warn
+Image.MAX_IMAGE_PIXELS = None  # replaced by _refuse_large, which is stricter and raises instead of a warning
 
 
 def single_image(tensor: np.ndarray) -> bytes:
-    """The one encoded image of a BYTES tensor of shape [1, 1]; several have no rectangular answer.
+    """Returns the only image of a BYTES tensor of shape [1, 1]; the answers of several images are not rectangular.
 
     Raises:
-        InvalidInput: another number of images.
+        InvalidInput: If the number of images is not 1.
     """
     if tensor.size != 1:
         raise InvalidInput(NOT_ONE)
@@ -50,13 +50,13 @@ def single_image(tensor: np.ndarray) -> bytes:
 
 
 def pixels_of(encoded: bytes) -> np.ndarray:
-    """Decode the first frame, upright by its EXIF orientation, without transparency.
+    """Decodes the first frame, with its EXIF orientation applied and without transparency.
 
     Returns:
         uint8 [height, width, 3], blue-green-red as OpenCV has it, not writeable.
 
     Raises:
-        InvalidInput: not an image, too large or broken; the text is one of FAULTS.
+        InvalidInput: If the input is not an image, is too large or is broken; the text is one of FAULTS.
     """
     image = _opened(encoded)
     _refuse_large(image.size)
@@ -66,7 +66,7 @@ def pixels_of(encoded: bytes) -> np.ndarray:
 def _opened(encoded: bytes) -> Image.Image:
     try:
         return Image.open(BytesIO(encoded), formats=FORMATS)
-    except Exception as exc:  # parsers of hostile bytes raise anything
+    except Exception as exc:  # parsers can raise any exception for hostile bytes
         raise InvalidInput(UNKNOWN_FORMAT) from exc
 
 
@@ -87,9 +87,7 @@ def _decoded(image: Image.Image) -> np.ndarray:
 
 def _opaque(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16"):
-        image = Image.fromarray(
-            (np.asarray(image) >> 8).astype(np.uint8)
-        )  # Pillow itself would cut off what is above 255
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))  # Pillow itself would clip values above 255
     if not image.has_transparency_data:
         return image.convert("RGB")
     ink = image.convert("RGBA")
@@ -99,7 +97,7 @@ def _opaque(image: Image.Image) -> Image.Image:
 
 
 def _sheet_colour(ink: Image.Image) -> str:
-    """White under dark ink and black under light ink, so that text on a transparent ground stays readable."""
+    """White for dark text and black for light text, so that text on a transparent background stays legible."""
     alpha = ink.getchannel("A")
     if alpha.getbbox() is None:
         return "white"

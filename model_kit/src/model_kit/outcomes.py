@@ -1,14 +1,14 @@
-"""How a step says that it will not answer: raised for one request, never seen by its neighbours in a dynamic batch."""
+"""Exceptions for a single request, which do not affect the other requests of its dynamic batch."""
 
 
 class InvalidInput(Exception):
-    """The request's tensors do not make sense; becomes INVALID_ARGUMENT. The text must not echo the input."""
+    """The request's tensors are invalid; becomes INVALID_ARGUMENT. The text must not contain the input."""
 
 
 class ContractBroken(Exception):
-    """A tensor is not what was agreed; becomes INVALID_ARGUMENT, in words that the gateway knows.
+    """A tensor violates its contract; becomes INVALID_ARGUMENT, with a message that the gateway recognizes.
 
-    ``text`` has a place ``{model}`` for the name of the model that says so.
+    ``text`` has the placeholder ``{model}`` for the name of the reporting model.
     """
 
     def __init__(self, text: str) -> None:
@@ -17,23 +17,23 @@ class ContractBroken(Exception):
 
 
 class EarlyExit(Exception):
-    """There is nothing left to do; becomes ALREADY_EXISTS with the message ``EARLY_EXIT[reason]``.
+    """An early exit; becomes ALREADY_EXISTS with the message ``EARLY_EXIT[reason]``.
 
-    Triton and gRPC never answer ALREADY_EXISTS themselves, so the code alone already tells an exit from a fault.
+    Triton and gRPC never return ALREADY_EXISTS themselves, so the code alone distinguishes an exit from a fault.
     """
 
     def __init__(self, reason: str, marker: str | None = None) -> None:
-        """``marker``: the message in place of that one, as ``model_kit.signed_exit`` makes it."""
+        """``marker``: a different message, from ``model_kit.signed_exit``."""
         super().__init__(marker or f"EARLY_EXIT[{reason}]")
         self.reason = reason
 
 
 class Cancelled(Exception):
-    """Nobody waits for the rest of the answer; becomes CANCELLED."""
+    """The request was abandoned; becomes CANCELLED."""
 
     def __init__(self) -> None:
         super().__init__("cancelled")
 
 
 class Overloaded(Exception):
-    """A step below has no room for the request; becomes UNAVAILABLE, as Triton answers for a full queue."""
+    """A called model's queue is full; becomes UNAVAILABLE, as in Triton."""

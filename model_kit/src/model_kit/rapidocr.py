@@ -1,4 +1,4 @@
-"""The settings under which the networks carried by rapidocr-onnxruntime run inside Triton."""
+"""The settings for the networks of rapidocr-onnxruntime in Triton."""
 
 from typing import Any
 
@@ -7,6 +7,6 @@ from rapidocr_onnxruntime.utils import read_yaml, update_model_path
 
 
 def stage_settings(stage: str, **changes: Any) -> dict[str, Any]:
-    """The package's settings of a stage (``Det``, ``Rec``), on one thread: parallelism is for Triton's instances."""
+    """The package's settings of a stage (``Det``, ``Rec``) with one thread, because Triton runs instances in parallel."""
     settings = update_model_path(read_yaml(DEFAULT_CFG_PATH))[stage]
     return {**settings, "intra_op_num_threads": 1, "inter_op_num_threads": 1, **changes}

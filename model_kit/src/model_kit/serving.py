@@ -1,4 +1,4 @@
-"""The seam between a model's pure functions and Triton's Python backend."""
+"""Connects a model's pure functions with Triton's Python backend."""
 
 import asyncio  # noqa: F401 - else the backend imports it in the first execute of an instance: 20 ms of that request
 import traceback
@@ -25,7 +25,7 @@ CODE_BY_OUTCOME = {
 
 
 def answer_each(requests: Sequence[Any], answer: Callable[[Any], Outputs]) -> list[Any]:
-    """Answer every request of a batch on its own: a fault in one never fails, or shows its text to, another.
+    """Answers every request of a batch separately: a fault in one request does not affect the others.
 
     Args:
         requests: what Triton hands to ``execute``.
@@ -37,7 +37,7 @@ def answer_each(requests: Sequence[Any], answer: Callable[[Any], Outputs]) -> li
 def answer_batch(
     requests: Sequence[Any], read: Callable[[Any], Any], compute: Callable[[list[Any]], Iterable[Outputs]]
 ) -> list[Any]:
-    """Answer a batch by one computation over all its requests; one that cannot be read fails alone.
+    """Answers a batch with one computation for all requests; an invalid request fails separately.
 
     Args:
         read: one request -> what is to be computed of it; may raise InvalidInput.
@@ -50,7 +50,7 @@ def answer_batch(
 
 
 def error_of(exc: Exception) -> Any:
-    """The TritonError of what a step raised; anything unforeseen is logged here and named ``internal`` outside."""
+    """Returns the TritonError for an exception; logs unexpected exceptions and reports them as ``internal``."""
     if type(exc) in CODE_BY_OUTCOME:
         return pb_utils.TritonError(_text_of(exc), getattr(pb_utils.TritonError, CODE_BY_OUTCOME[type(exc)]))
     pb_utils.Logger.log_error("".join(traceback.format_exception(exc)))
@@ -58,7 +58,7 @@ def error_of(exc: Exception) -> Any:
 
 
 def response_with(request: Any, outcome: Outputs | Exception) -> Any:
-    """The response to a request that ended so."""
+    """Returns the response for an outcome."""
     if isinstance(outcome, Exception):
         return pb_utils.InferenceResponse(error=error_of(outcome))
     notes_on(request)(outcome)
@@ -98,7 +98,7 @@ def _response_of(request: Any, answer: Callable[[Any], Outputs]) -> Any:
 
 
 def _outcome_of(function: Callable[[Any], Any], argument: Any) -> Any:
-    """What the function returns, or what it raises."""
+    """Returns the function's result or its exception."""
     try:
         return function(argument)
     except Exception as exc:

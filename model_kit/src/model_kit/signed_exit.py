@@ -1,4 +1,4 @@
-"""An early exit that nobody can imitate, for models that put a user's words into the texts of their errors.
+"""Early exits that callers cannot imitate, for models whose errors contain text of users.
 
 The marker has an HMAC over the id that the gateway gave this one request. The gateway's rule for it is
 ``error: {code: any, signed: true}``. The key is GATEWAY_EARLY_EXIT_KEY there and EARLY_EXIT_KEY in the environment of

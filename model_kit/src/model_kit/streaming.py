@@ -1,4 +1,4 @@
-"""The decoupled counterpart of ``serving``: many responses for a request, and exactly one FINAL whatever happens.
+"""The decoupled counterpart of ``serving``: many responses for a request, and always exactly one FINAL.
 
 FINAL travels in the same ``send`` as the last response or the error: an error with a separate FINAL after it crashes
 tritonserver 2.51 when the caller asked for gRPC errors in its stream.
@@ -18,7 +18,7 @@ from model_kit.serving import Outputs, error_of, tensors_of
 from model_kit.tensor_log import notes_on
 
 SETTLE_S = 0.05
-"""How long the FINAL of a cancelled request is held back.
+"""The delay of the FINAL of a cancelled request.
 
 Triton 2.51 ends a cancelled stream when its FINAL comes, even while it still writes an earlier response; when that
 write is done it uses the stream's memory again, which by then is another's, and may abort. Each write is done long
@@ -64,7 +64,7 @@ def stream_each(
 
 
 def relay(sender: Any, parts: Iterable[Part], note: Callable[[Outputs], None] = lambda outputs: None) -> None:
-    """Send the parts as they come; never raises. Parts that end without a last one are closed by a bare FINAL.
+    """Sends the parts as they arrive; never raises. Sends a FINAL without a response if there is no last part.
 
     Args:
         note: told of the tensors of each response.
@@ -83,7 +83,7 @@ def relay(sender: Any, parts: Iterable[Part], note: Callable[[Outputs], None] = 
 
 
 def send_final(sender: Any, response: Any = None) -> None:
-    """Send FINAL, with the last response or error if there is one; ``SETTLE_S`` late if the caller has gone."""
+    """Sends FINAL, with the last response or error if there is one; delayed by ``SETTLE_S`` after a cancellation."""
     if sender.is_cancelled():
         time.sleep(SETTLE_S)
     sender.send(response, flags=_FINAL)

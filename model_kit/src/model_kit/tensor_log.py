@@ -16,7 +16,7 @@ _DATATYPE_BY_NUMPY = {"bool": "BOOL", "float16": "FP16", "float32": "FP32", "flo
 
 
 def notes_on(request: Any) -> Callable[[Mapping[str, np.ndarray]], None]:
-    """What is to be told of each response of the request; it keeps the request's id, not the request."""
+    """Returns a function that logs each response; it keeps the request's id, but not the request."""
     if not _IS_ON:
         return lambda outputs: None
     request_id = request.request_id()

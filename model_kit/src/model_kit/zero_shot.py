@@ -1,4 +1,4 @@
-"""A classifier without training: a feature vector is compared with the vectors of the labels' own words."""
+"""A classifier without training: compares a feature vector with the vectors of the labels' texts."""
 
 import json
 from collections import ChainMap
@@ -25,9 +25,9 @@ FAULTS = frozenset({BAD_LABELS})
 
 
 class ZeroShot:
-    """The vector of a label is that of its examples, or else of the template with the label in place of ``{}``.
+    """A label's vector is computed from its examples, or from the template with the label in place of ``{}``.
 
-    Labels with examples are encoded at once, others when they are first asked for; both are remembered.
+    Labels with examples are encoded at load, other labels at their first use; both are cached.
     """
 
     def __init__(self, encode: Encode, template: str, examples: Mapping[str, Sequence[str]], sharpness: float) -> None:
@@ -80,7 +80,7 @@ def labels_of(values: np.ndarray) -> list[str]:
     """The labels of one row of a BYTES tensor.
 
     Raises:
-        InvalidInput: none, too many, the same one twice, or one that is empty, too long or not UTF-8.
+        InvalidInput: If there are no labels, too many or duplicates, or a label is empty, too long or not UTF-8.
     """
     if not 0 < len(values) <= MAX_LABELS:
         raise InvalidInput(BAD_LABELS)

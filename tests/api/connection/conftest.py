@@ -44,7 +44,7 @@ class Application:
         self.disconnected = asyncio.Event()
         self.calls = 0
         self.connection: Any = None
-        """Of the last request."""
+        """The connection of the last request."""
         self.last_sink: weakref.ref[Sink] | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:

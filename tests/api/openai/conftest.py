@@ -67,7 +67,7 @@ Api = Served
 
 
 def word(text: bytes, *, prompt_tokens: int | None = None, why: bytes | None = None) -> InferenceResponse:
-    """One response of the writer, with one token."""
+    """A response of the model with one token."""
     tensors = [tensor("TEXT", "BYTES", [text]), tensor("IDS", "INT32", [1])]
     tensors += [] if prompt_tokens is None else [tensor("COUNT", "INT32", [prompt_tokens])]
     tensors += [] if why is None else [tensor("WHY", "BYTES", [why])]

@@ -1,4 +1,4 @@
-"""What a large body may cost, good or bad."""
+"""The cost of large bodies, valid and invalid."""
 
 import asyncio
 import json

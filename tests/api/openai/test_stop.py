@@ -10,7 +10,7 @@ from app.api.openai.stop import StopMatcher
 
 
 def seen(pieces: Sequence[str], stops: Sequence[str]) -> tuple[str, bool]:
-    """What a caller sees of the pieces, and whether a stop text was found."""
+    """Returns the text for the caller, and whether a stop text was found."""
     matcher = StopMatcher(stops)
     text = "".join(matcher.add(piece) for piece in pieces)
     return text + matcher.rest(), matcher.has_stopped

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 CHUNKS = 3
-"""That are read before the client leaves."""
+"""Number of events to read before the client disconnects."""
 WAIT_S = 5.0
 
 

@@ -1,4 +1,4 @@
-"""What the calls of a client come to, printed as JSON: the value that a call returns, or the error that it raises."""
+"""Prints the results of a client's calls as JSON: the returned value or the raised error."""
 
 import json
 import sys

@@ -12,7 +12,7 @@ MAX_TEXTS = 32
 REFUSED = {400, 422}
 """The statuses of a wrong field, by dialect."""
 UNNAMED = "message"
-"""What a browser calls an event without a name."""
+"""A browser's name for an event without a name."""
 DIFFERENT = {
     "The inputs have different batch sizes.",
     "An input already exists in the request: it is given twice.",
@@ -54,7 +54,7 @@ def _event_schema(schemas: dict[str, Any]) -> dict[str, Any]:
 
 
 def _chunk_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """Of OpenAI's streams: events without ids and names, which readers call ``message``."""
+    """Checks OpenAI's streams: events without ids and names, which readers call ``message``."""
     text = {"type": "string", "contentMediaType": "application/json", "contentSchema": schema}
     return {
         "type": "object",
@@ -87,7 +87,7 @@ def filter_failure(context: Any, failure: Any, case: Any, response: Any) -> bool
 
 
 def detail_of(response: Any) -> str:
-    """What is wrong, of a problem object or of an error in OpenAI's form."""
+    """Returns the detail of a problem object or the message of an error in OpenAI's form."""
     text = response.text.removeprefix("data: ")
     try:
         body = json.loads(text)

@@ -1,4 +1,4 @@
-"""FEATURES -> the same tensor once for each head, for servers and backends that cannot share one (docs/fan-out.md)."""
+"""FEATURES -> a copy of the tensor for each head, for servers and backends that cannot share it (docs/fan-out.md)."""
 
 from model_kit.serving import answer_each, input_of
 

@@ -1,4 +1,4 @@
-"""FEATURES and SENTIMENTS -> SENTIMENT, the label that fits best, and SENTIMENT_SCORES, in the order of the labels."""
+"""FEATURES and SENTIMENTS -> SENTIMENT, the best label, and SENTIMENT_SCORES, in the order of the labels."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""FEATURES and TOPICS -> TOPIC, the label that fits best, and TOPIC_SCORES, in the order of the labels."""
+"""FEATURES and TOPICS -> TOPIC, the best label, and TOPIC_SCORES, in the order of the labels."""
 
 from pathlib import Path
 

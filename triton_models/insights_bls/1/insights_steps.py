@@ -1,4 +1,4 @@
-"""The models that the script calls, and the fixed texts with which they refuse their input."""
+"""The models that the script calls, and the fixed texts of their errors for invalid input."""
 
 from collections.abc import Collection
 from dataclasses import dataclass

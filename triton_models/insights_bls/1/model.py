@@ -1,4 +1,4 @@
-"""TEXT, TOPICS and SENTIMENTS -> what the two heads say, both awaited together."""
+"""TEXT, TOPICS and SENTIMENTS -> the outputs of both heads, which run in parallel."""
 
 import asyncio
 

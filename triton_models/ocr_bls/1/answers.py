@@ -1,4 +1,4 @@
-"""What the script answers when there is nothing to read, when nothing could be read, and otherwise."""
+"""The script's answers: without text, without legible text, and with text."""
 
 from collections.abc import Mapping
 
@@ -7,13 +7,13 @@ from model_kit.outcomes import EarlyExit
 
 
 def require_text(boxes: np.ndarray) -> None:
-    """Raises EarlyExit where detection found none, in boxes [1, n, 4, 2]."""
+    """Raises EarlyExit if detection found no boxes [1, n, 4, 2]."""
     if boxes.shape[1] == 0:
         raise EarlyExit("no_text")
 
 
 def answer_of(boxes: np.ndarray, lines: np.ndarray, texts: np.ndarray, scores: np.ndarray) -> Mapping[str, np.ndarray]:
-    """The lines that were read; where none was, the detected boxes alone, and TEXTS and SCORES are not written.
+    """Returns the legible lines; without any, returns only the detected boxes and omits TEXTS and SCORES.
 
     Args:
         boxes: [1, n, 4, 2], as detected.

@@ -1,4 +1,4 @@
-"""IMAGE -> BOXES, TEXTS and SCORES, with the decision in the script instead of a step of an ensemble."""
+"""IMAGE -> BOXES, TEXTS and SCORES; the script makes the decision, instead of a step of an ensemble."""
 
 from model_kit.bls import answer_together, call
 from model_kit.images import FAULTS

@@ -1,8 +1,8 @@
-"""Where an image lies on the canvas that the detection network sees, and the way back for the boxes found on it.
+"""Places an image on the canvas for the detection network, and converts boxes on the canvas back to the image.
 
-The network wants sides that are multiples of 32. The image is shrunk (never enlarged: that costs time and joins words)
-with its proportions kept, and the rest of the canvas is filled with the image's own edge, so that one pixel, or a strip
-a hundred times as wide as high, is an ordinary image.
+The network requires sides that are multiples of 32. The image is scaled down with its aspect ratio, but never up,
+because this takes time and joins words. The edge of the image fills the rest of the canvas, so that images of any size
+work, such as a single pixel or a very long strip.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 GRID_PX = 32
-MARGIN_PX = 16  # text that touches the edge of the image is found only with some ground around it
+MARGIN_PX = 16  # text at the edge of the image is found only with a margin around it
 MAX_SIDE_PX = 4096
 
 
@@ -25,7 +25,7 @@ class Placement:
 
 
 def placement_of(height: int, width: int, pixel_budget: int) -> Placement:
-    """The largest drawing of the image within ``pixel_budget`` pixels and MAX_SIDE_PX on a side."""
+    """The largest size of the image within ``pixel_budget`` pixels and MAX_SIDE_PX per side."""
     scale = min(1.0, (pixel_budget / (height * width)) ** 0.5, MAX_SIDE_PX / max(height, width))
     return Placement(height, width, max(1, round(height * scale)), max(1, round(width * scale)))
 
@@ -37,7 +37,7 @@ def canvas_of(drawn: np.ndarray) -> np.ndarray:
 
 
 def boxes_in_image(boxes: np.ndarray, placement: Placement) -> np.ndarray:
-    """Boxes on the canvas -> boxes in pixels of the image, clipped to it; those of the margin alone are dropped.
+    """Converts boxes on the canvas to pixels of the image, clips them, and drops boxes in the margin.
 
     Args:
         boxes: [n, 4, 2], x and y.

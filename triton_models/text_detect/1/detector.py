@@ -1,4 +1,4 @@
-"""The detection network of rapidocr-onnxruntime (PP-OCRv4) on a canvas of our own."""
+"""The detection network of rapidocr-onnxruntime (PP-OCRv4), with the canvas of this model."""
 
 import cv2
 import numpy as np
@@ -16,9 +16,9 @@ class Detector:
     def __init__(self, pixel_budget: int, max_boxes: int) -> None:
         self._max_boxes = max_boxes
         self._pixel_budget = pixel_budget
-        # A canvas already has the size that the network is to see; with this limit the package leaves it as it is.
+        # The canvas already has the right size; with this limit the package does not resize it.
         self._network = TextDetector(stage_settings("Det", limit_type="min", limit_side_len=GRID_PX))
-        self.boxes_in(np.zeros((GRID_PX, GRID_PX, 3), dtype=np.uint8))  # so that the first request is not the slow one
+        self.boxes_in(np.zeros((GRID_PX, GRID_PX, 3), dtype=np.uint8))  # warm-up, so that the first request is not slow
 
     def boxes_in(self, pixels: np.ndarray) -> np.ndarray:
         """uint8 [height, width, 3], BGR -> float32 [n, 4, 2]: corners in pixels, clockwise from the top left."""

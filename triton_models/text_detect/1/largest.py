@@ -1,10 +1,10 @@
-"""The most that is read of an image."""
+"""Limits the number of lines that are read in an image."""
 
 import numpy as np
 
 
 def largest(boxes: np.ndarray, count: int) -> np.ndarray:
-    """At most ``count`` of boxes [n, 4, 2]: those of the largest area, in the order in which they came."""
+    """Returns at most ``count`` of boxes [n, 4, 2]: those with the largest area, in their original order."""
     if len(boxes) <= count:
         return boxes
     areas = np.ptp(boxes, axis=1).prod(axis=1)

@@ -1,4 +1,4 @@
-"""IMAGE (one encoded image) -> BOXES: where its lines of text are, none included."""
+"""IMAGE (one encoded image) -> BOXES: the positions of its lines of text; may be empty."""
 
 from model_kit.deadline import deadline_check
 from model_kit.images import pixels_of, single_image

@@ -1,4 +1,4 @@
-"""The order in which people read: rows from top to bottom, each from left to right."""
+"""Reading order: rows from top to bottom, each row from left to right."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Token ids -> bytes, and what else the caller is to see of a generated response."""
+"""Token ids -> bytes, and the other outputs of a generated response for the caller."""
 
 import json
 from pathlib import Path
@@ -24,5 +24,5 @@ class TritonPythonModel:
 
 
 def _newest_at_most(request):
-    """The ``chunk_tokens`` of the request, which every step of the chain can read; the generator checked it."""
+    """The ``chunk_tokens`` of the request, which every step can read; the generator has validated it."""
     return json.loads(request.parameters() or "{}").get("chunk_tokens", 1)

@@ -1,4 +1,4 @@
-"""Token ids -> bytes: in a byte-level vocabulary each token is a fixed run of bytes, so no call needs another."""
+"""Token ids -> bytes. In a byte-level vocabulary each token has fixed bytes, so calls are independent."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -26,7 +26,7 @@ class Vocabulary:
         return cls(described["model"]["vocab"], special_ids)
 
     def bytes_of(self, token_ids: np.ndarray) -> bytes:
-        """``token_ids`` [n] -> their bytes, which need not be whole characters.
+        """Returns the bytes of ``token_ids`` [n], which may contain incomplete characters.
 
         Raises:
             InvalidInput: an id is not in the vocabulary.
@@ -37,7 +37,7 @@ class Vocabulary:
 
 
 def _byte_by_symbol() -> dict[str, int]:
-    """The printable symbol that stands for each byte in byte-level BPE (GPT-2, ``bytes_to_unicode``), turned round."""
+    """Maps each printable symbol of byte-level BPE to its byte (the inverse of GPT-2's ``bytes_to_unicode``)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -1,4 +1,4 @@
-"""TEXT -> EMBEDDING and TOKENS, the requests of a batch in one pass of the network."""
+"""TEXT -> EMBEDDING and TOKENS; all requests of a batch in one pass of the network."""
 
 import numpy as np
 from model_kit.sentence_encoder import SentenceEncoder

@@ -1,4 +1,4 @@
-"""FOUND (boxes) -> BOXES: those to read, or an early exit for this request alone."""
+"""FOUND (boxes) -> BOXES to read, or an early exit for this request."""
 
 from model_kit.serving import answer_each, input_of
 

@@ -1,4 +1,4 @@
-"""Strips of similar proportions are read together, a few at a time."""
+"""Reads strips of similar proportions together, a few at a time."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,10 +12,10 @@ def read_in_groups(
     read: Callable[[list[np.ndarray]], Sequence[tuple[str, float]]],
     check: Callable[[], None],
 ) -> list[tuple[str, float]]:
-    """The text and the score of each strip [height, width, 3], in the order of the strips.
+    """Returns the text and the score of each strip [height, width, 3], in the order of the strips.
 
     Args:
-        check: called before each group; what it raises ends the reading.
+        check: called before each group; an exception ends the reading.
     """
     order = sorted(range(len(strips)), key=lambda index: strips[index].shape[1] / strips[index].shape[0])
     found: dict[int, tuple[str, float]] = {}

@@ -1,4 +1,4 @@
-"""IMAGE and BOXES -> LINES, TEXTS and SCORES: of the boxes, those that could be read, in the same order."""
+"""IMAGE and BOXES -> LINES, TEXTS and SCORES of the legible boxes, in the same order."""
 
 import numpy as np
 from model_kit.deadline import deadline_check

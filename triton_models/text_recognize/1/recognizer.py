@@ -12,20 +12,20 @@ from .strips import strip_of
 
 
 class Recognizer:
-    """Reads lines of text, those that stand on their head too."""
+    """Reads lines of text, including upside-down lines."""
 
     def __init__(self) -> None:
         self._turner = TextClassifier(stage_settings("Cls"))
         self._reader = TextRecognizer(stage_settings("Rec"))
-        self._read([np.zeros((48, 320, 3), dtype=np.uint8)])  # so that the first request is not the slow one
+        self._read([np.zeros((48, 320, 3), dtype=np.uint8)])  # warm-up, so that the first request is not slow
 
     def read(
         self, pixels: np.ndarray, boxes: np.ndarray, check: Callable[[], None] = lambda: None
     ) -> tuple[list[str], list[float]]:
-        """The text in each of boxes [n, 4, 2] of uint8 [height, width, 3], BGR, and how sure it is (0 to 1).
+        """Returns the text and the score (0 to 1) for each of boxes [n, 4, 2] in uint8 [height, width, 3], BGR.
 
         Args:
-            check: called between groups of boxes; what it raises ends the reading.
+            check: called between groups of boxes; an exception ends the reading.
         """
         lines = read_in_groups([strip_of(pixels, box) for box in boxes], self._read, check)
         return [text for text, _ in lines], [score for _, score in lines]

@@ -1,9 +1,9 @@
-"""The size of the strip that is cut out for a box."""
+"""The size of a box's strip."""
 
 import numpy as np
 
-MAX_ASPECT = 64  # width over height: bounds the network's memory, which grows with the longest strip
-UPRIGHT_ASPECT = 1.5  # height over width from which a strip is taken for a line written along its height
+MAX_ASPECT = 64  # width over height; limits the network's memory, which grows with the longest strip
+UPRIGHT_ASPECT = 1.5  # height over width; above it, a strip counts as a vertical line of text
 
 
 def strip_size(box: np.ndarray) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Each box of an image -> a strip of pixels along its line of text, as the recognition network reads it."""
+"""Cuts boxes of an image into strips of pixels along the line of text, for the recognition network."""
 
 import cv2
 import numpy as np

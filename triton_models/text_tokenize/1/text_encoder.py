@@ -1,4 +1,4 @@
-"""A prompt's bytes -> token ids, by the byte-level BPE that ``training/train.py`` made."""
+"""Converts a prompt's bytes to token ids with the byte-level BPE of ``training/train.py``."""
 
 from pathlib import Path
 
@@ -17,10 +17,10 @@ class Encoder:
         self._end_id = self._tokenizer.token_to_id(_END)
 
     def ids_of(self, prompt: bytes) -> np.ndarray:
-        """Token ids [n], int32, n > 0, of the newest 16,384 characters; an empty prompt is the start of a new text.
+        """Returns token ids [n], int32, n > 0, of the last 16,384 characters; an empty prompt starts a new text.
 
         Raises:
-            InvalidInput: the bytes are not UTF-8.
+            InvalidInput: If the bytes are not UTF-8.
         """
         try:
             text = prompt.decode()

@@ -1,4 +1,4 @@
-"""Token ids -> the newest tokens, response by response; and the call that stops another request."""
+"""Token ids -> the new tokens, response by response; also handles the call that cancels another request."""
 
 import json
 import threading
@@ -55,7 +55,7 @@ class TritonPythonModel:
 
 
 def _with_prompt_tokens(parts, count):
-    """The first part also tells the number of the prompt's tokens."""
+    """Adds the number of the prompt's tokens to the first part."""
     extra = {"PROMPT_TOKENS": np.array([count], np.int32)}
     for part in parts:
         yield replace(part, outputs={**part.outputs, **extra})

@@ -1,4 +1,4 @@
-"""Which requests are to stop: told by request id, for Triton does not pass cancellation into an ensemble's steps."""
+"""Cancelled requests by id, because Triton does not pass cancellations to the steps of an ensemble."""
 
 import threading
 import time
@@ -12,7 +12,7 @@ _LONGEST_ID = 256
 
 
 class Cancellations:
-    """A cancelled id is remembered for a minute, in case the call comes before its request."""
+    """Remembers cancelled ids for a minute, because the cancel call can arrive before its request."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
@@ -21,7 +21,7 @@ class Cancellations:
         self._forget_at_s: dict[str, float] = {}
 
     def watch(self, request_id: str) -> threading.Event:
-        """The event that is set once the request is cancelled; watched for as long as the caller keeps the event."""
+        """Returns an event that is set when the request is cancelled, as long as the caller keeps the event."""
         with self._lock:
             self._forget_old()
             event = self._watched.setdefault(request_id, threading.Event())
@@ -30,10 +30,10 @@ class Cancellations:
             return event
 
     def cancel(self, request_id: str) -> None:
-        """Stop the request of that id, now or when it comes.
+        """Cancels the request with this id, now or when it arrives.
 
         Raises:
-            InvalidInput: no id, or one longer than 256 characters.
+            InvalidInput: If the id is empty or longer than 256 characters.
         """
         if not 0 < len(request_id) <= _LONGEST_ID:
             raise InvalidInput(f"CANCEL must be a request id of 1 to {_LONGEST_ID} characters")
@@ -44,7 +44,7 @@ class Cancellations:
                 event.set()
 
     def _forget_old(self) -> None:
-        """The ids stand in the order in which they came."""
+        """The ids are in the order of their arrival."""
         now_s = self._clock_s()
         while self._forget_at_s and next(iter(self._forget_at_s.values())) <= now_s:
             del self._forget_at_s[next(iter(self._forget_at_s))]

@@ -1,4 +1,4 @@
-"""One text, token by token."""
+"""Generates one text, token by token."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from tokens_transformer import Network
 
 @dataclass(frozen=True)
 class Chunk:
-    """The newest tokens only; ``finish_reason`` (``stop``: end token, ``length``: max_tokens) on the last chunk."""
+    """New tokens; the last chunk has a ``finish_reason`` (``stop``: end token, ``length``: max_tokens)."""
 
     token_ids: list[int]
     finish_reason: str | None
 
 
 def checked_prompt(token_ids: np.ndarray, network: Network) -> np.ndarray:
-    """A copy of the newest window of a prompt [n].
+    """Returns a copy of the last window of a prompt [n].
 
     Raises:
-        InvalidInput: no tokens, or an id that is not in the vocabulary.
+        InvalidInput: If there are no tokens, or an id is not in the vocabulary.
     """
     if not token_ids.size:
         raise InvalidInput("TOKEN_IDS is empty")
@@ -36,8 +36,8 @@ def generate(
 ) -> Iterator[Chunk]:
     """Continue ``prompt_ids`` [n], 0 < n <= window.
 
-    Once ``is_cancelled()`` it ends before the next token, with no finish reason. Not with an error: one that follows
-    responses keeps Triton 2.51 from ever unloading the ensemble around this model.
+    After ``is_cancelled()`` it ends before the next token, without a finish reason. It does not raise an error, because
+    after an error that follows responses Triton 2.51 can never unload the ensemble of this model.
     """
     newest: list[int] = []
     for token_id, finish_reason in _tokens(network, prompt_ids, wishes, is_cancelled):

@@ -1,4 +1,4 @@
-"""The request parameters of a generation, checked."""
+"""Checks the request parameters of a generation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from model_kit.outcomes import InvalidInput
 
 @dataclass(frozen=True)
 class Wishes:
-    """How one text is to be written; a part carries ``chunk_tokens`` tokens at most."""
+    """The options of one text; a part has at most ``chunk_tokens`` tokens."""
 
     max_tokens: int = 64
     temperature: float = 0.8
@@ -18,10 +18,10 @@ class Wishes:
 
 
 def wishes_of(parameters: Mapping[str, Any]) -> Wishes:
-    """Read the parameters that a request carries; others (trace context, say) are passed over.
+    """Reads the parameters of a request, and ignores others, such as the trace context.
 
     Raises:
-        InvalidInput: a parameter is of the wrong type or out of its range; the text names it, without its value.
+        InvalidInput: If a parameter has the wrong type or is out of range; the text has its name, but not its value.
     """
     return Wishes(
         max_tokens=_integer(parameters, "max_tokens", Wishes.max_tokens, 1, 512),

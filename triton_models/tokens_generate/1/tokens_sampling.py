@@ -6,12 +6,12 @@ _SEED_MASK = (1 << 64) - 1
 
 
 def generator_of(seed: int | None) -> np.random.Generator:
-    """The source of chance of one text; the same seed (any integer) gives the same text, None another every time."""
+    """The random generator of one text; the same seed (any integer) gives the same text, None a random one."""
     return np.random.default_rng(None if seed is None else seed & _SEED_MASK)
 
 
 def pick(logits: np.ndarray, temperature: float, chance: np.random.Generator) -> int:
-    """A token id drawn from ``logits`` [vocabulary] divided by ``temperature``; at 0 the most likely one."""
+    """Samples a token id from ``logits`` [vocabulary] divided by ``temperature``; at 0, returns the most likely id."""
     if temperature == 0:
         return int(logits.argmax())
     with np.errstate(over="ignore", under="ignore"):

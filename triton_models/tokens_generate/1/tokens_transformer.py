@@ -1,6 +1,6 @@
-"""A decoder-only transformer in numpy, float32, with a cache of keys and values; twin of ``training/network.py``.
+"""A decoder-only transformer in numpy, float32, with a key-value cache; equivalent to ``training/network.py``.
 
-One network is shared by all requests and never changes; what belongs to one text is in its ``Cache``.
+All requests share one immutable network; the state of a text is in its ``Cache``.
 """
 
 from collections.abc import Mapping
@@ -27,9 +27,9 @@ class _Block:
 
 
 class Cache:
-    """The newest ``window`` keys and values of one text, [block, heads, window, head width] each, as a ring.
+    """The last ``window`` keys and values of one text, [block, heads, window, head width] each, as a ring buffer.
 
-    Keys are turned by their position before they are stored, so their order in the ring does not matter.
+    Keys are rotated by their position before they are stored, so their order in the ring does not matter.
     """
 
     def __init__(self, blocks: int, heads: int, window: int, head_width: int) -> None:
@@ -39,7 +39,7 @@ class Cache:
         self._values = np.empty_like(self._keys)
 
     def put(self, block: int, keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Store [heads, n, head width] of the newest positions; returns all that they may see of this block."""
+        """Stores [heads, n, head width] of new positions; returns all keys and values of this block for them."""
         count = keys.shape[1]
         slot = self.length % self.window
         self._keys[block, :, slot : slot + count] = keys
@@ -49,7 +49,7 @@ class Cache:
 
 
 class Network:
-    """The weights, and the two ways through them."""
+    """The weights, with one method for a prompt and one for a single token."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
         """``arrays`` as ``training/train.py`` saves them; float16 becomes float32."""
@@ -72,12 +72,12 @@ class Network:
         return len(self._embedding)
 
     def read(self, token_ids: np.ndarray) -> tuple[Cache, np.ndarray]:
-        """Begin a text: ``token_ids`` [n], 0 < n <= window -> its cache, and the logits [vocabulary] that follow."""
+        """Reads a prompt: ``token_ids`` [n], 0 < n <= window -> its cache, and the next logits [vocabulary]."""
         cache = Cache(len(self._blocks), self._heads, self.window, self._head_width)
         return cache, self._pass(cache, token_ids)
 
     def advance(self, cache: Cache, token_id: int) -> np.ndarray:
-        """Append one token -> the logits [vocabulary] of what follows it."""
+        """Appends one token and returns the next logits [vocabulary]."""
         return self._pass(cache, np.array([token_id]))
 
     def _pass(self, cache: Cache, token_ids: np.ndarray) -> np.ndarray:
@@ -99,7 +99,7 @@ class Network:
         rotation: tuple[np.ndarray, np.ndarray],
         hidden: np.ndarray | None,
     ) -> np.ndarray:
-        """``x`` [n, width] -> [n, width]; ``hidden`` [n, n] is minus infinity where a position may not look."""
+        """``x`` [n, width] -> [n, width]; ``hidden`` [n, n] is minus infinity for masked positions."""
         block = self._blocks[index]
         projected = (x @ block.attention_in).reshape(len(x), 3, self._heads, self._head_width)
         query, key, value = projected.transpose(1, 2, 0, 3)

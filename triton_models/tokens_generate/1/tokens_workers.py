@@ -1,4 +1,4 @@
-"""The threads that generate: a fixed number run at a time, more wait in order."""
+"""The threads that generate: a fixed number of tasks run at a time, others wait in order."""
 
 import queue
 import threading
@@ -18,7 +18,7 @@ class Workers:
         self._waiting.put(task)
 
     def close(self, timeout_s: float) -> None:
-        """Let the threads end after what was submitted; waits ``timeout_s`` at most."""
+        """Ends the threads after the submitted tasks; waits at most ``timeout_s``."""
         for _ in self._threads:
             self._waiting.put(None)
         until_s = time.monotonic() + timeout_s

@@ -1,4 +1,4 @@
-"""One response as the script says.
+"""Sends one response, as defined by the script in its input.
 
 SCRIPT is JSON: ``sleep_s``; ``error`` {code, message, or ``signed``: a reason, and perhaps ``rid``}; ``raise`` (a
 text); ``crash`` (true); ``omit`` (outputs); ``text``; ``numbers``; ``shape`` (of NUMBERS); ``notice`` (a file that is

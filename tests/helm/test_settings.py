@@ -218,7 +218,7 @@ def test_tls_without_a_secret_trusts_the_authorities_of_the_system() -> None:
     assert (settings.triton_ca, settings.triton_cert, settings.triton_token_file) == ("system", None, None)
 
 
-def test_the_redis_that_the_pods_share_comes_from_its_secret_to_the_gateway_alone() -> None:
+def test_only_the_gateway_gets_the_redis_secret() -> None:
     documents = render({"gateway": {"redis": {"secretName": "shared", "secretKey": "url"}}})
     source = {"secretKeyRef": {"name": "shared", "key": "url"}}
     assert {"name": "GATEWAY_REDIS_URL", "valueFrom": source} in gateway_container(documents)["env"]

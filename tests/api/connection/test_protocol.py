@@ -90,9 +90,7 @@ async def test_a_head_in_pieces_does_not_limit_its_answer(
         assert b"408" not in await reader.readuntil(b"two")
 
 
-async def test_a_connection_that_says_nothing_is_closed_without_a_word(
-    port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_idle_connection_is_closed_without_an_answer(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.1)
     assert await said(port) == b""
 

@@ -125,5 +125,5 @@ def _as_json(finding: Finding) -> dict[str, object]:
         "step": finding.step,
         "tensor": finding.tensor,
         "text": finding.text,
-        "page": f"docs/checks/{finding.code}.md",
+        "page": f"docs/reference/checks/{finding.code}.md",
     }

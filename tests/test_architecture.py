@@ -89,5 +89,7 @@ def test_every_dependency_says_why_it_is_there() -> None:
         *(name for extra in project["optional-dependencies"].values() for name in extra),
     ]
     named = {re.match(r"[A-Za-z0-9-]+", each)[0] for each in listed}  # type: ignore[index]
-    explained = set(re.findall(r"^\| `([a-z0-9-]+)` \| \S", (ROOT / "docs" / "dependencies.md").read_text(), re.M))
+    explained = set(
+        re.findall(r"^\| `([a-z0-9-]+)` \| \S", (ROOT / "docs" / "explanation" / "dependencies.md").read_text(), re.M)
+    )
     assert named == explained

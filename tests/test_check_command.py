@@ -70,7 +70,7 @@ def test_json_is_for_machines(checked) -> None:
         "model": "broken",
         "step": 2,
         "tensor": "mit",
-        "page": "docs/checks/unwritten-tensor.md",
+        "page": "docs/reference/checks/unwritten-tensor.md",
     }
 
 

@@ -1,4 +1,4 @@
-"""Admission: every request to a model takes a slot first, and gives it back at its end (docs/load.md)."""
+"""Admission: every request to a model takes a slot first, and gives it back at its end (docs/reference/load.md)."""
 
 from dataclasses import dataclass
 

@@ -1,6 +1,7 @@
 """One row for each error: its HTTP status, its meaning, and what to do about it.
 
-This is the only place that knows HTTP statuses of errors. ``/docs/errors`` and docs/errors.md show the same rows.
+This is the only place that knows HTTP statuses of errors. ``/docs/errors`` and
+docs/reference/errors.md show the same rows.
 """
 
 from typing import NamedTuple

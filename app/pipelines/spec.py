@@ -144,7 +144,7 @@ class CancelSpec(Section):
 
 
 class LimitsSpec(Section):
-    """How many requests and streams at a time. An ``in_flight`` that is left out is measured: docs/load.md."""
+    """How many requests and streams at a time. A missing ``in_flight`` is measured: docs/reference/load.md."""
 
     in_flight: Annotated[int, Field(ge=1, le=100_000)] | None = None
     queue: Annotated[int, Field(ge=0, le=100_000)] | None = None

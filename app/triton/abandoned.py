@@ -4,8 +4,8 @@ In Triton 2.51 a cancellation that arrives together with a response can overwrit
 streams for ever: the two take the same pair of locks in opposite orders. The final response of a cancelled stream frees
 the stream's state while an earlier response may still be written. So the gateway keeps reading and drops the responses,
 until a response was just read and the next response is not due. It does not cancel a stream that ends by itself. Models
-delay their final response to prevent the second fault, see ``model_kit.streaming``; docs/streaming.md has the
-measurements.
+delay their final response to prevent the second fault, see ``model_kit.streaming``;
+docs/explanation/streaming.md has the measurements.
 """
 
 import asyncio

@@ -68,7 +68,7 @@ def test_a_disconnect_stops_the_model(ours: Outcomes, notice: Path) -> None:
 
 
 def test_the_documented_program_runs(kserve: Path, gateway: GatewayProcess) -> None:
-    blocks = blocks_of(ROOT / "docs" / "migration.md")
+    blocks = blocks_of(ROOT / "docs" / "how-to" / "migration.md")
     (program,) = [text for language, text in blocks if language == "python" and "kserve" in text]
     there = program.replace("http://127.0.0.1:8080", gateway.url)
     done = subprocess.run([kserve, "-c", there], capture_output=True, text=True, timeout=100, check=False)

@@ -10,7 +10,7 @@ from tests.docs.pages import ROOT, Row, rows_under
 LOCKS = {"kserve": "kserve", "litellm": "litellm", "langchain-openai": "langchain"}
 """Package -> its lock file in requirements/; the others are in dev.txt."""
 NPM_LOCK = ROOT / "tests" / "live" / "npm_openai" / "package-lock.json"
-ROWS = rows_under("docs/migration.md", "Clients")
+ROWS = rows_under("docs/how-to/migration.md", "Clients")
 
 
 def locked_version(client: str) -> str:

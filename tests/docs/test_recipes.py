@@ -25,12 +25,12 @@ class TritonError(Exception):
 
 @pytest.fixture
 def recipes(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
-    """The definitions in the Python blocks of docs/early-exit.md."""
+    """The definitions in the Python blocks of docs/explanation/early-exit.md."""
     backend = SimpleNamespace(TritonError=TritonError, InferenceResponse=lambda error: error)
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", backend)
     monkeypatch.setenv("EARLY_EXIT_KEY", KEY)
     defined: dict[str, object] = {}
-    for language, text in blocks_of(ROOT / "docs" / "early-exit.md"):
+    for language, text in blocks_of(ROOT / "docs" / "explanation" / "early-exit.md"):
         if language == "python":
             exec(text, defined)
     return defined

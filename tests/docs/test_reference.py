@@ -37,7 +37,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "openai: embeddings": openai.EmbeddingsSpec,
     "openai: usage": openai.UsageSpec,
 }
-"""Heading of docs/gateway-yaml.md -> what may stand there."""
+"""Heading of docs/reference/gateway-yaml.md -> what may stand there."""
 
 
 def default_text(field: FieldInfo) -> str:
@@ -57,13 +57,13 @@ def keys_of(section: type[BaseModel]) -> list[tuple[str, str]]:
 
 
 def test_every_setting_is_documented_with_its_default() -> None:
-    documented = [row[:2] for row in rows_under("docs/settings.md", "Settings")]
+    documented = [row[:2] for row in rows_under("docs/reference/settings.md", "Settings")]
     assert documented == [(f"`{PREFIX}{key.strip('`').upper()}`", text) for key, text in keys_of(Settings)]
 
 
 @pytest.mark.parametrize("heading", SECTIONS)
 def test_every_key_of_gateway_yaml_is_documented_with_its_default(heading: str) -> None:
-    assert [row[:2] for row in rows_under("docs/gateway-yaml.md", heading)] == keys_of(SECTIONS[heading])
+    assert [row[:2] for row in rows_under("docs/reference/gateway-yaml.md", heading)] == keys_of(SECTIONS[heading])
 
 
 def test_every_section_of_gateway_yaml_has_its_table() -> None:
@@ -83,7 +83,7 @@ def sections_in(annotation: Any) -> list[Any]:
 
 
 def test_every_error_is_documented_as_its_own_page_says_it() -> None:
-    assert list(rows_under("docs/errors.md", "Codes")) == [documented_row(error) for error in ROW_BY_ERROR]
+    assert list(rows_under("docs/reference/errors.md", "Codes")) == [documented_row(error) for error in ROW_BY_ERROR]
 
 
 def documented_row(error: type[GatewayError]) -> tuple[str, ...]:
@@ -93,7 +93,7 @@ def documented_row(error: type[GatewayError]) -> tuple[str, ...]:
 
 
 def test_every_metric_is_documented_with_its_type_and_labels() -> None:
-    documented = {row[:3] for row in rows_under("docs/metrics.md", "Metrics")}
+    documented = {row[:3] for row in rows_under("docs/reference/metrics.md", "Metrics")}
     assert documented == set(metrics_of(Metrics("0")))
 
 
@@ -109,8 +109,14 @@ def metrics_of(metrics: Metrics) -> list[tuple[str, str, str]]:
 
 
 def test_no_page_names_a_metric_that_there_is_not() -> None:
-    names = {row[0].strip("`") for row in rows_under("docs/metrics.md", "Metrics")}
+    names = {row[0].strip("`") for row in rows_under("docs/reference/metrics.md", "Metrics")}
     bases = names | {f"{name}_{part}" for name in names for part in ("bucket", "sum", "count")}
-    for page in ("README.md", "docs/metrics.md", "docs/http.md", "docs/early-exit.md", "docs/errors.md"):
+    for page in (
+        "README.md",
+        "docs/reference/metrics.md",
+        "docs/reference/http.md",
+        "docs/explanation/early-exit.md",
+        "docs/reference/errors.md",
+    ):
         text = (ROOT / page).read_text()
         assert set(re.findall(r"\btriton_gateway_\w+", text)) <= bases, page

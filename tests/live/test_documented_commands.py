@@ -13,8 +13,15 @@ from tests.conftest import Require
 from tests.docs.pages import ROOT, blocks_of
 from tests.live.conftest import GatewayProcess
 
-PAGES = ("README.md", "docs/http.md", "docs/errors.md", "docs/early-exit.md", "docs/metrics.md", "docs/oip.md")
-PYTHON_PAGES = ("docs/openai.md", "docs/migration.md")
+PAGES = (
+    "README.md",
+    "docs/reference/http.md",
+    "docs/reference/errors.md",
+    "docs/explanation/early-exit.md",
+    "docs/reference/metrics.md",
+    "docs/reference/oip.md",
+)
+PYTHON_PAGES = ("docs/reference/openai.md", "docs/how-to/migration.md")
 HERE = "127.0.0.1:8080"
 ELSEWHERE = "kserve"
 """A package that tests/clients has in an environment of its own."""

@@ -1,4 +1,4 @@
-"""What the linter can find: one stable code each, which has a page in docs/checks."""
+"""What the linter can find: one stable code each, which has a page in docs/reference/checks."""
 
 from dataclasses import dataclass
 from enum import StrEnum

@@ -30,7 +30,7 @@ def test_a_broken_repository_has_its_finding_and_no_other(code: str, tmp_path: P
 
 @pytest.mark.parametrize("code", BROKEN)
 def test_the_page_of_a_code_shows_what_the_linter_says(code: str, tmp_path: Path, pytestconfig: pytest.Config) -> None:
-    page = (pytestconfig.rootpath / "docs" / "checks" / f"{code}.md").read_text()
+    page = (pytestconfig.rootpath / "docs" / "reference" / "checks" / f"{code}.md").read_text()
     line = text_of(CheckReport(0, None, findings_of(BROKEN[code], tmp_path)), "text").splitlines()[1]
     assert line.replace(f"{tmp_path}/", "").replace(f"as Python {PYTHON}", "as Python 3.11") in page
 
@@ -113,7 +113,7 @@ def test_a_step_that_may_fail_runs_alone(tmp_path: Path, steps, rejects: str, fo
 
 
 def test_every_page_is_of_a_code(pytestconfig: pytest.Config) -> None:
-    assert {page.stem for page in (pytestconfig.rootpath / "docs" / "checks").iterdir()} == set(Code)
+    assert {page.stem for page in (pytestconfig.rootpath / "docs" / "reference" / "checks").iterdir()} == set(Code)
 
 
 def test_the_reference_models_have_no_finding(pytestconfig: pytest.Config) -> None:

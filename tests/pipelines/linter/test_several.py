@@ -18,4 +18,4 @@ async def test_a_model_with_other_inputs_at_one_triton_is_a_finding(caplog: pyte
         await log_findings(balancer, None)
     found = [record for record in caplog.records if getattr(record, "code", "") == "other-signature"]
     assert [(record.__dict__["model"], "triton-1:1" in record.message) for record in found] == [("m", True)]
-    assert (Path("docs/checks") / "other-signature.md").exists()
+    assert (Path("docs/reference/checks") / "other-signature.md").exists()

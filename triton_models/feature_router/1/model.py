@@ -1,4 +1,4 @@
-"""FEATURES -> a copy of the tensor for each head, for servers and backends that cannot share it (docs/fan-out.md)."""
+"""FEATURES -> a copy of the tensor for each head, for backends that cannot share it (docs/explanation/fan-out.md)."""
 
 from model_kit.serving import answer_each, input_of
 

@@ -42,7 +42,7 @@ bench: setup ## measure the gateway beside other servers, and write docs/benchma
 bench-tritons: setup ## measure three Tritons of which one is killed, stopped, slow or added (about three minutes)
 	@$(SCRATCH) $(BIN)/python -m benchmarks tritons --write docs/benchmarks
 
-bench-load: setup ## measure the gateway far above its capacity, and write docs/benchmarks/load.md (five minutes)
+bench-load: setup ## measure the gateway far above its capacity, and write docs/benchmarks/load.md (eleven minutes)
 	@$(SCRATCH) $(BIN)/python -m benchmarks load --write docs/benchmarks
 
 openapi: setup ## write openapi.json anew from the running reference pipelines

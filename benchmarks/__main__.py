@@ -50,7 +50,7 @@ BENCHMARKS = {
     "shared-memory": Benchmark(shared_memory.run, 10),
     "workers": Benchmark(workers.run, 10),
     "tritons": Benchmark(tritons.run, 1),
-    "load": Benchmark(under_load.run, 15),
+    "load": Benchmark(under_load.run, 10),
 }
 STANDARD = ("micro", "peers", "large-json", "workers")
 """What runs if no name is given. It takes at most ten minutes on two cores."""

@@ -1,8 +1,11 @@
 """`python -m benchmarks load`: goodput above the capacity, refusals, health, and a key beside one that floods.
 
-The capacity is the highest rate of answers that is measured with few callers who wait for each answer. n times the
-capacity is n times that rate, asked at a steady pace whatever comes back; or that many callers who ask once a second
-each and obey ``Retry-After``.
+The capacity is the rate of answers with a few callers that wait for each answer; the number of callers with the
+highest rate is searched first. A load of n times the capacity asks n times that rate at a steady pace, whatever comes
+back; or it is that many callers that ask once a second each and obey ``Retry-After``.
+
+The capacity of a machine drifts. So the capacity is measured again before each load, and each load runs several times.
+Goodput is compared with the capacity that was measured in the same rounds.
 """
 
 import asyncio
@@ -12,6 +15,7 @@ import secrets
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -25,8 +29,10 @@ from benchmarks.table import Table
 from benchmarks.timing import percentile
 
 CALLERS = (1, 2, 4, 8)
-"""Of the measurements of the capacity."""
+"""Numbers of callers of which the best one measures the capacity."""
 PEAK_S = 6.0
+ROUNDS = 3
+"""Measurements of each load."""
 WARM_UP_S = 4.0
 FACTORS = {1: 0.9, 4: 0.9, 16: 0.9, 64: 0.8}
 """Times the capacity -> the part of the peak that is required."""
@@ -71,24 +77,43 @@ class Scene:
 
 @dataclass(frozen=True)
 class Sample:
-    """What one load found, and how late ``/health/live`` was meanwhile."""
+    """One measurement of a load. ``health_s``: the durations of ``/health/live`` during the load."""
 
-    name: str
     answers: Answers
     health_s: Sequence[float]
+    peak: float = 0.0
+    """Answers per second with few callers, measured before the load; 0 if that was not measured."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """All measurements of a load."""
+
+    name: str
+    samples: Sequence[Sample]
+    required: float | None = None
+    """Part of the peak."""
+
+    @property
+    def rate(self) -> float:
+        """Answers 200 per second, median."""
+        return statistics.median(len(sample.answers.good_s) / sample.answers.seconds for sample in self.samples)
+
+    @property
+    def peak(self) -> float:
+        return statistics.median(sample.peak for sample in self.samples)
 
 
 async def run(rounds: int) -> list[Table]:
     """``rounds``: seconds of each measurement."""
     with tempfile.TemporaryDirectory(prefix="benchmark-") as path:
         async with _scene(Path(path), rounds) as scene:
-            peak = await _peak(scene)
-            ignoring = [await _ignored(scene, factor, peak) for factor in FACTORS]
-            obeying = [await _obeyed(scene, factor, peak) for factor in FACTORS]
-            closed = await _closed(scene)
+            peak, callers = await _best_callers(scene)
+            loads = await _loads(scene, peak, callers)
+            closed = await _closed(scene, peak)
             keys = await _two_keys(scene, peak)
             creations = await _creations(scene)
-    return [_goodput(peak, ignoring, obeying, closed), keys, creations]
+    return [_goodput([*loads, closed]), keys, creations]
 
 
 @asynccontextmanager
@@ -105,41 +130,46 @@ def _settings() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith("GATEWAY_")}
 
 
-async def _peak(scene: Scene) -> float:
+async def _best_callers(scene: Scene) -> tuple[float, int]:
+    """The highest rate of answers per second, and its number of callers."""
+    return max([(await _peak(scene, callers), callers) for callers in CALLERS])
+
+
+async def _peak(scene: Scene, callers: int) -> float:
     """Answers per second."""
-    rates = []
-    for callers in CALLERS:
-        report = await scene.load.perform(Unary(scene.ask(), callers, PEAK_S))
-        rates.append(report.count / report.elapsed_s)
-    return max(rates)
+    report = await scene.load.perform(Unary(scene.ask(), callers, PEAK_S))
+    return report.count / report.elapsed_s
 
 
-async def _ignored(scene: Scene, factor: int, peak: float) -> Sample:
-    order = Flood(scene.ask(), factor * peak, WARM_UP_S, scene.seconds)
-    return await _measured(scene, f"{factor} times, `Retry-After` ignored", order)
+async def _loads(scene: Scene, peak: float, callers: int) -> list[Load]:
+    """Each load once a round, after a measurement of the peak."""
+    orders: dict[tuple[str, float], Flood | Obedient] = {}
+    for factor, required in FACTORS.items():
+        flood = Flood(scene.ask(), factor * peak, WARM_UP_S, scene.seconds)
+        orders[f"{factor} times, `Retry-After` ignored", required] = flood
+    for factor, required in FACTORS.items():
+        obedient = Obedient(scene.ask(), round(factor * peak), 1.0, WARM_UP_S, scene.seconds)
+        orders[f"{factor} times, `Retry-After` obeyed", required] = obedient
+    samples: dict[tuple[str, float], list[Sample]] = {each: [] for each in orders}
+    for _ in range(ROUNDS):
+        for each, order in orders.items():
+            samples[each].append(replace(await _measured(scene, order), peak=await _peak(scene, callers)))
+    return [Load(name, samples[name, required], required) for name, required in orders]
 
 
-async def _obeyed(scene: Scene, factor: int, peak: float) -> Sample:
-    order = Obedient(scene.ask(), round(factor * peak), 1.0, WARM_UP_S, scene.seconds)
-    return await _measured(scene, f"{factor} times, `Retry-After` obeyed", order)
+async def _closed(scene: Scene, peak: float) -> Load:
+    """Callers that send the next request as soon as the last one is answered, refusals included."""
+    order = Obedient(scene.ask(), CLOSED, 0.0, WARM_UP_S, scene.seconds, obeys=False)
+    return Load(f"{CLOSED} callers that ask again at once", [replace(await _measured(scene, order), peak=peak)])
 
 
-async def _closed(scene: Scene) -> Sample:
-    """Callers who ask again at once, whatever comes back."""
-    return await _measured(
-        scene,
-        f"{CLOSED} callers who ask again at once",
-        Obedient(scene.ask(), CLOSED, 0.0, WARM_UP_S, scene.seconds, obeys=False),
-    )
-
-
-async def _measured(scene: Scene, name: str, order: Flood | Obedient) -> Sample:
+async def _measured(scene: Scene, order: Flood | Obedient) -> Sample:
     health_s: list[float] = []
     probing = asyncio.create_task(_probe(scene, health_s))
     answers = await scene.load.perform(order)
     probing.cancel()
     await asyncio.sleep(2.0)  # the queue empties
-    return Sample(name, answers, health_s)
+    return Sample(answers, health_s)
 
 
 async def _probe(scene: Scene, found_s: list[float]) -> None:
@@ -219,37 +249,47 @@ async def _words(scene: Scene) -> float:
     return time.perf_counter() - started
 
 
-def _goodput(peak: float, ignoring: Sequence[Sample], obeying: Sequence[Sample], closed: Sample) -> Table:
-    rows = []
-    for samples in (ignoring, obeying):
-        rows += [_row(sample, peak, required) for sample, required in zip(samples, FACTORS.values(), strict=True)]
+def _goodput(loads: Sequence[Load]) -> Table:
     columns = ["load", "asked/s", "200/s", "of the peak", "429 median, ms", "other answers"]
     columns += ["/health/live p99, ms", "200 median, s", ""]
     note = (
-        f"`ocr` with an image of 9 KB. The peak: {peak:.1f} answers/s. "
-        "Goodput is what is answered 200 before its deadline of 10 s."
+        "`ocr` with an image of 9 KB. Goodput is what is answered 200 before its deadline of 10 s. The peak is the goodput of "
+        f"a few callers that wait for each answer, measured between the loads. {ROUNDS} measurements of each load: rates "
+        "are medians, with the lowest and the highest in brackets; times are of all measurements together."
     )
-    return Table("Goodput above the capacity", columns, [*rows, _row(closed, peak, None)], note)
+    return Table("Goodput above the capacity", columns, [_row(load) for load in loads], note)
 
 
-def _row(sample: Sample, peak: float, required: float | None) -> list[str]:
-    answers = sample.answers
-    rate = len(answers.good_s) / answers.seconds
-    others = {status: count for status, count in answers.statuses.items() if status not in (200, 429)}
-    refused_ms = 1000 * statistics.median(answers.refused_s) if answers.refused_s else 0.0
-    health_ms = 1000 * percentile(sample.health_s, 99)
-    missed = required is not None and (rate < required * peak or refused_ms > 10 or health_ms > 50)
+def _row(load: Load) -> list[str]:
+    answers = [sample.answers for sample in load.samples]
+    asked = statistics.median(each.asked / each.seconds for each in answers)
+    statuses = sum((Counter(each.statuses) for each in answers), Counter[int]())
+    others = {status: count for status, count in statuses.items() if status not in (200, 429)}
+    refused_s = [took_s for each in answers for took_s in each.refused_s]
+    good_s = [took_s for each in answers for took_s in each.good_s]
+    refused_ms = 1000 * statistics.median(refused_s) if refused_s else 0.0
+    health_ms = 1000 * percentile([took_s for sample in load.samples for took_s in sample.health_s], 99)
+    required, part = load.required, load.rate / load.peak
+    missed = required is not None and (part < required or refused_ms > 10 or health_ms > 50)
     return [
-        sample.name,
-        f"{answers.asked / answers.seconds:,.0f}",
-        f"{rate:.1f}",
-        f"{100 * rate / peak:.0f} %" + (f" (required: {100 * required:.0f} %)" if required else ""),
-        f"{refused_ms:.1f}" if answers.refused_s else "-",
+        load.name,
+        f"{asked:,.0f}",
+        _range([len(each.good_s) / each.seconds for each in answers]),
+        f"{100 * part:.0f} % of {_range([sample.peak for sample in load.samples])}"
+        + (f" (required: {100 * required:.0f} %)" if required else ""),
+        f"{refused_ms:.1f}" if refused_s else "-",
         ", ".join(f"{count} x {status}" for status, count in sorted(others.items())) or "none",
         f"{health_ms:.1f}",
-        f"{statistics.median(answers.good_s):.2f}" if answers.good_s else "-",
+        f"{statistics.median(good_s):.2f}" if good_s else "-",
         "" if required is None else "**missed**" if missed else "reached",
     ]
+
+
+def _range(rates: Sequence[float]) -> str:
+    """The median, and the lowest and the highest."""
+    if len(rates) == 1:
+        return f"{rates[0]:.1f}"
+    return f"{statistics.median(rates):.1f} ({min(rates):.1f}-{max(rates):.1f})"
 
 
 def _latency(answers: Answers) -> list[str]:

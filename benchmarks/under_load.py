@@ -253,9 +253,10 @@ def _goodput(loads: Sequence[Load]) -> Table:
     columns = ["load", "asked/s", "200/s", "of the peak", "429 median, ms", "other answers"]
     columns += ["/health/live p99, ms", "200 median, s", ""]
     note = (
-        "`ocr` with an image of 9 KB. Goodput is what is answered 200 before its deadline of 10 s. The peak is the goodput of "
-        f"a few callers that wait for each answer, measured between the loads. {ROUNDS} measurements of each load: rates "
-        "are medians, with the lowest and the highest in brackets; times are of all measurements together."
+        "`ocr` with an image of 9 KB. Goodput is what is answered 200 before its deadline of 10 s. "
+        "The peak is the goodput of a few callers that wait for each answer, measured between the loads. "
+        f"Each load is measured {ROUNDS} times. Rates are medians, with the lowest and the highest in brackets; "
+        "times are of all measurements together."
     )
     return Table("Goodput above the capacity", columns, [_row(load) for load in loads], note)
 

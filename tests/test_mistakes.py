@@ -47,7 +47,7 @@ def test_a_mistyped_command_or_option_gets_the_nearest(
         ),
         (["--port", "http"], "GATEWAY_PORT is wrong: must be a whole number"),
         (["--port", "99999"], "GATEWAY_PORT is wrong: must be at most 65535"),
-        (["--log-format", "jsno"], "GATEWAY_LOG_FORMAT is wrong: must be one of its values; did you mean 'json'?"),
+        (["--log-format", "jsno"], "GATEWAY_LOG_FORMAT is wrong: not an allowed value; did you mean 'json'?"),
         (["--drain-s", "-1"], "GATEWAY_DRAIN_S is wrong: must be at least 0"),
         (["--models", "mine"], "--models is the repository of the embedded Triton: add --embedded"),
         (["--embedded", "--models", "mine"], "There is no model repository at mine."),
@@ -67,9 +67,9 @@ EXIT = "{reason: none, error: {code: ALREADY_EXIST, message: no}}"
     [
         (
             f"early_exit: [{EXIT}]",
-            "early_exit.0.error.code is wrong: must be one of its values; did you mean 'ALREADY_EXISTS'?",
+            "early_exit.0.error.code is wrong: not an allowed value; did you mean 'ALREADY_EXISTS'?",
         ),
-        ("inputs: {a: {tensor: A, kind: imgae}}", "kind is wrong: must be one of its values; did you mean 'image'?"),
+        ("inputs: {a: {tensor: A, kind: imgae}}", "kind is wrong: not an allowed value; did you mean 'image'?"),
         ("timeout_s: 0", "timeout_s is wrong: must be above 0"),
         ("inputs: [a]", "inputs is wrong: must be a mapping of keys to values"),
         ("rejects_input: a", "rejects_input is wrong: must be a list"),

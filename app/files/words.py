@@ -10,7 +10,7 @@ from app.domain.nearest import nearest
 
 _Context = Mapping[str, Any]
 _WORDS: dict[str, Callable[[_Context], str]] = {
-    "missing": lambda _: "is required",
+    "missing": lambda _: "a value is required",
     "string_type": lambda _: "must be text",
     "int_type": lambda _: "must be a whole number",
     "int_parsing": lambda _: "must be a whole number",
@@ -27,6 +27,7 @@ _WORDS: dict[str, Callable[[_Context], str]] = {
     "greater_than_equal": lambda context: f"must be at least {context['ge']}",
     "less_than": lambda context: f"must be below {context['lt']}",
     "less_than_equal": lambda context: f"must be at most {context['le']}",
+    "timezone_aware": lambda _: "must have a time zone, such as 2027-01-01T00:00:00Z",
     "too_short": lambda context: f"must have at least {context['min_length']} entry",
     "string_too_short": lambda context: f"must have at least {context['min_length']} characters",
     "string_pattern_mismatch": lambda context: f"must match the pattern {context['pattern']}",
@@ -38,6 +39,6 @@ def words_of(error: ErrorDetails) -> str:
     kind, context = error["type"], error.get("ctx", {})
     if kind == "literal_error":
         valid = re.findall(r"'([^']*)'", context["expected"])
-        return f"must be one of its values{nearest(str(error['input']), valid)}"
+        return f"not an allowed value{nearest(str(error['input']), valid)}"
     words = _WORDS.get(kind)
     return error["msg"].removeprefix("Value error, ") if words is None else words(context)

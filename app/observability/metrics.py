@@ -78,7 +78,9 @@ class Metrics:
         self.triton_ejections = self._counter(
             "triton_ejections", "Times that one of several Tritons was not used any more", "address", "reason"
         )
-        self.triton_repeats = self._counter("triton_repeats", "Requests that were sent to a second Triton")
+        self.triton_repeats = self._counter(
+            "triton_repeats", "Requests that were sent to Triton again, to another one if there are several"
+        )
         self.open_breakers = self._gauge(
             "open_breakers", "Tritons where a model is not called until it answers a probe", "model", mode="livesum"
         )

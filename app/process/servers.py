@@ -79,6 +79,7 @@ class Servers:
         health = self._new_health()
         async with self._transport(address) as transport, self._lane(transport) as lane:
             engine = DirectEngine(transport, self._observer(CallMetrics(self.metrics)), health, self._cancels(), lane)
+            engine.on_repeat = self.metrics.triton_repeats.inc
             async with self._care(address, engine, health):
                 yield Calls(engine, lane)
 

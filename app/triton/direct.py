@@ -1,5 +1,7 @@
 """The only Triton of a gateway, called without a balancer."""
 
+from collections.abc import Callable
+
 from app.domain.deadline import Deadline
 from app.domain.errors import Unavailable
 from app.domain.inference import InferenceRequest, InferenceResponse
@@ -8,11 +10,16 @@ from app.triton.retry import may_repeat
 
 
 class DirectEngine(TritonEngine):
+    on_repeat: Callable[[], None] | None = None
+    """Called before each call that is repeated."""
+
     async def infer(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
-        """Repeats the call once, where :func:`may_repeat` allows it."""
+        """Repeats the call once, where :func:`may_repeat` allows it. What an open breaker refused is no call."""
         try:
             return await super().infer(request, deadline)
         except Unavailable as exc:
-            if not may_repeat(exc, request) or deadline.has_passed:
+            if exc.upstream is None or not may_repeat(exc, request) or deadline.has_passed:
                 raise
+        if self.on_repeat is not None:
+            self.on_repeat()
         return await super().infer(request, deadline)

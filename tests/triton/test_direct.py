@@ -34,6 +34,10 @@ class Scripted(FakeTriton):
         self.codes = list(codes)
         self.is_silent = False
         self.text = "scripted"
+        self.repeats = 0
+
+    def count_repeat(self) -> None:
+        self.repeats += 1
 
     async def _unary(self, request: pb.ModelInferRequest, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:
         while self.is_silent:
@@ -51,7 +55,10 @@ async def calling(
     opened: dict[str, int] = {}
     health = TritonHealth(Stubs(), lambda model, change: opened.update({model: opened.get(model, 0) + change}))
     async with serving(triton) as server, open_transport(server.url, kind=kind) as transport:
-        yield DirectEngine(transport, health=health), health, opened
+        engine = DirectEngine(transport, health=health)
+        if isinstance(triton, Scripted):
+            engine.on_repeat = triton.count_repeat
+        yield engine, health, opened
 
 
 async def ask(engine: DirectEngine, *, idempotent: bool = False, timeout_s: float = 5.0, probe: bool = False) -> str:
@@ -70,26 +77,26 @@ class TestRepeats:
         triton = Scripted(grpc.StatusCode.UNAVAILABLE, GOOD)
         async with calling(triton, "grpcio") as (engine, _, _):
             assert await ask(engine, idempotent=True) == "ok"
-            assert len(triton.requests) == 2
+            assert (len(triton.requests), triton.repeats) == (2, 1)
 
     async def test_any_other_request_that_may_have_run_is_not(self) -> None:
         triton = Scripted(grpc.StatusCode.UNAVAILABLE, GOOD)
         async with calling(triton, "grpcio") as (engine, _, _):
             assert await ask(engine) == "UpstreamUnavailable"
-            assert len(triton.requests) == 1
+            assert (len(triton.requests), triton.repeats) == (1, 0)
 
     async def test_a_model_that_answers_unavailable_is_not_asked_again(self) -> None:
         triton = Scripted(grpc.StatusCode.UNAVAILABLE, GOOD)
         async with calling(triton) as (engine, _, _):
             assert await ask(engine, idempotent=True) == "UpstreamUnavailable"
-            assert len(triton.requests) == 1
+            assert (len(triton.requests), triton.repeats) == (1, 0)
 
     async def test_a_request_that_was_not_worked_on_is_repeated_for_every_pipeline(self) -> None:
         triton = Scripted(grpc.StatusCode.UNAVAILABLE, GOOD)
         triton.text = "Server is stopping, scheduler for model has stopped accepting new inference requests"
         async with calling(triton) as (engine, _, _):
             assert await ask(engine) == "ok"
-            assert len(triton.requests) == 2
+            assert (len(triton.requests), triton.repeats) == (2, 1)
 
     async def test_a_full_queue_is_not_asked_twice(self) -> None:
         triton = Scripted(grpc.StatusCode.UNAVAILABLE, GOOD)
@@ -100,13 +107,15 @@ class TestRepeats:
 
 class TestBreaker:
     async def test_it_opens_after_failures_in_a_row_and_answers_at_once(self) -> None:
-        async with calling(Scripted(grpc.StatusCode.UNAVAILABLE), "grpcio") as (engine, _, opened):
+        triton = Scripted(grpc.StatusCode.UNAVAILABLE)
+        async with calling(triton, "grpcio") as (engine, _, opened):
             assert [await ask(engine) for _ in range(FAILURES)] == ["UpstreamUnavailable"] * FAILURES
             assert opened == {"m": 1}
             with pytest.raises(UpstreamUnavailable, match="several times in a row") as caught:
                 await engine.infer(InferenceRequest("m", ()), Deadline.after(5))
             assert caught.value.retry_after_s == 1
             assert not caught.value.was_sent
+            assert triton.repeats == 0
 
     @pytest.mark.parametrize(
         ("code", "text"),

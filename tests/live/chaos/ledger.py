@@ -89,7 +89,7 @@ class Ledger:
         return Counter(line.code for entry in self.entries for line in entry.lines)
 
     def calls(self) -> tuple[int, int]:
-        """The least and the most that ``triton_calls_total`` may be.
+        """The least and the most that ``triton_calls_total`` may be without repeated calls.
 
         A request may end after it got its id for Triton, and before its call: its client left, or its deadline passed.
         """

@@ -126,7 +126,7 @@ def test_a_lost_connection_resumes_where_it_stopped(console: Console) -> None:
 )
 def test_an_error_leads_to_its_page(console: Console, pipeline: str, field: str, value: str, code: str) -> None:
     page = console(pipeline)
-    page.browser.execute_script("document.querySelector('form').noValidate = true")
+    page.browser.execute_script("document.querySelector('main form').noValidate = true")
     page.fill(field, value)
     page.click("#stream")
     page.wait_for(".problem a", code)

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from app.admission.followed_keys import FollowedKeys
-from app.api.access import Gate
+from app.api.access import AccessCheck
 from app.api.budget import ByteBudget
 from app.api.dialect import add_routes
 from app.api.entry import EntryPoint
@@ -92,14 +92,14 @@ def create_app(
     ]
     forms = ErrorForms([form for dialect in dialects for form in dialect.error_forms])
     app = _bare_app(hint, dict.fromkeys(("/metrics", "/metrics/triton"), elsewhere), forms)
-    gate = None if keys is None else Gate(keys)
-    app.include_router(HealthRoutes(inference.catalog, inference.workload, gate=gate).router())
+    access = None if keys is None else AccessCheck(keys)
+    app.include_router(HealthRoutes(inference.catalog, inference.workload, access=access).router())
     for dialect in dialects:
-        add_routes(app, dialect, gate and gate.to(dialect.name))
+        add_routes(app, dialect, access and access.for_dialect(dialect.name))
     if with_docs:
         app.include_router(docs.pages())
         described = docs.DocumentRoute(dialects, needs_keys=keys is not None).router()
-        app.include_router(described, dependencies=[] if gate is None else [Depends(gate.required)])
+        app.include_router(described, dependencies=[] if access is None else [Depends(access.required)])
         app.router.routes.append(docs.assets)
     if with_console:
         app.include_router(page.router)

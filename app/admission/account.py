@@ -4,19 +4,19 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from app.admission.gate import Gate
+    from app.admission.model_queue import ModelQueue
 
 UNLIMITED = sys.maxsize
 
 
 class Account:
-    __slots__ = ("gates", "max_running", "max_waiting", "running", "waiting")
+    __slots__ = ("max_running", "max_waiting", "model_queues", "running", "waiting")
 
     def __init__(self, max_running: int | None = None, max_waiting: int | None = None) -> None:
         self.running = 0
         self.waiting = 0
-        self.gates: set[Gate] = set()
-        """Where requests of this account wait."""
+        self.model_queues: set[ModelQueue] = set()
+        """The queues in which requests of this account wait."""
         self.set_limits(max_running, max_waiting)
 
     def set_limits(self, max_running: int | None, max_waiting: int | None) -> None:

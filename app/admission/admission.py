@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from app.admission.account import Account
 from app.admission.caller import ANYONE, Caller, CallerLimits
-from app.admission.gate import Applicant, Gate
 from app.admission.limit import limit_for
+from app.admission.model_queue import Applicant, ModelQueue
 from app.admission.slot import Slot
 from app.domain.capacity import Capacity
 from app.domain.deadline import Deadline
@@ -36,7 +36,7 @@ class ModelLoad:
 
 
 class Entrance:
-    """Of one pipeline, or of a model under its own name, to the gate of its model."""
+    """Admits the requests of one pipeline, or of a model called by its own name, to the queue of the model."""
 
     def __init__(self, admission: "Admission", name: str, model: str) -> None:
         self.name = name
@@ -49,20 +49,20 @@ class Entrance:
         self._anyone = Applicant(self.own, (self.own,))
 
     @property
-    def gate(self) -> Gate:
-        return self._admission.gates[self.model]
+    def model_queue(self) -> ModelQueue:
+        return self._admission.model_queues[self.model]
 
     def check(self, caller: Caller, deadline: Deadline) -> None:
         """Raises TooManyRequests if there is no slot, now or soon. The body need not be read then."""
-        self.gate.check(self._applicant(caller), deadline)
+        self.model_queue.check(self._applicant(caller), deadline)
 
     async def enter(self, caller: Caller, deadline: Deadline) -> Slot:
         """A slot; the caller gives it back. Raises TooManyRequests or DeadlineExceeded."""
-        return await self.gate.enter(self._applicant(caller), deadline)
+        return await self.model_queue.enter(self._applicant(caller), deadline)
 
     def try_enter(self, caller: Caller) -> Slot | None:
         """A slot, if one is free and nobody waits for it."""
-        return self.gate.try_enter(self._applicant(caller))
+        return self.model_queue.try_enter(self._applicant(caller))
 
     def set_limits(self, limits: PipelineLimits, workers: int) -> None:
         self.limits = limits
@@ -104,8 +104,8 @@ class Admission:
     def __init__(self, workers: int = 1, servers: int = 1) -> None:
         self.workers = workers
         self._servers = servers
-        self.gates: dict[str, Gate] = {}
-        """By model: what protects a model is one limit for all ways to it."""
+        self.model_queues: dict[str, ModelQueue] = {}
+        """By model: one limit protects a model, however it is called."""
         self.entrances: dict[tuple[str, str], Entrance] = {}
         """By name of the pipeline and model."""
         self._loads: dict[str, ModelLoad] = {}
@@ -131,17 +131,17 @@ class Admission:
         return account
 
     def _follow(self, load: ModelLoad) -> None:
-        """Makes the gate of a model, or gives it another limit if what is known of the model has changed."""
-        gate = self.gates.get(load.model)
-        if gate is not None and self._loads[load.model] == load:
+        """Creates the queue of a model, or sets a new limit if the model's configuration has changed."""
+        model_queue = self.model_queues.get(load.model)
+        if model_queue is not None and self._loads[load.model] == load:
             return
         self._loads[load.model] = load
         limit = limit_for(load.capacity.times(self._servers), _share(load.in_flight, self.workers), self.workers)
-        if gate is None:
-            self.gates[load.model] = Gate(load.model, limit)
+        if model_queue is None:
+            self.model_queues[load.model] = ModelQueue(load.model, limit)
         else:
-            gate.limit = limit
-            gate.serve_queue()
+            model_queue.limit = limit
+            model_queue.serve_queue()
 
 
 def _share(total: int | None, workers: int) -> int | None:

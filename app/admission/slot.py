@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from app.admission.account import Account
-    from app.admission.gate import Gate
+    from app.admission.model_queue import ModelQueue
 
 
 class Slot:
     """Given back once, by :meth:`leave` or at the end of a ``with`` block; giving it back again does nothing."""
 
-    __slots__ = ("_accounts", "_gate", "_has_output", "_is_left", "_since", "queued_s")
+    __slots__ = ("_accounts", "_has_output", "_is_left", "_model_queue", "_since", "queued_s")
 
-    def __init__(self, gate: "Gate", accounts: "tuple[Account, ...]", queued_s: float) -> None:
-        self._gate = gate
+    def __init__(self, model_queue: "ModelQueue", accounts: "tuple[Account, ...]", queued_s: float) -> None:
+        self._model_queue = model_queue
         self._accounts = accounts
         self._since = monotonic()
         self._has_output = False
@@ -28,19 +28,19 @@ class Slot:
         if not self._has_output:
             self._has_output = True
             now = monotonic()
-            self._gate.responded(now, now - self._since)
+            self._model_queue.responded(now, now - self._since)
 
     def answered(self) -> None:
         """One of several pieces of work for which the slot is kept was answered."""
         now = monotonic()
-        self._gate.learn(now, now - self._since, None)
+        self._model_queue.learn(now, now - self._since, None)
         self._since = now
 
     def leave(self, error: BaseException | None = None) -> None:
         """``error``: how the request ended, if it failed."""
         if not self._is_left:
             self._is_left = True
-            self._gate.left(self._accounts, self._since, error)
+            self._model_queue.left(self._accounts, self._since, error)
 
     def __enter__(self) -> "Slot":
         return self

@@ -21,16 +21,16 @@ Guard = Callable[[Exchange], None]
 """Raises Unauthenticated or Forbidden. A request that may go on has its key, and its caller, from then on."""
 
 
-class Gate:
+class AccessCheck:
     """Asks for keys at the routes of one dialect; ``dialect``: None for routes that every key may call."""
 
     def __init__(self, keys: FollowedKeys, dialect: str | None = None) -> None:
         self._keys = keys
         self._dialect = dialect
 
-    def to(self, dialect: str) -> "Gate":
-        """The gate of the routes of this dialect."""
-        return Gate(self._keys, dialect)
+    def for_dialect(self, dialect: str) -> "AccessCheck":
+        """The check for the routes of this dialect."""
+        return AccessCheck(self._keys, dialect)
 
     def require(self, exchange: Exchange) -> None:
         """Raises Unauthenticated, or Forbidden for a key without this dialect."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Depends, FastAPI
 
 from app.admission.keys import Key
-from app.api.access import Gate
+from app.api.access import AccessCheck
 from app.api.failures import ErrorForm
 from app.api.openapi.document import Described
 from app.api.short_path import ShortRoute
@@ -31,9 +31,9 @@ class Dialect:
     """Path prefix -> the form of errors under it. Errors at other paths are problem objects."""
 
 
-def add_routes(app: FastAPI, dialect: Dialect, gate: Gate | None) -> None:
-    """``gate``: None if no keys are asked for."""
-    required, accepted = ([], []) if gate is None else ([Depends(gate.required)], [Depends(gate.accepted)])
+def add_routes(app: FastAPI, dialect: Dialect, access: AccessCheck | None) -> None:
+    """``access``: None if no keys are asked for."""
+    required, accepted = ([], []) if access is None else ([Depends(access.required)], [Depends(access.accepted)])
     for router in dialect.routers:
         app.include_router(router, dependencies=required)
     for router in dialect.bearer_routers:
@@ -41,5 +41,5 @@ def add_routes(app: FastAPI, dialect: Dialect, gate: Gate | None) -> None:
     for router in dialect.keyless_routers:
         app.include_router(router)
     for route in dialect.short_routes:
-        route.guard = None if gate is None else gate.require
+        route.guard = None if access is None else access.require
     app.router.routes.extend(dialect.short_routes)

@@ -114,7 +114,7 @@ class Inference:
         entrance = self._entrance_of(pipeline)
         given = entrance.limits
         return {
-            "in_flight": entrance.gate.limit.value,
+            "in_flight": entrance.model_queue.limit.value,
             "adapts": pipeline.spec.model not in self.catalog.exposed.in_flight,
             "queue": entrance.own.max_waiting,
             "per_key": given.per_key,
@@ -127,7 +127,7 @@ class Inference:
         for entrance in entrances:
             for counted, count in zip(load, (entrance.own.running, entrance.own.waiting), strict=True):
                 counted[entrance.name] += count
-        limits = {gate.model: gate.limit.value for gate in self.admission.gates.values()}
+        limits = {each.model: each.limit.value for each in self.admission.model_queues.values()}
         self.metrics.show_load(*load, limits)
 
     def _entrance_of(self, pipeline: Pipeline) -> Entrance:

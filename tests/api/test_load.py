@@ -52,7 +52,8 @@ async def api(tmp_path: Path) -> AsyncIterator[Served]:
 
 
 def running(api: Served) -> dict[str, int]:
-    return {gate.model: gate.running for gate in api.gateway.inference.admission.gates.values() if gate.running}
+    queues = api.gateway.inference.admission.model_queues
+    return {model: queue.running for model, queue in queues.items() if queue.running}
 
 
 async def wait_for(condition: Callable[[], bool]) -> None:

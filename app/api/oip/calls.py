@@ -91,7 +91,7 @@ class ModelCalls:
         self._entrance_of(signature.config.name).check(exchange.caller, deadline)
 
     def _entrance_of(self, model: str) -> Entrance:
-        """To the same gate that the pipelines over the model use."""
+        """Uses the same queue as the pipelines over the model."""
         exposed = self.inference.catalog.exposed
         known, capacity = self._entrances.get(model), exposed.capacity(model)
         if known is not None and known[0] is capacity and known[1] is exposed.in_flight:

@@ -6,7 +6,7 @@ from typing import Protocol
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from app.api.access import Gate
+from app.api.access import AccessCheck
 from app.api.exchange import exchange_of
 from app.api.responses import JsonResponse
 from app.api.routing import Route
@@ -30,7 +30,7 @@ class WorkerStates(Protocol):
 class HealthRoutes:
     """``triton_is_stuck``: whether Triton is live but answers no inference call; used on the admin port only.
 
-    ``gate``: names pipelines only to callers whose key allows them; None: to every caller.
+    ``access``: names pipelines only to callers whose key allows them; None: to every caller.
     ``workers``: None if this process serves the API.
     """
 
@@ -40,9 +40,9 @@ class HealthRoutes:
         workload: Workload,
         triton_is_stuck: Callable[[], bool] | None = None,
         workers: WorkerStates | None = None,
-        gate: Gate | None = None,
+        access: AccessCheck | None = None,
     ) -> None:
-        self._gate = gate
+        self._access = access
         self._workers = workers
         self._catalog = catalog
         self._workload = workload
@@ -79,9 +79,9 @@ class HealthRoutes:
 
     def _entries_for(self, request: Request) -> Mapping[str, Entry]:
         entries = self._catalog.entries
-        if self._gate is None:
+        if self._access is None:
             return entries
-        key = self._gate.key_of(exchange_of(request))
+        key = self._access.key_of(exchange_of(request))
         return {name: entry for name, entry in entries.items() if key is not None and key.allows(name)}
 
     def _tritons(self) -> dict[str, object]:

@@ -62,7 +62,7 @@ class Waiter:
             self.slot.set_exception(error)
 
 
-class Gate:
+class ModelQueue:
     def __init__(self, model: str, limit: Limit) -> None:
         self.model = model
         self.limit = limit
@@ -107,9 +107,9 @@ class Gate:
             account.running -= 1
         self.learn(now, now - since, error)
         for account in accounts:
-            if account.gates:
-                for gate in tuple(account.gates):
-                    gate.serve_queue()
+            if account.model_queues:
+                for each in tuple(account.model_queues):
+                    each.serve_queue()
 
     def responded(self, now: float, wait_s: float) -> None:
         before = self._output_s
@@ -145,7 +145,7 @@ class Gate:
         self._queue.add(waiter)
         for account in waiter.applicant.accounts:
             account.waiting += 1
-            account.gates.add(self)
+            account.model_queues.add(self)
         expiry = asyncio.get_running_loop().call_later(waiter.deadline.remaining_s(), self._expire, waiter)
         self.serve_queue()
         try:
@@ -172,7 +172,7 @@ class Gate:
         for account in waiter.applicant.accounts:
             account.waiting -= 1
             if account.waiting == 0:
-                account.gates.clear()
+                account.model_queues.clear()
 
     def _refusal(self, applicant: Applicant, deadline: Deadline) -> TooManyRequests | None:
         """Why the request may not wait; None: it may. Another request may be refused in its favour."""

@@ -52,7 +52,7 @@ async def run_for(entrance: Entrance, seconds: float) -> None:
 class TestSlots:
     async def test_a_request_runs_at_once_while_there_are_slots(self, entrance: Entrance) -> None:
         slots = [await entered(entrance) for _ in range(2)]
-        assert entrance.gate.running == entrance.own.running == 2
+        assert entrance.model_queue.running == entrance.own.running == 2
         assert [slot.queued_s for slot in slots] == [0.0, 0.0]
 
     async def test_a_further_request_waits_for_a_slot(self, entrance: Entrance) -> None:
@@ -68,12 +68,12 @@ class TestSlots:
         slot = await entered(entrance)
         slot.leave()
         slot.leave(TimeoutError())
-        assert entrance.gate.running == 0
+        assert entrance.model_queue.running == 0
 
     async def test_a_block_that_fails_gives_its_slot_back(self, entrance: Entrance) -> None:
         with pytest.raises(UpstreamUnavailable), await entered(entrance):
             raise UpstreamUnavailable("away")
-        assert entrance.gate.running == 0
+        assert entrance.model_queue.running == 0
 
     async def test_pipelines_over_one_model_share_its_slots(self) -> None:
         admission = Admission()
@@ -110,7 +110,7 @@ class TestLeaving:
         assert entrance.own.waiting == 1
         first.leave()
         await asyncio.wait_for(next_one, 1)
-        assert entrance.gate.running == 2
+        assert entrance.model_queue.running == 2
 
     @pytest.mark.parametrize("slot_first", [True, False])
     async def test_a_slot_is_not_lost_if_the_request_is_cancelled_in_the_same_turn(
@@ -124,16 +124,16 @@ class TestLeaving:
             step()
         await turn()
         assert gone.cancelled()
-        assert entrance.gate.running == 1
+        assert entrance.model_queue.running == 1
         second.leave()
-        assert entrance.gate.running == entrance.own.running == entrance.own.waiting == 0
+        assert entrance.model_queue.running == entrance.own.running == entrance.own.waiting == 0
 
     async def test_a_request_whose_deadline_passes_in_the_queue_never_runs(self, entrance: Entrance) -> None:
         first, _ = [await entered(entrance) for _ in range(2)]
         with pytest.raises(DeadlineExceeded):
             await entered(entrance, deadline_s=0.05)
         first.leave()
-        assert (entrance.gate.running, entrance.own.waiting) == (1, 0)
+        assert (entrance.model_queue.running, entrance.own.waiting) == (1, 0)
 
 
 class TestRefusals:
@@ -177,7 +177,7 @@ class TestRefusals:
         with pytest.raises(TooManyRequests):
             await waiting
         second.leave()
-        assert entrance.gate.running == 0
+        assert entrance.model_queue.running == 0
 
     async def test_refused_callers_are_told_different_times(self, entrance: Entrance) -> None:
         """A slot is free every second, and two callers are told the same moment."""
@@ -323,9 +323,9 @@ async def _live_through(history: list[tuple]) -> None:
             tasks.remove(task)
             if not task.cancelled() and task.exception() is None:
                 slots.append(task.result())
-        for gate in admission.gates.values():
-            assert gate.running <= 2
-        assert sum(gate.running for gate in admission.gates.values()) == len(slots) + _not_seen_yet(tasks)
+        queues = admission.model_queues.values()
+        assert all(each.running <= 2 for each in queues)
+        assert sum(each.running for each in queues) == len(slots) + _not_seen_yet(tasks)
     for task in tasks:
         task.cancel()
     await turn()
@@ -334,7 +334,7 @@ async def _live_through(history: list[tuple]) -> None:
     await turn()
     accounts = [entrance.own for entrance in entrances]
     assert [(each.running, each.waiting) for each in accounts] == [(0, 0)] * 3
-    assert [(gate.running, gate.waiting) for gate in admission.gates.values()] == [(0, 0)] * 2
+    assert [(each.running, each.waiting) for each in admission.model_queues.values()] == [(0, 0)] * 2
 
 
 def _not_seen_yet(tasks: list[asyncio.Task[Slot]]) -> int:

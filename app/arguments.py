@@ -1,4 +1,4 @@
-"""The command line's parser: a mistyped command or option gets the nearest one."""
+"""The command-line parser, which suggests the nearest command or option for a mistyped one."""
 
 import argparse
 import re
@@ -13,7 +13,7 @@ _INVALID_CHOICE = re.compile(r"argument COMMAND: invalid choice: '([^']*)'")
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Subparsers have this class too."""
+    """The parser of the command line and of each command."""
 
     def parse_known_args(self, *given: Any, **named: Any) -> Any:
         namespace, unknown = super().parse_known_args(*given, **named)

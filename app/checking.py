@@ -28,7 +28,7 @@ class CheckImpossible(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CheckOptions:
-    """``triton`` overrides ``repository``. ``config`` None: the pipelines are not checked."""
+    """``triton`` overrides ``repository``. If ``config`` is None, pipelines are not checked."""
 
     repository: Path
     config: Path | None = None
@@ -39,14 +39,14 @@ class CheckOptions:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """What was read, and what was found. ``pipelines`` None: there was no gateway.yaml."""
+    """The number of models and pipelines read, and the findings. ``pipelines``: None without a gateway.yaml."""
 
     models: int
     pipelines: int | None
     findings: Sequence[Finding]
 
     def status(self, *, strict: bool) -> int:
-        """The exit status: 0 clean, 1 errors, or with ``strict`` warnings too."""
+        """Returns the exit status: 1 for errors, with ``strict`` also for warnings, otherwise 0."""
         failing = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
         return int(any(finding.severity in failing for finding in self.findings))
 
@@ -60,7 +60,7 @@ class CheckReport:
 
 
 async def run_check(options: CheckOptions) -> CheckReport:
-    """Raises CheckImpossible, RepositoryUnreadable or ConfigError."""
+    """Runs the linter. Raises CheckImpossible, RepositoryUnreadable or ConfigError."""
     file = read_gateway_file(options.config) if options.config is not None else None
     if options.triton is None:
         return _report(read_repository(options.repository), file)
@@ -99,7 +99,7 @@ def _count(count: int, noun: str) -> str:
 
 
 async def log_findings(engine: Engine, file: GatewayFile | None) -> None:
-    """Logs what the linter reads and finds in the models that are ready now; never raises GatewayError."""
+    """Checks the ready models and logs the findings. Never raises GatewayError."""
     try:
         report = await _live_report(engine, file)
     except GatewayError as exc:

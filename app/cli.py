@@ -76,7 +76,7 @@ _UNUSABLE = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status.
+    """Runs a command and returns the exit status.
 
     0: success. 1: ``check`` found an error, or the gateway failed unexpectedly. 2: a setting, a file, a port or a
     server that the command needs cannot be used.
@@ -194,7 +194,7 @@ def _add_key(commands: "argparse._SubParsersAction[CommandParser]") -> None:
 
 
 def _new_key(given: dict[str, Any]) -> int:
-    """The key on standard output, for a pipe; the entry on standard error. Raises ConfigError."""
+    """Prints the key to standard output, for a pipe, and the entry to standard error. Raises ConfigError."""
     key = new_key()
     entry = entry_of(given["id"], hash_of(key))
     print(key)  # noqa: T201 - the command's own answer

@@ -42,7 +42,7 @@ ALLOWED_HEADERS = [
     "traceparent",
     "X-Request-Timeout",
     "X-Request-ID",
-    # What OpenAI's client for JavaScript sends of itself; the gateway ignores it.
+    # Headers that OpenAI's JavaScript client adds; the gateway ignores them.
     *(f"X-Stainless-{name}" for name in ("Lang", "Package-Version", "OS", "Arch", "Runtime", "Runtime-Version")),
     *(f"X-Stainless-{name}" for name in ("Retry-Count", "Timeout", "Helper-Method")),
 ]
@@ -71,7 +71,7 @@ class Gateway:
     health: HealthByAddress = field(default_factory=HealthByAddress)
     """Of each Triton."""
     keys: FollowedKeys | None = None
-    """None: no key is asked for."""
+    """None if no keys are required."""
 
 
 def create_app(
@@ -141,7 +141,7 @@ def _entry_point(app: ASGIApp, gateway: Gateway) -> EntryPoint:
 
 
 def _bare_app(hint: str, hint_by_path: dict[str, str], forms: ErrorForms) -> FastAPI:
-    """Without FastAPI's own documentation: the gateway makes its own from the live models. ``hint``: of a 404."""
+    """Creates an app without FastAPI's documentation, which the gateway replaces. ``hint``: for a 404."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.router.route_class = Route
     add_failure_handling(app, forms, hint, hint_by_path)

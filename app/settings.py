@@ -191,7 +191,7 @@ class Settings(BaseSettings):
 
 
 def config_beside(repository: Path) -> Path:
-    """Where the gateway.yaml of a model repository lies: in it, for the default repository in the working folder."""
+    """Returns the path of a repository's gateway.yaml: in the repository; for the default repository, in ``.``."""
     return DEFAULT_CONFIG if repository == DEFAULT_REPOSITORY else repository / DEFAULT_CONFIG
 
 

@@ -54,7 +54,7 @@ async def run(rounds: int) -> list[Table]:
 
 @asynccontextmanager
 async def _engine(url: str, *, with_lane: bool) -> AsyncIterator[TritonEngine]:
-    async with open_transport(url, tight_pings=True) as transport:
+    async with open_transport(url, fast_pings=True) as transport:
         lane = Lane(transport, _LIMIT, large_bytes=1) if with_lane else None
         engine = TritonEngine(transport, lane=lane)
         for model in ("bench_head_b", "bench_pixels"):

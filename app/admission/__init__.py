@@ -1,1 +1,1 @@
-"""Who may call what, and how much work runs at a time. Knows pipelines by name only, and no HTTP."""
+"""API keys and limits: who may call a pipeline, and how many requests run at a time. Independent of HTTP."""

@@ -1,4 +1,4 @@
-"""Counts of what runs and waits, with their limits: of a pipeline, of a caller, of a caller in a pipeline."""
+"""Counts running and waiting requests against their limits: per pipeline, per caller, or per caller and pipeline."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -20,11 +20,11 @@ class Account:
         self.set_limits(max_running, max_waiting)
 
     def set_limits(self, max_running: int | None, max_waiting: int | None) -> None:
-        """None: no limit."""
+        """Sets both limits; None means no limit."""
         self.max_running = UNLIMITED if max_running is None else max_running
         self.max_waiting = UNLIMITED if max_waiting is None else max_waiting
 
     @property
     def is_limited(self) -> bool:
-        """Whether a slot in it may be what a request waits for."""
+        """Whether requests may have to wait because of this account's limit."""
         return self.max_running != UNLIMITED

@@ -1,4 +1,4 @@
-"""Admission: every request to a model takes a slot first, and gives it back at its end (docs/reference/load.md)."""
+"""Admission: a request takes a slot before it calls a model, and releases it at the end (docs/reference/load.md)."""
 
 from dataclasses import dataclass
 
@@ -11,12 +11,12 @@ from app.domain.capacity import Capacity
 from app.domain.deadline import Deadline
 
 QUEUE = 256
-"""Requests that may wait for a pipeline at a time, if gateway.yaml does not say otherwise."""
+"""Default limit on the requests that wait for a pipeline at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineLimits:
-    """None: derived, or no limit."""
+    """The limits of a pipeline. None: the gateway derives the limit, or there is no limit."""
 
     in_flight: int | None = None
     queue: int | None = None
@@ -28,7 +28,7 @@ NO_LIMITS = PipelineLimits()
 
 @dataclass(frozen=True, slots=True)
 class ModelLoad:
-    """What a model can work on at a time. ``in_flight``: the number in gateway.yaml, if there is one."""
+    """How many requests a model can process at the same time. ``in_flight``: the limit from gateway.yaml, if set."""
 
     model: str
     capacity: Capacity
@@ -53,15 +53,15 @@ class Entrance:
         return self._admission.model_queues[self.model]
 
     def check(self, caller: Caller, deadline: Deadline) -> None:
-        """Raises TooManyRequests if there is no slot, now or soon. The body need not be read then."""
+        """Raises TooManyRequests if no slot is free or expected soon. Call it before you read the body."""
         self.model_queue.check(self._applicant(caller), deadline)
 
     async def enter(self, caller: Caller, deadline: Deadline) -> Slot:
-        """A slot; the caller gives it back. Raises TooManyRequests or DeadlineExceeded."""
+        """Returns a slot, which the caller must release. Raises TooManyRequests or DeadlineExceeded."""
         return await self.model_queue.enter(self._applicant(caller), deadline)
 
     def try_enter(self, caller: Caller) -> Slot | None:
-        """A slot, if one is free and nobody waits for it."""
+        """Returns a slot if one is free and no other request waits for it."""
         return self.model_queue.try_enter(self._applicant(caller))
 
     def set_limits(self, limits: PipelineLimits, workers: int) -> None:
@@ -96,9 +96,11 @@ class Entrance:
 
 
 class Admission:
-    """``workers``: how many processes share the limits. Each of them has its part, at least 1.
+    """Holds the queues of all models and the accounts of all callers.
 
-    ``servers``: how many Tritons there are at the start.
+    Args:
+        workers: the number of processes that share the limits; each process gets an equal share of at least 1.
+        servers: the number of Tritons at the start.
     """
 
     def __init__(self, workers: int = 1, servers: int = 1) -> None:
@@ -107,12 +109,12 @@ class Admission:
         self.model_queues: dict[str, ModelQueue] = {}
         """By model: one limit protects a model, however it is called."""
         self.entrances: dict[tuple[str, str], Entrance] = {}
-        """By name of the pipeline and model."""
+        """By pipeline name and model name."""
         self._loads: dict[str, ModelLoad] = {}
         self._callers: dict[str, Account] = {}
 
     def entrance(self, name: str, load: ModelLoad, limits: PipelineLimits = NO_LIMITS) -> Entrance:
-        """The same object for each use of a name and model; its limits follow what is given."""
+        """Returns the entrance for a name and a model, always the same object, and updates its limits."""
         model = load.model
         entrance = self.entrances.get((name, model))
         if entrance is None:
@@ -122,7 +124,7 @@ class Admission:
         return entrance
 
     def account_of(self, caller: Caller) -> Account:
-        """Of all requests of a caller, whatever the pipeline."""
+        """Returns the account that counts all requests of a caller, in all pipelines."""
         account = self._callers.get(caller.id)
         if account is None:
             account = self._callers[caller.id] = Account()
@@ -145,5 +147,5 @@ class Admission:
 
 
 def _share(total: int | None, workers: int) -> int | None:
-    """The sum of all parts is at most the total, unless that is less than one for each. A total of 0 stays 0."""
+    """Returns one worker's share of a limit: at least 1, unless the limit is 0."""
     return None if total is None else max(total // workers, min(total, 1))

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CallerLimits:
-    """None: no limit of its own; the pipeline's limits still apply."""
+    """The limits of one caller. None: no limit for this caller; the pipeline's limits still apply."""
 
     in_flight: int | None = None
-    """Requests and streams that run at a time."""
+    """Requests and streams that run at the same time."""
     queue: int | None = None
-    """Requests that wait at a time."""
+    """Requests that wait at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +18,10 @@ class Caller:
     """Callers with a higher ``priority`` go first; callers with the same priority take turns."""
 
     id: str
-    """Of the caller's key; empty if no key is asked for."""
+    """The id of the caller's key; empty if no keys are required."""
     priority: int = 0
     limits: CallerLimits = CallerLimits()
 
 
 ANYONE = Caller("")
-"""The caller of every request if no key is asked for."""
+"""The caller of every request if no keys are required."""

@@ -1,4 +1,4 @@
-"""The keys in force, which follow the keys file while the gateway runs."""
+"""The valid API keys. They are reloaded when the keys file changes."""
 
 import logging
 import stat
@@ -12,24 +12,27 @@ _log = logging.getLogger(__name__)
 
 
 class FollowedKeys:
-    """``known``: the keys of a worker's supervisor, which follows the file too, and logs what happens to it."""
+    """Reloads the keys file when it changes.
+
+    ``known``: in a worker, the keys of the supervisor. The supervisor also follows the file, and only it logs.
+    """
 
     def __init__(self, path: Path, known: Keyring | None = None) -> None:
-        """Raises ConfigError if the file cannot be used and no keys are known."""
+        """Reads the file. Raises ConfigError if the file is invalid and ``known`` is None."""
         self._path = path
         self.is_quiet = known is not None
         self._file = FollowedFile(path, read_keys, "the file of API keys", self.is_quiet)
         self.ring = known or self._file.read_first()
-        """As the file last was when it could be used."""
+        """The keys of the last valid version of the file."""
         self._warn_if_public()
 
     @property
     def reload_failed(self) -> bool:
-        """Whether the file was changed to what cannot be used: the keys from before are in force."""
+        """Whether the current version of the file is invalid, so that the previous keys are still used."""
         return self._file.has_failed
 
     async def follow(self) -> None:
-        """Takes the file's new content, if it changed and can be used."""
+        """Reloads the file if it changed and is valid."""
         ring = await self._file.read_if_changed()
         if ring is not None:
             self.ring = ring
@@ -38,7 +41,7 @@ class FollowedKeys:
             self._warn_if_public()
 
     def key_of(self, text: bytes, now: float) -> Key:
-        """As of ``Keyring``."""
+        """See :meth:`Keyring.key_of`."""
         return self.ring.key_of(text, now)
 
     def _warn_if_public(self) -> None:

@@ -1,4 +1,4 @@
-"""API keys: which key a request has, what the key allows, and who its caller is. Only hashes of keys are kept."""
+"""API keys: identify a request's key, what it allows, and its caller. Only hashes of keys are stored."""
 
 import math
 import secrets
@@ -11,17 +11,17 @@ from app.admission.caller import Caller
 from app.domain.errors import Unauthenticated
 
 PREFIX = "tgw_"
-"""By which a person, or a scanner for secrets, recognizes a key."""
+"""Lets people and secret scanners recognize a key."""
 _KEY_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One entry of the keys file. ``None`` for pipelines or dialects: all of them."""
+    """One entry of the keys file. ``pipelines`` and ``dialects`` are None if the key allows all of them."""
 
     caller: Caller
     digests: tuple[bytes, ...] = field(repr=False)
-    """SHA-256 of each text that is accepted: two while callers change from an old text to a new one."""
+    """SHA-256 of each accepted key. There are two during a rotation from an old key to a new one."""
     pipelines: frozenset[str] | None = None
     dialects: frozenset[str] | None = None
     expires: float = math.inf
@@ -37,7 +37,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Keyring:
-    """All keys."""
+    """All keys of the keys file."""
 
     keys: tuple[Key, ...]
 
@@ -46,9 +46,9 @@ class Keyring:
         return tuple((digest, key) for key in self.keys for digest in key.digests)
 
     def key_of(self, text: bytes, now: float) -> Key:
-        """The key with this text. ``now``: seconds since the epoch. Raises Unauthenticated.
+        """Returns the key with this text. ``now``: seconds since the epoch. Raises Unauthenticated.
 
-        The text is compared with every key, in constant time, so that the time says nothing about any of them.
+        The text is compared with every key in constant time, so that the response time reveals nothing about the keys.
         """
         digest, found = sha256(text).digest(), None
         for known, key in self._by_digest:
@@ -62,10 +62,10 @@ class Keyring:
 
 
 def new_key() -> str:
-    """A key of 256 random bits."""
+    """Returns a new key with 256 random bits."""
     return PREFIX + secrets.token_urlsafe(_KEY_BYTES)
 
 
 def hash_of(key: str) -> str:
-    """As the keys file has it. A slow hash would add nothing: a key has too many random bits to be guessed."""
+    """Returns the hash for the keys file. A slow hash is not necessary, because 256 random bits cannot be guessed."""
     return sha256(key.encode()).hexdigest()

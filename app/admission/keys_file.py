@@ -1,4 +1,4 @@
-"""The keys file (``GATEWAY_API_KEYS_FILE``), read and checked. No message about the file repeats a value from it."""
+"""Reads and validates the keys file (``GATEWAY_API_KEYS_FILE``). Error messages never contain values of the file."""
 
 import json
 import math
@@ -18,11 +18,11 @@ from app.files.document import Lines
 from app.files.section import Name, Section
 
 MAX_HASHES = 4
-"""Of one key: more than a rotation needs."""
+"""Limit for one key. A rotation needs two."""
 MAX_PRIORITY = 1000
 _HASH = re.compile(r"[0-9a-fA-F]{64}")
 _SECRET = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{8,}}|[0-9a-fA-F]{{32,}}")
-"""What may be a key or its hash, if somebody wrote it in the wrong place."""
+"""Matches text that may be a key or a hash in the wrong field."""
 
 Dialect = Literal["pipelines", "oip", "openai"]
 
@@ -46,7 +46,7 @@ def _listed(value: Any) -> Any:
 
 
 def _parsed_time(value: Any) -> Any:
-    """A time in quotes is a time too."""
+    """Accepts a time in quotes too."""
     try:
         return datetime.fromisoformat(value) if isinstance(value, str) else value
     except ValueError as exc:
@@ -96,7 +96,7 @@ class KeysSpec(Section):
 
 
 def read_keys(path: Path) -> Keyring:
-    """Raises ConfigError."""
+    """Reads the keys file. Raises ConfigError."""
     try:
         spec, lines = read_spec(path, KeysSpec)
         repeated = list(_repeated(path, spec, lines))
@@ -108,7 +108,7 @@ def read_keys(path: Path) -> Keyring:
 
 
 def _repeated(path: Path, spec: KeysSpec, lines: Lines) -> Iterator[str]:
-    """A complaint for each id and each hash that an earlier entry has."""
+    """Yields a complaint for each id and each hash that an earlier entry already uses."""
     ids: set[str] = set()
     digests: set[bytes] = set()
     for index, each in enumerate(spec.keys):
@@ -122,7 +122,7 @@ def _repeated(path: Path, spec: KeysSpec, lines: Lines) -> Iterator[str]:
 
 
 def entry_of(key_id: str, sha256: str) -> str:
-    """The entry to add to the file for a new key. Raises ConfigError."""
+    """Returns the YAML entry of a new key, to add to the file. Raises ConfigError."""
     try:
         KeySpec(id=key_id, sha256=[sha256])
     except ValidationError as exc:

@@ -1,4 +1,4 @@
-"""How many requests may be in Triton at a time: limits that follow what is measured (decision 0032). Pure."""
+"""Adaptive limits on the number of concurrent requests to a model (decision 0032). Pure: no I/O, no clock."""
 
 from math import ceil
 from typing import Protocol
@@ -7,24 +7,24 @@ from app.domain.capacity import Capacity
 
 WINDOW_S = 0.25
 WINDOW_ANSWERS = 16
-"""A measurement takes at least this long, and this many answers."""
+"""Minimum duration and minimum number of answers of a measurement."""
 STEP = 1.5
 GAIN = 1.15
-"""A higher limit is kept if it brings at least this factor of the throughput."""
+"""A higher limit is kept if it multiplies the throughput by at least this factor."""
 LOSS = 0.92
-"""A lower limit is kept if it leaves at least this factor of the throughput."""
+"""A lower limit is kept if at least this fraction of the throughput remains."""
 LONGEST_PAUSE = 32
-"""Measurements between two attempts in a direction that did not help."""
+"""Maximum number of measurements between two attempts in a direction that did not help."""
 QUEUE_S = 0.06
-"""Work for this time may always wait in Triton: then it never idles while the gateway's event loop is busy."""
+"""Work for this time may always wait in Triton, so that Triton is never idle while the gateway's event loop is busy."""
 HIGHEST = 4096
 
 STREAMS = 8
-"""The first limit of a decoupled model: its instances usually work on several requests at a time."""
+"""The initial limit of a decoupled model, whose instances usually process several requests at the same time."""
 FIRST_OUTPUT_S = 1.0
-"""A first output that comes sooner is not late."""
+"""A first output that arrives sooner is never late."""
 LATE = 3.0
-"""A first output is late if it takes this many times as long as the quickest ones."""
+"""A first output is late if it takes this many times as long as the fastest first outputs."""
 
 
 class Limit(Protocol):
@@ -32,13 +32,13 @@ class Limit(Protocol):
     def value(self) -> int: ...
 
     def answered(self, now: float, *, is_full: bool) -> None:
-        """A request was answered. ``is_full``: whether another one waits for its slot."""
+        """Call this when a request was answered. ``is_full``: whether another request waits for its slot."""
 
     def first_output(self, now: float, wait_s: float, *, is_full: bool) -> None:
-        """The first output of a decoupled model came."""
+        """Call this when the first output of a decoupled model arrives."""
 
     def refused(self) -> None:
-        """Triton's own queue is full."""
+        """Call this when Triton rejects a request because its own queue is full."""
 
 
 class FixedLimit:
@@ -56,11 +56,11 @@ class FixedLimit:
 
 
 class ThroughputLimit(FixedLimit):
-    """Searches the lowest limit that does not cost throughput. It measures only while requests wait.
+    """Searches for the lowest limit that does not reduce the throughput. Measures only while requests wait.
 
-    A higher or a lower limit is tried now and then, and kept if the throughput says so. What is compared is the
-    throughput itself, not latencies: so neither inputs of different sizes nor a Triton that stands still mislead it
-    for longer than one attempt.
+    From time to time it tries a higher or a lower limit, and keeps the limit if the throughput allows it. It compares
+    throughput instead of latency. Inputs of different sizes or a Triton that pauses can therefore distort only one
+    attempt.
     """
 
     def __init__(self, capacity: Capacity, workers: int = 1) -> None:
@@ -71,10 +71,10 @@ class ThroughputLimit(FixedLimit):
         self._base_rate = 0.0
         """Answers per second with the limit ``_base``."""
         self._best_rate = 0.0
-        """The highest ``_base_rate`` of late: several steps down together may not cost more than one."""
+        """The highest recent ``_base_rate``. Several steps down together may not cost more than one step may."""
         self._peak_rate = 0.0
         self._trial = 0
-        """1 while a higher limit is tried, -1 while a lower one is."""
+        """1 while a higher limit is tried, -1 while a lower limit is tried, otherwise 0."""
         self._next_trial = 1
         self._answers = self._full = self._enough = 0
         self._since = 0.0
@@ -94,7 +94,7 @@ class ThroughputLimit(FixedLimit):
         self._set_base(max(self._lowest, int(self._base / STEP)))
 
     def _begin_window(self, now: float, answers: int = 0) -> None:
-        """``answers``: how many to leave out first: they are answers to requests that ran under another limit."""
+        """``answers``: the number of answers to skip first, because their requests ran under another limit."""
         self._since = now
         self._full = 0
         self._answers = -answers
@@ -104,7 +104,7 @@ class ThroughputLimit(FixedLimit):
         before = self.value
         rate = self._answers / (now - self._since)
         if self._full < 0.9 * self._answers:
-            self._end_trial(self._base)  # the limit limits nothing now
+            self._end_trial(self._base)  # too few requests to reach the limit
         else:
             self._peak_rate = max(rate, 0.95 * self._peak_rate)
             self._learn(rate)
@@ -132,7 +132,7 @@ class ThroughputLimit(FixedLimit):
             self._trial, self.value = direction, value
 
     def _judge(self, rate: float, floor: int) -> None:
-        """Keeps the limit that was tried, or returns to the one before."""
+        """Keeps the new limit, or returns to the previous limit."""
         direction = self._trial
         if rate >= (GAIN * self._base_rate if direction > 0 else LOSS * self._best_rate):
             self._base_rate = rate
@@ -152,9 +152,10 @@ class ThroughputLimit(FixedLimit):
 
 
 class FirstOutputLimit(FixedLimit):
-    """For decoupled models: grows while first outputs come soon, and shrinks when they are late.
+    """For decoupled models: the limit grows while first outputs are fast, and shrinks when they are late.
 
-    How long a stream lasts depends on what is asked, so neither its duration nor the rate of streams says anything.
+    The duration of a stream depends on the request, so neither the duration nor the rate of streams is a useful
+    measurement.
     """
 
     def __init__(self, capacity: Capacity, workers: int = 1) -> None:
@@ -168,7 +169,7 @@ class FirstOutputLimit(FixedLimit):
         self._quickest_s = min(wait_s, 1.01 * self._quickest_s)
         if wait_s <= max(FIRST_OUTPUT_S, LATE * self._quickest_s):
             self._set(self._exact + 0.25 if is_full else self._exact)
-        elif now - self._cut_at > wait_s:  # streams that started before the last cut say nothing new
+        elif now - self._cut_at > wait_s:  # streams that started before the last cut are ignored
             self._cut_at = now
             self._set(0.8 * self._exact)
 
@@ -181,7 +182,7 @@ class FirstOutputLimit(FixedLimit):
 
 
 def limit_for(capacity: Capacity, in_flight: int | None, workers: int = 1) -> Limit:
-    """``in_flight``: as gateway.yaml says; then nothing is adapted."""
+    """Chooses the limit for a model. ``in_flight``: a fixed limit from gateway.yaml, or None for an adaptive limit."""
     if in_flight is not None:
         return FixedLimit(in_flight)
     return (FirstOutputLimit if capacity.is_decoupled else ThroughputLimit)(capacity, workers)

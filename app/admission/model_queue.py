@@ -1,4 +1,4 @@
-"""Decides when the requests to one model run: at once, after a wait in the queue, or not at all."""
+"""Decides whether a request to a model runs at once, waits in the queue, or is refused."""
 
 import asyncio
 from math import ceil
@@ -12,19 +12,19 @@ from app.domain.deadline import Deadline
 from app.domain.errors import DeadlineExceeded, GatewayError, TooManyRequests
 
 LONGEST_WAIT_S = 3.0
-"""Nobody starts to wait for longer than this, or than two requests take, even if the deadline allows it."""
+"""Longest expected wait: this, or the time of two requests if that is longer. Otherwise the request is refused."""
 MARGIN = 1.5
-"""A wait may turn out longer than estimated by this factor."""
+"""Safety factor for the estimated wait."""
 LONGEST_RETRY_S = 30
 CALLERS_PER_SLOT = 2
-"""Refused callers that are told the same moment: some never come back, and a slot must not stay free for them."""
+"""The number of refused callers that get the same retry time. Some callers never retry; no slot stays free for them."""
 WEIGHT = 0.1
-"""Of the newest duration in the mean of the recent ones."""
+"""The weight of the newest duration in the moving average."""
 MOST_PROMISES = 1024
 
 
 class Applicant:
-    """Who asks for a slot: whose accounts are charged, and in which order the queue serves."""
+    """A caller that requests a slot: the accounts to charge, and its place in the order of the queue."""
 
     __slots__ = ("accounts", "key", "own", "priority")
 
@@ -32,7 +32,7 @@ class Applicant:
         self.own = own
         """The account of the pipeline."""
         self.accounts = accounts
-        """All that are charged, ``own`` among them."""
+        """All accounts to charge, including ``own``."""
         self.key = key
         self.priority = priority
 
@@ -63,35 +63,42 @@ class Waiter:
 
 
 class ModelQueue:
+    """Grants the slots of one model, and queues requests while all slots are taken."""
+
     def __init__(self, model: str, limit: Limit) -> None:
         self.model = model
         self.limit = limit
         self.running = 0
         self._queue = FairQueue[Waiter]()
         self._service_s = 0.0
-        """Mean time of recent requests in Triton; 0 if none has ended yet."""
+        """Moving average of the time of a request in Triton; 0 before the first request has ended."""
         self._output_s: float | None = None
-        """Mean time of recent first outputs, if the model is decoupled."""
+        """Moving average of the time to the first output of a decoupled model."""
         self._promised: dict[str, float] = {}
-        """When the caller that was refused last, of each key, may expect a slot."""
+        """By key: when the caller that was refused last may expect a slot."""
 
     @property
     def waiting(self) -> int:
         return len(self._queue)
 
     def check(self, applicant: Applicant, deadline: Deadline) -> None:
-        """Raises TooManyRequests if :meth:`enter` would do so now. Changes nothing else."""
+        """Raises TooManyRequests if :meth:`enter` would raise it now. Has no other effect."""
         if not self._has_slot(applicant):
             refusal = self._refusal(applicant, deadline)
             if refusal is not None:
                 raise refusal
 
     def try_enter(self, applicant: Applicant) -> Slot | None:
-        """A slot, if there is one and nobody waits for it."""
+        """Returns a slot if one is free and no other request waits for it."""
         return self._slot_of(applicant, 0.0) if self._has_slot(applicant) else None
 
     async def enter(self, applicant: Applicant, deadline: Deadline) -> Slot:
-        """A slot, maybe after a wait. Raises TooManyRequests, or DeadlineExceeded while it waits."""
+        """Returns a slot, waiting in the queue if necessary.
+
+        Raises:
+            TooManyRequests: If the request may not wait, or waited too long to meet its deadline.
+            DeadlineExceeded: If the deadline passes during the wait.
+        """
         if self._has_slot(applicant):
             return self._slot_of(applicant, 0.0)
         refusal = self._refusal(applicant, deadline)
@@ -100,7 +107,7 @@ class ModelQueue:
         return await self._wait(Waiter(applicant, deadline))
 
     def left(self, accounts: tuple[Account, ...], since: float, error: BaseException | None) -> None:
-        """A request has ended, and its slot is free."""
+        """Frees the slot of a request that has ended."""
         now = monotonic()
         self.running -= 1
         for account in accounts:
@@ -118,7 +125,7 @@ class ModelQueue:
         self.serve_queue()
 
     def serve_queue(self) -> None:
-        """Gives the free slots to requests that wait."""
+        """Gives free slots to waiting requests."""
         while self._queue and self.running < self.limit.value:
             waiter = self._queue.take(_may_run)
             if waiter is None:
@@ -132,7 +139,7 @@ class ModelQueue:
                 waiter.slot.set_result(self._slot_of(waiter.applicant, monotonic() - waiter.since))
 
     def _has_slot(self, applicant: Applicant) -> bool:
-        """No request in the queue may take a free slot: :meth:`serve_queue` would have given it away."""
+        """Whether a slot is free. The queue need not be checked: :meth:`serve_queue` gives free slots away at once."""
         return self.running < self.limit.value and applicant.may_run
 
     def _slot_of(self, applicant: Applicant, queued_s: float) -> Slot:
@@ -162,7 +169,7 @@ class ModelQueue:
             waiter.refuse(DeadlineExceeded("The deadline passed while the request waited for its turn."))
 
     def _drop(self, waiter: Waiter) -> bool:
-        """Whether the request was still waiting."""
+        """Removes a request from the queue. Returns whether it was still waiting."""
         was_waiting = self._queue.remove(waiter)
         if was_waiting:
             self._stop_waiting(waiter)
@@ -175,7 +182,7 @@ class ModelQueue:
                 account.model_queues.clear()
 
     def _refusal(self, applicant: Applicant, deadline: Deadline) -> TooManyRequests | None:
-        """Why the request may not wait; None: it may. Another request may be refused in its favour."""
+        """Returns the error if the request may not wait, else None. May refuse another request in its favour."""
         if any(each.waiting >= each.max_waiting for each in applicant.accounts) and not self._make_room(applicant):
             return self._refused(applicant, "The queue of this pipeline is full.", 0.0)
         wait_s, needed_s = self._wait_s(applicant), self._needed_s
@@ -188,7 +195,7 @@ class ModelQueue:
         return None
 
     def _make_room(self, applicant: Applicant) -> bool:
-        """Refuses a request of the same pipeline that has a lesser right to its slot in the queue."""
+        """Refuses a waiting request of the same pipeline with a weaker claim to its place. Returns whether it did."""
         if any(each.waiting >= each.max_waiting for each in applicant.accounts if each is not applicant.own):
             return False
         displaced = self._queue.displaced_by(
@@ -208,16 +215,16 @@ class ModelQueue:
 
     @property
     def _needed_s(self) -> float:
-        """Time from a request's slot to its answer, or to its first output."""
+        """Expected time from the start of a request to its answer or its first output."""
         return self._service_s if self._output_s is None else self._output_s
 
     @property
     def _rate(self) -> float:
-        """Requests that end in a second while all slots are taken, by Little's law; 0 if it is not known."""
+        """Requests that end per second while all slots are taken, by Little's law; 0 if unknown."""
         return self.limit.value / self._service_s if self._service_s else 0.0
 
     def _wait_s(self, applicant: Applicant) -> float:
-        """Expected wait of a new request."""
+        """Expected wait of a new request, in seconds."""
         if not self._service_s:
             return 0.0
         wait_s = (self._queue.ahead_of(applicant.priority, applicant.key) + 1) / self._rate
@@ -227,9 +234,9 @@ class ModelQueue:
         return wait_s
 
     def retry_after_s(self, key: str, wait_s: float = 0.0) -> int:
-        """Whole seconds until a slot is expected to be free for a caller that is refused now.
+        """Returns the whole seconds until a slot is expected to be free for a caller that is refused now.
 
-        Every refusal of a key reserves the next moment: callers that obey do not all come back at once.
+        Each refusal of a key reserves a later time, so that refused callers do not all retry at once.
         """
         now, rate = monotonic(), CALLERS_PER_SLOT * self._rate / max(self._queue.callers(), 1)
         if not rate:
@@ -241,7 +248,7 @@ class ModelQueue:
         return max(ceil(due - now), 1)
 
     def learn(self, now: float, duration_s: float, error: BaseException | None) -> None:
-        """A request that failed otherwise than by its deadline says nothing about how long requests take."""
+        """Updates the averages and the limit. The only failures that count are a passed deadline and a full queue."""
         if error is None:
             self._service_s += (WEIGHT if self._service_s else 1.0) * (duration_s - self._service_s)
             self.limit.answered(now, is_full=bool(self._queue))
@@ -258,6 +265,6 @@ def _may_run(waiter: Waiter) -> bool:
 
 
 def _give_back(slot: "asyncio.Future[Slot]") -> None:
-    """The slot was given in the same turn in which the request was cancelled."""
+    """Releases a slot that was granted in the same turn of the event loop in which the request was cancelled."""
     if slot.exception() is None:
         slot.result().leave(asyncio.CancelledError())

@@ -1,4 +1,4 @@
-"""The order in which requests leave a queue. Pure: knows no time and no event loop."""
+"""The order in which requests leave a queue. Pure: no clock, no event loop."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -19,12 +19,12 @@ Line = OrderedDict[E, None]
 
 
 class FairQueue(Generic[E]):
-    """Higher priorities first; callers of one priority take turns; the entries of one caller in their order."""
+    """Serves higher priorities first. Callers of equal priority take turns. Each caller's entries keep their order."""
 
     def __init__(self) -> None:
         self._size = 0
         self._lines: dict[int, OrderedDict[str, Line[E]]] = {}
-        """By priority, the highest first, and by key, the one whose turn is next first."""
+        """By priority, highest first, then by key, in the order of their turns."""
 
     def __len__(self) -> int:
         return self._size
@@ -43,7 +43,7 @@ class FairQueue(Generic[E]):
         self._size += 1
 
     def remove(self, entry: E) -> bool:
-        """Whether the entry was in the queue."""
+        """Removes an entry. Returns whether it was in the queue."""
         lines = self._lines.get(entry.priority)
         line = lines.get(entry.key) if lines else None
         if not lines or line is None or entry not in line:
@@ -57,7 +57,7 @@ class FairQueue(Generic[E]):
         return True
 
     def take(self, may_run: Callable[[E], bool]) -> E | None:
-        """Removes the next entry that may run; its caller goes to the end of the turn."""
+        """Removes and returns the next entry that may run. Its caller moves to the end of the turn order."""
         for lines in self._lines.values():
             for key, line in lines.items():
                 entry = next((each for each in line if may_run(each)), None)
@@ -68,7 +68,7 @@ class FairQueue(Generic[E]):
         return None
 
     def ahead_of(self, priority: int, key: str) -> int:
-        """How many entries leave before a new one of this caller, if nothing else comes."""
+        """Returns the number of entries that would leave before a new entry of this caller."""
         ahead = sum(len(line) for each, lines in self._lines.items() if each > priority for line in lines.values())
         lines = self._lines.get(priority)
         if not lines:
@@ -77,13 +77,14 @@ class FairQueue(Generic[E]):
         return ahead + own + sum(min(len(line), own + 1) for each, line in lines.items() if each != key)
 
     def callers(self) -> int:
-        """How many callers have entries."""
+        """Returns the number of callers with entries."""
         return sum(map(len, self._lines.values()))
 
     def displaced_by(self, priority: int, key: str, may_go: Callable[[E], bool]) -> E | None:
-        """The entry that is refused in favour of a new one of this caller: the newest of the caller that has most.
+        """Returns the entry to refuse in favour of a new entry of this caller, or None.
 
-        A caller of the same priority loses an entry only if it then still has as many as the caller of the new one.
+        It is the newest entry of the caller with the most entries. A caller of the same priority loses an entry only
+        if it then still has at least as many entries as the caller of the new entry.
         """
         for each in reversed(self._lines):
             if each > priority:

@@ -1,4 +1,4 @@
-"""The slot of one request that runs."""
+"""The slot of one running request."""
 
 from time import monotonic
 from types import TracebackType
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Slot:
-    """Given back once, by :meth:`leave` or at the end of a ``with`` block; giving it back again does nothing."""
+    """Released by :meth:`leave` or at the end of a ``with`` block. Releasing it again is a no-op."""
 
     __slots__ = ("_accounts", "_has_output", "_is_left", "_model_queue", "_since", "queued_s")
 
@@ -24,20 +24,20 @@ class Slot:
         """Seconds that the request waited for its slot."""
 
     def first_output(self) -> None:
-        """The first response of a decoupled model came. Later calls do nothing."""
+        """Call this when the first response of a decoupled model arrives. Later calls are no-ops."""
         if not self._has_output:
             self._has_output = True
             now = monotonic()
             self._model_queue.responded(now, now - self._since)
 
     def answered(self) -> None:
-        """One of several pieces of work for which the slot is kept was answered."""
+        """Call this after each call to the model, if the slot is kept for several calls."""
         now = monotonic()
         self._model_queue.learn(now, now - self._since, None)
         self._since = now
 
     def leave(self, error: BaseException | None = None) -> None:
-        """``error``: how the request ended, if it failed."""
+        """Releases the slot. ``error``: the error of the request, if it failed."""
         if not self._is_left:
             self._is_left = True
             self._model_queue.left(self._accounts, self._since, error)

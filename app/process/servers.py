@@ -97,7 +97,7 @@ class Servers:
         name = self.triton.addresses[0] if address not in self.triton.addresses else address
         return open_transport(
             address,
-            tight_pings=self.triton.allows_tight_pings,
+            fast_pings=self.triton.allows_fast_pings,
             kind=self.settings.grpc,
             authority=name,
             credentials=credentials_of(self.settings),

@@ -40,7 +40,7 @@ class Triton:
     grpc_url: str
     """One address or several, as in ``GATEWAY_TRITON_URL``."""
     metrics_url: str | None
-    allows_tight_pings: bool
+    allows_fast_pings: bool
     restart: Restart | None = None
     """None for a Triton that the gateway did not start."""
     part: WorkerPart | None = None
@@ -60,7 +60,7 @@ class Triton:
 async def running_triton(settings: Settings, shutdown: Shutdown, supervisor: Supervisor) -> AsyncIterator[Triton]:
     """The Triton to call. An embedded one runs for the duration of the block."""
     if not settings.embedded:
-        yield Triton(settings.triton_url, settings.triton_metrics_url, allows_tight_pings=False)
+        yield Triton(settings.triton_url, settings.triton_metrics_url, allows_fast_pings=False)
         return
     options = EmbeddedOptions(
         settings.embedded_repository,
@@ -73,7 +73,7 @@ async def running_triton(settings: Settings, shutdown: Shutdown, supervisor: Sup
         with shown_on(_console) as on_progress:
             await shutdown.unless_requested(embedded.start(on_progress))
         async with supervisor.running("watch of the embedded Triton", embedded.watch()):
-            yield Triton(embedded.grpc_url, embedded.metrics_url, allows_tight_pings=True, restart=embedded.restart)
+            yield Triton(embedded.grpc_url, embedded.metrics_url, allows_fast_pings=True, restart=embedded.restart)
     finally:
         await embedded.stop()
 

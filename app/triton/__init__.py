@@ -1,1 +1,1 @@
-"""The engine over gRPC: the only place that knows grpc and tritonclient."""
+"""The engine over gRPC: the only package that imports grpc and tritonclient."""

@@ -1,10 +1,10 @@
 """Cancels an abandoned stream at a time when Triton can handle it safely.
 
 In Triton 2.51 a cancellation that arrives together with a response can overwrite the stream's state, or block all
-streams for ever: the two take the same pair of locks in opposite orders. The final response of a cancelled stream frees
-the stream's state while an earlier response may still be written. So the gateway keeps reading and drops the responses,
-until a response was just read and the next response is not due. It does not cancel a stream that ends by itself. Models
-delay their final response to prevent the second fault, see ``model_kit.streaming``;
+streams permanently: the two take the same pair of locks in opposite orders. The final response of a cancelled stream
+frees the stream's state while an earlier response may still be written. So the gateway continues to read and discards
+the responses, until a response was just read and the next response is not due. It does not cancel a stream that ends
+without cancellation. Models delay their final response to prevent the second fault, see ``model_kit.streaming``;
 docs/explanation/streaming.md has the measurements.
 """
 
@@ -14,21 +14,21 @@ import time
 from app.triton.transport import RpcError, StreamCall
 
 QUIET_S = 0.1
-"""After a silence of this length a cancellation is safe too."""
+"""A cancellation is also safe after this time without a response."""
 SELF_END_S = 2.0
-"""Time for a stream to end by itself, after its last response or by a ``cancel`` model: its FINAL is not delayed."""
+"""Time for a stream to end without cancellation: after its last response, or because of a ``cancel`` model."""
 _STEADY_S = 0.01
-"""Responses that arrive closer together than this may be the last responses."""
+"""Responses with a smaller gap than this may be the last responses."""
 _PAUSE_S = 0.002
 """Time for Triton to finish writing a response."""
 _BEHIND_QUIET_S = 1.0
-"""The silence after which a cancellation is safe while it is unknown when the next response is due."""
+"""Time without a response after which a cancellation is safe, if it is unknown when the next response is due."""
 _LONGEST_READ_S = 10.0
 """A stream of a model that never pauses is cancelled after this time."""
 
 
 async def cancel_abandoned(call: StreamCall, due: float) -> None:
-    """Keeps reading, then cancels the call, not before ``due`` (monotonic seconds). A no-op where the call ended."""
+    """Reads on, then cancels the call, not before ``due`` (monotonic seconds). A no-op if the call has ended."""
     due = max(time.monotonic(), due)
     try:
         while time.monotonic() < due + _LONGEST_READ_S:
@@ -42,7 +42,7 @@ async def cancel_abandoned(call: StreamCall, due: float) -> None:
 
 
 def _safe_time(call: StreamCall, due: float) -> float:
-    """After the last response, and before the middle of the time to the next response, if the pace stays the same."""
+    """Returns a time shortly after the last response, and less than halfway to the expected next response."""
     now = max(time.monotonic(), due)
     if call.arrived is None:
         return now + QUIET_S

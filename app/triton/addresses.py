@@ -1,4 +1,4 @@
-"""The addresses of ``GATEWAY_TRITON_URL``: a fixed list, or those that one DNS name has at the moment."""
+"""The addresses of ``GATEWAY_TRITON_URL``: a fixed list, or the current addresses of one DNS name."""
 
 import asyncio
 import ipaddress
@@ -6,14 +6,14 @@ import socket
 from collections.abc import Awaitable, Callable
 
 RESOLVE_S = 5.0
-"""A DNS name is resolved again after this time. Also how long one attempt may take."""
+"""Interval at which a DNS name is resolved, and the timeout of one attempt."""
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 """Host and port -> the IP addresses of the host. Raises OSError."""
 
 
 def addresses_of(url: str) -> tuple[str, ...]:
-    """``host:port`` or ``unix:/path``, several separated by commas. Raises ValueError."""
+    """Splits ``url``: ``host:port`` or ``unix:/path``, or several of them separated by commas. Raises ValueError."""
     found = tuple(dict.fromkeys(part.strip() for part in url.split(",")))
     for address in found:
         if not address.startswith("unix:"):
@@ -24,7 +24,7 @@ def addresses_of(url: str) -> tuple[str, ...]:
 
 
 def is_name(address: str) -> bool:
-    """Whether a resolver may know several addresses for it. ``localhost`` is this machine."""
+    """Whether the address is a DNS name that may have several IP addresses. ``localhost`` is not."""
     if address.startswith("unix:"):
         return False
     host, _ = _host_and_port(address)
@@ -36,7 +36,7 @@ def is_name(address: str) -> bool:
 
 
 async def resolved(name: str, resolve: Resolve) -> frozenset[str]:
-    """The addresses behind ``host:port``, each with the port. Raises OSError, TimeoutError among them."""
+    """Resolves ``host:port`` to addresses with the same port. Raises OSError, including TimeoutError."""
     host, port = _host_and_port(name)
     async with asyncio.timeout(RESOLVE_S):
         hosts = await resolve(host, port)
@@ -44,7 +44,10 @@ async def resolved(name: str, resolve: Resolve) -> frozenset[str]:
 
 
 async def resolve_by_system(host: str, port: int) -> list[str]:
-    """IPv4 addresses if there are any: a machine with addresses of both families is one Triton. Raises OSError."""
+    """Returns the IPv4 addresses, or the IPv6 addresses if there are none. Raises OSError.
+
+    It never returns both, because a machine with addresses of both families runs only one Triton.
+    """
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     by_family = {family: [str(info[4][0]) for info in found if info[0] == family] for family, *_ in found}
     return by_family.get(socket.AF_INET) or by_family.get(socket.AF_INET6, [])

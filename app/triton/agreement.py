@@ -1,4 +1,4 @@
-"""What several Tritons say of their models, as one answer."""
+"""Combines the answers of several Tritons about their models."""
 
 import logging
 from collections import defaultdict
@@ -15,7 +15,7 @@ Signature = tuple[object, ...]
 
 
 def index_of(answers: Iterable[tuple[Server, Sequence[ModelState]]]) -> Sequence[ModelState]:
-    """A row for each model and version. It is ready if one server has it ready."""
+    """Returns a row for each model and version. A model is ready if it is ready on at least one server."""
     rows: dict[tuple[str, str], ModelState] = {}
     for _, states in answers:
         for state in states:
@@ -26,12 +26,12 @@ def index_of(answers: Iterable[tuple[Server, Sequence[ModelState]]]) -> Sequence
 
 
 def signature_of(config: ModelConfig) -> Signature:
-    """What a request, and the reading of its response, depend on."""
+    """Returns the parts of a configuration that determine how requests are sent and responses are read."""
     return config.inputs, config.outputs, config.max_batch_size, config.decoupled
 
 
 class Agreement:
-    """Chooses the signature of each model, among ``servers``."""
+    """Chooses the signature of each model if ``servers`` disagree."""
 
     def __init__(self, servers: Sequence[Server]) -> None:
         self._servers = servers
@@ -39,18 +39,18 @@ class Agreement:
 
     @property
     def keys(self) -> list[ModelKey]:
-        """The models that were asked about."""
+        """The models whose configuration was requested."""
         return list(self._chosen)
 
     def compare(self, server: Server, key: ModelKey, config: ModelConfig) -> None:
-        """Notes the configuration of one server, which is marked if its signature is not the chosen one."""
+        """Stores the configuration of one server, and marks the server if its signature differs from the chosen one."""
         server.configs[key] = config
         _mark(server, key, is_equal=signature_of(config) == signature_of(self._chosen[key]))
 
     def config(self, key: ModelKey, answers: Sequence[tuple[Server, ModelConfig]]) -> ModelConfig:
-        """The configuration with the signature of most servers; of equally many, that which was chosen before.
+        """Returns the configuration that most servers have; in a tie, the signature that was chosen before.
 
-        Its instances are those of all servers with that signature, of servers that are down too.
+        Its instance count is the sum over all servers with that signature, including servers that are down.
         """
         by_signature = defaultdict[Signature, list[ModelConfig]](list)
         for _, config in answers:
@@ -69,7 +69,7 @@ class Agreement:
 
 
 def _mark(server: Server, key: ModelKey, *, is_equal: bool) -> None:
-    """Logs once that a server is not used for a model."""
+    """Marks a server that cannot be used for a model, and logs this once."""
     if is_equal:
         if server.absences.get(key) == OTHER_SIGNATURE:
             del server.absences[key]

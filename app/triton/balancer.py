@@ -1,4 +1,4 @@
-"""An engine over several Tritons: each request goes to one of them, and to another if the first did not receive it."""
+"""An engine over several Tritons. Each request goes to one server; if that server did not receive it, to another."""
 
 import asyncio
 import logging
@@ -19,25 +19,25 @@ from app.triton.retry import may_repeat
 from app.triton.server import Server
 
 LIVE_S = 1.0
-"""How long a Triton may take to say that it is live, unless it answers other calls in the meantime."""
+"""Timeout of the liveness check. A server that answers other calls during this time counts as live too."""
 _log = logging.getLogger(__name__)
 
 
 class BalancerObserver:
-    """The methods of this base class do nothing."""
+    """Base class for observers; its methods are no-ops."""
 
     def ejected(self, address: str, reason: str) -> None:
-        """``reason``: ``down``, ``stuck`` or ``slow``."""
+        """A server was ejected. ``reason``: ``down``, ``stuck`` or ``slow``."""
 
     def changed(self, states: Mapping[str, str]) -> None:
-        """``states``: as :meth:`Balancer.states`."""
+        """The state of a server changed. ``states``: see :meth:`Balancer.states`."""
 
     def repeated(self) -> None:
-        """A request is sent to a second Triton."""
+        """A request is sent again."""
 
 
 class Balancer(Engine):
-    """``watch`` of :mod:`app.triton.watch` keeps the servers' states."""
+    """Distributes requests over servers. :mod:`app.triton.watch` updates the states of the servers."""
 
     def __init__(self, observer: BalancerObserver | None = None) -> None:
         self.servers: list[Server] = []
@@ -45,7 +45,7 @@ class Balancer(Engine):
         self._places = Places()
         self._observer = observer or BalancerObserver()
         self.suspected = asyncio.Event()
-        """Set when a call failed in a way that tells something about its server."""
+        """Set when a call failed in a way that indicates a fault of its server."""
 
     def states(self) -> Mapping[str, str]:
         return {server.address: server.state for server in self.servers}
@@ -60,7 +60,7 @@ class Balancer(Engine):
         return any(server.is_up for server in self.servers)
 
     async def look_at(self, server: Server) -> None:
-        """Asks the server whether it is live, and a server that returns about its models."""
+        """Checks whether the server is live. If it has returned, queries its models before using it."""
         asked_at = time.monotonic()
         try:
             async with asyncio.timeout(LIVE_S):
@@ -90,7 +90,7 @@ class Balancer(Engine):
         self.tell()
 
     def tell(self) -> None:
-        """Call this after each change of a state."""
+        """Notifies the observer. Call this after each change of a state."""
         self._observer.changed(self.states())
 
     async def models(self) -> Sequence[ModelState]:
@@ -104,7 +104,7 @@ class Balancer(Engine):
         return await self._lookups.config((model, version))
 
     async def document(self, document: Document, model: str, version: str = "") -> Mapping[str, Any]:
-        """As one server says. Statistics are those of one server too."""
+        """Returns the document of one server. Statistics are those of one server too."""
         request = InferenceRequest(model, (), version)
         return await self._picked(request).engine.document(document, model, version)
 
@@ -118,7 +118,11 @@ class Balancer(Engine):
     async def _elsewhere(
         self, server: Server, error: Unavailable, request: InferenceRequest, deadline: Deadline
     ) -> InferenceResponse:
-        """Every other server may be tried while none received the request; one that may have counts once."""
+        """Repeats a request that failed at ``server``.
+
+        While no server has received the request, every other server may be tried. If a server may have received it,
+        the request is repeated only once.
+        """
         tried, may_have_run = {server}, False
         while may_repeat(error, request) and not (error.was_sent and may_have_run) and not deadline.has_passed:
             may_have_run |= error.was_sent
@@ -146,7 +150,7 @@ class Balancer(Engine):
         return response
 
     async def infer_stream(self, request: InferenceRequest, deadline: Deadline) -> AsyncGenerator[InferenceResponse]:
-        """A stream that began stays where it is."""
+        """Streams from one server. A stream that has begun is never moved to another server."""
         if request.about:
             await self._cancel(request, deadline)
             return
@@ -170,7 +174,7 @@ class Balancer(Engine):
                 server = other
 
     async def _cancel(self, request: InferenceRequest, deadline: Deadline) -> None:
-        """Calls a ``cancel`` model on the server that has the request, or on every server if that is not known."""
+        """Calls a ``cancel`` model on the server that has the request, or on every server if that is unknown."""
         place = self._places.of(request.about)
         servers = [place] if place is not None else [each for each in self.servers if each.has(request)]
         results = await asyncio.gather(*(_drained(each, request, deadline) for each in servers), return_exceptions=True)
@@ -192,7 +196,7 @@ class Balancer(Engine):
             server.in_flight -= 1
 
     def _note(self, server: Server, request: InferenceRequest, error: Unavailable) -> None:
-        """What the failure of a call says about its server."""
+        """Updates the state of a server after a failed call."""
         if error.upstream is None or error.was_answered:
             return
         if isinstance(error, ModelNotReady):
@@ -202,21 +206,21 @@ class Balancer(Engine):
         self.suspected.set()
 
     def _picked(self, request: InferenceRequest) -> Server:
-        """Raises UpstreamUnavailable or ModelNotReady."""
+        """Picks a server. Raises UpstreamUnavailable or ModelNotReady."""
         server = self._pick(request, ())
         if server is None:
             raise self._refusal(request)
         return server
 
     def _pick(self, request: InferenceRequest, tried: Collection[Server]) -> Server | None:
-        """The better of two random choices. If every server that has the model is ejected, all of these are used."""
+        """Picks the better of two random servers. If every server with the model is ejected, all of these are used."""
         able = [each for each in self.servers if each not in tried and not each.is_leaving and each.has(request)]
         if not request.is_probe:
             able = [each for each in able if each.health.refusal(request.model) is None]
         return better_of_two([each for each in able if each.is_usable] or able)
 
     def _refusal(self, request: InferenceRequest) -> Unavailable:
-        """Why no server takes the request: the refusal that ends first."""
+        """Returns the error if no server accepts the request: the refusal that will end first."""
         able = [each for each in self._staying if each.has(request)]
         refusals = [refusal for each in able if (refusal := each.health.refusal(request.model)) is not None]
         if refusals:
@@ -231,7 +235,7 @@ class Balancer(Engine):
 
 
 def better_of_two(servers: Sequence[Server]) -> Server | None:
-    """Of two random servers, that with fewer requests under way: most of the effect of comparing all of them."""
+    """Returns the less loaded of two random servers, which is nearly as good as a comparison of all servers."""
     count = len(servers)
     if count < 2:
         return servers[0] if servers else None

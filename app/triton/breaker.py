@@ -1,7 +1,7 @@
-"""Breakers: a model that failed several times in a row at one Triton is not called there until a probe succeeds.
+"""Circuit breakers: after several consecutive failures at one Triton, a model is not called until a probe succeeds.
 
-Only failures without any answer count: UNAVAILABLE, and a deadline that passed after a wait in which the model would
-have answered. An error of the model or of the caller is an answer.
+Only failures without an answer count: UNAVAILABLE, and a deadline that passed after the model should have answered.
+An error of the model or of the caller is an answer.
 """
 
 import asyncio
@@ -15,25 +15,25 @@ from app.domain.backoff import Backoff
 from app.domain.errors import DeadlineExceeded, GatewayError, UpstreamUnavailable
 
 FAILURES = 5
-"""So many failures in a row open a breaker."""
+"""The number of consecutive failures that opens a breaker."""
 FIRST_PROBE_S = 0.25
 LONGEST_PROBE_S = 5.0
-"""Between two probes of a model that does not answer. One that cannot be reached is probed at the first interval."""
-PATIENCE = 3.0
-"""A deadline counts after so many times the longest wait that the model needed recently,"""
-LEAST_PATIENCE_S = 1.0
-"""and after at least this long,"""
-UNKNOWN_PATIENCE_S = 5.0
-"""or after this long, if the model was never answered."""
+"""Longest interval between probes of a model that does not answer. An unreachable model keeps the first interval."""
+TIMEOUT_FACTOR = 3.0
+"""A passed deadline counts as a failure after this many times the model's longest recent answer time."""
+LEAST_TIMEOUT_S = 1.0
+"""Lower limit of that time."""
+UNKNOWN_TIMEOUT_S = 5.0
+"""That time for a model that has never answered."""
 _FADING = 0.99
 _log = logging.getLogger(__name__)
 
 CountOpen = Callable[[str, int], None]
-"""Is told of a model's breaker that opens (1) or closes (-1)."""
+"""Called with the model and 1 when a breaker opens, -1 when it closes."""
 
 
 class Breaker:
-    """Open. ``is_reached``: whether requests reach the model, and it does not answer them."""
+    """An open breaker. ``is_reached``: whether requests reach the model but are not answered."""
 
     def __init__(self, *, is_reached: bool) -> None:
         self.is_reached = is_reached
@@ -42,12 +42,12 @@ class Breaker:
 
     @property
     def is_due(self) -> bool:
-        """Whether a probe is to be sent now."""
+        """Whether to send a probe now."""
         return self._backoff.is_due
 
     @property
     def retry_after_s(self) -> int:
-        """Until the next probe has been answered, in whole seconds."""
+        """Whole seconds until the next probe is expected to be answered."""
         return max(1, math.ceil(self._backoff.due_at - time.monotonic()))
 
     def probe_failed(self) -> None:
@@ -55,28 +55,28 @@ class Breaker:
 
 
 class Breakers:
-    """By model, of one Triton."""
+    """The breakers of one Triton, by model."""
 
     def __init__(self, count_open: CountOpen = lambda model, change: None) -> None:
         self._count_open = count_open
         self.open: dict[str, Breaker] = {}
         self.opened = asyncio.Event()
-        """Set while a breaker is open."""
+        """Set while any breaker is open."""
         self._failures: Counter[str] = Counter()
         self._waits_s: dict[str, float] = {}
 
     def answered(self, model: str, waited_s: float) -> None:
-        """Triton answered a call, with a response or with an error."""
+        """Call this when Triton answered a call, with a response or an error."""
         faded_s = self._waits_s.get(model, 0.0) * _FADING
         self._waits_s[model] = waited_s if waited_s > faded_s else faded_s
         if self._failures:
             self._failures.pop(model, None)
 
     def failed(self, model: str, error: GatewayError, waited_s: float) -> None:
-        """A call ended without an answer."""
+        """Call this when a call ended without an answer."""
         is_timeout = isinstance(error, DeadlineExceeded)
         is_lost = isinstance(error, UpstreamUnavailable) and not error.was_answered
-        if not (is_lost or (is_timeout and waited_s >= self.patience_s(model))):
+        if not (is_lost or (is_timeout and waited_s >= self.timeout_s(model))):
             return
         self._failures[model] += 1
         if self._failures[model] >= FAILURES and model not in self.open:
@@ -86,7 +86,7 @@ class Breakers:
             _log.error("model '%s' failed %d times in a row without an answer: its breaker is open", model, FAILURES)
 
     def close(self, model: str) -> None:
-        """A probe of the model succeeded."""
+        """Closes the breaker of a model after a successful probe."""
         self._failures.pop(model, None)
         if self.open.pop(model, None) is not None:
             self._count_open(model, -1)
@@ -94,7 +94,7 @@ class Breakers:
         if not self.open:
             self.opened.clear()
 
-    def patience_s(self, model: str) -> float:
-        """How long an answer of the model may take before its absence counts as a failure."""
+    def timeout_s(self, model: str) -> float:
+        """Returns the time after which a missing answer of the model counts as a failure."""
         longest_s = self._waits_s.get(model)
-        return UNKNOWN_PATIENCE_S if longest_s is None else max(LEAST_PATIENCE_S, PATIENCE * longest_s)
+        return UNKNOWN_TIMEOUT_S if longest_s is None else max(LEAST_TIMEOUT_S, TIMEOUT_FACTOR * longest_s)

@@ -1,4 +1,4 @@
-"""Requests of the gateway's own, which tell whether a model works."""
+"""Canary requests, with which the gateway checks whether a model works."""
 
 from collections.abc import Sequence
 from contextlib import aclosing
@@ -12,7 +12,7 @@ from app.domain.inference import InferenceRequest
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """A request that a model is known to answer, made of a pipeline's ``sample``."""
+    """A request that the model should be able to answer, made from a pipeline's ``sample``."""
 
     request: InferenceRequest
     is_decoupled: bool
@@ -20,11 +20,11 @@ class Canary:
 
 class Canaries(Protocol):
     def all(self) -> Sequence[Canary]:
-        """A new canary for each model of a pipeline with a sample."""
+        """Returns a new canary for each model whose pipeline has a sample."""
 
 
 async def answer(engine: Engine, canary: Canary, deadline: Deadline) -> None:
-    """Returns at the model's first response. Raises GatewayError."""
+    """Sends the canary and returns after the model's first response. Raises GatewayError."""
     if not canary.is_decoupled:
         await engine.infer(canary.request, deadline)
         return

@@ -11,7 +11,7 @@ BURST = 50
 
 
 class PacedCancels:
-    """A leaky bucket: up to the rate a cancellation is sent at once, above the rate it waits."""
+    """A leaky bucket: cancellations within the rate are sent at once, further cancellations wait."""
 
     def __init__(self, per_s: float = CANCELS_PER_S, burst: float = BURST) -> None:
         self._interval_s = 1.0 / per_s
@@ -20,11 +20,11 @@ class PacedCancels:
 
     @classmethod
     def shared_by(cls, processes: int) -> "PacedCancels":
-        """The part of one of several processes that call the same Triton."""
+        """Returns the share of one of several processes that call the same Triton."""
         return cls(CANCELS_PER_S / processes, BURST / processes)
 
     def cancel(self, call: Call) -> None:
-        """A no-op for a call that is done."""
+        """Cancels a call when its turn has come. A no-op for a call that is done."""
         if call.done():
             return
         wait_s = self.turn() - time.monotonic()

@@ -3,9 +3,9 @@
 Tensors travel as raw little-endian bytes (``raw_input_contents``, ``raw_output_contents``), BYTES elements each behind
 a 4-byte length. Source: Open Inference Protocol, "Tensor Data"; Triton's ``grpc_service.proto``.
 
-A request is put together from parts: a protobuf message may be written in parts, one after the other. What the requests
-to a model have in common is serialized once, and the bytes of the tensors are copied once; protobuf would copy them
-several times.
+A request is assembled from parts, because the parts of a protobuf message can be serialized separately and then
+concatenated. The part that all requests to a model share is serialized once. The bytes of the tensors are copied only
+once; protobuf would copy them several times.
 """
 
 import math
@@ -25,12 +25,12 @@ FINAL_RESPONSE = "triton_final_response"
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
 TRACEPARENT = "traceparent"
 Buffer = bytes | memoryview
-"""Of bytes: its length is its size."""
+"""A memoryview has the format ``B``, so that ``len`` is its size in bytes."""
 _Asked = tuple[str, Slot | None, int]
-"""An output that Triton is asked for: its name, its place in shared memory, the number of classes or 0."""
+"""A requested output: its name, its slot in shared memory or None, and the number of classes or 0."""
 
 _RAW_INPUT = service_pb2.ModelInferRequest.DESCRIPTOR.fields_by_name["raw_input_contents"].number << 3 | 2
-"""The tag of one element: the field's number, and the wire type of bytes."""
+"""The tag of one element: the number of the field, and the wire type for bytes."""
 _QUICKLY_COPIED_BYTES = 16 * 1024
 _MAX_DIMENSIONS = 32
 _MAX_EMPTY_LISTS = 65_536
@@ -38,22 +38,22 @@ _MAX_EMPTY_LISTS = 65_536
 
 
 def request_parts(request: InferenceRequest, lease: Lease | None = None) -> list[Buffer]:
-    """A serialized ModelInferRequest, in parts that are to be joined.
+    """Serializes a ModelInferRequest. The caller joins the parts.
 
-    ``lease``: where the large tensors lie in shared memory; None: every tensor travels in the message.
+    ``lease``: the shared memory of the large tensors; None: the message contains all tensors.
     """
     return _parts_of(request, service_pb2.ModelInferRequest(id=request.request_id), lease)
 
 
 def stream_request_parts(request: InferenceRequest) -> list[Buffer]:
-    """Asks Triton to mark the end of the responses; without that mark a stream would stay open."""
+    """Like :func:`request_parts`, and asks Triton to mark the last response. Otherwise a stream would never end."""
     message = service_pb2.ModelInferRequest(id=request.request_id)
     message.parameters[EMPTY_FINAL_RESPONSE].bool_param = True
     return _parts_of(request, message, None)
 
 
 def trace_metadata(request: InferenceRequest) -> tuple[tuple[str, str], ...]:
-    """Makes Triton's own spans children of the caller's span.
+    """Returns gRPC metadata that makes Triton's spans children of the caller's span.
 
     Only for a sampled trace: Triton 2.51 records every request that has a parent, and ignores the sampled flag.
     """
@@ -65,12 +65,12 @@ def trace_metadata(request: InferenceRequest) -> tuple[tuple[str, str], ...]:
 
 
 def response_of(message: service_pb2.ModelInferResponse, lease: Lease | None = None) -> InferenceResponse:
-    """The response of a unary call. Raises UpstreamProtocol if a tensor's bytes do not fit its shape."""
+    """Decodes the response of a unary call. Raises UpstreamProtocol if a tensor's bytes do not match its shape."""
     return InferenceResponse(_outputs_of(message, lease), version=message.model_version)
 
 
 def streamed_response_of(message: service_pb2.ModelInferResponse) -> InferenceResponse:
-    """One response of a stream; the last response is marked. Raises UpstreamProtocol."""
+    """Decodes one response of a stream, with a mark on the last response. Raises UpstreamProtocol."""
     return InferenceResponse(_outputs_of(message, None), _is_final(message), message.model_version)
 
 
@@ -84,7 +84,7 @@ def _outputs_of(message: service_pb2.ModelInferResponse, lease: Lease | None) ->
 
 
 def _shared_raw_of(output: service_pb2.ModelInferResponse.InferOutputTensor, lease: Lease) -> bytes:
-    """What Triton wrote into shared memory; empty if that is not where the output is."""
+    """Returns the output's bytes in shared memory; empty if the output is not there."""
     dtype = DTYPE_BY_DATATYPE.get(output.datatype)
     if dtype is None or dtype.kind == "O" or not _is_possible(tuple(output.shape)):
         return b""
@@ -107,7 +107,7 @@ def _set_parameter(slot: service_pb2.InferParameter, value: Parameter) -> None:
 
 
 def _parts_of(request: InferenceRequest, message: service_pb2.ModelInferRequest, lease: Lease | None) -> list[Buffer]:
-    """Sends the trace as a parameter too, because parameters reach every step of an ensemble."""
+    """Also sends the trace as a parameter, because parameters reach every step of an ensemble."""
     for name, value in request.parameters.items():
         _set_parameter(message.parameters[name], value)
     if request.trace is not None:
@@ -124,7 +124,7 @@ def _parts_of(request: InferenceRequest, message: service_pb2.ModelInferRequest,
 
 
 def _outputs_asked_for(request: InferenceRequest, lease: Lease | None) -> tuple[_Asked, ...]:
-    """Empty if Triton is to answer all outputs, over the wire."""
+    """Returns the requested outputs. Empty: Triton sends all outputs over the wire."""
     if request.outputs:
         slots = {} if lease is None else dict(lease.outputs)
         return tuple([(output.name, slots.get(output.name), output.classification) for output in request.outputs])
@@ -139,7 +139,7 @@ def _signature_part(
     slots: tuple[Slot | None, ...],
     outputs: tuple[_Asked, ...],
 ) -> bytes:
-    """What the requests to a model have in common. ``inputs``: name, datatype and shape of each; ``slots``: of them."""
+    """Serializes the part that all requests to a model share. ``inputs``: name, datatype and shape of each input."""
     message = service_pb2.ModelInferRequest(model_name=model, model_version=version)
     for (name, datatype, shape), slot in zip_longest(inputs, slots):
         _set_slot(message.inputs.add(name=name, datatype=datatype, shape=shape), slot)
@@ -152,7 +152,7 @@ def _signature_part(
 
 
 def _set_slot(tensor: Any, slot: Slot | None) -> None:
-    """Says where a tensor lies in shared memory. Source: Triton, "Shared-Memory Extension"."""
+    """Sets the location of a tensor in shared memory. Source: Triton, "Shared-Memory Extension"."""
     if slot is not None:
         tensor.parameters["shared_memory_region"].string_param = slot.region
         tensor.parameters["shared_memory_offset"].int64_param = slot.offset
@@ -161,7 +161,7 @@ def _set_slot(tensor: Any, slot: Slot | None) -> None:
 
 @lru_cache(maxsize=256)
 def _raw_input_head(size: int) -> bytes:
-    """What stands before ``size`` raw bytes: the tag and the size. Source: protobuf, "Encoding", "Base 128 Varints"."""
+    """Returns the tag and the length that precede ``size`` bytes. Source: protobuf, "Encoding", "Base 128 Varints"."""
     head = bytearray((_RAW_INPUT,))
     while size > 0x7F:
         head.append(size & 0x7F | 0x80)
@@ -171,7 +171,7 @@ def _raw_input_head(size: int) -> bytes:
 
 
 def _raw_of(tensor: Tensor) -> list[Buffer]:
-    """The raw bytes, in parts."""
+    """Returns the raw bytes in parts."""
     array = tensor.array
     if tensor.datatype == BYTES:
         return [part for element in array.flat for part in (len(element).to_bytes(4, "little"), element)]
@@ -192,7 +192,7 @@ def _tensor_of(output: service_pb2.ModelInferResponse.InferOutputTensor, raw: by
 
 
 def _array_of(raw: bytes, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array | None:
-    """None where the number of elements is not the product of the dimensions."""
+    """Returns None if the number of elements is not the product of the dimensions."""
     if dtype.kind != "O":
         return np.ndarray(shape, dtype, raw) if len(raw) == math.prod(shape) * dtype.itemsize else None
     elements = _split(raw)
@@ -200,7 +200,7 @@ def _array_of(raw: bytes, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array
 
 
 def _is_possible(shape: tuple[int, ...]) -> bool:
-    """False for a shape that numpy cannot hold, or whose empty lists would fill the memory: ``[2**40, 0]``."""
+    """Returns False for a shape that numpy does not support, or whose empty lists would fill the memory: [2**40, 0]."""
     smallest = min(shape, default=1)
     if len(shape) > _MAX_DIMENSIONS or smallest < 0:
         return False
@@ -208,12 +208,12 @@ def _is_possible(shape: tuple[int, ...]) -> bool:
 
 
 def _short(value: object) -> str:
-    """At most 128 characters of a name or a shape."""
+    """Returns at most 128 characters of a name or a shape."""
     return str(list(value) if isinstance(value, tuple) else value)[:128]
 
 
 def _split(raw: bytes) -> list[bytes] | None:
-    """The elements of a serialized BYTES tensor, or None if the lengths do not add up."""
+    """Returns the elements of a serialized BYTES tensor, or None if the lengths are inconsistent."""
     elements: list[bytes] = []
     offset = 0
     while offset < len(raw):

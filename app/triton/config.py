@@ -26,7 +26,7 @@ _TYPE_BY_OTHER_NAME = {
     "INT": "TYPE_INT32",
     "LONG": "TYPE_INT64",
 }
-"""Names of datatypes in other places (the Open Inference Protocol, numpy, torch) -> Triton's."""
+"""Datatype names of the Open Inference Protocol, numpy and torch -> Triton's name."""
 
 
 def model_config_of(message: model_config_pb2.ModelConfig) -> ModelConfig:
@@ -55,7 +55,7 @@ def parse_config(text: str) -> model_config_pb2.ModelConfig:
 
 
 def _nearest_name(text: str) -> str:
-    """For an unknown field or enum value: the end of the sentence that suggests the nearest name."""
+    """Returns a suggestion to append to the error message for an unknown field or enum value."""
     found = _UNKNOWN_NAME.search(text)
     if found is None:
         return ""
@@ -66,7 +66,7 @@ def _nearest_name(text: str) -> str:
 
 
 def _names_in(kind: str) -> list[str]:
-    """The fields of a message, or the values of an enum; ``kind``: its name, with the names around it."""
+    """Returns the fields of a message or the values of an enum. ``kind``: its name, including the outer messages."""
     outer, *inner = kind.split(".")
     types: dict[str, Any] = {
         **model_config_pb2.DESCRIPTOR.message_types_by_name,
@@ -100,7 +100,7 @@ def _dims_of(spec: model_config_pb2.ModelInput | model_config_pb2.ModelOutput) -
 
 
 def _datatype_of(data_type: int) -> str:
-    """TYPE_STRING is BYTES in the Open Inference Protocol; the other names only lose their prefix."""
+    """Returns the name without its prefix, except for TYPE_STRING, which is BYTES in the Open Inference Protocol."""
     return "BYTES" if data_type == _BYTES_TYPE else model_config_pb2.DataType.Name(data_type).removeprefix("TYPE_")
 
 

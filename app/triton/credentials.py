@@ -1,4 +1,4 @@
-"""How the gateway and a Triton that is not local prove to each other who they are: TLS, and a bearer token."""
+"""Credentials for a remote Triton: TLS, mutual TLS and a bearer token."""
 
 import logging
 import re
@@ -14,7 +14,7 @@ import grpc
 from app.triton.transport import Metadata, StreamCall, Transport, UnaryCall
 
 CHECK_S = 1.0
-"""Between two looks at a file that may have changed."""
+"""Interval between two checks of a file for changes."""
 MAX_TOKEN_BYTES = 16 * 1024
 _TOKEN = re.compile(r"[!-~]+")
 
@@ -24,20 +24,20 @@ _log = logging.getLogger(__name__)
 
 
 class CredentialsUnusable(Exception):
-    """A file of credentials cannot be used. The message names the file and shows nothing of its content."""
+    """A credentials file is invalid or cannot be read. The message names the file, but never contains its content."""
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files. ``authorities``: those whose certificates are trusted; None: those that the system trusts."""
+    """PEM files. ``authorities``: the trusted certificate authorities; None: the authorities of the system."""
 
     authorities: Path | None = None
     certificate: Path | None = None
-    """Of the gateway, and ``key``: for a server that asks for one (mutual TLS)."""
+    """The gateway's certificate for mutual TLS; ``key`` is its private key."""
     key: Path | None = None
 
     def followed(self) -> Callable[[], ssl.SSLContext]:
-        """The context for the next connection; reads the files again when they changed. Raises CredentialsUnusable."""
+        """Returns a function that creates the context, and reloads changed files. Raises CredentialsUnusable."""
         return Followed(self._paths, lambda: self.context("h2"))
 
     @property
@@ -45,7 +45,7 @@ class TlsFiles:
         return [path for path in (self.authorities, self.certificate, self.key) if path is not None]
 
     def context(self, *protocols: str) -> ssl.SSLContext:
-        """Offers ``protocols`` by ALPN. Raises CredentialsUnusable."""
+        """Creates a TLS context that offers ``protocols`` by ALPN. Raises CredentialsUnusable."""
         context = ssl.create_default_context(cadata=self._authorities())
         if self.certificate is not None:
             try:
@@ -56,7 +56,7 @@ class TlsFiles:
         return context
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """The same for grpcio, which reads no file again. Raises CredentialsUnusable."""
+        """Creates credentials for grpcio, which does not reload changed files. Raises CredentialsUnusable."""
         self.context()  # checks the files
         authorities, key, certificate = (
             None if path is None else path.read_bytes() for path in (self.authorities, self.key, self.certificate)
@@ -69,7 +69,7 @@ class TlsFiles:
             return None
         try:
             text = self.authorities.read_text("ascii")
-            ssl.create_default_context(cadata=text or "nothing")  # "" would mean: those that the system trusts
+            ssl.create_default_context(cadata=text or "nothing")  # "" would select the authorities of the system
         except (OSError, ValueError) as exc:
             raise CredentialsUnusable(f"{self.authorities}: {_reason_of(exc)}") from exc
         return text
@@ -77,7 +77,7 @@ class TlsFiles:
 
 @dataclass(slots=True)
 class Followed(Generic[Content]):
-    """What files hold. They are read again when they changed; if they then cannot be used, the old content stays.
+    """A value read from files. Changed files are read again; if they are invalid, the old value is kept.
 
     ``read`` may raise CredentialsUnusable.
     """

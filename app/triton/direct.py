@@ -1,4 +1,4 @@
-"""The only Triton of a gateway, called without a balancer."""
+"""Calls a single Triton without a balancer."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ class DirectEngine(TritonEngine):
     """Called before each call that is repeated."""
 
     async def infer(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
-        """Repeats the call once, where :func:`may_repeat` allows it. What an open breaker refused is no call."""
+        """Repeats a failed call once if :func:`may_repeat` allows it, but not after a refusal by an open breaker."""
         try:
             return await super().infer(request, deadline)
         except Unavailable as exc:

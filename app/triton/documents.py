@@ -1,6 +1,6 @@
-"""Triton's protobuf messages -> the JSON that its HTTP endpoint answers.
+"""Converts Triton's protobuf messages to the JSON of its HTTP endpoint.
 
-protobuf's own JSON writes 64-bit integers as strings, and leaves default values out.
+The JSON converter of protobuf is not suitable: it writes 64-bit integers as strings and omits default values.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ def document_request(document: Document, model: str, version: str) -> Any:
 
 
 def document_of(reply: Any) -> dict[str, Any]:
-    """``reply``: to the request of :func:`document_request`."""
+    """Converts ``reply``, the response to :func:`document_request`."""
     return _object_of(reply.config if isinstance(reply, service_pb2.ModelConfigResponse) else reply)
 
 

@@ -1,7 +1,8 @@
 """The engine over gRPC. It uses the messages of Triton's Python client.
 
 It does not use the classes of that client: their asyncio ``stream_infer`` ignores ``enable_empty_final_response``
-(2.73), so the end of a stream would never be seen. Only a gRPC stream of its own lets the gateway cancel one request.
+(2.73), so the gateway would never see the end of a stream. Each request has a gRPC stream of its own, so that the
+gateway can cancel one request.
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -47,7 +48,7 @@ _STREAM_INFER = path_of("ModelStreamInfer")
 
 
 class TritonEngine(Engine):
-    """The caller closes the transport, after :meth:`close`.
+    """Calls one Triton. The caller must close the transport after :meth:`close`.
 
     Closing a stream's generator returns at once. The gRPC call is cancelled in the background.
     """
@@ -60,7 +61,7 @@ class TritonEngine(Engine):
         cancels: PacedCancels | None = None,
         lane: Lane | None = None,
     ) -> None:
-        """``lane``: the shared memory for large tensors; None: every tensor travels over the wire."""
+        """``lane``: the shared memory for large tensors; None: all tensors are sent over the wire."""
         self._transport = transport
         self._lane = lane
         self._health = health or TritonHealth()
@@ -73,7 +74,7 @@ class TritonEngine(Engine):
         return await self.answers() and not self._health.progress.is_stuck
 
     async def answers(self) -> bool:
-        """Whether Triton says that it is live; it may be stuck all the same."""
+        """Whether Triton reports that it is live. A live Triton may still be stuck."""
         try:
             reply = await call_control(self._transport, service_pb2.ServerLiveRequest(), CONTROL_TIMEOUT_S)
         except RpcError as exc:
@@ -90,7 +91,7 @@ class TritonEngine(Engine):
         return [ModelState(model.name, model.version, model.state == "READY", model.reason) for model in reply.models]
 
     async def model_ready(self, model: str, version: str = "") -> bool:
-        """False also while a Python process that the model needs is dead."""
+        """Returns False also while a Python process that the model needs is dead."""
         if not self._health.stubs.is_alive(model):
             return False
         with triton_errors(model):
@@ -154,7 +155,7 @@ class TritonEngine(Engine):
             return response
 
     async def _answer_by_lane(self, lane: Lane, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
-        """Over the wire if the lane does not take the request, or if Triton does not know the region any more."""
+        """Sends large tensors through shared memory; falls back to the wire if that is not possible."""
         lease = await lane.lease(request)
         if lease is not None:
             try:
@@ -205,12 +206,12 @@ class TritonEngine(Engine):
                 self._stop(call, SELF_END_S if is_over or request.ends_by_hook else 0.0)
 
     async def _started(self, request: InferenceRequest, timeout_s: float) -> StreamCall:
-        """Raises PayloadTooLarge or RpcError."""
+        """Starts the gRPC stream. Raises PayloadTooLarge or RpcError."""
         message = _joined(stream_request_parts(request))
         return await self._transport.stream(_STREAM_INFER, message, timeout_s, trace_metadata(request))
 
     def _stop(self, call: StreamCall, self_end_s: float) -> None:
-        """Cancels the call in the background if it has not ended, after ``self_end_s`` seconds at the earliest."""
+        """Cancels a call that has not ended, in the background and after at least ``self_end_s`` seconds."""
         if call.done():
             call.close()
         else:
@@ -222,19 +223,19 @@ class TritonEngine(Engine):
 
 
 def _is_about_model(error: GatewayError) -> bool:
-    """Whether Triton refused a call because it does not have the model, or not in that version."""
+    """Whether Triton refused a call because it does not have the model or the version."""
     return error.upstream is not None and error.upstream.grpc_code in {"NOT_FOUND", "INVALID_ARGUMENT"}
 
 
 def _joined(parts: Sequence[Buffer]) -> bytes:
-    """Raises PayloadTooLarge for a message that Triton does not accept."""
+    """Joins the parts of a message. Raises PayloadTooLarge if Triton would not accept the message."""
     if sum(map(len, parts)) > MAX_MESSAGE_BYTES:
         raise request_too_large()
     return b"".join(parts)
 
 
 def _timeout_s(deadline: Deadline, model: str) -> float:
-    """Raises DeadlineExceeded."""
+    """Returns the time that is left. Raises DeadlineExceeded."""
     if deadline.has_passed:
         raise DeadlineExceeded(f"The deadline passed before model '{model}' was called.")
     return max(deadline.remaining_s(), FLOOR_S)

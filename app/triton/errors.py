@@ -1,4 +1,4 @@
-"""Turns the errors of Triton and gRPC into the gateway's own errors, in one place.
+"""Converts errors of Triton and gRPC to domain errors. No other module does this.
 
 The texts are those of Triton 2.51. They are not forwarded to callers. The most specific row of a table comes first.
 """
@@ -29,7 +29,7 @@ from app.triton.transport import MAX_MESSAGE_BYTES, BrokenExchange, RpcError
 
 @contextmanager
 def triton_errors(model: str = "") -> Iterator[None]:
-    """Every error that gRPC raises inside becomes a GatewayError with ``upstream`` set."""
+    """Converts every gRPC error in the block to a GatewayError with ``upstream`` set."""
     try:
         yield
     except (RpcError, DecodeError) as exc:
@@ -47,7 +47,7 @@ def error_of_call(exc: RpcError | DecodeError, model: str) -> GatewayError:
 
 
 def gateway_error_of(grpc_code: str | None, message: str, model: str) -> GatewayError:
-    """The error of a failed call. ``grpc_code`` is None for an error inside a stream, which has only a text."""
+    """Returns the domain error of a failed call. ``grpc_code``: None for an error in a stream, which has no code."""
     error = (
         _error_by_text(grpc_code, message)
         or _error_by_fault(grpc_code, message)
@@ -58,7 +58,7 @@ def gateway_error_of(grpc_code: str | None, message: str, model: str) -> Gateway
 
 
 def _error_by_fault(grpc_code: str | None, message: str) -> GatewayError | None:
-    """The pipeline knows its graph and names the step and the tensor: app.pipelines.explain."""
+    """Returns an error without names; app.pipelines.explain later adds the step and the tensor."""
     fault = fault_in(message) if grpc_code in _FAULT_CODES else None
     if fault is None:
         return None
@@ -92,7 +92,7 @@ def _is_stopping(_found: re.Match[str]) -> GatewayError:
 
 
 def _not_loaded(found: re.Match[str]) -> GatewayError:
-    """A step may have run before an ensemble came to the step that is not loaded."""
+    """If the model is a step of an ensemble, earlier steps may have run, so the request counts as sent."""
     return ModelNotReady("Triton has no ready version of the model.", was_sent=found[0].startswith("in ensemble"))
 
 
@@ -185,21 +185,21 @@ _ERROR_BY_GRPC_TEXT: tuple[tuple[frozenset[str], re.Pattern[str], Callable[[re.M
     ),
     (frozenset({"RESOURCE_EXHAUSTED"}), re.compile(r"(?:Received|Sent) message larger than max"), _request_too_large),
 )
-"""Texts of gRPC itself, which never arrive inside a stream."""
+"""Texts of gRPC itself. They never occur inside a stream."""
 
 _FAULT_CODES = frozenset({"INVALID_ARGUMENT", "INTERNAL", "UNIMPLEMENTED", None})
-"""Codes of faults inside a chain, from Triton or from a BLS model, which loses the code of its child."""
+"""Codes of faults inside a chain of models. A BLS model loses the code of the model that it called."""
 
 _BROKEN_TENSOR = {
-    FaultKind.NOT_GIVEN: "A step was not given an input that it requires.",
-    FaultKind.SHAPE: "A step was given an input of another shape than it declares.",
-    FaultKind.DATATYPE: "A step was given an input of another datatype than it declares.",
-    FaultKind.ITEMS: "A step was given more items than were agreed.",
-    FaultKind.SPLIT: "An output could not be divided among the requests of its batch.",
+    FaultKind.NOT_GIVEN: "A step did not receive a required input.",
+    FaultKind.SHAPE: "A step received an input whose shape is not the declared shape.",
+    FaultKind.DATATYPE: "A step received an input whose datatype is not the declared datatype.",
+    FaultKind.ITEMS: "A step received more items than its contract allows.",
+    FaultKind.SPLIT: "An output could not be split among the requests of its batch.",
 }
 _FAILED_MODEL = {
-    FaultKind.RESPONSE_COUNT: "A model's script returned another number of responses than it was given requests.",
-    FaultKind.RETURNED_DECOUPLED: "The script of a decoupled model returned its responses instead of sending them.",
+    FaultKind.RESPONSE_COUNT: "A model's script did not return exactly one response for each request.",
+    FaultKind.RETURNED_DECOUPLED: "The script of a decoupled model returned its responses; it must send them.",
     FaultKind.DEADLOCK: "An output of an ensemble was never set.",
     FaultKind.CHILD_DECOUPLED: "A BLS script called a decoupled model as if it had one response.",
     FaultKind.CHILD_NOT_READY: "A BLS script called a model that is not ready.",

@@ -1,8 +1,9 @@
-"""Parses Triton's texts about faults inside a chain.
+"""Parses Triton's messages about faults inside a chain of models.
 
-Sources: Triton 2.51 (each text was seen, or is in its binary) and ``model_kit.contract``, with which a model reports
-faults that Triton does not check. A text may be anywhere in the message: an ensemble puts ``in ensemble 'e', `` and
-``[request id: r] `` in front, and a BLS script may put a child's error anywhere. The first row that matches wins.
+Sources: Triton 2.51 (each text was observed, or is in its binary), and ``model_kit.contract``, with which a model
+reports faults that Triton does not check. A text may be anywhere in the message: an ensemble adds the prefixes
+``in ensemble 'e', `` and ``[request id: r] ``, and a BLS script may include the error of a child. The first matching
+row wins.
 """
 
 import re

@@ -16,7 +16,7 @@ RECONNECT_OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
 )
-"""gRPC's default backoff grows to two minutes, so the gateway would notice the return of Triton late."""
+"""The default backoff of gRPC grows to two minutes, so the gateway would notice a recovered Triton late."""
 
 SIZE_OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -27,19 +27,19 @@ WINDOW_OPTIONS = (
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 16 * 1024),
 )
-"""How much of a response gRPC prefetches. By default this grows to megabytes for each stream."""
+"""Limits how much of a response gRPC prefetches. The default grows to megabytes for each stream."""
 
-PATIENT_PING_OPTIONS = (("grpc.keepalive_time_ms", 300_000),)
-"""A server with default settings closes a connection (GOAWAY) that pings more often."""
+SLOW_PING_OPTIONS = (("grpc.keepalive_time_ms", 300_000),)
+"""For servers with default settings, which close a connection (GOAWAY) that pings more often."""
 
-TIGHT_PING_OPTIONS = (
+FAST_PING_OPTIONS = (
     ("grpc.keepalive_time_ms", 2_000),
     ("grpc.keepalive_timeout_ms", 1_000),
     ("grpc.http2.ping_timeout_ms", 1_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.keepalive_permit_without_calls", 1),
 )
-"""Notices a stopped server within seconds. Only for a Triton that was started to allow them: the embedded Triton."""
+"""Detects a stopped server within seconds. Only for the embedded Triton, which is started to allow frequent pings."""
 
 _PREFETCH_BYTES = 16 * 1024
 """Prefetch limit in bytes; always at least one message."""
@@ -47,7 +47,7 @@ _NOT_SENT = re.compile(r"\A(?:Stream removed \()?(?:failed to connect to all add
 
 
 class GrpcioTransport:
-    """Implements :class:`app.triton.transport.Transport`. ``pings``: PATIENT_PING_OPTIONS or TIGHT_PING_OPTIONS."""
+    """Implements :class:`app.triton.transport.Transport`. ``pings``: SLOW_PING_OPTIONS or FAST_PING_OPTIONS."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class GrpcioUnaryCall:
 
 
 class GrpcioStreamCall:
-    """Reads the messages in a task of its own: cancelling a read of grpc.aio cancels the call at once."""
+    """Reads the messages in a separate task, because cancelling a read of grpc.aio cancels the call at once."""
 
     def __init__(self, call: Any) -> None:
         self.arrived: float | None = None
@@ -172,7 +172,7 @@ class GrpcioStreamCall:
 
 
 def rpc_error_of(exc: Exception) -> RpcError:
-    """The error of whatever grpcio raised."""
+    """Converts any exception of grpcio."""
     if not isinstance(exc, grpc.aio.AioRpcError):
         return BrokenExchange(f"{type(exc).__name__}: {exc}")
     details = exc.details() or ""

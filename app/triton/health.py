@@ -1,4 +1,4 @@
-"""Faults of Triton that Triton itself does not report."""
+"""Detects faults that Triton does not report."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from app.triton.stubs import Stubs
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What one process saw of a Triton in a while, for the process that cares for that Triton."""
+    """One process's observations of a Triton since its last report, for the process that supervises that Triton."""
 
     seen: Seen
     suspects: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -19,14 +19,14 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What the process that cares for a Triton tells the others."""
+    """The known faults of a Triton. The process that supervises the Triton sends them to the other processes."""
 
     dead_models: tuple[str, ...] = ()
     is_stuck: bool = False
 
 
 class TritonHealth:
-    """The engine reports its calls here, and answers ``is_live`` and ``model_ready`` in accordance with it."""
+    """Collects the results of the engine's calls, and decides what the engine reports as live and ready."""
 
     def __init__(self, stubs: Stubs | None = None, count_open: CountOpen = lambda model, change: None) -> None:
         self.stubs = stubs or Stubs()
@@ -34,7 +34,7 @@ class TritonHealth:
         self.progress = Progress(self.breakers)
 
     def refusal(self, model: str) -> Unavailable | None:
-        """Why a request to the model is not sent to this Triton now. None if it is sent."""
+        """Returns the error if requests to the model must not be sent to this Triton now, else None."""
         if self.breakers.open and (breaker := self.breakers.open.get(model)) is not None:
             text = f"Model '{model}' failed several times in a row; it is not called until it answers a probe."
             return UpstreamUnavailable(text, was_sent=False, retry_after_s=breaker.retry_after_s)
@@ -45,11 +45,11 @@ class TritonHealth:
         return None
 
     def take(self) -> Observed:
-        """What happened since the last call."""
+        """Returns the observations since the last call."""
         return Observed(self.progress.take(), self.stubs.take_suspects())
 
     def add(self, observed: Observed) -> None:
-        """Adds what :meth:`take` returned in another process."""
+        """Adds the observations that :meth:`take` returned in another process."""
         self.stubs.add_suspects(observed.suspects)
         self.progress.add(observed.seen)
 
@@ -58,24 +58,24 @@ class TritonHealth:
         return Faults(tuple(self.stubs.dead), self.progress.is_stuck)
 
     def follow(self, faults: Faults) -> None:
-        """Takes over the :attr:`faults` of the process that cares for this Triton."""
+        """Sets the faults to the :attr:`faults` of the process that supervises this Triton."""
         self.stubs.follow(faults.dead_models)
         self.progress.is_stuck = faults.is_stuck
 
 
 class HealthByAddress(dict[str, TritonHealth]):
-    """The health of each Triton that the gateway calls now."""
+    """The health of each Triton that the gateway currently calls."""
 
     @property
     def is_stuck(self) -> bool:
-        """Whether every Triton is stuck: live, but without an answer to any inference call."""
+        """Whether every Triton is stuck: live, but not answering inference calls."""
         return bool(self) and all(health.progress.is_stuck for health in self.values())
 
     def take(self) -> dict[str, Observed]:
         return {address: health.take() for address, health in self.items()}
 
     def add(self, observed: Mapping[str, Observed]) -> None:
-        """Ignores addresses that this process does not call."""
+        """Like the method of :class:`TritonHealth`; ignores addresses that this process does not call."""
         for address in self.keys() & observed.keys():
             self[address].add(observed[address])
 
@@ -84,6 +84,6 @@ class HealthByAddress(dict[str, TritonHealth]):
         return {address: health.faults for address, health in self.items()}
 
     def follow(self, faults: Mapping[str, Faults]) -> None:
-        """Ignores addresses that this process does not call."""
+        """Like the method of :class:`TritonHealth`; ignores addresses that this process does not call."""
         for address in self.keys() & faults.keys():
             self[address].follow(faults[address])

@@ -1,4 +1,4 @@
-"""Questions about models to several Tritons, and what follows from the answers for each of them."""
+"""Queries several Tritons about their models, and marks servers whose models differ."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,7 +13,7 @@ from app.triton.server import ModelKey, Server
 T = TypeVar("T")
 
 ANSWER_S = 3.0
-"""How long a Triton may take to answer a question about a model."""
+"""Timeout of a query about a model."""
 
 
 class Lookups:
@@ -24,7 +24,7 @@ class Lookups:
         self._agreement = Agreement(servers)
 
     async def models(self) -> Sequence[ModelState]:
-        """Of all servers. A model that one of them has ready is ready."""
+        """Returns the models of all servers. A model is ready if it is ready on at least one server."""
         return index_of(await self._ask(lambda server: server.engine.models()))
 
     async def is_ready(self, key: ModelKey) -> bool:
@@ -35,11 +35,11 @@ class Lookups:
         return any(is_ready for _, is_ready in answers)
 
     async def config(self, key: ModelKey) -> ModelConfig:
-        """A server whose model has another signature than most is not used for the model."""
+        """Returns the configuration of a model. A server with a different signature than most is not used for it."""
         return self._agreement.config(key, await self._ask(lambda server: server.engine.model_config(*key)))
 
     async def introduce(self, server: Server) -> None:
-        """Asks a server that joins or returns about the models that are in use. Raises GatewayError."""
+        """Queries a server that joins or returns about the models in use. Raises GatewayError."""
         await asyncio.gather(*(_in_time(self._compare(server, key)) for key in self._agreement.keys))
 
     async def _compare(self, server: Server, key: ModelKey) -> None:
@@ -49,7 +49,7 @@ class Lookups:
             self._agreement.compare(server, key, await server.engine.model_config(*key))
 
     async def _ask(self, question: Callable[[Server], Awaitable[T]]) -> list[tuple[Server, T]]:
-        """The answers of the servers that give one. Raises the error of a server if none does."""
+        """Returns the answers of the servers that answer. If no server answers, raises the error of one of them."""
         staying = [server for server in self._servers if not server.is_leaving]
         asked = [server for server in staying if server.is_up] or staying
         results = await asyncio.gather(*(_in_time(question(server)) for server in asked), return_exceptions=True)
@@ -67,7 +67,7 @@ def no_address() -> UpstreamUnavailable:
 
 
 async def _in_time(answer: Awaitable[T]) -> T:
-    """Raises UpstreamUnavailable for a server that does not answer a question soon."""
+    """Raises UpstreamUnavailable if a server does not answer a query in time."""
     try:
         async with asyncio.timeout(ANSWER_S):
             return await answer

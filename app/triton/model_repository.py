@@ -1,4 +1,4 @@
-"""A model repository on disk, and the same as a running server has it."""
+"""Reads the model repository from disk or from a running server."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -24,20 +24,20 @@ BACKEND_BY_FILE = {
     "model.xml": "openvino",
     "model.json": "vllm",
 }
-"""If a configuration names no backend, Triton tells the backend from the file in the version folder."""
+"""Without a backend in the configuration, Triton chooses the backend by the file in the version folder."""
 
 
 class RepositoryUnreadable(Exception):
-    """There is no such folder, or it holds no model."""
+    """The folder does not exist or contains no models."""
 
 
 def read_repository(path: Path) -> list[RepositoryModel]:
-    """Raises RepositoryUnreadable; a model that cannot be read is there with its complaint."""
+    """Reads all models. A model that cannot be read is included with its error. Raises RepositoryUnreadable."""
     return [_read_model(folder) for folder in model_folders(path)]
 
 
 async def live_repository(engine: Engine) -> list[RepositoryModel]:
-    """The models that are ready. What a script calls is known only where its configuration declares it."""
+    """Returns the ready models of a server. The calls of a script are known only if its configuration declares them."""
     versions: dict[str, list[str]] = {}
     for state in await engine.models():
         if state.ready:
@@ -55,12 +55,14 @@ def model_folders(path: Path) -> list[Path]:
         raise RepositoryUnreadable(f"There is no model repository at {path}.")
     folders = sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith((".", "__")))
     if not folders:
-        raise RepositoryUnreadable(f"The model repository {path} holds no model: each is a folder of its own.")
+        raise RepositoryUnreadable(
+            f"The model repository {path} contains no models: each model needs a folder of its own."
+        )
     return folders
 
 
 def read_config(folder: Path) -> pb.ModelConfig:
-    """A model's configuration, empty if there is no file. Raises ValueError with the path if it cannot be read."""
+    """Returns a model's configuration, empty if there is no file. Raises ValueError with the path of a broken file."""
     path = folder / CONFIG_FILE
     try:
         return parse_config(path.read_text(encoding="utf-8"))
@@ -83,7 +85,7 @@ def backend_by_file(files: Iterable[Path]) -> str | None:
 
 
 def missing_scripts(folder: Path, config: pb.ModelConfig) -> list[Path]:
-    """The scripts that a Python model lacks, one for each version."""
+    """Returns the missing scripts of a Python model: one for each version without a script."""
     if backend_named(config) != "python":
         return []
     scripts = [folder / version / (config.default_model_filename or SCRIPT) for version in _versions(folder)]

@@ -1,4 +1,4 @@
-"""An engine for a short look at Triton, as the commands ``check`` and ``models`` take it."""
+"""Opens an engine for the commands ``check`` and ``models``."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -14,9 +14,9 @@ from app.triton.transports import open_transport
 
 @asynccontextmanager
 async def open_engine(url: str, credentials: Credentials = NO_CREDENTIALS) -> AsyncIterator[Engine]:
-    """``url``: as in ``GATEWAY_TRITON_URL``; the models of several addresses are compared.
+    """Opens an engine for the duration of the block. ``url``: see ``GATEWAY_TRITON_URL``.
 
-    Raises ValueError or CredentialsUnusable.
+    If there are several addresses, their models are compared. Raises ValueError or CredentialsUnusable.
     """
     async with AsyncExitStack() as stack:
         engines = {

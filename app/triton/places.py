@@ -1,11 +1,11 @@
-"""Which Triton has which request, for requests that a ``cancel`` model may have to end."""
+"""Remembers which Triton received a request, so that a ``cancel`` model can be called on the same server."""
 
 from collections import OrderedDict
 
 from app.triton.server import Server
 
 MOST = 10_000
-"""So many requests are remembered, those that have ended among them: their cancellation may come later."""
+"""The number of requests to remember, including ended requests, whose cancellation may arrive later."""
 
 
 class Places:

@@ -1,4 +1,4 @@
-"""Keeps the servers of a balancer in step with the addresses of Triton."""
+"""Adds servers to a balancer and removes them when the addresses of Triton change."""
 
 import asyncio
 import logging
@@ -31,13 +31,13 @@ class Pool:
         self._has_failed = False
 
     async def open(self) -> None:
-        """The first servers share the requests equally from the start."""
+        """Adds the first servers. They share the requests equally from the start, without a slow start."""
         await self.follow()
         for server in self._balancer.servers:
             server.joined_at = 0.0
 
     async def run(self) -> None:
-        """Follows the DNS name until it is cancelled, and closes servers that have left when they are idle."""
+        """Follows the DNS name until cancelled, and closes servers that have left when they are idle."""
         while True:
             ends = asyncio.get_running_loop().time() + addresses.RESOLVE_S
             while asyncio.get_running_loop().time() < ends:
@@ -47,7 +47,7 @@ class Pool:
                 await self.follow()
 
     async def follow(self) -> None:
-        """New addresses join. Addresses that have vanished get no further requests."""
+        """Adds new addresses. Removed addresses get no further requests."""
         wanted = await self._wanted()
         if not wanted:
             return
@@ -66,7 +66,7 @@ class Pool:
             await self._remove(server)
 
     async def _wanted(self) -> frozenset[str]:
-        """Empty if the name cannot be resolved now: the known addresses then stay."""
+        """Returns the current addresses. Empty if the name cannot be resolved now: the known addresses are kept."""
         if not self._is_resolving:
             return frozenset(self._names)
         try:
@@ -82,7 +82,7 @@ class Pool:
     async def _add(self, address: str) -> None:
         stack = AsyncExitStack()
         server = await stack.enter_async_context(self._open_server(address))
-        server.is_up = False  # until it has been asked about its models
+        server.is_up = False  # until its models have been queried
         self._stacks[server] = stack
         self._balancer.servers.append(server)
         _log.info("Triton at %s joins", address)

@@ -1,4 +1,4 @@
-"""Closes the breakers of one Triton: a model is probed with its pipeline's sample until it answers."""
+"""Closes the breakers of one Triton: probes each model with its pipeline's sample until the model answers."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ LONGEST_PROBE_S = 30.0
 
 
 class BreakerProbes:
-    """Without a sample, or while Triton cannot be reached, the probe is whether Triton has the model ready."""
+    """Probes the models. Without a sample, or while Triton is unreachable, the probe checks if the model is ready."""
 
     def __init__(self, engine: Engine, breakers: Breakers, canaries: Canaries) -> None:
         self._engine = engine
@@ -21,7 +21,7 @@ class BreakerProbes:
         self._canaries = canaries
 
     async def run(self) -> None:
-        """Runs until it is cancelled."""
+        """Runs until cancelled."""
         while True:
             await self._breakers.opened.wait()
             due = {model: breaker for model, breaker in self._breakers.open.items() if breaker.is_due}
@@ -49,7 +49,7 @@ class BreakerProbes:
 
     async def _answers(self, canary: Canary) -> bool:
         """Raises GatewayError."""
-        deadline = Deadline.after(min(self._breakers.patience_s(canary.request.model), LONGEST_PROBE_S))
+        deadline = Deadline.after(min(self._breakers.timeout_s(canary.request.model), LONGEST_PROBE_S))
         try:
             await answer(self._engine, canary, deadline)
         except DeadlineExceeded:

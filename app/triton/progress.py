@@ -1,4 +1,4 @@
-"""Whether inference calls still return. A Triton that is stuck is live, but answers no inference call."""
+"""Tracks whether inference calls return. A stuck Triton is live, but does not answer inference calls."""
 
 import time
 from collections import Counter
@@ -10,14 +10,14 @@ from app.domain.inference import InferenceRequest, InferenceResponse
 from app.triton.breaker import Breakers
 
 SILENCE_S = 5.0
-"""A call that waited this long for a response, and was then abandoned, counts as unanswered."""
+"""An abandoned call counts as unanswered if it waited at least this long for a response."""
 _NO_ANSWER = {"DEADLINE_EXCEEDED", "CANCELLED", "UNAVAILABLE"}
-"""Codes that gRPC makes itself, without Triton. Triton uses UNAVAILABLE too, which is then not counted as an answer."""
+"""Codes that gRPC generates without Triton. Triton uses UNAVAILABLE too, which then does not count as an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one process saw of Triton in a while. ``unanswered``: calls since the last answer, by gRPC method."""
+    """One process's observations since its last report. ``unanswered``: calls since the last answer, by gRPC method."""
 
     unanswered: dict[str, int]
     answers: dict[str, int]
@@ -26,18 +26,18 @@ class Seen:
 
 
 class Progress:
-    """Observes calls; counts the calls in a row that Triton did not answer.
+    """Observes calls and counts consecutive calls without an answer.
 
-    ``breakers`` are told how each call ended.
+    Reports the end of each call to ``breakers``.
     """
 
     def __init__(self, breakers: Breakers | None = None) -> None:
         self.breakers = breakers or Breakers()
         self.heard_at = 0.0
-        """When Triton last answered a call, in seconds on ``time.monotonic``."""
+        """When Triton last answered a call, in monotonic seconds."""
         self.is_stuck = False
         self.unanswered: Counter[str] = Counter()
-        """gRPC method -> calls in a row without an answer."""
+        """gRPC method -> consecutive calls without an answer."""
         self.answers: Counter[str] = Counter()
         """gRPC method -> answers so far."""
         self._longest_wait_s: dict[str, float] = {}
@@ -53,13 +53,13 @@ class Progress:
         self.breakers.answered(model, waited_s)
 
     def take(self) -> Seen:
-        """What happened since the last call, for the process that watches Triton."""
+        """Returns the observations since the last call, for the process that supervises Triton."""
         seen = Seen(dict(self.unanswered), dict(self.answers), self._longest_wait_s)
         self.unanswered, self.answers, self._longest_wait_s = Counter(), Counter(), {}
         return seen
 
     def add(self, seen: Seen) -> None:
-        """Adds what :meth:`take` returned in another process."""
+        """Adds the observations that :meth:`take` returned in another process."""
         for method, count in seen.answers.items():
             self.unanswered[method] = 0
             self.answers[method] += count
@@ -71,7 +71,7 @@ class Progress:
         return model in self._longest_wait_s
 
     def timeout_s(self, model: str) -> float:
-        """Time for a canary of the model: three times the longest wait that the model ever needed, at least 5 s."""
+        """Returns the timeout of a canary of the model: three times its longest answer time so far, at least 5 s."""
         return max(SILENCE_S, 3 * self._longest_wait_s.get(model, 0.0))
 
 

@@ -1,4 +1,4 @@
-"""Confirms that a model's process died, reloads the model where that is allowed, and notices that it works again."""
+"""Confirms that a model's process died, reloads the model if allowed, and detects when the model works again."""
 
 import asyncio
 import logging
@@ -14,14 +14,14 @@ from app.triton.stubs import Stubs
 
 POLL_S = 0.5
 CANARY_S = 10.0
-"""Triton needs up to 4 s to notice that a process is dead."""
+"""Timeout of a canary. Triton needs up to 4 s to detect a dead process."""
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 60.0
-"""Between two reloads of a model."""
+"""Longest delay between two reloads of a model."""
 LONGEST_LOOK_S = 10.0
-"""Between two looks at a model that only somebody else may reload."""
+"""Longest interval between checks of a model that the gateway must not reload."""
 _FORGIVEN_S = 300.0
-"""A model that lived this long since its last repair starts with the first delay again."""
+"""After this time without a fault since its last repair, a model starts again with the first delay."""
 _MOST_CANARIES = 8
 _REFUSED = "explicit model load / unload is not allowed"
 _log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class StubRepair:
         self._backoffs: dict[str, Backoff] = {}
 
     async def run(self) -> None:
-        """Runs until it is cancelled."""
+        """Runs until cancelled."""
         while True:
             await asyncio.sleep(POLL_S)
             for called in self._stubs.suspects:
@@ -49,7 +49,7 @@ class StubRepair:
                     await self._repair(model)
 
     async def _confirm(self, called: str) -> None:
-        """With a sample, by the sample; without a sample, by repeated errors."""
+        """Confirms the death of a process by the model's sample; without a sample, by repeated errors."""
         canary = self._canary(called)
         dead = self._stubs.repeated(called) if canary is None else await self._dead_process(called)
         if dead is not None:
@@ -81,7 +81,7 @@ class StubRepair:
         return True
 
     async def _is_still_dead(self, model: str) -> bool:
-        """Without a sample the answer is False: the next request decides."""
+        """Returns False for a model without a sample, so that the next request decides."""
         for canary in self._canaries.all():
             called = canary.request.model
             if model in self._stubs.run_by(called):
@@ -89,7 +89,7 @@ class StubRepair:
         return False
 
     async def _dead_process(self, called: str) -> str | None:
-        """The model whose process is dead. Each canary meets one instance, so several canaries run."""
+        """Returns the model whose process is dead, or None. A canary tests one instance, so several canaries run."""
         for _ in range(min(2 * self._stubs.instances(called), _MOST_CANARIES)):
             canary = self._canary(called)
             message = await self._error_of(canary) if canary is not None else ""
@@ -98,7 +98,7 @@ class StubRepair:
         return None
 
     async def _error_of(self, canary: Canary) -> str:
-        """Triton's message; empty if the canary did not fail. A stream fits decoupled models and others."""
+        """Returns Triton's message; empty if the canary succeeded. A stream works for every model."""
         try:
             async with aclosing(self._engine.infer_stream(canary.request, Deadline.after(CANARY_S))) as responses:
                 async for _ in responses:
@@ -111,7 +111,7 @@ class StubRepair:
         return next((canary for canary in self._canaries.all() if canary.request.model == model), None)
 
     def _backoff(self, model: str) -> Backoff:
-        """A reload is tried at once; without a reload, somebody else needs time for it."""
+        """Returns the delays. The first reload is immediate; without reloads, each check waits."""
         now = time.monotonic()
         backoff = self._backoffs.get(model)
         if backoff is None or now - backoff.due_at > _FORGIVEN_S:

@@ -1,12 +1,12 @@
-"""When a call of Triton may be repeated: the rule for one Triton and for several."""
+"""Decides whether a failed call may be repeated, at the same Triton or at another."""
 
 from app.domain.errors import Unavailable
 from app.domain.inference import InferenceRequest
 
 
 def may_repeat(error: Unavailable, request: InferenceRequest) -> bool:
-    """A request that Triton did not work on is always safe to send; another request only if it is idempotent.
+    """Whether a failed request may be sent again: if Triton did not process it, or if it is idempotent.
 
-    A Triton that works, and is overloaded, is not asked to do the work twice.
+    A request that failed because Triton is overloaded is not repeated.
     """
     return not error.was_sent or (request.idempotent and not error.was_answered)

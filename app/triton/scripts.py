@@ -1,4 +1,4 @@
-"""The Python scripts of a model's folder, parsed and never executed: the models that they call, and their mistakes."""
+"""Parses the Python scripts of a model without executing them: finds the models they call, and syntax errors."""
 
 import ast
 import sys
@@ -13,7 +13,7 @@ PYTHON = "{}.{}".format(*sys.version_info)
 @dataclass(slots=True)
 class Scripts:
     calls: set[str] = field(default_factory=set)
-    """The models that an ``InferenceRequest`` names literally; other calls are not seen."""
+    """The models whose name is a literal in an ``InferenceRequest``; other calls are not found."""
     mistakes: list[str] = field(default_factory=list)
     sends_errors: bool = False
 
@@ -37,7 +37,7 @@ class Scripts:
 
 
 def _parsed(path: Path) -> ast.Module:
-    """Raises ValueError with the path and the line."""
+    """Parses a script. Raises ValueError with the path and the line."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the script's style, such as unknown escapes

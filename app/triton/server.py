@@ -1,4 +1,4 @@
-"""One Triton of several, as the balancer sees it."""
+"""One of several Tritons, as the balancer sees it."""
 
 import asyncio
 import time
@@ -13,14 +13,14 @@ from app.domain.model import ModelConfig
 from app.triton.health import TritonHealth
 
 SLOW_START_S = 5.0
-"""A Triton that joins or returns gets its whole share of the requests after this time."""
+"""Duration of the slow start: a Triton that joins or returns gets its full share of requests after this time."""
 LEAST_SHARE = 0.1
 SAMPLES = 32
-"""So many latencies of a model are remembered."""
+"""The number of latencies to remember for each model."""
 
 NOT_READY = "not_ready"
 ModelKey = tuple[str, str]
-"""A model's name and version; an empty version is the newest."""
+"""A model's name and version; an empty version means the newest."""
 
 
 class Server:
@@ -33,19 +33,19 @@ class Server:
         self.in_flight = 0
         self.is_up = True
         self.is_leaving = False
-        """Whether the address is not configured any more: what runs there may end."""
+        """Whether the address was removed from the configuration. Running requests may finish."""
         self.is_slow = False
-        """Whether it is ejected because it answers much slower than the others."""
+        """Whether the server is ejected because it answers much slower than the others."""
         self.joined_at = 0.0
-        """When its slow start began, in seconds on ``time.monotonic``; 0 without a slow start."""
+        """When its slow start began, in monotonic seconds; 0 without a slow start."""
         self.absences: dict[ModelKey, str] = {}
-        """Models that are not to be called here, and why not."""
+        """Models that must not be called on this server -> the reason."""
         self.configs: dict[ModelKey, ModelConfig] = {}
-        """As the server last said."""
+        """The latest configuration of each model on this server."""
         self.latencies: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=SAMPLES))
-        """The latest of each model, in seconds."""
+        """The latest latencies of each model, in seconds."""
         self._movable: set[asyncio.Task[object]] = set()
-        """Tasks whose request may be repeated elsewhere."""
+        """Tasks whose request may be repeated on another server."""
         self._moved: set[asyncio.Task[object]] = set()
 
     @property
@@ -68,11 +68,11 @@ class Server:
             del self.absences[key]
 
     def has(self, request: InferenceRequest) -> bool:
-        """Whether the model of the request may be called here, as far as it is known."""
+        """Whether the model of the request may be called on this server; True if unknown."""
         return not self.absences or (request.model, request.version) not in self.absences
 
     def load(self, now: float) -> float:
-        """The requests that are under way, as if the server had its whole share."""
+        """The number of running requests, scaled up during a slow start."""
         if not self.joined_at:
             return self.in_flight
         share = (now - self.joined_at) / SLOW_START_S
@@ -86,7 +86,7 @@ class Server:
             self.start_slowly()
 
     def go_down(self) -> None:
-        """Requests under way that may be repeated are taken back at once."""
+        """Marks the server as down, and ends running requests that may be repeated on another server."""
         self.is_up = False
         for task in self._movable:
             self._moved.add(task)
@@ -99,7 +99,7 @@ class Server:
 
     @contextmanager
     def movable(self) -> Iterator[None]:
-        """While the block runs, :meth:`go_down` ends it with UpstreamUnavailable. See :class:`asyncio.Timeout`."""
+        """Lets :meth:`go_down` end the block with UpstreamUnavailable. Works like :class:`asyncio.Timeout`."""
         task = asyncio.current_task()
         assert task is not None
         cancelling = task.cancelling()

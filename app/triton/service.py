@@ -13,7 +13,7 @@ def path_of(method: str) -> str:
 
 
 async def call_control(transport: Transport, request: Message, timeout_s: float) -> Any:
-    """The response of a method that runs no inference. Its types name the method. Raises RpcError or DecodeError."""
+    """Calls a method other than inference, which follows from the message types. Raises RpcError or DecodeError."""
     method = type(request).__name__.removesuffix("Request")
     call = await transport.unary(path_of(method), request.SerializeToString(), timeout_s)
     return getattr(service_pb2, f"{method}Response").FromString(await call.response())

@@ -1,4 +1,4 @@
-"""Models whose Python process ("stub" in Triton's words) died.
+"""Tracks models whose Python process (Triton calls it a stub) died.
 
 Triton 2.51 does not restart such a process. The model stays ready in Triton, and every request that reaches the process
 fails after about a second.
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from app.domain.model import ModelConfig
 
 REPEATED = 3
-"""So many errors about one process are enough where no sample can confirm its death."""
+"""The number of errors about one process that confirms its death if the model has no sample."""
 _DEAD_STUB = re.compile(r"Stub process (?:'([^']*)' )?is not healthy\.")
 _log = logging.getLogger(__name__)
 
@@ -20,18 +20,18 @@ _log = logging.getLogger(__name__)
 class Stubs:
     """A call that fails because of a dead process makes its model a suspect.
 
-    An error text may repeat text of a caller. So a suspect counts as dead only after :meth:`condemn`.
+    An error text may contain text from a caller, so a suspect counts as dead only after :meth:`condemn`.
     """
 
     def __init__(self, count_death: Callable[[str], None] = lambda model: None) -> None:
         self._count_death = count_death
         self._configs: dict[str, ModelConfig] = {}
         self._suspects: dict[str, Counter[str]] = {}
-        """Called model -> the models whose process its errors named."""
+        """Called model -> the models whose process the errors of its calls named."""
         self.dead_models: set[str] = set()
 
     def learn(self, config: ModelConfig) -> None:
-        """Remembers which models this model runs."""
+        """Stores which models this model runs."""
         self._configs[config.name] = config
 
     def is_alive(self, model: str) -> bool:
@@ -62,22 +62,22 @@ class Stubs:
         return max((name for name in self.run_by(called) if _is_of(stub, name)), key=len, default=None)
 
     def repeated(self, called: str) -> str | None:
-        """The model that enough errors of ``called`` named."""
+        """Returns the model that enough errors of ``called`` named, or None."""
         ((model, count),) = self._suspects.get(called, Counter({called: 0})).most_common(1)
         return model if count >= REPEATED else None
 
     def take_suspects(self) -> dict[str, dict[str, int]]:
-        """The suspects so far, which are then forgotten here: another process confirms them."""
+        """Returns and forgets the current suspects. Another process confirms them."""
         suspects, self._suspects = self._suspects, {}
         return {called: dict(models) for called, models in suspects.items()}
 
     def add_suspects(self, suspects: Mapping[str, Mapping[str, int]]) -> None:
-        """Adds what :meth:`take_suspects` returned in another process."""
+        """Adds the suspects that :meth:`take_suspects` returned in another process."""
         for called, models in suspects.items():
             self._suspects.setdefault(called, Counter()).update(models)
 
     def follow(self, dead: Iterable[str]) -> None:
-        """Takes over which models are dead from the process that confirms and repairs."""
+        """Sets the dead models to those of the process that confirms and repairs them."""
         self.dead_models = set(dead)
 
     def condemn(self, model: str) -> None:
@@ -87,7 +87,7 @@ class Stubs:
             _log.error("the Python process of model '%s' died, and Triton does not restart it", model)
 
     def acquit(self, called: str) -> None:
-        """A canary of the model worked."""
+        """Clears the suspicion after a successful canary."""
         self._suspects.pop(called, None)
 
     def revive(self, model: str) -> None:

@@ -1,4 +1,4 @@
-"""Notices a Triton that is live but answers no inference call, and has it restarted where that is possible."""
+"""Detects a Triton that is live but does not answer inference calls, and restarts it if possible."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ from app.triton.progress import Progress
 
 POLL_S = 1.0
 UNANSWERED = 2
-"""So many calls in a row without an answer make Triton a suspect."""
+"""The number of consecutive calls without an answer that starts an examination with canaries."""
 FIRST_DELAY_S = 1.0
 _MOST_CANARIES = 4
 _LONGEST_DELAY_S = 30.0
@@ -29,11 +29,11 @@ class _Verdict(Enum):
     MOVES = auto()
     TIMES_OUT = auto()
     UNKNOWN = auto()
-    """Triton is away, or there is no canary."""
+    """Triton cannot be reached, or there is no canary."""
 
 
 class StuckWatch:
-    """``restart`` is None for a Triton that the gateway did not start."""
+    """Watches one Triton. ``restart``: None for a Triton that the gateway did not start."""
 
     def __init__(
         self, engine: TritonEngine, progress: Progress, canaries: Canaries, *, restart: Restart | None = None
@@ -44,7 +44,7 @@ class StuckWatch:
         self._restart = restart
 
     async def run(self) -> None:
-        """Runs until it is cancelled."""
+        """Runs until cancelled."""
         while True:
             await asyncio.sleep(POLL_S)
             for method, count in list(self._progress.unanswered.items()):
@@ -52,7 +52,7 @@ class StuckWatch:
                     await self._examine(method)
 
     async def _examine(self, method: str) -> None:
-        """Two rounds of canaries have to time out, and no other call may be answered in the meantime."""
+        """Returns whether two rounds of canaries timed out and no other call was answered in the meantime."""
         answers = self._progress.answers[method]
         for _ in range(2):
             if await self._verdict(method) is not _Verdict.TIMES_OUT or self._progress.answers[method] > answers:
@@ -81,7 +81,7 @@ class StuckWatch:
             await self._restart()
 
     async def _verdict(self, method: str) -> _Verdict:
-        """One canary that is answered is enough; only models that were answered before are asked."""
+        """Sends canaries to models that have answered before. One answered canary is enough."""
         canaries = [canary for canary in self._canaries.all() if self._fits(canary, method)][:_MOST_CANARIES]
         if not canaries or not await self._engine.answers():
             return _Verdict.UNKNOWN

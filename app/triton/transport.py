@@ -1,4 +1,4 @@
-"""What the engine needs of a gRPC client: bytes in, bytes out. Two clients implement it."""
+"""The interface of a gRPC client for the engine: bytes in, bytes out. Two clients implement it."""
 
 from collections.abc import Sequence
 from typing import Literal, Protocol, Self
@@ -10,9 +10,9 @@ DEFAULT_KIND: Kind = "asyncio"
 """The gateway's own client; grpcio's is the reference."""
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-"""Limit of a request, and of a response: no model can fill the gateway's memory with one message."""
+"""Size limit of each request and response, so that no model can fill the gateway's memory with one message."""
 WAITED_S = 0.005
-"""A message that took this long to come was not in a buffer before: the reader is up to date."""
+"""A message that took at least this long to arrive was not buffered: the reader is up to date."""
 
 
 class RpcError(Exception):
@@ -31,7 +31,7 @@ class RpcError(Exception):
 
 
 class BrokenExchange(RpcError):
-    """The server, or the client's own state, broke the rules of gRPC."""
+    """The server or the client violated the gRPC protocol."""
 
     def __init__(self, details: str) -> None:
         super().__init__("INTERNAL", details)
@@ -63,7 +63,7 @@ class StreamCall(Call, Protocol):
 
     @property
     def is_behind(self) -> bool:
-        """Whether older messages still wait in buffers, so that their arrival says nothing about the model's pace."""
+        """Whether older messages are still buffered, so that arrival times do not show the model's pace."""
 
     def __aiter__(self) -> Self: ...
 
@@ -71,7 +71,7 @@ class StreamCall(Call, Protocol):
         """Raises RpcError, or StopAsyncIteration after the status OK."""
 
     def close(self) -> None:
-        """Frees the messages that arrived and were not taken."""
+        """Discards the messages that arrived but were not read."""
 
 
 class Transport(Protocol):
@@ -84,4 +84,4 @@ class Transport(Protocol):
         """Starts a call with any number of responses. Raises RpcError."""
 
     async def close(self) -> None:
-        """Ends the connection; calls under way fail with UNAVAILABLE."""
+        """Closes the connection; running calls fail with UNAVAILABLE."""

@@ -1,4 +1,4 @@
-"""Watches the Tritons behind a balancer: which are down, which answer much slower than the others."""
+"""Watches the Tritons of a balancer and ejects those that are down or much slower than the others."""
 
 import asyncio
 import logging
@@ -18,16 +18,16 @@ from app.triton.server import Server
 POLL_S = 0.25
 SHORTEST_S = 0.05
 SILENCE_S = 1.0
-"""A server that answered no call for so long, while calls are under way, is asked whether it is live."""
+"""After this time without an answer to its running calls, a server gets a liveness check."""
 ENOUGH = 16
-"""So many latencies of a model are needed to compare two servers."""
+"""The number of latencies of a model that is needed to compare two servers."""
 TIMES = 5.0
-"""A server is slow if its median latency of a model is so many times that of the others,"""
+"""A server is slow if its median latency of a model is this many times that of the others,"""
 LEAST_S = 0.05
-"""and longer by so much."""
+"""and at least this much longer."""
 FIRST_RETURN_S = 10.0
 LONGEST_RETURN_S = 120.0
-"""The time until a slow server is probed. It doubles while the server stays slow."""
+"""Longest time until a slow server is probed. The time doubles with each unsuccessful probe."""
 _log = logging.getLogger(__name__)
 
 
@@ -40,7 +40,7 @@ class Watch:
         self._slow: dict[Server, Slow] = {}
 
     async def run(self) -> None:
-        """Runs until it is cancelled."""
+        """Runs until cancelled."""
         while True:
             is_suspected = await self._is_suspected_within(POLL_S)
             for server in self._balancer.servers:
@@ -74,7 +74,7 @@ class Watch:
             self._looking.discard(server)
 
     def _eject_slow(self) -> None:
-        """At least half of the servers stay."""
+        """Ejects slow servers, but never more than half of all servers."""
         usable = [server for server in self._balancer.servers if server.is_usable]
         for server, model, limit_s in slow_servers(usable):
             if 2 * (sum(each.is_usable for each in usable) - 1) < len(self._balancer.servers):
@@ -93,7 +93,7 @@ class Watch:
             _log.info("Triton at %s is used again", server.address)
 
     async def _is_fast(self, server: Server, slow: "Slow") -> bool:
-        """Without a sample, the server gets another chance."""
+        """Whether the server answers a canary in time. Without a canary, an up server counts as fast."""
         canary = next((each for each in self._canaries.all() if each.request.model == slow.model), None)
         if canary is None:
             return server.is_up
@@ -106,7 +106,7 @@ class Watch:
 
 
 class Slow:
-    """Why a server was ejected. ``limit_s``: the latency of the model that was too long."""
+    """Why a server was ejected, and when to probe it. ``limit_s``: a longer latency of the model is too slow."""
 
     def __init__(self, model: str, limit_s: float) -> None:
         self.model = model
@@ -116,7 +116,7 @@ class Slow:
 
 
 def slow_servers(servers: list[Server]) -> Iterator[tuple[Server, str, float]]:
-    """Servers that answer a model much slower than the others: the server, the model, the limit in seconds."""
+    """Yields each server that answers a model much slower than the others, with the model and the limit in seconds."""
     for model in {model for server in servers for model in server.latencies}:
         medians = {
             server: statistics.median(server.latencies[model])

@@ -1,4 +1,4 @@
-"""One inference call as the engine runs it: what observers are told of it, and which errors it raises."""
+"""Wraps one inference call of the engine: notifies observers and converts errors."""
 
 import asyncio
 from typing import Self
@@ -14,13 +14,13 @@ from app.triton.transport import RpcError
 
 
 class WatchedCall:
-    """A context manager around the exchange of one call. Every gRPC error inside becomes a GatewayError.
+    """A context manager for one call. Converts every gRPC error in the block to a GatewayError.
 
-    Tells the observer and the health of Triton about each response, and once how the call ended.
+    Reports each response, and the end of the call once, to the observer and to the health of Triton.
     """
 
     def __init__(self, request: InferenceRequest, method: str, observer: CallObserver, health: TritonHealth) -> None:
-        """Raises UpstreamUnavailable or ModelNotReady, before anything is counted, if the model is not to be called."""
+        """Raises UpstreamUnavailable or ModelNotReady, and counts no call, if the model must not be called now."""
         if not request.is_probe and (refusal := health.refusal(request.model)) is not None:
             raise refusal
         self._observed = observer.started(request, method)

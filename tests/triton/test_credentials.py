@@ -73,9 +73,9 @@ async def test_one_address_of_a_name_must_have_the_certificate_of_the_name(kind:
 
 
 REFUSALS = {
-    "wrong authority": "GATEWAY_TRITON_CA has no authority that vouches for the certificate of the server",
+    "wrong authority": "no authority in GATEWAY_TRITON_CA signed the certificate of the server",
     "expired": "the certificate of the server or of the gateway has expired",
-    "other name": "the certificate of the server is not for the name in GATEWAY_TRITON_URL",
+    "other name": "the certificate of the server does not match the name in GATEWAY_TRITON_URL",
     "no tls": "the server does not speak TLS at this port",
 }
 

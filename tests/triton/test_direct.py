@@ -153,7 +153,7 @@ class TestBreaker:
             triton.is_silent = False
 
     async def test_deadlines_that_the_model_would_have_met_open_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(breaker_module, "LEAST_PATIENCE_S", 0.04)
+        monkeypatch.setattr(breaker_module, "LEAST_TIMEOUT_S", 0.04)
         triton = Scripted(GOOD)
         async with calling(triton) as (engine, health, _):
             health.breakers.answered("m", 0.001)
@@ -164,7 +164,7 @@ class TestBreaker:
 
     async def test_a_probe_passes_and_closes_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(breaker_module, "FIRST_PROBE_S", 0.02)
-        monkeypatch.setattr(breaker_module, "LEAST_PATIENCE_S", 0.04)
+        monkeypatch.setattr(breaker_module, "LEAST_TIMEOUT_S", 0.04)
         triton = Scripted(GOOD)
         async with calling(triton) as (engine, health, opened):
             health.breakers.answered("m", 0.001)

@@ -101,5 +101,5 @@ def test_instances_on_several_gpus_are_counted(repository: Repository) -> None:
 def test_no_folder_and_no_model_are_unreadable(tmp_path: Path) -> None:
     with pytest.raises(RepositoryUnreadable, match="no model repository"):
         read_repository(tmp_path / "absent")
-    with pytest.raises(RepositoryUnreadable, match="holds no model"):
+    with pytest.raises(RepositoryUnreadable, match="contains no models"):
         read_repository(tmp_path)

@@ -14,7 +14,7 @@ import pytest
 from app.domain.grpc_status import CODES
 from app.triton.grpc.client import Client, Options
 from app.triton.grpc.connection import KeepAlive
-from app.triton.grpcio import PATIENT_PING_OPTIONS, SIZE_OPTIONS, GrpcioTransport
+from app.triton.grpcio import SIZE_OPTIONS, SLOW_PING_OPTIONS, GrpcioTransport
 from app.triton.transport import MAX_MESSAGE_BYTES, RpcError, StreamCall, Transport
 
 Answer = Callable[[bytes, grpc.aio.ServicerContext], AsyncIterator[bytes]]
@@ -96,7 +96,7 @@ def by_asyncio(url: str) -> Transport:
 
 
 def by_grpcio(url: str) -> Transport:
-    return GrpcioTransport(url, PATIENT_PING_OPTIONS)
+    return GrpcioTransport(url, SLOW_PING_OPTIONS)
 
 
 @pytest.fixture(params=[by_asyncio, by_grpcio], ids=["asyncio", "grpcio"])

@@ -1,4 +1,4 @@
-/** The public API as any page may call it; every failure is a Problem with the gateway's own words. */
+/** Calls the public API. Every failure becomes a Problem with the gateway's error message. */
 
 import { keyHeaders } from "./key.js";
 

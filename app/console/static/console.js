@@ -1,4 +1,4 @@
-/** The page: the list of pipelines, the one that is open (its name is the address's fragment), and the gateway's health. */
+/** The page: the list of pipelines, the open pipeline (its name is the URL fragment), and the gateway's health. */
 
 import { Problem, get } from "./api.js";
 import { element } from "./dom.js";

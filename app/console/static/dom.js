@@ -1,4 +1,4 @@
-/** Elements made without markup in strings: what models and callers wrote can only ever be text. */
+/** Creates elements without HTML strings, so that text from models and callers is never parsed as markup. */
 
 const SVG = "http://www.w3.org/2000/svg";
 

@@ -1,9 +1,9 @@
-/** A form from a pipeline's JSON Schema, and its values back as the body of a request. */
+/** Builds a form from a pipeline's JSON Schema, and a request body from the form's values. */
 
 import { element } from "./dom.js";
 import { imageField } from "./image.js";
 
-/** One field each: `node`, and `value()`, undefined where it was left empty. Throws Error for text that is no JSON. */
+/** Returns a field: `node`, and `value()`, which is undefined if the field is empty and throws Error for invalid JSON. */
 export function fieldsOf(pipeline) {
   const { properties, required } = pipeline.schemas.request;
   const kinds = Object.fromEntries(pipeline.inputs.map((input) => [input.name, input.kind]));
@@ -19,7 +19,7 @@ export function valuesOf(fields) {
   return Object.fromEntries(values.filter(([, value]) => value !== undefined));
 }
 
-/** Of a bare value's alternatives (the value, a list of one, null) the value. */
+/** Returns the schema of the value itself, from the alternatives value, one-element list and null. */
 function preferred(schema) {
   return schema.anyOf ? { ...schema, ...schema.anyOf[0] } : schema;
 }

@@ -1,4 +1,4 @@
-/** A pipeline's steps from request to response, in columns by their distance from the request. */
+/** Draws a pipeline's steps from request to response, in columns by their distance from the request. */
 
 import { element, svg } from "./dom.js";
 
@@ -31,7 +31,7 @@ export function graphOf({ steps, edges }) {
   );
 }
 
-/** One link for all tensors between the same two steps. */
+/** Draws one link for all tensors between the same two steps. */
 function linksOf(edges) {
   const links = new Map();
   for (const edge of edges) {
@@ -70,7 +70,7 @@ function placesOf(columns, rows) {
   return places;
 }
 
-/** Whether the straight way would run through the steps between. */
+/** Whether a straight link would cross the steps in between. */
 function passesBeneath(start, end) {
   return end.x - start.x > WIDTH + GAP_X && start.y === end.y;
 }

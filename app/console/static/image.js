@@ -1,4 +1,4 @@
-/** A file to drop, paste or choose; an image is shown, and boxes that a pipeline found are drawn on it. */
+/** An input for a file to drop, paste or choose. Shows images, and draws the boxes that a pipeline found. */
 
 import { element, svg } from "./dom.js";
 
@@ -44,7 +44,7 @@ function dataUrlOf(file) {
   });
 }
 
-/** The image with each box (four points, in pixels of the image) and its text. */
+/** Draws the image with each box (four points, in pixels of the image) and its text. */
 export async function boxesOn(imageUrl, boxes, texts) {
   const image = element("img", { src: imageUrl, alt: "the image that was sent" });
   await image.decode();

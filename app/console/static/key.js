@@ -1,13 +1,13 @@
-/** The API key that the user types in. It is kept as long as this tab is open, and sent to this gateway only. */
+/** The API key that the user enters. It is stored while this tab is open, and sent only to this gateway. */
 
 const STORED = "triton-gateway-key";
 
 const key = () => sessionStorage.getItem(STORED) ?? "";
 
-/** The headers that send the key, none without a key. */
+/** Returns the headers with the key; none without a key. */
 export const keyHeaders = () => (key() ? { Authorization: `Bearer ${key()}` } : {});
 
-/** Asks for the key where the page has its form. `onChange` is called after another key was typed in, or forgotten. */
+/** The form for the key. `onChange` is called after the key was changed or removed. */
 export class KeyForm {
   #form;
   #forget;
@@ -27,7 +27,7 @@ export class KeyForm {
     this.#show(Boolean(key()));
   }
 
-  /** For a request that the gateway refused because of its key. */
+  /** Call this when the gateway has refused a request because of its key. */
   ask() {
     this.#show(true);
     this.#form.elements.key.focus();

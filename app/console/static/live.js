@@ -1,4 +1,4 @@
-/** A stream as it comes: the text, time to the first output, tokens per second, and the state of the connection. */
+/** Shows a running stream: text, time to the first output, tokens per second, and the state of the connection. */
 
 import { remove } from "./api.js";
 import { element } from "./dom.js";
@@ -21,7 +21,7 @@ export class LiveStream {
   #tokens;
   #nodes;
 
-  /** `started`: performance.now() of when the user asked. `onEnd` is told once. */
+  /** `started`: performance.now() at the start of the request. `onEnd` is called once. */
   constructor(pipeline, { url, started, onEnd }) {
     this.#url = url;
     this.#started = started;

@@ -1,11 +1,11 @@
-/** An answer as a person reads it: boxes on the image, scores as bars, texts as texts, the rest as JSON. */
+/** Shows an answer: boxes on the image, scores as bars, texts as text, and the rest as JSON. */
 
 import { element } from "./dom.js";
 import { boxesOn } from "./image.js";
 
 const LONGEST_JSON = 600;
 
-/** `imageUrl` is the image that was sent, if any; `sent` the request's values. */
+/** `imageUrl`: the image in the request, if any. `sent`: the values of the request. */
 export async function resultOf(pipeline, sent, values, imageUrl) {
   const nodes = values.early_exit ? [earlyExit(values.early_exit)] : [];
   const boxes = boxOutput(pipeline, values);
@@ -46,7 +46,7 @@ export function problemNode({ problem }) {
   );
 }
 
-/** The output whose items are boxes of four points, if it holds any. */
+/** Returns the output whose items are boxes of four points, if it has any. */
 function boxOutput(pipeline, values) {
   const found = pipeline.outputs.find(({ kind, shape }) => kind === "number" && shape.slice(-2).join() === "4,2");
   return found && values[found.name]?.length ? found.name : null;
@@ -62,14 +62,14 @@ function textsBeside(pipeline, values, boxes) {
 const isNumbers = (value) => Array.isArray(value) && value.length > 0 && value.every((item) => typeof item === "number");
 const isTexts = (value) => Array.isArray(value) && value.length > 0 && value.every((item) => typeof item === "string");
 
-/** Texts that label scores are shown with them, so scores claim theirs first. */
+/** Shows scores first, because their labels are texts that must not be shown again. */
 function scoresFirst(outputs, values) {
   const bare = outputs.filter(({ name }) => !Array.isArray(values[name]));
   const scores = outputs.filter(({ name }) => isNumbers(values[name]));
   return [...new Set([...bare, ...scores, ...outputs])];
 }
 
-/** Texts of the answer or of the request that go with a list of numbers one by one. */
+/** Returns texts of the answer or the request that label a list of numbers one by one. */
 function labelsOf(pipeline, sent, values, output) {
   const numbers = values[output.name];
   if (!isNumbers(numbers)) return null;

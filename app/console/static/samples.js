@@ -1,4 +1,4 @@
-/** Calls that work as pasted. */
+/** Sample calls that work when pasted. */
 
 import { element } from "./dom.js";
 
@@ -6,7 +6,7 @@ const TITLES = { curl: "curl", curl_stream: "curl, as a stream", javascript: "Ja
 
 export function samplesOf(samples) {
   const blocks = Object.entries(samples).map(([name, code]) => sampleOf(TITLES[name] ?? name, code));
-  return blocks.length ? element("section", { class: "samples" }, element("h2", {}, "Call it from elsewhere"), ...blocks) : null;
+  return blocks.length ? element("section", { class: "samples" }, element("h2", {}, "Call this pipeline"), ...blocks) : null;
 }
 
 function sampleOf(title, code) {

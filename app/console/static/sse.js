@@ -1,4 +1,4 @@
-/** Server-Sent Events from a fetch body (WHATWG HTML, "Server-sent events"), as far as the gateway uses them. */
+/** Parses Server-Sent Events from a fetch body (WHATWG HTML, "Server-sent events"): the subset that the gateway uses. */
 
 export async function* eventsIn(body) {
   let rest = "";

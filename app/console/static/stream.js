@@ -20,7 +20,7 @@ export class StreamReader {
   #timer = 0;
   #ended = false;
 
-  /** `on.event(name, data)` for each event, `on.state("live" | "lost")`, `on.problem(Problem)` at most once, last. */
+  /** Calls `on.event(name, data)`, `on.state("live" | "lost")`, and at most once, as the last call, `on.problem(Problem)`. */
   constructor(url, on) {
     this.#url = url;
     this.#on = on;
@@ -37,7 +37,7 @@ export class StreamReader {
     }
   }
 
-  /** Loses the connection for a while. */
+  /** Disconnects for a while, to show that the stream resumes. */
   drop(forMs) {
     this.#disconnect();
     this.#on.state("lost");

@@ -1,4 +1,4 @@
-/** One pipeline: what it is, its form, and what comes back. */
+/** One pipeline: its description, its form and its answer. */
 
 import { Problem, post } from "./api.js";
 import { element } from "./dom.js";
@@ -13,7 +13,7 @@ export class Workbench {
   #fields;
   #live = null;
   #buttons;
-  #answer = element("div", { class: "answer" }, element("p", { class: "empty" }, "The answer will be here."));
+  #answer = element("div", { class: "answer" }, element("p", { class: "empty" }, "The answer appears here."));
 
   constructor(pipeline) {
     this.#pipeline = pipeline;
@@ -23,7 +23,7 @@ export class Workbench {
     this.#idle();
   }
 
-  /** Leaves the pipeline: what still runs for it is cancelled. */
+  /** Closes the pipeline and cancels its running requests. */
   close() {
     if (this.#live) this.#live.cancel();
   }

@@ -1,1 +1,1 @@
-"""A Triton of the gateway's own: the `tritonserver` of the wheel `nvidia-pytriton`, started, watched and cleaned up."""
+"""Starts, watches and cleans up an embedded Triton: the `tritonserver` of the wheel `nvidia-pytriton`."""

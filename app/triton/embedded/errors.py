@@ -1,4 +1,4 @@
-"""What can go wrong with an embedded Triton.
+"""Errors of the embedded Triton.
 
 EmbeddedTritonError
 ├── MachineUnfit
@@ -11,15 +11,15 @@ EmbeddedTritonError
 
 
 class EmbeddedTritonError(Exception):
-    """The embedded server cannot run; the text is meant for the person at the terminal."""
+    """The embedded Triton cannot run. The message is for the user at the terminal."""
 
 
 class MachineUnfit(EmbeddedTritonError):
-    """The operating system or its libraries are not what the wheel was built for."""
+    """The wheel does not support the operating system or its libraries."""
 
 
 class ModelEnvironmentUnfit(EmbeddedTritonError):
-    """The models' Python environment lacks something, or holds a numpy that corrupts tensors."""
+    """The models' Python environment is incomplete, or its numpy version corrupts tensors."""
 
 
 class RepositoryUnservable(EmbeddedTritonError):
@@ -27,12 +27,12 @@ class RepositoryUnservable(EmbeddedTritonError):
 
 
 class PortTaken(EmbeddedTritonError):
-    """Another process listens on a port that Triton was to use."""
+    """Another process uses a port that is configured for Triton."""
 
 
 class StartFailed(EmbeddedTritonError):
-    """Triton ended before it was ready, most often because a model did not load."""
+    """Triton exited before it was ready, usually because a model failed to load."""
 
 
 class StartTimedOut(StartFailed):
-    """Triton was not ready in the time allowed."""
+    """Triton was not ready before the timeout."""

@@ -1,11 +1,11 @@
-"""Own one tritonserver on a gateway's behalf; runs as a process: `python -I guard.py ... -- tritonserver ...`.
+"""Runs one tritonserver for a gateway, as a separate process: `python -I guard.py ... -- tritonserver ...`.
 
-A gateway that is killed cannot clean up, and a parent-death signal on Triton is not enough: its stub processes outlive
-it while they are busy, and so does their shared memory. So this small process stands between the two. Its standard
-input is a pipe from the gateway; when that closes, for whatever reason, it ends Triton, whatever Triton started, and
-what they left in /dev/shm. It does the same when Triton ends by itself, and leaves with Triton's exit status.
+A killed gateway cannot clean up. A parent-death signal on Triton is not enough, because busy stub processes and their
+shared memory would remain. The standard input of the guard is a pipe from the gateway. When the pipe closes for any
+reason, the guard ends Triton and all processes that Triton started, and removes their files in /dev/shm. It does the
+same when Triton exits, and returns Triton's exit status.
 
-Standard library only. The gateway imports `end_group` and `discard` to clean up after a guard that was itself killed.
+Standard library only. The gateway imports `end_group` and `discard` to clean up after a killed guard.
 """
 
 import argparse
@@ -30,7 +30,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class Charge:
-    """What is guarded: the command, what to add to its environment, what to discard after it, how long it may take."""
+    """The command to run, additions to its environment, the files to remove after it, and its time limit to exit."""
 
     command: list[str]
     environment: dict[str, str]
@@ -40,7 +40,7 @@ class Charge:
 
 
 def main(arguments: list[str]) -> int:
-    """Guard until Triton ends or the gateway is gone; return Triton's exit status."""
+    """Runs Triton until it exits or the gateway is gone. Returns Triton's exit status."""
     charge = _charge(arguments)
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
@@ -60,13 +60,13 @@ def _run(charge: Charge) -> int:
 
 
 def end_group(group: int) -> None:
-    """Kill every process of Triton's process group."""
+    """Kills every process of Triton's process group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
 
 
 def discard(shm_prefix: str, folder: Path) -> None:
-    """Remove the shared memory whose names begin with `shm_prefix`, and the temporary folder."""
+    """Removes shared memory whose names begin with `shm_prefix`, and the temporary folder."""
     for region in SHARED_MEMORY.glob(shm_prefix + "*"):
         region.unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
@@ -120,7 +120,7 @@ def _wait_for_the_end(triton: int, grace_s: float) -> None:
 
 def _tell(events: "queue.SimpleQueue[str]", event: str, wait: Callable[[], object]) -> None:
     def tell() -> None:
-        with contextlib.suppress(ChildProcessError):  # reaped already, as an orphan
+        with contextlib.suppress(ChildProcessError):  # already reaped as an orphan
             wait()
         events.put(event)
 
@@ -128,8 +128,8 @@ def _tell(events: "queue.SimpleQueue[str]", event: str, wait: Callable[[], objec
 
 
 def _end_orphans() -> None:
-    # As subreaper this process inherits whatever Triton's processes leave behind, in any group, generation by
-    # generation; when no child is left, nothing of Triton is.
+    # This process is the subreaper, so it becomes the parent of every orphan of Triton's processes, in any process
+    # group. When it has no children left, all processes of Triton have ended.
     with contextlib.suppress(ChildProcessError):
         while True:
             for child in _children(os.getpid()):

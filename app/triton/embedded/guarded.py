@@ -1,4 +1,4 @@
-"""One running Triton behind its guard process."""
+"""One running Triton and its guard process."""
 
 import asyncio
 import os
@@ -13,7 +13,7 @@ from app.triton.embedded.log import TritonLog
 
 
 class GuardedTriton:
-    """Made by `start`; alive until `ended` returns."""
+    """Created by `start`; runs until `ended` returns."""
 
     def __init__(self, launch: Launch, process: Process, pid: int, log: asyncio.StreamReader) -> None:
         self.launch = launch
@@ -24,7 +24,7 @@ class GuardedTriton:
 
     @classmethod
     async def start(cls, launch: Launch) -> "GuardedTriton":
-        """Start the guard, in a session of its own so that the terminal's Ctrl-C reaches only the gateway."""
+        """Starts the guard in its own session, so that Ctrl-C in the terminal reaches only the gateway."""
         log, log_end = os.pipe()
         environment = dict(launch.options.environment)
         try:
@@ -42,21 +42,21 @@ class GuardedTriton:
 
     @property
     def has_ended(self) -> bool:
-        """True when Triton and all that belonged to it are gone."""
+        """Whether Triton, its processes and its files are gone."""
         return self._ended.done()
 
     async def ended(self) -> int:
-        """Wait until Triton, its guard and all they held are gone; Triton's exit status, 128 + n after signal n."""
+        """Waits until Triton, its guard and their files are gone. Returns Triton's exit status (128 + signal)."""
         return await asyncio.shield(self._ended)
 
     async def stop(self) -> int:
-        """Let go of the guard, which ends Triton, and wait."""
+        """Closes the guard's pipe, so that the guard ends Triton, and waits."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         return await self.ended()
 
     async def kill(self) -> int:
-        """End a Triton that does not react, without its exit timeout, and wait."""
+        """Kills an unresponsive Triton without its exit timeout, and waits."""
         guard.end_group(self.pid)
         return await self.ended()
 
@@ -69,7 +69,7 @@ class GuardedTriton:
         return status if status >= 0 else 128 - status
 
     def _stand_in_for_guard(self) -> None:
-        # The guard was killed: the kernel has ended Triton with it, its stubs and shared memory are left.
+        # The guard was killed, and the kernel killed Triton too. Its stubs and shared memory remain.
         guard.end_group(self.pid)
         guard.discard(self.launch.shm_prefix, self.launch.folder)
 
@@ -87,7 +87,7 @@ async def _pid_from(process: Process) -> int:
 
 
 async def _reader(descriptor: int) -> asyncio.StreamReader:
-    # Not asyncio's own pipe: its `Process.wait` may wait for every holder of such a pipe, stubs without guard included.
+    # With a pipe of asyncio, `Process.wait` may wait for every process that holds the pipe, including orphaned stubs.
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb", 0))

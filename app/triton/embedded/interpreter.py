@@ -1,6 +1,6 @@
-"""Which Python can run the models: 3.10 to 3.12 with a shared libpython, which Triton's stub processes load.
+"""Finds a Python that can run the models: 3.10 to 3.12 with a shared libpython, which Triton's stub processes load.
 
-Standard library only, and it runs on Python 3.9: the set-up imports this file before anything is installed.
+Standard library only, and compatible with Python 3.9, because the setup imports this file before it installs anything.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 OLDEST = (3, 10)
 NEWEST = (3, 12)
 
-# Where libpython lies differs between builds (pyenv, Debian, standalone builds), and a statically linked interpreter
-# may still have one beside it; an interpreter without any names a `.a` file or nothing.
+# The folder of libpython differs between builds (pyenv, Debian, standalone builds), and a statically linked interpreter
+# may have a shared libpython too. For an interpreter without one, INSTSONAME is a `.a` file or empty.
 _PROBE = """
 import ctypes, json, os, sys, sysconfig
 name = sysconfig.get_config_var("INSTSONAME") or ""
@@ -38,7 +38,7 @@ print(json.dumps([sys.version_info[:2], found[0] if found else None]))
 class Interpreter:
     """A Python on this machine.
 
-    `library_folder` holds its shared libpython: "" where the system's loader finds it by itself, None without one.
+    `library_folder` contains its shared libpython: "" if the system's loader finds it, None if there is none.
     """
 
     path: Path
@@ -47,7 +47,7 @@ class Interpreter:
 
     @property
     def runs_models(self) -> bool:
-        """True for a Python whose stub the wheel ships, numpy below 2 supports, and libpython is shared."""
+        """Whether the wheel and numpy below 2 support this version, and libpython is shared."""
         return OLDEST <= self.version <= NEWEST and self.library_folder is not None
 
 
@@ -55,7 +55,7 @@ Inspect = Callable[[Path], "Interpreter | None"]
 
 
 def inspect(path: Path) -> Interpreter | None:
-    """Ask the interpreter at `path` about itself; None where there is none, or it does not answer."""
+    """Queries the interpreter at `path`. Returns None if there is none, or if it fails."""
     try:
         answer = subprocess.run(
             [str(path), "-I", "-c", _PROBE], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30, check=True
@@ -67,11 +67,11 @@ def inspect(path: Path) -> Interpreter | None:
 
 
 def candidates(names: Iterable[str], environment: Mapping[str, str]) -> list[Path]:
-    """Interpreters worth asking, best first: this one, those called `names` on PATH, then pyenv's."""
+    """Yields interpreters to try, best first: the current one, those called `names` on PATH, then pyenv's."""
     on_path = [shutil.which(name, path=environment.get("PATH")) for name in (*names, "python3")]
     pyenv = Path(environment.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
     versions = [folder for name in names for folder in sorted(pyenv.glob(name[len("python") :] + ".*"), reverse=True)]
-    # Not `sys.executable`: that may be of an environment which is about to be made anew.
+    # Not `sys.executable`: it may belong to an environment that the setup is about to recreate.
     found = [
         getattr(sys, "_base_executable", sys.executable),
         *filter(None, on_path),
@@ -81,18 +81,18 @@ def candidates(names: Iterable[str], environment: Mapping[str, str]) -> list[Pat
 
 
 def model_candidates(environment: Mapping[str, str]) -> list[Path]:
-    """Interpreters that may run the models, best first."""
+    """Yields interpreters that may be able to run the models, best first."""
     return candidates(("python3.12", "python3.11", "python3.10"), environment)
 
 
 def choose(paths: Iterable[Path], inspect: Inspect, suits: Callable[[Interpreter], bool]) -> Interpreter | None:
-    """The first of `paths` that answers and suits."""
+    """Returns the first interpreter of `paths` that can be queried and is suitable."""
     answers = (inspect(path) for path in paths)
     return next((found for found in answers if found is not None and suits(found)), None)
 
 
 def refusal(override: Path | None) -> str:
-    """What to tell a person on whose machine no interpreter can run the models."""
+    """Returns the message for a machine on which no interpreter can run the models."""
     lead = f"{override} cannot run the models" if override else "No Python on this machine can run the models"
     return (
         f"{lead}: they need Python 3.10 to 3.12 with a shared libpython. Install one (Debian and Ubuntu: "

@@ -1,4 +1,4 @@
-"""One start of Triton: its arguments, the additions to its environment, and its unique names."""
+"""One start of Triton: its arguments, additions to its environment, and unique names."""
 
 import os
 import secrets
@@ -11,21 +11,21 @@ from app.triton.embedded.options import EmbeddedOptions, Ports
 from app.triton.embedded.served_repository import ServedRepository
 from app.triton.embedded.wheel import ModelEnvironment
 
-# Without these Triton answers the engine's frequent keepalive pings with GOAWAY (too_many_pings).
+# Without these arguments Triton answers the engine's frequent keepalive pings with GOAWAY (too_many_pings).
 _KEEPALIVE = (
     "--grpc-http2-min-recv-ping-interval-without-data=200",
     "--grpc-http2-max-ping-strikes=0",
     "--grpc-keepalive-permit-without-calls=1",
 )
-# One request in this many begins its own trace; a request with a parent is always recorded, at any rate.
+# Triton starts its own trace for one request in this many. Requests with a parent span are always recorded.
 _ONLY_WITH_PARENT = 2**31 - 1
-# Many model processes share the cores; a thread pool in each of them would slow all of them down.
+# Many model processes share the cores. A thread pool in each process would slow down all of them.
 _THREAD_COUNTS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Triton answers with `nonce` as its name, which proves that the server on the port is this one."""
+    """The parameters of one start. Triton reports `nonce` as its name, which identifies the server on the port."""
 
     options: EmbeddedOptions
     ports: Ports
@@ -38,19 +38,19 @@ class Launch:
     def prepare(
         cls, options: EmbeddedOptions, ports: Ports, repository: ServedRepository, models: ModelEnvironment
     ) -> "Launch":
-        """Choose the names, and make the temporary folder with Triton's backends."""
+        """Chooses the names and creates the temporary folder with Triton's backends."""
         folder = Path(tempfile.mkdtemp(prefix="triton-gateway-"))
         models.link_backends(folder)
         return cls(options, ports, repository, models, secrets.token_hex(8), folder)
 
     @property
     def shm_prefix(self) -> str:
-        """The beginning of the name of every shared-memory region of this start, and of no other."""
+        """The unique prefix of the names of all shared-memory regions of this start."""
         return f"triton_gateway_{self.nonce}_"
 
     @property
     def grace_s(self) -> float:
-        """Time for Triton to end before it is killed: its own limit and a margin."""
+        """Time for Triton to exit before it is killed: its own exit timeout and a margin."""
         return self.options.exit_timeout_s + 2.0
 
     def command(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Triton's own log: relayed to Python's logging, its latest lines kept to explain a failure."""
+"""Forwards Triton's log to Python's logging, and keeps the latest lines to explain a failure."""
 
 import logging
 import re
@@ -12,16 +12,16 @@ _PREFIX = re.compile(r"([IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ (\S+)\] ?(.*)", re
 _LOADED = re.compile(r"\"successfully loaded '([^']+)'")
 _NOT_LOADED = re.compile(r"\"failed to load '([^']+)' version \d+: (.*)\"\Z", re.DOTALL)
 _NOT_POLLED = re.compile(r"\"?Poll failed for model directory '([^']+)': (.*?)\"?\Z", re.DOTALL)
-# Said at every start without a GPU, and of no consequence there.
+# Logged at every start without a GPU, where they are harmless.
 _HARMLESS = re.compile(r"CUDA|CudaDriverHelper|NVML|DCGM")
-# The models' side of GATEWAY_LOG_TENSORS (model_kit.tensor_log): asked for, so shown where other notes are not.
+# Lines that models write for GATEWAY_LOG_TENSORS (model_kit.tensor_log). They are shown although other lines are not.
 _TENSORS = re.compile(r'"?tensors triton_request_id=')
 _LINES_KEPT = 400
 _LONGEST_LINE = 16 * 1024
 
 
 class TritonLog:
-    """Takes the bytes of Triton's log as they come."""
+    """Parses the bytes of Triton's log."""
 
     def __init__(self) -> None:
         self.loaded: list[str] = []
@@ -31,7 +31,7 @@ class TritonLog:
         self._level = logging.DEBUG
 
     def feed(self, data: bytes) -> None:
-        """Take in the next bytes, which may end inside a line; a line without end is cut."""
+        """Adds the next bytes, which may end inside a line. A line that is too long is split."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > _LONGEST_LINE:
             lines, self._rest = [*lines, self._rest], b""
@@ -39,7 +39,7 @@ class TritonLog:
             self._take(line[:_LONGEST_LINE].decode("utf-8", "replace").rstrip())
 
     def explanation(self) -> str:
-        """Why Triton ended, as far as its log says: the models that failed, else its last errors."""
+        """Returns why Triton exited, according to its log: the models that failed, otherwise its last errors."""
         if self.failures:
             return "\n".join(f"model {name!r}: {reason}" for name, reason in sorted(self.failures.items()))
         return "\n".join(self._errors()) or "\n".join([*self._lines][-8:]) or "it wrote no log"

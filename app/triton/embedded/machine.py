@@ -1,6 +1,6 @@
-"""What the machine must offer before the wheel `nvidia-pytriton` is worth installing.
+"""Checks the requirements of the wheel `nvidia-pytriton` before it is installed.
 
-Standard library only, and it runs on Python 3.9: the set-up imports this file before anything is installed.
+Standard library only, and compatible with Python 3.9, because the setup imports this file before it installs anything.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SIDECAR = "run Triton as a container beside the gateway instead (`triton-gatewa
 
 @dataclass(frozen=True)
 class Machine:
-    """The facts that decide; `glibc` is None with another C library, `has_glibcxx` says GLIBCXX_3.4.30 is there."""
+    """The relevant facts. `glibc`: None with another C library. `has_glibcxx`: whether GLIBCXX_3.4.30 is available."""
 
     system: str
     architecture: str
@@ -34,7 +34,7 @@ class Machine:
 
 
 def refusals(machine: Machine) -> list[str]:
-    """Why the wheel cannot run on `machine`, one message each with the way out; empty where it can."""
+    """Returns a message with a remedy for each requirement that `machine` does not meet."""
     if machine.system != "Linux":
         return [f"The embedded Triton needs Linux, this is {machine.system}: use a Linux container, or {_SIDECAR}."]
     checks = (_architecture_refusal, _glibc_refusal, _glibcxx_refusal)
@@ -74,7 +74,7 @@ def _glibc() -> tuple[int, int] | None:
 
 
 def _has_glibcxx() -> bool:
-    # The dynamic loader decides which libstdc++ is used, so it is asked rather than a list of folders.
+    # The dynamic loader chooses the libstdc++, so query the loader instead of searching folders.
     try:
         ctypes.CDLL("libstdc++.so.6")
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")

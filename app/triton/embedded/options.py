@@ -22,7 +22,7 @@ class Ports:
 
     @classmethod
     def free(cls, host: str = LOOPBACK) -> "Ports":
-        """Three ports of the address that are free now."""
+        """Finds three ports of the address that are free now."""
         with ExitStack() as held:
             sockets = [held.enter_context(socket.socket()) for _ in range(3)]
             for each in sockets:
@@ -30,7 +30,7 @@ class Ports:
             return cls(*(each.getsockname()[1] for each in sockets))
 
     def require_free(self, host: str = LOOPBACK) -> None:
-        """Raise `PortTaken` for the first port that cannot be bound."""
+        """Raises `PortTaken` for the first port that cannot be bound."""
         for name, port in (("gRPC", self.grpc), ("HTTP", self.http), ("metrics", self.metrics)):
             _require_free(name, host, port)
 
@@ -48,8 +48,8 @@ def _require_free(name: str, host: str, port: int) -> None:
 class EmbeddedOptions:
     """The repository, the Python environment of the models, and time limits.
 
-    `host` is a loopback address. Without `ports`, free ports are chosen at the first start and kept over restarts.
-    Triton and the models inherit `environment`. Triton sends its spans to `traces_url`, by OTLP over HTTP.
+    `host` is a loopback address. Without `ports`, free ports are chosen at the first start and reused by restarts.
+    Triton and the models inherit `environment`. Triton sends its spans to `traces_url` with OTLP over HTTP.
     `exit_timeout_s` leaves room for many models: those of this repository need 5 to 8 s on two cores, and a limit that
     is too short makes Triton log an error.
     """

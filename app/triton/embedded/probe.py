@@ -1,4 +1,4 @@
-"""Asks a Triton that was just started, over gRPC, whether it is ready."""
+"""Checks over gRPC whether a newly started Triton is ready."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ _ANSWER_TIMEOUT_S = 2.0
 
 
 class Probe:
-    """Asks one server."""
+    """Queries one server."""
 
     def __init__(self, url: str, transport: Transport) -> None:
         self._address = url.rsplit(":", 1)
@@ -24,19 +24,19 @@ class Probe:
     @classmethod
     @asynccontextmanager
     async def open(cls, url: str) -> AsyncIterator["Probe"]:
-        """A probe of the server at `url` for the duration of the block."""
+        """Opens a probe of the server at `url` for the duration of the block."""
         async with open_transport(url) as transport:
             yield cls(url, transport)
 
     async def is_ready(self, nonce: str) -> bool:
-        """True when the server that was started with `--id=nonce` answers and all of its models are ready."""
+        """Whether the server that was started with `--id=nonce` answers and all its models are ready."""
         try:
             return await self._listens() and await self._name() == nonce and await self._has_all_models()
         except (RpcError, DecodeError):
             return False
 
     async def _listens(self) -> bool:
-        # A gRPC client backs off between its attempts to connect, so the gateway connects only when the port is open.
+        # A gRPC client backs off after a failed attempt, so connect only when the port is open.
         try:
             _, writer = await asyncio.open_connection(*self._address)
         except OSError:

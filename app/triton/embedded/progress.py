@@ -1,4 +1,4 @@
-"""How far the models have been loaded, and how a terminal shows it."""
+"""Reports the progress of model loading on a terminal."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 @dataclass(frozen=True)
 class Loading:
-    """`ready` of `total` models can be called; `model` became so last, or is None before the first."""
+    """`ready` of `total` models are ready. `model`: the model that became ready last; None before the first."""
 
     ready: int
     total: int
@@ -25,7 +25,7 @@ OnProgress = Callable[[Loading], None]
 
 
 def changes_only(on_progress: OnProgress) -> OnProgress:
-    """`on_progress`, called only with what differs from the call before."""
+    """Returns a callback that calls `on_progress` only when the progress has changed."""
     last: Loading | None = None
 
     def pass_on(loading: Loading) -> None:
@@ -39,7 +39,7 @@ def changes_only(on_progress: OnProgress) -> OnProgress:
 
 @contextmanager
 def shown_on(console: Console) -> Iterator[OnProgress]:
-    """A callback that draws a bar on a terminal, and prints plain lines anywhere else."""
+    """Returns a callback that draws a bar on a terminal, and prints plain lines otherwise."""
     if not console.is_terminal:
         yield lambda loading: console.print(f"Triton: {loading}", highlight=False)
         return

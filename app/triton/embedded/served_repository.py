@@ -1,4 +1,4 @@
-"""What a model repository on disk asks of the server."""
+"""Determines what a model repository on disk requires of the server."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ BACKENDS = ("python", ENSEMBLE)
 
 @dataclass(frozen=True)
 class ServedRepository:
-    """The models of a repository, and whether Triton may skip the slow completing of their configurations."""
+    """The models of a repository, and whether Triton may skip the slow auto-completion of their configurations."""
 
     path: Path
     models: tuple[str, ...]
@@ -30,7 +30,7 @@ class ServedRepository:
 
     @classmethod
     def read(cls, path: Path) -> "ServedRepository":
-        """Read the configurations under `path`; raise `RepositoryUnservable` for what the wheel cannot serve."""
+        """Reads the configurations under `path`. Raises `RepositoryUnservable` if the wheel cannot serve a model."""
         folders = _model_folders(path)
         configs = {folder: _config_of(folder) for folder in folders}
         for folder, config in configs.items():
@@ -40,7 +40,7 @@ class ServedRepository:
 
 
 def _is_complete(config: pb.ModelConfig) -> bool:
-    """Whether Triton need not ask the model for what the configuration leaves out."""
+    """Whether the configuration is complete, so that it needs no auto-completion."""
     return bool(backend_named(config)) and model_config_of(config).declares_tensors
 
 
@@ -59,7 +59,7 @@ def _config_of(folder: Path) -> pb.ModelConfig:
 
 
 def _require_script(folder: Path, config: pb.ModelConfig) -> None:
-    """Triton 2.51 waits for ever for a Python model without its script."""
+    """Raises RepositoryUnservable if a script is missing, because Triton 2.51 would wait for it indefinitely."""
     if missing := missing_scripts(folder, config):
         raise RepositoryUnservable(f"Model {folder.name!r}: {missing[0]} does not exist.")
 

@@ -42,12 +42,12 @@ class EmbeddedTriton:
 
     @property
     def http_url(self) -> str:
-        """Address of Triton's own HTTP service; never shown to a client of the gateway."""
+        """Address of Triton's HTTP service. Never show it to clients of the gateway."""
         return f"http://{self._options.host}:{self._ports.http}"
 
     @property
     def metrics_url(self) -> str:
-        """Triton's page of Prometheus metrics."""
+        """Address of Triton's Prometheus metrics."""
         return f"http://{self._options.host}:{self._ports.metrics}/metrics"
 
     @property
@@ -56,15 +56,15 @@ class EmbeddedTriton:
         return self._triton.pid if self._triton else None
 
     async def start(self, on_progress: OnProgress = lambda _: None) -> None:
-        """Start Triton and wait until every model is ready; raise an `EmbeddedTritonError` that says why it is not."""
+        """Starts Triton and waits until every model is ready. Raises `EmbeddedTritonError` with the reason."""
         for message in refusals(Machine.here()):
             raise MachineUnfit(message)
         await self._launch(changes_only(on_progress))
 
     async def watch(self) -> None:
-        """Restart Triton whenever it ends, with backoff while it keeps ending; return after `stop`.
+        """Restarts Triton whenever it exits, with backoff. Returns after `stop`.
 
-        An unexpected exception is raised: without this task nobody would restart Triton.
+        Unexpected exceptions propagate, because without this task Triton would not be restarted.
         """
         backoff = Backoff(self._options.first_restart_s, self._options.longest_restart_s)
         while not self._stopping.is_set():
@@ -77,12 +77,12 @@ class EmbeddedTriton:
                 await self._restart(backoff)
 
     async def restart(self) -> None:
-        """End a Triton that does not work; `watch` starts it again."""
+        """Kills a Triton that does not work, so that `watch` starts it again."""
         if self._triton is not None and not self._launching.locked():
             await self._triton.kill()
 
     async def stop(self) -> None:
-        """End Triton and all of its processes; return when they are gone."""
+        """Ends Triton and all its processes, and waits until they are gone."""
         self._stopping.set()
         async with self._launching:
             if self._triton is not None:

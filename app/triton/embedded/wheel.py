@@ -20,7 +20,7 @@ print(json.dumps([numpy and numpy.version, wheel and str(wheel.locate_file("pytr
 """
 
 PACKAGES = "'numpy<2' 'nvidia-pytriton==0.7.0'"
-"""What an environment needs to run Triton and Python models, for pip."""
+"""The packages that an environment needs to run Triton and Python models, as arguments of pip."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class ModelEnvironment:
 
     @classmethod
     def of(cls, venv: Path) -> "ModelEnvironment":
-        """Examine `venv`; raise `ModelEnvironmentUnfit` with the way out if models cannot run there."""
+        """Examines `venv`. Raises `ModelEnvironmentUnfit` with a remedy if models cannot run there."""
         python = interpreter.inspect(venv / "bin" / "python3")
         if python is None:
             raise ModelEnvironmentUnfit(
@@ -50,7 +50,7 @@ class ModelEnvironment:
         return self.server / "bin" / "tritonserver"
 
     def link_backends(self, folder: Path) -> None:
-        """Lay out the Python backend in `folder` as Triton expects it, by symbolic links into the wheel."""
+        """Creates symbolic links to the wheel's Python backend in `folder`, in the layout that Triton expects."""
         python = folder / "python"
         python.mkdir(parents=True)
         stub = self.server / "python_backend_stubs" / "{}.{}".format(*self.python.version)

@@ -1,1 +1,1 @@
-"""gRPC over HTTP/2 for the few methods that the gateway calls: a core without I/O, and a client on asyncio."""
+"""A gRPC client over HTTP/2 for the methods that the gateway calls: a core without I/O, and a client on asyncio."""

@@ -11,7 +11,7 @@ from app.triton.transport import WAITED_S, BrokenExchange, RpcError
 
 
 class Call:
-    """What unary calls and streams share: the end, the deadline, the cancellation and the receive window."""
+    """Base class of unary calls and streams: end, deadline, cancellation and receive window."""
 
     __slots__ = ("_changed", "_connection", "_error", "_granted", "_is_over", "_reader", "_stream_id", "_timer")
 
@@ -24,7 +24,7 @@ class Call:
         self._error: RpcError | None = None
         self._changed: asyncio.Future[None] | None = None
         self._granted = 0
-        """Bytes by which the window was opened for a message and that have not arrived yet."""
+        """Bytes that were added to the window for a message and have not arrived yet."""
 
     def start(self, header_block: bytes, message: bytes, timeout_s: float) -> None:
         self._stream_id = self._connection.start(self, header_block, message)
@@ -34,12 +34,12 @@ class Call:
         return self._is_over
 
     def cancel(self) -> None:
-        """Tells the server. A no-op for a call that has ended."""
+        """Cancels the call and tells the server. A no-op for a call that has ended."""
         if not self._is_over:
             self._stop(RpcError("CANCELLED", "the caller cancelled the call"))
 
     def failed(self, error: RpcError) -> None:
-        """The connection ended the call."""
+        """Called by the connection when it ends the call."""
         self._end(error)
 
     def received_headers(self, event: HeadersReceived) -> None:
@@ -75,7 +75,7 @@ class Call:
         self._end(error)
 
     def _end(self, error: RpcError | None) -> None:
-        """The first end counts. None: the status was OK."""
+        """Ends the call. Only the first end counts. ``error``: None for the status OK."""
         if self._is_over:
             return
         self._is_over = True
@@ -94,7 +94,7 @@ class Call:
             self._changed.set_result(None)
 
     def _grant_missing(self) -> None:
-        """A message larger than the window can only arrive whole if the window is opened for it."""
+        """Opens the window for a message that is larger than the window."""
         session = self._connection.session
         missing = self._reader.missing - self._granted
         if missing > session.limits.stream_window // 2:
@@ -102,7 +102,7 @@ class Call:
             session.grant(self._stream_id, missing)
 
     def _acknowledge(self, size: int) -> None:
-        """Gives ``size`` bytes of the window back, except bytes that were granted ahead."""
+        """Returns ``size`` bytes to the window, except bytes that were granted in advance."""
         if self._granted:
             used = min(self._granted, size)
             self._granted -= used
@@ -142,7 +142,7 @@ class UnaryCall(Call):
 class StreamCall(Call):
     """A call with any number of response messages.
 
-    The stream's receive window is given back as the messages are taken: a reader that stalls costs one window.
+    The receive window reopens only when messages are read, so a stalled reader costs at most one window of memory.
     """
 
     __slots__ = ("_asked", "_messages", "arrived", "gap_s", "is_behind")
@@ -159,7 +159,7 @@ class StreamCall(Call):
         return self
 
     async def __anext__(self) -> bytes:
-        """Does not wait while messages are at hand. Cancelling this wait does not cancel the call. Raises RpcError."""
+        """Returns a buffered message at once. Cancelling this wait does not cancel the call. Raises RpcError."""
         while not self._messages:
             if self._is_over:
                 raise self._error or StopAsyncIteration
@@ -175,7 +175,7 @@ class StreamCall(Call):
         return message
 
     def close(self) -> None:
-        """Frees the messages that nobody takes."""
+        """Discards the messages that were not read."""
         self._messages.clear()
 
     def _take(self, event: DataReceived) -> None:
@@ -193,7 +193,7 @@ class StreamCall(Call):
             self._grant_missing()
 
     def _note_arrival(self, count: int) -> None:
-        """``count`` messages arrived together."""
+        """Notes that ``count`` messages arrived together."""
         now = time.monotonic()
         if self._asked is not None and now - self._asked >= WAITED_S:
             self.is_behind = False
@@ -205,7 +205,7 @@ class StreamCall(Call):
         self.arrived = now
 
     def _note_delay(self) -> None:
-        """The server may hold messages back if the window stayed nearly closed until the reader came."""
+        """Notes that the server may have been blocked, because the window was nearly closed until this read."""
         session = self._connection.session
         is_nearly_closed = session.receive_window(self._stream_id) < session.limits.stream_window // 4
         if is_nearly_closed and time.monotonic() - (self.arrived or 0.0) > WAITED_S:

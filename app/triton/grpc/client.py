@@ -1,4 +1,4 @@
-"""A gRPC client on asyncio: one connection that is opened when it is needed and again when it was lost."""
+"""A gRPC client on asyncio with one connection, which is opened on demand and reopened after a loss."""
 
 import asyncio
 import ssl
@@ -27,9 +27,9 @@ class Options:
     max_message_bytes: int
     limits: Limits = field(default_factory=Limits)
     tls: Callable[[], ssl.SSLContext] | None = None
-    """The context for the next connection, which must offer ``h2`` by ALPN."""
+    """Creates the context of the next connection, which must offer ``h2`` by ALPN."""
     authority: str = ""
-    """``host:port`` of the server if the client connects to one of its addresses."""
+    """``host:port`` of the server, if the client connects to one of its addresses."""
 
 
 class Client:
@@ -66,12 +66,12 @@ class Client:
         return call
 
     async def close(self) -> None:
-        """Ends the connection; calls under way fail with UNAVAILABLE."""
+        """Closes the connection; running calls fail with UNAVAILABLE."""
         if self._connection is not None:
             await self._connection.close()
 
     async def _connected(self, timeout_s: float) -> tuple[Connection, float]:
-        """A connection that has room for a call, and the time that is left. Raises RpcError."""
+        """Returns a connection with room for a call, and the remaining time. Raises RpcError."""
         ends = time.monotonic() + timeout_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -85,7 +85,7 @@ class Client:
         return connection, ends - time.monotonic()
 
     async def _connect(self) -> Connection:
-        """One attempt for all callers that wait. Between attempts calls fail at once. Raises RpcError."""
+        """Makes one attempt for all waiting callers. Between attempts, calls fail at once. Raises RpcError."""
         if self._connection is not None and self._connection.accepts_calls:
             return self._connection
         async with self._connecting:
@@ -104,7 +104,7 @@ class Client:
             return self._connection
 
     async def _opened(self) -> Connection:
-        """Raises OSError."""
+        """Opens a connection. Raises OSError."""
         loop, tls = asyncio.get_running_loop(), self._options.tls and self._options.tls()
 
         def protocol() -> Connection:
@@ -131,7 +131,7 @@ class Client:
         return block
 
     def _fixed_headers(self, path: str) -> bytes:
-        """Prepared once for each method. Never indexed, so the bytes mean the same in every block."""
+        """Returns the header fields of a method, prepared once. They are never indexed, so every block can use them."""
         headers = (
             (":method", "POST"),
             (":scheme", "http" if self._options.tls is None else "https"),
@@ -149,5 +149,5 @@ _TIMEOUT = b"\x10\x0cgrpc-timeout"
 
 
 def _literal(name: bytes, value: bytes) -> bytes:
-    """A header field that no proxy may index either, because it may be a secret. Source: RFC 7541, 6.2.3."""
+    """Encodes a header field that no proxy may index, because it may be a secret. Source: RFC 7541, 6.2.3."""
     return b"\x10" + encode_integer(len(name), 7) + name + encode_integer(len(value), 7) + value

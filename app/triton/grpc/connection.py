@@ -1,4 +1,4 @@
-"""One HTTP/2 connection on asyncio: bytes between the transport and the session, events to the calls."""
+"""One HTTP/2 connection on asyncio: passes bytes between transport and session, and events to the calls."""
 
 import asyncio
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ from app.triton.transport import RpcError
 
 CLOSE_S = 1.0
 _FEW = 4
-"""So many parts of the output, without a large body, are joined. A large body is written without a copy."""
+"""Up to this many output parts are joined. A large body is written without a copy."""
 _PING = b"gateway!"
 
 
 @dataclass(frozen=True, slots=True)
 class KeepAlive:
-    """A ping after ``interval_s`` without received bytes; without an answer in ``timeout_s`` the connection is lost."""
+    """Pings after ``interval_s`` without received bytes; the connection fails without an answer in ``timeout_s``."""
 
     interval_s: float
     timeout_s: float
@@ -54,7 +54,7 @@ class Connection(asyncio.Protocol):
         self._exchanges: dict[int, Exchange] = {}
         self._transport: asyncio.Transport | None = None
         self._will_flush = False
-        """Whether the end of this turn of the event loop flushes."""
+        """Whether the output will be flushed at the end of this turn of the event loop."""
         self._lost: asyncio.Future[None] = self.loop.create_future()
 
     @property
@@ -67,7 +67,7 @@ class Connection(asyncio.Protocol):
         return self.is_open and self.session.has_room
 
     async def room(self) -> None:
-        """Waits until a call can start, or until the connection accepts no calls any more."""
+        """Waits until a call can start, or until the connection no longer accepts calls."""
         while self.accepts_calls and not self.session.has_room:
             self._room.clear()
             await self._room.wait()
@@ -82,19 +82,19 @@ class Connection(asyncio.Protocol):
         return stream_id
 
     def cancel(self, stream_id: int) -> None:
-        """Ends a stream; its exchange hears nothing more."""
+        """Ends a stream. Its exchange gets no further events."""
         if self._exchanges.pop(stream_id, None) is not None:
             self.session.reset(stream_id)
             self.flush()
             self._room.set()
 
     def _end_turn(self) -> None:
-        """Writes all calls of this turn. A write for each would wake the server while the turn goes on."""
+        """Writes the output of all calls of this turn at once. A write for each call would wake the server early."""
         self._will_flush = False
         self.flush()
 
     def flush(self) -> None:
-        """Writes the session's output now. A no-op for a connection that was lost."""
+        """Writes the session's output now. A no-op for a lost connection."""
         if self.is_open and self.session.has_output and self._transport is not None:
             output = self.session.take_output()
             if len(output) <= _FEW:
@@ -103,7 +103,7 @@ class Connection(asyncio.Protocol):
                 self._transport.writelines(output)
 
     async def close(self) -> None:
-        """Ends the connection; calls under way fail."""
+        """Closes the connection; running calls fail."""
         if self.is_open and self._transport is not None:
             self.session.close()
             self.flush()
@@ -111,7 +111,7 @@ class Connection(asyncio.Protocol):
             await asyncio.wait({self._lost}, timeout=CLOSE_S)
 
     def fail(self, reason: str) -> None:
-        """Drops the connection at once; calls under way fail with UNAVAILABLE."""
+        """Aborts the connection at once; running calls fail with UNAVAILABLE."""
         if self._transport is not None:
             self._transport.abort()
         self._end(reason)
@@ -155,7 +155,7 @@ class Connection(asyncio.Protocol):
             self._going_away(event)
 
     def _exchange_of(self, event: HeadersReceived | DataReceived) -> Exchange | None:
-        """None for a call that was cancelled."""
+        """Returns None for a cancelled call."""
         return (self._exchanges.pop if event.is_end else self._exchanges.get)(event.stream_id, None)
 
     def _failed(self, stream_id: int, error: RpcError) -> None:
@@ -179,7 +179,7 @@ class Connection(asyncio.Protocol):
         self._timer = self.loop.call_later(self._keep_alive.timeout_s, self._require_answer, self.loop.time())
 
     def _require_answer(self, asked_at: float) -> None:
-        """Any bytes count: a server that sends a large response answers the ping after it."""
+        """Fails the connection if no bytes arrived since the ping. The answer may be queued behind a large response."""
         if self._received_at < asked_at:
             self.fail("the server did not answer a ping")
         else:

@@ -1,4 +1,4 @@
-"""The contents of frames, written and read without any state. Source: RFC 9113, 6."""
+"""Encodes and decodes the contents of frames; stateless. Source: RFC 9113, 6."""
 
 import struct
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ MAX_HEADER_LIST_SIZE = 6
 MAX_WINDOW = 2**31 - 1
 DEFAULT_WINDOW = 65_535
 CONNECTION_WINDOW = 2**30
-"""The connection's own window is large and kept open: the windows of the streams bound the memory."""
+"""The window of the connection is large and always reopened. The windows of the streams limit the memory."""
 
 _SETTING = struct.Struct(">HI")
 _INTEGER = struct.Struct(">I")
@@ -23,7 +23,7 @@ _GOAWAY = struct.Struct(">II")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the peer may send."""
+    """Limits on what the peer may send."""
 
     stream_window: int = 64 * 1024
     max_frame_bytes: int = 1024 * 1024
@@ -31,7 +31,7 @@ class Limits:
 
 
 def start_bytes(limits: Limits) -> bytes:
-    """The first bytes of a connection: the preface, the client's settings and the connection's window."""
+    """Returns the first bytes of a connection: the preface, the client's settings and the connection's window."""
     settings = {
         HEADER_TABLE_SIZE: 0,
         ENABLE_PUSH: 0,
@@ -45,7 +45,7 @@ def start_bytes(limits: Limits) -> bytes:
 
 
 def integer_frame(kind: int, stream_id: int, value: int) -> bytes:
-    """WINDOW_UPDATE or RST_STREAM."""
+    """Encodes WINDOW_UPDATE or RST_STREAM."""
     return frame_bytes(kind, 0, stream_id, _INTEGER.pack(value))
 
 
@@ -54,14 +54,14 @@ def goaway_frame(code: int) -> bytes:
 
 
 def integer_of(frame: Frame) -> int:
-    """The content of WINDOW_UPDATE or RST_STREAM. Raises ConnectionFailed."""
+    """Decodes the content of WINDOW_UPDATE or RST_STREAM. Raises ConnectionFailed."""
     if len(frame.content) != _INTEGER.size:
         raise ConnectionFailed(FRAME_SIZE_ERROR, "a frame of the wrong size")
     return int(_INTEGER.unpack(frame.content)[0])
 
 
 def settings_of(frame: Frame) -> Iterator[tuple[int, int]]:
-    """Names and values; none in an acknowledgement. Raises ConnectionFailed."""
+    """Decodes the names and values; an acknowledgement has none. Raises ConnectionFailed."""
     if frame.stream_id or len(frame.content) % 6 or (frame.flags & frames.ACK and frame.content):
         raise ConnectionFailed(FRAME_SIZE_ERROR, "malformed SETTINGS")
     return _SETTING.iter_unpack(frame.content)
@@ -83,7 +83,7 @@ def goaway_of(frame: Frame) -> GoAway:
 
 
 def header_part_of(frame: Frame) -> bytes:
-    """The part of a header block in HEADERS. Raises ConnectionFailed."""
+    """Returns the part of the header block that HEADERS contains. Raises ConnectionFailed."""
     content = unpadded(frame)
     if not frame.flags & frames.HAS_PRIORITY:
         return content
@@ -93,7 +93,7 @@ def header_part_of(frame: Frame) -> bytes:
 
 
 def unpadded(frame: Frame) -> bytes:
-    """The content of DATA or HEADERS. Raises ConnectionFailed."""
+    """Returns the content of DATA or HEADERS without its padding. Raises ConnectionFailed."""
     if not frame.flags & frames.PADDED:
         return frame.content
     padding = frame.content[0] if frame.content else 0

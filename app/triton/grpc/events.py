@@ -1,4 +1,4 @@
-"""What a session says of one HTTP/2 connection: events, and the error that ends it. Source: RFC 9113, 7."""
+"""The events of an HTTP/2 session, and the error that ends a connection. Source: RFC 9113, 7."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ Headers = tuple[tuple[bytes, bytes], ...]
 
 
 class ConnectionFailed(Exception):
-    """The peer broke the protocol; the connection cannot be used any more. ``code`` is what GOAWAY tells the peer."""
+    """The peer violated the protocol, and the connection cannot be used any more. ``code``: for GOAWAY to the peer."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
@@ -25,7 +25,7 @@ class HeadersReceived:
 
 @dataclass(slots=True)
 class DataReceived:
-    """``size``: the bytes of the stream's window that it took, which ``Session.acknowledge`` gives back."""
+    """``size``: the used bytes of the stream's window, which ``Session.acknowledge`` returns."""
 
     stream_id: int
     data: bytes
@@ -35,7 +35,7 @@ class DataReceived:
 
 @dataclass(slots=True)
 class StreamReset:
-    """``reason`` is empty if the peer reset the stream; otherwise the session did, because of what the peer sent."""
+    """``reason``: empty if the peer reset the stream, otherwise why the session reset it."""
 
     stream_id: int
     code: int

@@ -31,19 +31,19 @@ class FrameTooLarge(Exception):
 
 
 class FrameBuffer:
-    """Turns received bytes into frames, however the bytes are cut."""
+    """Assembles frames from received bytes, which may be split anywhere."""
 
     def __init__(self, max_content_bytes: int) -> None:
         self._max_content_bytes = max_content_bytes
         self._rest = b""
         """The start of a frame's header."""
         self._cut: Frame | None = None
-        """A frame whose content is still to come, in pieces that are joined once."""
+        """An incomplete frame. The pieces of its content are joined once."""
         self._pieces: list[bytes] = []
         self._missing = 0
 
     def frames(self, data: bytes) -> Iterator[Frame]:
-        """The frames that ``data`` completes. Raises FrameTooLarge."""
+        """Yields the frames that ``data`` completes. Raises FrameTooLarge."""
         start = 0
         if self._cut is not None:
             if len(data) < self._missing:
@@ -85,5 +85,5 @@ def frame_bytes(kind: int, flags: int, stream_id: int, content: bytes = b"") -> 
 
 
 def frame_header(kind: int, flags: int, stream_id: int, size: int) -> bytes:
-    """The first bytes of a frame whose content has ``size`` bytes."""
+    """Returns the header of a frame whose content has ``size`` bytes."""
     return _HEADER.pack(size >> 8, size & 0xFF, kind, flags, stream_id)

@@ -10,29 +10,29 @@ _PREFIX = struct.Struct(">BI")
 
 
 def prefix_of(message: bytes) -> bytes:
-    """The prefix of a message that is not compressed."""
+    """Returns the prefix of an uncompressed message."""
     return _PREFIX.pack(0, len(message))
 
 
 class MessageReader:
-    """Puts messages together from pieces of a stream's body. Each message is copied once, when it is complete."""
+    """Assembles messages from pieces of a stream's body. Each message is copied once, when it is complete."""
 
     __slots__ = ("_has_prefix", "_max_message_bytes", "_pieces", "missing")
 
     def __init__(self, max_message_bytes: int) -> None:
         self.missing = PREFIX_BYTES
-        """Bytes that the message under way still lacks, as far as its length is known."""
+        """Bytes that are missing from the current message, or from its prefix while the length is unknown."""
         self._max_message_bytes = max_message_bytes
         self._has_prefix = False
         self._pieces: list[bytes] = []
-        """What has arrived of the message, or of its prefix."""
+        """The received pieces of the message or its prefix."""
 
     @property
     def is_between_messages(self) -> bool:
         return not self._has_prefix and self.missing == PREFIX_BYTES
 
     def messages(self, data: bytes) -> Iterator[bytes]:
-        """The messages that ``data`` completes. Raises RpcError."""
+        """Yields the messages that ``data`` completes. Raises RpcError."""
         start, size = 0, len(data)
         while size - start >= self.missing:
             end = start + self.missing

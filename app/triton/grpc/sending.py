@@ -1,4 +1,4 @@
-"""The sending side of a connection: the bodies of requests, as the peer's windows allow. Source: RFC 9113, 5.2."""
+"""Sends request bodies within the flow-control windows of the peer. Source: RFC 9113, 5.2."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Stream:
 
 
 class Sender:
-    """Writes DATA frames to ``output``. A body that the windows do not allow waits in its stream."""
+    """Writes DATA frames to ``output``. A body that exceeds the windows waits in its stream."""
 
     def __init__(self, streams: dict[int, Stream], output: list[bytes | memoryview]) -> None:
         self.initial_window = DEFAULT_WINDOW
@@ -44,7 +44,7 @@ class Sender:
             self.send_blocked()
 
     def widen(self, size: int) -> None:
-        """The peer opened the connection's window by ``size`` bytes. Raises ConnectionFailed."""
+        """Adds ``size`` bytes to the connection's window, as the peer requested. Raises ConnectionFailed."""
         self._window += size
         if not size or self._window > MAX_WINDOW:
             raise ConnectionFailed(FLOW_CONTROL_ERROR, "malformed WINDOW_UPDATE")
@@ -56,7 +56,7 @@ class Sender:
         self._max_frame_bytes = value
 
     def set_initial_window(self, value: int) -> None:
-        """Changes the windows of the open streams too. Raises ConnectionFailed."""
+        """Sets the window of new streams and adjusts the windows of open streams. Raises ConnectionFailed."""
         if value > MAX_WINDOW:
             raise ConnectionFailed(FLOW_CONTROL_ERROR, "SETTINGS_INITIAL_WINDOW_SIZE out of range")
         change, self.initial_window = value - self.initial_window, value
@@ -66,7 +66,7 @@ class Sender:
                 raise ConnectionFailed(FLOW_CONTROL_ERROR, "a stream's window is too large")
 
     def send_blocked(self) -> None:
-        """Sends what the windows allow, one frame of each waiting stream in turn."""
+        """Sends waiting bodies within the windows, one frame of each stream in turn."""
         is_sending = True
         while is_sending and self._window:
             is_sending = False

@@ -27,12 +27,12 @@ _LOW_WINDOW = CONNECTION_WINDOW // 2
 
 
 class Session:
-    """State of the connection. :meth:`take_output` gives the bytes to send after any other method."""
+    """The state of a connection. After each call of another method, :meth:`take_output` returns the bytes to send."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
         self.max_concurrent_streams = MAX_WINDOW
-        """The peer's limit of open streams."""
+        """The peer's limit on open streams."""
         self.is_closing = False
         """True after GOAWAY: no new stream can be opened."""
         self._buffer = FrameBuffer(self.limits.max_frame_bytes)
@@ -59,7 +59,7 @@ class Session:
         return output
 
     def receive(self, data: bytes) -> Iterator[Event]:
-        """The events of the received bytes. Raises ConnectionFailed."""
+        """Parses received bytes and yields events. Raises ConnectionFailed."""
         try:
             for frame in self._buffer.frames(data):
                 if self._blocks.unfinished is not None or not self._has_settings:
@@ -72,7 +72,7 @@ class Session:
             raise ConnectionFailed(FRAME_SIZE_ERROR, str(exc)) from exc
 
     def open(self, header_block: bytes, body: bytes, prefix: bytes = b"") -> int:
-        """Opens a stream with its whole request; the body is sent as the peer's windows allow. Returns its id.
+        """Opens a stream with its whole request, and returns the stream id. The body is sent within the peer's windows.
 
         ``prefix``: bytes to send before the body.
         """
@@ -84,7 +84,7 @@ class Session:
 
     @property
     def accepts_streams(self) -> bool:
-        """False after GOAWAY, and when the connection has used up its stream ids."""
+        """Returns False after GOAWAY, or when the stream ids of the connection are used up."""
         return not self.is_closing and self._next_id <= MAX_WINDOW
 
     @property
@@ -93,17 +93,17 @@ class Session:
         return len(self._streams) < self.max_concurrent_streams and self.accepts_streams
 
     def is_sent(self, stream_id: int) -> bool:
-        """Whether the whole request was handed over for sending."""
+        """Whether the whole request is in the output."""
         stream = self._streams.get(stream_id)
         return stream is None or stream.unsent is None
 
     def receive_window(self, stream_id: int) -> int:
-        """The bytes that the peer may still send on a stream; 0 for a stream that has ended."""
+        """Returns the bytes that the peer may still send on a stream; 0 for a stream that has ended."""
         stream = self._streams.get(stream_id)
         return 0 if stream is None else stream.receive_window
 
     def acknowledge(self, stream_id: int, size: int) -> None:
-        """The reader of a stream has taken ``size`` bytes: the peer may send as many more."""
+        """Returns ``size`` bytes to the receive window after the reader has read them."""
         stream = self._streams.get(stream_id)
         if stream is None or size <= 0:
             return
@@ -242,7 +242,7 @@ class Session:
         return None
 
     def _known_stream(self, frame: Frame) -> Stream | None:
-        """None for a stream that has ended. Raises ConnectionFailed for one that was never opened."""
+        """Returns None for a stream that has ended. Raises ConnectionFailed for a stream that was never opened."""
         stream = self._streams.get(frame.stream_id)
         if stream is None and (frame.stream_id % 2 == 0 or frame.stream_id >= self._next_id):
             raise ConnectionFailed(PROTOCOL_ERROR, "a frame of a stream that was never opened")
@@ -253,7 +253,7 @@ class Session:
         return StreamReset(stream_id, code, reason)
 
     def _ended(self, stream_id: int, stream: Stream) -> None:
-        """The peer has answered. If it did not wait for the whole request, the rest is not sent."""
+        """Removes a stream that the peer has answered. An unsent rest of the request is not sent."""
         if stream.unsent is not None:
             self.reset(stream_id, NO_ERROR)
         else:
@@ -278,4 +278,4 @@ _HANDLERS = {
     frames.WINDOW_UPDATE: Session._on_window_update,
     frames.CONTINUATION: Session._on_part_of_block,
 }
-"""Frames of other kinds, PRIORITY among them, are ignored (RFC 9113, 5.5)."""
+"""Frames of other types, including PRIORITY, are ignored (RFC 9113, 5.5)."""

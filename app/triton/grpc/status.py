@@ -1,4 +1,4 @@
-"""How a gRPC call ended. Source: gRPC over HTTP/2 (PROTOCOL-HTTP2.md) and http-grpc-status-mapping.md."""
+"""Reads the status of a gRPC call. Source: gRPC over HTTP/2 (PROTOCOL-HTTP2.md) and http-grpc-status-mapping.md."""
 
 from urllib.parse import unquote_to_bytes
 
@@ -21,7 +21,7 @@ _REFUSED_STREAM = 7
 
 
 def error_of_trailers(trailers: Headers) -> RpcError | None:
-    """None for the status OK."""
+    """Returns the error in the trailers, or None for the status OK."""
     fields = dict(trailers)
     number = fields.get(b"grpc-status")
     if number == b"0":
@@ -34,7 +34,7 @@ def error_of_trailers(trailers: Headers) -> RpcError | None:
 
 
 def error_of_head(headers: Headers) -> RpcError | None:
-    """None if the answer that begins is gRPC's, or an interim answer. A proxy's own answer has another HTTP status."""
+    """Returns an error if the response is not from a gRPC server but from a proxy. Ignores interim responses."""
     if (b":status", b"200") in headers:
         return None
     status = dict(headers).get(b":status", b"")
@@ -42,7 +42,7 @@ def error_of_head(headers: Headers) -> RpcError | None:
 
 
 def error_of_reset(code: int, reason: str) -> RpcError:
-    """The stream ended with RST_STREAM. ``reason`` is empty if the server sent it."""
+    """Returns the error of a stream that ended with RST_STREAM. ``reason``: empty if the server sent it."""
     details = reason or f"the server reset the stream with HTTP/2 error {code}"
     return RpcError(_CODE_BY_RESET.get(code, "INTERNAL"), details, was_sent=code != _REFUSED_STREAM)
 

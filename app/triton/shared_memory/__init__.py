@@ -1,1 +1,1 @@
-"""The lane for large tensors: shared memory that the gateway owns and Triton maps (decision 0027)."""
+"""Transfers large tensors through shared memory, which the gateway owns and Triton maps (decision 0027)."""

@@ -1,6 +1,7 @@
-"""Bodies of requests that are received into regions, so that their tensors lie in place before the call.
+"""Receives request bodies directly into regions, so that their tensors need no copy before the call.
 
-Only free regions are used, and at most half of the lane's limit: a slow client holds its region as long as it sends.
+Only free regions are used, and at most half of the lane's limit, because a slow client occupies its region while it
+sends.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from app.triton.shared_memory.region import Region
 
 
 class Place(NamedTuple):
-    """Where a tensor lies in its raw form."""
+    """The location of a tensor in its raw form."""
 
     region: Region
     offset: int
@@ -30,9 +31,9 @@ class _Body(NamedTuple):
 
 
 class Bodies:
-    """Implements :class:`app.domain.tensor_memory.TensorMemory`. ``limit``: bytes of their regions together.
+    """Implements :class:`app.domain.tensor_memory.TensorMemory`. ``limit``: total bytes of the regions.
 
-    ``on_change`` is called when a region is taken or given back.
+    ``on_change`` is called when a region is taken or returned.
     """
 
     def __init__(self, pool: Pool, limit: int, large_bytes: int, on_change: Callable[[], None]) -> None:
@@ -41,7 +42,7 @@ class Bodies:
         self._large_bytes = large_bytes
         self._on_change = on_change
         self._bodies: dict[int, _Body] = {}
-        """By the address of their first byte."""
+        """By the address of the first byte."""
 
     def take(self, size: int, tensor_at: int) -> memoryview | None:
         start = ALIGNMENT + -tensor_at % ALIGNMENT
@@ -62,7 +63,7 @@ class Bodies:
         self._on_change()
 
     def places_of(self, tensors: Sequence[Tensor]) -> Mapping[int, Place]:
-        """Position of a large tensor -> where it lies, if it lies in a body in its raw form."""
+        """Returns the position of each large tensor that is in a body in its raw form -> its location."""
         if not self._bodies:
             return {}
         found = enumerate(map(self._place_of, tensors))
@@ -76,7 +77,7 @@ class Bodies:
         return found if found is not None and found.offset % ALIGNMENT == 0 else None
 
     def _place_of_element(self, array: Array) -> Place | None:
-        """Of a tensor with one element, which stands behind its length."""
+        """Returns the location of a tensor with one element, which follows its length."""
         element = array.flat[0] if array.size == 1 else None
         if not isinstance(element, memoryview) or not element:
             return None

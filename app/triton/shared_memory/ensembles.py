@@ -1,7 +1,7 @@
-"""Whether Triton has finished with the tensors of a call once the call has ended.
+"""Decides whether Triton no longer uses the tensors of a call after the call has ended.
 
-A model that is no ensemble has. An ensemble ends as soon as one step fails, while the steps beside that step go on. So
-each step that reads an input of the call or writes an output of it must run alone.
+This is true for a model that is not an ensemble. An ensemble ends as soon as one step fails, while parallel steps
+continue. So each step that reads an input or writes an output of the call must not run in parallel with another step.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Mapping
 from app.domain.model import ModelConfig, Step
 
 ModelKey = tuple[str, str]
-"""Name and version; an empty version is the newest."""
+"""Name and version; an empty version means the newest."""
 
 
 def ends_with_call(model: ModelKey, tensors: frozenset[str], configs: Mapping[ModelKey, ModelConfig]) -> bool:
-    """``tensors``: inputs and outputs of the model. A model that is not in ``configs`` is not trusted."""
+    """Returns False for a model that is not in ``configs``. ``tensors``: inputs and outputs of the model."""
     config = configs.get(model)
     if config is None or not config.is_ensemble:
         return config is not None
@@ -25,12 +25,12 @@ def ends_with_call(model: ModelKey, tensors: frozenset[str], configs: Mapping[Mo
 
 
 def _touched(step: Step, tensors: frozenset[str]) -> frozenset[str]:
-    """The tensors of the step's model that are among ``tensors`` of the ensemble."""
+    """Returns the tensors of the step's model that are mapped to ``tensors`` of the ensemble."""
     return frozenset(name for name, tensor in (*step.input_map, *step.output_map) if tensor in tensors)
 
 
 def _runs_alone(steps: tuple[Step, ...], step: int) -> bool:
-    """Whether every other step ends before this step starts, or starts after this step has ended."""
+    """Whether no other step can run at the same time as this step."""
     indexes = range(len(steps))
     before = _reached(step, lambda i: [j for j in indexes if _feeds(steps[j], steps[i])])
     after = _reached(step, lambda i: [j for j in indexes if _feeds(steps[i], steps[j])])

@@ -1,8 +1,8 @@
-"""Large tensors through shared memory, and over the wire wherever that is not possible.
+"""Transfers large tensors through shared memory, with the wire as the fallback.
 
-A region is made when no free one is large enough, registered with Triton, and kept for later calls. After a call that
-Triton answered, the region is free. After any other call Triton may still read or write the region: it is never used
-again. It is unregistered, and dropped as soon as Triton does not map it any more.
+If no free region is large enough, a new region is created, registered with Triton and kept for later calls. After a
+call that Triton answered, the region is free. After any other call Triton may still read or write the region, so it is
+retired: it is never used again, but unregistered, and dropped when Triton no longer maps it.
 """
 
 import asyncio
@@ -27,10 +27,10 @@ from app.triton.shared_memory.registry import Registry
 from app.triton.transport import RpcError, Transport
 
 Way = Literal["shared_memory", "full", "unavailable", "lost"]
-"""How a call with a large tensor travelled. All but the first: over the wire."""
+"""How a call with a large tensor was sent. All values but the first mean: over the wire."""
 
 IDLE_S = 60.0
-"""A region that no call has used for so long is given back to the system."""
+"""A region that was idle for this time is returned to the system."""
 _FIRST_LOOK_S = 0.05
 _LONGEST_LOOK_S = 5.0
 _FAILURES = (OSError, RpcError, DecodeError)
@@ -40,10 +40,10 @@ _log = logging.getLogger(__name__)
 
 class LaneObserver(Protocol):
     def called(self, way: Way) -> None:
-        """A call with a large tensor starts."""
+        """Called when a call with a large tensor starts."""
 
     def holds(self, *, free: int, used: int, quarantined: int) -> None:
-        """The bytes of all regions, after each change."""
+        """Called with the bytes of all regions after each change."""
 
 
 class NoLaneObserver:
@@ -53,7 +53,7 @@ class NoLaneObserver:
 
 
 class Lane:
-    """``limit``: bytes of all regions together. ``large_bytes``: of the smallest tensor that takes the lane."""
+    """Leases regions to calls. ``limit``: total bytes of all regions. ``large_bytes``: smallest tensor that uses it."""
 
     def __init__(
         self,
@@ -70,18 +70,18 @@ class Lane:
         self._observer = observer or NoLaneObserver()
         self._backoff = Backoff()
         self._is_proven = False
-        """Whether Triton has mapped a region once, so that its ``/dev/shm`` is the gateway's."""
+        """Whether Triton has mapped a region before, which proves that both use the same ``/dev/shm``."""
         self._is_failing = False
         self._counts_uses: bool | None = None
-        """Whether this Triton unregisters safely; None: it was not asked since it started."""
+        """Whether this Triton unregisters regions safely; None: not queried since Triton started."""
         self._has_work = asyncio.Event()
 
     def learn(self, config: ModelConfig, version: str) -> None:
-        """What Triton says of a model. A model that the lane does not know travels over the wire."""
+        """Stores a model's configuration. The tensors of unknown models are sent over the wire."""
         self._layouts.learn(config, version)
 
     async def lease(self, request: InferenceRequest) -> Lease | None:
-        """Regions for the large tensors of the request; None if the request travels over the wire."""
+        """Returns regions for the large tensors of the request; None if they must be sent over the wire."""
         places = self.bodies.places_of(request.inputs)
         layout = self._layouts.layout_of(request, {position: place.offset for position, place in places.items()})
         if layout is None:
@@ -97,9 +97,9 @@ class Lane:
         return Lease(layout, own, bodies, self._ended)
 
     def is_lost(self, lease: Lease, message: str) -> bool:
-        """Whether Triton failed the call, before it ran the model, because it does not know the region.
+        """Whether Triton rejected the call, before it ran the model, because the region is not registered.
 
-        Triton was started again: the other regions are lost too.
+        This happens after a restart of Triton, so the other regions are lost too.
         """
         lost = [region for region in lease.regions if region.name in message]
         if _LOST not in message or not lost:
@@ -112,7 +112,7 @@ class Lane:
         return True
 
     async def run(self) -> None:
-        """Drops the regions that Triton has let go of, until it is cancelled."""
+        """Drops the regions that Triton no longer maps. Runs until cancelled."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(IDLE_S):
@@ -126,14 +126,14 @@ class Lane:
                 look_s = min(2 * look_s, _LONGEST_LOOK_S)
 
     async def close(self) -> None:
-        """Call this when no call is under way."""
+        """Releases all regions. Call this when no call is running."""
         if self._counts_uses:
             self._pool.retire_free(time.monotonic())
             await self._cleaned()
         self._owner.release()
 
     def _ended(self, own: Region | None, regions: Sequence[Region], is_answered: bool) -> None:
-        """``regions``: of the call. Those of bodies, all but ``own``, are given back after the request."""
+        """Frees or retires the regions of a call. Regions of bodies (all but ``own``) are returned later."""
         if not is_answered:
             for region in regions:
                 self._pool.retire(region)
@@ -143,7 +143,7 @@ class Lane:
         self._tell()
 
     async def _made(self, size: int) -> Region | None:
-        """A new region, used by the call that it is made for. None: the call travels over the wire."""
+        """Creates a region for a call, already in use. None: the call must use the wire."""
         size = rounded(size)
         if not self._backoff.is_due:
             self._observer.called("unavailable")
@@ -159,13 +159,13 @@ class Lane:
         return None
 
     def _make_room(self) -> None:
-        """The free regions are too small."""
+        """Retires free regions, because they are too small and the limit is reached."""
         if self._counts_uses:
             self._pool.retire_free(time.monotonic())
             self._look()
 
     async def _registered(self, size: int) -> Region:
-        """Raises OSError, RpcError or DecodeError."""
+        """Creates and registers a region. Raises OSError, RpcError or DecodeError."""
         region = Region(self._owner.next_name(), size)
         self._pool.add(region)
         try:
@@ -185,13 +185,13 @@ class Lane:
             self._is_proven, self._is_failing = True, False
             self._backoff.reset()
             self._look()
-            _log.info("large tensors travel through shared memory")
+            _log.info("large tensors are sent through shared memory")
 
     def _failed(self, exc: Exception) -> None:
         self._backoff.fail()
         if not self._is_failing:
             self._is_failing = True
-            _log.warning("no shared memory for large tensors, which travel over the wire: %s", exc)
+            _log.warning("no shared memory for large tensors, which are sent over the wire: %s", exc)
 
     def _look(self) -> None:
         self._has_work.set()
@@ -201,11 +201,11 @@ class Lane:
         self._observer.holds(free=pool.free_bytes, used=pool.used_bytes, quarantined=pool.retired_bytes)
 
     async def _cleaned(self) -> bool:
-        """Makes Triton unmap what nobody needs any more. False if another look is needed."""
+        """Makes Triton unmap unneeded regions. Returns False if another check is needed."""
         try:
             await self._clean()
         except _FAILURES as exc:
-            _log.debug("Triton's regions could not be looked at: %s", exc)
+            _log.debug("Triton's regions could not be listed: %s", exc)
             return False
         self._tell()
         return not self._pool.retired
@@ -225,7 +225,7 @@ class Lane:
                 self._pool.drop(region)
 
     def _is_unneeded(self, name: str) -> bool:
-        """Retired, left by a registration that seemed to fail, or of a gateway that was killed."""
+        """Whether a region is retired, is left from a failed registration, or belongs to a gateway that was killed."""
         return name not in self._pool.names if self._owner.owns(name) else is_abandoned(name)
 
     async def _may_unregister(self) -> bool:

@@ -1,7 +1,7 @@
-"""Which tensors of a call travel through shared memory, and where they lie in the call's region.
+"""Decides which tensors of a call use shared memory, and their offsets in the call's region.
 
-A tensor does so only if Triton has surely finished with it when the call ends, and an output only if its size is known
-before the model runs: Triton fails a call whose output does not fit, after the model ran.
+A tensor uses shared memory only if Triton certainly no longer uses it after the end of the call. The size of an output
+must also be known before the model runs, because Triton fails a call whose output does not fit, after the model ran.
 """
 
 import math
@@ -15,14 +15,14 @@ from app.triton.shared_memory.ensembles import ModelKey, ends_with_call
 from app.triton.transport import MAX_MESSAGE_BYTES
 
 LARGE_BYTES = 512 * 1024
-"""Smaller tensors cost less over the wire: docs/decisions/0027-shared-memory-lane.md has the measurement."""
+"""Smaller tensors are faster over the wire; docs/decisions/0027-shared-memory-lane.md has the measurement."""
 ALIGNMENT = 64
 _NOWHERE: Mapping[int, int] = {}
 _MOST_ELEMENTS = 64
-"""A BYTES tensor of more elements gains little: each element is copied by itself."""
+"""A BYTES tensor with more elements gains little, because each element is copied separately."""
 
 _Sizes = Sequence[tuple[str, int]]
-"""Name and bytes of each tensor; 0 bytes: it travels over the wire."""
+"""Name and size in bytes of each tensor; 0: the tensor is sent over the wire."""
 
 
 class Span(NamedTuple):
@@ -33,9 +33,10 @@ class Span(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """``inputs``: one for each input of the request, in its order. ``outputs``: all that the request asks for, or none.
+    """The spans of a call's tensors.
 
-    None as a span: the tensor travels over the wire. ``size``: of the region that the call needs; 0 if it needs none.
+    ``inputs`` has a span for each input of the request, in order. ``outputs`` has all requested outputs, or is empty.
+    The span is None for a tensor that is sent over the wire. ``size``: of the region in bytes; 0 if none is needed.
     """
 
     inputs: tuple[Span | None, ...]
@@ -44,13 +45,13 @@ class Layout(NamedTuple):
 
 
 class Layouts:
-    """Knows the models' configurations, as far as Triton was asked for them."""
+    """Computes layouts from the known configurations of models."""
 
     def __init__(self, large_bytes: int = LARGE_BYTES) -> None:
         self._large_bytes = large_bytes
         self._configs: dict[ModelKey, ModelConfig] = {}
         self._outputs: dict[ModelKey, _Sizes] = {}
-        """Of one item, where the model takes batches."""
+        """The sizes are for one item if the model supports batching."""
         self._is_suitable: dict[tuple[ModelKey, frozenset[str]], bool] = {}
 
     def learn(self, config: ModelConfig, version: str) -> None:
@@ -61,9 +62,9 @@ class Layouts:
             self._is_suitable.clear()
 
     def layout_of(self, request: InferenceRequest, in_place: Mapping[int, int] = _NOWHERE) -> Layout | None:
-        """None if no tensor of the call is large, or if the model does not allow the lane.
+        """Returns None if no tensor of the call is large, or if the model cannot use shared memory.
 
-        ``in_place``: position of an input that lies in the region of a body already -> its offset there.
+        ``in_place``: position of an input that is already in the region of a body -> its offset there.
         """
         inputs = [(tensor.name, _raw_size(tensor)) for tensor in request.inputs]
         outputs = self._outputs_of(request)
@@ -111,7 +112,7 @@ def _layout(inputs: _Sizes, outputs: _Sizes, large_bytes: int, in_place: Mapping
 
 
 def _raw_size(tensor: Tensor) -> int:
-    """In Triton's raw form; 0 for a tensor that gains nothing from the lane."""
+    """Returns the size in Triton's raw form; 0 for a tensor that would not be faster through shared memory."""
     if tensor.datatype != BYTES:
         return tensor.array.nbytes
     if tensor.array.size > _MOST_ELEMENTS:
@@ -120,7 +121,7 @@ def _raw_size(tensor: Tensor) -> int:
 
 
 def _item_bytes(spec: TensorSpec) -> int:
-    """Of one item of an output; 0 if its dimensions or its datatype leave the size open."""
+    """Returns the size of one item of an output; 0 if the configuration does not determine it."""
     dtype = DTYPE_BY_DATATYPE.get(spec.datatype)
     if dtype is None or dtype.kind == "O" or not spec.dims or min(spec.dims) < 0:
         return 0

@@ -1,4 +1,4 @@
-"""The regions of one call, and where the call's tensors lie in them."""
+"""The regions of one call, and the locations of its tensors in them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Self
@@ -12,15 +12,15 @@ from app.triton.shared_memory.region import Region
 from app.triton.transport import RpcError
 
 _ANSWERS = {"ALREADY_EXISTS", "INVALID_ARGUMENT", "NOT_FOUND"}
-"""Codes that gRPC never makes itself: Triton has ended the call."""
+"""Codes that gRPC never generates itself. They prove that Triton has ended the call."""
 
 
 OnEnd = Callable[[Region | None, Sequence[Region], bool], None]
-"""The region of a call, all its regions, and whether Triton has surely ended the call."""
+"""Called with the call's own region, all its regions, and whether Triton has certainly ended the call."""
 
 
 class Slot(NamedTuple):
-    """A part of a region, in bytes, as Triton is told of it."""
+    """A part of a region, in bytes, with the name under which Triton knows the region."""
 
     region: str
     offset: int
@@ -30,14 +30,14 @@ class Slot(NamedTuple):
 class Lease:
     """A context manager around a call.
 
-    ``own``: the region that was taken for the call. ``bodies``: position of an input -> the region in which it lies.
+    ``own``: the region taken for the call. ``bodies``: position of an input -> the region of the body that contains it.
     """
 
     def __init__(self, layout: Layout, own: Region | None, bodies: Mapping[int, Region], on_end: OnEnd) -> None:
         self.inputs = tuple(_slot(bodies.get(each, own), span) for each, span in enumerate(layout.inputs))
-        """One for each input of the request; None for an input that travels over the wire."""
+        """A slot for each input of the request; None for an input that is sent over the wire."""
         self.outputs = tuple((name, _slot(own, span)) for name, span in layout.outputs)
-        """All outputs of the model, or none if all of them travel over the wire."""
+        """All outputs of the model; empty if all of them are sent over the wire."""
         self.regions = (*bodies.values(), *((own,) if own else ()))
         self._own = own
         self._in_place = frozenset(bodies)
@@ -52,17 +52,17 @@ class Lease:
         self._on_end(self._own, self.regions, self._is_settled or is_answer)
 
     def fill(self, request: InferenceRequest) -> None:
-        """Copies the large inputs into the call's region, each once, except those that lie in one already."""
+        """Copies the large inputs into the call's region, except inputs that are already in a body's region."""
         for position, (tensor, slot) in enumerate(zip(request.inputs, self.inputs, strict=True)):
             if self._own is not None and slot is not None and position not in self._in_place:
                 _write(tensor, self._own.view, slot.offset)
 
     def settle(self) -> None:
-        """Triton has answered the call, and sends nothing more for it."""
+        """Call this when Triton has answered the call and sends nothing more for it."""
         self._is_settled = True
 
     def output(self, name: str, size: int) -> bytes | None:
-        """A copy of what Triton wrote; None for an output that has no room of that size in the region."""
+        """Returns a copy of the output; None for an output without a slot of that size."""
         slot = dict(self.outputs).get(name)
         if self._own is None or slot is None or size > slot.size:
             return None
@@ -74,7 +74,7 @@ def _slot(region: Region | None, span: Span | None) -> Slot | None:
 
 
 def _write(tensor: Tensor, view: memoryview, start: int) -> None:
-    """Writes the tensor's raw form."""
+    """Writes the raw form of a tensor."""
     array = tensor.array
     if tensor.datatype != BYTES:
         np.copyto(np.ndarray(array.shape, array.dtype, view, start), array)

@@ -1,4 +1,4 @@
-"""Which process owns a region, so that the next gateway can remove what a killed one left."""
+"""Records which process owns a region, so that the next gateway can remove the regions of a killed gateway."""
 
 import fcntl
 import os
@@ -12,9 +12,9 @@ PREFIX = "triton_gateway_lane_"
 
 
 class Owner:
-    """Holds the lock of an empty file for the life of the process; the kernel drops the lock when the process ends.
+    """Holds the lock of an empty file while the process runs. The kernel releases the lock when the process ends.
 
-    A process id would not do: gateways in different containers share ``/dev/shm``, and not their process ids.
+    A process id is not sufficient: gateways in different containers share ``/dev/shm``, but not their process ids.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Owner:
         self._count = 0
 
     def next_name(self) -> str:
-        """A name that no region ever had. Raises OSError."""
+        """Returns a unique name. Raises OSError."""
         if self._descriptor is None:
             self._token = secrets.token_hex(8)
             self._descriptor = _locked(self._token)
@@ -42,7 +42,7 @@ class Owner:
 
 
 def is_abandoned(name: str) -> bool:
-    """Whether a region of this name belongs to a gateway that does not run any more."""
+    """Whether a region with this name belongs to a gateway that no longer runs."""
     if not name.startswith(PREFIX):
         return False
     with _has_ended(_token_of(name)) as has_ended:
@@ -50,7 +50,7 @@ def is_abandoned(name: str) -> bool:
 
 
 def remove_leftovers() -> None:
-    """Removes the files of gateways that do not run any more."""
+    """Removes the files of gateways that no longer run."""
     for token in {_token_of(path.name) for path in SHARED_MEMORY.glob(f"{PREFIX}*")}:
         with _has_ended(token) as has_ended:
             if has_ended:
@@ -62,7 +62,7 @@ def _lock_file(token: str) -> str:
 
 
 def _locked(token: str) -> int:
-    """Raises OSError."""
+    """Opens and locks the file. Raises OSError."""
     descriptor = os.open(_lock_file(token), os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return descriptor
@@ -70,7 +70,7 @@ def _locked(token: str) -> int:
 
 @contextmanager
 def _has_ended(token: str) -> Iterator[bool]:
-    """Whether the process of this owner has ended. Holds its lock for the duration of the block, if so."""
+    """Yields whether the process of this owner has ended. If so, holds its lock for the duration of the block."""
     try:
         descriptor = os.open(_lock_file(token), os.O_RDWR | os.O_CLOEXEC)
     except OSError as exc:
@@ -97,5 +97,5 @@ def _remove_files(token: str) -> None:
 
 
 def _token_of(name: str) -> str:
-    """Of a region or a lock file."""
+    """Returns the owner's token in the name of a region or a lock file."""
     return name.removeprefix(PREFIX).partition("_")[0].partition(".")[0]

@@ -1,4 +1,4 @@
-"""Which regions there are and what each of them is for; no I/O."""
+"""Tracks all regions and their states; no I/O."""
 
 import math
 import time
@@ -10,8 +10,8 @@ from app.triton.shared_memory.region import Region
 class Pool:
     """Every region counts against ``limit`` from :meth:`add` to :meth:`drop`.
 
-    A region is used by one call, or free, or retired. A retired region is never used again: Triton may still read or
-    write it.
+    A region is in use by one call, free, or retired. A retired region is never used again, because Triton may still
+    read or write it.
     """
 
     def __init__(self, limit: int) -> None:
@@ -38,18 +38,18 @@ class Pool:
 
     @property
     def names(self) -> set[str]:
-        """Of the regions that are free or used."""
+        """The names of the regions that are free or in use."""
         return {region.name for region in (*self._free, *self._used)}
 
     def has_room(self, size: int) -> bool:
         return self.free_bytes + self.used_bytes + self.retired_bytes + size <= self._limit
 
     def add(self, region: Region) -> None:
-        """A new region, used by the call that it is made for."""
+        """Adds a new region, in use by a call."""
         self._used.add(region)
 
     def take(self, size: int, most: float = math.inf) -> Region | None:
-        """The smallest free region that has room, and at most ``most`` bytes."""
+        """Takes the smallest free region that is large enough and has at most ``most`` bytes."""
         fitting = [region for region in self._free if size <= region.size <= most]
         if not fitting:
             return None
@@ -59,7 +59,7 @@ class Pool:
         return region
 
     def give_back(self, region: Region) -> None:
-        """Triton has answered the call. A no-op for a region that was retired in the meantime."""
+        """Frees a region after Triton has answered the call. A no-op for a region that was retired in the meantime."""
         if region in self._used:
             self._used.remove(region)
             region.used_at = time.monotonic()
@@ -81,7 +81,7 @@ class Pool:
         self._free.clear()
 
     def drop(self, region: Region) -> None:
-        """Triton cannot reach the region any more, or no call ever used it."""
+        """Removes a region that Triton can no longer access, or that no call ever used."""
         self._used.discard(region)
         self._retired.discard(region)
 

@@ -10,7 +10,7 @@ from app.triton.transport import Transport
 
 _TIMEOUT_S = 1.0
 _COUNTS_USES = (2, 50)
-"""From this version on Triton unmaps no region that a request uses; older ones do, and crash."""
+"""From this version on Triton does not unmap regions that a request uses. Older versions do, and crash."""
 
 
 class Registry:
@@ -18,7 +18,7 @@ class Registry:
         self._transport = transport
 
     async def counts_uses(self) -> bool:
-        """Whether this Triton can be asked safely to unregister a region that may be in use."""
+        """Whether it is safe to unregister a region that may be in use."""
         answer = await call_control(self._transport, service_pb2.ServerMetadataRequest(), _TIMEOUT_S)
         found = re.match(r"(\d+)\.(\d+)", answer.version)
         return found is not None and (int(found[1]), int(found[2])) >= _COUNTS_USES
@@ -30,7 +30,7 @@ class Registry:
         await call_control(self._transport, request, _TIMEOUT_S)
 
     async def unregister(self, name: str) -> None:
-        """Triton 2.50 and 2.51 refuse while a request uses the region; newer ones unmap it after that request."""
+        """Unregisters a region. While a request uses it, Triton 2.50 and 2.51 refuse; newer ones unmap it later."""
         await call_control(self._transport, service_pb2.SystemSharedMemoryUnregisterRequest(name=name), _TIMEOUT_S)
 
     async def names(self) -> set[str]:

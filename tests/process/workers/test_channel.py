@@ -29,7 +29,7 @@ async def test_messages_arrive_as_they_were_sent(tmp_path: Path) -> None:
     triton = Triton(
         "127.0.0.1:1",
         None,
-        allows_tight_pings=True,
+        allows_fast_pings=True,
         part=WorkerPart(2, read_gateway_file(path), Keyring((Key(ANYONE, (b"1",)),))),
     )
     order = Order(1, Settings(workers=2, config=path), triton, 8081, [3, 4], Descriptors(5, 6), 7, 8)

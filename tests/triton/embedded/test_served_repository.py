@@ -76,7 +76,7 @@ def test_broken_configuration_is_refused_with_its_place(add_model, tmp_path):
 def test_missing_or_empty_repository_is_refused(tmp_path):
     with pytest.raises(RepositoryUnservable, match="no model repository"):
         ServedRepository.read(tmp_path / "absent")
-    with pytest.raises(RepositoryUnservable, match="holds no model"):
+    with pytest.raises(RepositoryUnservable, match="contains no models"):
         ServedRepository.read(tmp_path)
 
 

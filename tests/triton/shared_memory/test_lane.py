@@ -179,7 +179,7 @@ class TestFallback:
         with caplog.at_level("INFO"):
             await stage.infer()
         assert stage.observed.ways == ["unavailable", "shared_memory"]
-        assert "travel through shared memory" in caplog.text
+        assert "sent through shared memory" in caplog.text
 
     async def test_no_room_is_a_reason(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
         def full(*_: object) -> None:

@@ -7,7 +7,7 @@ UV := UV_CACHE_DIR=.cache/uv $(BIN)/uv
 COMPILE := $(UV) pip compile --quiet --universal --generate-hashes --no-header
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-full chaos system-packages lint type bench bench-tritons bench-load openapi lock
+.PHONY: help setup run test test-full chaos system-packages lint type bench bench-tritons bench-load openapi docs lock
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,11 +48,15 @@ bench-load: setup ## measure the gateway far above its capacity, and write docs/
 openapi: setup ## write openapi.json anew from the running reference pipelines
 	@$(SCRATCH) $(BIN)/python -m tests.live.openapi_document
 
+docs: setup ## build the documentation site in site/, with search and without outside assets
+	@$(BIN)/python -m deploy.documentation
+
 lock: setup ## compile requirements/*.txt anew
 	@$(COMPILE) --python-version 3.11 requirements/bootstrap.in -o requirements/bootstrap.txt
 	@$(COMPILE) --python-version 3.11 requirements/audit.in -o requirements/audit.txt
 	@$(COMPILE) --python-version 3.11 requirements/build.in -o requirements/build.txt
 	@$(COMPILE) --python-version 3.11 requirements/checkov.in -o requirements/checkov.txt
+	@$(COMPILE) --python-version 3.11 requirements/docs.in -o requirements/docs.txt
 	@$(COMPILE) --python-version 3.11 requirements/kserve.in -o requirements/kserve.txt
 	@$(COMPILE) --python-version 3.11 requirements/langchain.in -o requirements/langchain.txt
 	@$(COMPILE) --python-version 3.11 requirements/litellm.in -o requirements/litellm.txt

@@ -8,6 +8,10 @@ PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"
     (ROOT / "docs").rglob("*.md")
 )
 
+FOLDERS = [path for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".") and path.name != "site"]
+ALL_PAGES = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in folder.rglob("*.md"))])
+"""Every Markdown file of the repository."""
+
 Row = tuple[str, ...]
 
 
@@ -22,9 +26,3 @@ def rows_under(page: str, heading: str) -> list[Row]:
 def blocks_of(page: Path) -> list[tuple[str, str]]:
     """(language, text) of every fenced block."""
     return re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.M | re.S)
-
-
-def links_of(page: Path) -> list[str]:
-    """The targets of links, those of code aside."""
-    text = re.sub(r"^```.*?^```$|`[^`\n]*`", "", page.read_text(), flags=re.M | re.S)
-    return re.findall(r"\]\(([^)\s]+)\)", text)

@@ -1,13 +1,39 @@
-"""Every link within the repository leads somewhere."""
+"""Every link within the repository leads to a file, and to a heading of it."""
 
+import re
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import PAGES, ROOT, links_of
+from deploy.documentation import links_of
+from tests.docs.pages import ALL_PAGES, ROOT
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_to_a_file_finds_it(page: Path) -> None:
-    targets = [link.partition("#")[0] for link in links_of(page) if "://" not in link]
-    assert [target for target in targets if target and not (page.parent / target).exists()] == []
+def slug_of(heading: str) -> str:
+    """The id that GitHub gives a heading."""
+    text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
+    return re.sub(r"[^\w\- ]", "", text.strip()).replace(" ", "-")
+
+
+@cache
+def anchors_of(page: Path) -> set[str]:
+    text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.M | re.S)
+    return {slug_of(heading) for heading in re.findall(r"^#+ (.*)$", text, re.M)}
+
+
+def is_broken(page: Path, link: str) -> bool:
+    address, _, anchor = link.partition("#")
+    target = page.parent / address if address else page
+    if not target.exists():
+        return True
+    return bool(anchor) and anchor not in anchors_of(target.resolve())
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+    assert [link for link in links_of(page) if "://" not in link and is_broken(page, link)] == []
+
+
+def test_the_links_are_found() -> None:
+    assert len([link for page in ALL_PAGES for link in links_of(page)]) > 300

@@ -1,0 +1,67 @@
+"""The documentation site in a real browser."""
+
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from selenium.webdriver import Chrome
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
+
+from tests.conftest import Require
+from tests.docs.site import built_site
+
+PAGES = ["index", "docs/index", "docs/reference/http", "docs/reference/settings", "docs/benchmarks/peers"]
+LOADED = "return performance.getEntriesByType('resource').map(each => each.name)"
+PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Logs nothing."""
+
+
+@pytest.fixture(scope="module")
+def site(require: Require) -> Iterator[str]:
+    """The address of the site."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=built_site(require))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_the_search_finds_a_page_by_its_text(browser: Chrome, site: str, artifacts: Path) -> None:
+    browser.get(f"{site}/docs/index.html")
+    browser.find_element(By.CSS_SELECTOR, "button.md-search__button").click()
+    field = "return document.activeElement?.shadowRoot?.activeElement ?? document.activeElement"
+    WebDriverWait(browser, 10).until(lambda _: browser.execute_script(field).tag_name == "input")
+    browser.execute_script(field).send_keys("slow_consumer")
+    links = (
+        "return [...document.querySelectorAll('*')].flatMap(e => [e, ...(e.shadowRoot?.querySelectorAll('*') ?? [])])"
+    )
+    links += ".filter(e => e.href?.includes?.('reference/errors.html')).map(e => e.href)"
+    WebDriverWait(browser, 10).until(
+        lambda _: any("?" in link or "slow" in link for link in browser.execute_script(links))
+    )
+    browser.save_screenshot(str(artifacts / "documentation-search.png"))
+    assert [name for name in browser.execute_script(LOADED) if not name.startswith(site)] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_fits_a_phone_and_loads_nothing_from_elsewhere(
+    page: str, browser: Chrome, site: str, artifacts: Path
+) -> None:
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE)
+    try:
+        browser.get(f"{site}/{page}.html")
+        browser.save_screenshot(str(artifacts / f"documentation-phone-{page.replace('/', '-')}.png"))
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= PHONE["width"]
+        loaded = browser.execute_script(LOADED)
+        assert loaded
+        assert [name for name in loaded if not name.startswith(site)] == []
+        assert browser.get_log("browser") == []
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

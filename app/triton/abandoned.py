@@ -5,7 +5,7 @@ streams permanently: the two take the same pair of locks in opposite orders. The
 frees the stream's state while an earlier response may still be written. So the gateway continues to read and discards
 the responses, until a response was just read and the next response is not due. It does not cancel a stream that ends
 without cancellation. Models delay their final response to prevent the second fault, see ``model_kit.streaming``;
-docs/explanation/streaming.md has the measurements.
+docs/decisions/0030-when-a-cancellation-is-sent.md has the measurements.
 """
 
 import asyncio

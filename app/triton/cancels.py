@@ -7,7 +7,7 @@ from app.triton.transport import Call
 
 CANCELS_PER_S = 200.0
 BURST = 50
-"""docs/explanation/streaming.md has the measurement behind both values."""
+"""docs/decisions/0030-when-a-cancellation-is-sent.md has the measurement behind both values."""
 
 
 class PacedCancels:

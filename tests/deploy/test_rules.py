@@ -58,8 +58,8 @@ def test_every_alert_has_a_case_each_way(fires: bool) -> None:
 def test_every_alert_says_how_bad_it_is_and_where_to_read_on(alert: str) -> None:
     rule = ALERTS[alert]
     assert rule["labels"]["severity"] in {"critical", "warning"}
-    assert rule["annotations"]["runbook"] == f"docs/how-to/operations.md#{alert.lower()}"
-    assert f"\n### {alert}\n" in (ROOT / "docs" / "how-to" / "operations.md").read_text()
+    assert rule["annotations"]["runbook"] == f"docs/how-to/alerts.md#{alert.lower()}"
+    assert f"\n## {alert}\n" in (ROOT / "docs" / "how-to" / "alerts.md").read_text()
 
 
 @pytest.mark.parametrize("alert", sorted(set(ALERTS) - {"TritonGatewayContractViolated", "TritonGatewayStubDied"}))

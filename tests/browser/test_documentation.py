@@ -12,7 +12,9 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
 from tests.conftest import Require
+from tests.docs.pages import ROOT, blocks_of
 from tests.docs.site import built_site
+from tests.processes import GatewayProcess
 
 PAGES = ["index", "docs/index", "docs/reference/http", "docs/reference/settings", "docs/benchmarks/peers"]
 LOADED = "return performance.getEntriesByType('resource').map(each => each.name)"
@@ -48,6 +50,16 @@ def test_the_search_finds_a_page_by_its_text(browser: Chrome, site: str, artifac
     )
     browser.save_screenshot(str(artifacts / "documentation-search.png"))
     assert [name for name in browser.execute_script(LOADED) if not name.startswith(site)] == []
+
+
+def test_the_script_of_the_http_page_streams_into_a_page(browser: Chrome, gateway: GatewayProcess) -> None:
+    """The block of http.md, in a page of the gateway."""
+    (script,) = [text for language, text in blocks_of(ROOT / "docs" / "reference" / "http.md") if language == "js"]
+    browser.get(f"{gateway.url}/docs/errors")
+    browser.execute_script("document.body.replaceChildren()")
+    browser.execute_script(f"(async () => {{ {script}; window.source = source; }})()")
+    WebDriverWait(browser, 20).until(lambda _: browser.execute_script("return window.source?.readyState === 2"))
+    assert len(browser.find_element(By.TAG_NAME, "body").text) > 100
 
 
 @pytest.mark.parametrize("page", PAGES)

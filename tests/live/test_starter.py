@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +15,10 @@ from app.cli import main
 from app.process.standalone import run_triton
 from app.settings import Settings
 from app.triton.embedded.options import Ports
+from tests.conftest import Require
+from tests.docs.pages import blocks_of
 from tests.live.conftest import GatewayProcess, running_gateway
+from tests.live.test_documented_commands import direct
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +57,17 @@ def test_its_ensemble_exits_early(started: GatewayProcess) -> None:
     answer = ask(started, "report", "   ")
     assert (answer.status_code, answer.headers["X-Early-Exit"]) == (200, "no_text")
     assert answer.json() == {"count": None, "longest": None, "early_exit": "no_text"}
+
+
+def test_the_requests_of_its_readme_work(started: GatewayProcess, models: Path, require: Require) -> None:
+    require(shutil.which("curl"), "there is no curl")
+    (_, requests) = [text for language, text in blocks_of(models / "README.md") if language == "sh"]
+    program = ["bash", "-euo", "pipefail", "-c", requests.replace("http://127.0.0.1:8080", started.url)]
+    done = subprocess.run(program, env=direct(), capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
+    assert '"early_exit":"no_text"' in done.stdout
+    assert done.stdout.count("event: output") == 5
+    assert done.stdout.count("event: done") == 1
 
 
 def test_its_python_model_answers(started: GatewayProcess) -> None:

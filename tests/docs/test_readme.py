@@ -1,0 +1,104 @@
+"""The commands of README.md work as printed, in a folder that looks like the checkout."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.triton.embedded.server import EmbeddedTriton
+from tests.docs.pages import ROOT, blocks_of
+from tests.live.test_documented_commands import direct
+from tests.processes import free_ports
+
+START_S = 60.0
+MAKE = "make run"
+TRITON = "127.0.0.1:8001"
+COMMANDS = [text for language, text in blocks_of(ROOT / "README.md") if language == "sh"]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder with links to everything in the checkout: what a command writes stays out of the checkout."""
+    for path in ROOT.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    return tmp_path
+
+
+def block_with(text: str) -> str:
+    (block,) = [command for command in COMMANDS if text in command]
+    return block
+
+
+def run_in(folder: Path, command: str) -> str:
+    shell = ["bash", "-euo", "pipefail", "-c", command]
+    done = subprocess.run(shell, cwd=folder, env=direct(), capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@contextmanager
+def served_by(folder: Path, command: str) -> Iterator[str]:
+    """The address of a gateway that the command starts. Leaves it with Ctrl-C."""
+    port, admin_port = free_ports(2)
+    environment = direct() | {"GATEWAY_PORT": str(port), "GATEWAY_ADMIN_PORT": str(admin_port)}
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            ["bash", "-euo", "pipefail", "-c", command],
+            cwd=folder,
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        wait_until_ready(process, f"http://127.0.0.1:{port}", folder / "log")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait(START_S)
+
+
+def wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    ends = time.monotonic() + START_S
+    while time.monotonic() < ends and process.poll() is None:
+        try:
+            if httpx.get(f"{url}/health/ready").status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.1)
+    raise AssertionError(log.read_text())
+
+
+@pytest.mark.usefixtures("models_venv")
+@pytest.mark.full
+def test_make_run_serves_the_reference_pipelines(checkout: Path) -> None:
+    (command,) = [each for each in COMMANDS if each.strip() == MAKE]
+    with served_by(checkout, command) as url:
+        names = [each["name"] for each in httpx.get(f"{url}/v1/pipelines").json()["pipelines"]]
+    assert {"ocr", "insights", "write"} <= set(names)
+
+
+@pytest.mark.usefixtures("models_venv")
+def test_the_starter_is_written_checked_and_served(checkout: Path) -> None:
+    with served_by(checkout, block_with("triton-gateway init")) as url:
+        answer = httpx.post(f"{url}/v1/pipelines/report", json={"text": "two words"}, timeout=30)
+    assert answer.json() == {"count": 2, "longest": "words", "early_exit": None}
+    assert "no findings" in (checkout / "log").read_text()
+
+
+def test_the_commands_for_a_running_triton_work(checkout: Path, triton: EmbeddedTriton) -> None:
+    printed = run_in(checkout, block_with("triton-gateway models").replace(TRITON, triton.grpc_url))
+    assert "ocr_ensemble" in printed
+
+
+def test_every_command_is_run_by_a_test() -> None:
+    """Those with an address of the gateway are in tests/live/test_documented_commands.py."""
+    here = {MAKE, block_with("triton-gateway init").strip(), block_with("triton-gateway models").strip()}
+    assert [text for text in COMMANDS if "http://127.0.0.1:808" not in text and text.strip() not in here] == []

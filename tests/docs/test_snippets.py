@@ -1,0 +1,106 @@
+"""Every code block of the documentation is run by a test, or has a fence that marks it as output or as a fragment.
+
+A fence with a language in ``LANGUAGES`` promises that a test runs the block. Commands that no test can run, such as
+those of a cluster, have a fence without a language; output has ``text``.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+from jsonschema import Draft7Validator
+from pydantic import TypeAdapter
+
+from app.admission.keys_file import read_keys
+from app.cli import main
+from app.pipelines import spec
+from app.pipelines.file import read_gateway_file
+from tests.docs.pages import ALL_PAGES, ROOT, blocks_of
+from tests.live.test_documented_commands import commands, snippets
+
+LANGUAGES = {"sh", "python", "js", "html", "yaml"}
+RUN_BY = {
+    ("README.md", "sh"): "tests/docs/test_readme.py",
+    ("app/starter/README.md", "sh"): "tests/live/test_starter.py",
+    ("docs/explanation/early-exit.md", "python"): "tests/docs/test_recipes.py",
+    ("docs/how-to/keys.md", "sh"): "tests/docs/test_snippets.py",
+    ("docs/how-to/migration.md", "python"): "tests/clients/test_kserve.py",
+    ("docs/reference/http.md", "js"): "tests/browser/test_documentation.py",
+}
+"""Page and language -> the test that runs those of its blocks which no test of every page runs."""
+
+Block = tuple[str, str, str]
+
+
+@cache
+def blocks() -> list[Block]:
+    """(page, language, text) of every block that promises to be run."""
+    found = [(str(page.relative_to(ROOT)), *block) for page in ALL_PAGES for block in blocks_of(page)]
+    return [block for block in found if block[1] in LANGUAGES]
+
+
+def yaml_blocks() -> list[Block]:
+    return [block for block in blocks() if block[1] == "yaml" and (block[0], "yaml") not in RUN_BY]
+
+
+def is_run(block: Block) -> bool:
+    page, language, text = block
+    by_all = {(name, command) for name, command, _ in commands()} | set(snippets())
+    return (page, text) in by_all or (page, language) in RUN_BY or block in yaml_blocks()
+
+
+def test_every_block_is_run_by_a_test() -> None:
+    assert len(blocks()) > 30
+    assert [(page, text) for page, language, text in blocks() if not is_run((page, language, text))] == []
+
+
+@pytest.mark.parametrize(("page", "language"), RUN_BY)
+def test_the_named_test_reads_the_page(page: str, language: str) -> None:
+    assert [block for block in blocks() if block[:2] == (page, language)], "the page has no such block"
+    assert Path(page).name in (ROOT / RUN_BY[page, language]).read_text()
+
+
+def is_gateway_yaml(text: str, folder: Path) -> None:
+    (folder / "gateway.yaml").write_text(text)
+    assert read_gateway_file(folder / "gateway.yaml")
+
+
+def is_keys_file(text: str, folder: Path) -> None:
+    (folder / "keys.yaml").write_text(text)
+    assert read_keys(folder / "keys.yaml")
+
+
+def is_contract(text: str, _: Path) -> None:
+    contract = yaml.safe_load(text)["contract"]
+    assert TypeAdapter(dict[str, spec.ContractSpec]).validate_python(contract)
+
+
+def is_chart_values(text: str, _: Path) -> None:
+    schema = yaml.safe_load((ROOT / "helm" / "triton-gateway" / "values.schema.json").read_text())
+    assert list(Draft7Validator(schema).iter_errors(yaml.safe_load(text))) == []
+
+
+CHECK_BY_KEY: dict[str, Callable[[str, Path], None]] = {
+    "pipelines": is_gateway_yaml,
+    "keys": is_keys_file,
+    "contract": is_contract,
+    "gateway": is_chart_values,
+    "triton": is_chart_values,
+}
+"""First key of a block of YAML -> the check of such a file."""
+
+
+@pytest.mark.parametrize("block", yaml_blocks(), ids=lambda block: block[0])
+def test_a_block_of_yaml_is_valid(block: Block, tmp_path: Path) -> None:
+    CHECK_BY_KEY[next(iter(yaml.safe_load(block[2])))](block[2], tmp_path)
+
+
+def test_the_command_that_makes_a_key_works(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The first block of keys.md: its two outputs are a key and a keys file's entry for it."""
+    (command, *_) = [text for page, language, text in blocks() if page.endswith("keys.md") and language == "sh"]
+    assert main(command.split()[1:]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("tgw_")
+    is_keys_file(f"keys:\n{printed.err}", tmp_path)

@@ -37,3 +37,13 @@ def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
 
 def test_the_links_are_found() -> None:
     assert len([link for page in ALL_PAGES for link in links_of(page)]) > 300
+
+
+def test_the_index_links_each_page_once() -> None:
+    """The pages of findings are linked by linter.md, those of benchmarks by their own index."""
+    docs = ROOT / "docs"
+    linked = [link for link in links_of(docs / "README.md") if not link.startswith(("#", ".."))]
+    indexed = [page for page in docs.rglob("*.md") if page.parent.name not in ("checks", "benchmarks")]
+    assert len(linked) == len(set(linked))
+    pages = {str(page.relative_to(docs)) for page in indexed} - {"README.md"}
+    assert set(linked) == pages | {"benchmarks/README.md"}

@@ -1,16 +1,16 @@
-# Two images, both without anything that is not locked:
+# Two images, which contain only locked packages:
 #   docker build -t triton-gateway:0.1.0 .
 #   docker build -t triton-gateway-models:0.1.0 --target triton .
-# BASE_IMAGE is any image with Python 3.11 to 3.13 as python3, its venv module and pip; glibc, because the locked wheels are.
+# BASE_IMAGE: any image with glibc and Python 3.11 to 3.13 as python3, with venv and pip. The locked wheels need glibc.
 ARG BASE_IMAGE=python:3.13-slim-bookworm
-# Triton's own image. The reference models need its Python backend, and numpy 1.26 needs Python 3.10 to 3.12.
+# NVIDIA's Triton image. The reference models need its Python backend, and numpy 1.26 needs Python 3.10 to 3.12.
 ARG TRITON_BASE_IMAGE=nvcr.io/nvidia/tritonserver:26.10-py3
 
 FROM ${TRITON_BASE_IMAGE} AS triton-packages
 WORKDIR /build
 COPY requirements/triton.txt .
-# nvidia-pytriton is a second Triton: here the base image is the server. The folder is found by PYTHONPATH, so the
-# packages of the base image stay as they are.
+# Without nvidia-pytriton, which contains a second Triton: the base image is the server. PYTHONPATH points to a separate
+# folder, so that the packages of the base image do not change.
 RUN sed '/^nvidia-pytriton==/,/[^\\]$/d' triton.txt > models.txt \
     && python3 -m pip install --no-cache-dir --require-hashes --no-deps --only-binary=:all: \
         --target /opt/model-packages --requirement models.txt
@@ -25,7 +25,7 @@ LABEL org.opencontainers.image.title="triton-gateway-models" \
       org.opencontainers.image.revision="${REVISION}"
 COPY --from=triton-packages /opt/model-packages /opt/model-packages
 COPY triton_models /models
-# One thread a model process: many of them share the cores.
+# One thread per model process, because many processes share the cores.
 ENV PYTHONPATH=/opt/model-packages \
     PYTHONDONTWRITEBYTECODE=1 \
     HOME=/tmp \
@@ -33,7 +33,7 @@ ENV PYTHONPATH=/opt/model-packages \
     OPENBLAS_NUM_THREADS=1
 USER 10001:10001
 EXPOSE 8000 8001 8002
-# The entry point is the base image's: it makes CUDA's compatibility libraries known and runs these words.
+# The entry point of the base image sets up CUDA's compatibility libraries and runs this command.
 CMD ["tritonserver", "--model-repository=/models", "--disable-auto-complete-config"]
 
 FROM ${BASE_IMAGE} AS build
@@ -58,7 +58,7 @@ LABEL org.opencontainers.image.title="triton-gateway" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
 COPY --from=build /opt/triton-gateway /opt/triton-gateway
-# The pipelines of the reference models; mount another file over it, or name one with GATEWAY_CONFIG.
+# The pipelines of the reference models. To use another file, mount it here or set GATEWAY_CONFIG.
 WORKDIR /app
 COPY gateway.yaml .
 COPY samples samples

@@ -1,7 +1,7 @@
-# `make` lists what there is. Python of the set-up and the gateway: `make run PYTHON=...`; of the models: MODELS_PYTHON=...
+# `make` lists the targets. PYTHON=... sets the Python of the setup and the gateway, MODELS_PYTHON=... that of the models.
 PYTHON ?= python3
 BIN := .venv/bin
-# What tests and tools write lies in the checkout, temporary files included.
+# Tests and tools write only inside the checkout, including temporary files.
 SCRATCH := TMPDIR=$(CURDIR)/.cache/tmp
 UV := UV_CACHE_DIR=.cache/uv $(BIN)/uv
 COMPILE := $(UV) pip compile --quiet --universal --generate-hashes --no-header
@@ -12,22 +12,22 @@ COMPILE := $(UV) pip compile --quiet --universal --generate-hashes --no-header
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: ## make .venv and .venv-triton with what is locked (run and test do it by themselves)
+setup: ## create .venv and .venv-triton with the locked packages (run and test do this automatically)
 	@$(PYTHON) deploy/bootstrap.py
 
-run: setup ## start a real Triton on triton_models/, or on MODELS=dir, and the gateway on http://127.0.0.1:8080
+run: setup ## start a real Triton with triton_models/, or with MODELS=dir, and the gateway on http://127.0.0.1:8080
 	@exec $(BIN)/triton-gateway serve --embedded $(if $(MODELS),--models "$(MODELS)")
 
-test: setup ## run the suite against the real Triton and whatever else the machine has
+test: setup ## run the suite with the real Triton and the optional programs of this machine
 	@$(SCRATCH) $(BIN)/python -m pytest -m "not full"
 
-test-full: setup ## run the long forms too: large counts, chaos, heavy clients
+test-full: setup ## run the long tests too: large counts, chaos, heavy clients
 	@$(SCRATCH) $(BIN)/python -m pytest
 
-chaos: setup ## faults under load, hostile requests and memory, the long forms; writes docs/benchmarks/chaos.md
+chaos: setup ## run the long tests of faults under load, hostile requests and memory; write docs/benchmarks/chaos.md
 	@$(SCRATCH) $(BIN)/python -m tests.live.chaos
 
-system-packages: ## install what the suite can use of the system (Debian, as root)
+system-packages: ## install the system packages that the suite can use (Debian, as root)
 	@deploy/system-packages
 
 lint: setup ## ruff: rules and format
@@ -36,22 +36,22 @@ lint: setup ## ruff: rules and format
 type: setup ## mypy, strict, on app/
 	@$(BIN)/mypy
 
-bench: setup ## measure the gateway beside other servers, and write docs/benchmarks (at most ten minutes)
+bench: setup ## compare the gateway with other servers, and write docs/benchmarks (at most ten minutes)
 	@$(SCRATCH) $(BIN)/python -m benchmarks --write docs/benchmarks
 
-bench-tritons: setup ## measure three Tritons of which one is killed, stopped, slow or added (about three minutes)
+bench-tritons: setup ## measure three Tritons while one is killed, stopped, slow or added (about three minutes)
 	@$(SCRATCH) $(BIN)/python -m benchmarks tritons --write docs/benchmarks
 
 bench-load: setup ## measure the gateway far above its capacity, and write docs/benchmarks/load.md (eleven minutes)
 	@$(SCRATCH) $(BIN)/python -m benchmarks load --write docs/benchmarks
 
-openapi: setup ## write openapi.json anew from the running reference pipelines
+openapi: setup ## generate openapi.json from the running reference pipelines
 	@$(SCRATCH) $(BIN)/python -m tests.live.openapi_document
 
 docs: setup ## build the documentation site in site/, with search and without outside assets
 	@$(BIN)/python -m deploy.documentation
 
-lock: setup ## compile requirements/*.txt anew
+lock: setup ## compile requirements/*.txt
 	@$(COMPILE) --python-version 3.11 requirements/bootstrap.in -o requirements/bootstrap.txt
 	@$(COMPILE) --python-version 3.11 requirements/audit.in -o requirements/audit.txt
 	@$(COMPILE) --python-version 3.11 requirements/build.in -o requirements/build.txt

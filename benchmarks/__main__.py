@@ -53,13 +53,13 @@ BENCHMARKS = {
     "load": Benchmark(under_load.run, 10),
 }
 STANDARD = ("micro", "peers", "large-json", "workers")
-"""What runs if no name is given. It takes at most ten minutes on two cores."""
+"""The benchmarks that run without arguments. They take at most ten minutes on two cores."""
 
 
 def main() -> None:
     """Runs the given benchmarks, or the standard ones, one after the other."""
     given = _arguments()
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # stops the servers, too
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # also stops the servers
     for name in given.names or STANDARD:
         rounds = given.rounds or BENCHMARKS[name].rounds
         before = surroundings()

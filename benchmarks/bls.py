@@ -1,4 +1,4 @@
-"""Is the first BLS call after readiness as quick as any later one, and are many at once all answered?"""
+"""Is the first BLS call after readiness as fast as later calls, and are many simultaneous calls all answered?"""
 
 import asyncio
 import tempfile
@@ -22,7 +22,7 @@ SENTIMENTS = ["positive", "neutral", "negative"]
 
 
 async def run(rounds: int) -> list[Table]:
-    """Fresh servers for each first call; then one stage for 64 at once."""
+    """Measures each first call on new servers, then 64 simultaneous calls on one stage."""
     starts = max(3, rounds // 5)
     tables = [await _first_calls(starts)]
     async with stage() as on:

@@ -12,7 +12,7 @@ EXITS = 100
 
 
 async def run(rounds: int) -> list[Table]:
-    """A sign with three lines of text against a blank sheet of the same size, through the gateway."""
+    """Compares an image with three lines of text with a blank image of the same size, through the gateway."""
     async with stage() as on:
         return [await _latency(on, rounds), await _executions(on)]
 

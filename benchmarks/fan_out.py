@@ -26,7 +26,7 @@ CORES = "Two heads need two free cores; the caller, the gateway and Triton share
 
 
 async def run(rounds: int) -> list[Table]:
-    """Heads that wait, as for a GPU, and heads that compute, both through the gateway and on Triton itself."""
+    """Measures heads that wait, as for a GPU, and heads that compute, through the gateway and directly on Triton."""
     async with stage() as on:
         waiting = await _rows(on, rounds, is_busy=False)
         computing = await _rows(on, rounds, is_busy=True)

@@ -1,4 +1,4 @@
-"""Charts as SVG. The same figures give the same bytes."""
+"""Charts as SVG. Equal figures produce equal bytes."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -10,10 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
 COLOURS = ("#0b6e4f", "#74b49b", "#b5d6b2", "#d1495b", "#8d6a9f", "#edae49", "#8d99ae", "#c3c9d6", "#4f5d75", "#bc6c25")
-"""Of the names in their order; this gateway is the first: with one worker, with two, and under /v2."""
+"""The colours of the names in order. The first three are this gateway: with one worker, with two, and under /v2."""
 STYLE = {"svg.fonttype": "none", "svg.hashsalt": "benchmarks", "font.family": "sans-serif", "font.size": 10}
 BAR = 0.8
-"""Width of a group of bars; the distance of two groups is 1."""
+"""Width of a group of bars; the distance between groups is 1."""
 
 
 class Spread(Protocol):
@@ -27,19 +27,19 @@ class Spread(Protocol):
 
 @dataclass(frozen=True)
 class Figure:
-    """``file``: its name beside the page that shows it."""
+    """A chart. ``file``: its name, in the folder of the page that shows it."""
 
     title: str
     file: str
     svg: str
 
     def __str__(self) -> str:
-        """GitHub's markdown."""
+        """Returns GitHub's markdown."""
         return f"![{self.title}]({self.file})\n"
 
 
 def bars(title: str, file: str, groups: Sequence[str], found: Mapping[str, Sequence[Spread | None]]) -> Figure:
-    """Bars for each name in ``found``, one in each group; the line on a bar goes from its 10th to 90th percentile."""
+    """Draws a bar for each name in ``found`` in each group, with a line from the 10th to the 90th percentile."""
     with mpl.rc_context(STYLE):
         canvas = Canvas(figsize=(8, 4), layout="constrained")
         axes = canvas.add_subplot()

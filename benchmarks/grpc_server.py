@@ -1,4 +1,4 @@
-"""gRPC servers in the process of a benchmark, for what a real Triton would disturb."""
+"""gRPC servers in the process of a benchmark, for measurements that a real Triton would disturb."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

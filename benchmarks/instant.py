@@ -1,4 +1,4 @@
-"""`python -m benchmarks.instant serve ...`: the gateway over an engine that answers at once, in place of Triton."""
+"""`python -m benchmarks.instant serve ...`: the gateway with an engine that answers at once instead of Triton."""
 
 import sys
 
@@ -9,7 +9,7 @@ from benchmarks.micro.gateway import IdentityEngine
 
 
 class InstantEngine(IdentityEngine):
-    """Takes the arguments of ``TritonEngine``, and has one model, ``identity``."""
+    """Accepts the arguments of ``TritonEngine``, and has one model, ``identity``."""
 
     def __init__(self, *_: object) -> None:
         pass

@@ -1,4 +1,4 @@
-"""What a large JSON body costs others: how long a ticking stream waits for it, and how much memory it takes."""
+"""The effect of a large JSON body on other requests: how long events of a stream wait, and how much memory it needs."""
 
 import asyncio
 import socket
@@ -19,7 +19,7 @@ from benchmarks.timing import Durations
 
 MIB = 1024 * 1024
 AIMS_MS = {8: (20, 10), 32: (50, 30)}
-"""Size of the body in MiB -> the longest wait, and the one that is aimed at."""
+"""Size of the body in MiB -> the longest allowed wait and the aim."""
 SETTLE_S = 0.5
 QUIET_S = 3
 SETTINGS = {"GATEWAY_MAX_BODY_BYTES": str(64 * MIB), "GATEWAY_MAX_BYTES_IN_FLIGHT": str(256 * MIB)}
@@ -34,15 +34,15 @@ COLUMNS = [
     "kept",
 ]
 NOTE = (
-    "As many floats in the answer as in the body, from a model that returns its numbers. Beside it an event is "
-    "streamed every 2 ms. An event waits as long as the longest time between two events of a round exceeds the usual "
-    "time. Memory of the gateway's process: the most during all requests, and what is kept three seconds after them."
+    "The model returns its input, so the answer has as many floats as the body. Meanwhile another stream sends an "
+    "event every 2 ms. The wait is the longest time between two events of a round, minus the usual "
+    "time. Memory of the gateway's process: the peak during all requests, and the rest three seconds after them."
 )
 
 
 @dataclass
 class _Found:
-    """One entry for each round."""
+    """The results, with one entry for each round."""
 
     answered_s: list[float] = field(default_factory=list)
     waits_s: list[float] = field(default_factory=list)
@@ -51,7 +51,7 @@ class _Found:
 
 
 async def run(rounds: int) -> list[Table]:
-    """Of a gateway with one worker, which sends tensors to Triton over gRPC, and of one that shares memory with it."""
+    """Measures a gateway with one worker that sends tensors over gRPC, and one that uses shared memory."""
     return [
         await _table("Tensors over gRPC", SETTINGS, rounds),
         await _table("Tensors through shared memory", {**SETTINGS, **SHARED}, rounds),
@@ -94,14 +94,14 @@ async def _ticks_beside(gateway: Gateway, work: Callable[[], object]) -> Ticks:
 
 
 def _body_of(size_mib: int) -> bytes:
-    """As many numbers as it takes."""
+    """Returns a JSON body of the size."""
     some = np.random.default_rng(7).standard_normal(100_000, np.float32)
     count = round(size_mib * MIB / (len(json_of(input=some)) / len(some)))
     return json_of(input=np.resize(some, count))
 
 
 def _post(url: str, body: bytes) -> float:
-    """Seconds from the first byte of the request to the last of the answer."""
+    """Returns the seconds from the first byte of the request to the last byte of the answer."""
     address, start = urlsplit(url), time.perf_counter()
     with socket.create_connection((address.hostname, address.port)) as connection:
         head = "POST /v1/pipelines/bench_identity HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"

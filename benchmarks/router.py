@@ -1,4 +1,4 @@
-"""What does a router between a feature extractor and its heads cost, against one tensor that the heads share?"""
+"""How much does a router between feature extractor and heads cost, compared with one tensor that the heads share?"""
 
 from functools import partial
 
@@ -14,7 +14,7 @@ CONCURRENT = 16
 
 
 async def run(rounds: int) -> list[Table]:
-    """The latency of one call after the other, and the throughput of 16 at once."""
+    """Measures the latency of sequential calls, and the throughput of 16 simultaneous calls."""
     async with stage() as on:
         return [await _latency(on, rounds), await _throughput(on, max(3, rounds // 5))]
 

@@ -1,4 +1,4 @@
-"""What a large tensor costs over the wire and through shared memory, by the gateway's engine before one Triton."""
+"""The cost of a large tensor over the wire and through shared memory, with the gateway's engine and one Triton."""
 
 import random
 import tempfile
@@ -24,7 +24,7 @@ KIB = 1024
 PIXELS = 150_528
 TIMEOUT_S = 60.0
 CALLS = 5
-"""In a row, for each measurement."""
+"""Consecutive calls of each measurement."""
 _LIMIT = 256 * KIB * KIB
 
 
@@ -36,7 +36,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one call."""
+    """The cost of one call."""
 
     cpu_ms: float
     elapsed_ms: float

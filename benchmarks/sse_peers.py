@@ -1,4 +1,4 @@
-"""The HTTP side of a stream alone: the gateway's response beside the plain sse-starlette response, without Triton."""
+"""The HTTP side of a stream without Triton: the gateway's response compared with the plain sse-starlette response."""
 
 import asyncio
 import sys
@@ -76,7 +76,7 @@ async def _read(port: int, path: str, until: bytes) -> asyncio.StreamWriter:
 
 
 async def _cpu_us(port: int, pid: int) -> float:
-    """Processor time of the server for one event, the making of the event included."""
+    """CPU time of the server for one event, including its creation."""
     watched = psutil.Process(pid)
     before = watched.cpu_times()
     for _ in range(CPU_ROUNDS):
@@ -108,7 +108,7 @@ async def _until_up(port: int) -> None:
 
 
 def _own(events: int) -> Response:
-    """A log that a task fills, as in the gateway."""
+    """A log that is filled by a task, as in the gateway."""
     log = LiveLog(max_unread_bytes=1 << 30)
 
     async def fill() -> None:
@@ -141,7 +141,7 @@ def _sse_starlette(events: int) -> Response:
 
 
 def serve(arguments: Sequence[str]) -> None:
-    """``own`` or ``sse-starlette`` on a port: what :func:`run` starts."""
+    """The server process that :func:`run` starts: ``own`` or ``sse-starlette``, and a port."""
     peer, port = arguments
     make = _own if peer == "own" else _sse_starlette
 

@@ -1,4 +1,4 @@
-"""Where a benchmark plays: a real Triton with the reference models and the benchmarks' own, behind a real gateway."""
+"""The servers of a benchmark: a real gateway, and a real Triton with the reference models and additional models."""
 
 import asyncio
 import os
@@ -34,7 +34,7 @@ Inputs = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Triton:
-    """``client`` is NVIDIA's own, so that what is called direct has nothing of this project in it."""
+    """A Triton. ``client`` is NVIDIA's client, so that direct calls use no code of this project."""
 
     pid: int
     grpc_url: str
@@ -43,12 +43,12 @@ class Triton:
     client: InferenceServerClient
 
     async def infer(self, model: str, inputs: Inputs, **parameters: object) -> Any:
-        """One unary call; raises InferenceServerException."""
+        """Makes one unary call. Raises InferenceServerException."""
         tensors = [_tensor(name, array) for name, array in inputs.items()]
         return await self.client.infer(model, tensors, parameters=parameters or None, client_timeout=CALL_S)
 
     async def executions(self, *models: str) -> list[int]:
-        """How often each model has run so far."""
+        """Returns the number of executions of each model so far."""
         async with httpx.AsyncClient() as session:
             lines = (await session.get(self.metrics_url)).text.splitlines()
         return [_counter(lines, f'nv_inference_exec_count{{model="{model}"') for model in models]
@@ -61,11 +61,11 @@ class Gateway:
     pid: int
 
     async def post(self, pipeline: str, **fields: object) -> Any:
-        """The answer to a JSON body; raises where it is not 200."""
+        """Returns the answer to a JSON body. Raises an exception if the status is not 200."""
         return (await self.client.post(f"/v1/pipelines/{pipeline}", json=fields)).raise_for_status().json()
 
     async def post_file(self, pipeline: str, **files: bytes) -> Any:
-        """The answer to a form of files; raises where it is not 200."""
+        """Returns the answer to a form with files. Raises an exception if the status is not 200."""
         return (await self.client.post(f"/v1/pipelines/{pipeline}", files=files)).raise_for_status().json()
 
 
@@ -77,7 +77,7 @@ class Stage:
 
 @asynccontextmanager
 async def stage(more: Mapping[str, str] | None = None) -> AsyncIterator[Stage]:
-    """Both started afresh; the gateway is ready, so its samples have been run. ``more``: settings of the gateway."""
+    """Starts new servers. The gateway is ready, so its samples have run. ``more``: settings of the gateway."""
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         async with running_triton(Path(folder)) as triton, running_gateway(Path(folder), triton, more=more) as gateway:
             yield Stage(triton, gateway)
@@ -85,7 +85,7 @@ async def stage(more: Mapping[str, str] | None = None) -> AsyncIterator[Stage]:
 
 @asynccontextmanager
 async def running_triton(folder: Path) -> AsyncIterator[Triton]:
-    """A Triton alone, its models linked into ``folder``; no request has reached it yet."""
+    """Starts a Triton with its models linked into ``folder``. It has received no request yet."""
     options = EmbeddedOptions(_linked_models(folder / "models"), ROOT / ".venv-triton", exit_timeout_s=20)
     embedded = EmbeddedTriton(options)
     await embedded.start()
@@ -104,7 +104,7 @@ async def running_gateway(
     workers: int = 1,
     more: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Gateway]:
-    """A ready gateway, a process of its own, with the pipelines of the checkout and of this package."""
+    """Starts a gateway as a separate process, with the pipelines of the checkout and of this package, until ready."""
     port, admin_port = free_ports(2)
     settings = {
         "GATEWAY_PORT": str(port),
@@ -145,7 +145,7 @@ def _joined_config(folder: Path) -> Path:
 def process(
     command: list[str], settings: Mapping[str, str], log: Path, pass_fds: Sequence[int] = ()
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that runs for the duration of the block. ``log`` gets its output."""
+    """Runs a process for the duration of the block, with its output in ``log``."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
     with log.open("wb") as stream:
         process = subprocess.Popen(
@@ -164,7 +164,7 @@ def process(
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """A server that waits for its open streams does not end by itself."""
+    """Ends a process, with a kill if necessary: a server may wait for its open streams."""
     process.terminate()
     try:
         process.wait(STOP_S)

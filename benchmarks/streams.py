@@ -1,4 +1,4 @@
-"""What a relayed stream costs: against a bare gRPC reader and Triton's own generate_stream, idle, and cancelled."""
+"""The cost of a stream, compared with a bare gRPC reader and Triton's generate_stream; idle and cancelled streams."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ TOKENS = 256
 
 
 async def run(rounds: int) -> list[Table]:
-    """All on one Triton and one gateway with one worker."""
+    """Runs all measurements with one Triton and one gateway with one worker."""
     async with stage() as on:
         return [
             await _relay(on, max(rounds // 3, 5)),
@@ -107,14 +107,14 @@ async def _chunks(on: Stage, rounds: int) -> Table:
 
 
 async def _leaving(on: Stage) -> Table:
-    """From the client's leaving to the model's notice; the model looks every 2 ms."""
+    """Measures the time from the disconnect until the model detects it. The model checks every 2 ms."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name, until in (("mid-stream", b"id: 3\n"), ("before the first output", b"")):
             seconds = [await _leave(on, Path(folder) / f"{name}-{index}", until) for index in range(LEAVES)]
             found = Durations(tuple(seconds))
             rows.append([name, str(found), f"{max(seconds) * 1000:.1f}"])
-    return Table(f"{LEAVES} clients that leave", ["when", "ms to the model's notice", "worst"], rows)
+    return Table(f"{LEAVES} disconnects", ["when", "ms until the model detects it", "worst"], rows)
 
 
 async def _leave(on: Stage, notice: Path, until: bytes) -> float:
@@ -152,7 +152,7 @@ async def _idle(on: Stage) -> Table:
 
 
 async def _open_idle(on: Stage, count: int) -> list[asyncio.StreamWriter]:
-    """Each has sent its head, and waits for the model."""
+    """Opens streams that have sent their head and wait for the model."""
     opened = []
     for _ in range(count):
         reader, writer = await _post(on.gateway.url, "bench_stream", {"count": 1_000, "interval_ms": 600_000})
@@ -183,7 +183,7 @@ def _request() -> service_pb2.ModelInferRequest:
 
 
 async def _read_sse(url: str, pipeline: str, body: dict[str, Any]) -> tuple[float, int, int]:
-    """Seconds to the first output, bytes and outputs of a stream read to its end."""
+    """Reads a stream to its end. Returns the seconds to the first output, the bytes and the outputs."""
     start = time.perf_counter()
     reader, writer = await _post(url, pipeline, body)
     first_s, size, outputs, tail = 0.0, 0, 0, b""

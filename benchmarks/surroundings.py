@@ -1,4 +1,4 @@
-"""Where and when a benchmark ran, and with which versions."""
+"""The time, the machine and the versions of a benchmark run."""
 
 import datetime
 import os
@@ -17,13 +17,13 @@ LOCKED = {"kserve": "kserve.txt", "nvidia-pytriton": "triton.txt"}
 
 
 def surroundings() -> str:
-    """Times are comparable within one run only."""
+    """Describes the time and the load of the run. Times are comparable only within one run."""
     now = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
     return f"{now}, {os.cpu_count()} cores ({platform.machine()}), load before {os.getloadavg()[0]:.1f}"
 
 
 def machine() -> str:
-    """The processor, the memory and the system."""
+    """Describes the processor, the memory and the system."""
     memory = f"{psutil.virtual_memory().total / 2**30:.0f} GiB"
     system = f"{platform.system()} {platform.release().split('-')[0]}, Python {platform.python_version()}"
     return f"Machine: {_processor()}, {os.cpu_count()} cores, {memory}; {system}."

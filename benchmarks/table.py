@@ -1,4 +1,4 @@
-"""What a benchmark found."""
+"""The results of a benchmark as a table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Table:
-    """``note`` says what was measured, against what, and what is aimed at."""
+    """``note`` explains the measurement, the comparison and the aim."""
 
     title: str
     columns: Sequence[str]
@@ -14,7 +14,7 @@ class Table:
     note: str = ""
 
     def __str__(self) -> str:
-        """GitHub's markdown."""
+        """Returns GitHub's markdown."""
         rule = ["---"] * len(self.columns)
         lines = ["| " + " | ".join(cells) + " |" for cells in (self.columns, rule, *self.rows)]
         return "\n".join([f"## {self.title}", "", *([self.note, ""] if self.note else []), *lines, ""])

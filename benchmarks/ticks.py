@@ -1,6 +1,6 @@
-"""`python -m benchmarks.ticks URL PID`: reads a ticking stream in a process of its own, until its input closes.
+"""`python -m benchmarks.ticks URL PID`: reads a stream in a separate process until standard input closes.
 
-Then prints one JSON object: the milliseconds between each two reads, and the most memory of the gateway's process.
+Then prints one JSON object: the milliseconds between reads, and the peak memory of the gateway's process.
 """
 
 import itertools
@@ -38,7 +38,7 @@ def ticks(gateway: Gateway) -> AbstractAsyncContextManager[Ticks]:
 
 
 def memory_of(pid: int, name: str) -> int:
-    """``VmRSS`` or ``VmHWM``, the most since ``_forget_peak``. Source: proc_pid_status(5)."""
+    """Returns ``VmRSS``, or ``VmHWM``, the peak since ``_forget_peak``. Source: proc_pid_status(5)."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.partition(f"{name}:")[2].split()[0]) * 1024
 

@@ -1,4 +1,4 @@
-"""Durations of calls that take turns, so that a noisy machine disturbs every case alike."""
+"""Measures interleaved calls, so that other load on the machine affects all cases equally."""
 
 import asyncio
 import random
@@ -14,7 +14,7 @@ Call = Callable[[], Awaitable[object]]
 
 @dataclass(frozen=True)
 class Durations:
-    """What one case took, in seconds, in the order measured."""
+    """The durations of one case in seconds, in the order of the measurements."""
 
     seconds: tuple[float, ...]
 
@@ -26,30 +26,30 @@ class Durations:
         return 1000 * percentile(self.seconds, percent)
 
     def __str__(self) -> str:
-        """Median, and the 10th to the 90th percentile."""
+        """Formats the median, and the 10th to the 90th percentile."""
         return f"{self.median_ms:.1f} ({self.percentile_ms(10):.1f}-{self.percentile_ms(90):.1f})"
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """By nearest rank."""
+    """Returns the percentile by nearest rank."""
     return sorted(values)[round(percent / 100 * (len(values) - 1))]
 
 
 def cpu_s(process: psutil.Process) -> float:
-    """The CPU time that the process has used, in seconds, all its threads together."""
+    """Returns the CPU time of the process so far in seconds, including all threads."""
     times = process.cpu_times()
     return float(times.user + times.system)
 
 
 async def timed(call: Call) -> float:
-    """Seconds that one call takes; what it raises is raised."""
+    """Returns the duration of one call in seconds. Its exceptions propagate."""
     start = time.perf_counter()
     await call()
     return time.perf_counter() - start
 
 
 async def interleaved(cases: Mapping[str, Call], rounds: int, warm_up: int = 3) -> dict[str, Durations]:
-    """Each case once a round, in an order shuffled anew, so that none always follows the same other."""
+    """Runs each case once per round, in a random order, so that no case always follows the same other case."""
     seconds: dict[str, list[float]] = {name: [] for name in cases}
     for number in range(warm_up + rounds):
         for name in random.sample(list(cases), len(cases)):
@@ -60,12 +60,12 @@ async def interleaved(cases: Mapping[str, Call], rounds: int, warm_up: int = 3) 
 
 
 async def together(calls: Sequence[Call]) -> tuple[Durations, float]:
-    """All calls started at once: how long each took, and how many were answered in a second."""
+    """Starts all calls at once. Returns the duration of each call, and the answers per second."""
     start = time.perf_counter()
     seconds = await asyncio.gather(*(timed(call) for call in calls))
     return Durations(tuple(seconds)), len(calls) / (time.perf_counter() - start)
 
 
 def ratio(first: Durations, second: Durations) -> str:
-    """Of the medians, with two decimals."""
+    """Returns the ratio of the medians, with two decimals."""
     return f"{first.median_ms / second.median_ms:.2f}"

@@ -1,7 +1,7 @@
-"""What a call to Triton costs over each gRPC client: processor time of its process, and memory of an open stream.
+"""The cost of a call to Triton with each gRPC client: CPU time of its process, and memory of an open stream.
 
-Each measurement runs in a new process that is the client alone, on uvloop as the gateway does. Every client makes and
-parses the same protobuf messages.
+Each measurement runs in a new process with only the client, on uvloop like the gateway. All clients create and
+parse the same protobuf messages.
 """
 
 import asyncio
@@ -45,14 +45,14 @@ class Client(Protocol):
         """One unary call."""
 
     async def stream(self, events: int) -> AsyncIterator[Any]:
-        """Starts a call with so many responses, and the final response."""
+        """Starts a call with this number of responses, plus the final response."""
 
     def parsed(self, response: Any) -> service_pb2.ModelStreamInferResponse:
-        """The message of what :meth:`stream` yields."""
+        """Returns the message in an item of :meth:`stream`."""
 
 
 class Stub:
-    """The generated stub of grpc.aio, as an application without this project uses it."""
+    """The generated stub of grpc.aio, as other applications use it."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -109,12 +109,12 @@ CLIENTS: Mapping[str, Callable[[str], AbstractAsyncContextManager[Client]]] = {
 
 class Cost(NamedTuple):
     cpu_us: float
-    """Of the client's process, for each call or event."""
+    """CPU time of the client's process for each call or event."""
     per_s: float
 
 
 class Load(NamedTuple):
-    """``total`` calls or events by ``at_once`` callers or streams side by side."""
+    """``total`` calls or events of ``at_once`` concurrent callers or streams."""
 
     send: Callable[[Client, int, int], Awaitable[None]]
     at_once: int
@@ -155,7 +155,7 @@ async def run(rounds: int) -> list[Table]:
 
 
 async def _interleaved(url: str, rounds: int) -> Costs:
-    """Each client under each load once a round, in an order shuffled anew."""
+    """Runs each client with each load once per round, in a random order."""
     costs: dict[tuple[str, str], list[Cost]] = {case: [] for case in itertools.product(CLIENTS, LOADS)}
     for _ in range(rounds):
         for case in random.sample(list(costs), len(costs)):
@@ -183,7 +183,7 @@ async def _cost(name: str, load: str, url: str) -> Cost:
 
 
 async def _idle_kib(name: str, url: str) -> float:
-    """Resident memory of the client for each stream that has had one response and whose next response is not there."""
+    """Measures the client's resident memory for each stream that waits for its second response."""
     async with CLIENTS[name](url) as client:
         streams = [await _begun(client) for _ in range(50)]
         before = _resident_bytes()
@@ -204,7 +204,7 @@ def _resident_bytes() -> int:
 
 @asynccontextmanager
 async def _idle_server() -> AsyncIterator[str]:
-    """The address of a server whose streams never end after their first response. Triton would need a thread each."""
+    """Starts a server whose streams wait after their first response. Triton would need a thread for each stream."""
 
     async def streamed(requests: AsyncIterator[bytes], _context: object) -> AsyncIterator[bytes]:
         async for _ in requests:
@@ -234,7 +234,7 @@ def _floats_out() -> service_pb2.ModelInferRequest:
 
 
 def _stream_request(events: int) -> service_pb2.ModelInferRequest:
-    """As many responses as fast as they go."""
+    """Reads responses as fast as possible."""
     request = _request("bench_stream", "COUNT", "INT32", events.to_bytes(4, "little"))
     request.parameters["triton_enable_empty_final_response"].bool_param = True
     return request
@@ -260,7 +260,7 @@ LOADS = {
 def _table_of(costs: Costs, idle_kib: Mapping[str, float]) -> Table:
     rows = [[name, *(_cell(costs[name, load]) for load in LOADS), f"{idle_kib[name]:.1f}"] for name in CLIENTS]
     note = (
-        "Processor time of the client for each call or event, median (smallest), and how many a second. "
+        "CPU time of the client for each call or event, median (lowest), and the rate per second. "
         f"KiB: resident memory for each of {IDLE_STREAMS:,} open streams. "
         "The last row is aimed at: 37 us a call at 32 callers, 30 us an event, 2.8 KiB."
     )

@@ -1,11 +1,11 @@
-"""`python -m benchmarks load`: goodput above the capacity, refusals, health, and a key beside one that floods.
+"""`python -m benchmarks load`: goodput above the capacity, refusals, health, and the effect of a key that floods.
 
-The capacity is the rate of answers with a few callers that wait for each answer; the number of callers with the
-highest rate is searched first. A load of n times the capacity asks n times that rate at a steady pace, whatever comes
-back; or it is that many callers that ask once a second each and obey ``Retry-After``.
+The capacity is the rate of answers to a few callers that wait for each answer; the benchmark first searches for the
+best number of callers. A load of n times the capacity sends requests at n times that rate, regardless of the answers;
+or that many callers send one request per second each and obey ``Retry-After``.
 
 The capacity of a machine drifts. So the capacity is measured again before each load, and each load runs several times.
-Goodput is compared with the capacity that was measured in the same rounds.
+Goodput is compared with the capacity in the same rounds.
 """
 
 import asyncio
@@ -29,13 +29,13 @@ from benchmarks.table import Table
 from benchmarks.timing import percentile
 
 CALLERS = (1, 2, 4, 8)
-"""Numbers of callers of which the best one measures the capacity."""
+"""Numbers of callers to try for the measurement of the capacity."""
 PEAK_S = 6.0
 ROUNDS = 3
 """Measurements of each load."""
 WARM_UP_S = 4.0
 FACTORS = {1: 0.9, 4: 0.9, 16: 0.9, 64: 0.8}
-"""Times the capacity -> the part of the peak that is required."""
+"""Multiple of the capacity -> the required fraction of the peak."""
 CLOSED = 256
 PROBE_S = 0.05
 CREATIONS = 1000
@@ -46,7 +46,7 @@ START = HttpAsk("/v1/streams", json_of(pipeline="write", inputs={"prompt": "The 
 
 @dataclass(frozen=True)
 class Keys:
-    """The texts of two keys, and the file that has both."""
+    """Two keys and the keys file that contains both."""
 
     flood: str
     other: str
@@ -82,7 +82,7 @@ class Sample:
     answers: Answers
     health_s: Sequence[float]
     peak: float = 0.0
-    """Answers per second with few callers, measured before the load; 0 if that was not measured."""
+    """Answers per second with few callers, measured before the load; 0 if not measured."""
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,11 @@ class Load:
     name: str
     samples: Sequence[Sample]
     required: float | None = None
-    """Part of the peak."""
+    """Required fraction of the peak."""
 
     @property
     def rate(self) -> float:
-        """Answers 200 per second, median."""
+        """Returns the median of the answers with status 200 per second."""
         return statistics.median(len(sample.answers.good_s) / sample.answers.seconds for sample in self.samples)
 
     @property
@@ -131,7 +131,7 @@ def _settings() -> dict[str, str]:
 
 
 async def _best_callers(scene: Scene) -> tuple[float, int]:
-    """The highest rate of answers per second, and its number of callers."""
+    """Finds the highest rate of answers per second, and its number of callers."""
     return max([(await _peak(scene, callers), callers) for callers in CALLERS])
 
 
@@ -142,7 +142,7 @@ async def _peak(scene: Scene, callers: int) -> float:
 
 
 async def _loads(scene: Scene, peak: float, callers: int) -> list[Load]:
-    """Each load once a round, after a measurement of the peak."""
+    """Runs each load once per round, after a measurement of the peak."""
     orders: dict[tuple[str, float], Flood | Obedient] = {}
     for factor, required in FACTORS.items():
         flood = Flood(scene.ask(), factor * peak, WARM_UP_S, scene.seconds)
@@ -158,9 +158,9 @@ async def _loads(scene: Scene, peak: float, callers: int) -> list[Load]:
 
 
 async def _closed(scene: Scene, peak: float) -> Load:
-    """Callers that send the next request as soon as the last one is answered, refusals included."""
+    """Runs callers that send the next request as soon as the last one is answered or refused."""
     order = Obedient(scene.ask(), CLOSED, 0.0, WARM_UP_S, scene.seconds, obeys=False)
-    return Load(f"{CLOSED} callers that ask again at once", [replace(await _measured(scene, order), peak=peak)])
+    return Load(f"{CLOSED} callers that retry at once", [replace(await _measured(scene, order), peak=peak)])
 
 
 async def _measured(scene: Scene, order: Flood | Obedient) -> Sample:
@@ -168,12 +168,12 @@ async def _measured(scene: Scene, order: Flood | Obedient) -> Sample:
     probing = asyncio.create_task(_probe(scene, health_s))
     answers = await scene.load.perform(order)
     probing.cancel()
-    await asyncio.sleep(2.0)  # the queue empties
+    await asyncio.sleep(2.0)  # until the queue is empty
     return Sample(answers, health_s)
 
 
 async def _probe(scene: Scene, found_s: list[float]) -> None:
-    """Asks ``/health/live`` over one connection."""
+    """Calls ``/health/live`` over one connection."""
     host, port = scene.gateway.url.removeprefix("http://").rstrip("/").rsplit(":", 1)
     reader, writer = await asyncio.open_connection(host, int(port))
     await asyncio.sleep(WARM_UP_S)
@@ -188,7 +188,7 @@ async def _probe(scene: Scene, found_s: list[float]) -> None:
 
 
 async def _two_keys(scene: Scene, peak: float) -> Table:
-    """One key asks 16 times the capacity; the other asks one request after the other."""
+    """Floods the gateway with one key at 16 times the capacity, while another key sends one request at a time."""
     alone = await _other(scene)
     flooding = asyncio.create_task(scene.load.perform(Flood(scene.ask(), 16 * peak, WARM_UP_S, scene.seconds)))
     await asyncio.sleep(WARM_UP_S)
@@ -196,15 +196,15 @@ async def _two_keys(scene: Scene, peak: float) -> Table:
     answers = await flooding
     rows = [
         ["the other key alone", *_latency(alone), ""],
-        ["the other key, beside the flood", *_latency(beside), ""],
+        ["the other key, during the flood", *_latency(beside), ""],
         ["the key that floods", *_latency(answers), f"{answers.statuses.get(429, 0):,}"],
     ]
-    note = "One key asks 16 times the capacity of `ocr`, the other one request after the other. Same priority."
+    note = "One key sends 16 times the capacity of `ocr`, the other sends one request at a time. Same priority."
     return Table("Two keys", ["", "answers", "median, ms", "p99, ms", "not answered 200"], rows, note)
 
 
 async def _other(scene: Scene) -> Answers:
-    """In this process, so that the load process stays free for the flood."""
+    """Runs in this process, because the load process sends the flood."""
     found_s, ends, failed = list[float](), time.perf_counter() + scene.seconds - 1, 0
     headers = {"X-API-Key": scene.keys.other, "Content-Type": IMAGE.content_type}
     while time.perf_counter() < ends:
@@ -218,7 +218,7 @@ async def _other(scene: Scene) -> Answers:
 
 
 async def _creations(scene: Scene) -> Table:
-    """1,000 streams started as fast as possible by one key, while the other one wants a few words."""
+    """Starts 1,000 streams as fast as possible with one key, while another key requests a few words."""
     begun = time.perf_counter()
     flooding = asyncio.create_task(scene.load.perform(Flood(scene.ask(ask=START), CREATIONS / 10, 0.0, 10.0)))
     await asyncio.sleep(1.0)
@@ -238,7 +238,7 @@ async def _creations(scene: Scene) -> Table:
         f"{took_s:.0f} s in all."
     )
     columns = ["201", "429", "8 tokens meanwhile, ms: median", "longest", "afterwards"]
-    return Table("Streams that are started by the thousand", columns, [cells], note)
+    return Table("A thousand streams", columns, [cells], note)
 
 
 async def _words(scene: Scene) -> float:
@@ -253,7 +253,7 @@ def _goodput(loads: Sequence[Load]) -> Table:
     columns = ["load", "asked/s", "200/s", "of the peak", "429 median, ms", "other answers"]
     columns += ["/health/live p99, ms", "200 median, s", ""]
     note = (
-        "`ocr` with an image of 9 KB. Goodput is what is answered 200 before its deadline of 10 s. "
+        "`ocr` with an image of 9 KB. Goodput is the rate of answers with status 200 before the deadline of 10 s. "
         "The peak is the goodput of a few callers that wait for each answer, measured between the loads. "
         f"Each load is measured {ROUNDS} times. Rates are medians, with the lowest and the highest in brackets; "
         "times are of all measurements together."
@@ -287,7 +287,7 @@ def _row(load: Load) -> list[str]:
 
 
 def _range(rates: Sequence[float]) -> str:
-    """The median, and the lowest and the highest."""
+    """Formats the median, the lowest and the highest value."""
     if len(rates) == 1:
         return f"{rates[0]:.1f}"
     return f"{statistics.median(rates):.1f} ({min(rates):.1f}-{max(rates):.1f})"

@@ -1,6 +1,6 @@
-"""A watcher of a gateway: a module that runs in a process of its own, and prints what it found as one JSON object.
+"""Runs a watcher of a gateway: a module in a separate process that prints its observations as one JSON object.
 
-It prints a line when it begins, and ends when its input closes.
+The watcher prints a line when it begins, and ends when its input closes.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ Found = TypeVar("Found")
 
 @asynccontextmanager
 async def watching(module: str, found: Found, url: str, pid: int) -> AsyncIterator[Found]:
-    """Runs ``python -m module URL PID`` for the duration of the block. Its JSON object becomes fields of ``found``."""
+    """Runs ``python -m module URL PID`` for the duration of the block. Stores its results in ``found``."""
     watcher = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", module, url, str(pid)),
         stdin=asyncio.subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""`python -m benchmarks workers`: one worker, two workers, and two gateways, over an engine that answers at once."""
+"""`python -m benchmarks workers`: one worker, two workers, and two gateways, with an engine that answers at once."""
 
 import asyncio
 import random
@@ -25,14 +25,14 @@ FLOOR = 0.9
 ASK = HttpAsk("/v1/pipelines/identity", json_of(INPUT=SMALL))
 CONFIG = "pipelines: {identity: {model: identity}}\n"
 
-ONE, TWO, SIDE_BY_SIDE = "1 worker", "2 workers", "two gateways with 1 worker, side by side"
+ONE, TWO, SIDE_BY_SIDE = "1 worker", "2 workers", "two separate gateways with 1 worker"
 NOTE = (
-    "`serve` with sockets, log and metrics, over an engine that answers at once in place of Triton. Cores in use: "
-    "CPU seconds of the gateway's processes, supervisor included, for each second. The load has the rest."
+    "`serve` with sockets, log and metrics, with an engine that answers at once instead of Triton. Cores in use: "
+    "CPU seconds per second of the gateway's processes, including the supervisor. The load uses the rest."
 )
 SCALING = (
-    "Two gateways share nothing, so on two cores their rate is the most that two workers can reach; they pay for busy "
-    "neighbours as workers do. With N free cores, N workers make N times the requests of one, times the last ratio."
+    "Two gateways share nothing, so on two cores their rate is the upper limit for two workers; other load on the "
+    "machine affects both equally. With N free cores, N workers reach N times the rate of one, times the last ratio."
 )
 
 
@@ -43,7 +43,7 @@ class Sample:
 
     @property
     def request_us(self) -> float:
-        """CPU of the gateway's processes for one request."""
+        """CPU time of the gateway's processes for one request."""
         return 1e6 * self.cores / self.rate
 
 
@@ -77,7 +77,7 @@ def _gateway(name: str, workers: int, folder: Path) -> AbstractAsyncContextManag
 
 
 async def _measured(peers: Sequence[Peer]) -> Sample:
-    """The connections are divided among the peers."""
+    """Divides the connections among the peers."""
     servers = [psutil.Process(peer.pid) for peer in peers]
     processes = [each for server in servers for each in (server, *server.children())]
     order = Unary(ASK, CONNECTIONS // len(peers), SECONDS)
@@ -103,7 +103,7 @@ def _cells(samples: Sequence[Sample]) -> list[str]:
 
 
 def _scaling(samples: Samples) -> Table:
-    """Each round by itself."""
+    """Computes the ratios of each round separately."""
     columns = ["2 workers, against", "requests/s", "requests for each CPU second", "at least", ""]
     alone = _compared(samples[TWO], samples[ONE])
     beside = _compared(samples[TWO], samples[SIDE_BY_SIDE])

@@ -1,12 +1,12 @@
-"""Set up a checkout for `make run` and `make test`: `.venv` for the gateway, `.venv-triton` for Triton and its models.
+"""Sets up a checkout for `make run` and `make test`: `.venv` for the gateway, `.venv-triton` for Triton and its models.
 
-Standard library only, Python 3.9 or newer. Everything is written inside the checkout, caches included. A second run
-with the same lock files ends at once.
+Standard library only, Python 3.9 or newer. Writes only inside the checkout, including caches. A second run
+with the same lock files is a no-op.
 
     python3 deploy/bootstrap.py
 
-The gateway's Python is any of 3.11 to 3.13, the models' any of 3.10 to 3.12 with a shared libpython; `MODELS_PYTHON`
-names another one for the models.
+The gateway needs Python 3.11 to 3.13, the models Python 3.10 to 3.12 with a shared libpython. `MODELS_PYTHON` selects
+a Python for the models.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from app.triton.embedded.interpreter import Interpreter  # noqa: E402
 
 CACHE = ROOT / ".cache"
 REQUIREMENTS = ROOT / "requirements"
-# pip's and uv's own settings (an index, a proxy) are inherited; what they would write elsewhere is kept here.
+# Settings of pip and uv (an index, a proxy) are inherited, but their caches are inside the checkout.
 TOOL_ENVIRONMENT = {
     **os.environ,
     "PIP_CACHE_DIR": str(CACHE / "pip"),
@@ -56,11 +56,11 @@ class Environment:
 
     @property
     def stamp(self) -> Path:
-        """Written last, so an environment without it is half made."""
+        """Written last, so an environment without this file is incomplete."""
         return self.folder / ".set-up"
 
     def fingerprint(self) -> str:
-        """Of the lock files, of the interpreter asked for, and of the place: environments cannot be moved."""
+        """A hash of the lock files, the chosen interpreter, and the folder, because environments cannot be moved."""
         digest = hashlib.sha256(f"{self.folder} {self.chosen}".encode())
         for path in (self.lock, *self.others):
             digest.update(path.read_bytes())
@@ -83,7 +83,7 @@ UV = GATEWAY.folder / "bin" / "uv"
 
 
 def main() -> None:
-    """Bring both environments up to date, the checks first."""
+    """Checks the machine, then updates both environments."""
     with only_one_at_a_time():
         if GATEWAY.is_current() and MODELS.is_current():
             return
@@ -126,7 +126,7 @@ def find_models_python() -> Interpreter:
 
 
 def outside_checkout() -> dict[str, str]:
-    """The environment without this checkout's own interpreters on PATH, which an activated `.venv` puts first."""
+    """Returns the environment variables with a PATH without this checkout's `.venv`, which may be activated."""
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
     return {**os.environ, "PATH": os.pathsep.join(each for each in folders if not each.startswith(f"{ROOT}{os.sep}"))}
 
@@ -155,7 +155,7 @@ def set_up_models(python: Interpreter) -> None:
 
 @contextmanager
 def being_made(environment: Environment, python: Interpreter, *options: str) -> Iterator[None]:
-    """Make the environment unless a whole one only needs other packages; stamp it when all went well."""
+    """Creates the environment, or updates the packages of a complete one. Writes the stamp after success."""
     fingerprint = environment.fingerprint()
     say(f"Setting up {environment.folder.name} with Python {'.'.join(map(str, python.version))}")
     if not is_whole(environment, python):

@@ -1,4 +1,4 @@
-"""Environments of tools and clients whose pins do not fit beside the gateway's: in .cache, each from its own lock."""
+"""Separate environments in .cache for tools and clients whose pins conflict with the gateway's packages."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from deploy.bootstrap import CACHE, REQUIREMENTS, Environment, being_made, find_
 
 
 def tool_environment(name: str) -> Path:
-    """The folder with the programs of ``requirements/<name>.txt``. Makes the environment unless it is up to date."""
+    """Creates or updates the environment of ``requirements/<name>.txt``. Returns the folder with its programs."""
     environment = Environment(CACHE / name, REQUIREMENTS / f"{name}.txt", (REQUIREMENTS / "bootstrap.txt",))
     with only_one_at_a_time():
         if not environment.is_current():

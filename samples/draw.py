@@ -1,4 +1,4 @@
-"""Draws the sample images beside this file: ``python samples/draw.py`` (needs Pillow alone)."""
+"""Draws the sample images in this folder: ``python samples/draw.py`` (needs only Pillow)."""
 
 import random
 from pathlib import Path
@@ -29,7 +29,7 @@ def sign() -> Image.Image:
 
 
 def scribble() -> Image.Image:
-    """Looks like a line of handwriting and says nothing."""
+    """Draws an illegible line that looks like handwriting."""
     image, hand = sheet(), random.Random(9)
     steps = range(60, 560, 9)
     ImageDraw.Draw(image).line([(x, hand.randint(120, 180)) for x in steps], fill=0, width=4, joint="curve")

@@ -1,4 +1,4 @@
-"""The text that the model learns from: the language reference that every Python installation carries."""
+"""The training text: the language reference in every Python installation."""
 
 import hashlib
 import re
@@ -9,17 +9,17 @@ _HELD_OUT_EVERY = 20
 
 
 def sections() -> list[str]:
-    """Every section once (a heading and what stands under it), in a fixed order."""
+    """Returns every section once (a heading and its text), in a fixed order."""
     parts = (part.strip() + "\n" for name in sorted(topics) for part in _HEADING.split(topics[name]))
     return list(dict.fromkeys(part for part in parts if part.strip()))
 
 
 def split(texts: list[str]) -> tuple[list[str], list[str]]:
-    """The sections to train on, and one in twenty that the model never sees."""
+    """Returns the training sections, and the held-out sections: one in twenty."""
     held_out = texts[_HELD_OUT_EVERY // 2 :: _HELD_OUT_EVERY]
     return [text for text in texts if text not in held_out], held_out
 
 
 def fingerprint(texts: list[str]) -> str:
-    """SHA-256 over the sections: it changes with the Python release."""
+    """Returns the SHA-256 of all sections. It changes with the Python release."""
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()

@@ -1,8 +1,8 @@
-"""The decoder-only transformer in PyTorch; its twin in numpy is ``tokens_generate/1/tokens_transformer.py``.
+"""The decoder-only transformer in PyTorch. ``tokens_generate/1/tokens_transformer.py`` is the same model in numpy.
 
 Pre-norm blocks (RMSNorm, causal attention with rotary positions, an MLP with squared ReLU), no biases, the output
-layer tied to the embedding. A position sees itself and the ``window - 1`` before it, so that a text of any length can
-be written with a cache of ``window`` entries.
+layer tied to the embedding. A position attends to itself and the ``window - 1`` positions before it, so that a cache
+of ``window`` entries is sufficient for text of any length.
 """
 
 import math

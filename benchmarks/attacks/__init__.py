@@ -1,1 +1,1 @@
-"""Attacks on a gateway: how much memory they take, and how late other requests are answered meanwhile."""
+"""Attacks on a gateway: how much memory they use, and how much they delay other requests."""

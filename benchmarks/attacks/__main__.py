@@ -1,7 +1,7 @@
 """`python -m benchmarks.attacks [NAME ...]`: prints markdown tables and writes them to artifacts/benchmarks/.
 
-Attacks gateways that it starts itself, over a Triton that runs nothing, or the one of --url, --admin-url and --pid.
-Attack only a gateway of your own, on this machine: the process is watched from outside.
+Starts and attacks gateways with a Triton that runs no models, or attacks the gateway of --url, --admin-url and --pid.
+Attack only your own gateway on this machine.
 """
 
 import argparse
@@ -21,7 +21,7 @@ ATTACKS: dict[str, Run] = {"bodies": bodies.run, "connections": connections.run}
 
 
 def main() -> None:
-    """Run the attacks named, or all, one after the other."""
+    """Runs the given attacks, or all, one after the other."""
     given = _arguments()
     ARTIFACTS.mkdir(parents=True, exist_ok=True)
     for name in given.names or ATTACKS:
@@ -33,15 +33,15 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.attacks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(ATTACKS)}; all where none is")
-    parser.add_argument("--url", help="of the gateway's API port, http://127.0.0.1:PORT")
-    parser.add_argument("--admin-url", help="of its admin port")
-    parser.add_argument("--pid", type=int, help="of its process")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(ATTACKS)}; default: all")
+    parser.add_argument("--url", help="address of the gateway's API port, http://127.0.0.1:PORT")
+    parser.add_argument("--admin-url", help="address of its admin port")
+    parser.add_argument("--pid", type=int, help="id of its process")
     given = parser.parse_args()
     if unknown := set(given.names) - ATTACKS.keys():
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(ATTACKS)}")
     if len({given.url is None, given.admin_url is None, given.pid is None}) > 1:
-        parser.error("--url, --admin-url and --pid go together")
+        parser.error("--url, --admin-url and --pid must be used together")
     return given
 
 

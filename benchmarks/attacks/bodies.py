@@ -1,4 +1,4 @@
-"""Bodies within the limit of 8 MiB that are refused, one alone and eight at once."""
+"""Rejected bodies within the limit of 8 MiB, one alone and eight at once."""
 
 import asyncio
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class _Body:
 
 
 async def run(targets: Targets) -> Sequence[Table]:
-    """Takes about a minute. Each attack meets a gateway that was started for it."""
+    """Takes about a minute. A new gateway is started for each attack."""
     rows = [await _row(targets, body) for body in _bodies()]
     columns = ["body", "MiB", "memory of one, times its size", f"of {AT_ONCE} at once"]
     columns += [f"/health/live p50, ms ({AT_ONCE} at once)", "p99", "worst", "status"]
@@ -73,7 +73,7 @@ async def _row(targets: Targets, body: _Body) -> list[str]:
 
 
 async def _post(target: Target, body: _Body) -> str:
-    """The status."""
+    """Sends the body and returns the status."""
     reader, writer = await connect(target.url)
     head = f"POST /v1/pipelines/{MODEL} HTTP/1.1\r\nHost: x\r\nContent-Type: {body.media_type}\r\n"
     writer.write(head.encode() + b"Content-Length: %d\r\nConnection: close\r\n\r\n" % len(body.content))

@@ -1,4 +1,4 @@
-"""What is sent behind a request, and connections that are kept open without one."""
+"""Data after a request, and open connections without a request."""
 
 import asyncio
 import time
@@ -17,7 +17,7 @@ SWALLOWED_MIB = 256
 FLOOD_S = 40.0
 IDLE = 3_000
 IDLE_S = 100.0
-"""Longer than the 75 s of the keep-alive."""
+"""Longer than the keep-alive timeout of 75 s."""
 CRLF_EVERY_S = 5.0
 SILENT_S = 150.0
 
@@ -26,7 +26,7 @@ CHUNKED = b"Host: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chun
 BEFORE = b"POST /v1/streams HTTP/1.1\r\n" + CHUNKED
 """The answer waits for the end of the body."""
 AFTER = b"GET /health/live HTTP/1.1\r\n" + CHUNKED
-"""The answer does not."""
+"""The answer does not wait for the end of the body."""
 JSON = b"POST /v1/streams HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 TOO_LARGE = JSON + b"Content-Length: 4294967296\r\n\r\n"
 SILENT = JSON + b"Content-Length: 5\r\n\r\n"
@@ -48,7 +48,7 @@ class _Flood:
 
 
 async def _floods(target: Target) -> Table:
-    """Sends each flood until it is all sent, the gateway closes, or FLOOD_S is over."""
+    """Sends each flood until it is complete, the gateway closes the connection, or FLOOD_S has passed."""
     trailers, value = b"a:b\r\n" * (PIECE // 5), b"a" * PIECE
     floods = [
         _Flood("trailers before the answer", target.url, BEFORE, trailers, TRAILERS_MIB),
@@ -59,7 +59,7 @@ async def _floods(target: Target) -> Table:
         _Flood("a body behind a 413", target.url, TOO_LARGE, value, SWALLOWED_MIB),
     ]
     rows = [await _row(target, flood) for flood in floods]
-    note = "MiB taken: what the gateway and the kernels' buffers took until all was sent or the connection closed."
+    note = "MiB taken: accepted by the gateway and the kernel's buffers until the end of the flood or the connection."
     return Table("Floods on one connection", ["flood", "MiB offered", "MiB taken", "s", *COLUMNS], rows, note)
 
 
@@ -97,7 +97,7 @@ async def _read_all(reader: asyncio.StreamReader) -> None:
 
 
 async def _idle(target: Target) -> Table:
-    """One way after the other."""
+    """Measures one kind of connection after the other."""
     ways: dict[str, Callable[[asyncio.StreamWriter], Awaitable[None]]] = {
         "a line end every 5 s behind an answer": _send_line_ends,
         "nothing behind an answer": _send_nothing,
@@ -112,7 +112,7 @@ async def _idle(target: Target) -> Table:
 
 
 async def _open_s(target: Target, way: Callable[[asyncio.StreamWriter], Awaitable[None]]) -> float:
-    """Seconds from the answer to the end of the connection."""
+    """Returns the seconds from the answer to the end of the connection."""
     reader, writer = await connect(target.url)
     writer.write(GOOD)
     await reader.readuntil(b"}")
@@ -137,7 +137,7 @@ async def _send_nothing(_writer: asyncio.StreamWriter) -> None:
 
 
 async def _silent(target: Target) -> Table:
-    """A client that sends a head and never its body; another that goes on with a byte a second."""
+    """Measures a client that sends a head without its body, and a client that sends a byte per second."""
     silent, trickling = await asyncio.gather(_ended(target, SILENT), _ended(target, TOO_LARGE, trickle=True))
     rows = [["nothing of its body", *silent], ["a byte each second behind a 413", *trickling]]
     return Table("Slow clients", ["client that sends", "status", "answer after, s", "end after, s"], rows)

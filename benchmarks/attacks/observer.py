@@ -1,7 +1,7 @@
-"""`python -m benchmarks.attacks.observer URL PID`: watches a gateway, in a process of its own, until its input closes.
+"""`python -m benchmarks.attacks.observer URL PID`: watches a gateway in a separate process until its input closes.
 
-Then prints one JSON object: the memory of the process in MiB, before and at its peak, and the milliseconds that
-`GET /health/live` took, one request every 10 ms, each on the same connection.
+Then prints one JSON object: the memory of the process in MiB, before and at its peak, and the milliseconds of each
+`GET /health/live`. It sends one request every 10 ms over one connection.
 """
 
 import asyncio
@@ -31,12 +31,12 @@ class Observation:
 
     @property
     def cells(self) -> list[str]:
-        """For COLUMNS."""
+        """Returns the cells for COLUMNS."""
         latencies = (self.percentile_ms(part) for part in (0.99, 1))
         return [f"{self.before_mib:.0f}", f"{self.peak_mib:.0f}", *(f"{each:.1f}" for each in latencies)]
 
     def percentile_ms(self, part: float) -> float:
-        """``part``: 0.5 for the median, 1 for the worst."""
+        """Returns a latency. ``part``: 0.5 for the median, 1 for the worst."""
         ordered = sorted(self.latencies_ms)
         return ordered[min(int(len(ordered) * part), len(ordered) - 1)]
 
@@ -70,7 +70,7 @@ async def _observe(url: str, pid: int) -> None:
 
 
 async def _peak(pid: int) -> int:
-    """The most memory, in bytes, that was seen until the task is cancelled; also while no answer comes."""
+    """Records the peak memory in bytes until cancelled, also while there is no answer."""
     gateway, peak = psutil.Process(pid), 0
     with suppress(asyncio.CancelledError):
         while True:

@@ -18,7 +18,7 @@ from benchmarks.stage import START_S, free_ports, process
 
 @dataclass(frozen=True)
 class Target:
-    """``pid`` is the process whose memory is measured."""
+    """A gateway to attack. ``pid``: the process whose memory is measured."""
 
     url: str
     admin_url: str
@@ -26,12 +26,12 @@ class Target:
 
 
 Targets = Callable[[], AbstractAsyncContextManager[Target]]
-"""Each call starts a gateway afresh, or is the one that was given."""
+"""Each call starts a new gateway, or returns the given one."""
 
 
 @asynccontextmanager
 async def own_target() -> AsyncIterator[Target]:
-    """A gateway over a Triton that runs nothing: what is measured here ends before a model is called."""
+    """Starts a gateway with a Triton that runs no models, because all attacks end before a model is called."""
     port, admin_port = free_ports(2)
     settings = {
         "GATEWAY_PORT": str(port),

@@ -1,4 +1,4 @@
-"""A Triton with one ready model that is never called: the bodies of the attacks are refused before."""
+"""A Triton with one ready model. The model is never called, because the gateway rejects the bodies of the attacks."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -34,7 +34,7 @@ class _Triton(service_pb2_grpc.GRPCInferenceServiceServicer):
 
 @asynccontextmanager
 async def triton_without_models_to_run() -> AsyncIterator[str]:
-    """Its address."""
+    """Starts the server and yields its address."""
     server = grpc.aio.server()
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(_Triton(), server)
     async with running(server) as url:

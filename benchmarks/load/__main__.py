@@ -23,7 +23,7 @@ def main() -> None:
 
 
 async def _client(kind: str, host: str, port: int) -> Client:
-    """Each kind loads its own libraries only, so that memory and garbage collection are its own."""
+    """Imports only the libraries of the given kind, because others would affect memory and garbage collection."""
     if kind == "http":
         from benchmarks.load.http import HttpClient  # noqa: PLC0415
 

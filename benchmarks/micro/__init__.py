@@ -1,1 +1,1 @@
-"""What one request and its parts cost in CPU time, in one process: no socket, no Triton."""
+"""The CPU time of one request and its parts, in one process, without sockets and Triton."""

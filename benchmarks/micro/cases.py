@@ -15,7 +15,7 @@ from benchmarks.micro.exchange import post
 from benchmarks.micro.gateway import Served
 
 LARGE = 150_528
-"""As many numbers as an image of 224 by 224 pixels has."""
+"""The number of values in an image of 224 by 224 pixels."""
 
 
 def requests(served: Served) -> Mapping[str, Case]:
@@ -31,7 +31,7 @@ def requests(served: Served) -> Mapping[str, Case]:
 
 
 def parts(served: Served) -> Mapping[str, Case]:
-    """What the gateway does for one request of four floats, part by part, and what depends on the size of a body."""
+    """The parts of the gateway's work for one request of four floats, and the parts that depend on the body size."""
     large = np.random.default_rng(7).random(LARGE, np.float32)
     large_body = orjson.dumps({"INPUT": large}, option=orjson.OPT_SERIALIZE_NUMPY)
     return {

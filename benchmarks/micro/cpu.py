@@ -1,4 +1,4 @@
-"""The CPU time of cases that take turns. Unlike wall time it hardly depends on what else the machine does."""
+"""Measures the CPU time of interleaved cases. Unlike wall time it hardly depends on other load on the machine."""
 
 import gc
 import random
@@ -10,14 +10,14 @@ from app.process.serving import YOUNG_OBJECTS
 from benchmarks.timing import Durations
 
 Case = Callable[[int], Awaitable[object]]
-"""Runs one case so many times."""
+"""Runs one case this number of times."""
 BATCH_S = 0.01
 """CPU time of one measurement: the case runs as often as fits."""
 
 
 @contextmanager
 def heap_as_served() -> Iterator[None]:
-    """The garbage collector's settings in a gateway that serves. They hold for all cases."""
+    """Applies the garbage collector's settings of a running gateway, for all cases."""
     thresholds = gc.get_threshold()
     gc.collect()
     gc.freeze()
@@ -30,7 +30,7 @@ def heap_as_served() -> Iterator[None]:
 
 
 async def cpu_of(cases: Mapping[str, Case], rounds: int) -> dict[str, Durations]:
-    """Seconds of CPU for one run of each case, measured once a round in a shuffled order."""
+    """Returns the CPU seconds for one run of each case, measured once per round in a random order."""
     counts = {name: await _fitting_count(case) for name, case in cases.items()}
     seconds: dict[str, list[float]] = {name: [] for name in cases}
     for _ in range(rounds):
@@ -48,7 +48,7 @@ async def _fitting_count(case: Case) -> int:
 
 
 async def _seconds_of(case: Case, count: int) -> float:
-    """Of all threads of this process: the log's writer counts."""
+    """Returns the CPU time of all threads of this process, including the log's writer."""
     start = time.process_time()
     await case(count)
     return time.process_time() - start

@@ -37,7 +37,7 @@ class Exchange:
         self.answer = b""
 
     async def receive(self) -> Message:
-        """The whole body; no application asks again."""
+        """Returns the whole body. No application calls this again."""
         return {"type": "http.request", "body": self.body, "more_body": False}
 
     async def send(self, message: Message) -> None:

@@ -1,4 +1,4 @@
-"""The gateway's application as `serve` builds it, over an engine that answers at once, with its log on /dev/null."""
+"""The gateway's application as in `serve`, with an engine that answers at once, and its log on /dev/null."""
 
 import contextlib
 import logging
@@ -34,7 +34,7 @@ MODEL = ModelConfig(
 
 
 class IdentityEngine(Engine):
-    """Has one model, which answers at once with its input."""
+    """An engine with one model, which returns its input at once."""
 
     async def is_live(self) -> bool:
         return True
@@ -80,7 +80,7 @@ async def served() -> AsyncIterator[Served]:
 
 @contextlib.contextmanager
 def log_on_dev_null() -> Iterator[None]:
-    """The log that `serve` configures, level info, written to /dev/null; the former handlers return at the end."""
+    """Configures the log as `serve` does, with level info, on /dev/null. Restores the previous handlers at the end."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     with Path(os.devnull).open("w") as sink, contextlib.redirect_stderr(sink):

@@ -1,4 +1,4 @@
-"""Applications that answer the same small POST with less around it: what a framework costs by itself."""
+"""Minimal applications that answer the same small POST, to measure the cost of the frameworks."""
 
 import orjson
 from fastapi import FastAPI

@@ -16,7 +16,7 @@ GOAL = " Goal for this gateway: at most 65 µs; aim: 45 µs."
 
 
 async def run(rounds: int) -> list[Table]:
-    """Whole requests beside other frameworks, then the parts of one request."""
+    """Compares whole requests with other frameworks, then measures the parts of one request."""
     async with served() as gateway:
         with heap_as_served():
             requests = await cpu_of(cases.requests(gateway), rounds)

@@ -95,7 +95,7 @@ def parts() -> dict[str, Part]:
 
 
 def _result_of(work: Coroutine[Any, Any, Any]) -> Any:
-    """The result of a coroutine that waits for nothing."""
+    """Returns the result of a coroutine that never waits."""
     try:
         work.send(None)
     except StopIteration as end:

@@ -1,1 +1,1 @@
-"""Servers before one Triton, side by side. A further peer is a module in this package; see benchmarks/README.md."""
+"""Servers in front of one Triton. To add a peer, add a module to this package; see benchmarks/README.md."""

@@ -1,4 +1,4 @@
-"""What every peer is asked, in arrays and bytes; each peer's module writes it in the form that its server takes."""
+"""The contents of the requests, as arrays and bytes. Each peer's module converts them to the format of its server."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 
 SMALL = np.array([1.5, 2.5, 3.5, 4.5], np.float32)
 LARGE = np.random.default_rng(7).standard_normal(150_528, np.float32)
-"""As many numbers as an image of 224 by 224 pixels has."""
+"""The number of values in an image of 224 by 224 pixels."""
 FILE = b"\x89PNG\r\n\x1a\n" + np.random.default_rng(7).bytes(200_000)
 BINARY = {f"{mib} MiB": b"\x89PNG\r\n\x1a\n" + np.random.default_rng(7).bytes(mib * 2**20 - 8) for mib in (1, 16)}
 BLANK = (ROOT / "samples" / "blank.png").read_bytes()

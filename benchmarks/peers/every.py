@@ -1,4 +1,4 @@
-"""The peers, in the order of tables and charts. A further peer is a module of this package and a name here."""
+"""The peers, in the order of tables and charts. To add a peer, add a module to this package and its name here."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""What a run found: the samples of every peer and workload, in the order of the rounds."""
+"""The results of a run: the samples of every peer and workload, in the order of the rounds."""
 
 import statistics
 from collections import defaultdict
@@ -38,9 +38,9 @@ class Spread:
 
 @dataclass
 class Found:
-    """``samples``: by workload and peer. ``idle_kib``: memory of an idle stream, by peer.
+    """The results. ``samples``: by workload and peer. ``idle_kib``: memory of an idle stream, by peer.
 
-    ``repeated``: the workload, the peer and the error of each measurement that was made again.
+    ``repeated``: the workload, the peer and the error of each repeated measurement.
     """
 
     samples: dict[Workload, dict[str, list[Sample]]] = field(default_factory=lambda: defaultdict(dict))
@@ -59,6 +59,6 @@ class Found:
     def compared(
         self, workload: Workload, peers: tuple[str, str], figure: Figure, compare: Callable[[float, float], float]
     ) -> Spread:
-        """Compares two peers in each round by itself: what disturbs a round disturbs both."""
+        """Compares two peers within each round, because other load in a round affects both."""
         first, second = (self.samples[workload][peer] for peer in peers)
         return Spread(tuple(compare(figure(a), figure(b)) for a, b in zip(first, second, strict=True)))

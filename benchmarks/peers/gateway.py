@@ -30,7 +30,7 @@ from benchmarks.stage import Triton, running_gateway
 NAME = "this gateway"
 LARGE_BODIES = {"GATEWAY_MAX_BODY_BYTES": str(32 * 2**20)}
 SHARED_MEMORY = {"GATEWAY_SHARED_MEMORY_BYTES": str(256 * 2**20)}
-"""As with the embedded Triton."""
+"""The default with the embedded Triton."""
 
 
 def start(triton: Triton, folder: Path) -> AbstractAsyncContextManager[Peer]:
@@ -39,7 +39,7 @@ def start(triton: Triton, folder: Path) -> AbstractAsyncContextManager[Peer]:
 
 @asynccontextmanager
 async def started(name: str, triton: Triton, folder: Path, asks: Asks, **options: Any) -> AsyncIterator[Peer]:
-    """A gateway in a folder of its own inside ``folder``. ``options``: of :func:`benchmarks.stage.running_gateway`."""
+    """Starts a gateway with its own folder in ``folder``. ``options``: see :func:`benchmarks.stage.running_gateway`."""
     own = folder / name.replace(" ", "-")
     own.mkdir()
     async with (

@@ -15,5 +15,5 @@ def start(triton: Triton, folder: Path) -> AbstractAsyncContextManager[Peer]:
 
 
 def asks() -> Asks:
-    """What many connections ask: one connection has one worker."""
+    """Returns the requests with many connections, because one connection uses only one worker."""
     return {"small": gateway.asks()["small"]}

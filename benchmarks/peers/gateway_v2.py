@@ -1,4 +1,4 @@
-"""This gateway under ``/v2``: the very requests of Triton's own endpoint, at another address."""
+"""This gateway under ``/v2``: the same requests as for Triton's own endpoint, at a different address."""
 
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""This gateway with every tensor over gRPC, beside the same gateway with shared memory: for large bodies only."""
+"""This gateway with every tensor over gRPC, to compare with shared memory. Only for large bodies."""
 
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path

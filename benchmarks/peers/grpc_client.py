@@ -1,4 +1,4 @@
-"""The floor: a bare grpc.aio client that calls Triton directly, without a server around it."""
+"""The lower bound: a bare grpc.aio client that calls Triton directly, without a server."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager

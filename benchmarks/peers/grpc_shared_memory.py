@@ -1,4 +1,4 @@
-"""The floor of a binary body: a bare grpc.aio client whose tensor lies in Triton's shared memory before the call.
+"""The lower bound for a binary body: a bare grpc.aio client whose tensor is in Triton's shared memory before the call.
 
 No gateway that calls Triton over gRPC can be faster: it still has to receive the body.
 """
@@ -34,7 +34,7 @@ async def start(triton: Triton, folder: Path) -> AsyncIterator[Peer]:
 
 @asynccontextmanager
 async def _registered(triton: Triton, tensor: TensorAsk) -> AsyncIterator[str]:
-    """The name of a region that holds the tensor."""
+    """Creates a region with the tensor and yields its name."""
     size = len(tensor.raw)
     with closing(SharedMemory(f"benchmark_{os.getpid()}_{size}", create=True, size=size)) as memory:
         try:

@@ -1,4 +1,4 @@
-"""Two transformers: numbers are passed on, an image is decoded. This project is not in its environment."""
+"""Two transformers: one forwards numbers, one decodes an image. This project is not installed in its environment."""
 
 import base64
 
@@ -7,7 +7,7 @@ from kserve import InferInput, InferRequest, Model, ModelServer
 
 
 class Numbers(Model):
-    """Takes the Open Inference Protocol, and passes it on as it is."""
+    """Forwards requests of the Open Inference Protocol unchanged."""
 
 
 class Image(Model):

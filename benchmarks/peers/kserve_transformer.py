@@ -1,4 +1,4 @@
-"""A KServe transformer as KServe starts it, with gRPC to Triton: `kserve_app.py` in an environment of its own."""
+"""A KServe transformer with KServe's defaults and gRPC to Triton: `kserve_app.py` in a separate environment."""
 
 import base64
 from contextlib import AbstractAsyncContextManager

@@ -1,4 +1,4 @@
-"""One measurement: a peer under one workload for a while, and what the processes used meanwhile."""
+"""One measurement: runs a workload on a peer for some time, and measures the resources of the processes."""
 
 import asyncio
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Sample:
 
 
 async def measure(peer: Peer, workload: Workload, triton_pid: int, seconds: float) -> Sample:
-    """Raises what the load process raised: an unexpected answer ends the benchmark."""
+    """Raises the exceptions of the load process, because an unexpected answer ends the benchmark."""
     await peer.load.perform(_order(peer, workload, WARM_UP_S))
     servers = [psutil.Process(pid) for pid in (peer.pid, *peer.workers)]
     triton, load = psutil.Process(triton_pid), psutil.Process(peer.load.pid)
@@ -60,7 +60,7 @@ async def idle_stream_kib(peer: Peer, streams: int) -> float:
 
 
 def _family_cpu_s(process: psutil.Process) -> float:
-    """Of Triton and the processes of its models."""
+    """Returns the CPU time of Triton and its model processes."""
     return sum(cpu_s(each) for each in (process, *process.children(recursive=True)))
 
 

@@ -1,4 +1,4 @@
-"""A peer: a server before Triton, or the floor, and how it is asked."""
+"""A peer: a server in front of Triton, or a bare client, and its requests."""
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -12,12 +12,12 @@ from benchmarks.load.process import LoadProcess, load_process
 from benchmarks.stage import CALL_S, Triton, free_ports, process, wait_until_ready
 
 Asks = Mapping[str, Ask]
-"""What is asked (``contents.py``) -> how this peer is asked for it. A peer takes part where it has an entry."""
+"""Name of a content (``contents.py``) -> the request of this peer. A peer without an entry is not measured."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """``pid`` and ``workers``: the processes whose CPU time and memory are the peer's. ``load`` asks it."""
+    """A running peer. ``pid`` and ``workers``: its processes. ``load``: sends the requests."""
 
     name: str
     pid: int
@@ -27,14 +27,14 @@ class Peer:
 
 
 Start = Callable[[Triton, Path], AbstractAsyncContextManager[Peer]]
-"""Starts a peer before a running Triton. The folder is for its logs."""
+"""Starts a peer in front of a running Triton. The folder is for its logs."""
 
 
 @asynccontextmanager
 async def serving(
     name: str, command: Callable[[int], list[str]], ready: str, asks: Asks, folder: Path
 ) -> AsyncIterator[Peer]:
-    """A peer that is a server of its own. ``command``: for a port. ``ready``: the path that answers 200."""
+    """Starts a peer as a server. ``command``: its command line for a port. ``ready``: the path that answers 200."""
     (port,) = free_ports(1)
     log = folder / f"{name.replace(' ', '-')}.log"
     with process(command(port), {}, log) as running:

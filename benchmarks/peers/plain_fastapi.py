@@ -1,4 +1,4 @@
-"""FastAPI, pydantic and tritonclient.grpc.aio, as everybody writes it in an afternoon: `plain_fastapi_app.py`."""
+"""A simple application with FastAPI, pydantic and tritonclient.grpc.aio: `plain_fastapi_app.py`."""
 
 import sys
 from contextlib import AbstractAsyncContextManager

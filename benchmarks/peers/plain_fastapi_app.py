@@ -1,4 +1,4 @@
-"""The plain FastAPI version in a process of its own: no limits, metrics, log, disconnect watch or typed errors.
+"""The plain FastAPI version as a separate process: no limits, metrics, log, disconnect detection or typed errors.
 
 python -m benchmarks.peers.plain_fastapi_app PORT TRITON_GRPC_URL
 """

@@ -1,4 +1,4 @@
-"""The figures that this gateway has to reach, from the floor ("at least") to the aim. One row is one function."""
+"""The goals of this gateway: a minimum ("at least") and an aim. Each row is one function."""
 
 import operator
 from collections.abc import Callable
@@ -24,7 +24,7 @@ COLUMNS = ["", "found", "at least", "aim", ""]
 
 @dataclass(frozen=True)
 class Goal:
-    """``value`` is None where the run has no figures for it. Where ``floor`` is above ``aim``, less is better."""
+    """``value`` returns None if the run has no figures for it. If ``floor`` is above ``aim``, lower is better."""
 
     title: str
     floor: float
@@ -95,7 +95,7 @@ GOALS = (
 
 def reach_table(found: Found) -> Table:
     rows = [_row(goal, value) for goal in GOALS if (value := goal.value(found)) is not None]
-    note = "Ratios are taken in each round by itself: median (10th to 90th percentile)."
+    note = "Ratios are computed within each round: median (10th to 90th percentile)."
     return Table("What this gateway reaches", COLUMNS, rows, note)
 
 

@@ -1,4 +1,4 @@
-"""The other floor of a binary body: a server without an application, which only receives the body."""
+"""Another lower bound for a binary body: a server without an application, which only receives the body."""
 
 import sys
 from contextlib import AbstractAsyncContextManager

@@ -1,4 +1,4 @@
-"""An HTTP server on uvloop that receives each body into memory that it has already used, and answers with its size."""
+"""An HTTP server on uvloop that receives each body into reused memory, and answers with its size."""
 
 import asyncio
 import re
@@ -12,7 +12,7 @@ _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 
 
 class Receiver(asyncio.BufferedProtocol):
-    """One connection: requests one after the other, the head of each in its first bytes."""
+    """One connection with sequential requests. The head of each request must be in its first bytes."""
 
     def __init__(self) -> None:
         self._memory = memoryview(bytearray(MOST_BYTES))
@@ -34,7 +34,7 @@ class Receiver(asyncio.BufferedProtocol):
             self._filled, self._end = 0, None
 
     def _end_of_request(self) -> int | None:
-        """None while the head is incomplete."""
+        """Returns None while the head is incomplete."""
         head, separator, _ = bytes(self._memory[: min(self._filled, 65536)]).partition(b"\r\n\r\n")
         if not separator:
             return None

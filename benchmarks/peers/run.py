@@ -1,4 +1,4 @@
-"""`python -m benchmarks peers`: all peers before one Triton, in turns."""
+"""`python -m benchmarks peers`: measures all peers in front of one Triton, interleaved."""
 
 import random
 import sys
@@ -39,9 +39,9 @@ def _folder() -> Iterator[Path]:
 
 
 async def _measure_idle(found: Found) -> None:
-    """On fresh processes: in memory that a process has freed before, streams would seem to cost nothing.
+    """Measures idle streams with new processes, because streams in reused memory would seem to cost nothing.
 
-    Triton 2.51 may not survive the end of thousands of streams at once, so these have a Triton of their own.
+    Uses a separate Triton, because Triton 2.51 may crash when thousands of streams end at once.
     """
     for name in STREAMING:
         _say(f"idle streams of {name}")
@@ -51,7 +51,7 @@ async def _measure_idle(found: Found) -> None:
 
 
 async def _measure_rounds(rounds: int, found: Found) -> None:
-    """Every workload of every peer once a round, in a shuffled order."""
+    """Runs every workload of every peer once per round, in a random order."""
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(_folder())
         triton = await stack.enter_async_context(running_triton(folder))
@@ -69,7 +69,7 @@ async def _measure_round(peers: Sequence[Peer], triton_pid: int, found: Found) -
 
 
 async def _sample(peer: Peer, workload: Workload, triton_pid: int, found: Found) -> Sample:
-    """Measures again if the first measurement fails: on a busy machine Triton may not answer for half a minute."""
+    """Repeats a failed measurement once, because on a busy machine Triton may not answer for half a minute."""
     try:
         return await measure(peer, workload, triton_pid, SECONDS)
     except (UnexpectedAnswer, TimeoutError) as exc:

@@ -31,11 +31,11 @@ def _row(workload: Workload, peer: str, samples: list[Sample]) -> list[str]:
 
 def idle_table(found: Found) -> Table:
     rows = [[peer, Spread(tuple(values)).text(1)] for peer, values in found.idle_kib.items()]
-    note = "Resident memory that each open, silent stream adds to the peer's process, its call to Triton included."
+    note = "Resident memory that each open, silent stream adds to the peer's process, including its call to Triton."
     return Table("Idle streams", ["peer", "KiB a stream"], rows, note)
 
 
 def repeated_tables(found: Found) -> list[Table]:
-    """One table, or none where no measurement failed."""
+    """Returns one table; none if no measurement failed."""
     columns = ["workload", "peer", "error"]
     return [Table("Measurements that failed and were repeated", columns, found.repeated)] if found.repeated else []

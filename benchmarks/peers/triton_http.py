@@ -1,4 +1,4 @@
-"""Triton's own HTTP endpoint, in C++: what a client has that needs no gateway."""
+"""Triton's own HTTP endpoint, in C++, without a gateway."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -36,13 +36,13 @@ def asks() -> Asks:
 
 
 def numbers_ask(numbers: object) -> HttpAsk:
-    """In the Open Inference Protocol's JSON, which a KServe transformer takes too."""
+    """Returns JSON of the Open Inference Protocol, which a KServe transformer accepts too."""
     tensor = {"name": "INPUT", "datatype": "FP32", "shape": [len(numbers)], "data": numbers}
     return HttpAsk("/v2/models/bench_identity/infer", json_of(inputs=[tensor]))
 
 
 def _file_ask(model: str, tensor: str, shape: list[int], file: bytes, status: int = 200) -> HttpAsk:
-    """A file as a binary tensor behind the JSON, as NVIDIA's clients send it."""
+    """Returns a file as a binary tensor after the JSON, as NVIDIA's clients send it."""
     raw = len(file).to_bytes(4, "little") + file
     described = {"name": tensor, "datatype": "BYTES", "shape": shape, "parameters": {"binary_data_size": len(raw)}}
     head = orjson.dumps({"inputs": [described]})

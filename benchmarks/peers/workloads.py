@@ -1,4 +1,4 @@
-"""The workloads: what is asked, and by how many connections at a time. A further workload is a line here."""
+"""The workloads: the request and the number of connections. To add a workload, add a line here."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from benchmarks.peers.contents import INSIGHTS
 
 @dataclass(frozen=True)
 class Workload:
-    """``ask``: the key of a peer's asks. ``is_stream``: events of streams are counted, else requests."""
+    """``ask``: the key in a peer's requests. ``is_stream``: count the events of streams instead of requests."""
 
     title: str
     ask: str

@@ -1,4 +1,4 @@
-"""Closed-loop callers that note when each request ended, and how."""
+"""Closed-loop callers that record the end and the status of each request."""
 
 import asyncio
 import time
@@ -39,7 +39,7 @@ class Callers:
         return (each for each in self.ended if start <= each.at < end)
 
     def rate(self, start: float, end: float) -> float:
-        """Successes for each second."""
+        """Returns the successes per second."""
         return sum(each.status == 200 for each in self.between(start, end)) / (end - start)
 
     async def _call(self, pipeline: str) -> None:

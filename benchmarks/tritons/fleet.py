@@ -1,4 +1,4 @@
-"""Three embedded Tritons on 127.0.0.2 to .4, and a gateway that finds them by a DNS name."""
+"""Three embedded Tritons on 127.0.0.2 to .4, and a gateway that uses their DNS name."""
 
 import asyncio
 import os
@@ -29,14 +29,14 @@ class Member:
     host: str
     server: EmbeddedTriton
     sleep: Path
-    """The file that its model reads the milliseconds of a request from."""
+    """The file from which the model reads the milliseconds of a request."""
 
     def send(self, number: signal.Signals) -> None:
         assert self.server.pid is not None
         os.kill(self.server.pid, number)
 
     def sleep_ms(self, milliseconds: float) -> None:
-        """The file is replaced whole: the model reads it all the time."""
+        """Replaces the file in one step, because the model reads it continuously."""
         written = self.sleep.with_suffix(".new")
         written.write_text(str(milliseconds))
         written.replace(self.sleep)
@@ -57,7 +57,7 @@ class Fleet:
     admin_port: int
 
     def has(self, *members: Member) -> None:
-        """What the DNS name resolves to from now on."""
+        """Sets the addresses of the DNS name."""
         self.names.write_text(" ".join(member.host for member in members))
 
     async def states(self) -> dict[str, str]:
@@ -66,7 +66,7 @@ class Fleet:
         return {address.rpartition(":")[0]: state for address, state in answer.json()["tritons"].items()}
 
     async def answers(self, member: Member) -> float:
-        """How many calls this Triton has answered."""
+        """Returns the number of calls that this Triton has answered."""
         async with httpx.AsyncClient() as session:
             page = (await session.get(f"http://127.0.0.1:{self.admin_port}/metrics")).text
         start = f'triton_gateway_triton_calls_by_address_total{{address="{member.server.grpc_url}",code="OK"}}'
@@ -132,4 +132,4 @@ async def until(holds: object, within_s: float) -> None:
             while not await holds():  # type: ignore[operator]
                 await asyncio.sleep(0.02)
             return
-    raise TimeoutError("the fleet did not come to the state that the benchmark waits for")
+    raise TimeoutError("the Tritons did not reach the expected state in time")

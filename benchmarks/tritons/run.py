@@ -1,4 +1,4 @@
-"""`python -m benchmarks tritons`: failures, recovery and throughput while Tritons come, go, stop and slow down."""
+"""`python -m benchmarks tritons`: failures, recovery and throughput with Tritons added, killed, stopped or slow."""
 
 import asyncio
 import signal
@@ -35,7 +35,7 @@ NOTE = (
 class Found:
     title: str
     ideal: float
-    """Requests a second."""
+    """Requests per second."""
     rate: float = 0.0
     recovery: str = ""
     failed: Counter[str] = field(default_factory=Counter)
@@ -162,7 +162,7 @@ async def _are_up(tritons: Fleet, *members: Member) -> None:
 
 
 def _full_after(callers: Callers, began: float, ideal: float) -> str:
-    """The end of the first window whose rate is at least ``FLOOR`` of the ideal."""
+    """Returns the end of the first window with a rate of at least ``FLOOR`` of the ideal."""
     for step in range(int(10 / WINDOW_S * 5)):
         start = began + step * WINDOW_S / 5
         if callers.rate(start, start + WINDOW_S) >= FLOOR * ideal:

@@ -2,7 +2,7 @@
 {{ default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
-{{/* The release's name, with the chart's unless it holds it. 50 characters leave room for what is added to it. */}}
+{{/* The release's name, followed by the chart's name unless it is included. 50 characters leave space for suffixes. */}}
 {{- define "triton-gateway.fullname" -}}
 {{- $name := include "triton-gateway.name" . -}}
 {{- $joined := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) -}}
@@ -26,14 +26,14 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{ include "triton-gateway.selectorLabels" . }}
 {{- end }}
 
-{{/* A list of the values of `image` and the chart: repository@digest, else repository:tag. */}}
+{{/* Takes a list of the `image` values and the chart. Returns repository@digest, otherwise repository:tag. */}}
 {{- define "triton-gateway.image" -}}
 {{- $image := index . 0 -}}
 {{- $tag := printf ":%s" (default (index . 1).AppVersion $image.tag) -}}
 {{ $image.repository }}{{ empty $image.digest | ternary $tag (printf "@%s" $image.digest) }}
 {{- end }}
 
-{{/* The job label that the Prometheus operator gives to what a PodMonitor finds. */}}
+{{/* The job label that the Prometheus operator sets for the targets of a PodMonitor. */}}
 {{- define "triton-gateway.job" -}}
 {{ .Release.Namespace }}/{{ include "triton-gateway.fullname" . }}
 {{- end }}

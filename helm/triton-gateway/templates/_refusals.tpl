@@ -1,4 +1,4 @@
-{{/* What the schema cannot say: values that need each other. */}}
+{{/* Checks that the schema cannot express: values that depend on each other. */}}
 {{- define "triton-gateway.refuse" -}}
 {{- $models := .Values.triton.models -}}
 {{- if and (not .Values.triton.enabled) (not .Values.triton.external.grpcUrl) -}}

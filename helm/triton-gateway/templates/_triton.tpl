@@ -1,4 +1,4 @@
-{{/* Triton: an init container that stays, so that it starts before the gateway and stops after it. */}}
+{{/* Triton as a native sidecar, so that it starts before the gateway and stops after it. */}}
 {{- define "triton-gateway.tritonContainer" -}}
 name: triton
 image: {{ include "triton-gateway.image" (list .Values.triton.image .Chart) }}
@@ -7,7 +7,7 @@ restartPolicy: Always
 args:
   - tritonserver
   - --model-repository={{ include "triton-gateway.modelRepository" . }}
-  # Every model that can be loaded is served; which of them a pod cannot be ready without is the gateway's to say.
+  # Serve every model that can be loaded. The gateway decides which models the readiness of the pod requires.
   - --model-control-mode=explicit
   - --load-model=*
   - --exit-on-error=false
@@ -28,7 +28,7 @@ args:
   - --trace-config=mode=opentelemetry
   - --trace-config=opentelemetry,url={{ trimSuffix "/" . }}/v1/traces
   - --trace-config=level=TIMESTAMPS
-  # Requests that come with a sampled parent are recorded whatever the rate; it is of those that come without one.
+  # The rate applies only to requests without a parent span. Requests with a sampled parent are always recorded.
   - --trace-config=rate=2147483647
   {{- end }}
   {{- with .Values.triton.extraArgs }}
@@ -37,7 +37,7 @@ args:
 ports:
   - name: triton-metrics
     containerPort: 8002
-# Commands in the container: Triton's API listens on loopback, and the kubelet's own probes call the pod's address.
+# Commands in the container: Triton's API listens on loopback, and HTTP probes of the kubelet use the pod's address.
 startupProbe:
   exec:
     command:
@@ -55,7 +55,7 @@ livenessProbe:
     command:
       - sh
       - -c
-      # The gateway's 503 means that Triton is live but stuck. A gateway that does not answer never ends Triton.
+      # The gateway's 503 means that Triton is live but stuck. An unresponsive gateway must not restart Triton.
       - >-
         curl --fail --silent --max-time 4 http://127.0.0.1:8000/v2/health/live &&
         test "$(curl --silent --max-time 2 --output /dev/null --write-out '%{http_code}' http://127.0.0.1:8081/health/triton)" != 503
@@ -107,7 +107,7 @@ volumeMounts:
   {{- end }}
 {{- end }}
 
-{{/* Whether gateway and sidecar pass large tensors through /dev/shm, which both then mount. */}}
+{{/* Whether gateway and sidecar exchange large tensors through /dev/shm. If so, both mount it. */}}
 {{- define "triton-gateway.sharesMemory" -}}
 {{ and .Values.triton.enabled (gt (int64 .Values.triton.sharedMemory.bytes) 0) | ternary "true" "" }}
 {{- end }}

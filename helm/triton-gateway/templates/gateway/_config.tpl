@@ -1,4 +1,4 @@
-{{/* A ConfigMap's key cannot hold a slash: `samples/sign.png` is kept as `samples__sign.png`. */}}
+{{/* A ConfigMap's key cannot contain a slash, so the key of `samples/sign.png` is `samples__sign.png`. */}}
 {{- define "triton-gateway.configKey" -}}
 {{ replace "/" "__" . }}
 {{- end }}

@@ -2,7 +2,7 @@
 name: gateway
 image: {{ include "triton-gateway.image" (list .Values.gateway.image .Chart) }}
 imagePullPolicy: {{ .Values.gateway.image.pullPolicy }}
-# Not the image's own folder: a gateway.yaml there is read even where none is wanted.
+# Not the image's folder, because its gateway.yaml would be loaded even if no file is configured.
 workingDir: /tmp
 ports:
   - name: http
@@ -20,7 +20,7 @@ startupProbe:
     port: admin
   periodSeconds: 1
   failureThreshold: 60
-# Says nothing of Triton or of models: a slow load must never restart the gateway.
+# Independent of Triton and the models, because slow loading must never restart the gateway.
 livenessProbe:
   httpGet:
     path: /health/live
@@ -58,7 +58,7 @@ volumeMounts:
   {{- include "triton-gateway.secretMounts" . | nindent 2 }}
 {{- end }}
 
-{{/* The values, and what follows from the number of workers where nothing is set. A supervisor is a further process. */}}
+{{/* The configured resources, or defaults for the number of workers. A supervisor is one more process. */}}
 {{- define "triton-gateway.gatewayResources" -}}
 {{- $workers := int .Values.gateway.workers -}}
 {{- $several := gt $workers 1 -}}
@@ -68,7 +68,7 @@ volumeMounts:
 {{ merge (deepCopy .Values.gateway.resources) (dict "requests" $requests "limits" $limits) | toYaml }}
 {{- end }}
 
-{{/* GATEWAY_* of the container; the address to listen on is the image's. */}}
+{{/* The GATEWAY_* variables of the container. The image sets the address to listen on. */}}
 {{- define "triton-gateway.settings" -}}
 - name: GATEWAY_HOST
   value: 0.0.0.0

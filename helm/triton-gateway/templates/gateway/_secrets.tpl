@@ -1,4 +1,4 @@
-{{/* Secrets as files, which the gateway reads again when they change. Whole folders: a `subPath` would never change. */}}
+{{/* Mounts Secrets as files, which the gateway reloads when they change. Mounts whole folders, because a `subPath` is never updated. */}}
 {{- define "triton-gateway.secretMounts" -}}
 {{- if .Values.gateway.apiKeys.secretName }}
 - name: api-keys
@@ -17,7 +17,7 @@
 {{- end }}
 {{- end }}
 
-{{/* Readable for the group of the pod alone. */}}
+{{/* Readable only for the group of the pod. */}}
 {{- define "triton-gateway.secretVolumes" -}}
 {{- if .Values.gateway.apiKeys.secretName }}
 - name: api-keys

@@ -5,6 +5,7 @@ import types
 from typing import Any, Union, get_args, get_origin
 
 import pytest
+import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -120,3 +121,18 @@ def test_no_page_names_a_metric_that_there_is_not() -> None:
     ):
         text = (ROOT / page).read_text()
         assert set(re.findall(r"\btriton_gateway_\w+", text)) <= bases, page
+
+
+def test_every_value_of_the_chart_on_the_page_for_production_exists() -> None:
+    values = yaml.safe_load((ROOT / "helm" / "triton-gateway" / "values.yaml").read_text())
+    page = (ROOT / "docs" / "how-to" / "production.md").read_text()
+    named = set(re.findall(rf"`((?:{'|'.join(values)})(?:\.\w+)+)(?:: [^`]*)?`", page)) - {"gateway.yaml"}
+    assert len(named) > 15
+    assert [name for name in named if not has_value(values, name.split("."))] == []
+
+
+def has_value(values: Any, path: list[str]) -> bool:
+    """An empty mapping is free: it takes what Kubernetes has there."""
+    if not path or values == {}:
+        return True
+    return isinstance(values, dict) and path[0] in values and has_value(values[path[0]], path[1:])

@@ -86,10 +86,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(command(given))
     except _UNUSABLE as exc:
-        print(f"triton-gateway: {exc}", file=sys.stderr)  # noqa: T201 - the command's own answer
+        _report(exc, given)
         return UNUSABLE
     except BackgroundTaskFailed:
         return FAILED
+
+
+def _report(error: Exception, given: dict[str, Any]) -> None:
+    """Prints why the command ends; as a JSON line where JSON is asked for, because a log collector reads it there."""
+    if (given.get("log_format") or os.environ.get(f"{PREFIX}LOG_FORMAT")) == "json":
+        configure_logging("error", "json")
+        logging.getLogger(__name__).error("%s", error)
+    else:
+        print(f"triton-gateway: {error}", file=sys.stderr)  # noqa: T201 - the command's own answer
 
 
 def _serve(given: dict[str, Any]) -> int:

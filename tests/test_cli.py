@@ -1,6 +1,10 @@
 """The command line: what it prints, and its exit status where something cannot be used."""
 
+import json
+import os
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -54,6 +58,17 @@ def test_wrong_settings_end_the_start(
     monkeypatch.setenv(variable, value)
     assert cli.main(["serve"]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_wrong_settings_are_a_json_line_where_the_log_is_json() -> None:
+    """A new process, because the log of the tests' process stays as it is."""
+    environment = os.environ | {"GATEWAY_PROT": "1", "GATEWAY_LOG_FORMAT": "json"}
+    program = "from app.cli import main; raise SystemExit(main(['serve']))"
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert json.loads(line)["level"] == "ERROR"
+    assert "did you mean GATEWAY_PORT?" in json.loads(line)["message"]
 
 
 def test_models_of_no_embedded_triton_end_the_start(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ CHECKS: tuple[Callable[[Release], Iterator[str]], ...] = (
     pod_checks.config_items,
     pod_checks.environments,
     pod_checks.grace,
+    pod_checks.hung_containers,
     pod_checks.images,
     pod_checks.liveness_ignores_readiness,
     pod_checks.loopback,

@@ -71,6 +71,16 @@ def liveness_ignores_readiness(release: Release) -> Iterator[str]:
                 yield f"{container['name']}: {kind} asks for readiness"
 
 
+def hung_containers(release: Release) -> Iterator[str]:
+    """A container that hangs is killed within a minute, not after the grace period of the whole pod."""
+    for container in release.containers():
+        before = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+        for kind in {"startupProbe", "livenessProbe"} & set(container):
+            seconds = container[kind].get("terminationGracePeriodSeconds")
+            if seconds is None or not before < seconds <= before + 50:
+                yield f"{container['name']}: {kind} kills after {seconds} s, and preStop takes {before} s"
+
+
 def grace(release: Release) -> Iterator[str]:
     (deployment,) = release.of("Deployment")
     pod = deployment["spec"]["template"]["spec"]

@@ -46,5 +46,18 @@ def test_they_call_the_host_of_an_ingress(chart_that_shows_its_notes: Path) -> N
 def test_the_notes_show_the_builds_without_a_registry(chart_that_shows_its_notes: Path) -> None:
     bare = notes_of(chart_that_shows_its_notes, {})
     assert bare.index("--target triton .") < bare.index("kubectl")
-    pushed = {"gateway": {"image": {"repository": "registry.example.com/triton-gateway"}}}
-    assert "docker build" not in notes_of(chart_that_shows_its_notes, pushed)
+    image = {"image": {"repository": "registry.example.com/image"}}
+    gateway_pushed = notes_of(chart_that_shows_its_notes, {"gateway": image})
+    assert "--target triton ." in gateway_pushed
+    assert "triton-gateway:0.1.0" not in gateway_pushed
+    models_pushed = notes_of(chart_that_shows_its_notes, {"triton": image})
+    assert "triton-gateway:0.1.0" in models_pushed
+    assert "--target triton" not in models_pushed
+    assert "docker build" not in notes_of(chart_that_shows_its_notes, {"gateway": image, "triton": image})
+    external = {"enabled": False, "external": {"grpcUrl": "triton:8001"}}
+    assert "--target triton" not in notes_of(chart_that_shows_its_notes, {"triton": external})
+
+
+def test_the_notes_name_the_gpus_that_a_pod_needs(chart_that_shows_its_notes: Path) -> None:
+    assert "Each pod needs 1 of nvidia.com/gpu." in notes_of(chart_that_shows_its_notes, {})
+    assert "Pending" not in notes_of(chart_that_shows_its_notes, {"triton": {"gpus": 0}})

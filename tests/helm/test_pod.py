@@ -6,6 +6,7 @@ import pytest
 
 from tests.helm.pod_security import breaches
 from tests.helm.rendering import (
+    ChartRefused,
     Document,
     environment_of,
     gateway_container,
@@ -147,6 +148,17 @@ def test_gpus_are_added_to_limits_and_leave_them_be() -> None:
     assert limits == {"memory": "9Gi", "cpu": 3, "nvidia.com/gpu": 1}
 
 
+def test_resources_may_be_null() -> None:
+    documents = render({"triton": {"resources": None}, "gateway": {"resources": None}})
+    assert triton_container(documents)["resources"] == {"limits": {"nvidia.com/gpu": 1}}
+    assert gateway_container(documents)["resources"] == gateway_container(render())["resources"]
+
+
+def test_a_misspelt_strategy_is_refused() -> None:
+    with pytest.raises(ChartRefused, match="strategy.type"):
+        render({"strategy": {"type": "Recreat"}})
+
+
 @pytest.mark.parametrize(
     ("workers", "cpu", "memory", "limit"), [(1, "500m", "256Mi", "512Mi"), (4, "4", "768Mi", "1024Mi")]
 )
@@ -225,8 +237,9 @@ def test_the_autoscaler_counts_running_requests() -> None:
     assert "replicas" not in the(documents, "Deployment")["spec"]
 
 
-def test_the_test_pod_is_a_hook_and_keeps_its_log() -> None:
+def test_the_test_pod_is_a_hook_that_is_deleted_when_it_succeeds() -> None:
+    """Helm does not delete hooks with the release. A failed pod stays for its log, until the next test."""
     (pod,) = of_kind(render(), "Pod")
     assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
-    assert "hook-succeeded" not in pod["metadata"]["annotations"]["helm.sh/hook-delete-policy"]
+    assert pod["metadata"]["annotations"]["helm.sh/hook-delete-policy"] == "before-hook-creation,hook-succeeded"
     assert pod["spec"]["containers"][0]["image"] == gateway_container(render())["image"]

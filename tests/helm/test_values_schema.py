@@ -1,7 +1,9 @@
 """values.schema.json is closed: nothing misspelt and nothing out of range gets through helm."""
 
 import json
+import pathlib
 import re
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,6 +38,12 @@ NEEDS = {
     "minReplicas is above": {"autoscaling": {"enabled": True, "minReplicas": 9}},
     "ingress.hosts is needed": {"ingress": {"enabled": True}},
     "httpRoute.parentRefs is needed": {"httpRoute": {"enabled": True}},
+    "networkPolicy.monitoring is needed": {"networkPolicy": {"monitoring": None}},
+    "/tmp/models is a folder that Triton writes to": {"triton": {"models": {"path": "/tmp/models"}}},
+    "paths 'a/b' and 'a__b' have the same key": {
+        "config": {"source": "inline", "gatewayYaml": "pipelines: {}", "files": {"a/b": ""}, "binaryFiles": {"a__b": "AA=="}}
+    },
+    "'app.kubernetes.io/name' is a label that the chart sets": {"podLabels": {"app.kubernetes.io/name": "mine"}},
     "prometheusRule.enabled needs podMonitor.enabled": {"prometheusRule": {"enabled": True}},
 }  # fmt: skip
 
@@ -169,8 +177,24 @@ def test_it_speaks_the_draft_that_helm_reads() -> None:
 
 
 def test_it_names_the_keys_of_values_yaml_and_no_others() -> None:
-    """But `global`, which is helm's own, and what Kubernetes lets resources and security contexts hold besides."""
+    """But `global` and `enabled`, which parent charts set, and what Kubernetes lets resources and security contexts hold besides."""
     named = {path for path, _ in keys(VALUES)}
-    in_schema = {path for path, _ in schema_keys(SCHEMA) if path != ("global",)}
-    besides = {path for path in in_schema - named if {"securityContext", "resources"} & set(path)}
+    in_schema = {path for path, _ in schema_keys(SCHEMA) if path not in {("global",), ("enabled",)}}
+    besides = {path for path in in_schema - named if {"securityContext", "resources", "strategy"} & set(path)}
     assert in_schema - besides == named
+
+
+@pytest.mark.parametrize("path", ["/dev/shm", "/dev//shm/models", "/tmp/", "/opt/../tmp"])
+def test_models_are_not_mounted_over_a_folder_that_triton_writes_to(path: str) -> None:
+    with pytest.raises(ChartRefused, match="is a folder that Triton writes to"):
+        render_text({"triton": {"models": {"path": path}}})
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_a_parent_chart_can_switch_it_off(tmp_path: pathlib.Path, is_enabled: bool) -> None:
+    dependency = {"name": "triton-gateway", "version": "0.1.0", "condition": "triton-gateway.enabled"}
+    chart = {"apiVersion": "v2", "name": "parent", "version": "1.0.0", "dependencies": [dependency]}
+    (tmp_path / "Chart.yaml").write_text(yaml.safe_dump(chart))
+    shutil.copytree(CHART, tmp_path / "charts" / "triton-gateway")
+    text = render_text({"triton-gateway": {"enabled": is_enabled}}, chart=tmp_path)
+    assert ("kind: Deployment" in text) is is_enabled

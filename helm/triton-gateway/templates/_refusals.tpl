@@ -44,6 +44,27 @@
 {{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) -}}
 {{ fail "httpRoute.parentRefs is needed with httpRoute.enabled" }}
 {{- end -}}
+{{- if and .Values.networkPolicy.enabled (not .Values.networkPolicy.monitoring) -}}
+{{ fail "networkPolicy.monitoring is needed with networkPolicy.enabled: without it, every pod could read the metrics" }}
+{{- end -}}
+{{- if regexMatch "^/+(tmp|dev/+shm)(/|$)" (clean $models.path) -}}
+{{ fail (printf "triton.models.path: %s is a folder that Triton writes to; choose another one" $models.path) }}
+{{- end -}}
+{{- $files := concat (list "gateway.yaml") (keys (default dict .Values.config.files)) (keys (default dict .Values.config.binaryFiles)) -}}
+{{- $keys := dict -}}
+{{- range $files -}}
+{{- $key := include "triton-gateway.configKey" . -}}
+{{- if hasKey $keys $key -}}
+{{ fail (printf "config.files and config.binaryFiles: the paths '%s' and '%s' have the same key '%s' in a ConfigMap" (get $keys $key) . $key) }}
+{{- end -}}
+{{- $_ := set $keys $key . -}}
+{{- end -}}
+{{- $labels := include "triton-gateway.labels" . | fromYaml -}}
+{{- range keys (default dict .Values.podLabels) -}}
+{{- if hasKey $labels . -}}
+{{ fail (printf "podLabels: '%s' is a label that the chart sets, and selects the pods by" .) }}
+{{- end -}}
+{{- end -}}
 {{- if and .Values.prometheusRule.enabled (not .Values.podMonitor.enabled) -}}
 {{ fail "prometheusRule.enabled needs podMonitor.enabled: its alerts name the PodMonitor's job" }}
 {{- end -}}

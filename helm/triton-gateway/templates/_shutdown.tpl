@@ -4,6 +4,12 @@
 {{ add $shutdown.preStopSeconds $shutdown.longestStreamSeconds $shutdown.tritonExitSeconds $shutdown.marginSeconds }}
 {{- end }}
 
+{{/* Seconds from a failed probe to SIGKILL. A container that hangs finishes nothing, so it does not get the pod's grace
+     period, which is as long as the longest stream. Before SIGTERM comes the sleep of a preStop hook. */}}
+{{- define "triton-gateway.hungSeconds" -}}
+10
+{{- end }}
+
 {{- define "triton-gateway.holdsGpus" -}}
 {{ and .Values.triton.enabled (gt (int .Values.triton.gpus) 0) | ternary "true" "" }}
 {{- end }}

@@ -50,6 +50,7 @@ startupProbe:
   periodSeconds: 2
   timeoutSeconds: 5
   failureThreshold: {{ div (add .Values.triton.startupSeconds 1) 2 }}
+  terminationGracePeriodSeconds: {{ include "triton-gateway.hungSeconds" . }}
 livenessProbe:
   exec:
     command:
@@ -62,6 +63,7 @@ livenessProbe:
   periodSeconds: 10
   timeoutSeconds: 8
   failureThreshold: 6
+  terminationGracePeriodSeconds: {{ include "triton-gateway.hungSeconds" . }}
 {{- $earlyExitKey := .Values.gateway.earlyExitKey }}
 {{- $logsTensors := eq .Values.gateway.logTensors "shapes" }}
 {{- if or .Values.triton.env $earlyExitKey.secretName $logsTensors }}
@@ -117,7 +119,7 @@ volumeMounts:
 {{- end }}
 
 {{- define "triton-gateway.tritonResources" -}}
-{{- $resources := deepCopy .Values.triton.resources -}}
+{{- $resources := deepCopy (default dict .Values.triton.resources) -}}
 {{- if include "triton-gateway.holdsGpus" . -}}
 {{- $limits := merge (dict .Values.triton.gpuResource (int .Values.triton.gpus)) (default (dict) $resources.limits) -}}
 {{- $_ := set $resources "limits" $limits -}}

@@ -20,6 +20,7 @@ startupProbe:
     port: admin
   periodSeconds: 1
   failureThreshold: 60
+  terminationGracePeriodSeconds: {{ add .Values.shutdown.preStopSeconds (include "triton-gateway.hungSeconds" .) }}
 # Independent of Triton and the models, because slow loading must never restart the gateway.
 livenessProbe:
   httpGet:
@@ -28,6 +29,7 @@ livenessProbe:
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 6
+  terminationGracePeriodSeconds: {{ add .Values.shutdown.preStopSeconds (include "triton-gateway.hungSeconds" .) }}
 readinessProbe:
   httpGet:
     path: /health/ready
@@ -65,7 +67,7 @@ volumeMounts:
 {{- $memory := $several | ternary (mul 128 $workers) 0 -}}
 {{- $requests := dict "cpu" ($several | ternary (toString $workers) "500m") "memory" (printf "%dMi" (add 256 $memory)) -}}
 {{- $limits := dict "memory" (printf "%dMi" (add 512 $memory)) -}}
-{{ merge (deepCopy .Values.gateway.resources) (dict "requests" $requests "limits" $limits) | toYaml }}
+{{ merge (deepCopy (default dict .Values.gateway.resources)) (dict "requests" $requests "limits" $limits) | toYaml }}
 {{- end }}
 
 {{/* The GATEWAY_* variables of the container. The image sets the address to listen on. */}}

@@ -11,7 +11,7 @@ QUANTITY = re.compile(r"\d+(\.\d+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?")
 UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 IMAGE = re.compile(r"[a-z0-9][a-z0-9._/:-]*(:[A-Za-z0-9_][A-Za-z0-9._-]*|@sha256:[0-9a-f]{64})")
 EXTERNAL_SECRETS = {"early-exit", "bucket-credentials", "inference-tls", "registry-credentials", "gateway-redis"}
-EXTERNAL_SECRETS |= {"gateway-api-keys", "triton-client", "triton-token", "gateway-test-key"}
+EXTERNAL_SECRETS |= {"gateway-api-keys", "triton-client", "triton-token", "gateway-test-key", "gateway-settings"}
 """What ci/ expects to be there before the release."""
 FAREWELL_S = 5
 
@@ -87,7 +87,7 @@ def grace(release: Release) -> Iterator[str]:
     (gateway,) = pod["containers"]
     needed = gateway["lifecycle"]["preStop"]["sleep"]["seconds"] + FAREWELL_S
     needed += float(next(each["value"] for each in gateway["env"] if each["name"] == "GATEWAY_DRAIN_S"))
-    for triton in pod.get("initContainers", []):
+    for triton, _ in release.tritons():
         needed += float(next(word for word in triton["args"] if "--exit-timeout-secs=" in word).partition("=")[2])
     if pod["terminationGracePeriodSeconds"] < needed:
         yield f"the grace period is {pod['terminationGracePeriodSeconds']} s, and {needed:g} s may be needed"
@@ -95,10 +95,9 @@ def grace(release: Release) -> Iterator[str]:
 
 def sidecar_order(release: Release) -> Iterator[str]:
     """An init container that does not stay would have to end before the gateway begins: Triton never does."""
-    for pod in release.pods.values():
-        for container in pod.get("initContainers", []):
-            if container.get("restartPolicy") != "Always":
-                yield f"{container['name']} is no sidecar"
+    for container, _ in release.tritons():
+        if container.get("restartPolicy") != "Always":
+            yield f"{container['name']} is no sidecar"
 
 
 def loopback(release: Release) -> Iterator[str]:
@@ -112,10 +111,10 @@ def loopback(release: Release) -> Iterator[str]:
 
 def triton_address(release: Release) -> Iterator[str]:
     """The gateway calls the port that its own Triton listens on."""
-    for pod in release.pods.values():
+    for triton, pod in release.tritons():
         urls = [e["value"] for c in pod["containers"] for e in c.get("env", []) if e["name"] == "GATEWAY_TRITON_URL"]
-        ports = [w.partition("=")[2] for c in pod.get("initContainers", []) for w in c["args"] if "--grpc-port=" in w]
-        if ports and urls != [f"127.0.0.1:{ports[0]}"]:
+        ports = [word.partition("=")[2] for word in triton["args"] if "--grpc-port=" in word]
+        if urls != [f"127.0.0.1:{ports[0]}"]:
             yield f"the gateway calls {urls}, Triton listens on port {ports}"
 
 
@@ -134,15 +133,14 @@ def quantities(release: Release) -> Iterator[str]:
 
 def shared_memory(release: Release) -> Iterator[str]:
     """/dev/shm counts against the memory limit of who fills it."""
-    for pod in release.pods.values():
+    for container, pod in release.tritons():
         sizes = {
             each["name"]: each["emptyDir"].get("sizeLimit") for each in pod.get("volumes", []) if "emptyDir" in each
         }
-        for container in pod.get("initContainers", []):
-            if "/dev/shm" not in {mount["mountPath"] for mount in container.get("volumeMounts", [])}:
-                yield f"{container['name']}: /dev/shm has the runtime's 64 MiB"
-            elif amount(sizes["shm"]) > amount(container["resources"]["limits"]["memory"]) / 2:
-                yield f"{container['name']}: /dev/shm may take more than half of its memory"
+        if "/dev/shm" not in {mount["mountPath"] for mount in container.get("volumeMounts", [])}:
+            yield f"{container['name']}: /dev/shm has the runtime's 64 MiB"
+        elif amount(sizes["shm"]) > amount(container["resources"]["limits"]["memory"]) / 2:
+            yield f"{container['name']}: /dev/shm may take more than half of its memory"
 
 
 def amount(quantity: str | int) -> float:
@@ -170,7 +168,7 @@ def environments(release: Release) -> Iterator[str]:
 def writable_folders(release: Release) -> Iterator[str]:
     for container in release.containers():
         mounted = {mount["mountPath"] for mount in container.get("volumeMounts", [])}
-        is_server = container["name"] != "test"
+        is_server = container["name"] in {"gateway", "triton"}
         if is_server and container["securityContext"].get("readOnlyRootFilesystem") and "/tmp" not in mounted:
             yield f"{container['name']}: has no /tmp to write to"
 

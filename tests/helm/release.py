@@ -28,6 +28,11 @@ class Release:
         for pod in self.pods.values():
             yield from (*pod.get("initContainers", []), *pod["containers"])
 
+    def tritons(self) -> Iterator[tuple[Document, Document]]:
+        """Each sidecar, with the spec of its pod."""
+        for pod in self.pods.values():
+            yield from ((each, pod) for each in pod.get("initContainers", []) if each["name"] == "triton")
+
     def pod_labels(self) -> dict[str, str]:
         (deployment,) = self.of("Deployment")
         labels: dict[str, str] = deployment["spec"]["template"]["metadata"]["labels"]

@@ -75,7 +75,7 @@ def gateway_container(documents: list[Document]) -> Document:
 
 
 def triton_container(documents: list[Document]) -> Document:
-    (container,) = pod_spec(documents)["initContainers"]
+    (container,) = (each for each in pod_spec(documents)["initContainers"] if each["name"] == "triton")
     return dict(container)
 
 

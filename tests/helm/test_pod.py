@@ -106,7 +106,7 @@ def test_the_only_gpu_pod_is_recreated() -> None:
     assert strategy({}) == {"type": "Recreate"}
 
 
-@pytest.mark.parametrize("values", [{"replicas": 2}, {"autoscaling": {"enabled": True}}], ids=str)
+@pytest.mark.parametrize("values", [{"replicaCount": 2}, {"autoscaling": {"enabled": True}}], ids=str)
 def test_several_gpu_pods_roll_without_asking_for_another_gpu(values: Document) -> None:
     assert strategy(values)["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
 
@@ -155,7 +155,7 @@ def test_resources_may_be_null() -> None:
 
 
 def test_a_misspelt_strategy_is_refused() -> None:
-    with pytest.raises(ChartRefused, match="strategy.type"):
+    with pytest.raises(ChartRefused, match=r"strategy\.type"):
         render({"strategy": {"type": "Recreat"}})
 
 

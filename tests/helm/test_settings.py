@@ -18,6 +18,7 @@ from tests.helm.rendering import (
     combinations,
     environment_of,
     gateway_container,
+    of_kind,
     pod_spec,
     render,
     the,
@@ -95,8 +96,9 @@ def test_an_unknown_variable_stops_the_gateway_not_the_chart() -> None:
 def test_the_config_map_is_a_gateway_yaml_that_the_gateway_reads(values: Path, tmp_path: Path) -> None:
     """Laid out as the volume would lay it out."""
     documents = render(values)
-    config_map = the(documents, "ConfigMap")
     (volume,) = (each for each in pod_spec(documents)["volumes"] if each["name"] == "config")
+    name = volume["configMap"]["name"]
+    (config_map,) = (each for each in of_kind(documents, "ConfigMap") if each["metadata"]["name"] == name)
     for item in volume["configMap"]["items"]:
         target = tmp_path / item["path"]
         target.parent.mkdir(parents=True, exist_ok=True)

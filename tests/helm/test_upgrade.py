@@ -46,7 +46,7 @@ def test_each_content_has_a_config_map_of_its_own() -> None:
     contents = [inline("pipelines: {}"), inline("pipelines: {a: {model: b}}"), inline("pipelines: {}", x="1")]
     names = [mounted(render(values)) for values in contents]
     assert len(set(names)) == 3
-    assert names[0] == mounted(render({**contents[0], "replicas": 2}))
+    assert names[0] == mounted(render({**contents[0], "replicaCount": 2}))
     assert names[0].startswith(f"{RELEASE}-triton-gateway-config-")
 
 

@@ -15,6 +15,7 @@ from tests.helm.rendering import CHART, ChartRefused, Document, render_text
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 HANDED_ON = {("definitions", "kubernetesObject"), ("properties", "global")}
+DEFINED_BY_KUBERNETES = {"securityContext", "resources", "strategy", "startupProbe", "livenessProbe", "readinessProbe"}
 
 NEEDS = {
     "triton.external.grpcUrl is needed": {"triton": {"enabled": False}},
@@ -38,10 +39,12 @@ NEEDS = {
     "minReplicas is above": {"autoscaling": {"enabled": True, "minReplicas": 9}},
     "ingress.hosts is needed": {"ingress": {"enabled": True}},
     "httpRoute.parentRefs is needed": {"httpRoute": {"enabled": True}},
+    "need service.type: LoadBalancer": {"service": {"loadBalancerClass": "example.com/internal"}},
+    "needs service.type: NodePort or LoadBalancer": {"service": {"externalTrafficPolicy": "Local"}},
     "networkPolicy.monitoring is needed": {"networkPolicy": {"monitoring": None}},
     "/tmp/models is a folder that Triton writes to": {"triton": {"models": {"path": "/tmp/models"}}},
     "paths 'a/b' and 'a__b' have the same key": {
-        "config": {"source": "inline", "gatewayYaml": "pipelines: {}", "files": {"a/b": ""}, "binaryFiles": {"a__b": "AA=="}}
+        "config": {"source": "inline", "gatewayYaml": "x", "files": {"a/b": ""}, "binaryFiles": {"a__b": "AA=="}}
     },
     "'app.kubernetes.io/name' is a label that the chart sets": {"podLabels": {"app.kubernetes.io/name": "mine"}},
     "prometheusRule.enabled needs podMonitor.enabled": {"prometheusRule": {"enabled": True}},
@@ -177,10 +180,10 @@ def test_it_speaks_the_draft_that_helm_reads() -> None:
 
 
 def test_it_names_the_keys_of_values_yaml_and_no_others() -> None:
-    """But `global` and `enabled`, which parent charts set, and what Kubernetes lets resources and security contexts hold besides."""
+    """Except ``global`` and ``enabled``, which parent charts set, and the keys that Kubernetes itself defines."""
     named = {path for path, _ in keys(VALUES)}
-    in_schema = {path for path, _ in schema_keys(SCHEMA) if path not in {("global",), ("enabled",)}}
-    besides = {path for path in in_schema - named if {"securityContext", "resources", "strategy"} & set(path)}
+    in_schema = {path for path, _ in schema_keys(SCHEMA) if path[0] not in {"global", "enabled"}}
+    besides = {path for path in in_schema - named if DEFINED_BY_KUBERNETES & set(path)}
     assert in_schema - besides == named
 
 

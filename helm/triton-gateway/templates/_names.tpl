@@ -26,11 +26,27 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{ include "triton-gateway.selectorLabels" . }}
 {{- end }}
 
-{{/* Takes a list of the `image` values and the chart. Returns repository@digest, otherwise repository:tag. */}}
+{{/* Takes a list of the `image` values and the root context. Returns repository@digest, otherwise repository:tag. Adds
+     `global.imageRegistry` to a repository that names no registry. */}}
 {{- define "triton-gateway.image" -}}
 {{- $image := index . 0 -}}
-{{- $tag := printf ":%s" (default (index . 1).AppVersion $image.tag) -}}
-{{ $image.repository }}{{ empty $image.digest | ternary $tag (printf "@%s" $image.digest) }}
+{{- $root := index . 1 -}}
+{{- $tag := printf ":%s" (default $root.Chart.AppVersion $image.tag) -}}
+{{- $registry := dig "imageRegistry" "" (default dict $root.Values.global) -}}
+{{- $hasRegistry := regexMatch "^([^/]*[.:][^/]*|localhost)/" $image.repository -}}
+{{ or (empty $registry) $hasRegistry | ternary "" (printf "%s/" $registry) }}{{ $image.repository }}{{ empty $image.digest | ternary $tag (printf "@%s" $image.digest) }}
+{{- end }}
+
+{{/* Returns imagePullSecrets as a list of objects. */}}
+{{- define "triton-gateway.pullSecrets" -}}
+{{- range .Values.imagePullSecrets }}
+- name: {{ kindIs "map" . | ternary . (dict "name" .) | dig "name" "" }}
+{{- end }}
+{{- end }}
+
+{{/* Takes a list of a probe's times in the values and the chart's defaults. Returns them merged. */}}
+{{- define "triton-gateway.probeTimes" -}}
+{{ merge (deepCopy (default dict (index . 0))) (index . 1) | toYaml }}
 {{- end }}
 
 {{/* The job label that the Prometheus operator sets for the targets of a PodMonitor. */}}

@@ -38,6 +38,13 @@
 {{- if and .Values.autoscaling.enabled (gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas)) -}}
 {{ fail "autoscaling.minReplicas is above autoscaling.maxReplicas" }}
 {{- end -}}
+{{- $service := .Values.service -}}
+{{- if and (ne $service.type "LoadBalancer") (or $service.loadBalancerClass $service.loadBalancerSourceRanges) -}}
+{{ fail "service.loadBalancerClass and service.loadBalancerSourceRanges need service.type: LoadBalancer" }}
+{{- end -}}
+{{- if and (eq $service.type "ClusterIP") $service.externalTrafficPolicy -}}
+{{ fail "service.externalTrafficPolicy needs service.type: NodePort or LoadBalancer" }}
+{{- end -}}
 {{- if and .Values.ingress.enabled (not .Values.ingress.hosts) -}}
 {{ fail "ingress.hosts is needed with ingress.enabled" }}
 {{- end -}}

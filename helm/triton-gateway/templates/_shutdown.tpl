@@ -18,7 +18,7 @@
 {{- $holdsGpus := include "triton-gateway.holdsGpus" . -}}
 {{- if .Values.strategy -}}
 {{ toYaml .Values.strategy }}
-{{- else if and $holdsGpus (not .Values.autoscaling.enabled) (le (int .Values.replicas) 1) -}}
+{{- else if and $holdsGpus (not .Values.autoscaling.enabled) (le (int .Values.replicaCount) 1) -}}
 type: Recreate
 {{- else -}}
 type: RollingUpdate

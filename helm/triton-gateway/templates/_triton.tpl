@@ -1,7 +1,7 @@
 {{/* Triton as a native sidecar, so that it starts before the gateway and stops after it. */}}
 {{- define "triton-gateway.tritonContainer" -}}
 name: triton
-image: {{ include "triton-gateway.image" (list .Values.triton.image .Chart) }}
+image: {{ include "triton-gateway.image" (list .Values.triton.image .) }}
 imagePullPolicy: {{ .Values.triton.image.pullPolicy }}
 restartPolicy: Always
 args:
@@ -60,9 +60,7 @@ livenessProbe:
       - >-
         curl --fail --silent --max-time 4 http://127.0.0.1:8000/v2/health/live &&
         test "$(curl --silent --max-time 2 --output /dev/null --write-out '%{http_code}' http://127.0.0.1:8081/health/triton)" != 503
-  periodSeconds: 10
-  timeoutSeconds: 8
-  failureThreshold: 6
+  {{- include "triton-gateway.probeTimes" (list .Values.triton.livenessProbe (dict "periodSeconds" 10 "timeoutSeconds" 8 "failureThreshold" 6)) | nindent 2 }}
   terminationGracePeriodSeconds: {{ include "triton-gateway.hungSeconds" . }}
 {{- $earlyExitKey := .Values.gateway.earlyExitKey }}
 {{- $logsTensors := eq .Values.gateway.logTensors "shapes" }}
@@ -83,10 +81,11 @@ env:
   {{- toYaml . | nindent 2 }}
   {{- end }}
 {{- end }}
-{{- if and (eq .Values.triton.models.source "objectStore") .Values.triton.models.objectStore.secretName }}
+{{- $bucketSecret := eq .Values.triton.models.source "objectStore" | ternary .Values.triton.models.objectStore.secretName "" }}
+{{- $envFrom := empty $bucketSecret | ternary list (list (dict "secretRef" (dict "name" $bucketSecret))) }}
+{{- with concat $envFrom .Values.triton.envFrom }}
 envFrom:
-  - secretRef:
-      name: {{ .Values.triton.models.objectStore.secretName }}
+  {{- toYaml . | nindent 2 }}
 {{- end }}
 resources:
   {{- include "triton-gateway.tritonResources" . | nindent 2 }}
@@ -97,6 +96,9 @@ volumeMounts:
     mountPath: /dev/shm
   - name: triton-tmp
     mountPath: /tmp
+  {{- with .Values.triton.extraVolumeMounts }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
   {{- if has .Values.triton.models.source (list "persistentVolumeClaim" "containerImage") }}
   - name: models
     mountPath: {{ .Values.triton.models.path }}

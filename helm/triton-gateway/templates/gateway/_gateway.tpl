@@ -1,6 +1,6 @@
 {{- define "triton-gateway.gatewayContainer" -}}
 name: gateway
-image: {{ include "triton-gateway.image" (list .Values.gateway.image .Chart) }}
+image: {{ include "triton-gateway.image" (list .Values.gateway.image .) }}
 imagePullPolicy: {{ .Values.gateway.image.pullPolicy }}
 # Not the image's folder, because its gateway.yaml would be loaded even if no file is configured.
 workingDir: /tmp
@@ -14,29 +14,28 @@ env:
   {{- with .Values.gateway.env }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
+{{- with .Values.gateway.envFrom }}
+envFrom:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 startupProbe:
   httpGet:
     path: /health/live
     port: admin
-  periodSeconds: 1
-  failureThreshold: 60
+  {{- include "triton-gateway.probeTimes" (list .Values.gateway.startupProbe (dict "periodSeconds" 1 "failureThreshold" 60)) | nindent 2 }}
   terminationGracePeriodSeconds: {{ add .Values.shutdown.preStopSeconds (include "triton-gateway.hungSeconds" .) }}
 # Independent of Triton and the models, because slow loading must never restart the gateway.
 livenessProbe:
   httpGet:
     path: /health/live
     port: admin
-  periodSeconds: 10
-  timeoutSeconds: 5
-  failureThreshold: 6
+  {{- include "triton-gateway.probeTimes" (list .Values.gateway.livenessProbe (dict "periodSeconds" 10 "timeoutSeconds" 5 "failureThreshold" 6)) | nindent 2 }}
   terminationGracePeriodSeconds: {{ add .Values.shutdown.preStopSeconds (include "triton-gateway.hungSeconds" .) }}
 readinessProbe:
   httpGet:
     path: /health/ready
     port: admin
-  periodSeconds: 5
-  timeoutSeconds: 3
-  failureThreshold: 2
+  {{- include "triton-gateway.probeTimes" (list .Values.gateway.readinessProbe (dict "periodSeconds" 5 "timeoutSeconds" 3 "failureThreshold" 2)) | nindent 2 }}
 lifecycle:
   preStop:
     sleep:
@@ -58,6 +57,9 @@ volumeMounts:
     readOnly: true
   {{- end }}
   {{- include "triton-gateway.secretMounts" . | nindent 2 }}
+  {{- with .Values.gateway.extraVolumeMounts }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 {{- end }}
 
 {{/* The configured resources, or defaults for the number of workers. A supervisor is one more process. */}}

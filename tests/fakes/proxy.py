@@ -1,14 +1,20 @@
-"""A network that can be cut: relays TCP to one address, until it is told to drop every connection and refuse more."""
+"""Networks that fail; each relays TCP to one address."""
 
 import asyncio
 import contextlib
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeVar
+
+SomeNetwork = TypeVar("SomeNetwork", bound="Network")
 
 
 class Network:
-    """Runs on a loop of its own thread; ``cut`` and ``restore`` may be called from any other."""
+    """Can be cut: drops every connection and refuses more.
+
+    Runs on a loop of its own thread; ``cut`` and ``restore`` may be called from any other.
+    """
 
     def __init__(self, port: int, loop: asyncio.AbstractEventLoop) -> None:
         self.url = ""
@@ -55,12 +61,33 @@ class Network:
         writer.close()
 
 
+class DroppingNetwork(Network):
+    """Drops the connection of each resumable stream that is read from its start, before event 3."""
+
+    def __init__(self, port: int, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(port, loop)
+        self.dropped = 0
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen = b""
+        with contextlib.suppress(ConnectionError):
+            while chunk := await reader.read(65536):
+                seen += chunk
+                if b"retry: " in seen and b"id: 1\n" in seen and b"id: 3\n" in chunk:
+                    self.dropped += 1
+                    writer.write(chunk.partition(b"id: 3\n")[0])
+                    break
+                writer.write(chunk)
+                await writer.drain()
+        writer.close()
+
+
 @contextmanager
-def network_to(port: int) -> Iterator[Network]:
+def network_to(port: int, kind: type[SomeNetwork] = Network) -> Iterator[SomeNetwork]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    network = Network(port, loop)
+    network = kind(port, loop)
     server = asyncio.run_coroutine_threadsafe(network.start(), loop).result(5)
     try:
         yield network

@@ -1,0 +1,92 @@
+"""The page of the tutorial "An LLM in a browser", opened as a file, against the real `write` pipeline."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from selenium.webdriver import Chrome
+
+from app.triton.embedded.server import EmbeddedTriton
+from tests.browser.page import ConsolePage
+from tests.fakes.proxy import DroppingNetwork, network_to
+from tests.live.events import checked, parsed
+from tests.processes import GatewayProcess, running_gateway
+
+FILE = Path(__file__).parents[2] / "docs" / "tutorials" / "llm_in_a_browser" / "write.html"
+STOP_AT_THE_FIRST_TOKEN = """
+const [text, stop] = ["text", "stop"].map((id) => document.getElementById(id));
+new MutationObserver(() => text.textContent && stop.click()).observe(text, {childList: true});
+"""
+
+
+@pytest.fixture(scope="module")
+def open_gateway(
+    triton: EmbeddedTriton, config_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayProcess]:
+    """A gateway that pages opened as files may call."""
+    settings = {"triton_url": triton.grpc_url, "config": str(config_path), "cors_origins": "null", "drain_s": "1"}
+    with running_gateway(tmp_path_factory.mktemp("open"), **settings) as process:
+        yield process
+
+
+@pytest.fixture
+def opened(browser: Chrome, open_gateway: GatewayProcess) -> Iterator[ConsolePage]:
+    page = ConsolePage(browser)
+    browser.get(f"{FILE.as_uri()}?gateway={open_gateway.url}")
+    yield page
+    browser.execute_script("sessionStorage.clear()")
+
+
+def text_of(page: ConsolePage) -> str:
+    return str(page.one("#text").get_property("textContent"))
+
+
+def stored_text(page: ConsolePage, gateway: GatewayProcess) -> str:
+    """The whole text of the page's stream, from the gateway itself."""
+    path = urlsplit(page.browser.execute_script("return sessionStorage.getItem('stream')")).path
+    events = checked(parsed(httpx.get(gateway.url + path, timeout=30).text))
+    return "".join(event.data["text"] for event in events[:-1])
+
+
+def test_it_writes_and_shows_the_stream_again_after_a_reload(opened: ConsolePage, open_gateway: GatewayProcess) -> None:
+    opened.click("#write")
+    opened.wait_for("#state", "Done.")
+    text = text_of(opened)
+    assert len(text) > 100
+    assert text == stored_text(opened, open_gateway)
+    opened.browser.refresh()
+    opened.wait_for("#state", "Done.")
+    assert text_of(opened) == text
+
+
+def test_it_resumes_after_a_lost_connection(browser: Chrome, open_gateway: GatewayProcess, opened: ConsolePage) -> None:
+    port = urlsplit(open_gateway.url).port
+    assert port
+    with network_to(port, DroppingNetwork) as network:
+        browser.get(f"{FILE.as_uri()}?gateway={network.url}")
+        opened.click("#write")
+        opened.wait_for("#state", "The connection was lost.")
+        opened.wait_for("#state", "Done.")
+        assert network.dropped == 1
+        assert text_of(opened) == stored_text(opened, open_gateway)
+
+
+def test_stop_cancels_the_stream(opened: ConsolePage, open_gateway: GatewayProcess) -> None:
+    before = open_gateway.metric("requests_total", pipeline="write", outcome="cancelled")
+    opened.browser.execute_script(STOP_AT_THE_FIRST_TOKEN)
+    opened.click("#write")
+    opened.wait_for("#state", "Stopped.")
+    text = text_of(opened)
+    opened.browser.refresh()
+    opened.wait_for("#state", "Ready.")
+    assert text
+    assert open_gateway.metric("requests_total", pipeline="write", outcome="cancelled") == before + 1
+
+
+def test_it_names_a_gateway_that_does_not_allow_it(browser: Chrome, gateway: GatewayProcess) -> None:
+    page = ConsolePage(browser)
+    browser.get(f"{FILE.as_uri()}?gateway={gateway.url}")
+    page.click("#write")
+    page.wait_for("#state", "does not allow this page")

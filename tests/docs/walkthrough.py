@@ -1,0 +1,179 @@
+"""A tutorial's page as a reader follows it: files to write, commands to run, and what they print."""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.live.test_documented_commands import direct, is_the_same
+from tests.processes import free_ports
+
+SERVE = "triton-gateway serve"
+URLS = ("127.0.0.1:8080", "127.0.0.1:8081")
+"""The API's and the admin port's address on the page."""
+START_S = 60.0
+ANSWER_S = 10.0
+"""A changed gateway.yaml applies after about a second."""
+_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
+_CREATE = re.compile(r"Create the file `([^`]+)`:$|create the file `([^`]+)`:$")
+_APPEND = re.compile(r"at the end of `([^`]+)`[^`]*(?:`[^`]*`[^`]*)*:$")
+
+
+@dataclass(frozen=True)
+class Block:
+    """``before``: the paragraph in front of it, or nothing for what directly follows another block."""
+
+    before: str
+    language: str
+    text: str
+
+    @property
+    def creates(self) -> str:
+        """The file that this block is."""
+        found = _CREATE.search(self.before)
+        return (found[1] or found[2]) if found else ""
+
+    @property
+    def extends(self) -> str:
+        """The file at whose end this block goes."""
+        found = _APPEND.search(self.before)
+        return found[1] if found else ""
+
+
+def blocks_after(page: Path, heading: str) -> list[Block]:
+    """The fenced blocks from a heading on."""
+    text = page.read_text().split(f"\n## {heading}\n", maxsplit=1)[1]
+    found, end = [], 0
+    for match in _BLOCK.finditer(text):
+        between = text[end : match.start()].strip()
+        found.append(Block(between.rsplit("\n\n", maxsplit=1)[-1], match[1], match[2]))
+        end = match.end()
+    return found
+
+
+@dataclass
+class Reader:
+    """Follows a page in ``folder``; ``servers`` are those started so far, of which the last one runs."""
+
+    folder: Path
+    servers: list["Server"] = field(default_factory=list)
+
+    def follow(self, blocks: list[Block]) -> None:
+        waiting = list(blocks)
+        while waiting:
+            block = waiting.pop(0)
+            printed = ""
+            if waiting and waiting[0].language == "text" and not waiting[0].before and block.language == "sh":
+                printed = waiting.pop(0).text
+            self._do(block, printed)
+
+    def _do(self, block: Block, printed: str) -> None:
+        if path := block.creates or block.extends:
+            self._write(self.folder / path, block)
+        elif block.language == "sh" and block.text.startswith(SERVE):
+            self._serve(block.text, printed)
+        elif block.language == "sh":
+            self._run(block.text, printed)
+        else:
+            assert self.servers[-1].logs(block.text), f"not in the log: {block.text}\n{self.servers[-1].log}"
+
+    def _write(self, path: Path, block: Block) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        already = path.read_text() if block.extends else ""
+        path.write_text(already + block.text)
+
+    def _serve(self, command: str, printed: str) -> None:
+        if self.servers:
+            self.servers[-1].press_ctrl_c()
+        server = Server.started(command, self.folder, self.folder.with_name(f"log-{len(self.servers)}"))
+        self.servers.append(server)
+        server.wait_until_ready()
+        assert is_the_same(printed, server.log), server.log
+
+    def _run(self, command: str, printed: str) -> None:
+        ends = time.monotonic() + ANSWER_S
+        while True:
+            done = self._once(command)
+            if is_the_same(printed, done.stdout) if printed else done.returncode == 0:
+                return
+            assert time.monotonic() < ends, f"{command}\nprinted {done.stdout}{done.stderr}\nnot {printed}"
+            time.sleep(0.2)
+
+    def _once(self, command: str) -> subprocess.CompletedProcess[str]:
+        there = self.servers[-1].in_test(command) if self.servers else command
+        shell = ["bash", "-uo", "pipefail", "-c", there]
+        return subprocess.run(
+            shell, cwd=self.folder, env=environment(), capture_output=True, text=True, timeout=60, check=False
+        )
+
+    def leave(self) -> Iterator[int]:
+        """Presses Ctrl-C a last time; the exit status of every server."""
+        if self.servers:
+            self.servers[-1].press_ctrl_c()
+        for server in self.servers:
+            yield server.process.wait(START_S)
+
+
+@dataclass
+class Server:
+    """A running ``triton-gateway serve`` on ports of its own."""
+
+    process: subprocess.Popen[bytes]
+    addresses: tuple[str, ...]
+    log_path: Path
+
+    @classmethod
+    def started(cls, command: str, folder: Path, log_path: Path) -> "Server":
+        ports = free_ports(2)
+        names = ("GATEWAY_PORT", "GATEWAY_ADMIN_PORT")
+        settings = {name: str(port) for name, port in zip(names, ports, strict=True)} | {"GATEWAY_LOG_FORMAT": "text"}
+        with log_path.open("wb") as log:
+            process = subprocess.Popen(
+                shlex.split(command), cwd=folder, env=environment() | settings, stderr=log, start_new_session=True
+            )
+        return cls(process, tuple(f"127.0.0.1:{port}" for port in ports), log_path)
+
+    @property
+    def log(self) -> str:
+        """With the addresses of the page."""
+        text = self.log_path.read_text()
+        for printed, own in zip(URLS, self.addresses, strict=True):
+            text = text.replace(own, printed)
+        return text
+
+    def in_test(self, command: str) -> str:
+        """With the addresses of this server."""
+        for printed, own in zip(URLS, self.addresses, strict=True):
+            command = command.replace(printed, own)
+        return command
+
+    def logs(self, line: str) -> bool:
+        """Whether the log has a line like this within a moment: the log is written after the answer."""
+        ends = time.monotonic() + ANSWER_S
+        while not any(is_the_same(line, each) for each in self.log.splitlines()):
+            if time.monotonic() > ends:
+                return False
+            time.sleep(0.05)
+        return True
+
+    def wait_until_ready(self) -> None:
+        ends = time.monotonic() + START_S
+        while "Try: " not in self.log:
+            assert self.process.poll() is None, self.log
+            assert time.monotonic() < ends, self.log
+            time.sleep(0.05)
+
+    def press_ctrl_c(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+
+def environment() -> dict[str, str]:
+    """As in a terminal with the activated environment, without settings and proxies."""
+    own = {name: value for name, value in direct().items() if not name.startswith("GATEWAY_")}
+    return own | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}

@@ -1,0 +1,132 @@
+"""The how-to pages of clients: each page is one program, whose blocks print what the page says.
+
+The gateway behind them allows two requests at a time, and the network loses each stream once.
+"""
+
+import contextlib
+import io
+import itertools
+import shutil
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+from selenium.webdriver import Chrome
+
+from app.triton.embedded.server import EmbeddedTriton
+from tests.browser.page import ConsolePage
+from tests.conftest import Require
+from tests.docs.pages import ROOT, blocks_of
+from tests.fakes.proxy import DroppingNetwork, network_to
+from tests.live.test_documented_commands import is_the_same
+from tests.processes import GatewayProcess, running_gateway
+
+HOW_TO = ROOT / "docs" / "how-to"
+PRINTED = "http://127.0.0.1:8080"
+SEPARATOR = "=====\n"
+PAGE = """<!doctype html>
+<input type="file" id="photo">
+<pre id="printed"></pre>
+<script type="module">
+const printed = document.querySelector("#printed");
+console.log = (...words) => printed.append(words.join(" "), "\\n");
+document.querySelector("#photo").addEventListener("change", async () => {
+%s
+console.log("The end.");
+});
+</script>
+"""
+
+
+@pytest.fixture(scope="module")
+def limited(
+    triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[GatewayProcess, DroppingNetwork]]:
+    folder = tmp_path_factory.mktemp("limited")
+    pipelines = yaml.safe_load((ROOT / "gateway.yaml").read_text())["pipelines"]
+    pipelines["write"]["limits"] = {"in_flight": 2, "queue": 0}
+    (folder / "samples").symlink_to(ROOT / "samples")
+    config = folder / "gateway.yaml"
+    config.write_text(yaml.safe_dump({"pipelines": {name: pipelines[name] for name in ("write", "ocr")}}))
+    settings = {"triton_url": triton.grpc_url, "config": str(config), "cors_origins": "null", "drain_s": "1"}
+    with running_gateway(folder, **settings) as gateway:
+        port = urlsplit(gateway.url).port
+        assert port
+        with network_to(port, DroppingNetwork) as network:
+            yield gateway, network
+
+
+def blocks(page: str, language: str) -> list[tuple[str, str]]:
+    """(code, what it prints)."""
+    pairs = itertools.pairwise([*blocks_of(HOW_TO / page), ("", "")])
+    return [
+        (text, next_text if following == "text" else "")
+        for (own, text), (following, next_text) in pairs
+        if own == language
+    ]
+
+
+def check(page: str, language: str, answered: str) -> None:
+    """``answered``: of all blocks of the page, with a separator in front of each."""
+    printed = [text for _, text in blocks(page, language)]
+    for wanted, got in zip(printed, answered.split(SEPARATOR)[1:], strict=True):
+        assert is_the_same(wanted, got), f"{page} says {wanted}, but: {got}"
+
+
+def program(page: str, network: DroppingNetwork) -> str:
+    """The blocks in JavaScript."""
+    parts = [f'console.log("{SEPARATOR.strip()}");\n{text}' for text, _ in blocks(page, "js")]
+    return "\n".join(parts).replace(PRINTED, network.url)
+
+
+def test_the_python_page(limited: tuple[GatewayProcess, DroppingNetwork], monkeypatch: pytest.MonkeyPatch) -> None:
+    gateway, network = limited
+    dropped = network.dropped
+    monkeypatch.chdir(ROOT)
+    defined: dict[str, Any] = {}
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        for text, _ in blocks("python-client.md", "python"):
+            printed.write(SEPARATOR)
+            exec(text.replace(PRINTED, network.url), defined)
+        with ThreadPoolExecutor() as pool, defined["gateway"]:
+            rejected = gateway.metric("rejected_total")
+            body = {"prompt": "The for statement", "max_tokens": 64}
+            answers = list(pool.map(defined["ask"], ["/v1/pipelines/write"] * 4, [body] * 4))
+    check("python-client.md", "python", printed.getvalue())
+    assert network.dropped == dropped + 1
+    assert len(answers) == 4
+    assert gateway.metric("rejected_total") > rejected
+
+
+def test_the_node_page(limited: tuple[GatewayProcess, DroppingNetwork], tmp_path: Path, require: Require) -> None:
+    require(shutil.which("node"), "there is no node")
+    gateway, network = limited
+    dropped, rejected = network.dropped, gateway.metric("rejected_total")
+    script = tmp_path / "client.mjs"
+    script.write_text(program("node-client.md", network))
+    done = subprocess.run(["node", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    check("node-client.md", "js", done.stdout)
+    assert network.dropped == dropped + 1
+    assert gateway.metric("rejected_total") > rejected
+
+
+def test_the_browser_page(limited: tuple[GatewayProcess, DroppingNetwork], tmp_path: Path, browser: Chrome) -> None:
+    gateway, network = limited
+    dropped, rejected = network.dropped, gateway.metric("rejected_total")
+    file = tmp_path / "page.html"
+    file.write_text(PAGE % program("browser-client.md", network))
+    page = ConsolePage(browser)
+    browser.get(file.as_uri())
+    page.one("#photo").send_keys(str(ROOT / "samples" / "blank.png"))
+    page.wait_for("#printed", "The end.")
+    answered = str(page.one("#printed").get_property("textContent"))
+    check("browser-client.md", "js", answered.removesuffix("The end.\n"))
+    assert network.dropped == dropped + 1
+    assert gateway.metric("rejected_total") > rejected

@@ -59,9 +59,13 @@ def blocks_after(page: Path, heading: str) -> list[Block]:
 
 @dataclass
 class Reader:
-    """Follows a page in ``folder``; ``servers`` are those started so far, of which the last one runs."""
+    """Follows a page in ``folder``.
+
+    ``own``: an address on the page -> the address in this test. ``servers``: those started so far; the last one runs.
+    """
 
     folder: Path
+    own: dict[str, str] = field(default_factory=dict)
     servers: list["Server"] = field(default_factory=list)
 
     def follow(self, blocks: list[Block]) -> None:
@@ -91,26 +95,32 @@ class Reader:
     def _serve(self, command: str, printed: str) -> None:
         if self.servers:
             self.servers[-1].press_ctrl_c()
-        server = Server.started(command, self.folder, self.folder.with_name(f"log-{len(self.servers)}"))
-        self.servers.append(server)
-        server.wait_until_ready()
-        assert is_the_same(printed, server.log), server.log
+        ports = free_ports(2)
+        self.own |= {address: f"127.0.0.1:{port}" for address, port in zip(URLS, ports, strict=True)}
+        log_path = self.folder.with_name(f"log-{len(self.servers)}")
+        self.servers.append(Server.started(self._here(command), ports, self.folder, log_path))
+        self.servers[-1].wait_until_ready()
+        assert is_the_same(self._here(printed), self.servers[-1].log), self.servers[-1].log
 
     def _run(self, command: str, printed: str) -> None:
         ends = time.monotonic() + ANSWER_S
         while True:
             done = self._once(command)
-            if is_the_same(printed, done.stdout) if printed else done.returncode == 0:
+            if is_the_same(self._here(printed), done.stdout) if printed else done.returncode == 0:
                 return
             assert time.monotonic() < ends, f"{command}\nprinted {done.stdout}{done.stderr}\nnot {printed}"
             time.sleep(0.2)
 
     def _once(self, command: str) -> subprocess.CompletedProcess[str]:
-        there = self.servers[-1].in_test(command) if self.servers else command
-        shell = ["bash", "-uo", "pipefail", "-c", there]
+        shell = ["bash", "-uo", "pipefail", "-c", self._here(command)]
         return subprocess.run(
             shell, cwd=self.folder, env=environment(), capture_output=True, text=True, timeout=60, check=False
         )
+
+    def _here(self, text: str) -> str:
+        for printed, own in self.own.items():
+            text = text.replace(printed, own)
+        return text
 
     def leave(self) -> Iterator[int]:
         """Presses Ctrl-C a last time; the exit status of every server."""
@@ -122,36 +132,25 @@ class Reader:
 
 @dataclass
 class Server:
-    """A running ``triton-gateway serve`` on ports of its own."""
+    """A running ``triton-gateway serve``; ``log_path`` is where its standard error goes."""
 
     process: subprocess.Popen[bytes]
-    addresses: tuple[str, ...]
     log_path: Path
 
     @classmethod
-    def started(cls, command: str, folder: Path, log_path: Path) -> "Server":
-        ports = free_ports(2)
-        names = ("GATEWAY_PORT", "GATEWAY_ADMIN_PORT")
-        settings = {name: str(port) for name, port in zip(names, ports, strict=True)} | {"GATEWAY_LOG_FORMAT": "text"}
+    def started(cls, command: str, ports: list[int], folder: Path, log_path: Path) -> "Server":
+        """``ports``: of the API and the admin port."""
+        api, admin = map(str, ports)
+        settings = {"GATEWAY_PORT": api, "GATEWAY_ADMIN_PORT": admin, "GATEWAY_LOG_FORMAT": "text"}
         with log_path.open("wb") as log:
             process = subprocess.Popen(
                 shlex.split(command), cwd=folder, env=environment() | settings, stderr=log, start_new_session=True
             )
-        return cls(process, tuple(f"127.0.0.1:{port}" for port in ports), log_path)
+        return cls(process, log_path)
 
     @property
     def log(self) -> str:
-        """With the addresses of the page."""
-        text = self.log_path.read_text()
-        for printed, own in zip(URLS, self.addresses, strict=True):
-            text = text.replace(own, printed)
-        return text
-
-    def in_test(self, command: str) -> str:
-        """With the addresses of this server."""
-        for printed, own in zip(URLS, self.addresses, strict=True):
-            command = command.replace(printed, own)
-        return command
+        return self.log_path.read_text()
 
     def logs(self, line: str) -> bool:
         """Whether the log has a line like this within a moment: the log is written after the answer."""

@@ -15,6 +15,7 @@ from tests.live.conftest import GatewayProcess
 
 PAGES = (
     "README.md",
+    "docs/how-to/curl.md",
     "docs/how-to/keys.md",
     "docs/reference/http.md",
     "docs/reference/errors.md",

@@ -16,7 +16,8 @@ from app.process.standalone import run_triton
 from app.settings import Settings
 from app.triton.embedded.options import Ports
 from tests.conftest import Require
-from tests.docs.pages import blocks_of
+from tests.docs.pages import ROOT, blocks_of
+from tests.docs.walkthrough import Reader, blocks_after
 from tests.live.conftest import GatewayProcess, running_gateway
 from tests.live.test_documented_commands import direct
 
@@ -83,7 +84,7 @@ def test_its_decoupled_model_streams(started: GatewayProcess) -> None:
     ]
 
 
-async def test_triton_runs_alone(models: Path, models_venv: Path) -> None:
+async def test_triton_runs_alone_as_its_page_says(models: Path, models_venv: Path, tmp_path: Path) -> None:
     ports = Ports.free()
     running = asyncio.create_task(run_triton(Settings(embedded_repository=models, embedded_venv=models_venv), ports))
     url = f"http://127.0.0.1:{ports.http}/v2/models/text_report/ready"
@@ -95,11 +96,24 @@ async def test_triton_runs_alone(models: Path, models_venv: Path) -> None:
             except httpx.TransportError:
                 pass
             await asyncio.sleep(0.1)
+    await asyncio.to_thread(follow_page, tmp_path, models, f"127.0.0.1:{ports.grpc}")
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(running, 30)
     async with httpx.AsyncClient() as client:
         with pytest.raises(httpx.TransportError):
             await client.get(url)
+
+
+def follow_page(folder: Path, models: Path, triton: str) -> None:
+    working = folder / "working"
+    working.mkdir()
+    (working / "my_models").symlink_to(models)
+    reader = Reader(working, {"127.0.0.1:8001": triton})
+    try:
+        reader.follow(blocks_after(ROOT / "docs" / "how-to" / "standalone-triton.md", "The gateway in front of it"))
+    finally:
+        statuses = list(reader.leave())
+    assert statuses == [0]
 
 
 @pytest.mark.full

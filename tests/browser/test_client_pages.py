@@ -94,7 +94,7 @@ def test_the_python_page(limited: tuple[GatewayProcess, DroppingNetwork], monkey
         for text, _ in blocks("python-client.md", "python"):
             printed.write(SEPARATOR)
             exec(text.replace(PRINTED, network.url), defined)
-        with ThreadPoolExecutor() as pool, defined["gateway"]:
+        with ThreadPoolExecutor() as pool, contextlib.closing(defined["gateway"]):
             rejected = gateway.metric("rejected_total")
             body = {"prompt": "The for statement", "max_tokens": 64}
             answers = list(pool.map(defined["ask"], ["/v1/pipelines/write"] * 4, [body] * 4))

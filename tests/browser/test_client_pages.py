@@ -35,6 +35,7 @@ PAGE = """<!doctype html>
 <script type="module">
 const printed = document.querySelector("#printed");
 console.log = (...words) => printed.append(words.join(" "), "\\n");
+addEventListener("unhandledrejection", (event) => console.log(event.reason, "The end."));
 document.querySelector("#photo").addEventListener("change", async () => {
 %s
 console.log("The end.");
@@ -52,7 +53,8 @@ def limited(
     pipelines["write"]["limits"] = {"in_flight": 2, "queue": 0}
     (folder / "samples").symlink_to(ROOT / "samples")
     config = folder / "gateway.yaml"
-    config.write_text(yaml.safe_dump({"pipelines": {name: pipelines[name] for name in ("write", "ocr")}}))
+    shown = {name: pipelines[name] for name in ("write", "ocr")}
+    config.write_text(yaml.safe_dump({"pipelines": shown}, sort_keys=False))
     settings = {"triton_url": triton.grpc_url, "config": str(config), "cors_origins": "null", "drain_s": "1"}
     with running_gateway(folder, **settings) as gateway:
         port = urlsplit(gateway.url).port

@@ -73,7 +73,8 @@ class DroppingNetwork(Network):
         with contextlib.suppress(ConnectionError):
             while chunk := await reader.read(65536):
                 seen += chunk
-                if b"retry: " in seen and b"id: 1\n" in seen and b"id: 3\n" in chunk:
+                _, resumable, events = seen.rpartition(b"retry: ")
+                if resumable and b"id: 1\n" in events and b"id: 3\n" in chunk:
                     self.dropped += 1
                     writer.write(chunk.partition(b"id: 3\n")[0])
                     break

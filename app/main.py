@@ -7,7 +7,6 @@ from typing import Protocol
 
 from fastapi import Depends, FastAPI, Request
 from prometheus_client import CollectorRegistry
-from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
@@ -15,6 +14,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from app.admission.followed_keys import FollowedKeys
 from app.api.access import AccessCheck
 from app.api.budget import ByteBudget
+from app.api.cors import Cors
 from app.api.dialect import add_routes
 from app.api.entry import EntryPoint
 from app.api.failures import ErrorForms, add_failure_handling
@@ -111,7 +111,7 @@ def create_app(
     app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=trusted)
     short_path: ASGIApp = ShortPath(app)
     if cors_origins:
-        short_path = CORSMiddleware(
+        short_path = Cors(
             short_path,
             allow_origins=cors_origins,
             allow_methods=["GET", "HEAD", "POST", "DELETE"],

@@ -75,6 +75,7 @@ class Exchange:
         "_tensor",
         "caller",
         "connection",
+        "cors_headers",
         "key",
         "receive",
         "record",
@@ -88,6 +89,7 @@ class Exchange:
         self.connection: Connection | None = scope.setdefault("state", {}).get("connection")
         self.caller: Caller = ANYONE
         self.key: Key | None = None
+        self.cors_headers: Sequence[Header] = ()
         self._send = send
         self._budget = budget
         self._held_bytes = 0
@@ -152,6 +154,7 @@ class Exchange:
             *headers,
             (b"x-request-id", record.request_id.encode()),
             (b"server-timing", record.server_timing().encode()),
+            *self.cors_headers,
         ]
 
     def close(self) -> None:

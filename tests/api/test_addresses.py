@@ -81,6 +81,12 @@ class TestHead:
 
 
 class TestCors:
+    @pytest.mark.parametrize("path", ["/v1/pipelines/write", "/v1/pipelines/write/stream"])
+    async def test_a_successful_post_has_the_headers(self, api: Served, path: str) -> None:
+        api.engine.answers = [word(b"a", 1), FINAL]
+        answer = await api.client.post(path, json={"prompt": "x"}, headers=ORIGIN)
+        assert (answer.status_code, answer.headers.get("access-control-allow-origin")) == (200, ORIGIN["Origin"])
+
     async def test_an_unexpected_error_has_the_headers(self, api: Served) -> None:
         api.engine.answers = [ZeroDivisionError("secret")]  # type: ignore[list-item]
         answer = await api.client.post("/v1/pipelines/read", files={"image": PNG}, headers=ORIGIN)

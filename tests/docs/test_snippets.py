@@ -25,9 +25,17 @@ RUN_BY = {
     ("README.md", "sh"): "tests/docs/test_readme.py",
     ("app/starter/README.md", "sh"): "tests/live/test_starter.py",
     ("docs/explanation/early-exit.md", "python"): "tests/docs/test_recipes.py",
+    ("docs/how-to/browser-client.md", "js"): "tests/browser/test_client_pages.py",
     ("docs/how-to/keys.md", "sh"): "tests/docs/test_snippets.py",
     ("docs/how-to/migration.md", "python"): "tests/clients/test_kserve.py",
+    ("docs/how-to/node-client.md", "js"): "tests/browser/test_client_pages.py",
+    ("docs/how-to/python-client.md", "python"): "tests/browser/test_client_pages.py",
+    ("docs/how-to/standalone-triton.md", "sh"): "tests/live/test_starter.py",
     ("docs/reference/http.md", "js"): "tests/browser/test_documentation.py",
+    ("docs/tutorials/llm-in-a-browser.md", "js"): "tests/docs/test_tutorials.py",
+    ("docs/tutorials/own-ensemble.md", "python"): "tests/docs/test_tutorials.py",
+    ("docs/tutorials/own-ensemble.md", "sh"): "tests/docs/test_tutorials.py",
+    ("docs/tutorials/own-ensemble.md", "yaml"): "tests/docs/test_tutorials.py",
 }
 """Page and language -> the test that runs those of its blocks which no test of every page runs."""
 

@@ -47,8 +47,12 @@ def page_at(path: Path) -> Page:
 
 
 def pages_of(site: Path) -> list[Path]:
-    """Every page but the page for unknown addresses, which has no folder of its own."""
-    return [path for path in sorted(site.rglob("*.html")) if path.name != "404.html"]
+    """Every page that was made from Markdown.
+
+    Leaves out examples in HTML, and the page for unknown addresses, which has no folder of its own.
+    """
+    pages = [path for path in sorted(site.rglob("*.html")) if not (ROOT / path.relative_to(site)).exists()]
+    return [path for path in pages if path.name != "404.html"]
 
 
 def is_broken(page: Path, link: str) -> bool:

@@ -27,7 +27,7 @@ from app.triton.embedded.options import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
 
 async def main():
-    triton = EmbeddedTriton(EmbeddedOptions(Path(sys.argv[1]), Path(sys.argv[2])))
+    triton = EmbeddedTriton(EmbeddedOptions(Path(sys.argv[1]), Path(sys.argv[2]), exit_timeout_s=2))
     await triton.start()
     print(triton.pid, triton.grpc_url, flush=True)
     await asyncio.sleep(600)

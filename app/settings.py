@@ -97,8 +97,15 @@ class Settings(BaseSettings):
         description="bytes of shared memory for large tensors to and from Triton (0: off; 256 MiB for --embedded)",
     )
     timeout_s: float = Field(30.0, gt=0, le=86_400, description="default deadline of a pipeline, in seconds")
+    shutdown_delay_s: float = Field(
+        0.0,
+        ge=0,
+        le=3600,
+        description="time after SIGTERM in which requests are still served while load balancers remove the gateway, "
+        "in seconds",
+    )
     drain_s: float = Field(
-        30.0, ge=0, le=86_400, description="time that running requests and streams have after SIGTERM, in seconds"
+        30.0, ge=0, le=86_400, description="time that running requests and streams have after that, in seconds"
     )
     ping_s: float = Field(
         15.0, gt=0, le=3600, description="interval of the heartbeat comments on an idle stream, in seconds"

@@ -15,11 +15,18 @@ class Workload:
     """The work in progress. The drain waits until it is empty."""
 
     def __init__(self) -> None:
+        self.is_delaying = False
+        """True after the first signal: work is still admitted, while load balancers remove the gateway."""
         self.is_draining = False
         """True after the drain has started: new work is rejected."""
         self._running: set[Work] = set()
         self._idle = asyncio.Event()
         self._idle.set()
+
+    @property
+    def is_shutting_down(self) -> bool:
+        """Whether the gateway is not ready any more."""
+        return self.is_delaying or self.is_draining
 
     def __len__(self) -> int:
         return len(self._running)

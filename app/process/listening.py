@@ -5,12 +5,12 @@ import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from app.api.connection.protocol import ConnectionLimit, protocol_with
+from app.api.connection.protocol import BoundedProtocol, ConnectionLimit, protocol_with
 from app.process.supervision import Supervisor
 from app.settings import PREFIX
 
@@ -85,6 +85,10 @@ def _listener(host: str, port: int, setting: str, *, shares_port: bool = False) 
 class Server(uvicorn.Server):
     """Ignores signals, because the process handles them and drains before it stops the servers."""
 
+    def __init__(self, config: uvicorn.Config, limit: ConnectionLimit) -> None:
+        super().__init__(config)
+        self._limit = limit
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
@@ -92,6 +96,12 @@ class Server(uvicorn.Server):
     def stop(self) -> None:
         """Stops accepting connections; :meth:`serve` returns when the open responses have ended."""
         self.should_exit = True
+
+    def close_after_answers(self) -> None:
+        """From now on each answer is the last one on its connection, and says so."""
+        self._limit.is_closing = True
+        for connection in self.server_state.connections:
+            cast("BoundedProtocol", connection).close_after_answer()
 
     async def accept_from(self, listener: socket.socket) -> asyncio.AbstractServer:
         """Also serves another socket, until the returned server is closed or this server stops."""
@@ -125,7 +135,8 @@ async def serving(
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=GRACE_S,
-        )
+        ),
+        limit,
     )
     name = f"server on port {listener.getsockname()[1]}"
     async with supervisor.running(name, server.serve(sockets=[listener]), stop=server.stop):

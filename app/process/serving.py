@@ -16,7 +16,7 @@ from app.process.announcing import announce
 from app.process.credentials import check_credentials
 from app.process.gateway import open_gateway
 from app.process.listening import listening, serving
-from app.process.shutdown import Shutdown, ShutdownRequested, drain
+from app.process.shutdown import Shutdown, ShutdownRequested, delay, drain
 from app.process.supervision import Supervisor
 from app.process.triton import running_triton
 from app.settings import PREFIX, Settings
@@ -55,12 +55,13 @@ async def serve(settings: Settings) -> None:
             admin_limit = ConnectionLimit(ADMIN_CONNECTIONS, refused)
             admin_app = create_admin_app(gateway, api_port=port)
             freeze_heap()
-            await stack.enter_async_context(serving(app, main, supervisor, limit))
+            server = await stack.enter_async_context(serving(app, main, supervisor, limit))
             await stack.enter_async_context(serving(admin_app, admin, supervisor, admin_limit))
             catalog, with_key = gateway.inference.catalog, gateway.keys is not None
             announcement = announce(catalog, url, triton.grpc_url, with_key=with_key)
             async with supervisor.running("announcement", announcement):
                 await shutdown.requested.wait()
+            await delay(gateway.inference.workload, server, shutdown, settings.shutdown_delay_s)
             await drain(gateway.inference.workload, shutdown, settings.drain_s)
     supervisor.raise_if_failed()
 

@@ -1,4 +1,4 @@
-"""Signal handling, and the drain after the first signal."""
+"""Signal handling, and the two phases after the first signal: the delay and the drain."""
 
 import asyncio
 import logging
@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from app.api.workload import Workload
 from app.domain.errors import Draining
+from app.process.listening import Server
 
 LAST_BYTES_S = 5.0
 """Time limit for ended requests and streams to send their last bytes."""
@@ -49,10 +50,23 @@ class Shutdown:
         raise ShutdownRequested
 
 
+async def delay(workload: Workload, server: Server, shutdown: Shutdown, delay_s: float) -> None:
+    """Still serves every request for ``delay_s`` seconds, or until the second signal, and closes each connection.
+
+    Readiness fails at once, so load balancers send new connections elsewhere. Each answer has ``Connection: close``,
+    so clients with open connections follow, without a request that fails.
+    """
+    workload.is_delaying = True
+    server.close_after_answers()
+    if delay_s:
+        _log.info("shutting down", extra={"in_flight": len(workload), "delay_s": delay_s})
+        await _first_of(shutdown.hurried.wait(), timeout_s=delay_s)
+
+
 async def drain(workload: Workload, shutdown: Shutdown, drain_s: float) -> None:
     """Rejects new work, lets running work finish, then ends the remaining work with ``draining``.
 
-    Readiness fails at once. Running work may take ``drain_s`` seconds, or until the second signal.
+    Running work may take ``drain_s`` seconds, or until the second signal.
     """
     _log.info("draining", extra={"in_flight": len(workload), "drain_s": drain_s})
     workload.is_draining = True

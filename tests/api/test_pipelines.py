@@ -81,6 +81,12 @@ class TestUnary:
         assert "unexpected error" in caplog.text
         assert counted(api, "read", "unary") == {"internal": 1}
 
+    async def test_a_gateway_that_delays_its_shutdown_serves_and_is_not_ready(self, api: Served) -> None:
+        api.gateway.inference.workload.is_delaying = True
+        assert (await api.client.post(READ, files={"image": PNG})).status_code == 200
+        readiness = await api.client.get("/health/ready")
+        assert (readiness.status_code, readiness.json()["status"]) == (503, "draining")
+
     async def test_a_draining_gateway_rejects_new_work(self, api: Served) -> None:
         api.gateway.inference.workload.is_draining = True
         answer = await api.client.post(READ, files={"image": PNG})

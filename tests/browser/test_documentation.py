@@ -1,11 +1,13 @@
 """The documentation site in a real browser."""
 
+import json
 import threading
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import httpx
 import pytest
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
@@ -59,7 +61,10 @@ def test_the_script_of_the_http_page_streams_into_a_page(browser: Chrome, gatewa
     browser.execute_script("document.body.replaceChildren()")
     browser.execute_script(f"(async () => {{ {script}; window.source = source; }})()")
     WebDriverWait(browser, 20).until(lambda _: browser.execute_script("return window.source?.readyState === 2"))
-    assert len(browser.find_element(By.TAG_NAME, "body").text) > 100
+    events = httpx.get(browser.execute_script("return window.source.url")).text.split("\n\n")
+    outputs = [json.loads(each.partition("data: ")[2]) for each in events if "event: output" in each]
+    shown = browser.execute_script("return document.body.textContent")
+    assert shown == "".join(output["text"] for output in outputs) != ""
 
 
 @pytest.mark.parametrize("page", PAGES)

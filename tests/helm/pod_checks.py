@@ -74,19 +74,18 @@ def liveness_ignores_readiness(release: Release) -> Iterator[str]:
 def hung_containers(release: Release) -> Iterator[str]:
     """A container that hangs is killed within a minute, not after the grace period of the whole pod."""
     for container in release.containers():
-        before = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
         for kind in {"startupProbe", "livenessProbe"} & set(container):
             seconds = container[kind].get("terminationGracePeriodSeconds")
-            if seconds is None or not before < seconds <= before + 50:
-                yield f"{container['name']}: {kind} kills after {seconds} s, and preStop takes {before} s"
+            if seconds is None or not 0 < seconds <= 50:
+                yield f"{container['name']}: {kind} kills after {seconds} s"
 
 
 def grace(release: Release) -> Iterator[str]:
     (deployment,) = release.of("Deployment")
     pod = deployment["spec"]["template"]["spec"]
     (gateway,) = pod["containers"]
-    needed = gateway["lifecycle"]["preStop"]["sleep"]["seconds"] + FAREWELL_S
-    needed += float(next(each["value"] for each in gateway["env"] if each["name"] == "GATEWAY_DRAIN_S"))
+    phases = {each["name"]: each.get("value") for each in gateway["env"]}
+    needed = FAREWELL_S + float(phases["GATEWAY_SHUTDOWN_DELAY_S"]) + float(phases["GATEWAY_DRAIN_S"])
     for triton, _ in release.tritons():
         needed += float(next(word for word in triton["args"] if "--exit-timeout-secs=" in word).partition("=")[2])
     if pod["terminationGracePeriodSeconds"] < needed:

@@ -62,7 +62,8 @@ def test_the_chart_and_the_gateway_agree_on_defaults() -> None:
     """But for what a container needs otherwise."""
     own, charts = Settings(), settings_of(render())
     differing = {name for name in Settings.model_fields if getattr(own, name) != getattr(charts, name)}
-    assert differing == {"host", "triton_metrics_url", "triton_repair", "config", "drain_s", "log_format"}
+    shutdown = {"shutdown_delay_s", "drain_s"}
+    assert differing == {"host", "triton_metrics_url", "triton_repair", "config", "log_format"} | shutdown
 
 
 @pytest.mark.parametrize(

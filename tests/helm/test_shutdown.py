@@ -1,4 +1,4 @@
-"""The three timeouts at shutdown match: the pod's grace period, the gateway's drain, Triton's exit timeout."""
+"""The timeouts at shutdown match: the pod's grace period, the gateway's delay and drain, Triton's exit timeout."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,7 +8,7 @@ from tests.helm.cross_checks import faults
 from tests.helm.rendering import environment_of, gateway_container, pod_spec, render, triton_container
 
 seconds = {
-    "preStopSeconds": st.integers(1, 600),
+    "delaySeconds": st.integers(1, 600),
     "longestStreamSeconds": st.integers(1, 86_400),
     "tritonExitSeconds": st.integers(1, 3_600),
     "marginSeconds": st.integers(10, 3_600),
@@ -21,7 +21,7 @@ def test_grace_period_drain_and_exit_timeout_agree(shutdown: dict[str, int]) -> 
     documents = render({"shutdown": shutdown})
     gateway, triton = gateway_container(documents), triton_container(documents)
     assert pod_spec(documents)["terminationGracePeriodSeconds"] == sum(shutdown.values())
-    assert gateway["lifecycle"]["preStop"]["sleep"]["seconds"] == shutdown["preStopSeconds"]
-    assert read_settings(environment_of(gateway), {}).drain_s == shutdown["longestStreamSeconds"]
+    settings = read_settings(environment_of(gateway), {})
+    assert (settings.shutdown_delay_s, settings.drain_s) == (shutdown["delaySeconds"], shutdown["longestStreamSeconds"])
     assert f"--exit-timeout-secs={shutdown['tritonExitSeconds']}" in triton["args"]
     assert faults(documents) == {}

@@ -127,6 +127,13 @@ class ClosingProtocol(HttpToolsProtocol):
             self.watch_for_disconnect()
 
 
+def has_received(connection: socket) -> bool:
+    """Whether bytes wait in the kernel that the event loop has not read yet."""
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    return bool(poll.poll(0))
+
+
 def _is_disconnected(connection: socket) -> bool:
     """Whether the client closed its side, even if unread data comes before the end."""
     poll = select.poll()

@@ -16,7 +16,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.server import ServerState
 
-from app.api.connection.closing import ClosingProtocol
+from app.api.connection.closing import ClosingProtocol, has_received
 from app.api.connection.event import LazyEvent
 from app.api.connection.framing import Body, LengthBody
 from app.api.connection.heads import MAX_HEAD_BYTES, body_of, end_of_head
@@ -34,7 +34,7 @@ LINGERING_REFUSALS = 256
 """Limit of rejected connections that linger. Further ones are closed as soon as their answer is sent."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class ConnectionLimit:
     """Limits the connections of one port. ``on_refused`` is called for each connection above the limit."""
 
@@ -44,6 +44,8 @@ class ConnectionLimit:
     """Of connections that were not refused."""
     refused: set[asyncio.Protocol] = field(default_factory=set)
     """The rejected connections that are still open. They do not count towards the limit."""
+    is_closing: bool = False
+    """Whether every answer on a new connection closes it, because the gateway shuts down."""
 
 
 def protocol_with(limit: ConnectionLimit) -> type[asyncio.Protocol]:
@@ -57,6 +59,7 @@ class BoundedProtocol(ClosingProtocol):
     __slots__ = (
         "_ahead",
         "_body",
+        "_closes_after_answer",
         "_has_begun",
         "_has_begun_answer",
         "_head_bytes",
@@ -86,6 +89,7 @@ class BoundedProtocol(ClosingProtocol):
         self.on_lost: Callable[[], None] | None = None
         self.is_lost = False
         self._limit = limit
+        self._closes_after_answer = limit.is_closing
         self._is_in_head = False
         self._has_begun = False
         """Whether the head has more than empty lines."""
@@ -267,7 +271,8 @@ class BoundedProtocol(ClosingProtocol):
         self._has_begun_answer = False
         self.cycle.transport = cast("asyncio.Transport", self)
         self.cycle.message_event = cast("asyncio.Event", LazyEvent(is_set=False))
-        self._keeps_alive, self.cycle.keep_alive = self.cycle.keep_alive, False
+        self._keeps_alive = self.cycle.keep_alive and not self._closes_after_answer
+        self.cycle.keep_alive = False
         if self._body.is_complete:
             self._complete_request()
 
@@ -331,10 +336,22 @@ class BoundedProtocol(ClosingProtocol):
         self.state_timer.start(self.timeout_keep_alive, self._end_silently)
         self._read_ahead()
 
-    def shutdown(self) -> None:
+    def close_after_answer(self) -> None:
+        """The next answer that begins has ``Connection: close``, and the connection is closed after it."""
+        self._closes_after_answer = True
         self._keeps_alive = False
+        if self._is_answering and not self.cycle.response_started:
+            self.cycle.keep_alive = False
+
+    def shutdown(self) -> None:
+        """Closes an idle connection at once, another one after the answer to the request that is on its way."""
+        self.close_after_answer()
+        if self._is_answering:
+            self.cycle.keep_alive = False  # of an answer that has begun, such as a stream
         self._write_held()
-        super().shutdown()
+        is_idle = not self._is_answering and self._body is None and not self._is_in_head
+        if is_idle and not has_received(self.transport.get_extra_info("socket")):
+            self.transport.close()
 
     def _end_silently(self) -> None:
         self.end(lingers=False)

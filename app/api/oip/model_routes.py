@@ -69,7 +69,7 @@ class ModelRoutes:
     async def ready(self, _request: Request) -> Response:
         """Answers 200 or 400, as Triton does."""
         inference = self._inference
-        is_ready = inference.catalog.is_ready and not inference.workload.is_draining
+        is_ready = inference.catalog.is_ready and not inference.workload.is_shutting_down
         return JsonResponse({"ready": is_ready}, 200 if is_ready else 400)
 
     async def model_ready(self, request: Request) -> Response:

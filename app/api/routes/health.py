@@ -62,7 +62,7 @@ class HealthRoutes:
 
     async def ready(self, request: Request) -> Response:
         """200 if Triton answers, required pipelines are warm, workers are ready, and the gateway is not draining."""
-        is_draining, entries = self._workload.is_draining, self._entries_for(request)
+        is_draining, entries = self._workload.is_shutting_down, self._entries_for(request)
         workers = self._workers
         is_ready = self._catalog.is_ready and not is_draining and (workers is None or workers.is_ready)
         readiness: dict[str, object] = {

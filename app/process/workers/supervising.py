@@ -59,8 +59,8 @@ async def supervise(settings: Settings) -> None:
             announcement = announce(catalog, url, triton.grpc_url, crew, with_key=gateway.keys is not None)
             async with supervisor.running("announcement", announcement):
                 await shutdown.requested.wait()
-            gateway.inference.workload.is_draining = True
-            await crew.drain(shutdown, settings.drain_s)
+            gateway.inference.workload.is_delaying = True
+            await crew.drain(shutdown, settings.shutdown_delay_s + settings.drain_s)
     supervisor.raise_if_failed()
 
 

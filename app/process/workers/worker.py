@@ -19,7 +19,7 @@ from app.observability.shared_values import Series, SharedValue, Writer
 from app.process.gateway import open_gateway
 from app.process.listening import Server, serving
 from app.process.serving import api_of, freeze_heap, open_store
-from app.process.shutdown import Shutdown, drain
+from app.process.shutdown import Shutdown, delay, drain
 from app.process.supervision import Supervisor
 from app.process.workers.channel import Channel, Guidance, Order, Report
 
@@ -57,6 +57,7 @@ async def work(descriptor: int) -> None:
         link = Link(channel, gateway, Doors(server, number, order.listeners), _dropped_lines(values))
         await stack.enter_async_context(supervisor.running("link to the supervisor", link.run()))
         await shutdown.requested.wait()
+        await delay(gateway.inference.workload, server, shutdown, settings.shutdown_delay_s)
         await drain(gateway.inference.workload, shutdown, settings.drain_s)
     supervisor.raise_if_failed()
 

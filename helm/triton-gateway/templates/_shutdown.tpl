@@ -1,11 +1,11 @@
 {{/* Seconds from the pod's deletion to SIGKILL. */}}
 {{- define "triton-gateway.gracePeriodSeconds" -}}
 {{- $shutdown := .Values.shutdown -}}
-{{ add $shutdown.preStopSeconds $shutdown.longestStreamSeconds $shutdown.tritonExitSeconds $shutdown.marginSeconds }}
+{{ add $shutdown.delaySeconds $shutdown.longestStreamSeconds $shutdown.tritonExitSeconds $shutdown.marginSeconds }}
 {{- end }}
 
 {{/* Seconds from a failed probe to SIGKILL. A container that hangs finishes nothing, so it does not get the pod's grace
-     period, which is as long as the longest stream. Before SIGTERM comes the sleep of a preStop hook. */}}
+     period, which is as long as the longest stream. */}}
 {{- define "triton-gateway.hungSeconds" -}}
 10
 {{- end }}

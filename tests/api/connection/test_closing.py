@@ -151,3 +151,61 @@ async def test_connections_above_the_limit_are_refused(application: Application)
             writer.write(GOOD)
             assert (await read_answer(reader))[1] == b"hello"
     assert len(refused) == 3
+
+
+class TestShutdown:
+    async def test_the_next_answer_is_the_last(self, port: int, application: Application) -> None:
+        async with connected(port) as (reader, writer):
+            writer.write(GOOD)
+            assert b"connection: close" not in (await read_answer(reader))[0]
+            application.connection.close_after_answer()
+            writer.write(GOOD)
+            assert b"connection: close" in (await read_answer(reader))[0]
+            assert await asyncio.wait_for(reader.read(), 1) == b""
+
+    async def test_the_answer_to_a_request_under_way_is_the_last(self, port: int, application: Application) -> None:
+        async with connected(port) as (reader, writer):
+            writer.write(request("/read", "Content-Length: 5", body=b"he"))
+            await asyncio.sleep(0.02)
+            application.connection.close_after_answer()
+            writer.write(b"llo")
+            assert b"connection: close" in (await read_answer(reader))[0]
+            assert await asyncio.wait_for(reader.read(), 1) == b""
+
+    async def test_an_answer_that_has_begun_keeps_its_promise(self, port: int, application: Application) -> None:
+        """Its head says nothing of a close, so the client may send its next request on the connection."""
+        async with connected(port) as (reader, writer):
+            writer.write(request("/stream", method="GET"))
+            await reader.readuntil(b"one\r\n")
+            application.connection.close_after_answer()
+            application.go_on.set()
+            await reader.readuntil(b"0\r\n\r\n")
+            writer.write(GOOD)
+            assert b"connection: close" in (await read_answer(reader))[0]
+
+    async def test_a_request_that_is_not_read_yet_is_answered(self, port: int, application: Application) -> None:
+        async with connected(port) as (reader, writer):
+            writer.write(GOOD)
+            await read_answer(reader)
+            writer.write(GOOD)  # in the kernel; the event loop has not run since
+            application.connection.shutdown()
+            head, body = await read_answer(reader)
+            assert (b"connection: close" in head, body) == (True, b"hello")
+            assert await asyncio.wait_for(reader.read(), 1) == b""
+
+    async def test_a_head_that_is_being_received_is_answered(self, port: int, application: Application) -> None:
+        async with connected(port) as (reader, writer):
+            writer.write(GOOD)
+            await read_answer(reader)
+            writer.write(GOOD[:10])
+            await asyncio.sleep(0.02)
+            application.connection.shutdown()
+            writer.write(GOOD[10:])
+            assert b"connection: close" in (await read_answer(reader))[0]
+
+    async def test_an_idle_connection_is_closed_at_once(self, port: int, application: Application) -> None:
+        async with connected(port) as (reader, writer):
+            writer.write(GOOD)
+            await read_answer(reader)
+            application.connection.shutdown()
+            assert await asyncio.wait_for(reader.read(), 1) == b""

@@ -23,23 +23,19 @@ startupProbe:
     path: /health/live
     port: admin
   {{- include "triton-gateway.probeTimes" (list .Values.gateway.startupProbe (dict "periodSeconds" 1 "failureThreshold" 60)) | nindent 2 }}
-  terminationGracePeriodSeconds: {{ add .Values.shutdown.preStopSeconds (include "triton-gateway.hungSeconds" .) }}
+  terminationGracePeriodSeconds: {{ include "triton-gateway.hungSeconds" . }}
 # Independent of Triton and the models, because slow loading must never restart the gateway.
 livenessProbe:
   httpGet:
     path: /health/live
     port: admin
   {{- include "triton-gateway.probeTimes" (list .Values.gateway.livenessProbe (dict "periodSeconds" 10 "timeoutSeconds" 5 "failureThreshold" 6)) | nindent 2 }}
-  terminationGracePeriodSeconds: {{ add .Values.shutdown.preStopSeconds (include "triton-gateway.hungSeconds" .) }}
+  terminationGracePeriodSeconds: {{ include "triton-gateway.hungSeconds" . }}
 readinessProbe:
   httpGet:
     path: /health/ready
     port: admin
   {{- include "triton-gateway.probeTimes" (list .Values.gateway.readinessProbe (dict "periodSeconds" 5 "timeoutSeconds" 3 "failureThreshold" 2)) | nindent 2 }}
-lifecycle:
-  preStop:
-    sleep:
-      seconds: {{ .Values.shutdown.preStopSeconds }}
 resources:
   {{- include "triton-gateway.gatewayResources" . | nindent 2 }}
 securityContext:
@@ -95,6 +91,8 @@ volumeMounts:
 - name: GATEWAY_CONFIG
   value: {{ . }}
 {{- end }}
+- name: GATEWAY_SHUTDOWN_DELAY_S
+  value: {{ .Values.shutdown.delaySeconds | quote }}
 - name: GATEWAY_DRAIN_S
   value: {{ .Values.shutdown.longestStreamSeconds | toString | quote }}
 - name: GATEWAY_TIMEOUT_S

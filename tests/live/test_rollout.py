@@ -1,0 +1,89 @@
+"""A rollout: clients with open connections move from the old gateway to the new one and lose no request."""
+
+import asyncio
+import signal
+from collections import Counter
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.processes import LIVE, GatewayProcess, StartGateway
+
+CONFIG = str(LIVE / "gateway.yaml")
+CLIENTS = 8
+DELAY_S = 3.0
+ENDPOINTS_S = 1.0
+"""After this time new connections go to the new gateway only, as when a Service has removed an endpoint."""
+BODY = b'{"script": "{\\"outputs\\": 1}"}'
+REQUEST = (
+    b"POST /v1/pipelines/scripted HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    b"Content-Length: %d\r\n\r\n" % len(BODY)
+) + BODY
+
+
+@dataclass
+class Service:
+    """The endpoints that new connections reach in turns, and what the clients saw."""
+
+    endpoints: list[GatewayProcess]
+    connections: int = 0
+    seen: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def total(self) -> int:
+        return self.seen.total()
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        self.connections += 1
+        address = urlsplit(self.endpoints[self.connections % len(self.endpoints)].url)
+        return await asyncio.open_connection(address.hostname, address.port)
+
+    async def client(self, requests: int) -> None:
+        """One request after the other, over one connection until an answer closes it."""
+        connection = None
+        while self.total < requests:
+            try:
+                connection = connection or await self.connect()
+                connection = await self.ask(*connection)
+            except (OSError, EOFError) as exc:
+                self.seen[type(exc).__name__] += 1
+                connection = None
+        if connection is not None:
+            connection[1].close()
+            await connection[1].wait_closed()
+
+    async def ask(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+        """The connection, if it stays open."""
+        writer.write(REQUEST)
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        await reader.readexactly(int(head.split(b"content-length: ")[1].split(b"\r\n")[0]))
+        self.seen[head[9:12].decode()] += 1
+        if b"\r\nconnection: close" not in head:
+            return reader, writer
+        writer.close()
+        await writer.wait_closed()
+        return None
+
+
+@pytest.mark.parametrize(
+    ("requests", "workers"),
+    [(2_000, 1), pytest.param(10_000, 1, marks=pytest.mark.full), pytest.param(10_000, 2, marks=pytest.mark.full)],
+)
+async def test_clients_with_open_connections_lose_no_request(
+    start_gateway: StartGateway, requests: int, workers: int
+) -> None:
+    settings = {"config": CONFIG, "shutdown_delay_s": str(DELAY_S), "workers": str(workers)}
+    old, new = [await asyncio.to_thread(start_gateway, **settings) for _ in range(2)]
+    service = Service([old, new])
+    clients = [asyncio.create_task(service.client(requests)) for _ in range(CLIENTS)]
+    while service.total < requests / 4:
+        await asyncio.sleep(0.01)
+    old.process.send_signal(signal.SIGTERM)
+    await asyncio.sleep(ENDPOINTS_S)
+    service.endpoints.remove(old)
+    await asyncio.gather(*clients)
+    assert set(service.seen) == {"200"}
+    assert await asyncio.to_thread(old.process.wait, 20) == 0

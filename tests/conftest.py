@@ -34,7 +34,7 @@ def require() -> Require:
 
 @pytest.fixture(scope="session")
 def models_venv(pytestconfig: pytest.Config, require: Require) -> Path:
-    """The environment that holds the real Triton and what the models import."""
+    """The environment with the real Triton and the models' packages."""
     venv = pytestconfig.rootpath / ".venv-triton"
     require((venv / "bin" / "python3").exists(), "there is no .venv-triton: `make test` makes it")
     return venv

@@ -1,4 +1,4 @@
-"""Environments of tools and clients whose pins do not fit beside the gateway's."""
+"""Separate environments for tools and clients whose pins conflict with the gateway's packages."""
 
 import os
 import shutil

@@ -30,7 +30,7 @@ EXIT_S = 1
 
 @dataclass(frozen=True)
 class GatewayProcess:
-    """A running ``triton-gateway serve``; ``log`` is what it wrote so far."""
+    """A running ``triton-gateway serve``; ``log`` is its output so far."""
 
     process: subprocess.Popen[bytes]
     url: str
@@ -80,7 +80,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Co
 
 
 def scripted_models(folder: Path) -> Path:
-    """A repository of the scripted models alone, as links, in a new folder."""
+    """A repository with only the scripted models, as links, in a new folder."""
     folder.mkdir()
     for name in ("scripted", "scripted_large", "scripted_stream"):
         (folder / name).symlink_to(LIVE / "models" / name)
@@ -89,7 +89,7 @@ def scripted_models(folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def triton(repository: Path, models_venv: Path) -> Iterator[EmbeddedTriton]:
-    """The session's Triton, run by an event loop in a thread of its own."""
+    """The session's Triton, run by an event loop in a separate thread."""
     with running_triton(EmbeddedOptions(repository, models_venv)) as server:
         yield server
 
@@ -167,7 +167,7 @@ def running_gateway(
 ) -> Iterator[GatewayProcess]:
     """``settings`` are those of ``app.settings``; the ports are picked free.
 
-    ``log_to``: where the log goes first, if somebody else writes it to ``folder / "log"``.
+    ``log_to``: the destination of the log, if another process writes it to ``folder / "log"``.
     """
     folder.mkdir(parents=True, exist_ok=True)
     port, admin_port = free_ports(2)

@@ -1,4 +1,4 @@
-"""The one-way order of HOUSE, and what may import or read what, as code."""
+"""The order of imports (decision 0001), and the modules that may use gRPC and settings."""
 
 import ast
 import re
@@ -62,14 +62,14 @@ def test_imports_go_one_way(path: Path) -> None:
             assert package in READ_SETTINGS, f"{path.name} reads settings"
 
 
-def test_a_folder_with_routes_of_its_own_is_a_dialect() -> None:
+def test_a_folder_with_routes_is_a_dialect() -> None:
     assert "pipelines" in DIALECTS
 
 
 @pytest.mark.parametrize(
     "path", sorted((ROOT / "app" / "api").rglob("*.py")), ids=lambda path: "/".join(parts_of(path))
 )
-def test_no_dialect_is_imported_by_another_or_by_what_they_share(path: Path) -> None:
+def test_no_dialect_is_imported_by_another_or_by_shared_modules(path: Path) -> None:
     """``app/main.py`` joins the dialects. Only ``app/process``, which prints a sample, knows one of them."""
     _api, own, *_rest = parts_of(path)
     others = DIALECTS - {own}
@@ -82,7 +82,7 @@ def test_every_package_has_its_place_in_the_order() -> None:
     assert packages <= LAYERS.keys()
 
 
-def test_every_dependency_says_why_it_is_there() -> None:
+def test_every_dependency_has_a_reason() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     listed = [
         *project["dependencies"],

@@ -1,4 +1,4 @@
-"""``triton-gateway check``: what it prints, and its exit status."""
+"""``triton-gateway check``: its output and its exit status."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_unknown_findings_are_not_failures_with_strict(checked) -> None:
     assert checked("unknown-edge", "--strict")[0] == 0
 
 
-def test_the_summary_says_what_was_read(pytestconfig: pytest.Config, monkeypatch, capsys) -> None:
+def test_the_summary_counts_models_and_pipelines(pytestconfig: pytest.Config, monkeypatch, capsys) -> None:
     monkeypatch.chdir(pytestconfig.rootpath)
     assert main(["check"]) == 0
     assert capsys.readouterr().out == "19 models, 9 pipelines: no findings\n"

@@ -1,4 +1,4 @@
-"""The command line: what it prints, and its exit status where something cannot be used."""
+"""The command line: its output, and its exit status if a setting or a file is invalid."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from tests.fakes.triton import FakeTriton, serving
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No ``gateway.yaml`` lies there, and logging stays as pytest has it."""
+    """An empty working folder without ``gateway.yaml``; does not change pytest's logging."""
     monkeypatch.chdir(tmp_path)
     for module in (cli, supervising):
         monkeypatch.setattr(module, "configure_logging", lambda level, style, turn=None: None)

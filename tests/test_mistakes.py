@@ -1,4 +1,4 @@
-"""Mistakes of the first hour, and what the command line says about each."""
+"""Common mistakes of new users, and the command line's message for each."""
 
 import socket
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Settings from the environment and from flags; what is unknown or wrong is named."""
+"""Settings from the environment and from flags; unknown and invalid values are reported with their names."""
 
 from pathlib import Path
 from typing import Any

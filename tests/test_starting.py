@@ -1,4 +1,4 @@
-"""``triton-gateway init``: what it writes, and what it refuses."""
+"""``triton-gateway init``: its output, and its errors."""
 
 from pathlib import Path
 

@@ -106,7 +106,7 @@ class Inference:
         return slot
 
     def take_free_slot(self, call: Call) -> Slot | None:
-        """A slot for more work of a call that has one, if nobody waits for it."""
+        """Returns a further slot for a call that already has one, if no other request waits for it."""
         return self._entrance_of(call.pipeline).try_enter(call.caller)
 
     def limits_of(self, pipeline: Pipeline) -> dict[str, Any]:

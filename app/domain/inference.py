@@ -41,7 +41,7 @@ class InferenceRequest(Struct, frozen=True, eq=False):
     about: str = ""
     """Of a ``cancel`` call: the id of the request that it ends. It goes to the Triton that has that request."""
     ends_by_hook: bool = False
-    """Whether a ``cancel`` model is called for an abandoned request; the stream then ends by itself."""
+    """Whether a ``cancel`` model is called for an abandoned request; the stream then ends without cancellation."""
 
     def with_trace(self, trace: TraceContext | None) -> Self:
         return self if trace is self.trace else replace(self, trace=trace)

@@ -101,7 +101,7 @@ class BodyReader:
         return {name: value for name, value in pairs if value is not msgspec.UNSET and value is not None}
 
     def _may_repeat_a_name(self, body: bytes) -> bool:
-        """Whether the body may have duplicate names, of which the decoder keeps the last. Only False is certain."""
+        """Whether the body may have duplicate names; the decoder would keep only the last. Only False is certain."""
         return b"\\u" in body or any(body.count(name) > 1 for name in self._quoted_names)
 
     def _decoded_by_member(self, body: memoryview) -> dict[str, Any]:

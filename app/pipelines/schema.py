@@ -20,7 +20,7 @@ _LARGEST_BY_DATATYPE: dict[str, float] = {
     "FP32": 3.4028234663852886e38,
     "UINT64": 2**64 - 1,
 }
-"""The datatypes of which msgspec's types do not know every bound."""
+"""The datatypes whose bounds msgspec's types cannot express completely."""
 
 
 def request_schema(pipeline: Pipeline) -> Schema:

@@ -89,7 +89,7 @@ class StreamSpec(Section):
     """The longest silence of the model."""
     timeout_s: Seconds = 600.0
     resume_s: Seconds = 60.0
-    """How long a resumable stream goes on, and is kept, without a reader."""
+    """How long a resumable stream continues, and is kept, without a reader."""
     commit_s: Annotated[float, Field(ge=0, le=3600)] = 5.0
     """How long a failure before the first output is still an ordinary HTTP error."""
 
@@ -204,7 +204,7 @@ class PipelineSpec(Section):
 
 class OipSpec(Section):
     models: Literal["all"] | list[str] = []
-    """Served under ``/v2`` beside the models of the pipelines."""
+    """Served under ``/v2`` in addition to the models of the pipelines."""
 
 
 class GatewaySpec(Section):

@@ -16,7 +16,7 @@ class BackgroundTaskFailed(Exception):
 class Supervisor:
     """Owns every background task of the process.
 
-    A background task never ends by itself. If it does, the supervisor logs the traceback and calls ``on_failure`` once,
+    A background task must never end. If it ends, the supervisor logs the traceback and calls ``on_failure`` once,
     so that the process can shut down. Errors that a task can recover from are handled inside the task.
     """
 

@@ -1,4 +1,4 @@
-"""The keys follow their file; a file that cannot be used changes nothing."""
+"""The keys are reloaded when their file changes; an invalid file changes nothing."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""The limits follow what is measured. A simulated Triton answers on a clock of its own."""
+"""The limits adapt to measurements. A simulated Triton uses its own clock."""
 
 import heapq
 import random
@@ -25,7 +25,7 @@ def fifo(instances: int, service_s: float) -> Service:
 
 
 def batching(instances: int, first_s: float, next_s: float, largest: int) -> Service:
-    """Instances that join what waits: a batch of n takes ``first_s`` and ``next_s`` for each further one."""
+    """Instances with dynamic batching: a batch takes ``first_s``, and ``next_s`` for each further request."""
 
     def duration(running: int) -> float:
         batch = max(min(running // (2 * instances), largest), 1)
@@ -74,7 +74,7 @@ def test_batches_are_filled_where_they_pay() -> None:
     assert rate >= 0.85 * 64 / service(64)
 
 
-def test_a_model_that_works_on_more_requests_than_it_says_is_found_out() -> None:
+def test_a_model_with_undeclared_concurrency_gets_a_higher_limit() -> None:
     """One instance in the configuration, 40 requests at a time in truth."""
     limit = ThroughputLimit(Capacity(instances=1, requests=1))
     rate = under_load(limit, lambda running: 0.5 * max(running / 40, 1.0), 12_000)
@@ -131,7 +131,7 @@ class TestStreams:
             limit.first_output(100 + number * 0.01, 5.0, is_full=True)
         assert limit.value >= 20 * 0.8
 
-    def test_a_model_whose_first_output_always_takes_long_is_not_choked(self) -> None:
+    def test_a_model_with_slow_first_outputs_keeps_its_limit(self) -> None:
         limit = FirstOutputLimit(Capacity(is_decoupled=True))
         for number in range(100):
             limit.first_output(number * 1.0, 4.0, is_full=True)

@@ -1,4 +1,4 @@
-"""Who runs, who waits and who is refused; and every slot is given back exactly once."""
+"""Requests run, wait or are refused, and every slot is released exactly once."""
 
 import asyncio
 
@@ -43,7 +43,7 @@ async def turn() -> None:
 
 
 async def run_for(entrance: Entrance, seconds: float) -> None:
-    """One request, whose duration is told without waiting for it."""
+    """Simulates one request of a given duration."""
     slot = await entered(entrance)
     slot._since -= seconds
     slot.leave()
@@ -113,7 +113,7 @@ class TestLeaving:
         assert entrance.model_queue.running == 2
 
     @pytest.mark.parametrize("slot_first", [True, False])
-    async def test_a_slot_is_not_lost_if_the_request_is_cancelled_in_the_same_turn(
+    async def test_a_request_cancelled_in_the_same_turn_releases_its_slot(
         self, entrance: Entrance, *, slot_first: bool
     ) -> None:
         first, second = [await entered(entrance) for _ in range(2)]
@@ -162,13 +162,11 @@ class TestRefusals:
         waiting.cancel()
 
     async def test_a_free_slot_is_given_whatever_the_deadline(self, entrance: Entrance) -> None:
-        """Otherwise nothing would notice that the model is quick again."""
+        """Otherwise the gateway would not detect that the model is fast again."""
         await run_for(entrance, 30.0)
         assert await entered(entrance, deadline_s=1.0)
 
-    async def test_a_request_that_became_too_late_in_the_queue_is_refused_and_never_runs(
-        self, entrance: Entrance
-    ) -> None:
+    async def test_a_request_that_waited_too_long_is_refused(self, entrance: Entrance) -> None:
         first, second = [await entered(entrance) for _ in range(2)]
         waiting = asked(entrance, deadline_s=1.0)
         await turn()
@@ -180,7 +178,7 @@ class TestRefusals:
         assert entrance.model_queue.running == 0
 
     async def test_refused_callers_are_told_different_times(self, entrance: Entrance) -> None:
-        """A slot is free every second, and two callers are told the same moment."""
+        """A slot becomes free every second, and two callers get the same retry time."""
         await run_for(entrance, 2.0)
         for _ in range(2):
             await entered(entrance)
@@ -260,7 +258,7 @@ class TestKeys:
         slot.leave()
         (await asyncio.wait_for(waiting, 1)).leave()
 
-    async def test_requests_that_wait_for_their_own_key_keep_no_slot_from_others(self) -> None:
+    async def test_requests_that_wait_for_their_key_do_not_block_others(self) -> None:
         entrance = entrance_of(Admission(), queue=1)
         await run_for(entrance, 20.0)
         caller = Caller("a", limits=CallerLimits(in_flight=1))

@@ -117,7 +117,7 @@ def test_every_request_leaves_once_and_in_a_fair_order(history: list[tuple]) -> 
 
 
 def waiting_ahead_of(request: Request, waiting: list[Request]) -> list[Request]:
-    """Those of higher priority, those of its own key, and of each other key one for each turn."""
+    """Entries of higher priority, of its own key, and one of each other key per turn."""
     same = [each for each in waiting if each.priority == request.priority]
     own = [each for each in same if each.key == request.key]
     others = [

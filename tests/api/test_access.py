@@ -1,4 +1,4 @@
-"""Which requests need a key, what a key allows, and how a request is refused in each dialect."""
+"""Requests that need a key, the scope of a key, and the refusals in each dialect."""
 
 import json
 import logging
@@ -127,7 +127,7 @@ class TestTheKey:
         answer = await api.client.get("/v1/pipelines", headers=headers)
         assert (answer.status_code, answer.json()["detail"]) == (401, "The request has several API keys.")
 
-    async def test_an_expired_key_says_so_to_its_owner(self, api: Served) -> None:
+    async def test_an_expired_key_is_reported_to_its_owner(self, api: Served) -> None:
         answer = await api.client.get("/v1/pipelines", headers=bearer("old"))
         assert (answer.status_code, answer.json()["detail"]) == (401, "The API key has expired.")
 
@@ -237,7 +237,7 @@ class TestScopes:
         assert (await api.client.get("/v2/models/plain", headers=bearer("plain"))).status_code != 403
         assert (await api.client.get("/v2/models/reader", headers=bearer("plain"))).status_code == 403
 
-    async def test_lists_show_what_the_key_allows(self, api: Served) -> None:
+    async def test_lists_show_only_allowed_pipelines_and_models(self, api: Served) -> None:
         async def got(path: str, key: str) -> Any:
             return (await api.client.get(path, headers=bearer(key))).json()
 
@@ -248,7 +248,7 @@ class TestScopes:
         for path in ("/v1/pipelines", "/v1/models", "/v2"):
             assert (await api.client.get(path)).status_code == 401
 
-    async def test_the_document_shows_what_the_key_allows(self, api: Served) -> None:
+    async def test_the_document_shows_only_allowed_pipelines(self, api: Served) -> None:
         async def paths(key: str) -> set[str]:
             return set((await api.client.get("/openapi.json", headers=bearer(key))).json()["paths"])
 
@@ -382,7 +382,7 @@ class TestSamples:
 
 
 class TestDocument:
-    async def test_each_operation_says_which_key_it_needs(self, api: Served) -> None:
+    async def test_each_operation_declares_its_security(self, api: Served) -> None:
         document = (await api.client.get("/openapi.json", headers=bearer("all"))).json()
         assert document["components"]["securitySchemes"].keys() == {"bearer", "apiKey"}
         key = [{"bearer": []}, {"apiKey": []}]

@@ -129,7 +129,7 @@ class TestCors:
         assert (await api.client.get("/v1/pipelines")).headers["vary"] == "Origin"
 
     @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "DELETE"])
-    async def test_a_preflight_allows_what_the_contract_lists(self, api: Served, method: str) -> None:
+    async def test_a_preflight_allows_the_documented_headers(self, api: Served, method: str) -> None:
         names = "authorization,content-type,last-event-id,traceparent,x-api-key,x-request-timeout"
         asked = {"Access-Control-Request-Method": method, "Access-Control-Request-Headers": names}
         answer = await api.client.options("/v1/streams/abc", headers=ORIGIN | asked)
@@ -138,7 +138,7 @@ class TestCors:
         assert set(names.split(",")) <= set(answer.headers["access-control-allow-headers"].lower().split(", "))
         assert answer.headers["vary"].startswith("Origin")
 
-    async def test_a_preflight_allows_what_openais_client_for_javascript_sends(self, api: Served) -> None:
+    async def test_a_preflight_allows_headers_of_openais_javascript_client(self, api: Served) -> None:
         """Source: openai 6.30 of npm, internal/detect-platform and client.ts."""
         names = ["lang", "package-version", "os", "arch", "runtime", "runtime-version", "retry-count", "timeout"]
         asked = {"Access-Control-Request-Headers": ",".join(f"x-stainless-{name}" for name in names)}

@@ -1,4 +1,4 @@
-"""The ways a body can come, and what is refused before a pipeline sees it."""
+"""The formats of a body, and the errors before a body reaches a pipeline."""
 
 import asyncio
 import base64
@@ -182,7 +182,7 @@ class TestRefusals:
         assert refusal(answer) == (415, "unsupported_media_type")
         assert "Content-Encoding" in answer.json()["detail"]
 
-    async def test_identity_is_no_encoding(self, api: Served) -> None:
+    async def test_identity_does_not_count_as_an_encoding(self, api: Served) -> None:
         headers = {"Content-Type": "image/png", "Content-Encoding": "identity"}
         assert (await api.client.post(URL, content=PNG, headers=headers)).status_code == 200
 

@@ -79,7 +79,7 @@ class TestSamples:
         assert (curl, answer.status_code) == ("curl", 200)
         assert api.engine.requests[0].inputs[0].array.tolist() == [b"It's <here> & now"]
 
-    async def test_a_stream_has_a_sample_of_its_own(self, api: Served) -> None:
+    async def test_a_stream_has_its_own_sample(self, api: Served) -> None:
         samples = (await api.client.get("/v1/pipelines/write")).json()["samples"]
         assert shlex.split(samples["curl_stream"])[:3] == ["curl", "-N", "http://gateway/v1/pipelines/write/stream"]
 
@@ -95,14 +95,14 @@ class TestSamples:
     @pytest.mark.parametrize(
         "host", ["x;$(touch pwned)", "x`id`", 'x"+alert(1)+"', "x'", "x y", "[", "a/b", "x:y", "", "-"]
     )
-    async def test_a_host_that_is_no_host_is_not_repeated(self, api: Served, host: str) -> None:
+    async def test_an_invalid_host_is_not_repeated(self, api: Served, host: str) -> None:
         answer = await api.client.get("/v1/pipelines/write", headers={"Host": host})
         expected = "http://-/" if host == "-" else "http://gateway:None/"
         assert answer.status_code == 200
         assert shlex.split(answer.json()["samples"]["curl"])[1] == f"{expected}v1/pipelines/write"
 
     @pytest.mark.parametrize("host", ["gateway.example", "127.0.0.1:8080", "[::1]:8080"])
-    async def test_a_host_is_the_one_that_the_caller_used(self, api: Served, host: str) -> None:
+    async def test_samples_use_the_host_of_the_request(self, api: Served, host: str) -> None:
         samples = (await api.client.get("/v1/pipelines/write", headers={"Host": host})).json()["samples"]
         assert shlex.split(samples["curl"])[1] == f"http://{host}/v1/pipelines/write"
         assert f'fetch("http://{host}/v1/pipelines/write"' in samples["javascript"]

@@ -1,4 +1,4 @@
-"""Memory goes back to the system when no large request has ended for a while."""
+"""Memory is returned to the system some time after the last large request."""
 
 import asyncio
 import threading

@@ -25,7 +25,7 @@ async def half_ready(tmp_path: Path) -> AsyncIterator[Served]:
         yield gateway
 
 
-async def test_readiness_says_why(half_ready: Served) -> None:
+async def test_readiness_has_the_reason(half_ready: Served) -> None:
     for client in (half_ready.client, half_ready.admin):
         answer = await client.get("/health/ready")
         assert (answer.status_code, answer.json()) == (
@@ -39,7 +39,7 @@ async def test_readiness_says_why(half_ready: Served) -> None:
         )
 
 
-async def test_the_list_says_why(half_ready: Served) -> None:
+async def test_the_list_has_the_reason(half_ready: Served) -> None:
     pipelines = (await half_ready.client.get("/v1/pipelines")).json()["pipelines"]
     assert [(each["name"], each["state"], each["state_detail"]) for each in pipelines] == [
         ("good", "ready", None),

@@ -104,7 +104,7 @@ class TestEveryDialect:
         assert answer.status_code < 300 or ask == "embeddings"
         assert running(api) == {}
 
-    async def test_what_is_too_much_is_refused_and_never_sent(
+    async def test_excess_requests_are_refused_and_never_sent(
         self, api: Served, ask: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("app.admission.admission.QUEUE", 1)
@@ -139,7 +139,7 @@ async def test_pipeline_and_model_share_one_limit(api: Served) -> None:
     assert (await first).status_code == (await second).status_code == 200
 
 
-async def test_time_in_the_queue_is_told_apart(api: Served) -> None:
+async def test_time_in_the_queue_is_reported_separately(api: Served) -> None:
     scripted(api, "reader", pause_s=0.1)
     first, second = (post(api, "/v1/pipelines/read", NOTE) for _ in range(2))
     await wait_for(lambda: running(api) == {"reader": 1})
@@ -167,7 +167,7 @@ def part_of(answer: httpx.Response, name: str) -> float:
     return float(parts[name])
 
 
-async def test_a_full_queue_is_told_before_the_body_is_read(api: Served) -> None:
+async def test_a_full_queue_refuses_before_the_body_is_read(api: Served) -> None:
     scripted(api, "reader", pause_s=0.2)
     first = [post(api, "/v1/pipelines/read", NOTE) for _ in range(2)]
     await wait_for(lambda: running(api) == {"reader": 1})

@@ -1,4 +1,4 @@
-"""The routes over pipelines: answers, exits, errors and streams, and what is counted of each."""
+"""The routes of pipelines: answers, early exits, errors and streams, and their metrics."""
 
 from typing import Any
 
@@ -141,7 +141,7 @@ class TestStream:
         await api.gateway.inference.canceller.close()
         assert api.engine.requests[-1].inputs[0].name == "CANCEL"
 
-    async def test_a_pipeline_that_does_not_stream_says_so(self, api: Served) -> None:
+    async def test_a_pipeline_without_streams_reports_it(self, api: Served) -> None:
         answer = await api.client.post(f"{READ}/stream", files={"image": PNG})
         assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
 

@@ -1,4 +1,4 @@
-"""Every error has a status, a page and an answer that is small and says nothing it should not."""
+"""Every error has a status, a page, and a small answer without sensitive content."""
 
 import json
 
@@ -40,7 +40,7 @@ PROMISED = {
     503: {"upstream_unavailable", "model_not_ready", "draining"},
     504: {"deadline_exceeded"},
 }
-"""PRODUCT section 5, as far as it is built."""
+"""The status of each error code."""
 
 
 def made(error: type[GatewayError], detail: str = "It is so.") -> GatewayError:

@@ -1,4 +1,4 @@
-"""The response that sends a stream's events, and what it takes from sse-starlette."""
+"""The response that sends a stream's events, and the parts that it uses of sse-starlette."""
 
 import asyncio
 from collections.abc import Callable
@@ -72,7 +72,7 @@ def test_frames_are_those_of_the_standard() -> None:
 @given(
     st.recursive(st.none() | st.floats() | st.text(), lambda each: st.lists(each) | st.dictionaries(st.text(), each))
 )
-def test_a_frame_is_what_sse_starlette_encodes(values: Any) -> None:
+def test_a_frame_equals_the_encoding_of_sse_starlette(values: Any) -> None:
     data = orjson.dumps(values)
     for name in get_args(EventName):
         encoded = ServerSentEvent(data.decode(), event=name, id="12", sep="\n").encode()

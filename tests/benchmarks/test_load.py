@@ -108,7 +108,7 @@ async def test_a_load_process_holds_streams_until_they_are_dropped(tmp_path: Pat
         assert (await load.perform(Drop())).count == 0
 
 
-async def test_a_load_process_raises_what_its_order_raised(tmp_path: Path) -> None:
+async def test_a_load_process_raises_the_exception_of_its_order(tmp_path: Path) -> None:
     async with http_server(not_found) as port, load_process("http", f"127.0.0.1:{port}", tmp_path) as load:
         with pytest.raises(UnexpectedAnswer, match="404"):
             await load.perform(Unary(ASK, connections=1, seconds=5))

@@ -48,7 +48,7 @@ def chromium(require: Require, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture
 def browser(chromium: Chrome) -> Chrome:
-    """On an empty page, with nothing in its log."""
+    """A browser with an empty page and an empty log."""
     chromium.get("about:blank")
     chromium.get_log("browser")
     return chromium

@@ -1,4 +1,4 @@
-"""The console as its user sees it: what can be read on it and done with it."""
+"""The console as a user sees and operates it."""
 
 from pathlib import Path
 

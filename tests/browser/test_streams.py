@@ -40,7 +40,7 @@ const [url, body, done] = arguments;
   }
 })().catch((error) => done({error: String(error)}));
 """
-"""Never closes its EventSource: the gateway's 204 is what ends it."""
+"""Never closes its EventSource, so only the gateway's 204 ends it."""
 
 WRITE = {"prompt": "The for statement", "max_tokens": 60, "seed": 7}
 

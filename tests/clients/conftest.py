@@ -1,4 +1,4 @@
-"""Programs that use one client, each run in an environment of its own."""
+"""Programs that use one client each, in separate environments."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def error_of(outcome: Any) -> tuple[str, int | None]:
 
 @pytest.fixture(scope="session")
 def run_program() -> RunProgram:
-    """``run_program(interpreter, "kserve_calls.py", url)``: what the program prints, as a value."""
+    """``run_program(interpreter, "kserve_calls.py", url)`` runs a program and returns its output as a value."""
 
     def run(interpreter: Path, program: str, *arguments: str | Path) -> Outcomes:
         environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}

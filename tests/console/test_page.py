@@ -1,4 +1,4 @@
-"""The page as it is served: its own files only, and a policy that lets nothing else run."""
+"""The served page loads only its own files, and its policy blocks everything else."""
 
 import re
 import subprocess

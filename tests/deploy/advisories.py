@@ -1,4 +1,4 @@
-"""What pip-audit says of a lock file, beside the advisories that are accepted for a while."""
+"""The findings of pip-audit for a lock file, without the advisories that are accepted for a limited time."""
 
 import datetime
 import tomllib

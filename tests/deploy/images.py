@@ -37,13 +37,13 @@ def debian_tree() -> Path:
 
 
 class Builder:
-    """buildah with storage of its own in ``folder``."""
+    """buildah with separate storage in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
         self.options = ["--root", str(folder / "storage"), "--runroot", str(folder / "run")]
 
     def buildah(self, *arguments: str | Path) -> str:
-        """Raises AssertionError with what buildah said."""
+        """Raises AssertionError with buildah's output."""
         environment = os.environ | {"BUILDAH_ISOLATION": "chroot"}
         command = ["buildah", *self.options, *map(str, arguments)]
         done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)

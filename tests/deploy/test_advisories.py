@@ -1,4 +1,4 @@
-"""The locked packages have no known vulnerability, or a reason why it does not matter for a while."""
+"""The locked packages have no known vulnerability, except those with a reason and an expiry date."""
 
 import datetime
 import json

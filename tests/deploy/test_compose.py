@@ -1,4 +1,4 @@
-"""compose.yaml: what it mounts is there, what it sets is read, what it starts is shut in."""
+"""compose.yaml: mounted files exist, the gateway reads all variables, and the containers are restricted."""
 
 from pathlib import Path
 

@@ -29,7 +29,7 @@ def test_the_base_image_is_an_argument_before_anything_else() -> None:
     assert instructions[0].startswith("ARG BASE_IMAGE=")
 
 
-def test_the_gateway_is_what_a_build_without_a_target_makes() -> None:
+def test_a_build_without_a_target_creates_the_gateway_image() -> None:
     assert list(stages())[-1] == "gateway"
 
 

@@ -1,4 +1,4 @@
-"""The alerts: past promtool, each with a case that fires, one that stays silent, and a word on what to do."""
+"""The alerts pass promtool; each has a case that fires, a case that does not, and instructions."""
 
 import shutil
 import subprocess
@@ -55,7 +55,7 @@ def test_every_alert_has_a_case_each_way(fires: bool) -> None:
 
 
 @pytest.mark.parametrize("alert", ALERTS)
-def test_every_alert_says_how_bad_it_is_and_where_to_read_on(alert: str) -> None:
+def test_every_alert_has_a_severity_and_a_link(alert: str) -> None:
     rule = ALERTS[alert]
     assert rule["labels"]["severity"] in {"critical", "warning"}
     assert rule["annotations"]["runbook"] == f"docs/how-to/alerts.md#{alert.lower()}"

@@ -1,4 +1,4 @@
-"""The code that the documentation has readers copy does what it says."""
+"""The code samples in the documentation work as described."""
 
 import sys
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""The reference pages say what the code does: settings, keys of gateway.yaml, errors, metrics."""
+"""The reference pages match the code: settings, keys of gateway.yaml, errors, metrics."""
 
 import re
 import types
@@ -42,7 +42,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
 
 
 def default_text(field: FieldInfo) -> str:
-    """As the tables have it: `none` where nothing is set."""
+    """The format of the tables: `none` for a value that is not set."""
     default = field.default
     if default is PydanticUndefined:
         return "required"

@@ -10,7 +10,7 @@ REQUEST = InferenceRequest("m", ())
 
 
 class Renaming:
-    """Sends the request to another model, and keeps what it is told."""
+    """Sends the request to another model, and records its notifications."""
 
     def __init__(self, model: str, told: list[str]) -> None:
         self.model = model

@@ -39,7 +39,7 @@ class Collector:
     requests: int = 0
 
     def of(self, trace_id: str, *names: str, count: int = 0, wait_s: float = WAIT_S) -> list[Span]:
-        """The trace's spans, once those names and so many are there; what there is when that takes too long."""
+        """Returns the trace's spans when the expected names and number have arrived, or all spans after a timeout."""
         ends = time.monotonic() + wait_s
         while time.monotonic() < ends:
             found = [span for span in self.spans if span.trace_id == trace_id]

@@ -1,4 +1,4 @@
-"""An engine without a server: it answers what a test scripts, and keeps what it was asked."""
+"""An engine without a server, which returns scripted answers and records its requests."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence

@@ -73,7 +73,7 @@ async def said(port: int, *chunks: bytes, pause_s: float = 0.0) -> bytes:
 
 
 def problem(answer: bytes) -> tuple[int, str]:
-    """Status and code of a refusal, checked for what each must have."""
+    """Returns status and code of a refusal, and checks its required parts."""
     head, _, body = answer.partition(b"\r\n\r\n")
     assert b"content-type: application/problem+json" in head
     assert b"connection: close" in head

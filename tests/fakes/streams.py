@@ -1,4 +1,4 @@
-"""A stream that has started over the fake engine, and everything that was told of it."""
+"""A stream that has started with the fake engine, and all its notifications."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ class Ended:
 
 @dataclass
 class FakeAnswer:
-    """Values are the response's numbers; ``EXIT`` is an early exit, other errors are what they are."""
+    """The values are the response's numbers. ``EXIT`` is an early exit; other errors are not changed."""
 
     ending: Ended = field(default_factory=Ended)
     breaks: BaseException | None = None
@@ -97,7 +97,7 @@ class Life:
         return [(event.id, event.name, json.loads(event.data)) for event in await self.log.read(0)]
 
     async def ending(self) -> str:
-        """The code of the error, or the reason of ``done``; checks what holds of every stream."""
+        """Returns the code of the error, or the reason of ``done``. Checks the rules for every stream."""
         events = await self.events()
         assert [number for number, _, _ in events] == list(range(1, len(events) + 1))
         assert [name for _, name, _ in events[:-1]] == ["output"] * (len(events) - 1)

@@ -12,7 +12,7 @@ UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 2**10, "Mi": 2**2
 IMAGE = re.compile(r"[a-z0-9][a-z0-9._/:-]*(:[A-Za-z0-9_][A-Za-z0-9._-]*|@sha256:[0-9a-f]{64})")
 EXTERNAL_SECRETS = {"early-exit", "bucket-credentials", "inference-tls", "registry-credentials", "gateway-redis"}
 EXTERNAL_SECRETS |= {"gateway-api-keys", "triton-client", "triton-token", "gateway-test-key", "gateway-settings"}
-"""What ci/ expects to be there before the release."""
+"""The objects that ci/ expects to exist before the release."""
 FAREWELL_S = 5
 
 
@@ -26,7 +26,7 @@ def mounts(release: Release) -> Iterator[str]:
 
 
 def config_items(release: Release) -> Iterator[str]:
-    """Every key that a volume takes from a ConfigMap of the release is there, and every key is taken."""
+    """Every key that a volume uses from a ConfigMap of the release exists, and every key is used."""
     maps = {
         each["metadata"]["name"]: {**each.get("data", {}), **each.get("binaryData", {})}
         for each in release.of("ConfigMap")
@@ -100,7 +100,7 @@ def sidecar_order(release: Release) -> Iterator[str]:
 
 
 def loopback(release: Release) -> Iterator[str]:
-    """Triton's API is for the gateway alone."""
+    """Only the gateway can reach Triton's API."""
     for container in release.containers():
         for service in ("http", "grpc"):
             said = [word for word in container.get("args", []) if word.startswith(f"--{service}-address=")]
@@ -131,7 +131,7 @@ def quantities(release: Release) -> Iterator[str]:
 
 
 def shared_memory(release: Release) -> Iterator[str]:
-    """/dev/shm counts against the memory limit of who fills it."""
+    """/dev/shm counts against the memory limit of the container that writes to it."""
     for container, pod in release.tritons():
         sizes = {
             each["name"]: each["emptyDir"].get("sizeLimit") for each in pod.get("volumes", []) if "emptyDir" in each

@@ -1,4 +1,4 @@
-"""The chart rendered by the real helm, and what it says looked up by kind."""
+"""Renders the chart with the real helm, and finds documents by kind."""
 
 import json
 import subprocess

@@ -16,7 +16,7 @@ from tests.processes import free_ports
 
 @contextmanager
 def answering(status: int | None) -> Iterator[int]:
-    """The port of a server that answers every request with ``status``; None: nobody listens."""
+    """The port of a server that answers every request with ``status``. None: a port without a server."""
     if status is None:
         (port,) = free_ports(1)
         yield port

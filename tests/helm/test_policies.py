@@ -1,4 +1,4 @@
-"""checkov's policies for Kubernetes and for Dockerfiles; what it may find, and why that is so."""
+"""checkov's policies for Kubernetes and for Dockerfiles, and the accepted findings with their reasons."""
 
 import json
 import subprocess

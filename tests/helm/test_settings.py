@@ -59,7 +59,7 @@ def test_each_value_of_the_gateway_arrives() -> None:
 
 
 def test_the_chart_and_the_gateway_agree_on_defaults() -> None:
-    """But for what a container needs otherwise."""
+    """Except for the values that a container needs."""
     own, charts = Settings(), settings_of(render())
     differing = {name for name in Settings.model_fields if getattr(own, name) != getattr(charts, name)}
     shutdown = {"shutdown_delay_s", "drain_s"}
@@ -123,7 +123,7 @@ def test_text_of_any_shape_arrives_unchanged() -> None:
 
 
 def test_the_reference_pipelines_are_the_image_s_own() -> None:
-    """The Dockerfile copies gateway.yaml and what its samples name to the folder that the chart points at."""
+    """The Dockerfile copies gateway.yaml and the files of its samples to the folder that the chart uses."""
     dockerfile = (ROOT / "Dockerfile").read_text()
     assert settings_of(render()).config == Path("/app/gateway.yaml")
     assert "WORKDIR /app\nCOPY gateway.yaml .\nCOPY samples samples\n" in dockerfile

@@ -1,4 +1,4 @@
-"""Routes that let streams through, and who may reach which port."""
+"""Routes that support streams, and access to the ports."""
 
 from tests.helm.rendering import Document, render, the
 

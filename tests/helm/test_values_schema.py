@@ -1,4 +1,4 @@
-"""values.schema.json is closed: nothing misspelt and nothing out of range gets through helm."""
+"""values.schema.json is closed: helm rejects misspelt keys and values out of range."""
 
 import json
 import pathlib
@@ -169,7 +169,7 @@ def objects(node: Any, place: Path = ()) -> Iterator[tuple[Path, Document]]:
 
 
 def test_it_is_closed_at_every_level() -> None:
-    """Maps of free names say what their values are; what Kubernetes defines is handed on as it is."""
+    """Maps with free keys define the type of their values; objects of Kubernetes are passed through."""
     for place, schema in objects(SCHEMA):
         further = schema.get("additionalProperties")
         assert place in HANDED_ON or further is False or isinstance(further, dict), place

@@ -1,4 +1,4 @@
-"""The table of values in the chart's README is what values.yaml says."""
+"""The table of values in the chart's README matches values.yaml."""
 
 import importlib.util
 import sys

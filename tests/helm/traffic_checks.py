@@ -37,7 +37,7 @@ def monitored_ports(release: Release) -> Iterator[str]:
 
 
 def network_policy_ports(release: Release) -> Iterator[str]:
-    """Every port of the pod is let in, none that it has not, and the metrics to nobody but who is named."""
+    """Exactly the ports of the pod are allowed, and the metrics only for the configured sources."""
     numbers = set(release.ports().values())
     for policy in release.of("NetworkPolicy"):
         let_in = {port["port"]: rule.get("from") for rule in policy["spec"]["ingress"] for port in rule["ports"]}

@@ -1,4 +1,4 @@
-"""Connections to a gateway with several workers: who has them, and many requests over them."""
+"""Connections to a gateway with several workers: the worker of each, and many requests over them."""
 
 import asyncio
 from collections import Counter

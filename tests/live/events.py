@@ -45,7 +45,7 @@ def lines_of(answer: httpx.Response) -> Iterator[str]:
 
 
 def read_stream(client: httpx.Client, pipeline: str, body: dict[str, Any], **options: Any) -> list[Event]:
-    """All events of a stream, checked for the promises that hold of every one."""
+    """Returns all events of a stream after checking the guarantees of every stream."""
     with client.stream("POST", f"/v1/pipelines/{pipeline}/stream", json=body, **options) as answer:
         assert answer.status_code == 200, answer.read()
         events = list(events_in(lines_of(answer)))

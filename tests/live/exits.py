@@ -16,7 +16,7 @@ STREAMED = ("scripted_stream", "stream_chain", "stream_nested")
 
 
 def pipelines(reference: dict[str, Any]) -> dict[str, Any]:
-    """``reference``: the pipelines of gateway.yaml, of which those that read text are taken over, with more time."""
+    """``reference``: the pipelines of gateway.yaml; those that read text are included, with longer timeouts."""
     inputs = {"script": {"tensor": "SCRIPT", "kind": "text"}}
     text = {"tensor": "TEXT", "kind": "text"}
     unary = {"outputs": {"text": text, "numbers": {"tensor": "NUMBERS"}}, "stream": True}

@@ -18,7 +18,7 @@ def has_redis() -> bool:
 
 @dataclass
 class RedisServer:
-    """Keeps what it holds over a restart, in ``folder``."""
+    """Keeps its data over a restart, in ``folder``."""
 
     folder: Path
     port: int

@@ -1,4 +1,4 @@
-"""The same request to Triton's own HTTP endpoint and to the gateway, and what both answered."""
+"""Sends the same request to Triton's own HTTP endpoint and to the gateway, and returns both answers."""
 
 import json
 import struct

@@ -1,4 +1,4 @@
-"""A client that stops reading is bounded in memory, then told, and its work in Triton is stopped."""
+"""For a client that stops reading, memory is limited, the stream ends, and its work in Triton is cancelled."""
 
 import asyncio
 import json
@@ -44,7 +44,7 @@ def config_path() -> Path:
 
 
 def stalled_reader(gateway: GatewayProcess, interval_s: float) -> socket.socket:
-    """A connection with a small window that has asked for an endless stream and reads nothing of it."""
+    """A connection with a small window that requests an endless stream and does not read it."""
     return asking(gateway, outputs=100_000, bytes=OUTPUT_BYTES, interval_s=interval_s)
 
 

@@ -24,7 +24,7 @@ def next_request_works(client: httpx.Client) -> Iterator[None]:
 
 
 def problem(answer: httpx.Response, status: int, code: str) -> dict[str, object]:
-    """The problem object, checked for what every one must hold."""
+    """Returns the problem object after checking the required parts."""
     assert answer.headers["content-type"] == "application/problem+json"
     found: dict[str, object] = answer.json()
     assert (answer.status_code, found["status"], found["code"]) == (status, status, code)
@@ -141,7 +141,7 @@ def test_a_hostile_request_id_is_replaced(client: httpx.Client) -> None:
     assert client.get("/health/live", headers={"X-Request-ID": "mine-1.2_3"}).headers["x-request-id"] == "mine-1.2_3"
 
 
-def test_a_body_that_says_it_is_too_large_is_not_read(gateway: GatewayProcess) -> None:
+def test_a_body_with_a_too_large_length_is_not_read(gateway: GatewayProcess) -> None:
     head = b"POST /v1/pipelines/ocr HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: 104857600\r\n\r\n"
     assert b" 413 " in exchange(gateway, head)
 

@@ -1,4 +1,4 @@
-"""A client that goes away cancels the work in Triton, and leaves nothing behind."""
+"""A disconnect cancels the work in Triton, and no resources remain."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ def request_bytes(path: str, body: dict[str, Any]) -> bytes:
 async def leave_after(
     gateway: GatewayProcess, request: bytes, until: bytes = b"", pause_s: float = 0.0
 ) -> tuple[bytes, float]:
-    """Sends a request, reads until ``until`` was seen, waits, leaves; what was read, and when it left."""
+    """Sends a request, reads until ``until``, waits and disconnects. Returns the received bytes and the time."""
     address = urlsplit(gateway.url)
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
     try:

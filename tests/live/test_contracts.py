@@ -1,4 +1,4 @@
-"""The growing-token fault and its like: stopped at the first response that breaks what was agreed."""
+"""The growing-token fault and similar faults are stopped at the first response that violates the contract."""
 
 import json
 import time
@@ -33,7 +33,7 @@ BROKEN = {
     ),
     "by_parameter": (2, "Output 'TOKEN_ID' has shape [4]; the contract allows at most 3 items."),
 }
-"""The outputs before the first that breaks the contract, and what is said of that one."""
+"""Returns the outputs before the first violation of the contract, and the error."""
 
 
 def pipelines(reference: dict[str, Any]) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def test_through_a_nested_ensemble(client: httpx.Client) -> None:
 
 
 class TestTheModelsOwnAssertion:
-    def test_the_detokenizer_names_what_it_was_given_and_by_whom(
+    def test_the_detokenizer_reports_the_tensor_and_its_source(
         self, client: httpx.Client, contracts: GatewayProcess
     ) -> None:
         before = violations(contracts, "by_the_model", "NEWEST_IDS")
@@ -189,7 +189,7 @@ class TestTheReferenceChain:
 
 
 def steps_after(triton: EmbeddedTriton, act: Callable[[], object]) -> int:
-    """How often the detokenizer was run from then on, until nothing came any more."""
+    """Returns the number of later executions of the detokenizer."""
     before = executions(triton, "text_detokenize")
     act()
 

@@ -111,7 +111,7 @@ def test_without_repair_readiness_fails_until_a_reload(own_triton: EmbeddedTrito
 
 @pytest.mark.full
 def test_several_workers_repair_the_model_once(own_triton: EmbeddedTriton, tmp_path: Path) -> None:
-    """Every worker meets the dead process; the supervisor counts it, repairs it, and tells them."""
+    """Every worker encounters the dead process; the supervisor counts it, repairs it, and notifies the workers."""
     with gateway_of(own_triton, tmp_path, repair="true", workers="2") as gateway:
         assert {ask(gateway).status_code for _ in range(8)} == {200}
         kill_processes_of(own_triton, "scripted")

@@ -58,7 +58,7 @@ def direct() -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("page", "command", "answer"), commands(), ids=[each[0] for each in commands()])
-def test_a_printed_command_answers_what_the_page_says(
+def test_a_printed_command_has_the_printed_answer(
     page: str, command: str, answer: str, gateway: GatewayProcess, require: Require
 ) -> None:
     require(shutil.which("curl"), "there is no curl")

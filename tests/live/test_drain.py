@@ -18,7 +18,7 @@ CONFIG = str(LIVE / "gateway.yaml")
 
 
 class Upload:
-    """A POST over a socket of its own, whose body is sent in two halves."""
+    """A POST over a separate socket, with the body in two halves."""
 
     def __init__(self, gateway: GatewayProcess, path: str, body: bytes) -> None:
         url = httpx.URL(gateway.url)

@@ -1,4 +1,4 @@
-"""Early exits over real wires: through every way of composing models, whole or partial, and never somebody else's."""
+"""Early exits with the real Triton: every kind of composed model, whole or partial, and never for another request."""
 
 import asyncio
 import io
@@ -153,7 +153,7 @@ class TestManyOutputs:
         assert (last.data["reason"], last.data["early_exit"]) == ("early_exit", reason)
 
     @pytest.mark.parametrize("outputs", [0, 2])
-    def test_joined_it_keeps_what_was_written(self, client: httpx.Client, pipeline: str, outputs: int) -> None:
+    def test_the_joined_answer_keeps_written_outputs(self, client: httpx.Client, pipeline: str, outputs: int) -> None:
         answer = client.post(f"/v1/pipelines/{pipeline}", json=script(outputs, error=error(signed="proven")))
         assert answer.json() == {"text": "word " * outputs, "token_id": [0] * outputs, "early_exit": "proven"}
 
@@ -195,7 +195,7 @@ def script(outputs: int, **words: Any) -> dict[str, str]:
 
 
 async def all_of(exits: GatewayProcess, bodies: list[tuple[str, dict[str, Any]]]) -> list[httpx.Response]:
-    """The answers to requests that are under way at the same time: pipeline, and what httpx is to send."""
+    """Returns the answers to concurrent requests, each with its pipeline and its arguments for httpx."""
     limits = httpx.Limits(max_connections=len(bodies))
     async with httpx.AsyncClient(base_url=exits.url, timeout=60, limits=limits) as session:
         return await asyncio.gather(*(session.post(f"/v1/pipelines/{name}", **sent) for name, sent in bodies))

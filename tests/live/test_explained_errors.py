@@ -1,4 +1,4 @@
-"""Triton's opaque texts about a chain, said by the real one, and what the gateway makes of them."""
+"""Opaque errors of the real Triton about a chain, and the gateway's explanations."""
 
 import json
 from collections.abc import Iterator
@@ -116,7 +116,7 @@ def test_a_batch_that_cannot_be_split(faulty: httpx.Client) -> None:
 
 
 def test_a_deadlock(faulty: httpx.Client) -> None:
-    """The server's own text, which 2.51 could not be brought to say; a script says it in its place."""
+    """A script raises this text of the server, because no request made Triton 2.51 produce it."""
     text = "unexpected deadlock, at least one output is not set while no more ensemble steps can be made"
     problem = ask(faulty, "chain", error=["INVALID_ARG", text]).json()
     assert problem["detail"] == "An output of an ensemble was never set."
@@ -146,7 +146,7 @@ def test_a_script_that_calls_a_decoupled_model_as_an_ordinary_one(faulty: httpx.
     assert problem["hint"] == "Call 'stream_writer' with exec(decoupled=True) and read all its responses."
 
 
-def test_a_script_that_calls_what_is_not_there(faulty: httpx.Client) -> None:
+def test_a_script_that_calls_a_missing_model(faulty: httpx.Client) -> None:
     problem = ask(faulty, "declared_script", child="nowhere").json()
     assert problem["hint"] == "Load the model in Triton, or correct the name that the script calls."
 

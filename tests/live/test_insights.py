@@ -26,7 +26,7 @@ def answer(client: httpx.Client, pipeline: str, text: str, **fields: object) -> 
 
 
 def same(first: dict[str, Any], second: dict[str, Any]) -> bool:
-    """Equal but for rounding: a text's vector depends in its last bit on what else is in the batch."""
+    """Equal except for rounding: the last bit of a text's vector depends on the rest of the batch."""
     return all(
         value == pytest.approx(second[name], abs=1e-5) if isinstance(value, list) else value == second[name]
         for name, value in first.items()

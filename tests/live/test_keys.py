@@ -99,7 +99,7 @@ def test_no_spelling_of_a_path_leads_around_the_key(locked: GatewayProcess, path
 
 
 def status_of(gateway: GatewayProcess, path: str, size: int = 0) -> int:
-    """Of a POST whose path is sent as it is; ``size``: of a body that is not sent."""
+    """The status of a POST with an unmodified path. ``size``: of a body that is not sent."""
     host, port = gateway.url.removeprefix("http://").split(":")
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {size}\r\n\r\n"
     with socket.create_connection((host, int(port)), timeout=5) as connection:

@@ -1,4 +1,4 @@
-"""The linter against the real Triton: what it calls an error is refused there, or fails there, or why not is said."""
+"""The linter compared with the real Triton, which rejects each error, fails at run time, or does neither for a reason."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +20,7 @@ Triton = tuple[client.InferenceServerClient, Path]
 
 @pytest.fixture(scope="module")
 def explicit(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterator[Triton]:
-    """A Triton that loads when it is told to, and its repository, in which all is sound at the start."""
+    """A Triton with explicit model control, and its repository, which is valid at the start."""
     repository = tmp_path_factory.mktemp("explicit")
     sound(Repository(repository))
     with running_triton(EmbeddedOptions(repository, models_venv)) as triton:
@@ -28,7 +28,7 @@ def explicit(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Ite
 
 
 def load(explicit: Triton, code: str, tmp_path: Path) -> None:
-    """Puts the broken models of a code beside the sound ones and loads ``broken``."""
+    """Adds the broken models of a code to the valid models and loads ``broken``."""
     server, repository = explicit
     BROKEN[code].write(tmp_path)
     for folder in (tmp_path / "models").iterdir():
@@ -43,14 +43,14 @@ def load(explicit: Triton, code: str, tmp_path: Path) -> None:
 
 # Triton 2.51 never answers the call that loads a Python model without its script.
 @pytest.mark.parametrize("code", sorted({code for code in BROKEN if BROKEN[code].refused} - {"missing-script"}))
-def test_triton_refuses_what_is_said_to_be_refused(explicit: Triton, code: str, tmp_path: Path) -> None:
+def test_triton_refuses_the_models_with_these_errors(explicit: Triton, code: str, tmp_path: Path) -> None:
     with pytest.raises(InferenceServerException, match="broken"):
         load(explicit, code, tmp_path)
 
 
 # An auto-completed model needs a Triton that completes; this one was started without.
 @pytest.mark.parametrize("code", sorted({code for code in BROKEN if not BROKEN[code].refused} - {"unknown-edge"}))
-def test_triton_loads_what_only_the_linter_sees(explicit: Triton, code: str, tmp_path: Path) -> None:
+def test_triton_loads_models_that_only_the_linter_rejects(explicit: Triton, code: str, tmp_path: Path) -> None:
     load(explicit, code, tmp_path)
 
 
@@ -97,7 +97,7 @@ def test_a_running_triton_with_the_reference_models_is_clean(
 
 
 @pytest.mark.full
-def test_serve_logs_what_it_finds_and_serves(
+def test_serve_logs_the_findings_and_serves(
     models_venv: Path, start_gateway: StartGateway, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     repository = Repository(tmp_path_factory.mktemp("unordered"))

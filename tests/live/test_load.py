@@ -1,4 +1,4 @@
-"""More requests than the real Triton can answer: what is refused was never sent, and every slot is given back."""
+"""More requests than the real Triton can answer: refused requests are never sent, and every slot is released."""
 
 import asyncio
 import json
@@ -25,9 +25,7 @@ async def page(gateway: GatewayProcess) -> str:
         return (await client.get(f"{gateway.admin_url}/metrics")).text
 
 
-async def test_what_cannot_be_answered_in_time_is_refused_and_never_sent(
-    gateway: GatewayProcess, tmp_path: Path
-) -> None:
+async def test_requests_that_would_be_late_are_refused_and_never_sent(gateway: GatewayProcess, tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     journal.touch()
     async with httpx.AsyncClient(base_url=gateway.url, timeout=30, limits=httpx.Limits(max_connections=None)) as client:
@@ -57,7 +55,7 @@ async def test_what_cannot_be_answered_in_time_is_refused_and_never_sent(
     assert 'triton_gateway_in_flight_limit{model="scripted"}' in metrics
 
 
-async def test_streams_beyond_the_limit_wait_or_are_refused_and_end_with_all_slots_free(
+async def test_streams_above_the_limit_wait_or_are_refused(
     gateway: GatewayProcess,
 ) -> None:
     body = {"pipeline": "scripted_patient", "inputs": script(responses=[{"text": "a"}])}

@@ -56,7 +56,7 @@ def pinging(
 def proxied(
     pinging: GatewayProcess, tmp_path_factory: pytest.TempPathFactory, require: Require
 ) -> Iterator[httpx.Client]:
-    """A client of nginx in front of the gateway; httpx accepts gzip by itself."""
+    """A client of nginx in front of the gateway; httpx accepts gzip by default."""
     nginx = shutil.which("nginx", path="/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin")
     require(nginx, "there is no nginx: `make system-packages` installs it")
     folder, (port,) = tmp_path_factory.mktemp("nginx"), free_ports(1)
@@ -79,7 +79,7 @@ def answers(client: httpx.Client) -> bool:
         return False
 
 
-def test_this_nginx_does_compress_what_may_be(proxied: httpx.Client) -> None:
+def test_this_nginx_compresses_other_answers(proxied: httpx.Client) -> None:
     assert proxied.get("/v1/pipelines").headers["content-encoding"] == "gzip"
 
 

@@ -1,4 +1,4 @@
-"""``generate`` and ``generate_stream`` beside Triton's own: the cases of Triton's tests of them, and more."""
+"""``generate`` and ``generate_stream`` compared with Triton's own: the cases of Triton's tests, and more."""
 
 import gzip
 import json
@@ -104,7 +104,7 @@ def test_missing_inputs_are_400(both: Both, path: str, request_: dict[str, Any])
         {"id": 4},
     ],
 )
-def test_wrong_types_are_400_where_triton_says_500(both: Both, path: str, changed: dict[str, Any]) -> None:
+def test_wrong_types_are_400_where_triton_returns_500(both: Both, path: str, changed: dict[str, Any]) -> None:
     theirs, ours = both.post(path, body_of({**ONE, **changed}))
     assert (theirs.status_code, ours.status_code) == (500, 400)
     assert list(ours.json()) == ["error"]
@@ -220,7 +220,7 @@ def test_models_that_are_not_decoupled(both: Both) -> None:
 
 
 def test_a_character_that_is_split_between_responses_stays_whole(both: Both) -> None:
-    """Triton sends each half as it is, which is no UTF-8."""
+    """Triton sends each half unchanged, which is not valid UTF-8."""
     script = json.dumps({"texts": ["61c3", "bc", "e2"]})
     theirs, ours = both.post("/v2/models/scripted_stream/generate_stream", body_of({"SCRIPT": script}))
     assert b'\xc3"' in theirs.content

@@ -1,4 +1,4 @@
-"""``/v2/models/{model}/infer`` beside Triton's own HTTP endpoint: equal tensors, and equal kinds of status."""
+"""``/v2/models/{model}/infer`` compared with Triton's own HTTP endpoint: equal tensors, and equal classes of status."""
 
 import gzip
 import json
@@ -273,7 +273,7 @@ class TestRefusals:
         assert (theirs // 100, ours) == (4, 400)
 
     @pytest.mark.parametrize("case", list(MALFORMED))
-    def test_malformed_requests_are_400_where_triton_says_500(self, both: Both, case: str) -> None:
+    def test_malformed_requests_are_400_where_triton_returns_500(self, both: Both, case: str) -> None:
         assert refused(both, BATCHED, MALFORMED[case]) == (500, 400)
 
     @pytest.mark.parametrize(
@@ -447,7 +447,7 @@ class TestCalls:
         assert (line["path"], line["pipeline"], line["outcome"]) == ("/v2/models/scripted/infer", "-", "ok")
         assert line["triton_request_id"]
 
-    def test_a_name_that_a_caller_made_up_is_no_label(self, both: Both, gateway: GatewayProcess) -> None:
+    def test_an_invented_name_does_not_become_a_label(self, both: Both, gateway: GatewayProcess) -> None:
         both.gateway.post("/v2/models/made_up/infer", content=script())
         assert "made_up" not in httpx.get(f"{gateway.admin_url}/metrics").text
 

@@ -232,7 +232,7 @@ class TestLeaving:
 
 class TestEmbeddings:
     def test_texts_are_the_pipelines_vectors(self, sdk: openai.OpenAI, client: httpx.Client) -> None:
-        """The client asks for base64 by itself."""
+        """The client requests base64 by default."""
         answer = sdk.embeddings.create(model="embed", input=TEXTS[:3])
         for text, item in zip(TEXTS, answer.data, strict=False):
             assert np.allclose(item.embedding, own(client, "embed", text=text)["embedding"], atol=1e-6)

@@ -1,4 +1,4 @@
-"""Resumable streams in Redis: two gateways, a real redis-server, and what may happen to each of them."""
+"""Resumable streams in Redis: two gateways, a real redis-server, and their failures."""
 
 import asyncio
 import json
@@ -194,7 +194,7 @@ def patient_pair(settings: dict[str, str], start_gateway: StartGateway, tmp_path
 
 @pytest.mark.full
 async def test_2000_readers_of_200_streams_over_one_redis(patient_pair: Pair, redis: RedisServer) -> None:
-    """Every reader gets every event, and no stream is taken for one whose owner died."""
+    """Every reader gets every event, and no owner of a stream counts as dead."""
     here, there = patient_pair
     outputs = 15
     slots = asyncio.Semaphore(16)

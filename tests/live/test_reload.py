@@ -1,4 +1,4 @@
-"""A running gateway's gateway.yaml is edited: what cannot be served keeps its last good form, and readiness stays."""
+"""A running gateway's gateway.yaml is edited: an unservable pipeline keeps its previous version."""
 
 import threading
 from collections.abc import Iterator

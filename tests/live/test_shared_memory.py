@@ -185,7 +185,7 @@ def test_a_caller_cannot_name_a_region(gateway: GatewayProcess, name: str) -> No
 
 
 class TestSlowModel:
-    """A model that goes on after its call was abandoned."""
+    """A model that continues after its call was abandoned."""
 
     @pytest.fixture
     async def lane(self, triton: EmbeddedTriton) -> AsyncIterator[tuple[TritonEngine, Lane]]:

@@ -56,7 +56,7 @@ def own_triton(models_venv: Path, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture
 def mortal(own_triton: EmbeddedTriton, tmp_path: Path) -> Iterator[tuple[EmbeddedTriton, GatewayProcess]]:
-    """A Triton and a gateway of its own, for a test that kills models or servers."""
+    """A separate Triton and gateway, for a test that kills models or servers."""
     settings = {"triton_url": own_triton.grpc_url, "config": CONFIG, "drain_s": "1"}
     with running_gateway(tmp_path / "gateway", **settings) as gateway:
         yield own_triton, gateway
@@ -183,7 +183,7 @@ def test_triton_killed(mortal: tuple[EmbeddedTriton, GatewayProcess]) -> None:
 
 
 def test_the_models_process_dies(mortal: tuple[EmbeddedTriton, GatewayProcess]) -> None:
-    """Triton tells now and then; else it is silent. The last test, because nobody repairs the model."""
+    """Triton reports this only sometimes. This test is the last, because the model is not repaired."""
     with httpx.Client(base_url=mortal[1].url, timeout=20) as client:
         events = read_stream(client, "scripted_stream", script(outputs=2, then="crash"))
     assert [event.name for event in events] == ["output", "output", "error"]

@@ -43,7 +43,7 @@ def collector() -> Iterator[Collector]:
 def traced(
     collector: Collector, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config, models_venv: Path
 ) -> Iterator[GatewayProcess]:
-    """A gateway with an embedded Triton of its own, as ``serve --embedded`` starts it."""
+    """A gateway with its own embedded Triton, as started by ``serve --embedded``."""
     folder = tmp_path_factory.mktemp("traced")
     repository = folder / "models"
     repository.mkdir()

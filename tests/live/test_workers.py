@@ -101,7 +101,7 @@ def test_promtool_reports_nothing(pair: GatewayProcess, require: Require) -> Non
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_resumable_streams_are_off_and_the_log_says_so_once(pair: GatewayProcess) -> None:
+def test_resumable_streams_are_off_and_this_is_logged_once(pair: GatewayProcess) -> None:
     answer = httpx.post(f"{pair.url}/v1/streams", json={"pipeline": "scripted_stream", "inputs": {}})
     assert (answer.status_code, answer.json()["code"]) == (501, "resumable_streams_off")
     assert sum("resumable_streams_off" in str(line["message"]) for line in pair.json_lines()) == 1
@@ -118,7 +118,7 @@ def test_the_readiness_of_the_admin_port_names_the_workers(pair: GatewayProcess)
 
 
 def test_each_worker_follows_the_file(pair: GatewayProcess, config: Path) -> None:
-    """A worker that starts while the file is broken serves what the others serve."""
+    """A worker that starts while the file is invalid serves the same pipelines as the others."""
     deaths, good = pair.metric("worker_deaths_total"), config.read_text()
     config.write_text("pipelines: [")
     eventually(lambda: pair.metric("config_reload_failed") == 1, WITHIN_S)

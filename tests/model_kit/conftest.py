@@ -1,4 +1,4 @@
-"""The models' kit is not installed beside the gateway: its tests put it on the path."""
+"""model_kit is not installed in the gateway's environment, so its tests add it to the path."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A step refuses a tensor that is not what was agreed, in words that the gateway can take apart."""
+"""A step rejects a tensor that violates the contract, with a message that the gateway can parse."""
 
 import numpy as np
 import pytest

@@ -18,7 +18,7 @@ def encoded(image, file_format="PNG", **options):
 
 
 def png_that_claims(width, height):
-    """A PNG whose header promises a size that its few bytes of data do not hold."""
+    """A PNG whose header has a size that does not match its few bytes of data."""
 
     def chunk(kind, data):
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

@@ -1,4 +1,4 @@
-"""A signed marker is what the gateway accepts for this request, and for nothing else."""
+"""The gateway accepts a signed marker only for its own request."""
 
 import pytest
 from model_kit.outcomes import EarlyExit
@@ -45,6 +45,6 @@ def test_the_key_is_read_from_the_environment_of_triton():
 
 
 @pytest.mark.parametrize("environment", [{}, {"EARLY_EXIT_KEY": ""}])
-def test_a_model_without_the_key_says_which_variable_it_needs(environment):
+def test_a_model_without_the_key_names_the_missing_variable(environment):
     with pytest.raises(RuntimeError, match=r"EARLY_EXIT_KEY is not set.*GATEWAY_EARLY_EXIT_KEY"):
         key_of(environment)

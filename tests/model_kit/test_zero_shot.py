@@ -7,7 +7,7 @@ AXES = ("cats", "dogs", "fish")
 
 
 class Words:
-    """Encodes a text as the direction of the axes that it names, and notes what it was asked."""
+    """Encodes a text as the direction of the axes that it names, and records its inputs."""
 
     def __init__(self):
         self.asked = []
@@ -48,7 +48,7 @@ def test_scores_follow_the_order_of_the_labels(classify):
     assert reversed_scores.tolist() == [scores[0, ::-1].tolist()]
 
 
-def test_every_row_has_labels_of_its_own(classify):
+def test_every_row_has_its_own_labels(classify):
     best, _ = answer_of(classify, np.float32([[1, 0, 0], [1, 0, 0]]), as_bytes(["dogs", "fish"], ["fish", "cats"]))
     assert best[1] == b"cats"
 

@@ -81,7 +81,7 @@ writer.flush(20)
 
 
 def test_lines_of_several_processes_are_not_mixed() -> None:
-    """Each write is larger than what the kernel writes to a pipe in one piece."""
+    """Each write is larger than the kernel's limit for atomic writes to a pipe."""
     reader, writer_end = os.pipe()
     lock = os.memfd_create("lock")
     letters = b"ab"

@@ -155,7 +155,7 @@ def test_the_id_of_a_stream_is_masked(
     assert line_of(RequestRecord("rid", "GET", path), metrics, caplog)["path"] == logged
 
 
-def test_work_that_outlives_its_request_has_a_record_of_its_own(metrics: Metrics) -> None:
+def test_work_after_the_end_of_its_request_has_its_own_record(metrics: Metrics) -> None:
     first = inference()
     own = first.handed_over()
     own.fail(TooManyRequests("full"))

@@ -1,4 +1,4 @@
-"""A StructuredLogger writes the same lines as ``logging``, and makes no LogRecord while nothing needs it."""
+"""A StructuredLogger writes the same lines as ``logging``, and creates a LogRecord only if necessary."""
 
 import json
 import logging
@@ -32,7 +32,7 @@ _numbers = count()
 
 @pytest.fixture
 def name() -> str:
-    """A logger of its own for each test."""
+    """A separate logger for each test."""
     return f"structured{next(_numbers)}"
 
 

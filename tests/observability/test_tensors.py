@@ -1,4 +1,4 @@
-"""The tensor log says what arrived over the wire, never a value."""
+"""The tensor log describes the tensors on the wire, but never contains values."""
 
 import logging
 

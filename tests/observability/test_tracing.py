@@ -59,7 +59,7 @@ def test_the_callers_context_is_read_of_its_headers() -> None:
 
 
 @pytest.mark.parametrize("traceparents", [[], ["garbage"], [CALLER.traceparent, CALLER.traceparent]])
-def test_not_exactly_one_valid_header_is_no_context(traceparents: list[str]) -> None:
+def test_context_needs_exactly_one_valid_header(traceparents: list[str]) -> None:
     assert trace_of(traceparents, ["a=1"]) is None
 
 
@@ -126,7 +126,7 @@ async def test_only_server_faults_mark_a_span_as_error(
     assert "secret" not in str(seen)
 
 
-async def test_a_stream_span_says_what_came_of_it(tracer: Tracer, collector: Collector) -> None:
+async def test_a_stream_span_has_the_result(tracer: Tracer, collector: Collector) -> None:
     span = tracer.start("stream p", Kind.INTERNAL, CALLER)
     end_stream_span(span, outputs=3, outcome=Outcome.MODEL_ERROR, error=ModelError("x"), early_exit=None)
     (seen,) = await sent(tracer, collector)
@@ -200,7 +200,7 @@ async def test_a_name_of_the_operators_own_is_kept(monkeypatch: pytest.MonkeyPat
 async def test_closing_does_not_wait_for_a_collector_that_is_silent(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its system takes the connection, and nobody answers."""
+    """The system accepts the connection, but there is no answer."""
     monkeypatch.setattr("app.observability.otlp.CLOSE_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent, caplog.at_level(logging.CRITICAL):
         tracer = OtlpTracer(f"http://127.0.0.1:{silent.getsockname()[1]}/v1/traces", "1.2.3")

@@ -1,4 +1,4 @@
-"""Bodies that are malformed, hostile or merely wrong: the answer names what is wrong and repeats nothing of it."""
+"""Malformed, hostile and invalid bodies: the answer names the problems and never repeats input."""
 
 import json
 from contextlib import suppress
@@ -74,7 +74,7 @@ class TestMalformedJson:
         assert type(refusal(text)) is InvalidJson
 
     @pytest.mark.parametrize("text", [b"[]", b"1", b"null", b'"x"', b"true", b"[{}]"])
-    def test_json_that_is_no_object(self, text: bytes) -> None:
+    def test_json_that_is_not_an_object(self, text: bytes) -> None:
         assert type(refusal(text)) is InvalidRequest
 
     @pytest.mark.parametrize("where", ["x", "note", "doc", "image", "n", "unknown"])
@@ -128,7 +128,7 @@ class TestFields:
     def test_reserved_names_are_unknown(self, name: str) -> None:
         assert refusal(body(**{name: 1})).errors[0].problem == "is not a field of this pipeline"
 
-    def test_everything_that_is_wrong_is_said_at_once(self) -> None:
+    def test_all_problems_are_reported_together(self) -> None:
         error = refusal(b'{"x": ["a"], "zzz": 1, "n": 1.5}')
         assert {found.field: found.problem for found in error.errors} == {
             "zzz": "is not a field of this pipeline",
@@ -155,7 +155,7 @@ class TestFields:
             error = refusal(body(**fields))
             assert "s3cret" not in repr((error.detail, error.hint, error.errors))
 
-    def test_json_inside_a_field_that_is_no_utf8(self) -> None:
+    def test_json_in_a_field_that_is_not_utf8(self) -> None:
         error = refusal(b'{"x": [], "note": "", "doc": {"a": "\xff"}}')
         assert error.errors[0].problem == "is not UTF-8 text"
 

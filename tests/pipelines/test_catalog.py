@@ -1,4 +1,4 @@
-"""The catalog follows the file and the models: what changes applies whole and warm, what is broken keeps the old."""
+"""The catalog follows the file and the models: valid changes are warmed up and applied, invalid changes are ignored."""
 
 import asyncio
 import dataclasses
@@ -237,7 +237,7 @@ class TestFollowingTheFile:
 
 
 class TestReloading:
-    """A change is a transaction for each pipeline: what cannot be served keeps its last good form."""
+    """Each pipeline is changed separately: a pipeline that cannot be served keeps its previous version."""
 
     @pytest.mark.parametrize(
         ("broken", "said"),

@@ -1,4 +1,4 @@
-"""An answer, response by response: values, whole characters, what was never written, and how it ended."""
+"""Collects an answer from responses: values, whole characters, missing outputs, and its end."""
 
 from typing import Any
 
@@ -56,7 +56,7 @@ def test_incomplete_characters_are_replaced_at_the_end(pieces: list[bytes], apar
     assert "".join(texts) == b"".join(pieces).decode("utf-8", "replace")
 
 
-def test_a_response_without_outputs_is_no_output() -> None:
+def test_a_response_without_outputs_creates_no_output_event() -> None:
     assert collector(streamed()).add(InferenceResponse({}, is_final=True)) is None
 
 

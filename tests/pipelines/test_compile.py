@@ -1,4 +1,4 @@
-"""A pipeline's words against its model: what does not fit is refused with the key, what is left out is derived."""
+"""Compares a pipeline's declaration with its model: reports mismatches with the key, derives omitted values."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def test_undeclared_fields_are_derived() -> None:
     assert [(field.name, field.spec.kind) for field in p.outputs] == [("Y", "number"), ("TEXT", "text")]
 
 
-def test_a_tensor_that_a_parameter_fills_is_no_derived_input() -> None:
+def test_a_tensor_of_a_parameter_is_not_a_derived_input() -> None:
     p = pipeline(CONFIG, parameters={"note": {"type": "string", "tensor": "NOTE"}})
     assert [field.name for field in p.inputs] == ["X"]
 

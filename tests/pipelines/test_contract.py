@@ -37,7 +37,7 @@ def test_the_shape_agreed() -> None:
     assert failing_at(TensorContract("T", shape=(1,)), of_shape(1, 1)) == 0
 
 
-def test_the_batch_dimension_is_no_part_of_the_shape() -> None:
+def test_the_shape_excludes_the_batch_dimension() -> None:
     contract = TensorContract("T", shape=(1,), takes_batch=True)
     assert failing_at(contract, of_shape(1, 1), of_shape(1, 2)) == 1
     assert failing_at(contract, of_shape(2, 1)) == 0
@@ -53,7 +53,7 @@ def test_responses_without_the_tensor_say_nothing() -> None:
     assert failing_at(contract, response(), InferenceResponse({})) == -1
 
 
-def test_the_detail_says_what_was_seen_and_what_was_agreed() -> None:
+def test_the_detail_has_the_actual_and_the_declared_size() -> None:
     with pytest.raises(ContractViolation) as caught:
         ContractCheck({"T": TensorContract("T", max_items=1)}).check(of_shape(2))
     assert caught.value.tensor == "T"

@@ -1,7 +1,7 @@
-"""When an error is an early exit: only by the pipeline's rules, for the whole message, never because a user wrote it.
+"""An error is an early exit only by the pipeline's rules and its whole message, never because of a user's text.
 
 An attacker here writes any text into a model's error, knows the rules, the markers, the names of all models and the ids
-of other requests; what nobody outside knows is the id that the gateway gave this request, and the key.
+of other requests. The attacker does not know the gateway's id of this request, and the key.
 """
 
 import hashlib
@@ -82,7 +82,7 @@ class TestGenuineExits:
         )
         assert both.reason_of_error(UpstreamError("ALREADY_EXISTS", MARKER), RID) == "first"
 
-    def test_a_marker_says_which_of_several_reasons(self) -> None:
+    def test_a_marker_selects_one_of_several_reasons(self) -> None:
         both = EarlyExitRules(
             tuple(EarlyExitRule(reason=name, error=SIGNED) for name in ("no_text", "no_face")), ENSEMBLES, KEY
         )
@@ -150,11 +150,11 @@ SPOOFS = [
 class TestSpoofs:
     @pytest.mark.parametrize("match", [EXACT, MATCHED])
     @pytest.mark.parametrize("message", SPOOFS)
-    def test_a_text_around_the_marker_is_no_exit(self, match: ErrorMatch, message: str) -> None:
+    def test_a_marker_with_text_around_it_is_not_an_exit(self, match: ErrorMatch, message: str) -> None:
         assert reason(match, message) is None
 
     @pytest.mark.parametrize("digits", ["\u0663", "\u0967", "\U0001d7d7"])
-    def test_digits_of_other_scripts_match_only_if_the_rule_says_so(self, digits: str) -> None:
+    def test_digits_of_other_scripts_match_only_if_the_rule_allows_it(self, digits: str) -> None:
         ascii_only = ErrorMatch(code="any", message_pattern=r"EXIT [0-9]+")
         assert reason(ascii_only, f"EXIT {digits}") is None
         assert reason(ascii_only, "EXIT 9") == "no_text"
@@ -231,7 +231,7 @@ class TestOutputs:
         assert rule.reason_of_outputs({"W"}, set()) == "no"
 
 
-# What an attacker composes messages of: Triton's own words, the markers, names and ids of others, and anything at all.
+# The parts of an attacker's messages: Triton's texts, the markers, names and ids of other requests, and any text.
 PIECES = st.one_of(
     st.sampled_from(
         [

@@ -1,4 +1,4 @@
-"""Faults with the pipeline's graph beside them; what the real server says is in tests/live/test_explained_errors.py."""
+"""Faults with the pipeline's graph. tests/live/test_explained_errors.py has the messages of the real server."""
 
 from pathlib import Path
 

@@ -33,7 +33,7 @@ async def test_models_of_pipelines_and_of_the_key_oip_are_exposed(tmp_path: Path
         catalog.exposed.config("d")
 
 
-async def test_a_changed_file_changes_what_is_exposed(tmp_path: Path) -> None:
+async def test_a_changed_file_changes_the_exposed_models(tmp_path: Path) -> None:
     catalog = await catalog_of(tmp_path, "oip: {models: [c]}")
     (tmp_path / "gateway.yaml").write_text(PIPELINE + "oip: {models: [b]}")
     await catalog.follow_file()

@@ -13,7 +13,7 @@ from tests.fakes.models import model, pipeline
 
 
 def one_input(text: str, max_batch_size: int = 0, *, batch: bool = False, **spec: Any) -> Pipeline:
-    """A pipeline with the input ``x`` alone, over the tensor that ``text`` describes."""
+    """A pipeline with only the input ``x``, whose tensor is described by ``text``."""
     kind = {} if "BYTES" not in text or "kind" in spec else {"kind": "text"}
     config = model(text, max_batch_size=max_batch_size)
     return pipeline(config, inputs={"x": {"tensor": text.partition(" ")[0], **kind, **spec}}, batch=batch)
@@ -252,7 +252,7 @@ class TestTypes:
         assert problems(one_input("X BOOL [1]"), f'{{"x": {value}}}')
 
     @pytest.mark.parametrize("value", ["1.0", "1e3", "1.5"])
-    def test_a_float_is_no_integer(self, value: str) -> None:
+    def test_a_float_is_not_an_integer(self, value: str) -> None:
         assert problems(one_input("X INT32 [1]"), f'{{"x": {value}}}') == {
             "x": "must be an integer or a list, not a decimal number"
         }

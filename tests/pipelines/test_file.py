@@ -105,7 +105,7 @@ def test_a_wrong_value_of_a_union_is_reported_once(path: Path) -> None:
     assert {line.split(" is wrong")[0] for line in said.splitlines()} == {"6: pipelines.ocr.contract.Y.max_items"}
 
 
-def test_every_complaint_has_a_line_of_its_own(path: Path) -> None:
+def test_every_complaint_has_its_own_line(path: Path) -> None:
     said = complaint_about(path, GOOD + "    timeout: 5\n    batch: 1\n")
     assert len(said.splitlines()) == 2
 

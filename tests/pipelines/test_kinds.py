@@ -103,12 +103,12 @@ class TestText:
 
 class TestJson:
     @pytest.mark.parametrize("value", [{"a": [1, 2]}, [1, [2]], [], "text", 1.5, True, None])
-    def test_any_json_comes_back_as_it_is(self, value: Any) -> None:
+    def test_any_json_is_returned_unchanged(self, value: Any) -> None:
         array = to_array_of("json", BYTES)(orjson.dumps(value))
         assert written("json", BYTES, array.reshape(1)) == [value]
         assert written("json", BYTES, bytes_array([orjson.dumps(value)] * 2, (2, 1))) == [[value], [value]]
 
-    def test_an_output_that_is_no_json_is_an_error(self) -> None:
+    def test_an_output_with_invalid_json_is_an_error(self) -> None:
         with pytest.raises(orjson.JSONDecodeError):
             from_array_of("json", BYTES)(bytes_array([b"{"], (1,)))
 

@@ -35,7 +35,7 @@ KINDS = {"NOTE": "text", "W": "text", "T": "text", "DOC": "json", "FILE": "binar
 
 
 def every_kind() -> Pipeline:
-    """A pipeline in which each input is optional, so that a body may hold any of them."""
+    """A pipeline in which each input is optional, so that a body may contain any of them."""
     inputs = {
         tensor.name.lower(): {"tensor": tensor.name, "kind": KINDS.get(tensor.name, "number"), "optional": True}
         for tensor in CONFIG.inputs
@@ -145,7 +145,7 @@ def test_a_large_array_arrives_whole() -> None:
         ("g", "[" + "1," * 65_536 + "1]", "must be nested 2 lists deep, not 1"),
     ],
 )
-def test_counts_are_bounded_by_what_is_declared(field: str, value: str, problem: str) -> None:
+def test_counts_are_limited_by_the_declaration(field: str, value: str, problem: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         P.request_of_json(f'{{"{field}": {value}}}'.encode())
     assert [(found.field, found.problem) for found in caught.value.errors] == [(field, problem)]

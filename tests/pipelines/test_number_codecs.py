@@ -53,7 +53,7 @@ def list_codec(*given: Any) -> NumberCodec:
 
 
 def compiled() -> Pipeline:
-    """Each input is optional, so that a body may hold any of them."""
+    """Each input is optional, so that a body may contain any of them."""
     inputs = {
         name: {"tensor": tensor.name, "optional": True, **BOUNDS.get(name, {})} for name, tensor in FIELDS.items()
     }

@@ -55,7 +55,7 @@ class TestShapes:
         assert given(field("Y BYTES [1]", kind=kind), bytes_array([b"ab"], (1,))) == value
         assert given(field("Y BYTES [-1,1]", kind=kind), bytes_array([b"ab"] * 2, (2, 1))) == [[value]] * 2
 
-    def test_json_is_given_as_it_is(self) -> None:
+    def test_json_is_passed_unchanged(self) -> None:
         assert given(field("Y BYTES [1]", kind="json"), bytes_array([b"[1, 2]"], (1,))) == [1, 2]
         assert given(field("Y BYTES [-1]", kind="json"), bytes_array([b"[1]", b"{}"], (2,))) == [[1], {}]
 

@@ -39,19 +39,19 @@ def test_every_request_has_an_unguessable_id() -> None:
     assert all(len(each) == 32 for each in ids)
 
 
-def test_all_problems_of_the_values_are_said_at_once() -> None:
+def test_all_problems_of_the_values_are_reported_together() -> None:
     with pytest.raises(InvalidInput) as caught:
         pipeline(model(["X FP32 [2]", "Y FP32 [3]"])).request_of_json(b'{"X": [1], "Y": []}')
     assert [found.field for found in caught.value.errors] == ["X", "Y"]
 
 
-def test_a_pipeline_that_does_not_stream_says_so() -> None:
+def test_a_pipeline_without_streams_reports_it() -> None:
     with pytest.raises(InvalidRequest):
         pipeline(CONFIG).stream_spec()
     assert pipeline(CONFIG, stream=True).stream_spec().progress_s == 30
 
 
-def test_the_deadline_is_a_parameter_of_a_pipeline_that_declares_one() -> None:
+def test_the_deadline_is_sent_as_the_declared_parameter() -> None:
     p = pipeline(CONFIG, deadline_parameter="until_ms", parameters={"n": {"type": "integer"}})
     request = p.request_of_json(b'{"X": [1, 2], "Y": 3, "n": 4}')
     before_ms = time.time() * 1000
@@ -74,7 +74,7 @@ class TestEarlyExitOfAnError:
     def test_an_exit_by_the_rules(self) -> None:
         assert self.P.early_exit_of(refusal("EXIT"), "rid") == "no"
 
-    def test_an_error_without_upstream_is_raised_as_it_is(self) -> None:
+    def test_an_error_without_upstream_is_raised_unchanged(self) -> None:
         error = UpstreamUnavailable("gone")
         with pytest.raises(UpstreamUnavailable) as caught:
             self.P.early_exit_of(error, "rid")

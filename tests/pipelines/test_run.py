@@ -70,7 +70,7 @@ class TestAnOrdinaryModel:
         with pytest.raises(ContractViolation, match="'IDS' was not written"):
             await ran(self.P, response(tensor("TEXT", BYTES, [b"hi"])))
 
-    async def test_a_partial_result_keeps_what_was_written(self) -> None:
+    async def test_a_partial_result_keeps_the_written_outputs(self) -> None:
         p = pipeline(model([], OUTPUTS), outputs=WORDS, early_exit=[{"reason": "no_ids", "missing": ["IDS"]}])
         answer = response(tensor("TEXT", BYTES, [b"hi"]), tensor("SCORE", "FP32", [0.5]))
         assert await ran(p, answer) == ({"text": "hi", "ids": [], "reason": None, "score": 0.5}, "no_ids")

@@ -102,7 +102,7 @@ def test_an_error_needs_a_code_that_grpc_has() -> None:
 @pytest.mark.parametrize(
     "words", [{}, {"missing": ["Y"], "empty": ["Y"]}, {"missing": []}, {"empty": []}, {"error": {}}]
 )
-def test_a_rule_says_one_thing_and_not_nothing(words: dict[str, Any]) -> None:
+def test_a_rule_has_exactly_one_condition(words: dict[str, Any]) -> None:
     refused(EarlyExitRule, reason="x", **words)
 
 

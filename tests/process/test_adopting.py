@@ -1,4 +1,4 @@
-"""A gateway.yaml that is made after the start is taken."""
+"""A gateway.yaml that is created after the start is loaded."""
 
 import asyncio
 import logging

@@ -40,7 +40,7 @@ def settings_of(files: dict[str, Any], *names: str, **more: Any) -> Settings:
         ("ca", {"triton_token_file": Path("/nowhere/token")}, "/nowhere/token: cannot be read"),
     ],
 )
-def test_what_cannot_be_used_is_refused(files: dict[str, Any], names: str, more: dict[str, Any], said: str) -> None:
+def test_invalid_input_is_refused(files: dict[str, Any], names: str, more: dict[str, Any], said: str) -> None:
     with pytest.raises(SettingsError) as caught:
         check_credentials(settings_of(files, *names.split(), **more))
     assert said in str(caught.value)

@@ -1,4 +1,4 @@
-"""A name in a key's scope that nobody serves is reported, with the nearest name."""
+"""A name in a key's scope that does not exist is reported, with the nearest name."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Both logs: what a live reader is given, and what one that comes back can still have."""
+"""Both logs: the events for a live reader, and the events that are available after a reconnect."""
 
 import asyncio
 

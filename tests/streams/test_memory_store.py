@@ -1,4 +1,4 @@
-"""The store of one process: who may read, for how long, and what ends a stream that nobody reads."""
+"""The store of one process: access, expiry, and the end of a stream without readers."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -19,7 +19,7 @@ LONG_S = 60.0
 
 
 class Numbers:
-    """An answer whose values are told by their count."""
+    """An answer with a given number of values."""
 
     seen = 0
     early_exit = None

@@ -1,4 +1,4 @@
-"""Every way a stream can end: numbered from 1 without gaps, exactly one terminal event, nothing behind it."""
+"""Every way a stream can end: numbered from 1 without gaps, exactly one terminal event, nothing after it."""
 
 import asyncio
 import weakref

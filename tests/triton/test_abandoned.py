@@ -129,7 +129,7 @@ class LateCall:
 
 @pytest.mark.parametrize("is_behind", [True, False])
 async def test_a_slow_reader_waits_for_a_long_silence(is_behind: bool) -> None:
-    """The pace of buffered messages says nothing about the next response of the model."""
+    """The pace of buffered messages does not predict the next response of the model."""
     call = LateCall(is_behind=is_behind)
     await cancel_abandoned(call, due=0.0)
     assert call.has_message is not is_behind

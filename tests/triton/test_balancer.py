@@ -74,7 +74,7 @@ async def streamed(balancer: Balancer, request: InferenceRequest = REQUEST) -> l
 
 
 class Held(FakeEngine):
-    """Answers when it is told to."""
+    """Answers when the test allows it."""
 
     def __init__(self) -> None:
         super().__init__({"m": PLAIN})
@@ -200,7 +200,7 @@ class TestRepeats:
             await ask(balancer, replace(REQUEST, idempotent=True))
         assert sum(len(engine.requests) for engine in engines) == 1
 
-    async def test_a_request_leaves_a_server_that_goes_down_only_if_it_may_run_twice(self) -> None:
+    async def test_only_idempotent_requests_leave_a_server_that_goes_down(self) -> None:
         held = Held()
         balancer, _ = balanced(held)
         server = balancer.servers[0]
@@ -214,7 +214,7 @@ class TestRepeats:
         held.may_answer.set()
         assert await staying == ANSWER
 
-    async def test_a_caller_who_leaves_is_not_taken_for_a_server_that_goes_down(self) -> None:
+    async def test_a_disconnect_does_not_count_as_a_server_failure(self) -> None:
         balancer, seen = balanced(Held(), working())
         balancer.servers[1].is_leaving = True
         call = asyncio.create_task(ask(balancer, replace(REQUEST, idempotent=True)))
@@ -265,7 +265,7 @@ class TestBreakers:
             await ask(balancer)
         assert len(engines[0].requests) == 0
 
-    async def test_if_every_breaker_is_open_the_refusal_says_when_to_come_back(self) -> None:
+    async def test_with_all_breakers_open_the_refusal_has_a_retry_time(self) -> None:
         balancer, _ = balanced(working(), working())
         for server in balancer.servers:
             trip(server)

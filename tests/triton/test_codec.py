@@ -1,4 +1,4 @@
-"""Round trips through Triton's own messages, and what must not pass: bytes that do not fit their shape."""
+"""Round trips through Triton's own messages, and errors for bytes that do not match their shape."""
 
 import struct
 from typing import Any

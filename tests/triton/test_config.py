@@ -1,4 +1,4 @@
-"""``config.pbtxt`` as Triton writes it -> what the gateway knows of a model."""
+"""Converts ``config.pbtxt`` to the gateway's model configuration."""
 
 import pytest
 

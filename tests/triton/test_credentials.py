@@ -64,7 +64,7 @@ async def test_mutual_tls(kind: Kind, authority: Authority, caplog: pytest.LogCa
         assert not await answers(triton.url, kind, Credentials(TlsFiles(authority.path)))
 
 
-async def test_one_address_of_a_name_must_have_the_certificate_of_the_name(kind: Kind, authority: Authority) -> None:
+async def test_an_address_of_a_name_needs_the_certificate_of_the_name(kind: Kind, authority: Authority) -> None:
     async with serving(FakeTriton(), authority.server("triton.example")) as triton:
         for name, is_right in (("triton.example:8001", True), ("other.example:8001", False)):
             credentials = Credentials(authority.files())

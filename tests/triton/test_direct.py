@@ -91,7 +91,7 @@ class TestRepeats:
             assert await ask(engine, idempotent=True) == "UpstreamUnavailable"
             assert (len(triton.requests), triton.repeats) == (1, 0)
 
-    async def test_a_request_that_was_not_worked_on_is_repeated_for_every_pipeline(self) -> None:
+    async def test_an_unprocessed_request_is_repeated_for_every_pipeline(self) -> None:
         triton = Scripted(grpc.StatusCode.UNAVAILABLE, GOOD)
         triton.text = "Server is stopping, scheduler for model has stopped accepting new inference requests"
         async with calling(triton) as (engine, _, _):

@@ -1,4 +1,4 @@
-"""Every text and code that Triton was seen to use -> the gateway's own error; nothing of the text reaches a caller."""
+"""Every observed text and code of Triton -> the gateway's error, which never contains Triton's text."""
 
 import grpc
 import pytest

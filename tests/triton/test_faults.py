@@ -1,4 +1,4 @@
-"""Triton's texts, as it was seen to say them, taken apart."""
+"""Parses observed messages of Triton."""
 
 import pytest
 

@@ -17,7 +17,7 @@ from tests.fakes.watches import eventually, running
 
 
 class Addresses:
-    """What the name has now; an empty list is a name that cannot be resolved."""
+    """The current addresses of the name; empty if the name cannot be resolved."""
 
     def __init__(self, *hosts: str) -> None:
         self.hosts = list(hosts)
@@ -55,7 +55,7 @@ def states(balancer: Balancer) -> dict[str, str]:
     return dict(sorted(balancer.states().items()))
 
 
-async def test_a_new_address_joins_and_a_vanished_one_leaves_when_it_is_idle() -> None:
+async def test_a_new_address_joins_and_a_removed_one_leaves_when_idle() -> None:
     addresses = Addresses("10.0.0.1", "10.0.0.2")
     pool, balancer = named(addresses)
     await pool.open()

@@ -75,7 +75,7 @@ def test_observations_of_several_processes_are_joined() -> None:
     assert supervisor.unanswered[METHOD] == 2
     first.answered("m", METHOD, 40.0)
     first.started(REQUEST, METHOD).ended("DEADLINE_EXCEEDED", None)
-    for _ in range(2):  # nothing is handed over twice
+    for _ in range(2):  # nothing is returned twice
         supervisor.add(first.take())
     assert (supervisor.unanswered[METHOD], supervisor.answers[METHOD]) == (1, 1)
     assert supervisor.timeout_s("m") == 120.0

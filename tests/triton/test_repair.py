@@ -87,7 +87,7 @@ async def test_a_dead_process_is_confirmed_by_the_sample_and_repaired(repairing:
     assert await repairing.engine.model_ready("m")
 
 
-async def test_a_text_that_the_sample_does_not_confirm_is_no_death(repairing: Repairing) -> None:
+async def test_an_unconfirmed_text_does_not_count_as_a_death(repairing: Repairing) -> None:
     """A model may repeat the text of a caller in its error."""
     await repairing.fail(50)
     async with repairing.running("m", may_reload=True):

@@ -109,7 +109,7 @@ def test_models_that_run_each_other_end_the_search() -> None:
 def test_suspects_are_passed_to_the_confirming_process(stubs: Stubs, deaths: list[str]) -> None:
     supervisor = Stubs(deaths.append)
     fail(stubs, "whole", DEAD.format("part_0_0"), REPEATED)
-    for _ in range(2):  # nothing is handed over twice
+    for _ in range(2):  # nothing is returned twice
         supervisor.add_suspects(stubs.take_suspects())
     assert (stubs.suspects, supervisor.suspects) == ([], ["whole"])
     assert supervisor.repeated("whole") == "part"

@@ -44,7 +44,7 @@ class Server(FakeTriton):
 
 
 class Watched:
-    """A watch over a scripted server; ``restarts`` counts what the watch asked for."""
+    """A watch of a scripted server; ``restarts`` counts the restarts that the watch requested."""
 
     def __init__(self, server: Server, engine: TritonEngine, health: TritonHealth) -> None:
         self.server = server

@@ -1,4 +1,4 @@
-"""What the engine may rely on, whichever gRPC client carries its calls: one suite over both."""
+"""The guarantees of the transport port, tested with both gRPC clients."""
 
 import asyncio
 import socket
@@ -31,7 +31,7 @@ class Script(grpc.GenericRpcHandler):
         self.answer: Answer = _echo
         self.metadata: dict[str, str] = {}
         self.ended = asyncio.Event()
-        """Set when an answer ends, by itself or because the call was cancelled."""
+        """Set when an answer ends, also because the call was cancelled."""
 
     def answer_when_released(self) -> asyncio.Event:
         """Repeats each message after the event is set."""

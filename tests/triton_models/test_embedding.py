@@ -1,6 +1,6 @@
 """The sentence encoder with its real weights, in the models' own environment, against the original.
 
-``fixtures/sentence_vectors.npz`` holds what sentence-transformers 6.2.0 on torch 2.13.0 (CPU) makes of its weights.
+``fixtures/sentence_vectors.npz`` contains the vectors of sentence-transformers 6.2.0 on torch 2.13.0 (CPU).
 """
 
 import json

@@ -68,7 +68,7 @@ def test_each_chunk_holds_only_the_newest_tokens(chunks):
     assert token_ids(by_four) == token_ids(one_by_one)
 
 
-def test_only_the_last_chunk_says_why_it_ended(chunks):
+def test_only_the_last_chunk_has_a_finish_reason(chunks):
     assert [chunk.finish_reason for chunk in chunks(seed=1, max_tokens=3)] == [None, None, "length"]
 
 

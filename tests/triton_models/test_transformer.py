@@ -1,4 +1,4 @@
-"""The numpy network against what PyTorch answered when it was trained, and against itself."""
+"""Compares the numpy network with PyTorch's logits from the training, and with itself."""
 
 from pathlib import Path
 

@@ -17,7 +17,7 @@ def test_every_byte_is_a_token(vocabulary):
     assert {bytes([byte]) for byte in range(256)} <= single
 
 
-def test_the_end_token_is_no_text(vocabulary):
+def test_the_end_token_is_not_text(vocabulary):
     assert vocabulary.bytes_of(np.array([0], np.int32)) == b""
 
 

@@ -54,7 +54,7 @@ def _members_of(body: memoryview) -> Iterable[_Member]:
 
 
 def _decoded_at_once(body: bytes) -> list[_Member] | None:
-    """Returns None if the body is invalid or may have duplicate names, of which the decoder would keep the last."""
+    """Returns None if the body is invalid or may have duplicate names; the decoder would keep only the last."""
     try:
         outer = _decode_members(body)
         inner = _decode_members(outer["parameters"]) if "parameters" in outer else {}

@@ -70,7 +70,7 @@ class EmbeddingsRoute:
     async def _vectors(self, exchange: Exchange, request: EmbeddingsRequest) -> Vectors:
         """Runs only a few batches at a time, so that a long list of one caller does not fill Triton's queue.
 
-        The first batch waits for a slot. The others run only if there are slots that nobody waits for.
+        The first batch waits for a slot. The others run only if slots are free and no other request waits.
         """
         pipeline, batches = request.pipeline, request.batches
         deadline = deadline_of(exchange, pipeline.timeout_s)

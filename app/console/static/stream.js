@@ -1,8 +1,8 @@
 /**
- * Reads one resumable stream to its terminal event, through lost connections.
+ * Reads one resumable stream to its terminal event, and reconnects after disconnects.
  *
- * The browser's own EventSource does the reading and, when the network fails, the resuming. It cannot be told to start
- * behind an event, so after a drop on purpose, or a refusal that it does not explain, fetch goes on from the last id.
+ * The browser's EventSource reads the stream and resumes it after network failures. It cannot start after a given
+ * event. After a deliberate disconnect, or an error without details, fetch continues from the last id instead.
  */
 
 import { problemOf } from "./api.js";
@@ -20,7 +20,7 @@ export class StreamReader {
   #timer = 0;
   #ended = false;
 
-  /** Calls `on.event(name, data)`, `on.state("live" | "lost")`, and at most once, as the last call, `on.problem(Problem)`. */
+  /** Calls `on.event(name, data)`, `on.state("live" | "lost")`, and at most once, at the end, `on.problem(Problem)`. */
   constructor(url, on) {
     this.#url = url;
     this.#on = on;

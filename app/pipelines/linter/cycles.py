@@ -33,7 +33,7 @@ def ensemble_cycles(models: Iterable[RepositoryModel]) -> Iterator[Finding]:
 
 
 def bls_cycles(models: Iterable[RepositoryModel]) -> Iterator[Finding]:
-    """A model that calls itself, or runs something that calls it: with every instance busy, all wait for ever."""
+    """A model that calls itself, or runs something that calls it: with every instance busy, all wait forever."""
     models = list(models)
     runs = {model.folder: {step.model for step in model.config.steps} | model.calls for model in models}
     callers = {model.folder for model in models if model.calls}

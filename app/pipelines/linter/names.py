@@ -1,4 +1,4 @@
-"""Checks of names: models, versions and tensors that are not there, read or written by nobody or twice."""
+"""Checks of names: missing models, versions and tensors, and tensors without a reader or with zero or two writers."""
 
 from collections.abc import Iterator
 

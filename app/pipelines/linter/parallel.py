@@ -1,4 +1,4 @@
-"""Steps that run in parallel, of which one may fail: Triton 2.51 can crash then (docs/explanation/fan-out.md)."""
+"""Checks parallel steps that may fail, because Triton 2.51 can crash then (docs/explanation/fan-out.md)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 

@@ -26,7 +26,7 @@ class TextForm:
     finish_reason: str | None
     usage: UsageSpec | None
     field_by_parameter: Mapping[str, str]
-    """OpenAI's name -> the pipeline's, for every field that a request may set beside the prompt."""
+    """OpenAI's name -> the pipeline's, for every field that a request may set in addition to the prompt."""
     template: ChatTemplate | None = None
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 ARCHITECTURES = ("x86_64", "aarch64")
 OLDEST_GLIBC = (2, 35)
 GLIBCXX = "GLIBCXX_3.4.30"
-_SIDECAR = "run Triton as a container beside the gateway instead (`triton-gateway serve --triton HOST:PORT`)"
+_SIDECAR = "run Triton as a separate container instead (`triton-gateway serve --triton HOST:PORT`)"
 
 
 @dataclass(frozen=True)

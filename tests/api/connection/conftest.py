@@ -37,7 +37,7 @@ class Sink:
 
 
 class Application:
-    """The path selects what it does; the tests set ``go_on``, the application sets ``disconnected``."""
+    """The path selects the behaviour; the tests set ``go_on``, the application sets ``disconnected``."""
 
     def __init__(self) -> None:
         self.go_on = asyncio.Event()

@@ -13,7 +13,7 @@ LIMIT = 64
 
 
 class Direct:
-    """Answers with the request's body; ``/asgi`` does so by ASGI. Records what the connection said."""
+    """Answers with the request's body; ``/asgi`` uses ASGI. Records the state of the connection."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes | None] = []

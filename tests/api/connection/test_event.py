@@ -1,4 +1,4 @@
-"""The event that costs nothing while nothing waits for it."""
+"""An event that has no cost while nothing waits for it."""
 
 import asyncio
 

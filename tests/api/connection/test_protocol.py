@@ -1,4 +1,4 @@
-"""The HTTP protocol's own limits, on a real socket: large heads, slow heads, and what is no HTTP at all."""
+"""The limits of the HTTP protocol, on a real socket: large heads, slow heads, and input that is not HTTP."""
 
 import asyncio
 import socket
@@ -12,7 +12,7 @@ from tests.api.connection.conftest import Application
 from tests.fakes.listener import connected, problem, request, said
 
 MAX_SHARED_ATTRIBUTES = 30
-"""CPython gives an object with more attributes than these a dictionary of its own, of more than 1 KiB."""
+"""An object with more attributes would get its own dictionary in CPython, which needs more than 1 KiB."""
 GOOD = b"GET /early HTTP/1.1\r\nHost: x\r\n\r\n"
 
 

@@ -1,4 +1,4 @@
-"""Requests under ``/v2`` over an engine that answers as the test scripts: what reaches it, and what does not."""
+"""Requests under ``/v2`` with a scripted engine: valid requests reach it, invalid requests do not."""
 
 import asyncio
 import gzip
@@ -153,7 +153,7 @@ async def test_binary_tensors_are_not_copied(api: Served) -> None:
 
 
 @pytest.mark.parametrize("length", ["0" * 5000, "0" * 17 + "99", "1" * 19, "-1", "1.0", "", "\u00b2"])
-async def test_a_header_that_is_no_length_is_refused(api: Served, length: str) -> None:
+async def test_an_invalid_length_header_is_refused(api: Served, length: str) -> None:
     sent = {"Inference-Header-Content-Length": length.encode("latin-1")}
     answer = await api.client.post(INFER, content=json.dumps({"inputs": [x()]}), headers=sent)
     assert error_of(answer)[0] == 400
@@ -178,7 +178,7 @@ async def test_a_large_answer_is_valid_json(api: Served) -> None:
     assert outputs["T"] == ["a"]
 
 
-async def test_a_reloaded_model_changes_what_is_accepted(api: Served) -> None:
+async def test_a_reloaded_model_changes_the_accepted_requests(api: Served) -> None:
     assert (await infer(api, x())).status_code == 200
     api.engine.configs["echo"] = model("X INT32 [2]", "Y FP32 [-1]", name="echo")
     await api.gateway.inference.catalog.follow_models()

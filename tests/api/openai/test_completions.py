@@ -1,4 +1,4 @@
-"""``/v1/completions`` and ``/v1/chat/completions``: what the model gets, what the caller gets, and what is refused."""
+"""``/v1/completions`` and ``/v1/chat/completions``: the model's input, the answers, and rejected requests."""
 
 from typing import Any
 

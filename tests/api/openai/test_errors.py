@@ -1,4 +1,4 @@
-"""Every error in OpenAI's form, and what OpenAI's clients do with it."""
+"""Every error has OpenAI's format, and OpenAI's clients handle it."""
 
 import json
 

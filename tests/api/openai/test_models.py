@@ -15,7 +15,7 @@ async def test_one_model(api: Api) -> None:
     assert (await api.client.get("/v1/models/write")).json() == listed
 
 
-async def test_a_pipeline_that_does_not_declare_it_is_no_model(api: Api) -> None:
+async def test_a_pipeline_without_openai_is_not_a_model(api: Api) -> None:
     for name in ("other", "nobody"):
         assert refusal(await api.client.get(f"/v1/models/{name}")) == (404, "model_not_found", None)
 

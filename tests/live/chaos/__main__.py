@@ -1,6 +1,6 @@
-"""``make chaos``: runs the long forms, prints what they found, and writes docs/benchmarks/chaos.md.
+"""``make chaos``: runs the long tests, prints the results, and writes docs/benchmarks/chaos.md.
 
-CHAOS_S, CHAOS_HOSTILE, CHAOS_REQUESTS and CHAOS_SEED change how long they run and what they send.
+CHAOS_S, CHAOS_HOSTILE, CHAOS_REQUESTS and CHAOS_SEED set the duration and the requests.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A client of raw bytes that stays, leaves or stalls where it is told to, and says exactly what it saw."""
+"""A client of raw bytes that stays, disconnects or stalls as instructed, and records exactly what it received."""
 
 import asyncio
 import time
@@ -12,7 +12,7 @@ from tests.live.chaos.reply import Reply
 Ending = Literal["answered", "left", "lost", "stuck"]
 Stage = Literal["connecting", "sending", "waiting", "reading"]
 STUCK_S = 45.0
-"""Longer than every deadline of the tests: nothing explains a request that takes this long."""
+"""Longer than every deadline of the tests, so a request that takes this long is a fault."""
 _READ_BYTES = 64 * 1024
 
 
@@ -33,15 +33,15 @@ class Ask:
 
 @dataclass(frozen=True)
 class Manner:
-    """What a client does. It stays unless it leaves: after so many bytes sent or received, or after waiting."""
+    """The behaviour of a client. It stays, or disconnects after a number of bytes sent or received, or after a wait."""
 
     leaves_after_sent: int | None = None
     leaves_after_received: int | None = None
     leaves_after_s: float | None = None
     stalls_s: float = 0.0
-    """Reads nothing for so long, with a small receive buffer."""
+    """Does not read for this time, with a small receive buffer."""
     pieces: int = 1
-    """The request is sent in so many pieces."""
+    """The request is sent in this number of pieces."""
 
 
 STAYS = Manner()
@@ -49,7 +49,7 @@ STAYS = Manner()
 
 @dataclass(frozen=True)
 class Seen:
-    """What a client saw of its request. ``outcomes``: what the answer may stand for."""
+    """The result of a request as its client saw it. ``outcomes``: the possible outcomes of the answer."""
 
     ask: Ask
     ending: Ending
@@ -64,7 +64,7 @@ class Seen:
 
 
 class Client:
-    """One request on a connection of its own."""
+    """One request on a separate connection."""
 
     def __init__(self, ask: Ask, manner: Manner) -> None:
         self._ask = ask

@@ -1,4 +1,4 @@
-"""What is done to the gateway and to everything around it while clients send requests."""
+"""The faults that the tests inject into the gateway and its surroundings while clients send requests."""
 
 import asyncio
 import os

@@ -1,8 +1,8 @@
-"""The three sides of every request, joined by its id, and the rules that explain what may differ.
+"""Joins the three sides of every request by its id, and has the rules for allowed differences.
 
 Clients: each request ends as ``answered`` (an outcome), ``left`` (the client's own choice), ``lost`` (the connection
-broke) or ``stuck``. Gateway: one log line for each request, whose sums are ``requests_total``. Models: what
-their journal says that they received and answered.
+broke) or ``stuck``. Gateway: one log line for each request, with the sums in ``requests_total``. Models: a
+journal of received and answered requests.
 
 | the client | the gateway | a model | because |
 | answered | the same outcome, once | as the outcome says | |
@@ -38,7 +38,7 @@ _MAYBE_RECEIVED = {Outcome.CANCELLED, Outcome.TIMEOUT, Outcome.UNAVAILABLE, Outc
 
 @dataclass(frozen=True)
 class Line:
-    """What the gateway's log says of one request."""
+    """The gateway's log line of one request."""
 
     outcome: str
     code: str
@@ -82,7 +82,7 @@ class Ledger:
         """Tokens that no client has sent."""
 
     def outcomes(self) -> Counter[str]:
-        """What ``requests_total`` must be."""
+        """Returns the expected ``requests_total``."""
         return Counter(line.outcome for entry in self.entries for line in entry.lines)
 
     def codes(self) -> Counter[str]:
@@ -143,7 +143,7 @@ def _of_answer(entry: Entry) -> str:
 
 
 def _agrees(line: Line, events: Counter[str], *, was_whole: bool) -> bool:
-    """Whether the models saw what the outcome says."""
+    """Whether the models' journals match the outcome."""
     if not was_whole:
         return line.outcome in _REFUSED_EARLY and not events
     if line.outcome in _UNRECEIVED and line.code != "draining":

@@ -18,12 +18,12 @@ _RESET = struct.pack("ii", 1, 0)
 
 @dataclass(frozen=True)
 class Spoiling:
-    """What a link does to what it carries."""
+    """The faults of a link."""
 
     delay_s: float = 0.0
     """Before each piece of at most 16 KiB."""
     held: frozenset[Way] = frozenset()
-    """Directions in which nothing passes until the spoiling ends. Both: a blackhole; one: half-open."""
+    """Directions in which the link drops all data until the fault ends. Both: a blackhole; one: half-open."""
     cut_within: int | None = None
     """Each connection is reset after a random number of bytes up to this one."""
 
@@ -87,7 +87,7 @@ class Link:
                 _reset(each)
 
     async def _carry(self, way: Way, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Passes on what comes, and the end of it. Raises ConnectionError to have both directions reset."""
+        """Forwards the data and its end. Raises ConnectionError to reset both directions."""
         passed = 0
         while data := await reader.read(_READ_BYTES):
             await self._spoiled(way)

@@ -1,4 +1,4 @@
-"""What a client received of an answer, and which outcomes the answer can stand for."""
+"""The part of an answer that a client received, and its possible outcomes."""
 
 import json
 from dataclasses import dataclass
@@ -67,7 +67,7 @@ def of_pipeline(reply: Reply) -> set[str]:
 
 
 def of_events(reply: Reply) -> set[str]:
-    """Exactly one terminal event, and nothing behind it."""
+    """Exactly one terminal event, with nothing after it."""
     if reply.status != 200:
         return _of_error(reply)
     end = checked(list(events_in(reply.text.split("\n"))))[-1]

@@ -29,7 +29,7 @@ QUIET_S = 30.0
 
 @dataclass(frozen=True)
 class Levels:
-    """What the gateway holds while nothing is asked of it."""
+    """The number of objects in an idle gateway."""
 
     tasks: dict[str, int]
     calls: int
@@ -71,7 +71,7 @@ class Stand:
         return seen
 
     async def load(self, work: Iterator[tuple[Ask, Manner]], clients: int, *, port: int | None = None) -> None:
-        """Sends what ``work`` yields, by so many clients at a time."""
+        """Sends the requests of ``work`` with this number of concurrent clients."""
 
         async def client() -> None:
             for ask, manner in work:

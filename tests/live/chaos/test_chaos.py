@@ -57,7 +57,7 @@ def in_any_order(ends: float) -> Iterator[tuple[str, float]]:
 
 
 async def balanced(stand: Stand, faults: Iterable[tuple[str, float]]) -> tuple[Levels, Levels]:
-    """What the gateway held before and after the faults, which are followed by a drain under load."""
+    """The objects of the gateway before and after the faults, which are followed by a drain under load."""
     traffic = Traffic(SEED, stand.journal)
     await calm(stand, traffic)
     await stand.quiet()
@@ -73,7 +73,7 @@ async def balanced(stand: Stand, faults: Iterable[tuple[str, float]]) -> tuple[L
 
 
 async def calm(stand: Stand, traffic: Traffic) -> None:
-    """Without a fault every client sees what its request is scripted to give."""
+    """Without a fault every client receives the scripted answer."""
     begun = len(stand.seen)
     await stand.load(traffic.calm(CALM), CLIENTS)
     for seen in stand.seen[begun:]:
@@ -105,7 +105,7 @@ async def loading(stand: Stand, traffic: Traffic) -> AsyncIterator[None]:
 
 
 async def levels_like(stand: Stand, before: Levels) -> Levels:
-    """Waits until the gateway holds no more than it held before."""
+    """Waits until the gateway has no more objects than before."""
     after = before
     for _ in range(100):
         after = await asyncio.to_thread(stand.levels)
@@ -132,7 +132,7 @@ def check_sums(stand: Stand) -> None:
 
 
 async def drain(stand: Stand, traffic: Traffic) -> None:
-    """SIGTERM under load. The gateway's metrics end with it: from here on its log alone is its side."""
+    """SIGTERM under load. The metrics end with the gateway, so only its log is compared."""
     async with cutting(stand), loading(stand, traffic):
         await asyncio.sleep(0.3)
         stand.gateway.process.send_signal(signal.SIGTERM)

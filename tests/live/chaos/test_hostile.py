@@ -34,7 +34,7 @@ def processes_of(triton: EmbeddedTriton) -> list[tuple[int, float]]:
 
 
 def fault_of(request: Hostile, reply: Reply) -> str | None:
-    """What is wrong with an answer to a hostile request."""
+    """Returns the faults of an answer to a hostile request."""
     if reply.status < 400:
         return None
     if reply.status == 500:
@@ -49,7 +49,7 @@ def fault_of(request: Hostile, reply: Reply) -> str | None:
 
 
 class Attack:
-    """``faults``: the indices of requests with a wrong answer, and what was wrong."""
+    """``faults``: the indices of requests with a wrong answer -> the fault."""
 
     def __init__(self, gateway: GatewayProcess, seed: int) -> None:
         self._seed = seed

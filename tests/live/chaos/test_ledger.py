@@ -1,4 +1,4 @@
-"""The ledger finds what does not balance."""
+"""The ledger finds unexplained differences."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Loaded by schemathesis: the types of stream events, and the failures that are none, each with its reason."""
+"""Loaded by schemathesis: the types of stream events, and the expected failures with their reasons."""
 
 import contextlib
 import json
@@ -114,7 +114,7 @@ def model_of_v2_refuses_the_input(case: Any, response: Any) -> bool:
 
 
 def elements_do_not_fill_the_shape(case: Any, response: Any) -> bool:
-    """JSON Schema cannot say that the number of elements is the product of the dimensions."""
+    """JSON Schema cannot express that the number of elements is the product of the dimensions."""
     texts = (
         "which does not match its shape",
         "to tensor with proper shape",
@@ -130,7 +130,7 @@ def model_sends_several_responses(case: Any, response: Any) -> bool:
 
 
 def parameter_is_in_both_places(case: Any, response: Any) -> bool:
-    """JSON Schema cannot say that no member of ``parameters`` also stands beside it."""
+    """JSON Schema cannot express that no member of ``parameters`` may also be a member of its parent."""
     return response.status_code == 400 and detail_of(response) == "A parameter is given twice."
 
 

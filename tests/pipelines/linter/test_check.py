@@ -29,7 +29,9 @@ def test_a_broken_repository_has_its_finding_and_no_other(code: str, tmp_path: P
 
 
 @pytest.mark.parametrize("code", BROKEN)
-def test_the_page_of_a_code_shows_what_the_linter_says(code: str, tmp_path: Path, pytestconfig: pytest.Config) -> None:
+def test_the_page_of_a_code_shows_the_output_of_the_linter(
+    code: str, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
     page = (pytestconfig.rootpath / "docs" / "reference" / "checks" / f"{code}.md").read_text()
     line = text_of(CheckReport(0, None, findings_of(BROKEN[code], tmp_path)), "text").splitlines()[1]
     assert line.replace(f"{tmp_path}/", "").replace(f"as Python {PYTHON}", "as Python 3.11") in page
@@ -123,7 +125,7 @@ def test_the_reference_models_have_no_finding(pytestconfig: pytest.Config) -> No
 
 @pytest.fixture
 def found(tmp_path: Path) -> Callable[[Callable[[Repository], None]], list[tuple[str, int | None, str | None]]]:
-    """Code, step and tensor of what is found once a function has added to a sound repository."""
+    """Returns the code, step and tensor of each finding after a function has changed a valid repository."""
 
     def found(add: Callable[[Repository], None]) -> list[tuple[str, int | None, str | None]]:
         repository = Repository(tmp_path)

@@ -112,7 +112,7 @@ def test_mismatches_are_named_by_their_key(openai: dict[str, Any], location: str
     assert caught.value.text.startswith(text)
 
 
-def test_a_matrix_is_no_embedding() -> None:
+def test_a_matrix_is_not_an_embedding() -> None:
     fields = {"inputs": {"text": {"tensor": "TEXT", "kind": "text"}}, "outputs": {"embedding": {"tensor": "PAIRS"}}}
     with pytest.raises(PipelineMismatch, match="'embedding' is not a list of floating-point numbers"):
         pipeline(VECTORS, **fields, openai={"embeddings": {}})

@@ -1,4 +1,4 @@
-"""Chat templates: what they render, what they may cost, and what is refused."""
+"""Chat templates: results, limits and rejected templates."""
 
 import pytest
 
@@ -48,7 +48,7 @@ def test_a_template_in_the_style_of_chatml() -> None:
     )
 
 
-def test_variables_and_what_hugging_face_passes_are_there() -> None:
+def test_variables_and_hugging_face_functions_are_defined() -> None:
     rendered = ChatTemplate(LLAMA, {"bos_token": "<s>", "eos_token": "</s>"}).render(said(" Hi ", "Hello"))
     assert rendered == "<s>[user] Hi</s>[assistant] Hello</s>"
 
@@ -58,7 +58,7 @@ def test_text_of_a_message_is_never_template_code() -> None:
     assert ChatTemplate("{{ messages[0].content }}", {}).render(said(text)) == text
 
 
-def test_a_template_that_refuses_says_why_in_its_own_words() -> None:
+def test_a_template_that_raises_reports_its_own_message() -> None:
     assert refusal("{{ raise_exception('No.') if messages|length > 1 }}", "a", "b") == (
         "'messages' are refused by the model's chat template: No.."
     )

@@ -39,7 +39,7 @@ class TritonPythonModel:
 
 @dataclass(frozen=True)
 class Traces:
-    """What one start of Triton has on the machine: found by the unique prefix of its shared memory."""
+    """The processes and files of one start of Triton, found by the unique prefix of its shared memory."""
 
     prefix: str
     folder: Path
@@ -113,7 +113,7 @@ async def triton(options):
 
 @pytest.fixture
 def infer():
-    """Call the model, which is busy for the given time and then answers with it."""
+    """Calls the model, which is busy for the given time and then returns it."""
 
     async def infer(url: str, busy_s: float = 0.0) -> float:
         async with client.InferenceServerClient(url) as server:

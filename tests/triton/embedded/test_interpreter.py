@@ -22,7 +22,7 @@ def test_other_versions_and_static_pythons_do_not(unfit):
     assert not unfit.runs_models
 
 
-def test_library_that_the_loader_finds_by_itself_will_do():
+def test_a_library_on_the_loader_path_is_sufficient():
     assert interpreter((3, 11), "").runs_models
 
 
@@ -61,7 +61,7 @@ def test_running_interpreter_tells_its_version():
 
 
 @pytest.mark.parametrize("path", ["/nonexistent/python3", "/bin/false"])
-def test_a_program_without_an_answer_is_no_interpreter(path):
+def test_a_program_without_an_answer_is_not_an_interpreter(path):
     assert inspect(Path(path)) is None
 
 

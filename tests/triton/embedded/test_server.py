@@ -165,7 +165,7 @@ async def test_restart_waits_for_a_port_that_is_stuck(options, infer, caplog):
     await watch
 
 
-async def test_port_of_somebody_else_is_named(options):
+async def test_a_port_of_another_process_is_reported(options):
     ports = Ports.free()
     with listening_on(ports.http), pytest.raises(PortTaken, match=f"Port {ports.http}.*HTTP"):
         await EmbeddedTriton(replace(options, ports=ports)).start()

@@ -9,7 +9,7 @@ from app.triton.embedded.wheel import PACKAGES, ModelEnvironment
 
 @pytest.fixture
 def venv(tmp_path, models_venv):
-    """An environment with the models' interpreter and nothing installed."""
+    """An environment with the models' interpreter and no packages."""
     python = models_venv / "bin" / "python3"
     subprocess.run([str(python), "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
     return tmp_path / "venv"

@@ -44,7 +44,7 @@ class Peer:
         self.seen: list[h2.events.Event] = []
 
     def exchange(self) -> list[Event]:
-        """Hands the bytes over in both directions until both are silent; what the session saw."""
+        """Exchanges bytes in both directions until both are idle. Returns the events of the session."""
         events: list[Event] = []
         while True:
             to_server, to_client = sent(self.session), self.server.data_to_send()

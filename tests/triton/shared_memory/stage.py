@@ -1,4 +1,4 @@
-"""An engine with a lane before a fake Triton that maps the regions, and what its models do."""
+"""An engine with a lane, a fake Triton that maps the regions, and the behaviour of its models."""
 
 import asyncio
 from collections.abc import Callable

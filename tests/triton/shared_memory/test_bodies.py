@@ -31,7 +31,7 @@ def body_of(stage: Stage, content: bytes) -> memoryview:
 
 @pytest.fixture
 async def seen(stage: Stage) -> list[bytes]:
-    """What the model reads, behind a first call that leaves a free region of 1 MiB."""
+    """The input that the model reads, after a first call that leaves a free region of 1 MiB."""
     await stage.infer(numbers(1, MIB // 4))
     return seen_by(stage.triton)
 

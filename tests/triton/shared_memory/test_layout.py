@@ -1,4 +1,4 @@
-"""Which tensors of a call travel through shared memory."""
+"""The tensors of a call that use shared memory."""
 
 import numpy as np
 import pytest
@@ -110,7 +110,7 @@ def step(name: str, reads: str, writes: str) -> Step:
 
 
 class TestEnsembles:
-    """An ensemble ends as soon as one step fails, while the steps beside it go on."""
+    """An ensemble ends as soon as one step fails, while parallel steps continue."""
 
     def test_a_chain_of_steps_has_finished_with_its_inputs(self) -> None:
         chain = model(steps=(step("a", "X", "M"), step("b", "X M", "Y")))

@@ -1,4 +1,4 @@
-"""What a gateway that was killed leaves behind is removed by the next one, and nothing else."""
+"""The next gateway removes the files of a killed gateway, and no other files."""
 
 import subprocess
 import sys

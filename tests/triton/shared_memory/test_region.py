@@ -1,4 +1,4 @@
-"""The memory of a region is taken when it is made, and half of the file system stays free."""
+"""A region allocates its memory when it is created, and half of the file system stays free."""
 
 import os
 from collections.abc import Iterator

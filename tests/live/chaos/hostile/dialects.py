@@ -1,4 +1,4 @@
-"""Valid requests of every dialect, and what makes each of them hostile."""
+"""Valid requests of every dialect, and the mutations that make them hostile."""
 
 import base64
 import gzip

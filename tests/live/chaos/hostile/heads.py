@@ -80,7 +80,7 @@ def with_hostile_headers(choose: random.Random, request: Request) -> None:
 
 
 def hostile_address(choose: random.Random) -> Request:
-    """Names, versions, methods and paths that nobody has."""
+    """Names, versions, methods and paths that do not exist."""
     name, version = choose.choice(NAMES), choose.choice(VERSIONS)
     paths = [
         f"/v1/pipelines/{name}", f"/v1/pipelines/{name}/stream", f"/v1/streams/{name}",

@@ -89,7 +89,7 @@ def replaced(choose: random.Random, value: Any) -> str:
 
 
 def renamed(choose: random.Random, value: Any) -> str:
-    """A key is missing, has another name, or is there beside another."""
+    """A key is missing, renamed, or added."""
     value = copy.deepcopy(value)
     objects = [
         each for each in [value, *(container[key] for container, key in places(value))] if isinstance(each, dict)

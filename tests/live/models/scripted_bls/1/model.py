@@ -1,4 +1,4 @@
-"""SCRIPT -> what ``scripted_chain`` answers, under the same request id; its outputs as far as they were written."""
+"""Returns the answer of ``scripted_chain`` to SCRIPT, with the same request id and the outputs that were written."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The linter compared with the real Triton, which rejects each error, fails at run time, or does neither for a reason."""
+"""The linter compared with the real Triton: Triton rejects each error, or fails at run time, or the test says why."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

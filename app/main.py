@@ -69,7 +69,7 @@ class Gateway:
     triton_metrics_url: str | None = None
     triton_metrics_tls: ssl.SSLContext | None = None
     health: HealthByAddress = field(default_factory=HealthByAddress)
-    """Of each Triton."""
+    """The health of each Triton."""
     keys: FollowedKeys | None = None
     """None if no keys are required."""
 

@@ -1,6 +1,6 @@
-"""Asks each request for its API key, and says what the key allows: decision 0033.
+"""Checks the API key of each request, and what the key allows: decision 0033.
 
-The route that was found decides which key is needed, never the text of the path.
+The matched route decides whether a key is needed, never the text of the path.
 """
 
 import time
@@ -18,11 +18,11 @@ _BEARER = b"bearer "
 _HINT = "Send `Authorization: Bearer <key>` or `X-API-Key: <key>`."
 
 Guard = Callable[[Exchange], None]
-"""Raises Unauthenticated or Forbidden. A request that may go on has its key, and its caller, from then on."""
+"""Raises Unauthenticated or Forbidden. Otherwise sets the request's key and caller."""
 
 
 class AccessCheck:
-    """Asks for keys at the routes of one dialect; ``dialect``: None for routes that every key may call."""
+    """Checks keys for the routes of one dialect. ``dialect``: None for routes that every key may call."""
 
     def __init__(self, keys: FollowedKeys, dialect: str | None = None) -> None:
         self._keys = keys
@@ -103,7 +103,7 @@ def check_model(exchange: Exchange, catalog: Catalog, model: str) -> None:
 
 
 def allows_pipeline(key: Key | None, name: str) -> bool:
-    """``key``: None if no key is asked for."""
+    """Whether the key allows the pipeline. ``key``: None if no keys are required."""
     return key is None or key.allows(name)
 
 

@@ -32,7 +32,7 @@ class Dialect:
 
 
 def add_routes(app: FastAPI, dialect: Dialect, access: AccessCheck | None) -> None:
-    """``access``: None if no keys are asked for."""
+    """Adds the routes of a dialect. ``access``: None if no keys are required."""
     required, accepted = ([], []) if access is None else ([Depends(access.required)], [Depends(access.accepted)])
     for router in dialect.routers:
         app.include_router(router, dependencies=required)

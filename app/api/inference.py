@@ -200,7 +200,7 @@ class Inference:
         return opening
 
     def _recorded(self, call: Call) -> tuple[str, RequestRecord, Callable[[], None]]:
-        """What a StreamRecorder is told of a call. Does not hold the call's inputs."""
+        """The description of a call for a StreamRecorder, without the call's inputs."""
         abandon = partial(self.canceller.cancel, call.pipeline, call.inference.without_inputs())
         return call.pipeline.name, call.record, abandon
 

@@ -27,7 +27,7 @@ class Pace:
 
 
 _refusals = Pace()
-"""Of this process."""
+"""The refusals of this process."""
 
 
 async def delay_refusal() -> None:

@@ -8,7 +8,7 @@ from app.domain.model import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Of the narrowest step of a request's way through its models."""
+    """The capacity of the narrowest step on a request's path through its models."""
 
     instances: int = 1
     """Executions at a time."""
@@ -17,7 +17,7 @@ class Capacity:
     is_decoupled: bool = False
 
     def times(self, servers: int) -> "Capacity":
-        """Of so many servers."""
+        """Returns the capacity of this number of servers."""
         return Capacity(servers * self.instances, servers * self.requests, self.is_decoupled)
 
 

@@ -15,7 +15,7 @@ class Engine(Protocol):
     """Every method raises only errors of :mod:`app.domain.errors`."""
 
     def states(self) -> Mapping[str, str]:
-        """Of each server by its address, in one word. Empty if the engine has one server."""
+        """Returns the state of each server by address, in one word. Empty if the engine has one server."""
         return {}
 
     def absences(self, model: str, version: str = "") -> Mapping[str, str]:

@@ -39,7 +39,7 @@ class InferenceRequest(Struct, frozen=True, eq=False):
     is_probe: bool = False
     """A request of the gateway itself, which finds out whether a model works. An open breaker lets it pass."""
     about: str = ""
-    """Of a ``cancel`` call: the id of the request that it ends. It goes to the Triton that has that request."""
+    """For a ``cancel`` call: the id of the request to cancel. The call goes to the Triton that has that request."""
     ends_by_hook: bool = False
     """Whether a ``cancel`` model is called for an abandoned request; the stream then ends without cancellation."""
 

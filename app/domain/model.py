@@ -115,7 +115,7 @@ class ModelState:
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """What the version folders of a model hold. Scripts are parsed and never executed."""
+    """The contents of a model's version folders. Scripts are parsed and never executed."""
 
     backend: str
     """As the configuration names it, otherwise as the name of a model file tells it; empty if neither does."""
@@ -129,7 +129,7 @@ class ModelFiles:
 
 @dataclass(frozen=True, slots=True)
 class RepositoryModel:
-    """``config`` is as far as it is known; a model whose configuration cannot be read has an empty one."""
+    """``config`` may be incomplete; it is empty for a model whose configuration cannot be read."""
 
     folder: str
     config: ModelConfig

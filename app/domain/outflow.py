@@ -18,7 +18,7 @@ class Outflow:
         self._at = now
 
     def retry_after_s(self, amount: float, now: float) -> int:
-        """Whole seconds until so much is expected to be free, at least 1; 1 also if nothing has ever left."""
+        """Returns the whole seconds until this amount is expected to be free: at least 1; 1 without measurements."""
         if not self._recent:
             return 1
         rate = self._decayed(now) / WINDOW_S

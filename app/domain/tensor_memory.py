@@ -3,7 +3,7 @@
 from typing import Protocol
 
 ELEMENT = -4
-"""Where the tensor begins if the whole memory is one element of BYTES: its length, in 4 bytes, stands before it.
+"""Offset of the tensor if the whole memory is one BYTES element, whose length precedes it in 4 bytes.
 
 Source: Open Inference Protocol, "Tensor Data"."""
 

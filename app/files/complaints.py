@@ -46,7 +46,7 @@ def _document(path: Path) -> Document:
 
 
 def _all_complaints(path: Path, spec: type[BaseModel], lines: Lines, exc: ValidationError) -> str:
-    """A line for each wrong value, however many types were tried for it; at most so many lines."""
+    """Returns one line for each invalid value, regardless of the number of types tried, up to a limit."""
     complaints = dict.fromkeys(_complaint_of(path, spec, lines, error) for error in exc.errors()[:_MOST_ERRORS])
     more = exc.error_count() - _MOST_ERRORS
     return "\n".join([*complaints, *([f"{path}: and {more} more"] if more > 0 else [])])
@@ -64,7 +64,7 @@ def _complaint_of(path: Path, spec: type[BaseModel], lines: Lines, error: ErrorD
 
 
 def _known_part(lines: Lines, location: Location) -> Location:
-    """The longest part of a location that stands in the file: behind it, pydantic names the types that it tried."""
+    """Returns the part of a location that is in the file. After it, pydantic adds the types that it tried."""
     return next((location[:n] for n in range(len(location), 0, -1) if _text(location[:n]) in lines), ())
 
 
@@ -81,7 +81,7 @@ def _keys_at(spec: type[BaseModel], location: Location) -> list[str]:
 
 
 def _section_under(section: Any, part: str | int) -> Any:
-    """The model class of what stands under ``part``; a mapping's or a list's key leads to the class of its values."""
+    """Returns the model class of the value of ``part``; for a mapping or a list, the class of its values."""
     if isinstance(section, type) and issubclass(section, BaseModel):
         field = section.model_fields.get(str(part))
         return _class_in(field.annotation) if field else None

@@ -1,4 +1,4 @@
-"""A YAML file -> its values and the line of each key, at a bounded cost whatever the file holds."""
+"""Parses a YAML file into its values and the line of each key, with limited cost for any content."""
 
 import os
 import stat
@@ -11,16 +11,16 @@ import yaml
 
 MAX_BYTES = 1024 * 1024
 MAX_NODES = 20_000
-"""Keys and values together; an alias counts as all that it stands for."""
+"""Limit of keys and values together; an alias counts with its full content."""
 MAX_DEPTH = 32
 
 _MAX_DIGITS = 64
-"""Of a number, which PyYAML needs time for that grows with the square of its length."""
+"""Length limit of a number, because PyYAML's time grows with the square of the length."""
 _MAX_WORDS = 300
 _NUMBERS = {"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"}
 
 KeyPath = tuple[str, ...]
-"""The keys that lead to a value, as the text that stands in the file; a list's items count as keys."""
+"""The keys that lead to a value, as written in the file; the indexes of a list count as keys."""
 
 Lines = dict[KeyPath, int]
 
@@ -88,7 +88,7 @@ class _BoundedLoader(yaml.SafeLoader):
         self._depth = 0
         self._deepest = 0
         self._sizes: dict[yaml.Node, tuple[int, int]] = {}
-        """Of each node that is complete: how many nodes it stands for, and how deep they are nested."""
+        """Complete node -> the number of nodes in it, and their nesting depth."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
@@ -155,7 +155,7 @@ def _lines_of(node: yaml.Node, key_path: KeyPath) -> Iterator[tuple[KeyPath, int
 
 
 def _check_keys(node: yaml.Node, key_path: KeyPath) -> None:
-    """Raises DocumentError for a key that stands there twice, or that is a list or a mapping."""
+    """Raises DocumentError for a duplicate key, or a key that is a list or a mapping."""
     seen: set[str] = set()
     for key, key_node, child in _children(node):
         line = _line_of(key_node.start_mark)

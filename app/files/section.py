@@ -1,4 +1,4 @@
-"""What the sections of ``gateway.yaml`` share."""
+"""The base class of the sections of ``gateway.yaml``."""
 
 from typing import Annotated, Any
 

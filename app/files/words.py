@@ -1,4 +1,4 @@
-"""What is wrong with a value of a file or a setting: pydantic's error in plain words."""
+"""Translates pydantic's errors about values of files and settings to plain words."""
 
 import re
 from collections.abc import Callable, Mapping

@@ -101,7 +101,7 @@ class Catalog:
 
     @property
     def complaints(self) -> list[str]:
-        """What does not fit between the file and the models that are there."""
+        """Returns the mismatches between the file and the available models."""
         served = (entry.served for entry in self.entries.values())
         return [form.problem for form in served if form is not None and form.state is State.MISCONFIGURED]
 

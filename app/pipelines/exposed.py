@@ -43,7 +43,7 @@ class ExposedModels:
         raise UnknownModel("Request for unknown model: this gateway serves no model with this name.")
 
     def capacity(self, model: str) -> Capacity:
-        """Of a model whose configuration is known. The same object until it changes."""
+        """Returns the signature of a model with a known configuration: the same object until it changes."""
         return self._capacities.get(model, _UNKNOWN)
 
     def expose(self, names: Iterable[str]) -> None:

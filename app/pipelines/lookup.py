@@ -1,4 +1,4 @@
-"""What Triton says of the models that the pipelines need: each model is asked once, all of them at the same time."""
+"""Queries Triton about the models of the pipelines: each model once, all of them concurrently."""
 
 import asyncio
 import difflib
@@ -63,7 +63,7 @@ class Lookup:
             return Missing("Triton does not answer.")
         answer = self.answers.get((name, version))
         if answer is None or isinstance(answer, ModelConfig):
-            return Missing("Its model has not been seen yet.")  # the file named it after Triton was asked
+            return Missing("Its model has not been seen yet.")  # added to the file after the query
         if isinstance(answer, ModelNotReady):
             return self._unknown(name, step) if name not in self.index else self._unloaded(name, version, step)
         if isinstance(answer, GatewayError):

@@ -1,4 +1,4 @@
-"""What a caller is given under one name, compiled for one model signature."""
+"""One output of a pipeline, compiled for one model signature."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +25,7 @@ class OutputField:
     is_text_run: bool
     """Whether each response carries the next piece of one text, whose characters may be split between pieces."""
     _dims: tuple[int, ...]
-    """Of Triton's tensor, batch dimension included; -1 is any size."""
+    """The dimensions of Triton's tensor, including the batch dimension; -1 means any size."""
     _is_list_of_items: bool
     """Whether each item of a batch is a bare value."""
     _from_array: FromArray
@@ -70,7 +70,7 @@ class OutputField:
         return without_batch(array) if self.takes_batch else array
 
     def value_of(self, array: Array) -> Any:
-        """What the caller is given of an array that is not empty. Raises ContractViolation where JSON is none."""
+        """Returns the value of a non-empty array. Raises ContractViolation if the bytes are not valid JSON."""
         try:
             return self._from_array(array.reshape(-1) if self._is_list_of_items else array)
         except ValueError as exc:

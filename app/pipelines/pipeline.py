@@ -36,9 +36,9 @@ class Pipeline:
     reader: BodyReader
     builder: RequestBuilder
     timeout_s: float
-    """Of a unary request; a stream has its own in ``spec.stream``."""
+    """The timeout of a unary request; that of a stream is in ``spec.stream``."""
     openai: OpenAIForm | None = None
-    """What ``openai:`` declares."""
+    """The compiled ``openai:`` declaration."""
     exposes_errors: bool = False
     """Whether callers see the messages of models."""
     capacity: Capacity = field(default_factory=Capacity)

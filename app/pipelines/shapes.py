@@ -18,7 +18,7 @@ def _agrees(size: int, dim: int) -> bool:
 
 
 def without_batch(array: Array) -> Array:
-    """The one item of a batch of one; anything else as it is, for the check of its shape to see."""
+    """Returns the item of a batch of one; any other array unchanged, so that the shape check can reject it."""
     return array[0] if array.shape[:1] == (1,) else array
 
 

@@ -1,4 +1,4 @@
-"""What ``gateway.yaml`` may say, as types; every default that users see stands here."""
+"""The keys of ``gateway.yaml`` as types, with all documented defaults."""
 
 import re
 from typing import Annotated, Any, Literal, Self
@@ -24,7 +24,7 @@ RESERVED_NAMES = frozenset({"early_exit"})
 RESERVED_PARAMETERS = re.compile(
     r"(triton_|sequence_|shared_memory_).*|priority|timeout|headers|binary_data|binary_data_output|classification"
 )
-"""Request parameters by which Triton is told how to treat a request; those that begin with ``triton_`` it refuses."""
+"""Request parameters with a meaning in Triton. Triton also rejects all that begin with ``triton_``."""
 
 
 def _check_constraints(spec: "InputSpec | ParameterSpec", *, ordered: bool, listed: bool, text: bool) -> None:
@@ -149,7 +149,7 @@ class LimitsSpec(Section):
     in_flight: Annotated[int, Field(ge=1, le=100_000)] | None = None
     queue: Annotated[int, Field(ge=0, le=100_000)] | None = None
     per_key: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    """Of those in flight, how many may be of one key."""
+    """Limit on the requests of one key in flight."""
 
 
 class PipelineSpec(Section):

@@ -1,4 +1,4 @@
-"""The structure of a JSON text: what stands outside its strings, found piece by piece and without decoding it.
+"""Finds the structure of a JSON text, outside its strings, piece by piece and without decoding it.
 
 A decoder holds the interpreter's lock for its whole call and builds everything that the text describes. Here the text
 is read in pieces of PIECE_BYTES, so that its depth, its members and the number of its elements are known, and can be

@@ -17,9 +17,9 @@ WAITING_S = 2.0
 async def announce(
     catalog: Catalog, url: str, triton_url: str, workers: WorkerStates | None = None, *, with_key: bool = False
 ) -> None:
-    """Reports when the gateway is ready and how to try it, then waits until it is cancelled.
+    """Reports when the gateway is ready and how to try it, then waits until cancelled.
 
-    ``with_key``: whether the gateway asks for API keys.
+    ``with_key``: whether the gateway requires API keys.
     """
     says_why_at = time.monotonic() + WAITING_S
     if not catalog.triton_is_up:

@@ -41,7 +41,7 @@ def check_credentials(settings: Settings) -> None:
 
 
 def _complaint(settings: Settings) -> str:
-    """What is wrong, without the beginning ``GATEWAY_``; empty if nothing is."""
+    """Returns the fault, without the prefix ``GATEWAY_``; empty if there is none."""
     addresses = [each.strip() for each in settings.triton_url.split(",")]
     has_certificate, has_tls = settings.triton_cert is not None, settings.triton_ca is not None
     if has_certificate != (settings.triton_key is not None):

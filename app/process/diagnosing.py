@@ -9,7 +9,7 @@ _REQUEST = b"GET /v2/health/live HTTP/1.1\r\nHost: triton\r\nConnection: close\r
 
 
 async def wrong_address(url: str) -> str | None:
-    """What is wrong with ``host:port`` and does not change by waiting; None if nothing is known to be."""
+    """Returns a permanent fault of ``host:port``, for which waiting does not help; None if no fault is known."""
     host, _, port = url.rpartition(":")
     if not host or host.startswith("unix"):
         return None

@@ -67,7 +67,7 @@ async def open_gateway(
 
 
 def _keys_of(settings: Settings, triton: Triton) -> FollowedKeys | None:
-    """None if no keys are asked for. Raises ConfigError."""
+    """Reads the keys; None if no keys are required. Raises ConfigError."""
     path = settings.api_keys_file
     return None if path is None else FollowedKeys(path, triton.part.keys if triton.part else None)
 

@@ -1,4 +1,4 @@
-"""``triton-gateway triton``: the wheel's Triton alone, for gateways and clients of its own machine."""
+"""``triton-gateway triton``: runs only the wheel's Triton, for gateways and clients on this machine."""
 
 import asyncio
 import sys

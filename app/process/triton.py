@@ -23,7 +23,7 @@ _console = Console(stderr=True)
 
 @dataclass(frozen=True, slots=True)
 class WorkerPart:
-    """What a worker is told of the whole. Its supervisor cares for Triton."""
+    """A worker's part of the gateway. The supervisor manages Triton."""
 
     workers: int
     """How many there are."""

@@ -57,7 +57,7 @@ class _Connection(asyncio.Protocol):
 
 
 class _Ledger:
-    """What was answered in the time that counts."""
+    """The answers in the measured time."""
 
     def __init__(self, warm_up_s: float, seconds: float) -> None:
         self.starts = time.perf_counter() + warm_up_s
@@ -85,7 +85,7 @@ class _Ledger:
 
 
 async def flooded(host: str, port: int, order: Flood) -> Answers:
-    """Asks at a steady rate, whatever comes back."""
+    """Sends requests at a steady rate, regardless of the answers."""
     loop, request, ledger = asyncio.get_running_loop(), request_of(order.ask), _Ledger(order.warm_up_s, order.seconds)
     idle: list[_Connection] = []
     every: list[_Connection] = []
@@ -119,7 +119,7 @@ async def flooded(host: str, port: int, order: Flood) -> Answers:
 
 
 async def obeyed(host: str, port: int, order: Obedient) -> Answers:
-    """So many callers, each of which asks ``rate`` times a second, and waits for as long as a refusal says."""
+    """Runs callers that each send ``rate`` requests per second, and wait for the retry time of a refusal."""
     loop, request, ledger = asyncio.get_running_loop(), request_of(order.ask), _Ledger(order.warm_up_s, order.seconds)
     every: list[_Connection] = []
 

@@ -1,4 +1,4 @@
-"""What the benchmark orders of a load process, and what the process reports. All of them are pickled."""
+"""The orders for a load process, and its reports. All of them are pickled."""
 
 from dataclasses import dataclass
 
@@ -9,14 +9,14 @@ class UnexpectedAnswer(Exception):
 
 @dataclass(frozen=True)
 class HttpAsk:
-    """One HTTP POST. ``event`` stands once in each event of a stream, ``end`` after its last one."""
+    """One HTTP POST. ``event`` occurs once in each event of a stream, ``end`` after the last event."""
 
     path: str
     body: bytes
     content_type: str = "application/json"
     headers: tuple[tuple[str, str], ...] = ()
     status: int = 200
-    """Of a good answer."""
+    """The status of a successful answer."""
     event: bytes = b""
     end: bytes = b""
 
@@ -65,7 +65,7 @@ class Relay:
 
 @dataclass(frozen=True)
 class Hold:
-    """Opens so many streams, and leaves them open."""
+    """Opens this number of streams, and leaves them open."""
 
     ask: Ask
     streams: int
@@ -78,7 +78,7 @@ class Drop:
 
 @dataclass(frozen=True)
 class Flood:
-    """Calls at a steady rate a second, whatever is answered. What is answered in the warm-up does not count."""
+    """Sends requests at a steady rate, regardless of the answers. Answers during the warm-up do not count."""
 
     ask: HttpAsk
     rate: float

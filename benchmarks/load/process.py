@@ -30,7 +30,7 @@ class LoadProcess:
 
 @asynccontextmanager
 async def load_process(kind: str, address: str, folder: Path) -> AsyncIterator[LoadProcess]:
-    """``kind``: http or grpc. ``address``: host:port of the server that is asked."""
+    """Starts a load process. ``kind``: http or grpc. ``address``: host:port of the server."""
     ours, theirs = Pipe()
     command = [sys.executable, "-m", "benchmarks.load", kind, address, str(theirs.fileno())]
     log = folder / f"load-{kind}-{address.rsplit(':', 1)[1]}.log"

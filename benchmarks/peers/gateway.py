@@ -1,4 +1,4 @@
-"""This gateway as it is installed: one worker, a JSON line in the log for each request."""
+"""This gateway with its defaults: one worker, a JSON log line for each request."""
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager

@@ -40,7 +40,7 @@ class ClosingProtocol(HttpToolsProtocol):
     """uvicorn's protocol with a timeout for each state and an orderly close."""
 
     __slots__ = ("_disconnect_timer", "_dropped_bytes", "_unsent_timer", "is_ending", "state_timer")
-    # Attributes in slots, because an instance with more than 30 others has a dictionary of its own, of 1.5 KiB.
+    # Attributes in slots, because an instance with more than 30 others has a separate dictionary of 1.5 KiB.
 
     def __init__(
         self,

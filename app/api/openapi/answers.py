@@ -60,7 +60,7 @@ _HEADERS: Schema = {
 NEVER_SENT = 499
 """The status for a disconnected client, used only in the log and the metrics."""
 REFUSED = (errors.Unauthenticated, errors.Forbidden)
-"""If the gateway asks for API keys."""
+"""Only if the gateway requires API keys."""
 ANYWHERE: tuple[type[GatewayError], ...] = (
     errors.InvalidRequest,
     errors.SlowRequest,

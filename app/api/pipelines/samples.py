@@ -31,7 +31,7 @@ def base_url_of(request: Request) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """How each language sends the key, which it takes from the environment; empty texts if no key is asked for."""
+    """How each language sends the key from the environment; empty texts if no keys are required."""
 
     curl: str = ""
     javascript: str = ""

@@ -111,7 +111,7 @@ def _router(start: Endpoint) -> APIRouter:
 
 
 def _router_by_id(read: Endpoint, delete: Endpoint) -> APIRouter:
-    """The id of a stream is a secret that only its owner was told, so that these routes need no key."""
+    """The id of a stream is a secret that only its owner knows, so these routes need no key."""
     router = APIRouter(prefix="/v1/streams", route_class=Route)
     router.add_api_route("/{stream_id}", read)
     router.add_api_route("/{stream_id}", delete, methods=["DELETE"])

@@ -1,1 +1,1 @@
-"""What is wrong with a model repository and gateway.yaml, said before Triton or a request does; pure."""
+"""Finds faults in a model repository and gateway.yaml before Triton loads them; pure."""

@@ -1,4 +1,4 @@
-"""What the linter can find: one stable code each, which has a page in docs/reference/checks."""
+"""The findings of the linter. Each has a stable code, with a page in docs/reference/checks."""
 
 from dataclasses import dataclass
 from enum import StrEnum

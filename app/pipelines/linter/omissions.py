@@ -26,7 +26,7 @@ def omitted_inputs(wiring: Wiring, omissible: Set[Output]) -> Iterator[Finding]:
 
 
 def omissible_outputs(models: Models, wirings: Iterable[Wiring], pipelines: Iterable[PipelineSpec]) -> set[Output]:
-    """What is declared, and through ensembles what follows: an ensemble's output is its step's, and the reverse."""
+    """Returns the declared omissions, and those that follow through ensembles, from step to ensemble and back."""
     found = {(name, output) for name, config in models.items() for output in config.may_omit}
     found |= {(spec.model, name) for spec in pipelines for rule in spec.early_exit for name in rule.missing or ()}
     same = [pair for wiring in wirings for pair in _same_outputs(wiring)]

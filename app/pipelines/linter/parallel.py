@@ -14,7 +14,7 @@ Reasons = Mapping[str, str]
 def reasons_to_fail(
     ensemble: str, repository: Sequence[RepositoryModel], pipelines: Mapping[str, PipelineSpec]
 ) -> dict[str, str]:
-    """What is declared of requests that run the ensemble, or can be read. Any model may also fail unexpectedly."""
+    """Returns the known reasons for failures, from declarations and scripts. Any model may also fail unexpectedly."""
     models = {model.folder: model.config for model in repository}
     reasons: dict[str, str] = {}
     for name, spec in pipelines.items():

@@ -1,4 +1,4 @@
-"""What the linter finds only if there are several Tritons."""
+"""Checks that need several Tritons."""
 
 from collections.abc import Iterable, Iterator
 

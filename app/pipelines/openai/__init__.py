@@ -1,1 +1,1 @@
-"""What ``openai:`` of a pipeline means: its words, and its form compiled against the pipeline's fields."""
+"""``openai:`` of a pipeline: its keys, and its compilation against the pipeline's fields."""

@@ -37,7 +37,7 @@ class EmbeddingsForm:
     input: str
     embedding: str
     length: int
-    """Of a vector; -1 is any."""
+    """The size of a vector; -1 means any."""
     prompt_tokens: str | None
     field_by_parameter: Mapping[str, str]
 

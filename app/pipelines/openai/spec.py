@@ -1,4 +1,4 @@
-"""What ``openai:`` of a pipeline in ``gateway.yaml`` may say."""
+"""The keys of ``openai:`` of a pipeline in ``gateway.yaml``."""
 
 from typing import Literal, Self
 

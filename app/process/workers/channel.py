@@ -39,7 +39,7 @@ class Guidance:
     listens_on: frozenset[int]
     """Numbers of workers: its own, and those that currently do not accept connections."""
     faults: dict[str, Faults] = field(default_factory=dict)
-    """Of each Triton, by address."""
+    """By address of the Triton."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Report:
 
     is_ready: bool
     observed: dict[str, Observed] = field(default_factory=dict)
-    """Of each Triton, by address."""
+    """By address of the Triton."""
 
 
 class Channel:

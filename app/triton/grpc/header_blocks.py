@@ -1,7 +1,7 @@
-"""The header blocks that the peer sends: put together from their frames, and decoded.
+"""Assembles the header blocks of the peer from their frames, and decodes them.
 
-The table of dynamic headers is switched off (SETTINGS_HEADER_TABLE_SIZE 0), so that a header block means the same
-wherever it stands, and each distinct block is decoded once.
+The dynamic table is disabled (SETTINGS_HEADER_TABLE_SIZE 0), so that equal blocks always have the same meaning,
+and each distinct block is decoded once.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from app.triton.grpc.frames import Frame
 _MAX_CACHED_BLOCKS = 64
 _FORM = frames.END_HEADERS | frames.PADDED | frames.HAS_PRIORITY
 _ENDLESS = 16
-"""Header blocks of so many times the limit end the connection; smaller ones over the limit only end their stream."""
+"""A header block above this multiple of the limit ends the connection; a smaller one above the limit its stream."""
 
 
 @dataclass(slots=True)

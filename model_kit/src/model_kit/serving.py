@@ -83,7 +83,7 @@ def bytes_tensor(values: Sequence[bytes], shape: Sequence[int]) -> np.ndarray:
 
 
 def _text_of(exc: Exception) -> str:
-    """What is said of an input has the model's name in it: behind an ensemble, nothing else says which step refused."""
+    """Adds the model's name to an error about an input, because an ensemble does not report which step rejected it."""
     if isinstance(exc, ContractBroken):
         return exc.text.format(model=_model_name())
     return f"{_model_name()}: {exc}" if isinstance(exc, InvalidInput) else str(exc)

@@ -1,4 +1,4 @@
-"""What ``bench_shared`` does, as a script that awaits both heads together."""
+"""The same as ``bench_shared``, as a script that awaits both heads together."""
 
 import asyncio
 

@@ -1,7 +1,7 @@
-"""A generator that computes nothing: what a stream costs besides its model.
+"""A generator without computation, to measure the cost of a stream without its model.
 
-Request parameters: ``interval_ms`` between responses (default 0), ``notice`` (a file that is told when the model saw
-that its caller had gone, in seconds of the monotonic clock).
+Request parameters: ``interval_ms`` between responses (default 0), ``notice`` (a file for the time when the
+model detected that its caller had disconnected, in monotonic seconds).
 """
 
 import json

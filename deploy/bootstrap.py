@@ -181,7 +181,7 @@ def run(*command: str | Path) -> None:
     status = subprocess.run([str(word) for word in command], cwd=ROOT, env=TOOL_ENVIRONMENT, check=False).returncode
     if status != 0:
         line = " ".join(map(str, command))
-        sys.exit(f"The set-up stopped because this command failed (status {status}); the next run goes on:\n  {line}")
+        sys.exit(f"The setup stopped because this command failed (status {status}); the next run continues:\n  {line}")
 
 
 def say(message: str) -> None:

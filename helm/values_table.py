@@ -36,7 +36,7 @@ def table_of(rows: list[Row]) -> str:
 
 
 def with_table(readme: str, table: str) -> str:
-    """The README with what stands between its two marks replaced. Raises ValueError where a mark is missing."""
+    """Returns the README with a new text between its two marks. Raises ValueError if a mark is missing."""
     before, begin, rest = readme.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):

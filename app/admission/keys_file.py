@@ -116,7 +116,7 @@ def _repeated(path: Path, spec: KeysSpec, lines: Lines) -> Iterator[str]:
             text = "is the id of an earlier key: to replace a key, give one entry both hashes, `sha256: [old, new]`"
             yield complaint_at(path, lines, ("keys", index, "id"), text)
         if digests.intersection(each.digests) or len(set(each.digests)) < len(each.digests):
-            yield complaint_at(path, lines, ("keys", index, "sha256"), "is a hash that stands in the file already")
+            yield complaint_at(path, lines, ("keys", index, "sha256"), "is a hash that an earlier entry already has")
         ids.add(each.id)
         digests.update(each.digests)
 

@@ -115,7 +115,7 @@ class ThroughputLimit(FixedLimit):
         if self._base < floor:
             self._set_base(floor)
         elif self._trial:
-            self._judge(rate, floor)
+            self._keep_or_revert(rate, floor)
         else:
             self._base_rate = 0.7 * self._base_rate + 0.3 * rate if self._base_rate else rate
             self._best_rate = max(self._base_rate, 0.99 * self._best_rate)
@@ -131,7 +131,7 @@ class ThroughputLimit(FixedLimit):
         if value != self._base:
             self._trial, self.value = direction, value
 
-    def _judge(self, rate: float, floor: int) -> None:
+    def _keep_or_revert(self, rate: float, floor: int) -> None:
         """Keeps the new limit, or returns to the previous limit."""
         direction = self._trial
         if rate >= (GAIN * self._base_rate if direction > 0 else LOSS * self._best_rate):

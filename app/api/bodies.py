@@ -77,7 +77,7 @@ def check_no_query(exchange: Exchange) -> None:
     """Rejects a query string, because the body has all fields of the request. Raises InvalidRequest."""
     if exchange.scope["query_string"]:
         raise InvalidRequest(
-            "The query string is not allowed beside a body of JSON or a form.",
+            "The query string is not allowed with a JSON body or a form.",
             hint="Send every input and parameter in the body.",
         )
 

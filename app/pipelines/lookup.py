@@ -74,7 +74,7 @@ class Lookup:
         near = difflib.get_close_matches(name, list(self.index), n=1)
         return Missing(
             f"Triton has no model '{name}'{step}" + (f"; did you mean '{near[0]}'?" if near else "."),
-            f"'{name}'{step} is no model of Triton's repository{nearest(name, list(self.index))}",
+            f"'{name}'{step} is not a model in Triton's repository{nearest(name, list(self.index))}",
         )
 
     def _unloaded(self, name: str, version: str, step: str) -> Missing:

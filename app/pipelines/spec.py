@@ -114,7 +114,7 @@ class ErrorMatch(Section):
         try:
             re.compile(pattern or "")
         except (re.error, OverflowError, RecursionError) as exc:
-            raise ValueError(f"is no regular expression: {exc}") from exc
+            raise ValueError(f"is not a regular expression: {exc}") from exc
         return pattern
 
 

@@ -138,7 +138,7 @@ def members_of(text: memoryview) -> Iterator[tuple[str, memoryview]]:
 
 
 def is_json(text: memoryview) -> bool:
-    """Whether a refused text is JSON; a text larger than MAX_CHECKED_BYTES is taken for JSON without a look."""
+    """Whether a refused text is JSON; a text larger than MAX_CHECKED_BYTES counts as JSON without a check."""
     if len(text) > MAX_CHECKED_BYTES:
         return True
     try:

@@ -35,7 +35,7 @@ async def open_gateway(
 ) -> AsyncIterator[Gateway]:
     """Raises ConfigError if gateway.yaml does not fit the models of a Triton that already answers.
 
-    A worker starts all the same: the other workers may still serve what the file said before.
+    A worker starts nevertheless, because the other workers may still serve the previous version of the file.
     """
     metrics = Metrics(__version__, has_addresses=not triton.is_single)
     keys = _keys_of(settings, triton)

@@ -57,5 +57,5 @@ def _host_and_port(address: str) -> tuple[str, int]:
     """Raises ValueError."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ValueError(f"'{address[:100]}' is no address; expected host:port or unix:/path")
+        raise ValueError(f"'{address[:100]}' is not an address; expected host:port or unix:/path")
     return host.strip("[]"), int(port)

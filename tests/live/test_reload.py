@@ -81,7 +81,7 @@ def test_a_broken_edit_is_reported_and_the_next_valid_one_applies(start_gateway:
         assert (answer.status_code, answer.json()["code"]) == (503, "model_not_ready")
         assert "Triton has no model 'scriptd'; did you mean 'scripted'?" in answer.json()["detail"]
         for name, said in {
-            "a": ":3: pipelines.a.model 'scriptd' is no model of Triton's repository; did you mean",
+            "a": ":3: pipelines.a.model 'scriptd' is not a model in Triton's repository; did you mean",
             "b": ":12: pipelines.b.sample failed: ",
             "c": ":17: pipelines.c.outputs.text.tensor 'TXT' is not a tensor of the model; did you mean 'TEXT'?",
         }.items():

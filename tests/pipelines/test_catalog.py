@@ -242,7 +242,10 @@ class TestReloading:
     @pytest.mark.parametrize(
         ("broken", "said"),
         [
-            ("  p: {model: plane}\n", "2: pipelines.p.model 'plane' is no model of Triton's repository; did you mean"),
+            (
+                "  p: {model: plane}\n",
+                "2: pipelines.p.model 'plane' is not a model in Triton's repository; did you mean",
+            ),
             ("  p: {model: plain, sample: {X: 1}}\n", "2: pipelines.p.sample failed: no"),
             ("  p: {model: plain, sample: {X: a}}\n", "2: pipelines.p.sample failed: 'X' must be"),
             (

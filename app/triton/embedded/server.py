@@ -118,7 +118,7 @@ class EmbeddedTriton:
 
     def _require_alive(self, triton: GuardedTriton) -> None:
         if self._stopping.is_set():
-            raise StartFailed("Triton was told to stop before it was ready.")
+            raise StartFailed("Triton was stopped before it was ready.")
         if triton.has_ended:
             raise StartFailed(f"Triton did not start:\n{triton.log.explanation()}")
 

@@ -58,7 +58,9 @@ class MessageReader:
     def _length_in(self, prefix: bytes) -> int:
         is_compressed, length = _PREFIX.unpack(prefix)
         if is_compressed:
-            raise BrokenExchange("the server sent a compressed message, which was not asked for")
+            raise BrokenExchange(
+                "the server sent a compressed message, although the client does not support compression"
+            )
         if length > self._max_message_bytes:
             raise RpcError(
                 "RESOURCE_EXHAUSTED", f"a message of {length} bytes; at most {self._max_message_bytes} are read"

@@ -17,7 +17,7 @@ class Dialect:
     """One HTTP API of the gateway. All dialects share the pipelines, the engine, the limits and the streams."""
 
     name: str
-    """As keys have it in their ``dialects``."""
+    """The name in the ``dialects`` of keys."""
     routers: Sequence[APIRouter]
     short_routes: Sequence[ShortRoute]
     """The routes of inference."""

@@ -28,7 +28,7 @@ _NO_CONTENT: AsyncIterator[bytes] = iterate_in_threadpool(())
 _HEADERS = [
     header for header in EventSourceResponse(_NO_CONTENT, headers=HEADERS).raw_headers if header[0] != b"connection"
 ]
-"""Without ``Connection``: the HTTP protocol decides whether a connection stays open."""
+"""There is no ``Connection`` header, because the HTTP protocol decides whether a connection stays open."""
 
 
 class Events(Protocol):

@@ -118,7 +118,7 @@ class ModelFiles:
     """The contents of a model's version folders. Scripts are parsed and never executed."""
 
     backend: str
-    """As the configuration names it, otherwise as the name of a model file tells it; empty if neither does."""
+    """The backend in the configuration, otherwise the backend of the model file's name; empty if unknown."""
     lacks: tuple[str, ...] = ()
     """The version folders without the script that the Python backend needs, as paths of that script."""
     mistakes: tuple[str, ...] = ()

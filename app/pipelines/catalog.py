@@ -37,7 +37,7 @@ class Catalog:
     triton_is_up: bool = field(default=False, init=False)
     entries: dict[str, Entry] = field(default_factory=dict, init=False)
     file: GatewayFile | None = field(default=None, init=False)
-    """As it was last read well."""
+    """The last valid version."""
     models: dict[str, bool] = field(default_factory=dict, init=False)
     """The models that are served, and whether Triton has each ready."""
     exposed: ExposedModels = field(default_factory=ExposedModels, init=False)
@@ -157,7 +157,7 @@ class Catalog:
         self._settle()
 
     def sample_body(self, pipeline: Pipeline) -> bytes:
-        """As ``warm_up.sample_body``."""
+        """See ``warm_up.sample_body``."""
         return sample_body(pipeline, self._folder)
 
     def stop(self) -> None:
@@ -210,7 +210,7 @@ class Catalog:
             entry.settle()
 
     def _note_models(self, lookup: Lookup) -> None:
-        """Without a file, a model that was unloaded is remembered until Triton's index does not name it any more."""
+        """Without a file, an unloaded model is kept until Triton's index no longer contains it."""
         keys = {(entry.spec.model, entry.spec.version) for entry in self.entries.values()}
         unloaded = {name for name in self.models if name in lookup.index} if self.path is None else set()
         self.models = dict.fromkeys(unloaded, False) | {

@@ -104,7 +104,7 @@ async def look_up(engine: Engine, wanted: Iterable[ModelKey], index: Mapping[str
 
 
 async def read_index(engine: Engine) -> dict[str, ModelState] | None:
-    """By name; of several versions, one that is ready. None where Triton does not say."""
+    """Returns the models by name; of several versions, a ready one. None if Triton does not answer."""
     try:
         states = await engine.models()
     except GatewayError as exc:

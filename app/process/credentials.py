@@ -8,7 +8,7 @@ from app.settings import PREFIX, Settings, SettingsError
 from app.triton.credentials import Credentials, CredentialsUnusable, TlsFiles, token_in
 
 SYSTEM = "system"
-"""As ``GATEWAY_TRITON_CA``: the authorities that the operating system trusts."""
+"""A value of ``GATEWAY_TRITON_CA``: the authorities that the operating system trusts."""
 
 
 def credentials_of(settings: Settings) -> Credentials:

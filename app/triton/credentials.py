@@ -165,7 +165,7 @@ def _stamp_of(path: Path) -> tuple[int, ...]:
 
 
 def _reason_of(exc: Exception) -> str:
-    """Without anything of the file's content."""
+    """Describes the error without the file's content."""
     if isinstance(exc, ssl.SSLError):
         return f"is not usable PEM: {exc.reason or 'it holds no certificate'}"
     return f"cannot be read: {exc.strerror}" if isinstance(exc, OSError) else "is not ASCII text"

@@ -122,7 +122,7 @@ class Answers:
 
 
 def request_of(ask: HttpAsk) -> bytes:
-    """As it is sent."""
+    """Returns the bytes of the request."""
     lines = [
         f"POST {ask.path} HTTP/1.1",
         "Host: 127.0.0.1",

@@ -36,7 +36,7 @@ def batching(instances: int, first_s: float, next_s: float, largest: int) -> Ser
 
 
 def under_load(limit: ThroughputLimit, service: Service, answers: int = 4000, noise: float = 0.05) -> float:
-    """As many run as the limit allows, and others wait. Returns the throughput of the last quarter."""
+    """Runs as many requests as the limit allows while others wait. Returns the throughput of the last quarter."""
     dice = random.Random(7)
     now, running, ends = 0.0, 0, list[float]()
     times = []

@@ -90,7 +90,7 @@ steps = st.one_of(arrivals, st.tuples(st.just("leaves"), st.integers(0, 30)), st
 
 @given(st.lists(steps, max_size=60))
 def test_every_request_leaves_once_and_in_a_fair_order(history: list[tuple]) -> None:
-    """Of the requests that wait, one of the highest priority runs; of its key, the oldest; and no key waits twice."""
+    """The next request has the highest priority and is the oldest of its key, and no key waits for two turns."""
     queue, waiting, turns = FairQueue[Request](), list[Request](), list[Request]()
     for step in history:
         if step[0] == "arrives":

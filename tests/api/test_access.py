@@ -73,7 +73,7 @@ async def api(tmp_path: Path) -> AsyncIterator[Served]:
 
 
 def code_of(answer: httpx.Response) -> str:
-    """Of a problem object, or of OpenAI's form; the words of an error under ``/v2``."""
+    """Returns the code of a problem object or an OpenAI error, or the message of an error under ``/v2``."""
     body = answer.json()
     error = body.get("error")
     return str(body["code"] if error is None else error["code"] if isinstance(error, dict) else error)

@@ -19,7 +19,7 @@ class Accepted:
 
 
 def accepted_in(text: str) -> dict[str, Accepted]:
-    """By the id of the advisory. Raises TypeError for an entry that lacks a key or has another."""
+    """Returns the entries by advisory id. Raises TypeError for an entry with missing or unknown keys."""
     return {advisory: Accepted(**entry) for advisory, entry in tomllib.loads(text).items()}
 
 

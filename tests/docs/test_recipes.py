@@ -15,7 +15,7 @@ REQUEST = SimpleNamespace(request_id=lambda: "5d29")
 
 
 class TritonError(Exception):
-    """As far as the recipes use the Python backend's: a message and a code."""
+    """The part of the Python backend's error that the recipes use: a message and a code."""
 
     ALREADY_EXISTS = "ALREADY_EXISTS"
 

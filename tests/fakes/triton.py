@@ -51,7 +51,7 @@ class SharedMemory:
         return memoryview(region)[start : start + parameters["shared_memory_byte_size"].int64_param]
 
     def forget(self) -> None:
-        """As a Triton that was started again."""
+        """Simulates a restart of Triton."""
         self.regions.clear()
         self.in_use.clear()
 

@@ -1,4 +1,4 @@
-"""Server-Sent Events as a test reads them: a parser by the standard, strict about our promises."""
+"""Parses Server-Sent Events according to the standard, and checks the gateway's guarantees."""
 
 import codecs
 import json

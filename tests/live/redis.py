@@ -54,7 +54,7 @@ class RedisServer:
         self.process.send_signal(signal.SIGCONT)
 
     def forget(self) -> None:
-        """As a replica does that takes over without having heard of anything."""
+        """Removes all data, like a failover to an empty replica."""
         self._say("FLUSHALL")
 
     def clients(self) -> int:

@@ -45,7 +45,7 @@ class SidecarLaunch(Launch):
         return [str(self.models.executable), *own, shm, *(f"{n}={placed.get(n, v)}" if v else n for n, _, v in words)]
 
     def is_live(self) -> bool:
-        """By the command of the container's own probe."""
+        """Uses the command of the container's probe."""
         words = self.container["livenessProbe"]["exec"]["command"]
         here = [word.replace(":8000/", f":{self.ports.http}/") for word in words]
         return subprocess.run(here, check=False, capture_output=True).returncode == 0

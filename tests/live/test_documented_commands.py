@@ -47,7 +47,7 @@ def snippets() -> list[tuple[str, str]]:
 
 
 def is_the_same(printed: str, answered: str) -> bool:
-    """But for white space, and for what the page leaves out with ``...``."""
+    """Compares texts except for white space and parts that the page omits with ``...``."""
     wanted, got = ("".join(text.split()) for text in (printed, answered))
     return doctest.OutputChecker().check_output(wanted, got, doctest.ELLIPSIS)
 

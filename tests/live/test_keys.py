@@ -38,7 +38,7 @@ def locked(
 
 @pytest.fixture
 def folder(locked: GatewayProcess) -> Iterator[Path]:
-    """Of the keys file, which the test changes; the next test finds it as it was."""
+    """The keys file, which the test may change. It is restored after the test."""
     yield locked.log_path.parent
     write_all(locked.log_path.parent)
     eventually(lambda: statuses(locked, "all") == {200}, 2 * WITHIN_S)

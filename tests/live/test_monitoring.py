@@ -27,7 +27,7 @@ GPU_METRICS = {"nv_gpu_utilization", "nv_gpu_memory_used_bytes", "nv_gpu_memory_
 """Which a Triton without a GPU does not export. Source: Triton's user guide, "Metrics", table of GPU metrics."""
 
 SILENT_PANELS = {"GPU at work", "GPU memory", "Refused for load"}
-"""Without data here: no GPU, and nothing was refused."""
+"""Queries without data in this test: there is no GPU, and no request was refused."""
 
 
 def queries() -> dict[str, str]:
@@ -52,7 +52,7 @@ def panel_queries() -> dict[str, str]:
 
 
 def as_grafana_would(query: str) -> str:
-    """With the dashboard's variables put in."""
+    """Replaces the dashboard's variables."""
     for variable, value in {"$job": "gateway", "$pipeline": ".*", "$__rate_interval": "30s"}.items():
         query = query.replace(variable, value)
     return query
@@ -86,7 +86,7 @@ class Prometheus:
 def prometheus(
     triton: EmbeddedTriton, gateway: GatewayProcess, require: Require, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Prometheus]:
-    """With the delivered configuration and rules; only the addresses and the interval are the test's."""
+    """Starts Prometheus with the repository's configuration and rules, except for addresses and interval."""
     program = shutil.which("prometheus")
     require(program, "there is no prometheus: `make system-packages` installs it")
     folder = tmp_path_factory.mktemp("prometheus")

@@ -354,7 +354,7 @@ class TestRefusals:
         assert answer.json() == {"error": "class result not available for output 'BYTES_OUT' of datatype BYTES."}
 
     def test_classes_of_a_possibly_empty_output_are_refused(self, both: Both) -> None:
-        """Without an element they crash Triton 2.51."""
+        """Empty inputs crash Triton 2.51."""
         tensor = {"name": "SCRIPT", "datatype": "BYTES", "shape": [1], "data": ['{"numbers": []}']}
         output = {"name": "NUMBERS", "parameters": {"classification": 1}}
         answer = both.gateway.post("/v2/models/scripted/infer", json={"inputs": [tensor], "outputs": [output]})

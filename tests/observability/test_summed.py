@@ -77,7 +77,7 @@ def test_counters_and_histograms_are_sums() -> None:
 
 
 def test_a_page_of_workers_has_the_series_of_one_process() -> None:
-    """But for the times of creation, which are not shared."""
+    """Compares all values except the times of creation, which are not shared."""
     alone, own, first, second = Metrics("1"), Metrics("1"), Worker(), Worker()
     alone.of_pipeline("p").count_request("unary", Outcome.OK, 0.003, 0.002)
     alone.of_pipeline("p").in_flight.set(0)

@@ -39,7 +39,7 @@ def engine() -> FakeEngine:
 
 
 def write(path: Path, text: str) -> None:
-    """As an editor does; the time of change is moved on, however coarse the file system's clock is."""
+    """Writes the file as an editor does, with a later time of change, because the file system's clock may be coarse."""
     before = path.stat().st_mtime_ns if path.exists() else 0
     path.write_text(text)
     os.utime(path, ns=(before + 1_000_000_000, before + 1_000_000_000))
@@ -364,7 +364,7 @@ class TestReloading:
         assert catalog.entries.keys() == {"p"}
 
     async def test_a_link_that_leads_to_another_file_is_followed(self, engine: FakeEngine, path: Path) -> None:
-        """As Kubernetes changes a ConfigMap: the file's name is a link into a folder that is itself a link."""
+        """Changes the file as Kubernetes changes a ConfigMap: the file is a link into a folder that is also a link."""
         for number, text in enumerate((FILE, FILE.replace("p:", "q:"))):
             (path.parent / f"data{number}").mkdir()
             (path.parent / f"data{number}" / path.name).write_text(text)

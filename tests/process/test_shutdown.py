@@ -27,7 +27,7 @@ async def test_the_first_signal_requests_and_the_second_hurries(number: signal.S
 
 
 def test_an_ignored_signal_stays_ignored() -> None:
-    """As under nohup."""
+    """For example after a start with nohup."""
     script = (
         "import asyncio, os, signal\n"
         "from app.process.shutdown import Shutdown\n"

@@ -41,7 +41,7 @@ class ConnectionLimit:
     max_connections: int
     on_refused: Callable[[], None]
     outflow: Outflow = field(default_factory=Outflow)
-    """Of connections that were not refused."""
+    """The connections that were accepted and not refused."""
     refused: set[asyncio.Protocol] = field(default_factory=set)
     """The rejected connections that are still open. They do not count towards the limit."""
     is_closing: bool = False

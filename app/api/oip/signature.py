@@ -30,7 +30,7 @@ _texts = msgspec.json.Decoder(list[str])
 class Input:
     spec: TensorSpec
     dims: tuple[int, ...]
-    """With the batch dimension; -1 is any size."""
+    """Includes the batch dimension; -1 means any size."""
     max_batch_size: int
     _numbers: NumberCodec | None
     """None for BYTES."""

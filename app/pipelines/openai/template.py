@@ -139,7 +139,7 @@ def _refuse(words: str) -> NoReturn:
 
 
 def _tojson(value: Any, indent: int | None = None) -> str:
-    """Without the escapes for HTML of jinja2's own."""
+    """Unlike jinja2's filter, does not escape HTML."""
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 

@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that spoils its connections on demand: netem needs a kernel module that is often missing."""
+"""A TCP proxy on loopback that injects faults: netem needs a kernel module that is often missing."""
 
 import asyncio
 import random

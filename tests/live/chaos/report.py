@@ -10,7 +10,7 @@ from tests.live.chaos.stand import Levels, Stand
 
 SEED = int(os.environ.get("CHAOS_SEED", "14"))
 LONG_S = float(os.environ.get("CHAOS_S", "180"))
-"""Of faults, one after the other."""
+"""Sequential rounds of faults."""
 HOSTILE = int(os.environ.get("CHAOS_HOSTILE", "200000"))
 """Generated hostile requests."""
 REQUESTS = int(os.environ.get("CHAOS_REQUESTS", "200000"))

@@ -92,7 +92,7 @@ def growth(values: list[float], step: int) -> str:
 
 
 def slope(values: list[float]) -> float:
-    """Of the straight line with the least squares, for each step."""
+    """Returns the slope of the least-squares line, per step."""
     middle, mean = (len(values) - 1) / 2, sum(values) / len(values)
     across = sum((index - middle) ** 2 for index in range(len(values)))
     return sum((index - middle) * (value - mean) for index, value in enumerate(values)) / across

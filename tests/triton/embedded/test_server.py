@@ -1,4 +1,4 @@
-"""With the real Triton of the wheel, on a repository of one tiny model."""
+"""The embedded server with the real Triton of the wheel, and a repository with one tiny model."""
 
 import asyncio
 import os

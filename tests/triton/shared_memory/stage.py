@@ -111,7 +111,7 @@ def failing(code: grpc.StatusCode):  # type: ignore[no-untyped-def]
 
 
 def not_found_or(triton: FakeTriton):  # type: ignore[no-untyped-def]
-    """As Triton fails a request that names a region which is not registered."""
+    """Fails like Triton for a request with a region that is not registered."""
     answer = sum_of(triton)
 
     async def unary(request: pb.ModelInferRequest, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:

@@ -13,7 +13,7 @@ SomeNetwork = TypeVar("SomeNetwork", bound="Network")
 class Network:
     """Can be cut: drops every connection and refuses more.
 
-    Runs on a loop of its own thread; ``cut`` and ``restore`` may be called from any other.
+    Runs an event loop in its own thread; call ``cut`` and ``restore`` from any other thread.
     """
 
     def __init__(self, port: int, loop: asyncio.AbstractEventLoop) -> None:

@@ -13,7 +13,7 @@ IMAGE = re.compile(r"[a-z0-9][a-z0-9._/:-]*(:[A-Za-z0-9_][A-Za-z0-9._-]*|@sha256
 EXTERNAL_SECRETS = {"early-exit", "bucket-credentials", "inference-tls", "registry-credentials", "gateway-redis"}
 EXTERNAL_SECRETS |= {"gateway-api-keys", "triton-client", "triton-token", "gateway-test-key", "gateway-settings"}
 """The objects that ci/ expects to exist before the release."""
-FAREWELL_S = 5
+SHUTDOWN_MARGIN_S = 5
 
 
 def mounts(release: Release) -> Iterator[str]:
@@ -85,7 +85,7 @@ def grace(release: Release) -> Iterator[str]:
     pod = deployment["spec"]["template"]["spec"]
     (gateway,) = pod["containers"]
     phases = {each["name"]: each.get("value") for each in gateway["env"]}
-    needed = FAREWELL_S + float(phases["GATEWAY_SHUTDOWN_DELAY_S"]) + float(phases["GATEWAY_DRAIN_S"])
+    needed = SHUTDOWN_MARGIN_S + float(phases["GATEWAY_SHUTDOWN_DELAY_S"]) + float(phases["GATEWAY_DRAIN_S"])
     for triton, _ in release.tritons():
         needed += float(next(word for word in triton["args"] if "--exit-timeout-secs=" in word).partition("=")[2])
     if pod["terminationGracePeriodSeconds"] < needed:

@@ -427,7 +427,7 @@ class TestAskingTriton:
         assert catalog.entries["p"].state_detail == (
             "Triton has no model 'plane', which 'whole' runs; did you mean 'plain'?"
         )
-        assert "pipelines.p.model 'plane', which 'whole' runs is no model" in caplog.text
+        assert "pipelines.p.model 'plane', which 'whole' runs is not a model" in caplog.text
 
     async def test_tritons_reason_is_for_the_log(
         self, engine: FakeEngine, path: Path, caplog: pytest.LogCaptureFixture

@@ -6,9 +6,11 @@ import subprocess
 from pathlib import Path
 
 import yaml
+from prometheus_client import generate_latest
 
+from app.observability.metrics import Metrics
 from tests.conftest import Require
-from tests.helm.rendering import CHART, NAMESPACE, RELEASE, Document, render, the
+from tests.helm.rendering import CHART, NAMESPACE, RELEASE, Document, gateway_container, of_kind, render, the
 
 MONITORED = {"podMonitor": {"enabled": True}, "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}}}
 JOB = f'job="{NAMESPACE}/{RELEASE}-triton-gateway"'
@@ -75,6 +77,23 @@ def test_panels_do_not_overlap() -> None:
         assert not cells & taken
         assert place["x"] + place["w"] <= 24
         taken |= cells
+
+
+def test_the_endpoint_picker_reads_gauges_of_the_gateway() -> None:
+    documents = render(CHART / "ci" / "endpoint-picker-values.yaml")
+    config_map = next(
+        each for each in of_kind(documents, "ConfigMap") if each["metadata"]["name"] == "inference-picker"
+    )
+    (plugin,) = yaml.safe_load(config_map["data"]["config.yaml"])["plugins"]
+    (engine,) = plugin["parameters"]["engineConfigs"]
+    pod_labels = the(documents, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert pod_labels[plugin["parameters"]["engineLabelKey"]] == engine["name"]
+    page = generate_latest(Metrics("0").registry).decode().splitlines()
+    assert {f"{engine['queuedRequestsSpec']} 0.0", f"{engine['runningRequestsSpec']} 0.0"} <= set(page)
+    (port,) = the(documents, "InferencePool")["spec"]["targetPorts"]
+    assert port["number"] == next(
+        each["containerPort"] for each in gateway_container(documents)["ports"] if each["name"] == "http"
+    )
 
 
 def test_the_adapter_rule_provides_the_autoscalers_metric() -> None:

@@ -237,6 +237,24 @@ def test_the_autoscaler_counts_running_requests() -> None:
     assert "replicas" not in the(documents, "Deployment")["spec"]
 
 
+def test_keda_scales_by_the_same_numbers() -> None:
+    scaling = {"enabled": True, "engine": "keda", "prometheusUrl": "http://prometheus:9090", "targetInFlight": 16}
+    documents = render({"autoscaling": scaling, "podMonitor": {"enabled": True, "intervalSeconds": 10}})
+    assert of_kind(documents, "HorizontalPodAutoscaler") == []
+    spec = the(documents, "ScaledObject")["spec"]
+    (trigger,) = spec["triggers"]
+    job = '{job="inference/demo-triton-gateway"}'
+    assert trigger["metadata"] == {
+        "serverAddress": "http://prometheus:9090",
+        "query": f"sum(triton_gateway_requests_running{job}) + sum(triton_gateway_requests_waiting{job})",
+        "threshold": "16",
+    }
+    assert (trigger["metricType"], spec["pollingInterval"]) == ("AverageValue", 10)
+    hpa = the(render({"autoscaling": {"enabled": True}}), "HorizontalPodAutoscaler")["spec"]
+    assert spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"] == hpa["behavior"]
+    assert "replicas" not in the(documents, "Deployment")["spec"]
+
+
 def test_the_test_pod_is_a_hook_that_is_deleted_when_it_succeeds() -> None:
     """Helm does not delete hooks with the release. A failed pod stays for its log, until the next test."""
     (pod,) = of_kind(render(), "Pod")

@@ -37,6 +37,7 @@ NEEDS = {
     "config.source: inline and config.gatewayYaml need each other": {"config": {"source": "inline"}},
     "config.files and config.binaryFiles are not used": {"config": {"files": {"chat.jinja": ""}}},
     "minReplicas is above": {"autoscaling": {"enabled": True, "minReplicas": 9}},
+    "autoscaling.engine: keda needs": {"autoscaling": {"enabled": True, "engine": "keda", "prometheusUrl": "http://p"}},
     "ingress.hosts is needed": {"ingress": {"enabled": True}},
     "httpRoute.parentRefs is needed": {"httpRoute": {"enabled": True}},
     "need service.type: LoadBalancer": {"service": {"loadBalancerClass": "example.com/internal"}},

@@ -9,7 +9,7 @@ def selectors(release: Release) -> Iterator[str]:
     labels = release.pod_labels().items()
     wanted = [(each["metadata"]["name"], each["spec"]["selector"]["matchLabels"]) for each in release.of("Deployment")]
     wanted += [("Service", each["spec"]["selector"]) for each in release.of("Service")]
-    for kind in ("PodDisruptionBudget", "PodMonitor"):
+    for kind in ("InferencePool", "PodDisruptionBudget", "PodMonitor"):
         wanted += [(kind, each["spec"]["selector"]["matchLabels"]) for each in release.of(kind)]
     wanted += [("NetworkPolicy", each["spec"]["podSelector"]["matchLabels"]) for each in release.of("NetworkPolicy")]
     for name, selector in wanted:
@@ -79,6 +79,11 @@ def autoscaled(release: Release) -> Iterator[str]:
         target = scaler["spec"]["scaleTargetRef"]
         if target["name"] not in release.names(target["kind"]):
             yield f"there is no {target['kind']} {target['name']} to scale"
+    for scaler in release.of("ScaledObject"):
+        target = scaler["spec"]["scaleTargetRef"]
+        if target["name"] not in release.names(target["kind"]):
+            yield f"there is no {target['kind']} {target['name']} to scale"
+    if release.of("HorizontalPodAutoscaler") or release.of("ScaledObject"):
         for deployment in release.of("Deployment"):
             if "replicas" in deployment["spec"]:
                 yield "replicas would undo what the autoscaler decides at every upgrade"

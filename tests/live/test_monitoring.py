@@ -16,6 +16,7 @@ import yaml
 
 from app.triton.embedded.server import EmbeddedTriton
 from tests.conftest import Require
+from tests.helm.rendering import render, the
 from tests.live.conftest import GatewayProcess, free_ports
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +40,14 @@ def queries() -> dict[str, str]:
     }
     (adapter,) = yaml.safe_load((FILES / "prometheus-adapter.yaml").read_text())["rules"]["custom"]
     scaling = adapter["metricsQuery"].replace("<<.GroupBy>>", "instance").replace("<<.LabelMatchers>>", 'job="gateway"')
-    return rules | panel_queries() | {"triton_gateway_requests_under_way": scaling}
+    return rules | panel_queries() | {"triton_gateway_requests_under_way": scaling, "KEDA": keda_query()}
+
+
+def keda_query() -> str:
+    values = {"enabled": True, "engine": "keda", "prometheusUrl": "http://prometheus"}
+    scaled = the(render({"autoscaling": values, "podMonitor": {"enabled": True}}), "ScaledObject")
+    query: str = scaled["spec"]["triggers"][0]["metadata"]["query"]
+    return query.replace("inference/demo-triton-gateway", "gateway")
 
 
 def panel_queries() -> dict[str, str]:
@@ -158,5 +166,5 @@ def test_every_panel_shows_something(name: str, after_traffic: Prometheus) -> No
 
 
 def test_an_idle_pod_counts_zero_for_the_autoscaler(prometheus: Prometheus) -> None:
-    values = [each["value"][1] for each in prometheus.query(queries()["triton_gateway_requests_under_way"])]
-    assert values == ["0"]
+    for name in ("triton_gateway_requests_under_way", "KEDA"):
+        assert [each["value"][1] for each in prometheus.query(queries()[name])] == ["0"], name

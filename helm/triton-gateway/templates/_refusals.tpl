@@ -45,6 +45,10 @@
 {{- if and (eq $service.type "ClusterIP") $service.externalTrafficPolicy -}}
 {{ fail "service.externalTrafficPolicy needs service.type: NodePort or LoadBalancer" }}
 {{- end -}}
+{{- $keda := and .Values.autoscaling.enabled (eq .Values.autoscaling.engine "keda") -}}
+{{- if and $keda (not (and .Values.autoscaling.prometheusUrl .Values.podMonitor.enabled)) -}}
+{{ fail "autoscaling.engine: keda needs autoscaling.prometheusUrl and podMonitor.enabled: its query names the PodMonitor's job" }}
+{{- end -}}
 {{- if and .Values.ingress.enabled (not .Values.ingress.hosts) -}}
 {{ fail "ingress.hosts is needed with ingress.enabled" }}
 {{- end -}}

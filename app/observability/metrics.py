@@ -12,6 +12,7 @@ from app.domain.calls import ObservedCall
 from app.domain.errors import GatewayError, Outcome, TooManyRequests
 from app.domain.inference import InferenceRequest
 from app.observability.log import dropped_lines
+from app.observability.processes import ProcessMetrics
 
 NO_PIPELINE = "-"
 DROPPED_LINES = "triton_gateway_log_lines_dropped"
@@ -91,6 +92,8 @@ class Metrics:
         self.stub_deaths = self._counter("stub_deaths", "Python processes of models that died", "model")
         self.worker_deaths = self._counter("worker_deaths", "Worker processes that ended unexpectedly")
         self.registry.register(_DroppedLines())
+        self.processes = ProcessMetrics()
+        self.registry.register(self.processes)
         self.has_addresses = has_addresses
         self.triton_up = self._gauge("triton_up", "Whether Triton answers", *(["address"] if has_addresses else []))
         self.model_ready = self._gauge("model_ready", "Whether the model of a pipeline is ready", "model")

@@ -102,10 +102,10 @@ def metrics_of(metrics: Metrics) -> list[tuple[str, str, str]]:
     """(name, type, labels); which labels a metric has that counted nothing yet, only the collector itself knows."""
     rows = []
     for collector in metrics.registry._collector_to_names:
-        family = next(iter(collector.collect()))
-        name = f"`{family.name}_total`" if family.type == "counter" else f"`{family.name}`"
         labels = ", ".join(f"`{label}`" for label in getattr(collector, "_labelnames", ())) or "none"
-        rows.append((name, family.type, labels))
+        for family in collector.collect():
+            name = f"`{family.name}_total`" if family.type == "counter" else f"`{family.name}`"
+            rows.append((name, family.type, labels))
     return rows
 
 

@@ -11,7 +11,7 @@ import yaml
 from tests.helm.rendering import CHART, NAMESPACE, RELEASE, Document, helm, of_kind, pod_spec, render, the
 
 VERBS = ["get", "list"]
-DISCOVERY = {
+DISCOVERY: dict[str, Document] = {
     "/version": {"major": "1", "minor": "33", "gitVersion": "v1.33.0"},
     "/api": {"kind": "APIVersions", "versions": ["v1"]},
     "/apis": {

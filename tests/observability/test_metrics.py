@@ -40,6 +40,12 @@ PROMISED = {
     "model_ready": {"model"},
     "config_reload_failed": set[str](),
     "build_info": {"version"},
+    "process_cpu_seconds": set[str](),
+    "process_max_fds": set[str](),
+    "process_open_fds": set[str](),
+    "process_resident_memory_bytes": set[str](),
+    "process_start_time_seconds": set[str](),
+    "process_virtual_memory_bytes": set[str](),
 }
 
 

@@ -56,6 +56,7 @@ class Crew:
         self._is_ending = False
         self._summed = SummedMetrics(self._metrics.registry, lambda: [each.numbers() for each in self._workers])
         self.registry.register(self._summed)
+        self._metrics.processes.workers = lambda: [each.pid for each in self._workers]
 
     @property
     def states(self) -> Mapping[str, str]:

@@ -54,6 +54,9 @@ def test_the_notes_show_the_builds_without_a_registry(chart_that_shows_its_notes
     assert "triton-gateway:0.1.0" in models_pushed
     assert "--target triton" not in models_pushed
     assert "docker build" not in notes_of(chart_that_shows_its_notes, {"gateway": image, "triton": image})
+    assert "docker build" not in notes_of(
+        chart_that_shows_its_notes, {"global": {"imageRegistry": "mirror.example.com"}}
+    )
     external = {"enabled": False, "external": {"grpcUrl": "triton:8001"}}
     assert "--target triton" not in notes_of(chart_that_shows_its_notes, {"triton": external})
 

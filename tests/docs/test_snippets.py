@@ -94,8 +94,7 @@ CHECK_BY_KEY: dict[str, Callable[[str, Path], None]] = {
     "pipelines": is_gateway_yaml,
     "keys": is_keys_file,
     "contract": is_contract,
-    "gateway": is_chart_values,
-    "triton": is_chart_values,
+    **dict.fromkeys(("autoscaling", "gateway", "podMonitor", "triton"), is_chart_values),
 }
 """First key of a block of YAML -> the check of such a file."""
 

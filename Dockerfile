@@ -9,12 +9,16 @@ ARG TRITON_BASE_IMAGE=nvcr.io/nvidia/tritonserver:26.10-py3
 FROM ${TRITON_BASE_IMAGE} AS triton-packages
 WORKDIR /build
 COPY requirements/triton.txt .
-# Without nvidia-pytriton, which contains a second Triton: the base image is the server. PYTHONPATH points to a separate
-# folder, so that the packages of the base image do not change.
+# Without nvidia-pytriton, which contains a second Triton: the base image is the server. The packages are in a separate
+# folder, so that those of the base image do not change. A .pth file in the base's site-packages puts the folder first on
+# the path of every Python, also in model processes of Triton before 24.11, which ignore PYTHONPATH.
 RUN sed '/^nvidia-pytriton==/,/[^\\]$/d' triton.txt > models.txt \
     && python3 -m pip install --no-cache-dir --require-hashes --no-deps --only-binary=:all: \
         --target /opt/model-packages --requirement models.txt
 COPY model_kit/src/ /opt/model-packages/
+RUN folder="/opt/site$(python3 -c 'import site; print(site.getsitepackages()[0])')" \
+    && mkdir -p "$folder" \
+    && echo "import sys; sys.path.insert(0, '/opt/model-packages')" > "$folder/model-packages.pth"
 
 FROM ${TRITON_BASE_IMAGE} AS triton
 ARG VERSION=0.0.0
@@ -24,10 +28,10 @@ LABEL org.opencontainers.image.title="triton-gateway-models" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
 COPY --from=triton-packages /opt/model-packages /opt/model-packages
+COPY --from=triton-packages /opt/site/ /
 COPY triton_models /models
 # One thread per model process, because many processes share the cores.
-ENV PYTHONPATH=/opt/model-packages \
-    PYTHONDONTWRITEBYTECODE=1 \
+ENV PYTHONDONTWRITEBYTECODE=1 \
     HOME=/tmp \
     OMP_NUM_THREADS=1 \
     OPENBLAS_NUM_THREADS=1

@@ -119,7 +119,8 @@ def test_the_models_find_their_packages_in_triton_s_image(builder: Builder) -> N
     names = sorted(imported())
     assert {"model_kit", "numpy"} <= set(names)
     script = f"import numpy, {', '.join(names)}; print(numpy.__version__.split('.')[0])"
-    assert builder.buildah("run", container, "--", "python3", "-c", script) == "1"
+    isolated = ("python3", "-I", "-c", script)
+    assert builder.buildah("run", container, "--", *isolated) == "1", "a model process of Triton ignores PYTHONPATH"
     with builder.mounted(image) as rootfs:
         models = {each.name for each in (rootfs / "models").iterdir() if each.is_dir()}
         assert models == {each.name for each in (ROOT / "triton_models").iterdir() if each.is_dir()}

@@ -87,7 +87,7 @@ def test_a_file_may_lock_everybody_out(path: Path) -> None:
         ),
         (
             GOOD + f"  - id: b\n    sha256: {HASH.upper()}\n",
-            "5: keys.1.sha256 is a hash that stands in the file",
+            "5: keys.1.sha256 is a hash that an earlier entry already has",
         ),
         ("", "1: the file is wrong: "),
         ("- 1\n", "1: the file is wrong: "),
@@ -119,7 +119,7 @@ def test_a_missing_file_is_refused(path: Path) -> None:
         "keys: {secret}\n  x\n",
     ],
 )
-@pytest.mark.parametrize("secret", [new_key(), HASH])
+@pytest.mark.parametrize("secret", [new_key(), HASH], ids=["key", "hash"])
 def test_no_complaint_repeats_a_key_or_a_hash(path: Path, text: str, secret: str) -> None:
     path.write_text(text.replace("{secret}", secret))
     with pytest.raises(ConfigError) as caught:

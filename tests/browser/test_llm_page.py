@@ -12,6 +12,7 @@ from app.triton.embedded.server import EmbeddedTriton
 from tests.browser.page import ConsolePage
 from tests.fakes.proxy import DroppingNetwork, network_to
 from tests.live.events import checked, parsed
+from tests.live.test_cancellation import eventually
 from tests.processes import GatewayProcess, running_gateway
 
 FILE = Path(__file__).parents[2] / "docs" / "tutorials" / "llm_in_a_browser" / "write.html"
@@ -82,7 +83,7 @@ def test_stop_cancels_the_stream(opened: ConsolePage, open_gateway: GatewayProce
     opened.browser.refresh()
     opened.wait_for("#state", "Ready.")
     assert text
-    assert open_gateway.metric("requests_total", pipeline="write", outcome="cancelled") == before + 1
+    eventually(lambda: open_gateway.metric("requests_total", pipeline="write", outcome="cancelled") == before + 1)
 
 
 def test_it_names_a_gateway_that_does_not_allow_it(browser: Chrome, gateway: GatewayProcess) -> None:

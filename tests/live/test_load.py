@@ -14,6 +14,8 @@ from tests.processes import GatewayProcess
 REQUESTS = 60
 SLEEP_S = 0.2
 """The model has two instances: ten answers a second."""
+WARM_UP = 24
+"""Requests after which the gateway knows how long a request takes, whatever earlier tests asked of the model."""
 
 
 def script(**words: Any) -> dict[str, str]:
@@ -35,7 +37,7 @@ async def test_requests_that_would_be_late_are_refused_and_never_sent(gateway: G
             headers = {"X-Request-Timeout": str(seconds)}
             return await client.post("/v1/pipelines/scripted", json=body, headers=headers)
 
-        await asyncio.gather(*(ask(5) for _ in range(4)))  # the gateway learns how long a request takes
+        await asyncio.gather(*(ask(10) for _ in range(WARM_UP)))
         journal.write_text("")
         answers = await asyncio.gather(*(ask(3) for _ in range(REQUESTS)))
         statuses = Counter(answer.status_code for answer in answers)

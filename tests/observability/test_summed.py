@@ -50,7 +50,10 @@ def page_of(own: Metrics, *workers: Worker, summed: SummedMetrics | None = None)
     registry.register(summed or SummedMetrics(own.registry, lambda: [each.reader.read() for each in workers]))
     families = text_string_to_metric_families(generate_latest(registry).decode())
     return {
-        (sample.name, frozenset(sample.labels.items())): sample.value for each in families for sample in each.samples
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in families
+        if not family.name.startswith("process_")  # of this process, and never the same twice
+        for sample in family.samples
     }
 
 

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from app.triton.embedded.server import EmbeddedTriton
 from tests.docs.pages import ROOT, blocks_of
 from tests.live.test_documented_commands import direct
-from tests.processes import free_ports
+from tests.processes import GatewayProcess, free_ports, wait_until_ready
 
 START_S = 60.0
 MAKE = "make run"
@@ -57,23 +56,12 @@ def served_by(folder: Path, command: str) -> Iterator[str]:
             start_new_session=True,
         )
     try:
-        wait_until_ready(process, f"http://127.0.0.1:{port}", folder / "log")
-        yield f"http://127.0.0.1:{port}"
+        url, admin_url = (f"http://127.0.0.1:{each}" for each in (port, admin_port))
+        wait_until_ready(GatewayProcess(process, url, admin_url, folder / "log"), START_S)
+        yield url
     finally:
         os.killpg(process.pid, signal.SIGINT)
         process.wait(START_S)
-
-
-def wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    ends = time.monotonic() + START_S
-    while time.monotonic() < ends and process.poll() is None:
-        try:
-            if httpx.get(f"{url}/health/ready").status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.1)
-    raise AssertionError(log.read_text())
 
 
 @pytest.mark.usefixtures("models_venv")

@@ -129,13 +129,15 @@ class ClosingProtocol(HttpToolsProtocol):
 
 def has_received(connection: socket) -> bool:
     """Whether bytes wait in the kernel that the event loop has not read yet."""
-    poll = select.poll()
-    poll.register(connection.fileno(), select.POLLIN)
-    return bool(poll.poll(0))
+    return _has_event(connection, select.POLLIN)
 
 
 def _is_disconnected(connection: socket) -> bool:
     """Whether the client closed its side, even if unread data comes before the end."""
+    return _has_event(connection, getattr(select, "POLLRDHUP", 0))
+
+
+def _has_event(connection: socket, event: int) -> bool:
     poll = select.poll()
-    poll.register(connection.fileno(), getattr(select, "POLLRDHUP", 0))
+    poll.register(connection.fileno(), event)
     return bool(poll.poll(0))

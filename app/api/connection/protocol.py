@@ -349,9 +349,12 @@ class BoundedProtocol(ClosingProtocol):
         if self._is_answering:
             self.cycle.keep_alive = False  # of an answer that has begun, such as a stream
         self._write_held()
-        is_idle = not self._is_answering and self._body is None and not self._is_in_head
-        if is_idle and not has_received(self.transport.get_extra_info("socket")):
+        if self.is_ending or (self._is_idle and not has_received(self.transport.get_extra_info("socket"))):
             self.transport.close()
+
+    @property
+    def _is_idle(self) -> bool:
+        return not self._is_answering and self._body is None and not self._is_in_head
 
     def _end_silently(self) -> None:
         self.end(lingers=False)

@@ -209,3 +209,11 @@ class TestShutdown:
             await read_answer(reader)
             application.connection.shutdown()
             assert await asyncio.wait_for(reader.read(), 1) == b""
+
+    async def test_a_lingering_connection_is_closed_at_once(self, port: int, application: Application) -> None:
+        async with connected(port) as (reader, writer):
+            writer.write(EARLY)
+            await read_answer(reader)
+            assert not application.connection.transport.is_closing()
+            application.connection.shutdown()
+            assert application.connection.transport.is_closing()

@@ -23,13 +23,16 @@ from app.api.limits import Limits
 from app.api.oip import oip_dialect
 from app.api.openai import openai_dialect
 from app.api.pipelines import pipelines_dialect
+from app.api.pipelines.overview import StatisticsSource
 from app.api.routes import docs
 from app.api.routes.health import HealthRoutes, WorkerStates
 from app.api.routes.metrics import MetricsRoutes
 from app.api.routing import Route
 from app.api.short_path import ShortPath
+from app.checking import LiveFindings
 from app.console import page
 from app.domain.tensor_memory import TensorMemory
+from app.observability.statistics import Statistics, statistics_of
 from app.streams.store import StreamStore
 from app.triton.health import HealthByAddress
 
@@ -72,6 +75,14 @@ class Gateway:
     """The health of each Triton."""
     keys: FollowedKeys | None = None
     """None if no keys are required."""
+    statistics_of_workers: StatisticsSource | None = None
+    """None if this process is the only one that serves the API."""
+
+    async def statistics(self) -> Statistics:
+        if self.statistics_of_workers is not None:
+            return await self.statistics_of_workers()
+        self.inference.show_load()
+        return statistics_of(self.inference.metrics.registry)
 
 
 def create_app(
@@ -85,8 +96,9 @@ def create_app(
     elsewhere = f"The admin port, {admin_port}, serves the metrics."
     hint = "GET /docs lists the addresses." if with_docs else "GET /v1/pipelines lists the pipelines."
     inference, limits, keys = gateway.inference, gateway.limits, gateway.keys
+    findings = LiveFindings(inference.catalog).current
     dialects = [
-        pipelines_dialect(inference, gateway.store, limits),
+        pipelines_dialect(inference, gateway.store, limits, gateway.statistics, findings),
         oip_dialect(inference, limits),
         openai_dialect(inference, limits),
     ]

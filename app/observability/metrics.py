@@ -17,7 +17,7 @@ from app.observability.processes import ProcessMetrics
 NO_PIPELINE = "-"
 DROPPED_LINES = "triton_gateway_log_lines_dropped"
 
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+DURATION_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 
 
@@ -137,7 +137,9 @@ class Metrics:
         """``mode``: how the gauges of several workers are merged. With ``all`` the page has only the supervisor's."""
         return Gauge(f"triton_gateway_{name}", text, labels, registry=self.registry, multiprocess_mode=mode)
 
-    def _histogram(self, name: str, text: str, *labels: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
+    def _histogram(
+        self, name: str, text: str, *labels: str, buckets: tuple[float, ...] = DURATION_BOUNDS_S
+    ) -> Histogram:
         return Histogram(f"triton_gateway_{name}", text, labels, registry=self.registry, buckets=buckets)
 
 

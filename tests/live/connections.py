@@ -1,10 +1,12 @@
 """Connections to a gateway with several workers: the worker of each, and many requests over them."""
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
@@ -63,12 +65,21 @@ class Connection:
         )
         self.writer.write(head.encode() + body)
 
+    async def get(self, path: str) -> Any:
+        """The JSON of the answer."""
+        self.writer.write(f"GET {path} HTTP/1.1\r\nHost: g\r\n\r\n".encode())
+        _status, body = await self._whole_answer()
+        return json.loads(body)
+
     async def answer(self) -> int:
         """The status, when the whole answer has been read. Raises EOFError or ConnectionError."""
+        status, _body = await self._whole_answer()
+        return status
+
+    async def _whole_answer(self) -> tuple[int, bytes]:
         head = await self.reader.readuntil(b"\r\n\r\n")
         length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
-        await self.reader.readexactly(length)
-        return int(head[9:12])
+        return int(head[9:12]), await self.reader.readexactly(length)
 
     async def close(self) -> None:
         self.writer.close()

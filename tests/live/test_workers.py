@@ -77,6 +77,15 @@ def lines_by_worker(gateway: GatewayProcess) -> Counter[object]:
     return Counter(line["worker"] for line in gateway.json_lines() if line.get("pipeline") == "scripted")
 
 
+async def test_every_worker_answers_with_the_statistics_of_all(pair: GatewayProcess) -> None:
+    counted = pair.metric("requests_total", **COUNTED)
+    async with connections_to_each(pair, 1) as connections:
+        assert len(connections) == 2
+        for [connection] in connections.values():
+            statistics = await connection.get("/v1/statistics")
+            assert statistics["pipelines"]["scripted"]["unary"]["outcomes"]["client_error"] == counted > 0
+
+
 async def test_gauges_are_sums_over_the_workers(pair: GatewayProcess) -> None:
     async with connections_to_each(pair, 2) as connections:
         for each in connections.values():

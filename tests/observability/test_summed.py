@@ -12,8 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.domain.errors import Outcome
 from app.observability import shared_values
-from app.observability.metrics import Metrics
+from app.observability.metrics import DURATION_BOUNDS_S, Metrics
 from app.observability.shared_values import Descriptors, Reader, Series, Writer
+from app.observability.statistics import statistics_of
 from app.observability.summed import SummedMetrics
 
 Page = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -182,3 +183,15 @@ def test_values_of_another_process_outlive_its_kill() -> None:
     numbers = descriptors.values, descriptors.names
     subprocess.run([sys.executable, "-c", script, *map(str, numbers)], pass_fds=numbers, check=False)
     assert list(Reader(descriptors).read().values()) == [3]
+
+
+def test_statistics_are_sums_over_the_workers() -> None:
+    own, workers = Metrics("1"), [Worker(), Worker()]
+    workers[0].answers("p", 0.002, 0.2)
+    workers[1].answers("p", 0.2)
+    registry = CollectorRegistry()
+    registry.register(SummedMetrics(own.registry, lambda: [each.reader.read() for each in workers]))
+    unary = statistics_of(registry)["p"].unary
+    assert unary.outcomes == {"ok": 3}
+    assert unary.durations[DURATION_BOUNDS_S.index(0.0025)] == 1
+    assert unary.durations[DURATION_BOUNDS_S.index(0.25)] == unary.durations[-1] == 3

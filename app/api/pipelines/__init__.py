@@ -4,18 +4,26 @@ from app.api.dialect import Dialect
 from app.api.inference import Inference
 from app.api.limits import Limits
 from app.api.pipelines.openapi import described
+from app.api.pipelines.overview import FindingsSource, OverviewRoutes, StatisticsSource
 from app.api.pipelines.routes import PipelineRoutes
 from app.api.pipelines.streams import StreamRoutes, StreamsOff
 from app.streams.store import StreamStore
 
 
-def pipelines_dialect(inference: Inference, store: StreamStore | None, limits: Limits) -> Dialect:
+def pipelines_dialect(
+    inference: Inference,
+    store: StreamStore | None,
+    limits: Limits,
+    statistics: StatisticsSource,
+    findings: FindingsSource,
+) -> Dialect:
     """``store``: None if resumable streams are off."""
+    overview = OverviewRoutes(inference.catalog, statistics, findings)
     pipelines = PipelineRoutes(inference.catalog, inference, limits)
     streams = StreamsOff() if store is None else StreamRoutes(inference, store, limits)
     return Dialect(
         name="pipelines",
-        routers=[pipelines.router(), streams.router()],
+        routers=[pipelines.router(), streams.router(), overview.router()],
         bearer_routers=[streams.router_by_id()],
         short_routes=pipelines.short_routes(),
         described=lambda key: described(inference.catalog, key),

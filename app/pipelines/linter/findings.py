@@ -48,13 +48,17 @@ _WARNINGS = frozenset({Code.ROUTER_NEEDED, Code.UNORDERED_STREAM, Code.UNKNOWN_B
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """``step`` counts from 1 within ``model``, an ensemble; it and ``tensor`` are None where they say nothing."""
+    """``step`` counts from 1 within ``model``, an ensemble; it and ``tensor`` are None where they say nothing.
+
+    ``pipeline``: for a finding in gateway.yaml, the pipeline that it is about.
+    """
 
     code: Code
     text: str
     model: str | None = None
     step: int | None = None
     tensor: str | None = None
+    pipeline: str | None = None
 
     @property
     def severity(self) -> Severity:

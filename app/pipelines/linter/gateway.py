@@ -19,9 +19,8 @@ _ANY_KEY = b"only to compile: what it is matters to no check"
 def misfits(file: GatewayFile, models: Models) -> Iterator[Finding]:
     for name, spec in file.spec.pipelines.items():
         for location, text in _misfits_of(name, spec, models):
-            yield Finding(
-                Code.GATEWAY_YAML, file.complaint(("pipelines", name, *location), text), model=spec.model or None
-            )
+            complaint = file.complaint(("pipelines", name, *location), text)
+            yield Finding(Code.GATEWAY_YAML, complaint, model=spec.model or None, pipeline=name)
         if spec.model in models and not is_auto_completed(models[spec.model]):
             with suppress(PipelineMismatch):  # one of the misfits above
                 yield from sample_misfits(file, _compiled(name, spec, models))
@@ -41,7 +40,7 @@ def cancel_instances(file: GatewayFile, models: Models) -> Iterator[Finding]:
                 f"pipeline '{name}' cancels by a call to '{model}', which has {count} instances: the call may reach "
                 "the wrong instance; use one instance"
             )
-            yield Finding(Code.CANCEL_INSTANCES, text, model)
+            yield Finding(Code.CANCEL_INSTANCES, text, model, pipeline=name)
 
 
 def _misfits_of(name: str, spec: PipelineSpec, models: Models) -> Iterator[tuple[tuple[str | int, ...], str]]:

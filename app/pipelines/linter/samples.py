@@ -20,7 +20,7 @@ def sample_misfits(file: GatewayFile, pipeline: Pipeline) -> Iterator[Finding]:
     misfits = [*_unknown_fields(pipeline), *_unreadable_files(file, pipeline)] or [*_refusals(file, pipeline)]
     for location, text in misfits:
         complaint = file.complaint(("pipelines", pipeline.name, "sample", *location), text)
-        yield Finding(Code.SAMPLE, complaint, model=pipeline.spec.model)
+        yield Finding(Code.SAMPLE, complaint, model=pipeline.spec.model, pipeline=pipeline.name)
 
 
 def _unknown_fields(pipeline: Pipeline) -> Iterator[Misfit]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.observability.shared_values import Descriptors
+from app.observability.statistics import Statistics
 from app.process.triton import Triton
 from app.settings import Settings
 from app.triton.health import Faults, Observed
@@ -49,6 +50,18 @@ class Report:
     is_ready: bool
     observed: dict[str, Observed] = field(default_factory=dict)
     """By address of the Triton."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatisticsWanted:
+    """A worker's question, sent only if a caller asks for the statistics."""
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """The supervisor's answer to :class:`StatisticsWanted`."""
+
+    statistics: Statistics
 
 
 class Channel:

@@ -11,10 +11,11 @@ from prometheus_client import CollectorRegistry
 from app.domain.backoff import Backoff
 from app.main import Gateway
 from app.observability.shared_values import Descriptors
+from app.observability.statistics import statistics_of
 from app.observability.summed import SummedMetrics
 from app.process.listening import GRACE_S
 from app.process.shutdown import LAST_BYTES_S, Shutdown
-from app.process.workers.channel import Guidance, Order, Report
+from app.process.workers.channel import Guidance, Order, Report, Totals
 from app.process.workers.process import WorkerProcess
 
 TICK_S = 0.25
@@ -116,7 +117,7 @@ class Crew:
         self._running[number] = worker
         if self._is_ending:
             worker.send_signal(signal.SIGTERM)
-        status = await worker.run(self._heard)
+        status = await worker.run(self._heard, self._totals)
         del self._running[number]
         self._summed.keep(worker.numbers())
         worker.close()
@@ -138,6 +139,9 @@ class Crew:
         self._health.add(report.observed)
         self._was_complete |= set(self.states.values()) == {"ready"}
         self._guide()
+
+    def _totals(self) -> Totals:
+        return Totals(statistics_of(self.registry))
 
     async def _watch(self) -> None:
         while True:

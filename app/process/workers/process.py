@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from app.observability.shared_values import Reader, Series
-from app.process.workers.channel import Channel, Guidance, Order, Report
+from app.process.workers.channel import Channel, Guidance, Order, Report, StatisticsWanted, Totals
 
 COMMAND = (sys.executable, "-m", "app.cli", "worker")
 
@@ -56,14 +56,17 @@ class WorkerProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    async def run(self, on_report: Callable[[Report], None]) -> int:
-        """Handles the reports until the process ends. Returns its status, -n after signal n."""
+    async def run(self, on_report: Callable[[Report], None], totals: Callable[[], Totals]) -> int:
+        """Handles the messages until the process ends. Returns its status, -n after signal n."""
         with suppress(EOFError):
             while True:
-                report: Report = await self._channel.receive()
+                message: Report | StatisticsWanted = await self._channel.receive()
+                if isinstance(message, StatisticsWanted):
+                    self._channel.send(totals())
+                    continue
                 self.silence_s = 0.0
-                self.state = "ready" if report.is_ready else "not_ready"
-                on_report(report)
+                self.state = "ready" if message.is_ready else "not_ready"
+                on_report(message)
         return await self._process.wait()
 
     def guide(self, guidance: Guidance) -> None:

@@ -21,7 +21,8 @@ from app.process.listening import Server, serving
 from app.process.serving import api_of, freeze_heap, open_store
 from app.process.shutdown import Shutdown, delay, drain
 from app.process.supervision import Supervisor
-from app.process.workers.channel import Channel, Guidance, Order, Report
+from app.process.workers.channel import Channel, Guidance, Order, Report, Totals
+from app.process.workers.totals import TotalsOfWorkers
 
 REPORT_S = 0.25
 _PR_SET_PDEATHSIG = 1
@@ -49,12 +50,14 @@ async def work(descriptor: int) -> None:
             store = await stack.enter_async_context(open_store(settings.redis_url))
             await stack.enter_async_context(supervisor.running("store of streams", store.run()))
         gateway = await stack.enter_async_context(open_gateway(settings, order.triton, store, tracer, supervisor))
+        totals = TotalsOfWorkers(channel)
+        gateway.statistics_of_workers = totals.statistics
         app = api_of(gateway, settings, order.admin_port)
         limit = ConnectionLimit(settings.max_connections, gateway.inference.metrics.count_refused_connection)
         freeze_heap()
         own = _listener(order.listeners[number - 1])
         server = await stack.enter_async_context(serving(app, own, supervisor, limit))
-        link = Link(channel, gateway, Doors(server, number, order.listeners), _dropped_lines(values))
+        link = Link(channel, gateway, Doors(server, number, order.listeners), _dropped_lines(values), totals)
         await stack.enter_async_context(supervisor.running("link to the supervisor", link.run()))
         await shutdown.requested.wait()
         await delay(gateway.inference.workload, server, shutdown, settings.shutdown_delay_s)
@@ -98,13 +101,16 @@ class Doors:
 class Link:
     """Reports this worker's state to the supervisor, and follows its guidance."""
 
-    def __init__(self, channel: Channel, gateway: Gateway, doors: Doors, dropped_lines: SharedValue) -> None:
+    def __init__(
+        self, channel: Channel, gateway: Gateway, doors: Doors, dropped_lines: SharedValue, totals: TotalsOfWorkers
+    ) -> None:
         self._channel = channel
         self._inference = gateway.inference
         self._catalog = gateway.inference.catalog
         self._health = gateway.health
         self._doors = doors
         self._dropped_lines = dropped_lines
+        self._totals = totals
 
     async def run(self) -> None:
         """Runs until it is cancelled. Raises EOFError if the supervisor has ended."""
@@ -121,6 +127,9 @@ class Link:
 
     async def _follow(self) -> None:
         while True:
-            guidance: Guidance = await self._channel.receive()
-            self._health.follow(guidance.faults)
-            await self._doors.listen_on(guidance.listens_on)
+            message: Guidance | Totals = await self._channel.receive()
+            if isinstance(message, Totals):
+                self._totals.arrived(message)
+                continue
+            self._health.follow(message.faults)
+            await self._doors.listen_on(message.listens_on)

@@ -6,6 +6,7 @@ from app.api.openapi.answers import REFUSALS, Schema
 from app.api.openapi.document import Described
 from app.api.pipelines.openapi.catalog_paths import CATALOG_PATHS, describe_operation
 from app.api.pipelines.openapi.events import DONE
+from app.api.pipelines.openapi.overview_paths import OVERVIEW_PATHS
 from app.api.pipelines.openapi.pipeline_paths import paths_of, schemas_of
 from app.api.pipelines.openapi.stream_paths import STREAM_PATHS, streams_path
 from app.pipelines.catalog import Catalog
@@ -14,7 +15,7 @@ from app.pipelines.catalog import Catalog
 def described(catalog: Catalog, key: Key | None) -> Described:
     entries = catalog.entries.items()
     pipelines = [entry.pipeline for name, entry in entries if entry.pipeline and allows_pipeline(key, name)]
-    paths: Schema = {**CATALOG_PATHS, **STREAM_PATHS, **streams_path(pipelines)}
+    paths: Schema = {**CATALOG_PATHS, **OVERVIEW_PATHS, **STREAM_PATHS, **streams_path(pipelines)}
     schemas: Schema = {"Done": DONE}
     for pipeline in pipelines:
         paths |= paths_of(pipeline, describe_operation(pipeline))

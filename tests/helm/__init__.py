@@ -1,1 +1,1 @@
-"""The chart, rendered by the real helm."""
+"""Tests of the chart, rendered by the real helm."""

@@ -39,4 +39,4 @@ def faults(documents: list[Document]) -> dict[str, list[str]]:
     """Returns the findings by check; checks without findings are omitted."""
     release = Release(documents)
     found = {check.__name__: list(check(release)) for check in CHECKS}
-    return {name: said for name, said in found.items() if said}
+    return {name: findings for name, findings in found.items() if findings}

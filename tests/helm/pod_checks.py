@@ -12,7 +12,7 @@ UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 2**10, "Mi": 2**2
 IMAGE = re.compile(r"[a-z0-9][a-z0-9._/:-]*(:[A-Za-z0-9_][A-Za-z0-9._-]*|@sha256:[0-9a-f]{64})")
 EXTERNAL_SECRETS = {"early-exit", "bucket-credentials", "inference-tls", "registry-credentials", "gateway-redis"}
 EXTERNAL_SECRETS |= {"gateway-api-keys", "triton-client", "triton-token", "gateway-test-key", "gateway-settings"}
-"""The objects that ci/ expects to exist before the release."""
+"""Secrets that the values files of ci/ name and the chart does not create."""
 SHUTDOWN_MARGIN_S = 5
 
 
@@ -21,7 +21,7 @@ def mounts(release: Release) -> Iterator[str]:
         volumes = {volume["name"] for volume in pod.get("volumes", [])}
         containers = [*pod.get("initContainers", []), *pod["containers"]]
         mounted = {mount["name"] for each in containers for mount in each.get("volumeMounts", [])}
-        yield from (f"{name}: {each} is mounted and is no volume" for each in mounted - volumes)
+        yield from (f"{name}: {each} is mounted but is not a volume" for each in mounted - volumes)
         yield from (f"{name}: volume {each} is not mounted" for each in volumes - mounted)
 
 
@@ -61,18 +61,18 @@ def probe_ports(release: Release) -> Iterator[str]:
         for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
             port = container.get(kind, {}).get("httpGet", {}).get("port")
             if port is not None and port not in own:
-                yield f"{container['name']}: {kind} asks port {port}, which it has not"
+                yield f"{container['name']}: {kind} uses port {port}, which the container does not declare"
 
 
 def liveness_ignores_readiness(release: Release) -> Iterator[str]:
     for container in release.containers():
         for kind in ("startupProbe", "livenessProbe"):
             if "ready" in str(container.get(kind, "")):
-                yield f"{container['name']}: {kind} asks for readiness"
+                yield f"{container['name']}: {kind} checks readiness"
 
 
 def hung_containers(release: Release) -> Iterator[str]:
-    """A container that hangs is killed within a minute, not after the grace period of the whole pod."""
+    """A hung container is killed within a minute, not after the grace period of the whole pod."""
     for container in release.containers():
         for kind in {"startupProbe", "livenessProbe"} & set(container):
             seconds = container[kind].get("terminationGracePeriodSeconds")
@@ -93,10 +93,10 @@ def grace(release: Release) -> Iterator[str]:
 
 
 def sidecar_order(release: Release) -> Iterator[str]:
-    """An init container that does not stay would have to end before the gateway begins: Triton never does."""
+    """An ordinary init container must exit before the gateway starts, and Triton never exits."""
     for container, _ in release.tritons():
         if container.get("restartPolicy") != "Always":
-            yield f"{container['name']} is no sidecar"
+            yield f"{container['name']} is not a sidecar"
 
 
 def loopback(release: Release) -> Iterator[str]:
@@ -121,13 +121,13 @@ def quantities(release: Release) -> Iterator[str]:
     for container in release.containers():
         resources = container.get("resources", {})
         said = [value for side in resources.values() for value in side.values()]
-        yield from (f"{container['name']}: {each} is no quantity" for each in said if not QUANTITY.fullmatch(str(each)))
+        yield from (f"{container['name']}: {each} is not a quantity" for each in said if not QUANTITY.fullmatch(str(each)))
         for name, wanted in resources.get("requests", {}).items():
             limit = resources.get("limits", {}).get(name)
             if limit is not None and amount(wanted) > amount(limit):
-                yield f"{container['name']}: requests {wanted} of {name}, is limited to {limit}"
+                yield f"{container['name']}: requests {wanted} of {name}, but the limit is {limit}"
         if "memory" not in resources.get("limits", {}):
-            yield f"{container['name']}: has no limit of memory"
+            yield f"{container['name']}: has no memory limit"
 
 
 def shared_memory(release: Release) -> Iterator[str]:
@@ -153,7 +153,7 @@ def amount(quantity: str | int) -> float:
 def images(release: Release) -> Iterator[str]:
     for container in release.containers():
         if not IMAGE.fullmatch(container["image"]) or container["image"].endswith(":latest"):
-            yield f"{container['name']}: {container['image']} names no one image"
+            yield f"{container['name']}: {container['image']} does not name a single image"
 
 
 def environments(release: Release) -> Iterator[str]:
@@ -161,7 +161,7 @@ def environments(release: Release) -> Iterator[str]:
         names = [each["name"] for each in container.get("env", [])]
         yield from (f"{container['name']}: {name} is set twice" for name in {n for n in names if names.count(n) > 1})
         numbers = [each["name"] for each in container.get("env", []) if not isinstance(each.get("value", ""), str)]
-        yield from (f"{container['name']}: {name} is no text" for name in numbers)
+        yield from (f"{container['name']}: {name} is not a string" for name in numbers)
 
 
 def writable_folders(release: Release) -> Iterator[str]:
@@ -169,7 +169,7 @@ def writable_folders(release: Release) -> Iterator[str]:
         mounted = {mount["mountPath"] for mount in container.get("volumeMounts", [])}
         is_server = container["name"] in {"gateway", "triton"}
         if is_server and container["securityContext"].get("readOnlyRootFilesystem") and "/tmp" not in mounted:
-            yield f"{container['name']}: has no /tmp to write to"
+            yield f"{container['name']}: has no writable /tmp"
 
 
 def service_links(release: Release) -> Iterator[str]:
@@ -177,7 +177,7 @@ def service_links(release: Release) -> Iterator[str]:
         if pod.get("enableServiceLinks") is not False:
             yield f"{name}: a Service called `gateway` would set GATEWAY_PORT"
         if pod.get("automountServiceAccountToken") is not False:
-            yield f"{name}: carries a token that it has no use for"
+            yield f"{name}: mounts a service account token that the pod does not use"
 
 
 def pod_security(release: Release) -> Iterator[str]:
@@ -187,4 +187,4 @@ def pod_security(release: Release) -> Iterator[str]:
 
 def unique_names(release: Release) -> Iterator[str]:
     seen = [(each["kind"], each["metadata"]["name"]) for each in release.documents]
-    yield from (f"{kind} {name} is there twice" for kind, name in {each for each in seen if seen.count(each) > 1})
+    yield from (f"{kind} {name} exists twice" for kind, name in {each for each in seen if seen.count(each) > 1})

@@ -1,4 +1,4 @@
-"""The ``restricted`` Pod Security Standard, as far as a pod of this chart could break it.
+"""The rules of the ``restricted`` Pod Security Standard that a pod of this chart could violate.
 
 Source: Kubernetes documentation, "Pod Security Standards", version 1.30.
 """
@@ -20,7 +20,7 @@ VOLUMES = {
 
 
 def breaches(pod: dict[str, Any]) -> Iterator[str]:
-    """``pod`` is a pod's spec."""
+    """Yields the violations of a pod spec."""
     yield from (f"{field} is true" for field in ("hostNetwork", "hostPID", "hostIPC") if pod.get(field))
     for volume in pod.get("volumes", []):
         if kinds := set(volume) - {"name"} - VOLUMES:

@@ -1,4 +1,4 @@
-"""The documents of one release, for the checks that they fit each other."""
+"""The documents of one release, for the cross checks."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from tests.helm.rendering import Document, of_kind
 
 @dataclass
 class Release:
-    """The documents, and the pod specs among them by name."""
+    """The documents of a release, and its pod specs by name."""
 
     documents: list[Document]
     pods: dict[str, Document] = field(init=False)

@@ -18,7 +18,7 @@ Document = dict[str, Any]
 
 
 class ChartRefused(Exception):
-    """helm's own words."""
+    """helm failed; the message is helm's output."""
 
 
 def helm(*arguments: str, stdin: str = "") -> str:
@@ -58,7 +58,7 @@ def of_kind(documents: list[Document], kind: str) -> list[Document]:
 
 
 def the(documents: list[Document], kind: str) -> Document:
-    """The only one of its kind."""
+    """Returns the only document of this kind."""
     (found,) = of_kind(documents, kind)
     return found
 
@@ -80,5 +80,5 @@ def triton_container(documents: list[Document]) -> Document:
 
 
 def environment_of(container: Document) -> dict[str, str]:
-    """The variables that have a value of their own."""
+    """Returns the variables that are set with ``value``, not with ``valueFrom``."""
     return {each["name"]: each["value"] for each in container.get("env", []) if "value" in each}

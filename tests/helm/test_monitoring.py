@@ -1,4 +1,4 @@
-"""Rules and dashboard as a release carries them."""
+"""The rules and the dashboard of a release."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""NOTES.txt: the next command, which works."""
+"""The commands that NOTES.txt prints."""
 
 import shutil
 from pathlib import Path
@@ -22,7 +22,7 @@ def chart_that_shows_its_notes(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "values", [path for path in CI_FILES if "image-volume" not in path.name], ids=lambda path: path.stem
 )
-def test_they_name_what_was_installed(chart_that_shows_its_notes: Path, values: Path) -> None:
+def test_notes_name_the_release_and_its_deployment(chart_that_shows_its_notes: Path, values: Path) -> None:
     documents = render(values, chart=chart_that_shows_its_notes)
     notes, name = the(documents, "Notes")["text"], the(documents, "Deployment")["metadata"]["name"]
     assert f"kubectl --namespace {NAMESPACE} rollout status deployment/{name}" in notes
@@ -33,17 +33,17 @@ def notes_of(chart: Path, values: Document) -> str:
     return str(the(render(values, chart=chart), "Notes")["text"])
 
 
-def test_they_forward_the_port_that_the_service_has(chart_that_shows_its_notes: Path) -> None:
+def test_notes_forward_the_port_of_the_service(chart_that_shows_its_notes: Path) -> None:
     notes = notes_of(chart_that_shows_its_notes, {"service": {"port": 8000}})
     assert "port-forward service/demo-triton-gateway 8080:8000 &\n  curl http://127.0.0.1:8080/v1/pipelines" in notes
 
 
-def test_they_call_the_host_of_an_ingress(chart_that_shows_its_notes: Path) -> None:
+def test_notes_call_the_host_of_the_ingress(chart_that_shows_its_notes: Path) -> None:
     ingress = {"enabled": True, "hosts": ["a.example"], "tlsSecretName": "tls"}
     assert "curl https://a.example/v1/pipelines" in notes_of(chart_that_shows_its_notes, {"ingress": ingress})
 
 
-def test_the_notes_show_the_builds_without_a_registry(chart_that_shows_its_notes: Path) -> None:
+def test_notes_show_docker_builds_without_a_registry(chart_that_shows_its_notes: Path) -> None:
     bare = notes_of(chart_that_shows_its_notes, {})
     assert bare.index("--target triton .") < bare.index("kubectl")
     image = {"image": {"repository": "registry.example.com/image"}}

@@ -14,23 +14,23 @@ from tests.helm.rendering import CI_FILES, ROOT, render_text
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
 ACCEPTED = {
-    "CKV_K8S_11": "no CPU limits: throttling adds latency and protects nobody that requests do not protect",
+    "CKV_K8S_11": "no CPU limits: throttling adds latency; CPU requests already protect the other pods",
     "CKV_K8S_15": "IfNotPresent: a tag or digest names one image",
-    "CKV_K8S_21": "the namespace is whoever installs the release's to choose",
-    "CKV_K8S_35": "the gateway's settings are environment variables, the key of early exits among them",
+    "CKV_K8S_21": "the person who installs the release chooses the namespace",
+    "CKV_K8S_35": "the gateway's settings are environment variables, including the key of early exits",
     "CKV_K8S_43": "a digest is a value of the chart; its default is the tag that the repository's builds have",
 }
 ACCEPTED_FOR_TEST_POD = {
-    "CKV_K8S_8": "a pod that ends by itself needs no liveness",
-    "CKV_K8S_9": "nor readiness: nothing calls it",
-    "CKV2_K8S_6": "it listens on no port",
+    "CKV_K8S_8": "the pod exits by itself and needs no liveness probe",
+    "CKV_K8S_9": "the pod serves no requests and needs no readiness probe",
+    "CKV2_K8S_6": "the pod listens on no port",
 }
 ACCEPTED_WITHOUT_POLICY = {
     "CKV2_K8S_6": "pvc-values.yaml turns the NetworkPolicy off, for clusters that have their own"
 }
 ACCEPTED_FOR_DOCKERFILE = {
-    "CKV_DOCKER_2": "Kubernetes and compose.yaml bring probes of their own",
-    "CKV_DOCKER_7": "the base is an argument, whose default has a version",
+    "CKV_DOCKER_2": "Kubernetes and compose.yaml define their own probes",
+    "CKV_DOCKER_7": "the base image is a build argument with a versioned default",
 }
 
 
@@ -40,16 +40,16 @@ def checkov(require: Require) -> Path:
 
 
 def findings(checkov: Path, file: Path, framework: str) -> set[tuple[str, str]]:
-    """Policy and resource of everything that fails."""
+    """Returns the policy and the resource of each failed check."""
     options = ["--framework", framework, "--skip-download", "--compact", "--output", "json"]
     done = subprocess.run([checkov, "--file", file, *options], check=False, capture_output=True, text=True)
     report: dict[str, Any] = json.loads(done.stdout)
-    assert report["summary"]["passed"] > 20, "nothing was scanned"
+    assert report["summary"]["passed"] > 20, "checkov scanned nothing"
     return {(each["check_id"], each["resource"]) for each in report["results"]["failed_checks"]}
 
 
 @pytest.mark.parametrize("values", CI_FILES, ids=lambda path: path.stem)
-def test_the_chart_breaks_no_policy_but_those_with_a_reason(values: Path, checkov: Path, tmp_path: Path) -> None:
+def test_the_chart_violates_accepted_policies_only(values: Path, checkov: Path, tmp_path: Path) -> None:
     rendered = tmp_path / "rendered.yaml"
     rendered.write_text(render_text(values, kubernetes="1.36"))
     accepted = set(ACCEPTED) | (set(ACCEPTED_WITHOUT_POLICY) if "pvc" in values.name else set())
@@ -57,6 +57,6 @@ def test_the_chart_breaks_no_policy_but_those_with_a_reason(values: Path, checko
     assert {each for each in left if not (each[0] in ACCEPTED_FOR_TEST_POD and each[1].endswith("-test"))} == set()
 
 
-def test_the_dockerfile_breaks_no_policy_but_those_with_a_reason(checkov: Path) -> None:
+def test_the_dockerfile_violates_accepted_policies_only(checkov: Path) -> None:
     found = {policy for policy, _ in findings(checkov, ROOT / "Dockerfile", "dockerfile")}
     assert found == set(ACCEPTED_FOR_DOCKERFILE)

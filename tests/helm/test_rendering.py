@@ -1,4 +1,4 @@
-"""Every branch of every template, on every Kubernetes version, past helm, the API's schemas and the cross checks."""
+"""Every branch of every template, on every Kubernetes version, passes helm, the API's schemas and the cross checks."""
 
 import re
 import shutil
@@ -16,23 +16,23 @@ every_combination = pytest.mark.parametrize(
 
 
 @every_combination
-def test_helm_lints_it(values: Path, kubernetes: str) -> None:
+def test_helm_lint_passes(values: Path, kubernetes: str) -> None:
     said = helm("lint", "--strict", str(CHART), "--values", str(values), "--kube-version", kubernetes)
     assert "0 chart(s) failed" in said
 
 
 @every_combination
-def test_kubernetes_schemas_accept_it(values: Path, kubernetes: str) -> None:
+def test_documents_match_the_schemas_of_kubernetes(values: Path, kubernetes: str) -> None:
     assert list(schema_faults(render(values, kubernetes=kubernetes), kubernetes)) == []
 
 
 @every_combination
-def test_its_documents_fit_each_other(values: Path, kubernetes: str) -> None:
+def test_cross_checks_find_no_faults(values: Path, kubernetes: str) -> None:
     assert faults(render(values, kubernetes=kubernetes)) == {}
 
 
 @pytest.mark.parametrize("kubernetes", KUBERNETES_VERSIONS)
-def test_the_defaults_pass_too(kubernetes: str) -> None:
+def test_the_defaults_pass_all_checks(kubernetes: str) -> None:
     documents = render(kubernetes=kubernetes)
     assert list(schema_faults(documents, kubernetes)) == []
     assert faults(documents) == {}
@@ -43,7 +43,7 @@ def test_an_older_kubernetes_is_refused() -> None:
         render(kubernetes="1.29")
 
 
-def test_it_packages(tmp_path: Path) -> None:
+def test_helm_package_leaves_out_ci(tmp_path: Path) -> None:
     helm("package", str(CHART), "--destination", str(tmp_path))
     (package,) = tmp_path.iterdir()
     shutil.unpack_archive(package, tmp_path / "unpacked")
@@ -52,14 +52,14 @@ def test_it_packages(tmp_path: Path) -> None:
     assert not any("/ci" in each for each in inside)
 
 
-def test_every_branch_is_taken_and_left_out(tmp_path: Path) -> None:
-    """A comment behind each `if`, `else`, `with` and `range` tells in which of the ci files it was reached."""
+def test_every_branch_is_taken_and_skipped(tmp_path: Path) -> None:
+    """A comment behind each `if`, `else`, `with` and `range` tells which files of ci/ reach it."""
     chart, branches = _marked_copy(tmp_path)
     rendered = [render_text(values, kubernetes=version, chart=chart) for values, version in combinations()]
     seen = {branch: sum(f"# branch {branch} #" in text for text in rendered) for branch in branches}
     assert [branch for branch, times in seen.items() if times == 0] == [], "never taken"
     conditional = {branch for branch, action in branches.items() if action != "range"}
-    assert [branch for branch in conditional if seen[branch] == len(rendered)] == [], "never left out"
+    assert [branch for branch in conditional if seen[branch] == len(rendered)] == [], "never skipped"
 
 
 HAVE_TESTS_OF_THEIR_OWN = {"_refusals.tpl", "_kept.tpl"}

@@ -22,7 +22,7 @@ def values_table() -> ModuleType:
     return module
 
 
-def test_the_readme_has_not_drifted(values_table: ModuleType) -> None:
+def test_the_readme_matches_values_yaml(values_table: ModuleType) -> None:
     readme = (CHART / "README.md").read_text()
     table = values_table.table_of(values_table.rows_of((CHART / "values.yaml").read_text()))
     assert readme == values_table.with_table(readme, table), "run .venv/bin/python helm/values_table.py"

@@ -120,8 +120,10 @@ def triton_address(release: Release) -> Iterator[str]:
 def quantities(release: Release) -> Iterator[str]:
     for container in release.containers():
         resources = container.get("resources", {})
-        said = [value for side in resources.values() for value in side.values()]
-        yield from (f"{container['name']}: {each} is not a quantity" for each in said if not QUANTITY.fullmatch(str(each)))
+        used = [value for side in resources.values() for value in side.values()]
+        yield from (
+            f"{container['name']}: {each} is not a quantity" for each in used if not QUANTITY.fullmatch(str(each))
+        )
         for name, wanted in resources.get("requests", {}).items():
             limit = resources.get("limits", {}).get(name)
             if limit is not None and amount(wanted) > amount(limit):

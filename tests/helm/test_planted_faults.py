@@ -25,7 +25,7 @@ def test_the_expected_checks_find_a_planted_fault(plan: dict[str, str], tmp_path
 
 
 def found_by(chart: Path, values: Path) -> set[str]:
-    """Returns the names of the cross checks that find something, and ``helm`` or ``schema`` if these reject the chart."""
+    """Returns the cross checks that find something, and ``helm`` or ``schema`` if these reject the chart."""
     try:
         documents = render(values, chart=chart)
     except ChartRefused:

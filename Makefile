@@ -7,7 +7,7 @@ UV := UV_CACHE_DIR=.cache/uv $(BIN)/uv
 COMPILE := $(UV) pip compile --quiet --universal --generate-hashes --no-header
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-full chaos system-packages lint type bench bench-tritons bench-load openapi docs lock
+.PHONY: help setup run test test-full chaos system-packages lint type bench bench-tritons bench-load openapi docs vendor lock
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ openapi: setup ## generate openapi.json from the running reference pipelines
 
 docs: setup ## build the documentation site in site/, with search and without outside assets
 	@$(BIN)/python -m deploy.documentation
+
+vendor: setup ## copy the console's JavaScript libraries from npm, as locked in requirements/console
+	@$(BIN)/python -m deploy.console_libraries
 
 lock: setup ## compile requirements/*.txt
 	@$(COMPILE) --python-version 3.11 requirements/bootstrap.in -o requirements/bootstrap.txt

@@ -15,7 +15,10 @@ from tests.environments import locked_environment
 
 LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
 NPM_LOCKS = sorted(
-    path.parent for path in (ROOT / "tests").rglob("package-lock.json") if "node_modules" not in path.parts
+    path.parent
+    for folder in ("requirements", "tests")
+    for path in (ROOT / folder).rglob("package-lock.json")
+    if "node_modules" not in path.parts
 )
 VULNERABLE = "https://pypi.org/pypi/jinja2/2.4.1/json"
 """A version with known vulnerabilities."""
@@ -87,7 +90,7 @@ def test_no_locked_package_has_a_known_vulnerability(pip_audit: Path, lock: Path
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("folder", NPM_LOCKS, ids=lambda folder: folder.parent.name)
+@pytest.mark.parametrize("folder", NPM_LOCKS, ids=lambda folder: str(folder.relative_to(ROOT)))
 def test_no_locked_npm_package_has_a_known_vulnerability(folder: Path, require: Require) -> None:
     require(shutil.which("npm"), "there is no npm")
     command = ["npm", "audit", "--package-lock-only", "--json", "--loglevel=error"]

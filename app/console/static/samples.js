@@ -1,21 +1,33 @@
 /** Sample calls that work when pasted. */
 
-import { element } from "./dom.js";
+import { html, render, useState } from "./lib.js";
 
 const TITLES = { curl: "curl", curl_stream: "curl, as a stream", javascript: "JavaScript", python: "Python" };
 
 export function samplesOf(samples) {
-  const blocks = Object.entries(samples).map(([name, code]) => sampleOf(TITLES[name] ?? name, code));
-  return blocks.length ? element("section", { class: "samples" }, element("h2", {}, "Call this pipeline"), ...blocks) : null;
+  const section = document.createElement("div");
+  render(html`<${Samples} samples=${samples} />`, section);
+  return section;
 }
 
-function sampleOf(title, code) {
-  const copy = element("button", { type: "button", class: "copy", click: () => copied(copy, code) }, "Copy");
-  return element("details", {}, element("summary", {}, title), element("div", { class: "sample" }, copy, element("pre", {}, code)));
+function Samples({ samples }) {
+  const blocks = Object.entries(samples).map(([name, code]) => html`<${Sample} key=${name} title=${TITLES[name] ?? name} code=${code} />`);
+  return blocks.length ? html`<section class="samples"><h2>Call this pipeline</h2>${blocks}</section>` : null;
 }
 
-async function copied(button, code) {
-  await navigator.clipboard.writeText(code);
-  button.textContent = "Copied";
-  setTimeout(() => (button.textContent = "Copy"), 1500);
+function Sample({ title, code }) {
+  const [isCopied, setCopied] = useState(false);
+  const copy = async () => {
+    await navigator.clipboard.writeText(code);
+    setCopied(true);
+    setTimeout(() => setCopied(false), 1500);
+  };
+  return html`
+    <details>
+      <summary>${title}</summary>
+      <div class="sample">
+        <button type="button" class="copy" onClick=${copy}>${isCopied ? "Copied" : "Copy"}</button>
+        <pre>${code}</pre>
+      </div>
+    </details>`;
 }

@@ -1,4 +1,4 @@
-"""A small broken model repository for each finding of the linter, written where a test wants it."""
+"""Small broken model repositories, one for each finding of the linter."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ DECOUPLED = "model_transaction_policy { decoupled: true }"
 
 @dataclass(frozen=True)
 class Repository:
-    """Writes models into ``path``. A tensor is ``NAME`` (FP32 of any length), ``NAME:INT64`` or ``NAME:FP32:4,2``."""
+    """Writes models to ``path``. A tensor is ``NAME`` (FP32 of any length), ``NAME:INT64`` or ``NAME:FP32:4,2``."""
 
     path: Path
 
@@ -63,7 +63,7 @@ def _map(kind: str, text: str) -> str:
 
 
 def sound(repository: Repository) -> None:
-    """A valid repository, from which the broken ones are derived."""
+    """Writes the valid models that every broken repository also contains."""
     repository.model("ident", "X", "Y")
     repository.model("join", "A B", "Y")
     repository.model("fork", "X", "P Q")
@@ -165,14 +165,14 @@ def _steps(inputs: str, outputs: str, *steps: str) -> Callable[[Repository], Non
 
 @dataclass(frozen=True)
 class Broken:
-    """``refused``: Triton itself does not load it."""
+    """A broken repository. ``refused`` means that Triton does not load it."""
 
     build: Callable[[Repository], None]
     refused: bool
     gateway: str = ""
 
     def write(self, path: Path) -> Path | None:
-        """The repository under ``path``, and the file of pipelines if there is one."""
+        """Writes the repository to ``path``. Returns the path of gateway.yaml, or None without one."""
         repository = Repository(path / "models")
         sound(repository)
         self.build(repository)

@@ -20,14 +20,14 @@ Require = Callable[[object, str], None]
 
 @pytest.fixture(scope="session")
 def require() -> Require:
-    """`require(found, "what is lacking")` skips a test on a machine that lacks it; with REQUIRE_ALL=1 it fails."""
+    """`require(found, "there is no X")` skips the test if ``found`` is false; with REQUIRE_ALL=1 it fails."""
 
-    def require(found: object, lacking: str) -> None:
+    def require(found: object, reason: str) -> None:
         if found:
             return
         if os.environ.get("REQUIRE_ALL") == "1":
-            pytest.fail(f"REQUIRE_ALL=1, but {lacking}")
-        pytest.skip(lacking)
+            pytest.fail(f"REQUIRE_ALL=1, but {reason}")
+        pytest.skip(reason)
 
     return require
 
@@ -36,7 +36,7 @@ def require() -> Require:
 def models_venv(pytestconfig: pytest.Config, require: Require) -> Path:
     """The environment with the real Triton and the models' packages."""
     venv = pytestconfig.rootpath / ".venv-triton"
-    require((venv / "bin" / "python3").exists(), "there is no .venv-triton: `make test` makes it")
+    require((venv / "bin" / "python3").exists(), "there is no .venv-triton: `make test` creates it")
     return venv
 
 

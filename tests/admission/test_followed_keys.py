@@ -30,14 +30,16 @@ def replace(path: Path, text: str | None) -> None:
         path.write_text(text)
 
 
-async def test_a_valid_change_is_taken(path: Path) -> None:
+async def test_a_valid_change_is_applied(path: Path) -> None:
     keys = FollowedKeys(path)
     write_keys(path, entry("b"))
     await keys.follow()
     assert (has(keys, "a"), has(keys, "b"), keys.reload_failed) == (False, True, False)
 
 
-@pytest.mark.parametrize("broken", ["", "keys: [", "keys:\n  - id: a\n", None], ids=["empty", "yaml", "spec", "gone"])
+@pytest.mark.parametrize(
+    "broken", ["", "keys: [", "keys:\n  - id: a\n", None], ids=["empty", "invalid yaml", "missing hash", "deleted"]
+)
 async def test_a_broken_file_keeps_the_keys(path: Path, broken: str | None, caplog: pytest.LogCaptureFixture) -> None:
     keys = FollowedKeys(path)
     replace(path, broken)
@@ -50,8 +52,8 @@ async def test_a_broken_file_keeps_the_keys(path: Path, broken: str | None, capl
     assert (has(keys, "b"), keys.reload_failed) == (True, False)
 
 
-async def test_a_secret_that_kubernetes_replaces_is_noticed(tmp_path: Path) -> None:
-    """Kubernetes swaps a link to a folder; the files may have the same size and time."""
+async def test_a_secret_replaced_by_kubernetes_is_reloaded(tmp_path: Path) -> None:
+    """Kubernetes replaces a symbolic link to a folder; the old and the new file may have the same size and time."""
     for number, key_id in enumerate("ab"):
         (tmp_path / f"data{number}").mkdir()
         write_keys(tmp_path / f"data{number}" / "keys.yaml", entry(key_id))
@@ -66,7 +68,7 @@ async def test_a_secret_that_kubernetes_replaces_is_noticed(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("mode", "warnings"), [(0o600, 0), (0o640, 0), (0o644, 1)])
-def test_a_file_that_everybody_may_read_is_warned_about(
+def test_a_world_readable_file_causes_a_warning(
     path: Path, mode: int, warnings: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     path.chmod(mode)
@@ -74,13 +76,13 @@ def test_a_file_that_everybody_may_read_is_warned_about(
     assert len(caplog.records) == warnings
 
 
-def test_the_first_file_must_be_usable(path: Path) -> None:
+def test_an_invalid_file_at_start_is_an_error(path: Path) -> None:
     path.write_text("keys: [")
     with pytest.raises(ConfigError):
         FollowedKeys(path)
 
 
-async def test_a_worker_begins_with_the_keys_of_its_supervisor(path: Path) -> None:
+async def test_a_worker_starts_with_the_keys_of_its_supervisor(path: Path) -> None:
     known = FollowedKeys(path).ring
     replace(path, "keys: [")
     keys = FollowedKeys(path, known)

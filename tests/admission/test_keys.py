@@ -1,4 +1,4 @@
-"""A key is found by its hash, among all keys, until it expires."""
+"""A key is found by its hash until it expires; every lookup compares all hashes."""
 
 import hmac
 import pickle
@@ -46,7 +46,7 @@ def test_hashes_are_compared_in_constant_time() -> None:
     assert keys.compare_digest is hmac.compare_digest
 
 
-def test_a_key_ends_at_the_moment_it_expires() -> None:
+def test_a_key_is_rejected_from_its_expiry_time() -> None:
     ring = Keyring((Key(Caller("a"), (sha256(b"x").digest(),), expires=100.0),))
     assert ring.key_of(b"x", 99.999)
     with pytest.raises(Unauthenticated, match="has expired"):
@@ -59,10 +59,10 @@ def test_a_key_may_have_an_old_and_a_new_text() -> None:
 
 
 def test_scopes_of_a_key() -> None:
-    anything, little = Key(Caller("a"), ()), Key(Caller("b"), (), frozenset({"ocr"}), frozenset({"openai"}))
-    assert (anything.allows("x"), anything.speaks("oip")) == (True, True)
-    assert (little.allows("ocr"), little.allows("write")) == (True, False)
-    assert (little.speaks("openai"), little.speaks("oip")) == (True, False)
+    unrestricted, restricted = Key(Caller("a"), ()), Key(Caller("b"), (), frozenset({"ocr"}), frozenset({"openai"}))
+    assert (unrestricted.allows("x"), unrestricted.speaks("oip")) == (True, True)
+    assert (restricted.allows("ocr"), restricted.allows("write")) == (True, False)
+    assert (restricted.speaks("openai"), restricted.speaks("oip")) == (True, False)
 
 
 def test_no_repr_shows_a_hash() -> None:
@@ -70,7 +70,7 @@ def test_no_repr_shows_a_hash() -> None:
     assert "digest" not in repr(RING)
 
 
-def test_keys_travel_to_workers() -> None:
+def test_a_keyring_can_be_pickled_for_workers() -> None:
     RING.key_of(TEXTS[0], 0.0)
     assert pickle.loads(pickle.dumps(RING)) == RING
 

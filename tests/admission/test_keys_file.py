@@ -1,4 +1,4 @@
-"""A wrong keys file is refused with the line, the key and the nearest valid name, and without any of its values."""
+"""The error about an invalid keys file has the line, the key and the nearest valid name, but no values."""
 
 import math
 from pathlib import Path
@@ -20,14 +20,14 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "keys.yaml"
 
 
-def complaint_about(path: Path, text: str) -> str:
+def error_of(path: Path, text: str) -> str:
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
         read_keys(path)
     return str(caught.value).replace(f"{path}:", "")
 
 
-def test_everything_that_an_entry_may_say(path: Path) -> None:
+def test_all_fields_of_an_entry(path: Path) -> None:
     path.write_text(
         GOOD + "    pipelines: [ocr, write]\n    dialects: [pipelines, oip, openai]\n    priority: 3\n"
         "    limits: {in_flight: 8, queue: 16}\n    expires: 2027-01-01T00:00:00Z\n    explain: true\n"
@@ -47,18 +47,18 @@ def test_defaults_of_an_entry(path: Path) -> None:
 
 
 @pytest.mark.parametrize("time", ["2027-01-01T01:00:00+01:00", "'2027-01-01T00:00:00Z'", "2027-01-01 00:00:00Z"])
-def test_a_time_may_be_written_in_several_ways(path: Path, time: str) -> None:
+def test_accepted_formats_of_expires(path: Path, time: str) -> None:
     path.write_text(GOOD + f"    expires: {time}\n")
     assert read_keys(path).keys[0].expires == 1798761600.0
 
 
-def test_a_file_may_lock_everybody_out(path: Path) -> None:
+def test_an_empty_list_of_keys_is_allowed(path: Path) -> None:
     path.write_text("keys: []\n")
     assert read_keys(path).keys == ()
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "expected"),
     [
         (GOOD + "    pipeline: [ocr]\n", "4: keys.0.pipeline is not a known key; did you mean 'pipelines'?"),
         (
@@ -95,12 +95,12 @@ def test_a_file_may_lock_everybody_out(path: Path) -> None:
         ("keys: [\n", "2: while parsing a flow node"),
     ],
 )
-def test_a_wrong_file_is_refused(path: Path, text: str, complaint: str) -> None:
-    said = complaint_about(path, text)
-    assert any(line.startswith(complaint) for line in said.splitlines()), said
+def test_an_invalid_file_is_rejected(path: Path, text: str, expected: str) -> None:
+    message = error_of(path, text)
+    assert any(line.startswith(expected) for line in message.splitlines()), message
 
 
-def test_a_missing_file_is_refused(path: Path) -> None:
+def test_a_missing_file_is_rejected(path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         read_keys(path)
 
@@ -120,7 +120,7 @@ def test_a_missing_file_is_refused(path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("secret", [new_key(), HASH], ids=["key", "hash"])
-def test_no_complaint_repeats_a_key_or_a_hash(path: Path, text: str, secret: str) -> None:
+def test_error_messages_never_contain_a_key_or_a_hash(path: Path, text: str, secret: str) -> None:
     path.write_text(text.replace("{secret}", secret))
     with pytest.raises(ConfigError) as caught:
         read_keys(path)
@@ -130,7 +130,7 @@ def test_no_complaint_repeats_a_key_or_a_hash(path: Path, text: str, secret: str
 
 
 @pytest.mark.parametrize("key_id", ["team-a", "123", "true", "1.5", "null", "2027-01-01"])
-def test_a_printed_entry_can_be_added_as_it_is(path: Path, key_id: str) -> None:
+def test_a_printed_entry_is_valid_in_the_file(path: Path, key_id: str) -> None:
     path.write_text("keys:\n" + entry_of(key_id, HASH))
     assert read_keys(path).keys[0].caller.id == key_id
     assert yaml.safe_load(entry_of(key_id, HASH))[0]["sha256"] == HASH

@@ -16,7 +16,7 @@ from app.admission.limit import (
 from app.domain.capacity import Capacity
 
 Service = Callable[[int], float]
-"""How many run at a time -> seconds until one of them is answered."""
+"""Number of running requests -> duration of each request in seconds."""
 
 
 def fifo(instances: int, service_s: float) -> Service:
@@ -52,22 +52,22 @@ def under_load(limit: ThroughputLimit, service: Service, answers: int = 4000, no
     return len(last) / (last[-1] - last[0])
 
 
-def test_a_slow_model_that_gains_nothing_keeps_a_short_queue() -> None:
-    """100 ms, one instance, a batch size that it does not make use of."""
+def test_a_model_that_does_not_batch_keeps_a_short_queue() -> None:
+    """One instance, 100 ms for each request, and a declared batch size that the model does not use."""
     limit = ThroughputLimit(Capacity(instances=1, requests=8))
     rate = under_load(limit, fifo(1, 0.1))
     assert limit.value <= 4
     assert rate == pytest.approx(10.0, rel=0.1)
 
 
-def test_a_quick_model_is_hardly_limited() -> None:
-    """0.3 ms: the 256 connections of a benchmark all run."""
+def test_a_fast_model_gets_a_high_limit() -> None:
+    """One request takes 0.2 ms: all 256 connections of a benchmark may run at once."""
     limit = ThroughputLimit(Capacity(instances=1, requests=1))
     under_load(limit, fifo(1, 0.0002), 60_000)
     assert limit.value >= 256
 
 
-def test_batches_are_filled_where_they_pay() -> None:
+def test_batches_are_filled_if_that_increases_throughput() -> None:
     service = batching(1, 0.02, 0.001, 32)
     limit = ThroughputLimit(Capacity(instances=1, requests=32))
     rate = under_load(limit, service, 20_000)
@@ -75,7 +75,7 @@ def test_batches_are_filled_where_they_pay() -> None:
 
 
 def test_a_model_with_undeclared_concurrency_gets_a_higher_limit() -> None:
-    """One instance in the configuration, 40 requests at a time in truth."""
+    """The configuration declares one instance, but the model runs 40 requests at a time."""
     limit = ThroughputLimit(Capacity(instances=1, requests=1))
     rate = under_load(limit, lambda running: 0.5 * max(running / 40, 1.0), 12_000)
     assert rate >= 0.85 * 80
@@ -88,7 +88,7 @@ def test_the_limit_recovers_after_a_slow_phase() -> None:
     assert under_load(limit, fifo(2, 0.01)) >= 0.9 * before
 
 
-def test_without_requests_that_wait_nothing_is_learned() -> None:
+def test_the_limit_is_unchanged_while_no_requests_wait() -> None:
     limit = ThroughputLimit(Capacity(instances=2, requests=8))
     for number in range(5000):
         limit.answered(number * 0.01, is_full=False)
@@ -104,19 +104,19 @@ def test_a_full_queue_in_triton_lowers_the_limit() -> None:
     assert limit.value == 3
 
 
-def test_the_parts_of_the_workers_are_small_enough() -> None:
+def test_the_limits_of_all_workers_add_up_to_the_capacity() -> None:
     parts = [ThroughputLimit(Capacity(instances=4, requests=16), workers=4).value for _ in range(4)]
     assert sum(parts) == 16
 
 
 class TestStreams:
-    def test_the_limit_grows_while_first_outputs_come_soon(self) -> None:
+    def test_the_limit_grows_while_first_outputs_are_fast(self) -> None:
         limit = FirstOutputLimit(Capacity(is_decoupled=True))
         for number in range(200):
             limit.first_output(number * 0.1, 0.2, is_full=True)
         assert limit.value > 4 * STREAMS
 
-    def test_it_shrinks_when_they_are_late_and_grows_again(self) -> None:
+    def test_the_limit_shrinks_after_late_outputs_and_recovers(self) -> None:
         limit = FirstOutputLimit(Capacity(is_decoupled=True))
         for number in range(10):
             limit.first_output(number * 10.0, 5.0 if number else 0.1, is_full=True)
@@ -125,7 +125,7 @@ class TestStreams:
             limit.first_output(1000 + number, 0.1, is_full=True)
         assert limit.value > STREAMS
 
-    def test_one_burst_of_late_outputs_is_one_cut(self) -> None:
+    def test_a_burst_of_late_outputs_lowers_the_limit_once(self) -> None:
         limit = FirstOutputLimit(Capacity(instances=20, requests=20, is_decoupled=True))
         for number in range(20):
             limit.first_output(100 + number * 0.01, 5.0, is_full=True)
@@ -138,7 +138,7 @@ class TestStreams:
         assert limit.value > STREAMS
 
 
-def test_a_number_in_the_file_is_not_adapted() -> None:
+def test_a_limit_set_in_the_file_does_not_adapt() -> None:
     limit = limit_for(Capacity(instances=2, requests=8), in_flight=5)
     assert isinstance(limit, FixedLimit)
     limit.refused()

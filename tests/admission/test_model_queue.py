@@ -1,4 +1,4 @@
-"""Requests run, wait or are refused, and every slot is released exactly once."""
+"""Requests run, wait or are rejected, and every slot is released exactly once."""
 
 import asyncio
 
@@ -25,7 +25,7 @@ def entrance_of(
 
 @pytest.fixture
 def entrance() -> Entrance:
-    """Two slots."""
+    """An entrance with two slots."""
     return entrance_of(Admission())
 
 
@@ -33,7 +33,7 @@ async def entered(entrance: Entrance, caller: Caller = ANYONE, deadline_s: float
     return await entrance.enter(caller, Deadline.after(deadline_s))
 
 
-def asked(entrance: Entrance, caller: Caller = ANYONE, deadline_s: float = LONG_S) -> asyncio.Task[Slot]:
+def entering(entrance: Entrance, caller: Caller = ANYONE, deadline_s: float = LONG_S) -> asyncio.Task[Slot]:
     return asyncio.create_task(entered(entrance, caller, deadline_s))
 
 
@@ -50,27 +50,27 @@ async def run_for(entrance: Entrance, seconds: float) -> None:
 
 
 class TestSlots:
-    async def test_a_request_runs_at_once_while_there_are_slots(self, entrance: Entrance) -> None:
+    async def test_a_request_runs_at_once_if_a_slot_is_free(self, entrance: Entrance) -> None:
         slots = [await entered(entrance) for _ in range(2)]
         assert entrance.model_queue.running == entrance.own.running == 2
         assert [slot.queued_s for slot in slots] == [0.0, 0.0]
 
     async def test_a_further_request_waits_for_a_slot(self, entrance: Entrance) -> None:
         first, _ = [await entered(entrance) for _ in range(2)]
-        waiting = asked(entrance)
+        waiting = entering(entrance)
         await turn()
         assert (entrance.own.running, entrance.own.waiting) == (2, 1)
         first.leave()
         assert (await waiting).queued_s > 0
         assert (entrance.own.running, entrance.own.waiting) == (2, 0)
 
-    async def test_a_slot_that_is_given_back_twice_is_free_once(self, entrance: Entrance) -> None:
+    async def test_a_slot_released_twice_is_free_once(self, entrance: Entrance) -> None:
         slot = await entered(entrance)
         slot.leave()
         slot.leave(TimeoutError())
         assert entrance.model_queue.running == 0
 
-    async def test_a_block_that_fails_gives_its_slot_back(self, entrance: Entrance) -> None:
+    async def test_a_failed_block_releases_its_slot(self, entrance: Entrance) -> None:
         with pytest.raises(UpstreamUnavailable), await entered(entrance):
             raise UpstreamUnavailable("away")
         assert entrance.model_queue.running == 0
@@ -80,12 +80,12 @@ class TestSlots:
         pipeline, other = entrance_of(admission), entrance_of(admission, "other")
         await entered(pipeline)
         await entered(other)
-        waiting = asked(pipeline)
+        waiting = entering(pipeline)
         await turn()
         assert not waiting.done()
         waiting.cancel()
 
-    async def test_pipelines_over_other_models_do_not(self) -> None:
+    async def test_pipelines_over_different_models_share_no_slots(self) -> None:
         admission = Admission()
         for model in ("m", "n"):
             for _ in range(2):
@@ -94,18 +94,18 @@ class TestSlots:
     async def test_a_higher_limit_lets_waiting_requests_run_at_once(self, entrance: Entrance) -> None:
         for _ in range(2):
             await entered(entrance)
-        waiting = asked(entrance)
+        waiting = entering(entrance)
         await turn()
         entrance._admission.entrance("p", ModelLoad("m", Capacity(), in_flight=3), PipelineLimits(in_flight=3))
         await asyncio.wait_for(waiting, 1)
 
 
 class TestLeaving:
-    async def test_a_request_that_is_cancelled_leaves_the_queue(self, entrance: Entrance) -> None:
+    async def test_a_cancelled_request_leaves_the_queue(self, entrance: Entrance) -> None:
         first, _ = [await entered(entrance) for _ in range(2)]
-        gone, next_one = asked(entrance), asked(entrance)
+        cancelled, next_one = entering(entrance), entering(entrance)
         await turn()
-        gone.cancel()
+        cancelled.cancel()
         await turn()
         assert entrance.own.waiting == 1
         first.leave()
@@ -117,18 +117,18 @@ class TestLeaving:
         self, entrance: Entrance, *, slot_first: bool
     ) -> None:
         first, second = [await entered(entrance) for _ in range(2)]
-        gone = asked(entrance)
+        cancelled = entering(entrance)
         await turn()
-        steps = [first.leave, gone.cancel]
+        steps = [first.leave, cancelled.cancel]
         for step in steps if slot_first else reversed(steps):
             step()
         await turn()
-        assert gone.cancelled()
+        assert cancelled.cancelled()
         assert entrance.model_queue.running == 1
         second.leave()
         assert entrance.model_queue.running == entrance.own.running == entrance.own.waiting == 0
 
-    async def test_a_request_whose_deadline_passes_in_the_queue_never_runs(self, entrance: Entrance) -> None:
+    async def test_a_request_that_times_out_in_the_queue_never_runs(self, entrance: Entrance) -> None:
         first, _ = [await entered(entrance) for _ in range(2)]
         with pytest.raises(DeadlineExceeded):
             await entered(entrance, deadline_s=0.05)
@@ -137,11 +137,11 @@ class TestLeaving:
 
 
 class TestRefusals:
-    async def test_a_full_queue_refuses(self) -> None:
+    async def test_a_full_queue_rejects_requests(self) -> None:
         entrance = entrance_of(Admission(), queue=1)
         for _ in range(2):
             await entered(entrance)
-        waiting = asked(entrance)
+        waiting = entering(entrance)
         await turn()
         with pytest.raises(TooManyRequests) as refused:
             entrance.check(ANYONE, Deadline.after(LONG_S))
@@ -150,25 +150,25 @@ class TestRefusals:
             await entered(entrance)
         waiting.cancel()
 
-    async def test_a_deadline_that_cannot_be_met_is_refused_at_once(self, entrance: Entrance) -> None:
+    async def test_an_unreachable_deadline_is_rejected_at_once(self, entrance: Entrance) -> None:
         await run_for(entrance, 2.0)
         for _ in range(2):
             await entered(entrance)
         with pytest.raises(TooManyRequests):
             await entered(entrance, deadline_s=2.5)
-        waiting = asked(entrance, deadline_s=10.0)
+        waiting = entering(entrance, deadline_s=10.0)
         await turn()
         assert not waiting.done()
         waiting.cancel()
 
-    async def test_a_free_slot_is_given_whatever_the_deadline(self, entrance: Entrance) -> None:
+    async def test_a_free_slot_is_used_for_any_deadline(self, entrance: Entrance) -> None:
         """Otherwise the gateway would not detect that the model is fast again."""
         await run_for(entrance, 30.0)
         assert await entered(entrance, deadline_s=1.0)
 
-    async def test_a_request_that_waited_too_long_is_refused(self, entrance: Entrance) -> None:
+    async def test_a_request_that_waited_too_long_is_rejected(self, entrance: Entrance) -> None:
         first, second = [await entered(entrance) for _ in range(2)]
-        waiting = asked(entrance, deadline_s=1.0)
+        waiting = entering(entrance, deadline_s=1.0)
         await turn()
         first._since -= 5.0
         first.leave()
@@ -177,12 +177,12 @@ class TestRefusals:
         second.leave()
         assert entrance.model_queue.running == 0
 
-    async def test_refused_callers_are_told_different_times(self, entrance: Entrance) -> None:
+    async def test_retry_times_of_rejected_callers_differ(self, entrance: Entrance) -> None:
         """A slot becomes free every second, and two callers get the same retry time."""
         await run_for(entrance, 2.0)
         for _ in range(2):
             await entered(entrance)
-        waiting = [asked(entrance) for _ in range(5)]
+        waiting = [entering(entrance) for _ in range(5)]
         await turn()
         times = []
         for _ in range(100):
@@ -195,7 +195,7 @@ class TestRefusals:
         for each in waiting:
             each.cancel()
 
-    async def test_a_full_queue_of_triton_tells_when_to_come_back(self, entrance: Entrance) -> None:
+    async def test_an_error_of_a_full_triton_queue_has_a_retry_time(self, entrance: Entrance) -> None:
         await run_for(entrance, 30.0)
         slot = await entered(entrance)
         error = TooManyRequests("The model's queue in Triton is full.")
@@ -206,11 +206,11 @@ class TestRefusals:
 class TestKeys:
     FLOOD, OTHER = Caller("flood"), Caller("other")
 
-    async def test_another_key_runs_next(self, entrance: Entrance) -> None:
+    async def test_another_key_runs_before_the_rest_of_a_flood(self, entrance: Entrance) -> None:
         first, _ = [await entered(entrance, self.FLOOD) for _ in range(2)]
-        flood = [asked(entrance, self.FLOOD) for _ in range(20)]
+        flood = [entering(entrance, self.FLOOD) for _ in range(20)]
         await turn()
-        other = asked(entrance, self.OTHER)
+        other = entering(entrance, self.OTHER)
         await turn()
         (await asyncio.wait_for(self.next_after(first, flood[0]), 1)).leave()
         await asyncio.wait_for(other, 1)
@@ -222,13 +222,13 @@ class TestKeys:
         slot.leave()
         return await waiting
 
-    async def test_a_key_that_floods_makes_room_for_another(self) -> None:
+    async def test_a_flooding_key_is_displaced_by_another(self) -> None:
         entrance = entrance_of(Admission(), queue=4)
         for _ in range(2):
             await entered(entrance, self.FLOOD)
-        flood = [asked(entrance, self.FLOOD) for _ in range(4)]
+        flood = [entering(entrance, self.FLOOD) for _ in range(4)]
         await turn()
-        other = asked(entrance, self.OTHER)
+        other = entering(entrance, self.OTHER)
         await turn()
         assert [each.done() for each in flood] == [False, False, False, True]
         assert isinstance(flood[-1].exception(), TooManyRequests)
@@ -238,19 +238,19 @@ class TestKeys:
 
     async def test_a_higher_priority_runs_first(self, entrance: Entrance) -> None:
         first, _ = [await entered(entrance) for _ in range(2)]
-        low, high = asked(entrance, Caller("low")), asked(entrance, Caller("high", priority=1))
+        low, high = entering(entrance, Caller("low")), entering(entrance, Caller("high", priority=1))
         await turn()
         first.leave()
         await asyncio.wait_for(high, 1)
         assert not low.done()
         low.cancel()
 
-    async def test_a_keys_own_limit_holds_over_all_pipelines(self) -> None:
+    async def test_the_limit_of_a_key_covers_all_pipelines(self) -> None:
         admission = Admission()
         caller = Caller("a", limits=CallerLimits(in_flight=1, queue=1))
         here, there = entrance_of(admission), entrance_of(admission, "q", "n")
         slot = await entered(here, caller)
-        waiting = asked(there, caller)
+        waiting = entering(there, caller)
         await turn()
         assert not waiting.done()
         with pytest.raises(TooManyRequests):
@@ -263,17 +263,17 @@ class TestKeys:
         await run_for(entrance, 20.0)
         caller = Caller("a", limits=CallerLimits(in_flight=1))
         await entered(entrance, caller)
-        waiting = asked(entrance, caller)
+        waiting = entering(entrance, caller)
         await turn()
         entrance.check(self.OTHER, Deadline.after(1.0))
         await asyncio.wait_for(entered(entrance, self.OTHER, deadline_s=1.0), 1)
         assert not waiting.done()
         waiting.cancel()
 
-    async def test_per_key_bounds_each_key_in_a_pipeline(self) -> None:
+    async def test_per_key_limits_each_key_of_a_pipeline(self) -> None:
         entrance = entrance_of(Admission(), per_key=1)
         await entered(entrance, self.FLOOD)
-        waiting = asked(entrance, self.FLOOD)
+        waiting = entering(entrance, self.FLOOD)
         await turn()
         assert not waiting.done()
         await asyncio.wait_for(entered(entrance, self.OTHER), 1)
@@ -288,7 +288,7 @@ callers = [
     Caller("d", limits=CallerLimits(in_flight=1, queue=2)),
 ]
 steps = st.one_of(
-    st.tuples(st.just("ask"), st.sampled_from(callers), st.integers(0, 2)),
+    st.tuples(st.just("enter"), st.sampled_from(callers), st.integers(0, 2)),
     st.tuples(st.just("leave"), st.integers(0, 20), st.booleans()),
     st.tuples(st.just("cancel"), st.integers(0, 20), st.booleans()),
 )
@@ -296,11 +296,11 @@ steps = st.one_of(
 
 @settings(max_examples=150)
 @given(st.lists(steps, max_size=50))
-def test_every_slot_is_given_back_exactly_once(history: list[tuple]) -> None:
-    asyncio.run(_live_through(history))
+def test_every_slot_is_released_exactly_once(history: list[tuple]) -> None:
+    asyncio.run(_replay(history))
 
 
-async def _live_through(history: list[tuple]) -> None:
+async def _replay(history: list[tuple]) -> None:
     admission = Admission()
     entrances = [
         entrance_of(admission, "p", "m", per_key=2, queue=5),
@@ -309,8 +309,8 @@ async def _live_through(history: list[tuple]) -> None:
     ]
     tasks, slots = list[asyncio.Task[Slot]](), list[Slot]()
     for kind, which, more in history:
-        if kind == "ask":
-            tasks.append(asked(entrances[more], which))
+        if kind == "enter":
+            tasks.append(entering(entrances[more], which))
         elif kind == "cancel" and tasks:
             tasks[which % len(tasks)].cancel()
         elif kind == "leave" and slots:
@@ -323,7 +323,7 @@ async def _live_through(history: list[tuple]) -> None:
                 slots.append(task.result())
         queues = admission.model_queues.values()
         assert all(each.running <= 2 for each in queues)
-        assert sum(each.running for each in queues) == len(slots) + _not_seen_yet(tasks)
+        assert sum(each.running for each in queues) == len(slots) + _entered_but_uncollected(tasks)
     for task in tasks:
         task.cancel()
     await turn()
@@ -335,5 +335,5 @@ async def _live_through(history: list[tuple]) -> None:
     assert [(each.running, each.waiting) for each in admission.model_queues.values()] == [(0, 0)] * 2
 
 
-def _not_seen_yet(tasks: list[asyncio.Task[Slot]]) -> int:
+def _entered_but_uncollected(tasks: list[asyncio.Task[Slot]]) -> int:
     return sum(each.done() and not each.cancelled() and each.exception() is None for each in tasks)

@@ -1,4 +1,4 @@
-"""The order of the queue, against a plain model of it."""
+"""The order of the queue, compared with a simple model."""
 
 from dataclasses import dataclass, field
 from itertools import count
@@ -33,7 +33,7 @@ def drained(queue: FairQueue[Request]) -> list[Request]:
     return found
 
 
-def test_requests_of_one_key_leave_in_their_order() -> None:
+def test_requests_of_one_key_leave_in_order() -> None:
     requests = [Request() for _ in range(5)]
     assert drained(filled(*requests)) == requests
 
@@ -48,7 +48,7 @@ def test_higher_priorities_leave_first() -> None:
     assert drained(filled(low, high)) == [high, low]
 
 
-def test_a_request_that_may_not_run_does_not_hold_up_others() -> None:
+def test_a_blocked_request_does_not_delay_others() -> None:
     blocked, other = Request("blocked"), Request("other")
     queue = filled(blocked, other)
     assert queue.take(lambda request: request is not blocked) is other
@@ -56,7 +56,7 @@ def test_a_request_that_may_not_run_does_not_hold_up_others() -> None:
     assert len(queue) == 1
 
 
-def test_a_removed_request_does_not_leave_later() -> None:
+def test_a_removed_request_is_never_taken() -> None:
     first, second = Request(), Request()
     queue = filled(first, second)
     assert queue.remove(first)
@@ -65,21 +65,21 @@ def test_a_removed_request_does_not_leave_later() -> None:
 
 
 class TestDisplacement:
-    def test_the_newest_request_of_the_longest_line_makes_room(self) -> None:
+    def test_the_newest_request_of_the_longest_line_is_displaced(self) -> None:
         flood = [Request("flood") for _ in range(4)]
         queue = filled(*flood, Request("other"))
         assert queue.displaced_by(0, "new", lambda _: True) is flood[-1]
 
-    def test_a_line_that_is_not_longer_keeps_its_requests(self) -> None:
+    def test_requests_of_equally_long_lines_stay(self) -> None:
         queue = filled(Request("a"), Request("b"))
         assert queue.displaced_by(0, "a", lambda _: True) is None
         assert queue.displaced_by(0, "new", lambda _: True) is None
 
-    def test_a_lower_priority_makes_room(self) -> None:
+    def test_a_lower_priority_is_displaced(self) -> None:
         low = Request("low", priority=-1)
         assert filled(low, Request("a")).displaced_by(0, "a", lambda _: True) is low
 
-    def test_a_higher_priority_never_makes_room(self) -> None:
+    def test_a_higher_priority_is_never_displaced(self) -> None:
         queue = filled(*(Request("high", priority=1) for _ in range(9)))
         assert queue.displaced_by(0, "new", lambda _: True) is None
 
@@ -117,7 +117,7 @@ def test_every_request_leaves_once_and_in_a_fair_order(history: list[tuple]) -> 
 
 
 def waiting_ahead_of(request: Request, waiting: list[Request]) -> list[Request]:
-    """Entries of higher priority, of its own key, and one of each other key per turn."""
+    """Returns requests of higher priority, of the same key, and one request of each other key for each turn."""
     same = [each for each in waiting if each.priority == request.priority]
     own = [each for each in same if each.key == request.key]
     others = [
@@ -143,5 +143,5 @@ def test_no_key_runs_twice_while_another_waits_for_its_turn(keys: list[str]) -> 
 
 
 @pytest.mark.parametrize("keys", [1, 3])
-def test_it_knows_how_many_keys_wait(keys: int) -> None:
+def test_callers_counts_the_waiting_keys(keys: int) -> None:
     assert filled(*(Request(str(key)) for key in range(keys)), Request("0")).callers() == keys

@@ -49,7 +49,7 @@ def word(text: bytes, token: int) -> InferenceResponse:
 
 
 def counted(api: Served, pipeline: str, transport: str) -> dict[str, float]:
-    """Outcome -> how often."""
+    """Returns the number of requests by outcome."""
     return {
         each.labels["outcome"]: each.value
         for family in api.gateway.inference.metrics.requests.collect()
@@ -71,7 +71,7 @@ async def api(tmp_path: Path) -> AsyncIterator[Served]:
 
 @pytest.fixture
 async def roomy(tmp_path: Path) -> AsyncIterator[Served]:
-    """Takes bodies of 8 MiB."""
+    """A gateway that accepts bodies of 8 MiB."""
     async with scripted(tmp_path, Limits(8 * 1024 * 1024)) as gateway:
         yield gateway
 

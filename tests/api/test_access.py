@@ -1,4 +1,4 @@
-"""Requests that need a key, the scope of a key, and the refusals in each dialect."""
+"""Requests that need a key, the scope of a key, and 401 and 403 in each dialect."""
 
 import json
 import logging
@@ -116,7 +116,7 @@ class TestTheKey:
             {**bearer("all"), "X-API-Key": key_text("all")},
             {"Authorization": "Basic dTpw", "X-API-Key": key_text("all")},
         ],
-        ids=["bearer", "other case", "x-api-key", "twice the same", "basic for a proxy"],
+        ids=["bearer", "case", "x-api-key", "same key in both", "basic auth for a proxy"],
     )
     async def test_a_key_is_sent_in_either_header(self, api: Served, path: str, headers: dict[str, str]) -> None:
         answer = await api.client.post(path, json=RUNS[path], headers=headers)
@@ -131,7 +131,7 @@ class TestTheKey:
         answer = await api.client.get("/v1/pipelines", headers=bearer("old"))
         assert (answer.status_code, answer.json()["detail"]) == (401, "The API key has expired.")
 
-    async def test_the_key_is_asked_for_before_the_body_is_read(self, api: Served) -> None:
+    async def test_the_key_is_checked_before_the_body_is_read(self, api: Served) -> None:
         async def body() -> AsyncIterator[bytes]:
             raise AssertionError("the body was read")
             yield b""
@@ -163,7 +163,7 @@ class TestTheKey:
         assert callers[0].limits == CallerLimits(in_flight=4)
         assert len(callers) >= len(RUNS)
 
-    async def test_a_refused_run_is_counted(self, api: Served) -> None:
+    async def test_a_rejected_request_is_counted(self, api: Served) -> None:
         await api.client.post("/v1/pipelines/ocr", json={})
         await api.client.post("/v1/pipelines/ocr/stream", json={}, headers=bearer("openai"))
         assert counted(api, "-", "unary") == {"client_error": 1}
@@ -171,9 +171,9 @@ class TestTheKey:
 
 
 class TestForms:
-    """Each dialect refuses in its own form."""
+    """Each dialect has its own error format."""
 
-    async def test_pipelines(self, api: Served) -> None:
+    async def test_pipelines_use_problem_objects(self, api: Served) -> None:
         missing = await api.client.post("/v1/pipelines/ocr", json={"text": "x"})
         assert missing.headers["content-type"] == "application/problem+json"
         assert missing.json()["code"] == "unauthenticated"
@@ -181,7 +181,7 @@ class TestForms:
         assert (outside.status_code, outside.json()["code"]) == (403, "forbidden")
         assert "www-authenticate" not in outside.headers
 
-    async def test_oip(self, api: Served) -> None:
+    async def test_oip_uses_its_error_object(self, api: Served) -> None:
         missing = await api.client.post("/v2/models/reader/infer", json=INFER)
         assert missing.json().keys() == {"error"}
         for verb in ("infer", "generate", "generate_stream"):
@@ -189,7 +189,7 @@ class TestForms:
             assert outside.status_code == 403
             assert outside.json() == {"error": "This API key does not allow this model."}
 
-    async def test_openai(self, api: Served) -> None:
+    async def test_openai_uses_its_error_object(self, api: Served) -> None:
         body = {"model": "write", "prompt": "x"}
         missing = await api.client.post("/v1/completions", json=body)
         assert (missing.json()["error"]["type"], code_of(missing)) == ("authentication_error", "unauthenticated")
@@ -200,7 +200,7 @@ class TestForms:
 
 class TestScopes:
     @pytest.mark.parametrize(("key", "allowed"), [("openai", "openai"), ("plain", "oip")])
-    async def test_a_dialect_outside_of_the_scope_is_403(self, api: Served, key: str, allowed: str) -> None:
+    async def test_a_dialect_outside_the_scope_is_403(self, api: Served, key: str, allowed: str) -> None:
         own = {"openai": {"/v1/completions"}, "oip": {"/v2/models/reader/infer", "/v2/models/reader/generate"}}
         for path in RUNS.keys() - own[allowed]:
             answer = await api.client.post(path, json=RUNS[path], headers=bearer(key))
@@ -209,8 +209,8 @@ class TestScopes:
         assert not api.engine.requests
 
     @pytest.mark.parametrize("name", ["write", "nothing", "plain", "ocr%20"])
-    async def test_outside_of_the_scope_names_are_not_disclosed(self, api: Served, name: str) -> None:
-        """An existing pipeline or model, and one that does not exist, are refused in the same words."""
+    async def test_names_outside_the_scope_are_not_disclosed(self, api: Served, name: str) -> None:
+        """The error for an existing pipeline or model equals the error for an unknown name."""
         started = {"pipeline": name, "inputs": {}}
         bodies = {f"/v1/pipelines/{name}": {}, "/v1/completions": {"model": name, "prompt": ""}, "/v1/streams": started}
         for path, body in bodies.items():
@@ -222,29 +222,29 @@ class TestScopes:
             assert answer.status_code == 403
 
     @pytest.mark.parametrize("method", ["GET", "POST"])
-    async def test_a_name_inside_the_scope_that_does_not_exist_is_404(self, api: Served, method: str) -> None:
+    async def test_an_unknown_name_inside_the_scope_is_404(self, api: Served, method: str) -> None:
         answer = await api.client.request(method, "/v1/pipelines/later", json={}, headers=bearer("reads"))
         assert answer.status_code == 404
         assert not any(name in answer.text for name in ("ocr", "write"))
 
-    async def test_a_pipeline_allows_its_model(self, api: Served) -> None:
+    async def test_a_key_for_a_pipeline_also_allows_its_model(self, api: Served) -> None:
         answer = await api.client.post("/v2/models/reader/infer", json=INFER, headers=bearer("reads"))
         assert answer.status_code == 200
 
-    async def test_a_name_that_no_pipeline_has_is_that_of_a_model(self, api: Served) -> None:
+    async def test_a_key_may_name_a_model_without_a_pipeline(self, api: Served) -> None:
         index = (await api.client.post("/v2/repository/index", headers=bearer("plain"))).json()
         assert [row["name"] for row in index] == ["plain"]
         assert (await api.client.get("/v2/models/plain", headers=bearer("plain"))).status_code != 403
         assert (await api.client.get("/v2/models/reader", headers=bearer("plain"))).status_code == 403
 
     async def test_lists_show_only_allowed_pipelines_and_models(self, api: Served) -> None:
-        async def got(path: str, key: str) -> Any:
+        async def get(path: str, key: str) -> Any:
             return (await api.client.get(path, headers=bearer(key))).json()
 
-        assert [each["name"] for each in (await got("/v1/pipelines", "reads"))["pipelines"]] == ["ocr"]
-        assert [each["name"] for each in (await got("/v1/pipelines", "all"))["pipelines"]] == ["ocr", "write"]
-        assert [each["id"] for each in (await got("/v1/models", "reads"))["data"]] == ["ocr"]
-        assert [each["id"] for each in (await got("/v1/models", "openai"))["data"]] == ["ocr", "write"]
+        assert [each["name"] for each in (await get("/v1/pipelines", "reads"))["pipelines"]] == ["ocr"]
+        assert [each["name"] for each in (await get("/v1/pipelines", "all"))["pipelines"]] == ["ocr", "write"]
+        assert [each["id"] for each in (await get("/v1/models", "reads"))["data"]] == ["ocr"]
+        assert [each["id"] for each in (await get("/v1/models", "openai"))["data"]] == ["ocr", "write"]
         for path in ("/v1/pipelines", "/v1/models", "/v2"):
             assert (await api.client.get(path)).status_code == 401
 
@@ -266,7 +266,7 @@ class TestWithoutKey:
         for headers in ({}, bearer("unknown"), bearer("openai")):
             assert (await api.client.get(path, headers=headers)).status_code == 200
 
-    async def test_readiness_names_pipelines_only_to_their_callers(self, api: Served) -> None:
+    async def test_readiness_lists_only_allowed_pipelines(self, api: Served) -> None:
         names = [
             list((await api.client.get("/health/ready", headers=headers)).json()["pipelines"])
             for headers in ({}, bearer("unknown"), bearer("reads"), bearer("all"))
@@ -282,7 +282,7 @@ class TestWithoutKey:
         refused = await api.client.post("/v1/pipelines/ocr", json={}, headers={"Origin": "https://page.example"})
         assert refused.headers["access-control-allow-origin"] == "https://page.example"
 
-    async def test_every_other_route_asks_for_a_key(self, api: Served) -> None:
+    async def test_every_other_route_requires_a_key(self, api: Served) -> None:
         keyless = set()
         for method, path in routes_of(api):
             answer = await api.client.request(method, path.replace("{version:int}", "1").replace("{code}", "internal"))
@@ -293,7 +293,7 @@ class TestWithoutKey:
             *("/", "/docs", "/docs/errors", "/docs/errors/{code}", "/v1/streams/{stream_id}"),
         }
 
-    async def test_without_a_file_no_key_is_asked_for(self, tmp_path: Path) -> None:
+    async def test_without_a_keys_file_no_key_is_required(self, tmp_path: Path) -> None:
         (tmp_path / "gateway.yaml").write_text(CONFIG)
         async with served(FakeEngine.of(READER, WRITER, PLAIN, answers=[READ]), tmp_path / "gateway.yaml") as api:
             for headers in ({}, bearer("unknown")):
@@ -303,7 +303,7 @@ class TestWithoutKey:
 
 
 def routes_of(api: Served) -> Iterator[tuple[str, str]]:
-    """Method and path of every route, as they stand in the code."""
+    """Yields the method and the path template of every route."""
     app: Any = api.app
     while not isinstance(app, FastAPI):
         app = app._app if hasattr(app, "_app") else app.app
@@ -324,9 +324,9 @@ class TestStreams:
     @pytest.mark.parametrize(
         ("headers", "status"),
         [({}, 200), (bearer("all"), 200), (bearer("reads"), 403), (bearer("unknown"), 401), (bearer("old"), 401)],
-        ids=["none", "the owner's", "another", "unknown", "expired"],
+        ids=["none", "owner", "another key", "unknown", "expired"],
     )
-    async def test_the_id_is_enough_and_a_key_must_be_the_owners(
+    async def test_a_stream_id_needs_no_key_but_rejects_other_keys(
         self, api: Served, headers: dict[str, str], status: int
     ) -> None:
         url = await self.started(api, "all")
@@ -339,7 +339,7 @@ class TestStreams:
         for headers in ({}, bearer("reads")):
             assert (await api.client.get("/v1/streams/unknown", headers=headers)).status_code == 404
 
-    async def test_a_new_text_of_the_key_is_still_the_owners(self, api: Served, tmp_path: Path) -> None:
+    async def test_a_rotated_key_still_owns_its_streams(self, api: Served, tmp_path: Path) -> None:
         url = await self.started(api, "all")
         assert api.gateway.keys is not None
         write_keys(tmp_path / "keys.yaml", entry("all") | {"sha256": entry("next")["sha256"]})
@@ -350,7 +350,9 @@ class TestStreams:
 
 
 class TestSecrets:
-    async def test_the_log_has_the_id_and_never_the_key(self, api: Served, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_the_log_has_the_key_id_but_never_the_key(
+        self, api: Served, caplog: pytest.LogCaptureFixture
+    ) -> None:
         caplog.set_level(logging.DEBUG)
         for path, body in RUNS.items():
             for headers in (bearer("all"), {"X-API-Key": key_text("reads")}, bearer("unknown"), bearer("old")):
@@ -362,7 +364,7 @@ class TestSecrets:
         assert refused
         assert all(record.levelno == logging.INFO for record in refused if getattr(record, "transport", None))
 
-    async def test_metrics_and_samples_have_no_key(self, api: Served) -> None:
+    async def test_metrics_and_descriptions_contain_no_key(self, api: Served) -> None:
         await api.client.post("/v1/pipelines/ocr", json={"text": "x"}, headers=bearer("all"))
         page = (await api.admin.get("/metrics")).text
         assert 'key="' not in page
@@ -372,7 +374,7 @@ class TestSecrets:
 
 
 class TestSamples:
-    async def test_every_sample_takes_the_key_from_the_environment(self, api: Served) -> None:
+    async def test_samples_read_the_key_from_the_environment(self, api: Served) -> None:
         samples = (await api.client.get("/v1/pipelines/ocr", headers=bearer("all"))).json()["samples"]
         assert '-H "Authorization: Bearer $API_KEY"' in samples["curl"]
         assert '-H "Authorization: Bearer $API_KEY"' in samples["curl_stream"]
@@ -395,7 +397,7 @@ class TestDocument:
                 assert operation["security"] == ([{}, *key] if path == "/v1/streams/{id}" else key)
                 assert {"401", "403"} <= operation["responses"].keys()
 
-    async def test_every_reference_leads_somewhere(self, api: Served) -> None:
+    async def test_every_reference_resolves(self, api: Served) -> None:
         text = (await api.client.get("/openapi.json", headers=bearer("reads"))).text
         document = json.loads(text)
         for reference in set(re.findall(r'"\$ref":\s*"#/([^"]+)"', text)):

@@ -1,4 +1,4 @@
-"""Methods of a path, HEAD, CORS and the pages' policy, over a real socket where it matters."""
+"""Allowed methods, HEAD, CORS and the security headers of pages, partly over a real socket."""
 
 from collections.abc import AsyncIterator
 
@@ -39,7 +39,7 @@ class TestMethods:
             ("/docs/assets/swagger-ui.css", "GET, HEAD"),
         ],
     )
-    async def test_405_lists_every_method(self, api: Served, path: str, allowed: str) -> None:
+    async def test_405_lists_the_allowed_methods(self, api: Served, path: str, allowed: str) -> None:
         for method in ("PUT", "PATCH", "OPTIONS", "TRACE", "BREW"):
             answer = await api.client.request(method, path)
             assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
@@ -63,7 +63,7 @@ class TestHead:
         }
         assert int(head.headers["content-length"]) == len(got.content) > 0
 
-    async def test_head_of_metrics(self, api: Served) -> None:
+    async def test_head_of_metrics_has_a_length(self, api: Served) -> None:
         head = await api.admin.head("/metrics")
         assert (head.status_code, int(head.headers["content-length"]) > 0) == (200, True)
 
@@ -82,12 +82,12 @@ class TestHead:
 
 class TestCors:
     @pytest.mark.parametrize("path", ["/v1/pipelines/write", "/v1/pipelines/write/stream"])
-    async def test_a_successful_post_has_the_headers(self, api: Served, path: str) -> None:
+    async def test_a_successful_post_has_cors_headers(self, api: Served, path: str) -> None:
         api.engine.answers = [word(b"a", 1), FINAL]
         answer = await api.client.post(path, json={"prompt": "x"}, headers=ORIGIN)
         assert (answer.status_code, answer.headers.get("access-control-allow-origin")) == (200, ORIGIN["Origin"])
 
-    async def test_an_unexpected_error_has_the_headers(self, api: Served) -> None:
+    async def test_an_unexpected_error_has_cors_headers(self, api: Served) -> None:
         api.engine.answers = [ZeroDivisionError("secret")]  # type: ignore[list-item]
         answer = await api.client.post("/v1/pipelines/read", files={"image": PNG}, headers=ORIGIN)
         assert (answer.status_code, answer.json()["code"]) == (500, "internal")
@@ -102,13 +102,13 @@ class TestCors:
             ("DELETE", "/v1/streams/unknown", 404),
         ],
     )
-    async def test_refusals_have_the_headers(self, api: Served, method: str, path: str, status: int) -> None:
+    async def test_client_errors_have_cors_headers(self, api: Served, method: str, path: str, status: int) -> None:
         body = {"Content-Type": "application/json", "Content-Length": "9999999"} if status == 413 else {}
         answer = await api.client.request(method, path, headers=ORIGIN | body, content=b"x" if body else None)
         assert answer.status_code == status
         self.check(answer)
 
-    async def test_errors_of_the_model_and_of_the_drain_have_the_headers(self, api: Served) -> None:
+    async def test_model_errors_and_draining_have_cors_headers(self, api: Served) -> None:
         api.engine.answers = [ModelError("no")]
         failed = await api.client.post("/v1/pipelines/write", json={"prompt": "x"}, headers=ORIGIN)
         api.gateway.inference.workload.is_draining = True
@@ -125,7 +125,7 @@ class TestCors:
         assert answer.headers["access-control-expose-headers"] == exposed
         assert answer.headers["x-request-id"] == answer.json()["request_id"]
 
-    async def test_an_answer_varies_by_origin_without_one_too(self, api: Served) -> None:
+    async def test_answers_without_an_origin_also_vary_by_origin(self, api: Served) -> None:
         assert (await api.client.get("/v1/pipelines")).headers["vary"] == "Origin"
 
     @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "DELETE"])
@@ -145,7 +145,7 @@ class TestCors:
         asked |= {"Access-Control-Request-Method": "POST"}
         assert (await api.client.options("/v1/chat/completions", headers=ORIGIN | asked)).status_code == 200
 
-    async def test_a_preflight_of_another_origin_is_refused(self, api: Served) -> None:
+    async def test_a_preflight_of_another_origin_is_400(self, api: Served) -> None:
         asked = {"Origin": "https://other.example", "Access-Control-Request-Method": "POST"}
         answer = await api.client.options("/v1/pipelines/read", headers=asked)
         assert answer.status_code == 400
@@ -154,7 +154,7 @@ class TestCors:
 
 class TestPagePolicy:
     @pytest.mark.parametrize("path", PAGES)
-    async def test_every_page_and_file_has_the_policy(self, api: Served, path: str) -> None:
+    async def test_every_page_and_file_has_security_headers(self, api: Served, path: str) -> None:
         answer = await api.client.get(path)
         assert {name: answer.headers.get(name) for name in HEADERS} == HEADERS
         assert "unsafe" not in answer.headers["content-security-policy"]
@@ -178,13 +178,13 @@ class TestPagePolicy:
 
 class TestTheOtherPort:
     @pytest.mark.parametrize("path", ["/metrics", "/metrics/triton"])
-    async def test_metrics_on_the_api_port(self, api: Served, path: str) -> None:
+    async def test_metrics_on_the_api_port_are_404(self, api: Served, path: str) -> None:
         answer = await api.client.get(path)
         assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
         assert answer.json()["hint"] == "The admin port, 8081, serves the metrics."
 
     @pytest.mark.parametrize("path", ["/docs", "/docs/errors", "/openapi.json", "/", "/v1/pipelines"])
-    async def test_pages_on_the_admin_port(self, api: Served, path: str) -> None:
+    async def test_pages_on_the_admin_port_are_404(self, api: Served, path: str) -> None:
         answer = await api.admin.get(path)
         assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
         assert "on port 8080." in answer.json()["hint"]

@@ -40,11 +40,11 @@ def image_sent(api: Served) -> Any:
     return api.engine.requests[-1].inputs[0].array.tolist()
 
 
-class TestWaysIn:
+class TestFormats:
     @pytest.mark.parametrize(
         "media_type", ["application/json", "application/json; charset=utf-8", "application/x+json"]
     )
-    async def test_json(self, api: Served, media_type: str) -> None:
+    async def test_json_with_a_base64_image(self, api: Served, media_type: str) -> None:
         body = b'{"image": "%s"}' % base64.b64encode(PNG)
         answer = await api.client.post(URL, content=body, headers={"Content-Type": media_type})
         assert answer.json() == {"text": "hi", "scores": [0.5, None], "early_exit": None}
@@ -56,21 +56,23 @@ class TestWaysIn:
         assert [tensor.array.tolist() for tensor in api.engine.requests[0].inputs] == [[PNG], ["ü".encode()]]
         assert api.engine.requests[0].parameters == {"n": 5}
 
-    async def test_a_large_file_in_a_form_touches_no_disk(self, roomy: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_a_large_file_in_a_form_is_not_written_to_disk(
+        self, roomy: Served, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr("tempfile.TemporaryFile", None)
         content = PNG + b"\0" * 2 * 1024 * 1024
         assert (await roomy.client.post(URL, files={"image": content})).status_code == 200
         assert image_sent(roomy) == [content]
 
     @pytest.mark.parametrize("media_type", ["image/png", "application/octet-stream", "IMAGE/PNG"])
-    async def test_the_raw_body_with_parameters_in_the_query(self, api: Served, media_type: str) -> None:
+    async def test_a_raw_body_with_parameters_in_the_query(self, api: Served, media_type: str) -> None:
         answer = await api.client.post(URL, content=PNG, headers={"Content-Type": media_type}, params={"n": "7"})
         assert answer.status_code == 200
         assert image_sent(api) == [PNG]
         assert api.engine.requests[0].parameters == {"n": 7}
 
     @pytest.mark.parametrize("size", [1024, 2 * 1024 * 1024])
-    async def test_files_never_pass_through_json(
+    async def test_files_are_not_decoded_as_json(
         self, roomy: Served, monkeypatch: pytest.MonkeyPatch, size: int
     ) -> None:
         monkeypatch.setattr(BodyReader, "from_json", None)
@@ -87,18 +89,18 @@ class TestRefusals:
     @pytest.mark.parametrize(
         "media_type", ["", "text/plain", "application/x-www-form-urlencoded", "application", "a/b/c", ";", "\xff"]
     )
-    async def test_another_content_type(self, api: Served, media_type: str) -> None:
+    async def test_an_unsupported_content_type_is_415(self, api: Served, media_type: str) -> None:
         answer = await api.client.post(URL, content=b"{}", headers={b"Content-Type": media_type.encode("latin-1")})
         assert refusal(answer) == (415, "unsupported_media_type")
         assert "-H 'Content-Type: application/json'" in answer.json()["hint"]
 
-    async def test_raw_bytes_for_a_pipeline_without_a_file(self, api: Served) -> None:
+    async def test_raw_bytes_for_a_pipeline_without_a_file_are_415(self, api: Served) -> None:
         answer = await api.client.post(WRITE, content=PNG, headers={"Content-Type": "image/png"})
         assert refusal(answer) == (415, "unsupported_media_type")
         assert "declare `kind: image` or `kind: binary` for the input in gateway.yaml" in answer.json()["hint"]
 
     @pytest.mark.parametrize("declared", [True, False])
-    async def test_a_body_too_large_declared_or_not(self, api: Served, declared: bool) -> None:
+    async def test_a_body_above_the_limit_is_413(self, api: Served, declared: bool) -> None:
         async def chunks() -> Any:
             for _ in range(65):
                 yield b"x" * 1024
@@ -107,7 +109,7 @@ class TestRefusals:
         answer = await api.client.post(URL, content=content, headers={"Content-Type": "application/json"})
         assert refusal(answer) == (413, "payload_too_large")
 
-    async def test_a_length_that_lies_is_believed_only_where_it_refuses(self, api: Served) -> None:
+    async def test_a_declared_length_above_the_limit_is_413(self, api: Served) -> None:
         headers = {"Content-Type": "application/json", "Content-Length": "9" * 400}
         assert refusal(await api.client.post(URL, content=b"{}", headers=headers)) == (413, "payload_too_large")
 
@@ -128,83 +130,85 @@ class TestRefusals:
             ("multipart/form-data; boundary=x", b"--x\r\nA: b\r\n" + b"C: d\r\n" * 9000 + b"\r\n\r\n--x--"),
         ],
     )
-    async def test_a_broken_form(self, api: Served, media_type: str, body: bytes) -> None:
+    async def test_a_malformed_form_is_400_or_422(self, api: Served, media_type: str, body: bytes) -> None:
         answer = await api.client.post(URL, content=body, headers={"Content-Type": media_type})
         assert refusal(answer) in {(400, "invalid_request"), (422, "invalid_input")}
 
     @pytest.mark.parametrize(("length", "status"), [(70, 200), (71, 400)])
-    async def test_the_boundary_of_a_form_is_bounded(self, api: Served, length: int, status: int) -> None:
+    async def test_the_boundary_of_a_form_has_at_most_70_characters(
+        self, api: Served, length: int, status: int
+    ) -> None:
         headers = {"Content-Type": f"multipart/form-data; boundary={'x' * length}"}
         answer = await api.client.post(URL, files={"image": PNG}, headers=headers)
         assert answer.status_code == status
 
     @pytest.mark.parametrize("charset", ["utf-7", "utf-16", "undefined", "idna"])
     @pytest.mark.parametrize("field", ["note", "n", "+2AA-"])
-    async def test_a_charset_other_than_utf_8(self, api: Served, charset: str, field: str) -> None:
+    async def test_a_charset_other_than_utf_8_is_415(self, api: Served, charset: str, field: str) -> None:
         body = b'--x\r\nContent-Disposition: form-data; name="%s"\r\n\r\n+2AA-\r\n--x--\r\n' % field.encode()
         headers = {"Content-Type": f"multipart/form-data; boundary=x; charset={charset}"}
         answer = await api.client.post(URL, content=body, headers=headers)
         assert refusal(answer) == (415, "unsupported_media_type")
 
-    async def test_half_a_surrogate_pair_in_a_form(self, api: Served) -> None:
+    async def test_a_lone_surrogate_in_a_form_is_422(self, api: Served) -> None:
         body = b'--x\r\nContent-Disposition: form-data; name="note"\r\n\r\n\xed\xa0\x80\r\n--x--\r\n'
         headers = {"Content-Type": "multipart/form-data; boundary=x"}
         answer = await api.client.post(URL, content=body, headers=headers)
         assert refusal(answer) == (422, "invalid_input")
         assert {"field": "note", "problem": "is not UTF-8 text"} in answer.json()["errors"]
 
-    async def test_a_part_given_twice_is_named(self, api: Served) -> None:
+    async def test_the_error_names_a_part_given_twice(self, api: Served) -> None:
         answer = await api.client.post(URL, files=[("image", PNG), ("note", b"a"), ("note", b"b")])
         assert refusal(answer) == (422, "invalid_input")
         assert answer.json()["errors"] == [{"field": "note", "problem": "is given twice"}]
 
     @pytest.mark.parametrize("query", ["image=x", "n=1&n=2"])
-    async def test_a_field_given_twice_in_the_query_of_a_raw_body(self, api: Served, query: str) -> None:
+    async def test_a_field_given_twice_in_a_query_is_422(self, api: Served, query: str) -> None:
         answer = await api.client.post(f"{URL}?{query}", content=PNG, headers={"Content-Type": "image/png"})
         assert refusal(answer) == (422, "invalid_input")
         assert [each["problem"] for each in answer.json()["errors"]] == ["is given twice"]
 
     @pytest.mark.parametrize("url", [URL, f"{WRITE}/stream", "/v1/streams"])
-    async def test_a_query_with_a_complete_body(self, api: Served, url: str) -> None:
+    async def test_a_query_with_a_json_body_is_400(self, api: Served, url: str) -> None:
         answer = await api.client.post(f"{url}?n=5", json={"image": ""})
         assert refusal(answer) == (400, "invalid_request")
         assert "in the body" in answer.json()["hint"]
 
-    async def test_a_query_with_a_form(self, api: Served) -> None:
+    async def test_a_query_with_a_form_is_400(self, api: Served) -> None:
         answer = await api.client.post(f"{URL}?n=5", files={"image": PNG})
         assert refusal(answer) == (400, "invalid_request")
 
     @pytest.mark.parametrize("encoding", ["gzip", "br", "GZIP, identity", "x"])
     @pytest.mark.parametrize("url", [URL, "/v1/streams"])
-    async def test_an_encoding_that_is_not_supported(self, api: Served, url: str, encoding: str) -> None:
+    async def test_an_unsupported_encoding_is_415(self, api: Served, url: str, encoding: str) -> None:
         headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
         answer = await api.client.post(url, content=b"\x1f\x8b\x08", headers=headers)
         assert refusal(answer) == (415, "unsupported_media_type")
         assert "Content-Encoding" in answer.json()["detail"]
 
-    async def test_identity_does_not_count_as_an_encoding(self, api: Served) -> None:
+    async def test_identity_encoding_is_accepted(self, api: Served) -> None:
         headers = {"Content-Type": "image/png", "Content-Encoding": "identity"}
         assert (await api.client.post(URL, content=PNG, headers=headers)).status_code == 200
 
-    async def test_a_data_url_of_another_media_type(self, api: Served) -> None:
+    async def test_a_data_url_of_another_media_type_is_422(self, api: Served) -> None:
         url = f"data:text/plain;base64,{base64.b64encode(PNG).decode()}"
         answer = await api.client.post(URL, json={"image": url})
         assert refusal(answer) == (422, "invalid_input")
         assert "media type" in answer.json()["errors"][0]["problem"]
 
-    async def test_ten_thousand_parts(self, roomy: Served) -> None:
+    async def test_ten_thousand_parts_are_400(self, roomy: Served) -> None:
         answer = await roomy.client.post(URL, files={f"f{index}": b"" for index in range(10_000)})
         assert refusal(answer) == (400, "invalid_request")
 
-    async def test_a_file_that_is_not_an_image(self, api: Served) -> None:
+    async def test_a_file_that_is_not_an_image_is_422(self, api: Served) -> None:
         assert refusal(await api.client.post(URL, files={"image": b"%PDF"})) == (422, "invalid_input")
 
-    async def test_after_all_that_the_next_request_works(self, api: Served) -> None:
+    async def test_the_next_request_works_after_a_malformed_body(self, api: Served) -> None:
         await api.client.post(URL, content=b"[" * 60_000, headers={"Content-Type": "application/json"})
         assert (await api.client.post(URL, files={"image": PNG})).status_code == 200
 
 
-async def test_a_disconnect_in_the_middle_of_the_body(api: Served) -> None:
+async def test_a_disconnect_within_the_body_is_499(api: Served) -> None:
     api.engine.answers = [InferenceResponse({})]
     sent: list[Any] = []
 
@@ -243,7 +247,7 @@ async def test_a_large_body_is_kept_outside_the_heap() -> None:
     assert bytes(body) == b"".join(bytes([index % 256]) * 10_007 for index in range(300))
 
 
-class Places:
+class CountingMemory:
     """Implements :class:`app.domain.tensor_memory.TensorMemory`."""
 
     def __init__(self) -> None:
@@ -266,7 +270,7 @@ class Places:
         ("stream", {"content-length": str(len(PNG) + 100_000)}, 0),
     ],
 )
-async def test_a_raw_body_is_received_into_its_tensors_memory(
+async def test_a_raw_body_is_received_into_tensor_memory(
     api: Served, transport: str, headers: dict[str, str], count: int
 ) -> None:
     parts = iter([PNG, b"x" * 100_000])
@@ -275,22 +279,22 @@ async def test_a_raw_body_is_received_into_its_tensors_memory(
         part = next(parts, b"")
         return {"type": "http.request", "body": part, "more_body": bool(part)}
 
-    places = Places()
+    memory = CountingMemory()
     sent = [("content-type", "image/png"), *headers.items()]
-    exchange = exchange_with(sent, receive=receive, budget=ByteBudget(1024 * 1024, places))
+    exchange = exchange_with(sent, receive=receive, budget=ByteBudget(1024 * 1024, memory))
     exchange.record.transport = transport
     request = await read_inference(exchange, api.gateway.inference.catalog.pipeline("read"), Limits(1024 * 1024))
-    assert len(places.taken) == count
+    assert len(memory.taken) == count
     element = request.inputs[0].array.flat[0]
     assert bytes(element) == PNG + b"x" * 100_000
-    for place in places.taken:
+    for place in memory.taken:
         assert np.shares_memory(np.frombuffer(element, np.uint8), np.frombuffer(place, np.uint8))
     exchange.close()
-    assert places.taken == []
+    assert memory.taken == []
 
 
 class TestBytesInFlight:
-    """All bodies together have one budget."""
+    """All bodies share one budget."""
 
     LIMITS = Limits(64 * 1024, max_bytes_in_flight=100_000)
 
@@ -299,7 +303,7 @@ class TestBytesInFlight:
         async with scripted(tmp_path, self.LIMITS) as gateway:
             yield gateway
 
-    async def test_a_body_over_the_budget_is_refused_until_one_ends(self, tight: Served) -> None:
+    async def test_a_body_over_the_budget_is_429_until_one_ends(self, tight: Served) -> None:
         may_end = asyncio.Event()
 
         async def slow() -> Any:
@@ -326,14 +330,14 @@ class TestBytesInFlight:
             (b" " * 60_000, "multipart/form-data; boundary=x", 400),
         ],
     )
-    async def test_every_answer_gives_its_bytes_back(
+    async def test_every_answer_releases_its_bytes(
         self, tight: Served, content: bytes, media_type: str, status: int
     ) -> None:
         for _ in range(4):
             answer = await tight.client.post(URL, content=content, headers={"Content-Type": media_type})
             assert answer.status_code == status
 
-    async def test_a_cancelled_request_gives_its_bytes_back(self, tight: Served) -> None:
+    async def test_a_cancelled_request_releases_its_bytes(self, tight: Served) -> None:
         async def endless() -> Any:
             yield b"\0" * 60_000
             await asyncio.Event().wait()
@@ -354,7 +358,7 @@ class TestBytesInFlight:
 async def test_a_large_body_is_not_parsed_on_the_event_loop(
     roomy: Served, monkeypatch: pytest.MonkeyPatch, media_type: str, is_parsed: bool
 ) -> None:
-    """A raw body is not parsed, and not copied: a thread would cost more than its reading."""
+    """A raw body needs no thread: it is neither parsed nor copied."""
     threads = []
     request_of = Pipeline.request_of
 

@@ -14,12 +14,12 @@ async def test_the_default_is_the_pipelines_deadline() -> None:
     assert remaining(None) == pytest.approx(30, abs=1)
 
 
-async def test_less_may_be_asked_but_no_more() -> None:
+async def test_a_caller_can_shorten_the_deadline_but_not_extend_it() -> None:
     assert remaining("2.5") == pytest.approx(2.5, abs=1)
     assert remaining("1e9") == pytest.approx(30, abs=1)
 
 
-async def test_too_little_becomes_the_least() -> None:
+async def test_a_very_short_deadline_becomes_the_minimum() -> None:
     assert 0 < remaining("1e-300") <= 0.05
 
 

@@ -1,4 +1,4 @@
-"""A client that disconnects cancels the work. Every other cancellation stays a cancellation."""
+"""A disconnect cancels the work and raises ClientClosedRequest; other cancellations raise CancelledError."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ async def work(connection: FakeConnection | None, seconds: float) -> str:
     return "done"
 
 
-async def test_work_that_ends_before_a_disconnect_is_not_cancelled() -> None:
+async def test_a_disconnect_after_the_work_has_no_effect() -> None:
     connection = FakeConnection()
     assert await work(connection, 0.01) == "done"
     connection.lose()
@@ -29,14 +29,14 @@ async def test_a_disconnect_cancels_the_work() -> None:
         await asyncio.wait_for(work(connection, 3600), 20)
 
 
-async def test_a_disconnect_before_the_work_cancels_it() -> None:
+async def test_a_disconnect_before_the_work_cancels_the_work() -> None:
     connection = FakeConnection()
     connection.lose()
     with pytest.raises(ClientClosedRequest):
         await asyncio.wait_for(work(connection, 3600), 20)
 
 
-async def test_the_task_does_not_stay_cancelled() -> None:
+async def test_the_task_can_be_used_after_a_disconnect() -> None:
     connection = FakeConnection()
     connection.lose()
     with pytest.raises(ClientClosedRequest):
@@ -47,7 +47,7 @@ async def test_the_task_does_not_stay_cancelled() -> None:
     await asyncio.sleep(0)
 
 
-async def test_another_cancellation_stays_a_cancellation() -> None:
+async def test_another_cancellation_raises_cancelled_error() -> None:
     task = asyncio.create_task(work(FakeConnection(), 3600))
     await asyncio.sleep(0)
     task.cancel()
@@ -55,7 +55,7 @@ async def test_another_cancellation_stays_a_cancellation() -> None:
         await task
 
 
-async def test_an_exception_of_the_work_is_passed_on() -> None:
+async def test_an_exception_of_the_work_is_not_caught() -> None:
     connection = FakeConnection()
     with pytest.raises(ZeroDivisionError), CancelledOnDisconnect(exchange_with(connection=connection)):
         raise ZeroDivisionError
@@ -66,7 +66,7 @@ async def test_without_a_connection_the_work_runs_to_its_end() -> None:
     assert await work(None, 0.01) == "done"
 
 
-async def test_the_watch_starts_no_task() -> None:
+async def test_watching_the_connection_starts_no_task() -> None:
     before = asyncio.all_tasks()
     with CancelledOnDisconnect(exchange_with(connection=FakeConnection())):
         assert asyncio.all_tasks() == before

@@ -1,4 +1,4 @@
-"""The gateway's documentation: descriptions, samples that work as pasted, OpenAPI, error pages."""
+"""The documentation that the gateway serves: descriptions, samples, OpenAPI, error pages."""
 
 import json
 import shlex
@@ -30,16 +30,16 @@ def found(document: Any, ref: str) -> Any:
 
 
 class TestDescriptions:
-    async def test_the_list(self, api: Served) -> None:
+    async def test_the_list_has_names_and_states(self, api: Served) -> None:
         listed = (await api.client.get("/v1/pipelines")).json()["pipelines"]
         assert [(each["name"], each["state"], each["streams"]) for each in listed] == [
             ("read", "ready", False),
             ("write", "ready", True),
         ]
 
-    async def test_one_pipeline(self, api: Served) -> None:
-        said = (await api.client.get("/v1/pipelines/read")).json()
-        assert said["inputs"][0] == {
+    async def test_a_pipeline_describes_its_fields(self, api: Served) -> None:
+        description = (await api.client.get("/v1/pipelines/read")).json()
+        assert description["inputs"][0] == {
             "name": "image",
             "kind": "image",
             "tensor": "IMAGE",
@@ -48,7 +48,7 @@ class TestDescriptions:
             "required": True,
             "default": None,
         }
-        assert said["parameters"][0] == {
+        assert description["parameters"][0] == {
             "name": "n",
             "required": False,
             "type": "integer",
@@ -57,11 +57,11 @@ class TestDescriptions:
             "default": 3,
             "optional": False,
         }
-        assert said["early_exit"] == ["no_text"]
-        assert said["schemas"]["output_event"] is None
+        assert description["early_exit"] == ["no_text"]
+        assert description["schemas"]["output_event"] is None
         assert (await api.client.get("/v1/pipelines/write")).json()["limits"]["stream"]["progress_s"] == 5
 
-    async def test_its_schemas_are_schemas(self, api: Served) -> None:
+    async def test_schemas_of_a_pipeline_are_valid(self, api: Served) -> None:
         for name in ("read", "write"):
             schemas = (await api.client.get(f"/v1/pipelines/{name}")).json()["schemas"]
             for schema in filter(None, schemas.values()):
@@ -70,7 +70,7 @@ class TestDescriptions:
 
 
 class TestSamples:
-    async def test_curl_works_as_pasted_quotes_and_all(self, api: Served) -> None:
+    async def test_the_curl_sample_works_with_quotes_in_the_body(self, api: Served) -> None:
         api.engine.answers = [word(b"a", 1)]
         sample = (await api.client.get("/v1/pipelines/write")).json()["samples"]["curl"]
         curl, url, _, header, _, body = shlex.split(sample)
@@ -79,17 +79,17 @@ class TestSamples:
         assert (curl, answer.status_code) == ("curl", 200)
         assert api.engine.requests[0].inputs[0].array.tolist() == [b"It's <here> & now"]
 
-    async def test_a_stream_has_its_own_sample(self, api: Served) -> None:
+    async def test_a_stream_has_a_curl_sample(self, api: Served) -> None:
         samples = (await api.client.get("/v1/pipelines/write")).json()["samples"]
         assert shlex.split(samples["curl_stream"])[:3] == ["curl", "-N", "http://gateway/v1/pipelines/write/stream"]
 
-    async def test_a_file_is_a_part(self, api: Served) -> None:
+    async def test_a_file_is_sent_as_a_form_part(self, api: Served) -> None:
         samples = (await api.client.get("/v1/pipelines/read")).json()["samples"]
         assert shlex.split(samples["curl"]) == ["curl", "http://gateway/v1/pipelines/read", "-F", "image=@sample.png"]
         assert samples.keys() == {"curl", "javascript", "python"}
 
     @pytest.mark.parametrize("name", ["read", "write"])
-    async def test_python_is_python(self, api: Served, name: str) -> None:
+    async def test_the_python_sample_compiles(self, api: Served, name: str) -> None:
         compile((await api.client.get(f"/v1/pipelines/{name}")).json()["samples"]["python"], "sample", "exec")
 
     @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ LARGE = pipeline(model("N FP32 [3,200]"), inputs={"n": {"tensor": "N", "minimum"
 
 
 class TestSamplesOfOtherPipelines:
-    def test_every_file_and_field_is_sent_and_no_value_names_a_file(self) -> None:
+    def test_samples_send_every_field_and_read_only_declared_files(self) -> None:
         samples = samples_of(FILES, "http://x")
         assert shlex.split(samples["curl"])[2:] == [
             *("-F", 'a=@"an image; type=x.png"', "-F", "b=@b.bin"),
@@ -137,7 +137,7 @@ class TestSamplesOfOtherPipelines:
             assert f"form.append({line}" in samples["javascript"]
         assert "files = {'a': open('an image; type=x.png', 'rb'), 'b': open('b.bin', 'rb')}" in samples["python"]
 
-    def test_a_large_tensor_is_an_expression(self) -> None:
+    def test_a_large_tensor_is_written_as_an_expression(self) -> None:
         samples = samples_of(LARGE, "http://x")
         assert max(map(len, samples.values())) < 300
         command, _, call = samples["curl"].partition(" | ")
@@ -148,7 +148,7 @@ class TestSamplesOfOtherPipelines:
 
 
 class TestOpenApi:
-    async def test_it_is_typed_for_each_pipeline(self, api: Served) -> None:
+    async def test_each_pipeline_has_a_typed_operation(self, api: Served) -> None:
         document = (await api.client.get("/openapi.json")).json()
         assert document["openapi"] == "3.1.0"
         assert {"/v1/pipelines/read", "/v1/pipelines/write", "/v1/pipelines/write/stream"} <= document["paths"].keys()
@@ -157,11 +157,11 @@ class TestOpenApi:
         assert read["requestBody"]["content"].keys() >= {"application/json", "multipart/form-data"}
         assert "X-Early-Exit" in read["responses"]["200"]["headers"]
 
-    async def test_every_reference_leads_somewhere(self, api: Served) -> None:
+    async def test_every_reference_resolves(self, api: Served) -> None:
         document = (await api.client.get("/openapi.json")).json()
         assert all(found(document, ref) for ref in refs_of(document))
 
-    async def test_operations_have_names_of_their_own(self, api: Served) -> None:
+    async def test_operation_ids_are_unique(self, api: Served) -> None:
         document = (await api.client.get("/openapi.json")).json()
         names = [
             op["operationId"] for path in document["paths"].values() for op in path.values() if "operationId" in op
@@ -182,7 +182,7 @@ class TestOpenApi:
         for (_, _, data), name in zip(events(answer), ("write_output", "Done"), strict=True):
             jsonschema.Draft202012Validator(document["components"]["schemas"][name]).validate(data)
 
-    async def test_its_examples_are_accepted(self, api: Served) -> None:
+    async def test_the_examples_are_accepted(self, api: Served) -> None:
         document = (await api.client.get("/openapi.json")).json()
         for name in ("read", "write"):
             content = document["paths"][f"/v1/pipelines/{name}"]["post"]["requestBody"]["content"]["application/json"]
@@ -201,7 +201,7 @@ class TestOpenApi:
         assert accepted["write"] == {"application/json"}
         assert accepted["read"] == {"application/json", "multipart/form-data", "image/*", "application/octet-stream"}
 
-    async def test_every_status_that_can_come_is_listed(self, api: Served) -> None:
+    async def test_every_possible_status_is_listed(self, api: Served) -> None:
         document = (await api.client.get("/openapi.json")).json()
         run = document["paths"]["/v1/pipelines/read"]["post"]["responses"]
         assert list(run) == ["200", "400", "408", "413", "415", "422", "429", "431", "500", "502", "503", "504"]
@@ -209,7 +209,7 @@ class TestOpenApi:
         assert "`invalid_json`" in found(document, run["400"]["$ref"])["description"]
         assert "410" in document["paths"]["/v1/streams/{id}"]["get"]["responses"]
 
-    async def test_it_omits_pipelines_that_are_not_ready(self, api: Served) -> None:
+    async def test_pipelines_that_are_not_ready_are_omitted(self, api: Served) -> None:
         served = api.gateway.inference.catalog.entries["write"].served
         assert served is not None
         served.pipeline = None
@@ -228,13 +228,13 @@ class Page(HTMLParser):
 
 class TestPages:
     @pytest.mark.parametrize("code", sorted(ERROR_BY_CODE))
-    async def test_every_error_has_its_page(self, api: Served, code: str) -> None:
+    async def test_every_error_has_a_page(self, api: Served, code: str) -> None:
         answer = await api.client.get(f"/docs/errors/{code}")
         assert answer.status_code == 200
         assert code in answer.text
         assert str(ROW_BY_ERROR[ERROR_BY_CODE[code]].status) in answer.text
 
-    async def test_the_list_of_errors_leads_to_each(self, api: Served) -> None:
+    async def test_the_list_of_errors_links_every_error(self, api: Served) -> None:
         page = Page()
         page.feed((await api.client.get("/docs/errors")).text)
         listed = {address for address in page.addresses if address.startswith("/docs/errors")}

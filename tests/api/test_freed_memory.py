@@ -1,4 +1,4 @@
-"""Memory is returned to the system some time after the last large request."""
+"""Memory is returned to the system when no large request has arrived for ``IDLE_S``."""
 
 import asyncio
 import threading
@@ -24,7 +24,7 @@ class Releases:
 
 
 @pytest.fixture(autouse=True)
-def _idle_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(freed_memory, "IDLE_S", 0.05)
 
 
@@ -59,18 +59,18 @@ async def test_a_large_body_is_released_after_its_exchange() -> None:
     assert len(releases.threads) == 1
 
 
-def test_the_memory_of_a_body_serves_the_next_body() -> None:
+def test_the_memory_of_a_body_is_reused_for_the_next_body() -> None:
     memory = BodyMemory()
     first = memory.take(LARGE_BYTES)
     memory.give_back(first)
     assert memory.take(2 * LARGE_BYTES) is not first
-    assert memory.take(LARGE_BYTES) is not first, "one that is too small is not kept either"
+    assert memory.take(LARGE_BYTES) is not first, "memory that was too small is not kept"
     memory.give_back(first)
     assert memory.take(LARGE_BYTES) is first
     assert memory.take(LARGE_BYTES) is not first
 
 
-def test_memory_that_something_refers_to_is_not_used_again() -> None:
+def test_memory_with_references_is_not_reused() -> None:
     memory = BodyMemory()
     body = memory.take(LARGE_BYTES)
     tensor = np.frombuffer(memoryview(body)[:8], np.uint8)
@@ -81,7 +81,7 @@ def test_memory_that_something_refers_to_is_not_used_again() -> None:
     assert memory.take(LARGE_BYTES) is body
 
 
-async def test_kept_memory_is_released_too() -> None:
+async def test_kept_memory_is_released_when_idle() -> None:
     with patch("app.api.budget.release"):
         budget = ByteBudget(4 * LARGE_BYTES)
         exchange = exchange_with(budget=budget)
@@ -101,7 +101,7 @@ async def test_the_memory_of_a_small_body_is_not_kept() -> None:
     assert freed() is None
 
 
-async def test_memory_that_is_forgotten_is_freed_at_once() -> None:
+async def test_forget_body_frees_the_memory_at_once() -> None:
     exchange = exchange_with(budget=ByteBudget(4 * LARGE_BYTES))
     exchange.hold(LARGE_BYTES)
     freed = weakref.ref(exchange.memory(LARGE_BYTES))
@@ -110,7 +110,7 @@ async def test_memory_that_is_forgotten_is_freed_at_once() -> None:
     exchange.close()
 
 
-async def test_a_slow_answer_keeps_no_memory_of_its_body() -> None:
+async def test_a_slow_answer_does_not_keep_its_body_in_memory() -> None:
     exchange = exchange_with(budget=ByteBudget(4 * LARGE_BYTES))
     body = exchange.memory(LARGE_BYTES)
     tensor, held = memoryview(body)[:8], weakref.ref(body)
@@ -121,5 +121,5 @@ async def test_a_slow_answer_keeps_no_memory_of_its_body() -> None:
     assert held() is None
 
 
-def test_releasing_works_with_this_machines_c_library() -> None:
+def test_release_works_with_the_c_library() -> None:
     freed_memory.release()

@@ -1,4 +1,4 @@
-"""Readiness and the list of pipelines say why a pipeline is not ready."""
+"""Readiness and the list of pipelines report why a pipeline is not ready."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -63,7 +63,7 @@ async def test_a_pipeline_with_a_missing_model_is_described_in_part(half_ready: 
     )
 
 
-async def test_a_request_to_it_gets_the_reason(half_ready: Served) -> None:
+async def test_a_request_to_a_pipeline_that_is_not_ready_is_503(half_ready: Served) -> None:
     answer = await half_ready.client.post("/v1/pipelines/bad", json={})
     assert (answer.status_code, answer.json()["code"]) == (503, "model_not_ready")
     assert answer.json()["detail"] == f"Pipeline 'bad' is not ready: model not ready. {WHY}"
@@ -76,7 +76,7 @@ class States:
         self.registry = CollectorRegistry()
 
 
-async def test_the_admin_port_of_a_supervisor_is_ready_with_its_workers(tmp_path: Path) -> None:
+async def test_a_supervisor_is_ready_when_its_workers_are_ready(tmp_path: Path) -> None:
     path = tmp_path / "gateway.yaml"
     path.write_text("pipelines: {good: {model: plain}}")
     async with served(FakeEngine.of(PLAIN), path) as one:

@@ -1,4 +1,4 @@
-"""Slots, the queue and refusals over HTTP, in every dialect."""
+"""Slots, the queue and 429 over HTTP, in every dialect."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -71,7 +71,7 @@ def post(api: Served, path: str, body: object, **headers: str) -> asyncio.Task[h
     return asyncio.create_task(api.client.post(path, json=body, headers=headers))
 
 
-ASKS: dict[str, tuple[str, str, object]] = {
+REQUESTS: dict[str, tuple[str, str, object]] = {
     "pipeline": ("reader", "/v1/pipelines/read", NOTE),
     "infer": ("reader", "/v2/models/reader/infer", V2),
     "unary generate": ("reader", "/v2/models/reader/generate", {"NOTE": "x", "IMAGE": "x"}),
@@ -90,25 +90,25 @@ def scripted(api: Served, model: str, *, pause_s: float) -> None:
     api.engine.answers = answers[model]
 
 
-@pytest.mark.parametrize("ask", ASKS)
+@pytest.mark.parametrize("kind", REQUESTS)
 class TestEveryDialect:
-    async def test_a_request_holds_a_slot_until_its_end(self, api: Served, ask: str) -> None:
-        model, path, body = ASKS[ask]
+    async def test_a_request_holds_a_slot_until_its_end(self, api: Served, kind: str) -> None:
+        model, path, body = REQUESTS[kind]
         scripted(api, model, pause_s=0.1)
         answering = post(api, path, body)
         await wait_for(lambda: running(api) == {model: 1})
         answer = await answering
-        if ask == "resumable stream":
+        if kind == "resumable stream":
             assert running(api) == {model: 1}, "the stream outlives its POST"
             await asyncio.wait_for(api.gateway.inference.workload.idle(), 5)
-        assert answer.status_code < 300 or ask == "embeddings"
+        assert answer.status_code < 300 or kind == "embeddings"
         assert running(api) == {}
 
-    async def test_excess_requests_are_refused_and_never_sent(
-        self, api: Served, ask: str, monkeypatch: pytest.MonkeyPatch
+    async def test_excess_requests_are_429_and_never_reach_triton(
+        self, api: Served, kind: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("app.admission.admission.QUEUE", 1)
-        model, path, body = ASKS[ask]
+        model, path, body = REQUESTS[kind]
         scripted(api, model, pause_s=0.2)
         first = [post(api, path, body) for _ in range(2 if model == "reader" or path.startswith("/v2") else 1)]
         await wait_for(lambda: running(api) == {model: 1})
@@ -120,8 +120,8 @@ class TestEveryDialect:
         assert await metric(api, "rejected_total", reason="too_many_requests") == 1
         await asyncio.gather(*first)
 
-    async def test_a_request_that_fails_gives_its_slot_back(self, api: Served, ask: str) -> None:
-        _, path, body = ASKS[ask]
+    async def test_a_failed_request_releases_its_slot(self, api: Served, kind: str) -> None:
+        _, path, body = REQUESTS[kind]
         for error in (UpstreamUnavailable("away"), DeadlineExceeded("late"), TooManyRequests("full")):
             api.engine.answers = [error]
             await post(api, path, body)
@@ -157,17 +157,19 @@ async def test_time_in_the_queue_is_reported_separately(api: Served) -> None:
     queue = await metric(api, "queue_seconds_sum", pipeline="read") or 0
     overhead = await metric(api, "overhead_seconds_sum", **labels) or 0
     assert queue > 0.05
-    assert overhead < whole - queue - 0.19, "neither the queue nor the engine's two pauses of 0.1 s are overhead"
+    assert overhead < whole - queue - 0.19, (
+        "overhead must not include the queue or the two pauses of 0.1 s in the engine"
+    )
     assert await metric(api, "requests_waiting") == 0
 
 
 def part_of(answer: httpx.Response, name: str) -> float:
-    """Milliseconds."""
+    """Returns a part of ``Server-Timing`` in milliseconds."""
     parts = dict(part.split(";dur=") for part in answer.headers["server-timing"].split(", "))
     return float(parts[name])
 
 
-async def test_a_full_queue_refuses_before_the_body_is_read(api: Served) -> None:
+async def test_a_full_queue_is_429_before_the_body_is_read(api: Served) -> None:
     scripted(api, "reader", pause_s=0.2)
     first = [post(api, "/v1/pipelines/read", NOTE) for _ in range(2)]
     await wait_for(lambda: running(api) == {"reader": 1})
@@ -183,7 +185,7 @@ async def unread() -> AsyncIterator[bytes]:
 
 
 @pytest.mark.parametrize("start", ["/v1/pipelines/read", "/v1/streams"])
-async def test_a_client_that_leaves_the_queue_is_never_sent(api: Served, start: str) -> None:
+async def test_a_disconnect_in_the_queue_removes_the_request(api: Served, start: str) -> None:
     model, body = ("reader", NOTE) if "read" in start else ("writer", {"pipeline": "write", "inputs": WORDS})
     entrance = next(each for each in _entrances(api) if each.model == model)
     entrance.own.max_waiting = 1
@@ -216,7 +218,7 @@ async def test_a_deadline_that_passes_in_the_queue_is_504(api: Served) -> None:
     await first
 
 
-async def test_a_deleted_stream_gives_its_slot_back(api: Served) -> None:
+async def test_a_deleted_stream_releases_its_slot(api: Served) -> None:
     scripted(api, "writer", pause_s=30.0)
     started = await post(api, "/v1/streams", {"pipeline": "write", "inputs": WORDS})
     assert running(api) == {"writer": 1}
@@ -231,14 +233,14 @@ async def test_the_catalog_shows_the_limits(api: Served) -> None:
     assert (free["in_flight"], free["adapts"], free["queue"]) == (8, True, 256)
 
 
-async def test_a_list_of_embeddings_runs_in_the_slots_that_are_free(api: Served) -> None:
-    """Ten batches, one slot: one batch at a time, and none is refused."""
-    most = 0
+async def test_batches_of_embeddings_wait_for_free_slots(api: Served) -> None:
+    """With one slot, ten batches run one at a time, and no batch is rejected."""
+    peak = 0
     infer: Callable[..., Awaitable] = api.engine.infer
 
     async def counting(*args: object) -> object:
-        nonlocal most
-        most = max(most, sum(running(api).values()))
+        nonlocal peak
+        peak = max(peak, sum(running(api).values()))
         await asyncio.sleep(0.001)
         return await infer(*args)
 
@@ -246,5 +248,5 @@ async def test_a_list_of_embeddings_runs_in_the_slots_that_are_free(api: Served)
     scripted(api, "embedder", pause_s=0.001)
     answer = await post(api, "/v1/embeddings", {"model": "embed", "input": ["a"] * 20})
     assert answer.status_code == 200
-    assert (len(answer.json()["data"]), most) == (20, 1)
+    assert (len(answer.json()["data"]), peak) == (20, 1)
     assert running(api) == {}

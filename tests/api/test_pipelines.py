@@ -24,7 +24,7 @@ class TestUnary:
         assert api.engine.requests[0].request_id != "mine-1"
         assert counted(api, "read", "unary") == {"ok": 1}
 
-    async def test_an_early_exit(self, api: Served) -> None:
+    async def test_an_early_exit_is_an_empty_result(self, api: Served) -> None:
         api.engine.answers = [refusal("EXIT")]
         answer = await api.client.post(READ, files={"image": PNG})
         assert answer.status_code == 200
@@ -33,14 +33,14 @@ class TestUnary:
         assert counted(api, "read", "unary") == {"early_exit": 1}
 
     @pytest.mark.parametrize("size", [8_192, 8_193, 300_000])
-    async def test_a_large_answer_arrives_whole(self, api: Served, size: int) -> None:
+    async def test_a_large_answer_is_complete(self, api: Served, size: int) -> None:
         scores = (np.arange(size) / 7).astype(np.float32)
         api.engine.answers = [response(tensor("TEXT", "BYTES", [b"hi"]), tensor("SCORES", "FP32", scores))]
         answer = await api.client.post(READ, files={"image": PNG})
         assert answer.content == json_of({"text": "hi", "scores": scores, "early_exit": None})
         assert answer.headers["content-length"] == str(len(answer.content))
 
-    async def test_without_rules_there_is_no_early_exit_key(self, api: Served) -> None:
+    async def test_a_pipeline_without_rules_has_no_early_exit_field(self, api: Served) -> None:
         api.engine.answers = [word(b"a", 1), FINAL]
         answer = await api.client.post(WRITE, json={"prompt": "x"})
         assert answer.json() == {"text": "a", "token_id": [1]}
@@ -54,7 +54,9 @@ class TestUnary:
             (DeadlineExceeded("late"), 504, "timeout"),
         ],
     )
-    async def test_errors_of_tritons(self, api: Served, error: Any, status: int, outcome: str) -> None:
+    async def test_errors_of_triton_have_a_status_and_an_outcome(
+        self, api: Served, error: Any, status: int, outcome: str
+    ) -> None:
         api.engine.answers = [error]
         answer = await api.client.post(READ, files={"image": PNG})
         assert (answer.status_code, answer.json()["code"]) == (status, error.code)
@@ -62,7 +64,7 @@ class TestUnary:
         assert counted(api, "read", "unary") == {outcome: 1}
 
     @pytest.mark.parametrize("ending", [DeadlineExceeded("late"), GROWN])
-    async def test_a_model_that_is_still_at_work_is_stopped(self, api: Served, ending: Any) -> None:
+    async def test_an_unfinished_generation_is_cancelled(self, api: Served, ending: Any) -> None:
         api.engine.answers = [ending]
         answer = await api.client.post(WRITE, json={"prompt": "x"})
         assert answer.status_code in {502, 504}
@@ -70,9 +72,7 @@ class TestUnary:
         first, call = api.engine.requests
         assert call.inputs[0].array.tolist() == [first.request_id.encode()]
 
-    async def test_an_unexpected_exception_is_a_problem_too(
-        self, api: Served, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    async def test_an_unexpected_exception_is_500(self, api: Served, caplog: pytest.LogCaptureFixture) -> None:
         api.engine.answers = [ZeroDivisionError("secret")]  # type: ignore[list-item]
         answer = await api.client.post(READ, files={"image": PNG}, headers={"X-Request-ID": "mine-2"})
         assert (answer.status_code, answer.json()["code"]) == (500, "internal")
@@ -81,7 +81,7 @@ class TestUnary:
         assert "unexpected error" in caplog.text
         assert counted(api, "read", "unary") == {"internal": 1}
 
-    async def test_a_gateway_that_delays_its_shutdown_serves_and_is_not_ready(self, api: Served) -> None:
+    async def test_during_the_shutdown_delay_requests_are_served(self, api: Served) -> None:
         api.gateway.inference.workload.is_delaying = True
         assert (await api.client.post(READ, files={"image": PNG})).status_code == 200
         readiness = await api.client.get("/health/ready")
@@ -96,7 +96,7 @@ class TestUnary:
 
 
 class TestStream:
-    async def test_outputs_then_done(self, api: Served) -> None:
+    async def test_a_stream_has_outputs_and_a_done_event(self, api: Served) -> None:
         api.engine.answers = [word(b"\xe2", 1), word(b"\x82\xac", 2), FINAL]
         answer = await api.client.post(f"{WRITE}/stream", json={"prompt": "x"})
         assert answer.headers["content-type"].startswith("text/event-stream")
@@ -116,13 +116,13 @@ class TestStream:
         answer = await api.client.post(f"{WRITE}/stream", json={"prompt": "x"})
         assert [name for _, name, _ in events(answer)] == ["output", "done"]
 
-    async def test_a_failure_before_the_first_output_is_an_ordinary_error(self, api: Served) -> None:
+    async def test_an_error_before_the_first_output_has_its_status(self, api: Served) -> None:
         api.engine.answers = [ModelError("no")]
         answer = await api.client.post(f"{WRITE}/stream", json={"prompt": "x"})
         assert (answer.status_code, answer.json()["code"]) == (502, "model_error")
         assert counted(api, "write", "stream") == {"model_error": 1}
 
-    async def test_a_failure_after_commit_is_an_event(self, api: Served) -> None:
+    async def test_an_error_after_commit_is_an_event(self, api: Served) -> None:
         api.engine.answers = [0.2, ModelError("no")]
         answer = await api.client.post(f"{WRITE}/stream", json={"prompt": "x"})
         assert answer.status_code == 200
@@ -132,7 +132,7 @@ class TestStream:
         assert problem["request_id"] == answer.headers["x-request-id"]
         assert counted(api, "write", "stream") == {"model_error": 1}
 
-    async def test_a_growing_token_is_stopped_at_once(self, api: Served) -> None:
+    async def test_a_contract_violation_ends_and_cancels_the_stream(self, api: Served) -> None:
         api.engine.answers = [word(b"a", 1), GROWN]
         answer = await api.client.post(f"{WRITE}/stream", json={"prompt": "x"})
         assert [name for _, name, _ in events(answer)] == ["output", "error"]
@@ -141,7 +141,7 @@ class TestStream:
         await api.gateway.inference.canceller.close()
         assert api.engine.requests[-1].inputs[0].name == "CANCEL"
 
-    async def test_a_pipeline_without_streams_reports_it(self, api: Served) -> None:
+    async def test_a_pipeline_without_streams_is_400(self, api: Served) -> None:
         answer = await api.client.post(f"{READ}/stream", files={"image": PNG})
         assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
 
@@ -161,18 +161,18 @@ class TestAddresses:
             ("GET", "/docs/errors/nothing", 404, "not_found"),
         ],
     )
-    async def test_unknown_addresses_and_methods(
+    async def test_unknown_addresses_are_404_and_methods_405(
         self, api: Served, method: str, path: str, status: int, code: str
     ) -> None:
         answer = await api.client.request(method, path, content=b"{}", headers={"Content-Type": "application/json"})
         assert (answer.status_code, answer.json()["code"]) == (status, code)
         assert answer.headers["x-request-id"] == answer.json()["request_id"]
 
-    async def test_an_unknown_pipeline_is_counted_under_no_name(self, api: Served) -> None:
+    async def test_metrics_do_not_name_an_unknown_pipeline(self, api: Served) -> None:
         await api.client.post("/v1/pipelines/" + "x" * 500, json={})
         assert counted(api, "-", "unary") == {"client_error": 1}
 
-    async def test_a_page_of_an_allowed_origin_may_call_and_read_the_headers(self, api: Served) -> None:
+    async def test_an_allowed_origin_can_read_the_headers(self, api: Served) -> None:
         headers = {"Origin": "https://page.example"}
         answer = await api.client.get("/v1/pipelines", headers=headers)
         assert answer.headers["access-control-allow-origin"] == "https://page.example"
@@ -180,7 +180,7 @@ class TestAddresses:
         other = await api.client.get("/v1/pipelines", headers={"Origin": "https://other.example"})
         assert "access-control-allow-origin" not in other.headers
 
-    async def test_the_admin_port_has_metrics_and_no_pipelines(self, api: Served) -> None:
+    async def test_the_admin_port_has_metrics_but_no_pipelines(self, api: Served) -> None:
         assert "triton_gateway_build_info" in (await api.admin.get("/metrics")).text
         assert (await api.admin.get("/metrics/triton")).status_code == 404
         assert (await api.admin.get("/health/ready")).status_code == 200

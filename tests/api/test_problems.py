@@ -1,4 +1,4 @@
-"""Every error has a status, a page, and a small answer without sensitive content."""
+"""Every error has a status, an entry in the table, and a small answer without sensitive content."""
 
 import json
 
@@ -20,7 +20,7 @@ from app.domain.errors import (
 )
 from tests.domain.test_errors import concrete
 
-PROMISED = {
+CODES_BY_STATUS = {
     400: {"invalid_json", "invalid_request"},
     401: {"unauthenticated"},
     403: {"forbidden"},
@@ -40,29 +40,29 @@ PROMISED = {
     503: {"upstream_unavailable", "model_not_ready", "draining"},
     504: {"deadline_exceeded"},
 }
-"""The status of each error code."""
+"""The documented error codes of each status."""
 
 
-def made(error: type[GatewayError], detail: str = "It is so.") -> GatewayError:
+def error_of(error: type[GatewayError], detail: str = "It failed.") -> GatewayError:
     return error(detail, tensor="T") if issubclass(error, ContractViolation) else error(detail)
 
 
 @pytest.mark.parametrize("error", concrete())
 def test_every_error_has_a_status_a_meaning_and_a_remedy(error: type[GatewayError]) -> None:
     row = ROW_BY_ERROR[error]
-    assert problem_response(made(error), "rid").status_code == row.status
+    assert problem_response(error_of(error), "rid").status_code == row.status
     assert row.meaning.endswith(".")
     assert row.remedy.endswith(".")
 
 
-def test_the_statuses_are_those_that_are_promised() -> None:
+def test_errors_have_the_documented_statuses() -> None:
     by_status: dict[int, set[str]] = {}
     for error, row in ROW_BY_ERROR.items():
         by_status.setdefault(row.status, set()).add(error.code)
-    assert by_status == PROMISED
+    assert by_status == CODES_BY_STATUS
 
 
-def test_a_problem_is_that_of_the_standard_and_a_little_more() -> None:
+def test_a_problem_has_the_fields_of_rfc_9457_and_its_own() -> None:
     error = InvalidInput("No.", hint="Try.", errors=[FieldProblem("x", "is required")])
     error.upstream = UpstreamError("INTERNAL", "/secret/path")
     response = problem_response(error, "rid")
@@ -100,5 +100,5 @@ def test_no_answer_is_larger_than_four_kibibytes(detail: str, hint: str, items: 
     assert len(json.loads(body).get("errors", [])) <= 8
 
 
-def test_a_quotation_in_a_hint_is_kept() -> None:
+def test_quotation_marks_in_a_hint_are_kept() -> None:
     assert problem_of(InvalidInput("", hint='Send {"x": 1}.'), "rid")["hint"] == 'Send {"x": 1}.'

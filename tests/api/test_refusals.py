@@ -1,4 +1,4 @@
-"""The pace of refusals."""
+"""Pace delays rejected connections above a rate."""
 
 import pytest
 
@@ -15,13 +15,13 @@ def test_a_steady_rate_below_the_limit_is_not_delayed() -> None:
     assert max(pace.delay_s(50.0 + 0.0101 * number) for number in range(1000)) == 0.0
 
 
-def test_more_than_the_limit_is_spread_over_time() -> None:
+def test_excess_is_spread_over_time() -> None:
     pace = Pace(rate=100, burst=10)
     delays = [pace.delay_s(50.0) for _ in range(60)]
     assert delays[10:] == pytest.approx([0.01 * (number + 1) for number in range(50)])
 
 
-def test_no_refusal_is_delayed_for_long() -> None:
+def test_the_delay_has_a_maximum() -> None:
     pace = Pace(rate=100, burst=10)
     assert max(pace.delay_s(50.0) for _ in range(5000)) == LONGEST_DELAY_S
     assert pace.delay_s(52.0) == 0.0

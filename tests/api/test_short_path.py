@@ -1,4 +1,4 @@
-"""Inference is answered ahead of FastAPI, by the same routes that FastAPI has."""
+"""Inference requests bypass FastAPI and use the same routes."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -50,13 +50,13 @@ async def test_inference_never_reaches_fastapi(api: Served, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/pipelines/read/", "/v1/pipelines/a/b/stream", "/v1/pipelines//stream", "/v1"])
-async def test_other_addresses_are_left_to_fastapi(api: Served, path: str) -> None:
+async def test_other_addresses_are_passed_to_fastapi(api: Served, path: str) -> None:
     app = application(api, FastAPI)
     async with client_of(api, ShortPath(app)) as client:
         assert (await client.post(path, json=IMAGE)).status_code == 404
 
 
-async def test_fastapi_answers_by_the_same_routes(api: Served) -> None:
+async def test_fastapi_gives_the_same_answer(api: Served) -> None:
     api.engine.answers = [READ, READ]
     app = application(api, FastAPI)
     async with client_of(api, app) as ordinary, client_of(api, ShortPath(app)) as short:
@@ -66,17 +66,17 @@ async def test_fastapi_answers_by_the_same_routes(api: Served) -> None:
     assert counted(api, "read", "unary") == {"ok": 2}
 
 
-async def test_samples_show_the_scheme_of_a_trusted_proxy(api: Served) -> None:
+async def test_samples_use_the_scheme_of_a_trusted_proxy(api: Served) -> None:
     answer = await api.client.get("/v1/pipelines/read", headers={"X-Forwarded-Proto": "https"})
     assert "https://gateway/v1/pipelines/read" in answer.json()["samples"]["curl"]
 
 
-async def test_the_first_of_two_equal_headers_counts() -> None:
+async def test_the_first_of_two_headers_with_one_name_is_used() -> None:
     exchange = exchange_with([("x-request-timeout", "1"), ("x-request-timeout", "2")])
     assert exchange.header(b"x-request-timeout") == "1"
 
 
-async def test_held_bytes_are_given_back_when_the_exchange_ends() -> None:
+async def test_held_bytes_are_released_when_the_exchange_ends() -> None:
     budget = ByteBudget(100)
     exchange = exchange_with(budget=budget)
     exchange.hold(60)

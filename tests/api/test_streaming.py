@@ -1,4 +1,4 @@
-"""The response that sends a stream's events, and the parts that it uses of sse-starlette."""
+"""The response that sends the events of a stream, compared with sse-starlette."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,7 +24,7 @@ HOSTILE = b'{"event":"done","id":9,"retry":1,"data":"\\r\\n\\n","comment":"x"}'
 
 
 class Client:
-    """An ASGI server's side of one answer, for a client that reads everything or nothing."""
+    """The server's side of one ASGI response; the client reads everything or nothing."""
 
     def __init__(self, *, reads: bool = True, unsent_bytes: int = 0) -> None:
         self.connection = FakeConnection()
@@ -63,7 +63,7 @@ def test_keys_of_model_output_never_become_fields() -> None:
     assert (event.id, event.event, event.data.encode(), event.retry) == ("1", "output", HOSTILE, None)
 
 
-def test_frames_are_those_of_the_standard() -> None:
+def test_frames_follow_the_standard() -> None:
     assert frame_of(Event(7, "done", b"{}")) == b"id: 7\nevent: done\ndata: {}\n\n"
     assert PING == b": \n\n"
     assert RETRY == b"retry: 1000\n\n"
@@ -94,7 +94,7 @@ async def test_all_available_events_are_sent_at_once() -> None:
     assert b"connection" not in dict(client.sent[0]["headers"])
 
 
-async def test_a_slow_client_gets_slow_consumer_then_an_abort() -> None:
+async def test_a_slow_client_is_reported_and_then_aborted() -> None:
     log, client = LiveLog(), Client(reads=False)
     log.append(Event(1, "output", b"{}"))
     await client.ask(log, Limits(1, send_s=0.02))
@@ -102,7 +102,7 @@ async def test_a_slow_client_gets_slow_consumer_then_an_abort() -> None:
     assert client.connection.is_aborted
 
 
-async def test_each_event_puts_the_comment_off() -> None:
+async def test_each_event_restarts_the_ping_timer() -> None:
     log, client = LiveLog(), Client(unsent_bytes=0)
     asking = asyncio.create_task(client.ask(log, Limits(1, ping_s=0.2)))
     for number in range(1, 6):
@@ -117,7 +117,7 @@ async def test_each_event_puts_the_comment_off() -> None:
 
 
 @pytest.mark.parametrize("unsent_bytes", [0, 1])
-async def test_the_time_of_a_send_is_not_silence(unsent_bytes: int) -> None:
+async def test_no_ping_is_due_while_an_event_is_being_sent(unsent_bytes: int) -> None:
     log, client = LiveLog(), Client(unsent_bytes=unsent_bytes)
     asking = asyncio.create_task(client.ask(log, Limits(1, ping_s=0.05)))
     await until(lambda: client.body.count(PING) == 2)

@@ -1,4 +1,4 @@
-"""``/v1/streams``: started with a POST, read and resumed as a browser's EventSource does, deleted."""
+"""``/v1/streams``: streams are started, read, resumed and deleted."""
 
 import asyncio
 from dataclasses import replace
@@ -16,7 +16,7 @@ GOOD = {"pipeline": "write", "inputs": {"prompt": "x", "seed": 3}}
 
 
 async def started(api: Served) -> str:
-    """The address of a stream that has ended."""
+    """Starts a stream, waits for its end and returns its address."""
     api.engine.answers = [word(b"a", 1), word(b"b", 2), FINAL]
     answer = await api.client.post("/v1/streams", json=GOOD)
     assert answer.status_code == 201
@@ -25,7 +25,7 @@ async def started(api: Served) -> str:
     return str(answer.headers["location"])
 
 
-async def test_it_is_started_then_read_as_often_as_needed(api: Served) -> None:
+async def test_a_stream_can_be_read_several_times(api: Served) -> None:
     url = await started(api)
     assert api.engine.requests[0].parameters == {"seed": 3}
     for _ in range(2):
@@ -35,7 +35,7 @@ async def test_it_is_started_then_read_as_often_as_needed(api: Served) -> None:
     assert counted(api, "write", "stream") == {"ok": 1}
 
 
-async def test_it_resumes_after_the_last_event(api: Served) -> None:
+async def test_a_stream_resumes_after_last_event_id(api: Served) -> None:
     url = await started(api)
     answer = await api.client.get(url, headers={"Last-Event-ID": "2"})
     assert [number for number, _, _ in events(answer)] == [3]
@@ -47,20 +47,20 @@ async def test_a_read_after_the_end_is_204(api: Served) -> None:
 
 
 @pytest.mark.parametrize("last", ["4", "-1", "x", "1.0", "\u0661", "9" * 400])
-async def test_an_event_that_never_was(api: Served, last: str) -> None:
+async def test_an_invalid_last_event_id_is_400(api: Served, last: str) -> None:
     url = await started(api)
     answer = await api.client.get(url, headers={"Last-Event-ID": last.encode()})
     assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
 
 
-async def test_events_that_were_dropped_are_gone(api: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_dropped_events_are_410(api: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MemoryStore, "new_log", lambda self: ReplayLog(max_bytes=10))
     url = await started(api)
     answer = await api.client.get(url)
     assert (answer.status_code, answer.json()["code"]) == (410, "stream_evicted")
 
 
-async def test_it_is_deleted(api: Served) -> None:
+async def test_a_deleted_stream_is_404(api: Served) -> None:
     url = await started(api)
     assert (await api.client.delete(url)).status_code == 204
     for answer in (await api.client.delete(url), await api.client.get(url)):
@@ -91,19 +91,19 @@ async def test_invalid_requests_start_no_stream(api: Served, body: bytes, status
     assert api.engine.requests == []
 
 
-async def test_another_content_type(api: Served) -> None:
+async def test_an_unsupported_content_type_is_415(api: Served) -> None:
     for media_type in ("", "text/plain", "text/json", "text/plain; x=json", "application/jsonl", "multipart/form-data"):
         answer = await api.client.post("/v1/streams", json=GOOD, headers={"Content-Type": media_type})
         assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_media_type")
 
 
 @pytest.mark.parametrize("media_type", ["Application/JSON", "application/json; charset=utf-8", "application/x+json"])
-async def test_the_content_types_that_every_address_takes(api: Served, media_type: str) -> None:
+async def test_json_content_types_are_accepted(api: Served, media_type: str) -> None:
     answer = await api.client.post("/v1/streams", json=GOOD, headers={"Content-Type": media_type})
     assert answer.status_code == 201
 
 
-async def test_without_a_store_the_addresses_say_why(api: Served) -> None:
+async def test_without_a_store_the_addresses_are_501(api: Served) -> None:
     gateway = replace(api.gateway, store=None)
     transport = httpx.ASGITransport(create_app(gateway, admin_port=8081))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:

@@ -1,4 +1,4 @@
-"""The load clients: they count what a server answered, and stop at an answer that is not expected."""
+"""The load clients count the answers of a server and stop at an unexpected answer."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -24,7 +24,7 @@ Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 @asynccontextmanager
 async def http_server(answer: Answer) -> AsyncIterator[int]:
-    """The port of a server whose requests all have the body of ``ASK``."""
+    """Yields the port of a server for requests with the body of ``ASK``."""
     handlers: set[asyncio.Task[None]] = set()
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -65,13 +65,13 @@ async def test_http_client_counts_whole_answers() -> None:
     assert report.elapsed_s >= 0.03
 
 
-async def test_unexpected_status_ends_the_order() -> None:
+async def test_an_unexpected_status_stops_the_load() -> None:
     async with http_server(not_found) as port:
         with pytest.raises(UnexpectedAnswer, match="404"):
             await HttpClient("127.0.0.1", port).unary(ASK, connections=2, seconds=5)
 
 
-async def test_a_connection_closed_before_its_answer_ends_the_order() -> None:
+async def test_a_connection_closed_early_stops_the_load() -> None:
     async def close(writer: asyncio.StreamWriter) -> None:
         writer.transport.abort()
 
@@ -85,7 +85,7 @@ async def test_events_are_counted_across_chunks() -> None:
         assert await HttpClient("127.0.0.1", port).read_stream(ASK) == 2
 
 
-async def test_a_stream_that_ends_otherwise_ends_the_order() -> None:
+async def test_an_unexpected_end_of_a_stream_stops_the_load() -> None:
     async def fail(writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\n\r\nevent: error\r\n0\r\n\r\n")
 
@@ -108,7 +108,7 @@ async def test_a_load_process_holds_streams_until_they_are_dropped(tmp_path: Pat
         assert (await load.perform(Drop())).count == 0
 
 
-async def test_a_load_process_raises_the_exception_of_its_order(tmp_path: Path) -> None:
+async def test_a_load_process_raises_the_exception_of_its_load(tmp_path: Path) -> None:
     async with http_server(not_found) as port, load_process("http", f"127.0.0.1:{port}", tmp_path) as load:
         with pytest.raises(UnexpectedAnswer, match="404"):
             await load.perform(Unary(ASK, connections=1, seconds=5))

@@ -19,7 +19,7 @@ APPLICATIONS = {
 
 
 @pytest.mark.parametrize("name", APPLICATIONS)
-async def test_every_application_answers_as_the_gateway_does(name: str) -> None:
+async def test_every_application_gives_the_answer_of_the_gateway(name: str) -> None:
     async with served() as gateway:
         expected = await post(gateway.app, peers.PATH, small_request.BODY)
         answer = await post(APPLICATIONS[name], peers.PATH, small_request.BODY)

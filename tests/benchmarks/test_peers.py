@@ -1,4 +1,4 @@
-"""The peers do the same work: the plain FastAPI version answers over a scripted Triton, every peer is asked alike."""
+"""The peers do the same work: the plain FastAPI version works, and all peers get the same requests."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -52,7 +52,7 @@ async def plain_client() -> AsyncIterator[httpx.AsyncClient]:
             yield client
 
 
-async def asked(client: httpx.AsyncClient, ask: HttpAsk) -> httpx.Response:
+async def sent(client: httpx.AsyncClient, ask: HttpAsk) -> httpx.Response:
     return await client.post(ask.path, content=ask.body, headers={"Content-Type": ask.content_type})
 
 
@@ -66,14 +66,14 @@ async def asked(client: httpx.AsyncClient, ask: HttpAsk) -> httpx.Response:
 )
 async def test_plain_fastapi_answers(name: str, answer: object) -> None:
     async with plain_client() as client:
-        response = await asked(client, ASKS[plain_fastapi.NAME][name])
+        response = await sent(client, ASKS[plain_fastapi.NAME][name])
     assert (response.status_code, response.json()) == (200, answer)
 
 
-async def test_plain_fastapi_streams_events_and_an_end() -> None:
+async def test_plain_fastapi_streams_events_and_a_final_event() -> None:
     ask = ASKS[plain_fastapi.NAME]["stream"]
     async with plain_client() as client:
-        text = (await asked(client, ask)).content
+        text = (await sent(client, ask)).content
     assert text.count(ask.event) == 1
     assert b'"token_id": [7]' in text
     assert text.endswith(ask.end + b"\n\n")
@@ -84,7 +84,7 @@ def test_every_peer_is_measured(name: str) -> None:
     assert all(name in asks for asks in ASKS.values())
 
 
-def test_the_gateway_and_the_floor_take_part_in_every_workload() -> None:
+def test_the_gateway_and_plain_grpc_have_every_workload() -> None:
     for workload in WORKLOADS:
         assert workload.ask in ASKS[gateway.NAME]
         assert workload.ask in ASKS[grpc_client.NAME]

@@ -1,4 +1,4 @@
-"""Tables and charts of the peers, from samples that are made up."""
+"""Tables and charts of the peers, from invented samples."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ SAMPLE = Sample(1000, 2, 3, 100, 50, 10, 64)
 
 
 def found_with(**of_gateway: float) -> Found:
-    """Two rounds. Every peer has the same figures, except this gateway for small requests at 32 connections."""
+    """Returns two rounds with equal figures for every peer, except the gateway at 32 connections of small requests."""
     found = Found(idle_kib={GATEWAY: [20.0]})
     for workload in WORKLOADS:
         for peer in PEERS:
@@ -30,7 +30,7 @@ def row_of(table: object, start: str) -> str:
     return next(line for line in str(table).splitlines() if line.startswith(f"| {start}"))
 
 
-def test_a_goal_is_judged_by_its_floor_and_its_aim() -> None:
+def test_a_goal_is_missed_reached_or_exceeded() -> None:
     rate, cpu = "requests/s of small JSON, 32 connections, against plain", "CPU for a small request"
     for peer_us, verdict in ((60, "**missed**"), (50, "reached"), (35, "aim reached")):
         assert row_of(reach_table(found_with(peer_us=peer_us)), cpu).endswith(f"| 0.5x | 0.35x | {verdict} |")
@@ -41,7 +41,7 @@ def test_a_goal_is_judged_by_its_floor_and_its_aim() -> None:
         assert row_of(reach_table(found), rate).endswith(f"| 2x | 2.5x | {verdict} |")
 
 
-def test_ratios_are_taken_in_each_round() -> None:
+def test_ratios_are_computed_for_each_round() -> None:
     found = found_with()
     assert "1.00 (1.00 to 1.00)x" in row_of(reach_table(found), "requests/s of large JSON, against KServe")
 
@@ -80,6 +80,6 @@ def test_the_same_figures_give_the_same_charts() -> None:
     assert all(len(each.svg) < 40_000 for each in first)
 
 
-def test_percentiles_are_of_the_nearest_rank() -> None:
+def test_percentiles_use_the_nearest_rank() -> None:
     spread = Spread(tuple(map(float, range(11))))
     assert (spread.low, spread.median, spread.high) == (1, 5, 9)

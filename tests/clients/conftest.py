@@ -1,4 +1,4 @@
-"""Programs that use one client each, in separate environments."""
+"""Runs programs that each use one client library, in separate environments."""
 
 import json
 import os
@@ -16,11 +16,11 @@ Outcomes = dict[str, Any]
 RunProgram = Callable[..., Outcomes]
 
 QUESTION = "User: What is a list?\nAssistant:"
-"""The question of the programs by the chat template of `write`."""
+"""The programs' question, rendered with the chat template of `write`."""
 
 
 def error_of(outcome: Any) -> tuple[str, int | None]:
-    """Class and status of the error that a client raised."""
+    """Returns the class and the status of the error that a client raised."""
     return outcome["error"], outcome["status"]
 
 
@@ -48,10 +48,10 @@ def run_program() -> RunProgram:
 
 @pytest.fixture(scope="module")
 def notice(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a model writes that it was stopped."""
+    """The file that a model writes when it is cancelled."""
     return tmp_path_factory.mktemp("client") / "notice"
 
 
 def as_float32(vectors: list[list[float]]) -> list[list[float]]:
-    """The gateway writes the shortest decimals of an FP32, Triton those of the same number as a double."""
+    """Rounds to FP32: the gateway writes the shortest decimals of an FP32 number, Triton those of a double."""
     return np.float32(vectors).tolist()

@@ -35,34 +35,36 @@ def ours(kserve: Path, gateway: GatewayProcess, notice: Path, run_program: RunPr
 
 
 @pytest.mark.parametrize("call", ["json", "binary", "binary in, json out", "vector"])
-def test_the_numbers_are_tritons(theirs: Outcomes, ours: Outcomes, call: str) -> None:
+def test_answers_equal_those_of_triton(theirs: Outcomes, ours: Outcomes, call: str) -> None:
     assert "error" not in theirs[call]
     assert ours[call] == theirs[call]
 
 
-def test_health_is_read_where_the_client_fails_with_triton(theirs: Outcomes, ours: Outcomes) -> None:
-    """Triton's answer has no body, and the client reads JSON."""
+def test_health_works_where_the_client_fails_with_triton(theirs: Outcomes, ours: Outcomes) -> None:
+    """Triton's answer has no body, but the client expects JSON."""
     for call in ("server live", "server ready"):
         assert (theirs[call]["error"], ours[call]) == ("JSONDecodeError", True)
 
 
-def test_readiness_of_models(theirs: Outcomes, ours: Outcomes) -> None:
+def test_readiness_of_models_equals_that_of_triton(theirs: Outcomes, ours: Outcomes) -> None:
     for call, expected in (("model ready", True), ("unknown model ready", False)):
         assert theirs[call] is ours[call] is expected
 
 
 @pytest.mark.parametrize(("call", "status"), [("unknown model", 404), ("wrong shape", 400), ("failed model", 500)])
-def test_errors_have_tritons_status_and_a_text(theirs: Outcomes, ours: Outcomes, call: str, status: int) -> None:
+def test_errors_have_the_status_of_triton_and_a_message(
+    theirs: Outcomes, ours: Outcomes, call: str, status: int
+) -> None:
     assert error_of(ours[call]) == error_of(theirs[call]) == ("HTTPStatusError", status)
     assert not ours[call]["message"].startswith(", ")
     assert "secret" not in ours[call]["message"]
 
 
-def test_triton_gives_this_client_no_text_for_an_error_of_a_model(theirs: Outcomes) -> None:
+def test_this_client_shows_no_message_of_a_model_error_of_triton(theirs: Outcomes) -> None:
     assert theirs["failed model"]["message"].startswith(", ")
 
 
-def test_a_disconnect_stops_the_model(ours: Outcomes, notice: Path) -> None:
+def test_a_disconnect_cancels_the_model(ours: Outcomes, notice: Path) -> None:
     assert ours["left"]["error"] == "ReadTimeout"
     assert notice.read_text().split()[1] == "0"
 
@@ -70,7 +72,7 @@ def test_a_disconnect_stops_the_model(ours: Outcomes, notice: Path) -> None:
 def test_the_documented_program_runs(kserve: Path, gateway: GatewayProcess) -> None:
     blocks = blocks_of(ROOT / "docs" / "how-to" / "migration.md")
     (program,) = [text for language, text in blocks if language == "python" and "kserve" in text]
-    there = program.replace("http://127.0.0.1:8080", gateway.url)
-    done = subprocess.run([kserve, "-c", there], capture_output=True, text=True, timeout=100, check=False)
+    code = program.replace("http://127.0.0.1:8080", gateway.url)
+    done = subprocess.run([kserve, "-c", code], capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "True\n[1, 384]\n"

@@ -1,4 +1,4 @@
-"""LangChain's classes for OpenAI: the answers are Triton's."""
+"""LangChain's classes for OpenAI get the same answers as from Triton."""
 
 import pytest
 
@@ -21,15 +21,15 @@ def ours(
 
 
 @pytest.mark.parametrize("call", ["answer", "asynchronous answer", "stream"])
-def test_texts_and_tokens_are_tritons(ours: Outcomes, triton: EmbeddedTriton, call: str) -> None:
+def test_texts_and_token_counts_equal_those_of_triton(ours: Outcomes, triton: EmbeddedTriton, call: str) -> None:
     assert ours[call] == triton_text(triton.http_url, QUESTION)
 
 
-def test_a_completion_is_tritons(ours: Outcomes, triton: EmbeddedTriton) -> None:
+def test_a_completion_equals_that_of_triton(ours: Outcomes, triton: EmbeddedTriton) -> None:
     assert ours["completion"] == triton_text(triton.http_url, "The for")["text"]
 
 
-def test_vectors_are_tritons(ours: Outcomes, triton: EmbeddedTriton) -> None:
+def test_vectors_equal_those_of_triton(ours: Outcomes, triton: EmbeddedTriton) -> None:
     assert as_float32(ours["vectors"]) == triton_vectors(triton.http_url, "A cat sleeps.", "Ein Hund")
 
 
@@ -41,9 +41,9 @@ def test_vectors_are_tritons(ours: Outcomes, triton: EmbeddedTriton) -> None:
         ("failed stream", ("APIError", None)),
     ],
 )
-def test_errors_have_their_class(ours: Outcomes, call: str, error: tuple[str, int | None]) -> None:
+def test_errors_raise_the_matching_class(ours: Outcomes, call: str, error: tuple[str, int | None]) -> None:
     assert error_of(ours[call]) == error
 
 
-def test_a_disconnect_stops_the_model(ours: Outcomes) -> None:
+def test_a_disconnect_cancels_the_model(ours: Outcomes) -> None:
     assert 3 <= ours["left"] < 30

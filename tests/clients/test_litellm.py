@@ -25,13 +25,13 @@ class TestOpenAI:
     def ours(cls, litellm: Path, gateway: GatewayProcess, notice: Path, run_program: RunProgram) -> Outcomes:
         return run_program(litellm, "litellm_openai.py", gateway.url, notice)
 
-    def test_texts_and_tokens_are_tritons(self, ours: Outcomes, triton: EmbeddedTriton) -> None:
+    def test_texts_and_token_counts_equal_those_of_triton(self, ours: Outcomes, triton: EmbeddedTriton) -> None:
         expected = triton_text(triton.http_url, QUESTION) | {"reason": "length"}
         assert ours["answer"] == expected
         assert ours["stream"] == expected
         assert ours["completion"] == triton_text(triton.http_url, "The for statement")["text"]
 
-    def test_vectors_are_tritons(self, ours: Outcomes, triton: EmbeddedTriton) -> None:
+    def test_vectors_equal_those_of_triton(self, ours: Outcomes, triton: EmbeddedTriton) -> None:
         assert as_float32(ours["vectors"]) == triton_vectors(triton.http_url, "A cat sleeps.", "Ein Hund")
 
     @pytest.mark.parametrize(
@@ -43,10 +43,10 @@ class TestOpenAI:
             ("failed stream", ("MidStreamFallbackError", 500)),
         ],
     )
-    def test_errors_have_their_class(self, ours: Outcomes, call: str, error: tuple[str, int]) -> None:
+    def test_errors_raise_the_matching_class(self, ours: Outcomes, call: str, error: tuple[str, int]) -> None:
         assert error_of(ours[call]) == error
 
-    def test_a_disconnect_stops_the_model(self, ours: Outcomes) -> None:
+    def test_a_disconnect_cancels_the_model(self, ours: Outcomes) -> None:
         assert 3 <= ours["left"] < 30
 
 
@@ -62,11 +62,11 @@ class TestTriton:
         return run_program(litellm, "litellm_triton.py", triton.http_url, notice)
 
     @pytest.mark.parametrize("call", ["generate", "generate_stream"])
-    def test_texts_are_tritons(self, ours: Outcomes, theirs: Outcomes, call: str) -> None:
+    def test_texts_equal_those_of_triton(self, ours: Outcomes, theirs: Outcomes, call: str) -> None:
         assert "error" not in theirs[call]
         assert ours[call] == theirs[call]
 
-    def test_vectors_are_tritons(self, ours: Outcomes, theirs: Outcomes) -> None:
+    def test_vectors_equal_those_of_triton(self, ours: Outcomes, theirs: Outcomes) -> None:
         assert as_float32(ours["vectors"]) == theirs["vectors"]
 
     @pytest.mark.parametrize(
@@ -77,24 +77,24 @@ class TestTriton:
             ("failed model", ("BadRequestError", 400)),
         ],
     )
-    def test_errors_have_the_same_class(
+    def test_errors_raise_the_class_that_triton_causes(
         self, ours: Outcomes, theirs: Outcomes, call: str, error: tuple[str, int]
     ) -> None:
         assert error_of(ours[call]) == error_of(theirs[call]) == error
 
-    def test_characters_split_between_responses_stay_whole(self, ours: Outcomes, theirs: Outcomes) -> None:
+    def test_characters_split_between_responses_are_joined(self, ours: Outcomes, theirs: Outcomes) -> None:
         assert theirs["split character"] == ["a", *["\ufffd"] * 4, "b"]
         assert ours["split character"] == ["a", "😀", "b"]
 
     def test_infer_of_a_decoupled_model_is_answered(self, ours: Outcomes, theirs: Outcomes) -> None:
         assert (error_of(theirs["infer"]), ours["infer"]) == (("APIError", 501), "ä")
 
-    def test_a_number_out_of_range_is_refused_where_triton_wraps_it(self, ours: Outcomes, theirs: Outcomes) -> None:
+    def test_a_number_out_of_range_is_400_but_wraps_in_triton(self, ours: Outcomes, theirs: Outcomes) -> None:
         assert theirs["number out of range"] == "word "
         assert error_of(ours["number out of range"]) == ("BadRequestError", 400)
 
-    def test_mistakes_of_the_caller_are_not_errors_of_the_server(self, ours: Outcomes, theirs: Outcomes) -> None:
-        """LiteLLM repeats calls after the classes that it gets from Triton. Triton says 200 to the first."""
+    def test_errors_of_the_caller_are_400(self, ours: Outcomes, theirs: Outcomes) -> None:
+        """With Triton, LiteLLM raises classes that it retries. Triton answers the first call with 200."""
         for call, error in (
             ("many responses", "APIConnectionError"),
             ("one text instead of a list", "InternalServerError"),
@@ -102,8 +102,8 @@ class TestTriton:
             assert theirs[call]["error"] == error
             assert error_of(ours[call]) == ("BadRequestError", 400)
 
-    def test_the_provider_does_not_read_errors_in_mid_stream(self, ours: Outcomes, theirs: Outcomes) -> None:
+    def test_the_provider_ignores_errors_within_a_stream(self, ours: Outcomes, theirs: Outcomes) -> None:
         assert ours["failed stream"] == theirs["failed stream"] == ["word ", "word "]
 
-    def test_a_disconnect_stops_the_model(self, ours: Outcomes) -> None:
+    def test_a_disconnect_cancels_the_model(self, ours: Outcomes) -> None:
         assert 3 <= ours["left"] < 30

@@ -1,4 +1,4 @@
-"""The findings of pip-audit for a lock file, without the advisories that are accepted for a limited time."""
+"""Reads the findings of pip-audit for a lock file; some advisories are accepted for a limited time."""
 
 import datetime
 import tomllib
@@ -24,7 +24,7 @@ def accepted_in(text: str) -> dict[str, Accepted]:
 
 
 def complaints(report: Mapping[str, Any], accepted: Mapping[str, Accepted], today: datetime.date) -> list[str]:
-    """A line for each advisory that is not accepted, and for each package that the service does not know.
+    """Returns a line for each advisory that is not accepted and for each package that the service does not know.
 
     pip-audit itself exits with 0 if the service knows no package at all.
     """

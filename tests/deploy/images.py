@@ -1,4 +1,4 @@
-"""Images built and run without a container daemon: debootstrap, buildah and runc, as root."""
+"""Builds and runs images without a container daemon: debootstrap, buildah and runc, as root."""
 
 import json
 import os
@@ -25,14 +25,14 @@ def lacking() -> str:
 
 
 def debian_tree() -> Path:
-    """Debian with Python, unpacked once below .cache."""
+    """Returns a folder with Debian and Python, unpacked once below .cache."""
     tree = ROOT / ".cache" / "images" / DEBIAN
-    if not (tree / ".whole").exists():
+    if not (tree / ".complete").exists():
         shutil.rmtree(tree, ignore_errors=True)
         tree.parent.mkdir(parents=True, exist_ok=True)
         packages = "--include=python3,python3-venv,python3-pip,ca-certificates"
         subprocess.run(["debootstrap", "--variant=minbase", packages, DEBIAN, tree], check=True, capture_output=True)
-        (tree / ".whole").touch()
+        (tree / ".complete").touch()
     return tree
 
 
@@ -43,7 +43,7 @@ class Builder:
         self.options = ["--root", str(folder / "storage"), "--runroot", str(folder / "run")]
 
     def buildah(self, *arguments: str | Path) -> str:
-        """Raises AssertionError with buildah's output."""
+        """Returns buildah's output. Raises AssertionError with the output if buildah fails."""
         environment = os.environ | {"BUILDAH_ISOLATION": "chroot"}
         command = ["buildah", *self.options, *map(str, arguments)]
         done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
@@ -51,7 +51,7 @@ class Builder:
         return done.stdout.strip()
 
     def make_base(self) -> None:
-        """The image under the name of BASE. What this machine trusts goes along, for a package index behind a proxy."""
+        """Builds the image BASE. It contains this machine's certificates, for a package index behind a proxy."""
         trusted = os.environ.get("SSL_CERT_FILE") or ssl.get_default_verify_paths().cafile
         container = self.buildah("from", "scratch")
         self.buildah("add", "--quiet", container, debian_tree(), "/")
@@ -61,20 +61,20 @@ class Builder:
         self.buildah("commit", "--quiet", "--rm", container, BASE)
 
     def build(self, target: str) -> str:
-        """The name of the image made from the Dockerfile's target, on Debian's Python in place of both bases."""
+        """Builds a target of the Dockerfile with BASE as base image. Returns the image's name."""
         bases = ("--build-arg", f"BASE_IMAGE={BASE}", "--build-arg", f"TRITON_BASE_IMAGE={BASE}")
         self.buildah("bud", "--pull-never", *bases, "--target", target, "--tag", target, ROOT)
         return f"localhost/{target}"
 
     def config(self, image: str) -> dict[str, Any]:
-        """The image's configuration in the words of the Open Container Initiative."""
+        """Returns the image's configuration in the format of the Open Container Initiative."""
         inspected: dict[str, Any] = json.loads(self.buildah("inspect", "--type", "image", image))
         config: dict[str, Any] = inspected["OCIv1"]["config"]
         return config
 
     @contextmanager
     def mounted(self, image: str) -> Iterator[Path]:
-        """A writable copy of the image's file system."""
+        """Yields a writable copy of the image's file system."""
         container = self.buildah("from", "--pull-never", image)
         try:
             yield Path(self.buildah("mount", container))
@@ -91,9 +91,9 @@ class Builder:
 def running(
     rootfs: Path, config: dict[str, Any], settings: dict[str, str], folder: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The image's own command in a container: read-only, no capabilities, this machine's network; log in ``folder``.
+    """Runs the image's command in a container: read-only, no capabilities, the host's network; log in ``folder``.
 
-    Leaving the context sends SIGTERM and waits.
+    At the end of the block the process gets SIGTERM.
     """
     folder.mkdir()
     _write_bundle(rootfs, config, settings, folder)

@@ -1,4 +1,4 @@
-"""An application that shows what it received. These tests run on the event loop of the gateway."""
+"""An application that answers with the request that it received. These tests run on uvloop, like the gateway."""
 
 import asyncio
 import json
@@ -53,7 +53,7 @@ class Application:
         await getattr(self, scope["path"].strip("/"))(scope, receive, send)
 
     async def early(self, _scope: Any, _receive: Any, send: Any) -> None:
-        """Answers without the body."""
+        """Answers without reading the body."""
         await _answer(send, HELLO)
 
     async def read(self, scope: Any, receive: Any, send: Any) -> None:
@@ -69,7 +69,7 @@ class Application:
         await _answer(send, json.dumps({"headers": headers, "body": body.decode()}).encode())
 
     async def sink(self, _scope: Any, receive: Any, send: Any) -> None:
-        """Answers with the length and the checksum of the body. An exclamation mark is refused."""
+        """Answers with the length and the checksum of the body. Rejects a body with an exclamation mark."""
         body = Sink((await receive())["body"])
         self.last_sink = weakref.ref(body)
         try:
@@ -90,7 +90,7 @@ class Application:
         self.disconnected.set()
 
     async def stream(self, _scope: Any, _receive: Any, send: Any) -> None:
-        """Sends the second half of a chunked answer when the test says so."""
+        """Sends the second half of a chunked answer after the test sets ``go_on``."""
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"one", "more_body": True})
         await self.go_on.wait()

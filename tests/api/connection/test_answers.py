@@ -78,13 +78,13 @@ async def answer_to(port: int, text: bytes) -> tuple[bytes, bytes]:
 
 
 @pytest.mark.parametrize("headers", [(), ("Connection: close",)])
-async def test_the_bytes_are_those_of_an_answer_by_asgi(port: int, headers: tuple[str, ...]) -> None:
+async def test_a_direct_answer_equals_an_answer_through_asgi(port: int, headers: tuple[str, ...]) -> None:
     direct, by_asgi = [await answer_to(port, post(path, *headers)) for path in ("/direct", "/asgi")]
     assert direct == by_asgi
     assert direct[1] == BODY
 
 
-async def test_a_connection_that_the_client_wants_closed_is_closed(port: int) -> None:
+async def test_connection_close_is_respected(port: int) -> None:
     async with connected(port) as (reader, writer):
         writer.write(post("/direct", "Connection: close"))
         assert (await asyncio.wait_for(reader.read(), 1)).endswith(BODY)
@@ -97,12 +97,12 @@ async def test_pipelined_requests_are_answered_in_order(port: int, application: 
     assert application.were_taken == [True, True]
 
 
-async def test_after_the_answer_the_application_receives_a_disconnect(port: int, application: Direct) -> None:
+async def test_the_application_gets_a_disconnect_after_the_answer(port: int, application: Direct) -> None:
     await answer_to(port, post("/direct"))
     assert application.after == ["http.disconnect"]
 
 
-async def test_a_body_that_has_not_arrived_is_not_taken(port: int, application: Direct) -> None:
+async def test_an_incomplete_body_is_not_taken(port: int, application: Direct) -> None:
     async with connected(port) as (reader, writer):
         writer.write(post("/direct")[:-1])
         await asyncio.sleep(0.02)
@@ -117,7 +117,7 @@ async def test_a_body_above_the_limit_is_not_taken(port: int, application: Direc
     assert application.bodies == [None]
 
 
-async def test_the_answer_to_a_client_that_does_not_read_waits_for_it(port: int, application: Direct) -> None:
+async def test_an_answer_waits_for_a_client_that_does_not_read(port: int, application: Direct) -> None:
     async with connected(port) as (reader, writer):
         writer.write(post("/large") + post("/direct"))
         await asyncio.sleep(0.1)
@@ -125,7 +125,7 @@ async def test_the_answer_to_a_client_that_does_not_read_waits_for_it(port: int,
         assert [len((await read_answer(reader))[1]) for _ in range(2)] == [8 << 20, len(BODY)]
 
 
-async def test_a_client_that_left_gets_no_answer(port: int, application: Direct) -> None:
+async def test_a_disconnected_client_gets_no_answer(port: int, application: Direct) -> None:
     async with connected(port) as (_reader, writer):
         writer.write(post("/left"))
         await asyncio.sleep(0.02)

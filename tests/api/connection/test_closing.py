@@ -15,7 +15,7 @@ GOOD = request("/early", method="GET")
 MIB = 1 << 20
 
 
-async def test_an_answer_before_the_requests_end_closes_the_connection(port: int) -> None:
+async def test_an_answer_to_an_incomplete_request_closes(port: int) -> None:
     async with connected(port) as (reader, writer):
         writer.write(EARLY)
         head, body = await read_answer(reader)
@@ -40,7 +40,7 @@ async def test_nothing_is_parsed_after_the_last_answer(port: int, application: A
     assert application.calls == 1
 
 
-async def test_a_client_that_still_sends_can_read_its_answer(port: int) -> None:
+async def test_a_client_that_is_still_sending_can_read_its_answer(port: int) -> None:
     async with connected(port) as (reader, writer):
         writer.write(EARLY)
         await asyncio.sleep(0.05)
@@ -77,11 +77,13 @@ async def test_a_client_that_sends_without_end_is_disconnected(port: int, monkey
                 writer.write(bytes(MIB))
                 await writer.drain()
                 sent += MIB
-    assert sent < closing.LINGER_BYTES + 24 * MIB, "more than the limit and the buffers of both kernels"
+    assert sent < closing.LINGER_BYTES + 24 * MIB, "the gateway read more than LINGER_BYTES and the socket buffers"
 
 
 @pytest.mark.parametrize("every_s", [0.05, 10])
-async def test_empty_lines_do_not_keep_a_connection(port: int, monkeypatch: pytest.MonkeyPatch, every_s: float) -> None:
+async def test_empty_lines_do_not_keep_a_connection_open(
+    port: int, monkeypatch: pytest.MonkeyPatch, every_s: float
+) -> None:
     monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.2)
 
     async def send_empty_lines(writer: asyncio.StreamWriter) -> None:
@@ -98,7 +100,7 @@ async def test_empty_lines_do_not_keep_a_connection(port: int, monkeypatch: pyte
         sending.cancel()
 
 
-async def test_a_second_head_that_never_ends(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_endless_second_head_is_408(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.1)
     answer = await said(port, GOOD, b"GET /early", pause_s=0.02)
     assert problem(answer.partition(b"hello")[2]) == (408, "slow_request")
@@ -172,8 +174,10 @@ class TestShutdown:
             assert b"connection: close" in (await read_answer(reader))[0]
             assert await asyncio.wait_for(reader.read(), 1) == b""
 
-    async def test_an_answer_that_has_begun_keeps_its_promise(self, port: int, application: Application) -> None:
-        """Its head says nothing of a close, so the client may send its next request on the connection."""
+    async def test_a_started_keep_alive_answer_is_followed_by_another(
+        self, port: int, application: Application
+    ) -> None:
+        """Its head has no ``Connection: close``, so the client may send its next request on the connection."""
         async with connected(port) as (reader, writer):
             writer.write(request("/stream", method="GET"))
             await reader.readuntil(b"one\r\n")
@@ -183,17 +187,17 @@ class TestShutdown:
             writer.write(GOOD)
             assert b"connection: close" in (await read_answer(reader))[0]
 
-    async def test_a_request_that_is_not_read_yet_is_answered(self, port: int, application: Application) -> None:
+    async def test_a_request_in_the_socket_buffer_is_answered(self, port: int, application: Application) -> None:
         async with connected(port) as (reader, writer):
             writer.write(GOOD)
             await read_answer(reader)
-            writer.write(GOOD)  # in the kernel; the event loop has not run since
+            writer.write(GOOD)  # in the socket buffer; the event loop has not read it yet
             application.connection.shutdown()
             head, body = await read_answer(reader)
             assert (b"connection: close" in head, body) == (True, b"hello")
             assert await asyncio.wait_for(reader.read(), 1) == b""
 
-    async def test_a_head_that_is_being_received_is_answered(self, port: int, application: Application) -> None:
+    async def test_a_partially_received_request_is_answered(self, port: int, application: Application) -> None:
         async with connected(port) as (reader, writer):
             writer.write(GOOD)
             await read_answer(reader)

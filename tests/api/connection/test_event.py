@@ -1,4 +1,4 @@
-"""An event that has no cost while nothing waits for it."""
+"""LazyEvent, which allocates nothing until a task waits for it."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ async def test_a_set_event_does_not_wait() -> None:
     assert await waiting
 
 
-async def test_all_waiters_go_on_and_a_cancelled_waiter_stops_no_other() -> None:
+async def test_a_cancelled_waiter_does_not_affect_the_others() -> None:
     event = LazyEvent(is_set=False)
     first, *others = [asyncio.create_task(event.wait()) for _ in range(3)]
     await asyncio.sleep(0)

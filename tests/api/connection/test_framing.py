@@ -22,7 +22,7 @@ HEAD = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 def received(body: Body, data: bytes, *, piece: int = 1 << 20) -> tuple[bytes, bytes]:
-    """The body's data, and the bytes after its end, of data that comes in pieces."""
+    """Feeds ``data`` in pieces. Returns the body's content and the bytes after its end."""
     found, rest = b"", b""
     for start in range(0, len(data), piece):
         rest += data[start : start + piece]
@@ -38,15 +38,15 @@ def chunked(chunks: list[bytes], trailers: bytes = b"") -> bytes:
 
 
 @given(st.lists(st.binary(min_size=1, max_size=40)), st.binary(), st.integers(1, 50))
-def test_a_chunked_body_in_any_pieces(chunks: list[bytes], behind: bytes, piece: int) -> None:
+def test_a_chunked_body_in_any_pieces(chunks: list[bytes], following: bytes, piece: int) -> None:
     body = ChunkedBody()
-    assert received(body, chunked(chunks, b"X: y\r\n") + behind, piece=piece) == (b"".join(chunks), behind)
+    assert received(body, chunked(chunks, b"X: y\r\n") + following, piece=piece) == (b"".join(chunks), following)
     assert body.is_complete
 
 
 @given(st.binary(), st.binary(), st.integers(1, 50))
-def test_a_body_with_a_length_in_any_pieces(data: bytes, behind: bytes, piece: int) -> None:
-    assert received(LengthBody(len(data)), data + behind, piece=piece) == (data, behind)
+def test_a_body_with_a_length_in_any_pieces(data: bytes, following: bytes, piece: int) -> None:
+    assert received(LengthBody(len(data)), data + following, piece=piece) == (data, following)
 
 
 @given(
@@ -104,7 +104,7 @@ def _of_httptools(data: bytes) -> tuple[bytes, bool]:
         b"0\r\n x: y\r\n\r\n",
     ],
 )
-def test_a_malformed_chunked_body(data: bytes) -> None:
+def test_a_malformed_chunked_body_is_rejected(data: bytes) -> None:
     with pytest.raises(InvalidRequest):
         received(ChunkedBody(), data + b"\n0\r\n\r\n")
 
@@ -128,7 +128,7 @@ def test_framing_is_limited(before: bytes, endless: bytes, piece: int) -> None:
     assert len(body._line) <= MAX_FRAMING_BYTES + FRAMING_PER_BYTE * 5
 
 
-def test_trailers_after_a_large_body_are_limited_too() -> None:
+def test_trailers_after_a_large_body_are_limited() -> None:
     data = chunked([bytes(1 << 20)], b"a:b\r\n" * (MAX_FRAMING_BYTES // 5 + 1))
     with pytest.raises(HeadersTooLarge):
         received(ChunkedBody(), data)

@@ -12,7 +12,7 @@ HOST = (b"host", b"gateway.example:8080")
 
 
 @given(st.text("ab\r\n", max_size=12), st.integers(0, 12))
-def test_the_end_of_a_head_in_two_pieces(text: str, split: int) -> None:
+def test_the_end_of_a_head_is_found_across_two_pieces(text: str, split: int) -> None:
     data = text.encode()
     before, after = data[:split], data[split:]
     if b"\r\n\r\n" in before:
@@ -21,25 +21,25 @@ def test_the_end_of_a_head_in_two_pieces(text: str, split: int) -> None:
     assert len(before) + end_of_head(before, after) == (whole + 4 if whole >= 0 else len(data))
 
 
-def test_no_body() -> None:
+def test_a_request_without_a_body_is_complete() -> None:
     assert body_of("1.1", [HOST]).is_complete
     assert body_of("1.1", [HOST, (b"content-length", b"0")]).is_complete
     assert body_of("1.0", []).is_complete
 
 
-def test_a_body_with_a_length() -> None:
+def test_content_length_sets_the_end_of_the_body() -> None:
     body = body_of("1.1", [HOST, (b"content-length", b"5")])
     assert isinstance(body, LengthBody)
     assert body.feed(b"hello!") == (b"hello", b"!")
 
 
 @pytest.mark.parametrize("value", [b"chunked", b"Chunked", b"chunked \t"])
-def test_a_chunked_body(value: bytes) -> None:
+def test_transfer_encoding_selects_a_chunked_body(value: bytes) -> None:
     assert isinstance(body_of("1.1", [HOST, (b"transfer-encoding", value)]), ChunkedBody)
 
 
 @pytest.mark.parametrize("host", [b"", b"x", b"127.0.0.1:80", b"[::1]:8080", b"a-b.example", b"a%20b"])
-def test_a_valid_host(host: bytes) -> None:
+def test_a_valid_host_is_accepted(host: bytes) -> None:
     assert body_of("1.1", [(b"host", host)]).is_complete
 
 
@@ -67,6 +67,6 @@ def test_a_valid_host(host: bytes) -> None:
         ("1.1", [HOST, (b"content-length", b"")]),
     ],
 )
-def test_ambiguous_framing_is_refused(version: str, headers: list[tuple[bytes, bytes]]) -> None:
+def test_ambiguous_framing_is_rejected(version: str, headers: list[tuple[bytes, bytes]]) -> None:
     with pytest.raises(InvalidRequest):
         body_of(version, headers)

@@ -17,12 +17,12 @@ GOOD = b"GET /early HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 def segments_received(connection: socket.socket) -> int:
-    """Segments with data. Source: Linux, ``struct tcp_info``, ``tcpi_data_segs_in``."""
+    """Returns the number of received TCP segments with data (Linux, ``struct tcp_info``, ``tcpi_data_segs_in``)."""
     (count,) = struct.unpack_from("I", connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192), 152)
     return int(count)
 
 
-async def test_an_ordinary_request(port: int) -> None:
+async def test_an_ordinary_request_is_answered(port: int) -> None:
     assert (await said(port, GOOD.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))).endswith(b"hello")
 
 
@@ -33,7 +33,7 @@ async def test_head_and_body_of_an_answer_leave_in_one_segment(port: int) -> Non
         assert segments_received(writer.get_extra_info("socket")) == 1
 
 
-async def test_a_head_without_a_body_is_not_held_back(port: int, application: Application) -> None:
+async def test_an_answer_without_a_body_is_sent_at_once(port: int, application: Application) -> None:
     async with connected(port) as (reader, writer):
         writer.write(request("/stream", method="GET"))
         await reader.readuntil(b"one")
@@ -45,7 +45,7 @@ async def test_a_head_without_a_body_is_not_held_back(port: int, application: Ap
 
 @pytest.mark.parametrize("in_one_piece", [True, False])
 @pytest.mark.parametrize("where", ["header", "headers", "line"])
-async def test_a_head_too_large(port: int, where: str, in_one_piece: bool) -> None:
+async def test_a_large_head_is_431(port: int, where: str, in_one_piece: bool) -> None:
     filling = b"x" * (MAX_HEAD_BYTES + 1000)
     head = {
         "header": b"GET / HTTP/1.1\r\nX: " + filling,
@@ -56,7 +56,7 @@ async def test_a_head_too_large(port: int, where: str, in_one_piece: bool) -> No
     assert problem(await said(port, *chunks, pause_s=0.01)) == (431, "headers_too_large")
 
 
-async def test_the_head_of_a_later_request_is_bounded_too(port: int) -> None:
+async def test_a_large_head_of_a_later_request_is_431(port: int) -> None:
     filling = b"x" * (MAX_HEAD_BYTES + 1000)
     answer = await said(port, GOOD, b"GET / HTTP/1.1\r\nX: " + filling + b"\r\n\r\n", pause_s=0.05)
     assert answer.startswith(b"HTTP/1.1 200")
@@ -70,12 +70,12 @@ async def test_invalid_http_is_400(port: int, text: bytes) -> None:
     assert problem(await said(port, text)) == (400, "invalid_request")
 
 
-async def test_a_head_that_never_ends(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_endless_head_is_408(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.1)
     assert problem(await said(port, b"GET / HTTP/1.1\r\nX: ")) == (408, "slow_request")
 
 
-async def test_a_head_in_pieces_does_not_limit_its_answer(
+async def test_the_head_timeout_does_not_apply_to_the_answer(
     port: int, application: Application, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.1)
@@ -95,7 +95,7 @@ async def test_an_idle_connection_is_closed_without_an_answer(port: int, monkeyp
     assert await said(port) == b""
 
 
-async def test_a_connection_keeps_little_while_it_is_answered(port: int, application: Application) -> None:
+async def test_a_connection_uses_little_memory_during_an_answer(port: int, application: Application) -> None:
     async with connected(port) as (reader, writer):
         writer.write(request("/stream"))
         await reader.readuntil(b"one")

@@ -22,8 +22,8 @@ WEBSOCKET = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version
 FRAMED = {"Content-Length: 5": b"hello", CHUNKED: b"2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n"}
 
 
-def seen(body: bytes) -> tuple[dict[str, str], str]:
-    """The headers and the body that the application received."""
+def received(body: bytes) -> tuple[dict[str, str], str]:
+    """Returns the headers and the body that the application received."""
     found: dict[str, Any] = json.loads(body)
     return found["headers"], found["body"]
 
@@ -44,40 +44,40 @@ async def test_upgrade_is_ignored_and_the_body_is_read(
             assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         head, answer = await read_answer(reader)
         assert head.startswith(b"http/1.1 200 ")
-        assert seen(answer)[1] == "hello"
+        assert received(answer)[1] == "hello"
         writer.write(request("/early", method="GET"))
         assert (await read_answer(reader))[1] == b"hello"
     assert not caplog.records
 
 
-async def test_a_body_of_many_chunks_and_the_next_request(port: int) -> None:
+async def test_a_body_of_many_chunks_and_a_pipelined_request(port: int) -> None:
     text = b"x" * 5 * CHUNKS_AT_ONCE
     body = b"".join(b"1\r\n%c\r\n" % byte for byte in text) + b"0\r\n\r\n"
     async with connected(port) as (reader, writer):
         writer.write(request("/read", CHUNKED, body=body) + request("/early", method="GET"))
-        assert seen((await read_answer(reader))[1])[1] == text.decode()
+        assert received((await read_answer(reader))[1])[1] == text.decode()
         assert (await read_answer(reader))[1] == b"hello"
 
 
 class TestPassedBody:
-    """A large body goes straight to where the application wants it."""
+    """A large body is written directly to the sink of the application."""
 
     BODY = random.Random(7).randbytes(3_000_000).replace(b"!", b"?")
     SEEN = b"3000000 %d" % zlib.crc32(BODY)
 
     @pytest.mark.parametrize("framing", ["length", "chunked"])
     @pytest.mark.parametrize("is_pipelined", [True, False])
-    async def test_it_arrives_completely_and_the_connection_stays_open(
+    async def test_the_body_is_complete_and_the_connection_stays_open(
         self, port: int, framing: str, is_pipelined: bool
     ) -> None:
         sent = self.BODY if framing == "length" else b"2DC6C0\r\n" + self.BODY + b"\r\n0\r\n\r\n"
         header = f"Content-Length: {len(self.BODY)}" if framing == "length" else CHUNKED
         async with connected(port) as (reader, writer):
             for _ in range(2):
-                behind = request("/early", method="GET")
-                writer.write(request("/sink", header, body=sent) + behind * is_pipelined)
+                following = request("/early", method="GET")
+                writer.write(request("/sink", header, body=sent) + following * is_pipelined)
                 assert (await read_answer(reader))[1] == self.SEEN
-                writer.write(behind * (not is_pipelined))
+                writer.write(following * (not is_pipelined))
                 assert (await read_answer(reader))[1] == b"hello"
 
     @pytest.mark.parametrize("content", [b"x", b"!"])
@@ -92,7 +92,7 @@ class TestPassedBody:
             assert application.last_sink is not None
             assert application.last_sink() is None
 
-    async def test_it_arrives_in_many_pieces(self, port: int) -> None:
+    async def test_the_body_may_arrive_in_many_pieces(self, port: int) -> None:
         async with connected(port) as (reader, writer):
             writer.write(request("/sink", f"Content-Length: {len(self.BODY)}"))
             for start in range(0, len(self.BODY), 300_000):
@@ -101,7 +101,7 @@ class TestPassedBody:
                 await asyncio.sleep(0.001)
             assert (await read_answer(reader))[1] == self.SEEN
 
-    async def test_it_arrives_after_100_continue(self, port: int) -> None:
+    async def test_the_body_may_follow_100_continue(self, port: int) -> None:
         async with connected(port) as (reader, writer):
             writer.write(request("/sink", "Content-Length: 200000", "Expect: 100-continue"))
             assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -109,14 +109,16 @@ class TestPassedBody:
             assert (await read_answer(reader))[1].startswith(b"200000 ")
 
     @pytest.mark.parametrize("length", [120_000, 200_000])
-    async def test_a_disconnect_in_the_middle(self, port: int, application: Application, length: int) -> None:
+    async def test_a_disconnect_within_the_body_is_reported(
+        self, port: int, application: Application, length: int
+    ) -> None:
         async with connected(port) as (_, writer):
             writer.write(request("/sink", f"Content-Length: {length}", body=b"x" * 100_000))
             await asyncio.sleep(0.05)
         async with asyncio.timeout(5):
             await application.disconnected.wait()
 
-    async def test_a_client_that_sends_no_more(self, port: int, application: Application) -> None:
+    async def test_a_half_closed_connection_counts_as_a_disconnect(self, port: int, application: Application) -> None:
         async with connected(port) as (reader, writer):
             writer.write(request("/sink", "Content-Length: 200000", body=b"x" * 100_000))
             await asyncio.sleep(0.05)
@@ -126,7 +128,7 @@ class TestPassedBody:
             await application.disconnected.wait()
 
     @pytest.mark.parametrize("framing", ["Content-Length: 3000000", CHUNKED])
-    async def test_a_refusal_ends_the_reading(self, port: int, framing: str) -> None:
+    async def test_a_rejected_body_is_not_read_to_its_end(self, port: int, framing: str) -> None:
         begin = b"2DC6C0\r\n" if framing == CHUNKED else b""
         async with connected(port) as (reader, writer):
             writer.write(request("/sink", framing, body=begin + b"x" * 100_000))
@@ -137,31 +139,31 @@ class TestPassedBody:
             assert b"connection: close" in head
 
 
-async def test_trailers_do_not_act_as_headers(port: int) -> None:
+async def test_trailers_are_not_merged_into_the_headers(port: int) -> None:
     async with connected(port) as (reader, writer):
         trailers = b"Content-Type: text/html\r\nX-Request-ID: mine\r\nHost: y\r\n"
         writer.write(request("/read", CHUNKED, body=b"5\r\nhello\r\n0\r\n" + trailers + b"\r\n"))
-        headers, body = seen((await read_answer(reader))[1])
+        headers, body = received((await read_answer(reader))[1])
         assert (headers, body) == ({"host": "x", "transfer-encoding": "chunked"}, "hello")
         writer.write(request("/early", method="GET"))
         assert (await read_answer(reader))[1] == b"hello"
 
 
 @pytest.mark.parametrize("trailers", [b"a:b\r\n" * MAX_FRAMING_BYTES, b"a:" + b"b" * 2 * MAX_FRAMING_BYTES])
-async def test_endless_trailers_before_the_answer(port: int, application: Application, trailers: bytes) -> None:
+async def test_endless_trailers_before_the_answer_are_431(port: int, application: Application, trailers: bytes) -> None:
     answer = await said(port, request("/read", CHUNKED, body=b"0\r\n" + trailers))
     assert problem(answer) == (431, "headers_too_large")
     assert application.disconnected.is_set()
 
 
-async def test_endless_trailers_after_the_answer(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_endless_trailers_after_the_answer_are_ignored(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(closing, "LINGER_S", 0.2)
     answer = await said(port, request("/early", CHUNKED), b"0\r\n" + b"a:b\r\n" * MAX_FRAMING_BYTES, pause_s=0.05)
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert answer.endswith(b"\r\n\r\nhello")
 
 
-async def test_a_malformed_chunk_is_refused(port: int, application: Application) -> None:
+async def test_a_malformed_chunk_is_400(port: int, application: Application) -> None:
     assert problem(await said(port, request("/read", CHUNKED, body=b"5\r\nhelloo\r\n"))) == (400, "invalid_request")
     assert application.disconnected.is_set()
 
@@ -198,7 +200,7 @@ async def test_a_malformed_chunk_is_refused(port: int, application: Application)
         request("/early", CHUNKED, body=b"0\r\n\r\n").replace(b"HTTP/1.1", b"HTTP/1.0"),
     ],
 )
-async def test_ambiguous_requests_are_refused(port: int, application: Application, text: bytes) -> None:
+async def test_ambiguous_requests_are_400(port: int, application: Application, text: bytes) -> None:
     assert problem(await said(port, text + request("/early"))) == (400, "invalid_request")
     assert not application.calls
 
@@ -209,7 +211,7 @@ async def test_pipelined_requests_are_answered_in_order(port: int) -> None:
     async with connected(port) as (reader, writer):
         writer.write(first + second + b"\r\n" + first + request("/early", CLOSE) + second)
         for number, text in (("1", "one"), ("2", "two"), ("1", "one")):
-            headers, body = seen((await read_answer(reader))[1])
+            headers, body = received((await read_answer(reader))[1])
             assert (headers["x-number"], body) == (number, text)
         head, body = await read_answer(reader)
         assert (b"connection: close" in head, body, await reader.read()) == (True, b"hello", b"")
@@ -238,14 +240,14 @@ async def test_a_pipelined_request_waits_for_the_running_answer(
 
 
 @pytest.mark.parametrize("refused", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 20_000])
-async def test_a_refused_request_does_not_lose_the_answer_before_it(port: int, refused: bytes) -> None:
+async def test_an_invalid_request_does_not_lose_the_answer_before_it(port: int, refused: bytes) -> None:
     answers = await said(port, request("/early", method="GET") + refused)
     first, _, second = answers.partition(b"hello")
     assert first.startswith(b"HTTP/1.1 200 ")
     assert second.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 431 "))
 
 
-async def test_a_shutdown_does_not_lose_an_answer_that_was_just_made() -> None:
+async def test_a_shutdown_does_not_lose_an_unsent_answer() -> None:
     async def answer_and_shut_down(scope: Any, _receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"5")]})
         await send({"type": "http.response.body", "body": b"hello"})
@@ -267,7 +269,7 @@ async def test_a_malformed_body_does_not_change_a_running_answer(port: int, appl
 
 
 @pytest.mark.parametrize("ahead", [0, 10, 4 * MAX_AHEAD_BYTES])
-async def test_a_disconnect_is_noticed_after_pipelined_data(
+async def test_a_disconnect_after_pipelined_data_is_reported(
     port: int, application: Application, monkeypatch: pytest.MonkeyPatch, ahead: int
 ) -> None:
     monkeypatch.setattr(closing, "DISCONNECT_CHECK_S", 0.05)

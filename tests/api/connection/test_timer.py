@@ -1,4 +1,4 @@
-"""The timer of a connection's state."""
+"""LazyTimer, the timer of a connection."""
 
 import asyncio
 from collections.abc import AsyncIterator

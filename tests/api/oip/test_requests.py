@@ -62,7 +62,7 @@ async def test_a_request_gets_an_id_of_the_gateway(api: Served) -> None:
     assert "mine" not in sent.request_id
 
 
-async def test_a_version_and_classes_are_handed_on(api: Served) -> None:
+async def test_version_and_classification_are_passed_to_triton(api: Served) -> None:
     outputs = [{"name": "C", "parameters": {"classification": 3}}]
     await api.client.post("/v2/models/echo/versions/07/infer", json={"inputs": [x()], "outputs": outputs})
     assert (api.engine.requests[0].version, api.engine.requests[0].outputs) == ("7", (RequestedOutput("C", 3),))
@@ -71,8 +71,8 @@ async def test_a_version_and_classes_are_handed_on(api: Served) -> None:
 @pytest.mark.parametrize(
     "shape", [[2**62], [2**62, 4], [-1], [2**63], [2**31, 2**31, 2**31], [0, 2**62], [1] * 40, ["2"], [2.0], 2, None]
 )
-async def test_an_impossible_shape_never_reaches_triton(api: Served, shape: Any) -> None:
-    """A shape of 2**62 elements without data ends the process of a model in Triton 2.51."""
+async def test_an_invalid_shape_never_reaches_triton(api: Served, shape: Any) -> None:
+    """A shape of 2**62 elements without data crashes a model's process in Triton 2.51."""
     raw = {"name": "X", "datatype": "FP32", "shape": shape, "parameters": {"binary_data_size": 0}}
     for tensor_ in (x(shape=shape, data=[]), raw):
         assert (await infer(api, tensor_)).status_code == 400
@@ -105,20 +105,20 @@ async def test_an_impossible_shape_never_reaches_triton(api: Served, shape: Any)
         dict.fromkeys(map(str, range(65)), 1),
     ],
 )
-async def test_a_parameter_that_is_not_allowed_never_reaches_triton(api: Served, parameters: dict[str, Any]) -> None:
+async def test_a_forbidden_parameter_never_reaches_triton(api: Served, parameters: dict[str, Any]) -> None:
     status, text = error_of(await infer(api, x(), parameters=parameters))
     assert status == 400
     assert "xxxx" not in text
     assert api.engine.requests == []
 
 
-async def test_an_optional_input_does_not_stand_for_a_required_one(api: Served) -> None:
+async def test_an_optional_input_does_not_replace_a_required_input(api: Served) -> None:
     text = {"name": "N", "datatype": "BYTES", "shape": [1], "data": ["a"]}
     assert error_of(await infer(api, text))[1].endswith("missing required input(s) X.")
     assert api.engine.requests == []
 
 
-async def test_an_error_contains_nothing_of_the_request(api: Served) -> None:
+async def test_an_error_contains_no_text_of_the_request(api: Served) -> None:
     canary = "canary7"
     for tensor_ in (
         x(name=canary),
@@ -131,7 +131,7 @@ async def test_an_error_contains_nothing_of_the_request(api: Served) -> None:
 
 
 async def test_binary_tensors_are_not_copied(api: Served) -> None:
-    """Only the elements of a BYTES tensor that are small are."""
+    """Only small elements of a BYTES tensor are copied."""
     raw = np.arange(2, dtype=np.float32).tobytes()
     text = b"y" * 5000
     head = json.dumps(
@@ -153,7 +153,7 @@ async def test_binary_tensors_are_not_copied(api: Served) -> None:
 
 
 @pytest.mark.parametrize("length", ["0" * 5000, "0" * 17 + "99", "1" * 19, "-1", "1.0", "", "\u00b2"])
-async def test_an_invalid_length_header_is_refused(api: Served, length: str) -> None:
+async def test_an_invalid_length_header_is_400(api: Served, length: str) -> None:
     sent = {"Inference-Header-Content-Length": length.encode("latin-1")}
     answer = await api.client.post(INFER, content=json.dumps({"inputs": [x()]}), headers=sent)
     assert error_of(answer)[0] == 400
@@ -189,7 +189,7 @@ async def test_a_reloaded_model_changes_the_accepted_requests(api: Served) -> No
     assert described["properties"]["datatype"] == {"const": "INT32"}
 
 
-async def test_the_deadline_of_the_caller_holds(api: Served) -> None:
+async def test_an_invalid_request_timeout_is_400(api: Served) -> None:
     answer = await api.client.post(INFER, json={"inputs": [x()]}, headers={"X-Request-Timeout": "never"})
     assert error_of(answer)[0] == 400
 
@@ -228,11 +228,11 @@ class TestInflating:
 
     @pytest.mark.parametrize("compress", [gzip.compress, zlib.compress])
     @pytest.mark.parametrize("size", [0, 1, 65_536, 131_072, 1_000_000])
-    async def test_the_content_comes_back(self, compress: Any, size: int) -> None:
+    async def test_the_content_is_decompressed(self, compress: Any, size: int) -> None:
         content = np.random.default_rng(size).integers(0, 8, size, np.uint8).tobytes()
         assert await inflated(self.exchange(), memoryview(compress(content)), LIMITS) == content
 
-    async def test_never_more_than_the_limit_is_in_memory(self) -> None:
+    async def test_decompression_stops_at_the_body_limit(self) -> None:
         bomb = memoryview(gzip.compress(b"\0" * 512 * 1024 * 1024, 9))
         tracemalloc.start()
         with pytest.raises(PayloadTooLarge):
@@ -247,12 +247,12 @@ class TestInflating:
             await inflated(self.exchange(limits), memoryview(gzip.compress(b"\0" * 500_000)), limits)
 
     @pytest.mark.parametrize("cut", [slice(None, -6), slice(None, 5), slice(8, None)])
-    async def test_a_broken_body_is_refused(self, api: Served, cut: slice) -> None:
+    async def test_a_truncated_or_damaged_body_is_400(self, api: Served, cut: slice) -> None:
         body = gzip.compress(json.dumps({"inputs": [x()]}).encode())[cut]
         answer = await api.client.post(INFER, content=body, headers={"Content-Encoding": "gzip"})
         assert error_of(answer) == (400, "The body does not match its Content-Encoding.")
 
-    async def test_bytes_after_the_end_are_refused(self, api: Served) -> None:
+    async def test_bytes_after_the_end_are_400(self, api: Served) -> None:
         for body in (gzip.compress(b"{}") + b"x", gzip.compress(b"{}") * 2, gzip.compress(b"{}") + b"\0" * 70_000):
             answer = await api.client.post(INFER, content=body, headers={"Content-Encoding": "gzip"})
             assert error_of(answer)[0] == 400
@@ -273,9 +273,7 @@ class TestInflating:
 
 
 @pytest.mark.parametrize(("others", "is_idempotent"), [("", True), ("  q: {model: echo}\n", False)])
-async def test_a_model_is_idempotent_if_every_pipeline_over_it_is(
-    tmp_path: Path, others: str, is_idempotent: bool
-) -> None:
+async def test_a_model_is_idempotent_if_all_its_pipelines_are(tmp_path: Path, others: str, is_idempotent: bool) -> None:
     (tmp_path / "gateway.yaml").write_text(f"pipelines:\n  p: {{model: echo, idempotent: true}}\n{others}")
     async with served(FakeEngine.of(ECHO, answers=[ANSWER]), tmp_path / "gateway.yaml", limits=LIMITS) as gateway:
         await infer(gateway, x())

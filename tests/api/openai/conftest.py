@@ -1,4 +1,4 @@
-"""A gateway over an engine that answers as the test scripts, whose pipelines declare ``openai:``."""
+"""A gateway whose pipelines declare ``openai:``, over an engine with scripted answers."""
 
 import json
 from collections.abc import AsyncIterator, Callable
@@ -67,7 +67,7 @@ Api = Served
 
 
 def word(text: bytes, *, prompt_tokens: int | None = None, why: bytes | None = None) -> InferenceResponse:
-    """A response of the model with one token."""
+    """Returns a response of the model with one token."""
     tensors = [tensor("TEXT", "BYTES", [text]), tensor("IDS", "INT32", [1])]
     tensors += [] if prompt_tokens is None else [tensor("COUNT", "INT32", [prompt_tokens])]
     tensors += [] if why is None else [tensor("WHY", "BYTES", [why])]
@@ -102,14 +102,14 @@ def chat(api: Served) -> Callable[..., Any]:
 
 
 def chunks(answer: httpx.Response) -> list[Any]:
-    """The data of each event, ``[DONE]`` included."""
+    """Returns the data of each event, including ``[DONE]``."""
     assert answer.headers["content-type"].startswith("text/event-stream")
     frames = [frame for frame in answer.text.split("\n\n") if frame.startswith("data: ")]
     return [frame[6:] if frame == "data: [DONE]" else json.loads(frame[6:]) for frame in frames]
 
 
 def refusal(answer: httpx.Response) -> tuple[int, str, str | None]:
-    """Status, code and param of an error in OpenAI's form."""
+    """Returns status, code and param of an error in OpenAI's format."""
     body = answer.json()
     assert body.keys() == {"error"}
     assert body["error"].keys() == {"message", "type", "param", "code"}

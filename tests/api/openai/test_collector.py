@@ -1,4 +1,4 @@
-"""A stream's chunks and the whole answer are the same text, however the model cuts its bytes."""
+"""The chunks of a stream add up to the text of the whole answer, wherever the model splits the bytes."""
 
 from collections.abc import Sequence
 
@@ -46,7 +46,7 @@ def cut(text: bytes, places: Sequence[int]) -> list[bytes]:
     st.lists(st.integers(0, 60), max_size=6),
     st.lists(st.text("a\u00e4.", min_size=1, max_size=3), max_size=3),
 )
-def test_chunks_are_the_whole_answer(text: str, places: list[int], stops: list[str]) -> None:
+def test_chunks_add_up_to_the_whole_answer(text: str, places: list[int], stops: list[str]) -> None:
     pieces = responses_of(cut(text.encode(), places))
     streamed, joined = collector(stops), collector(stops)
     chunks = []

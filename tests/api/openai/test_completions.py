@@ -11,7 +11,7 @@ from tests.fakes.models import response, tensor
 
 
 def sent(api: Api) -> tuple[str, dict[str, Any]]:
-    """The text and the parameters that the model got."""
+    """Returns the text and the parameters that the model received."""
     request = api.engine.requests[0]
     return request.inputs[0].array[0].decode(), dict(request.parameters)
 
@@ -43,21 +43,21 @@ class TestWhole:
         ]
         assert sent(api) == ("system: Be kind.\nuser: Hi\n", {"max_tokens": 9})
 
-    async def test_parts_of_text_are_one_text(self, chat: Any, api: Api) -> None:
+    async def test_text_parts_are_joined(self, chat: Any, api: Api) -> None:
         parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
         assert (await chat(messages=[{"role": "user", "content": parts}])).status_code == 200
         assert sent(api)[0] == "user: ab\n"
 
-    async def test_an_answer_may_be_sent_back_as_a_message(self, chat: Any) -> None:
+    async def test_an_answer_is_accepted_as_a_message(self, chat: Any) -> None:
         message = (await chat()).json()["choices"][0]["message"]
         again = [{"role": "user", "content": "Hi"}, message | {"tool_calls": None}, {"role": "user", "content": "And?"}]
         assert (await chat(messages=again)).status_code == 200
 
-    async def test_a_list_of_one_prompt(self, complete: Any, api: Api) -> None:
+    async def test_a_list_with_one_prompt_is_accepted(self, complete: Any, api: Api) -> None:
         assert (await complete(prompt=["Hi"])).status_code == 200
         assert sent(api)[0] == "Hi"
 
-    async def test_names_of_the_pipeline_and_no_usage(self, complete: Any, api: Api) -> None:
+    async def test_own_field_names_and_no_declared_usage(self, complete: Any, api: Api) -> None:
         api.engine.answers = [response(tensor("ANSWER", "BYTES", [b"yes"]))]
         answer = (await complete(model="echo", max_tokens=3)).json()
         assert answer["choices"][0]["text"] == "yes"
@@ -70,14 +70,14 @@ class TestWhole:
         assert answer.headers["x-early-exit"] == "nothing"
         assert answer.json()["choices"][0] == {"index": 0, "text": "", "logprobs": None, "finish_reason": "stop"}
 
-    async def test_the_request_is_counted_as_the_pipelines(self, complete: Any, api: Api) -> None:
+    async def test_metrics_count_the_request_under_its_pipeline(self, complete: Any, api: Api) -> None:
         await complete()
         page = (await api.admin.get("/metrics")).text
         assert 'triton_gateway_requests_total{outcome="ok",pipeline="write",transport="unary"} 1.0' in page
 
 
 class TestStop:
-    async def test_the_text_ends_before_it_and_the_model_is_stopped(self, complete: Any, api: Api) -> None:
+    async def test_the_text_ends_before_stop_and_the_model_is_cancelled(self, complete: Any, api: Api) -> None:
         answer = (await complete(stop="lo")).json()
         assert answer["choices"][0]["text"] == "Hel"
         assert answer["choices"][0]["finish_reason"] == "stop"
@@ -86,10 +86,10 @@ class TestStop:
         assert [request.model for request in api.engine.requests] == ["writer", "writer"]
         assert api.engine.requests[1].inputs[0].name == "CANCEL"
 
-    async def test_it_may_be_cut_between_responses(self, complete: Any) -> None:
+    async def test_a_stop_text_may_span_several_responses(self, complete: Any) -> None:
         assert (await complete(stop=["xx", "elloy", "ello y"])).json()["choices"][0]["text"] == "H"
 
-    async def test_a_stream_ends_at_it(self, complete: Any, api: Api) -> None:
+    async def test_a_stream_ends_at_the_stop_text(self, complete: Any, api: Api) -> None:
         events = chunks(await complete(stop=["o y"], stream=True))
         texts = [choice["text"] for event in events[:-1] for choice in event["choices"]]
         assert (texts, events[-1]) == (["Hel", "l", ""], "[DONE]")
@@ -123,19 +123,19 @@ class TestStream:
             {},
         ]
 
-    async def test_usage_comes_last_if_it_is_asked_for(self, chat: Any) -> None:
+    async def test_include_usage_adds_a_last_chunk(self, chat: Any) -> None:
         *events, last, _done = chunks(await chat(stream=True, stream_options={"include_usage": True}))
         assert all(event["usage"] is None for event in events)
         assert last["choices"] == []
         assert last["usage"] == {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
 
-    async def test_a_failure_before_the_first_text_has_a_status(self, chat: Any, api: Api) -> None:
+    async def test_an_error_before_the_first_text_has_its_status(self, chat: Any, api: Api) -> None:
         api.engine.answers = [ModelError("It failed.")]
         answer = await chat(stream=True)
         assert refusal(answer) == (502, "model_error", None)
         assert answer.headers["x-should-retry"] == "false"
 
-    async def test_a_failure_after_it_is_the_last_event(self, chat: Any, api: Api) -> None:
+    async def test_an_error_after_the_first_text_is_the_last_event(self, chat: Any, api: Api) -> None:
         api.engine.answers = [HELLO[0], ModelError("It failed.")]
         first, last = chunks(await chat(stream=True))
         assert first["choices"][0]["delta"]["content"] == "Hel"
@@ -143,23 +143,23 @@ class TestStream:
             "error": {"message": "It failed.", "type": "server_error", "param": None, "code": "model_error"}
         }
 
-    async def test_the_model_is_held_to_its_contract(self, complete: Any, api: Api) -> None:
+    async def test_a_stream_checks_the_contract(self, complete: Any, api: Api) -> None:
         growing = response(tensor("TEXT", "BYTES", [b"x"]), tensor("IDS", "INT32", [1, 2, 3]), is_final=False)
         api.engine.answers = [HELLO[0], growing]
         assert chunks(await complete(stream=True))[-1]["error"]["code"] == "contract_violation"
 
-    async def test_an_empty_answer_has_its_role(self, chat: Any, api: Api) -> None:
+    async def test_an_empty_answer_has_a_role(self, chat: Any, api: Api) -> None:
         api.engine.answers = [refused_by_model("EXIT", None)]
         last, done = chunks(await chat(stream=True))
         assert last["choices"][0]["delta"] == {"role": "assistant", "content": ""}
         assert (last["choices"][0]["finish_reason"], done) == ("stop", "[DONE]")
 
-    async def test_a_model_with_one_response_is_one_chunk(self, complete: Any, api: Api) -> None:
+    async def test_one_response_becomes_one_chunk(self, complete: Any, api: Api) -> None:
         api.engine.answers = [response(tensor("ANSWER", "BYTES", [b"yes"]))]
         events = chunks(await complete(model="echo", stream=True))
         assert [choice["text"] for event in events[:-1] for choice in event["choices"]] == ["yes", ""]
 
-    async def test_characters_that_are_cut_are_made_whole(self, complete: Any, api: Api) -> None:
+    async def test_characters_split_between_responses_are_joined(self, complete: Any, api: Api) -> None:
         first, second = "\U0001f600".encode()[:2], "\U0001f600".encode()[2:]
         api.engine.answers = [word(first), word(second, why=b"stop")]
         events = chunks(await complete(stream=True))
@@ -200,7 +200,7 @@ class TestRefusals:
         ],
         ids=str,
     )
-    async def test_a_field_that_is_not_supported(self, complete: Any, body: dict[str, Any], param: str) -> None:
+    async def test_an_unsupported_field_is_400(self, complete: Any, body: dict[str, Any], param: str) -> None:
         status, code, found = refusal(await complete(**body))
         assert (status, code) == (400, "invalid_input")
         assert str(found).startswith(param)
@@ -224,7 +224,7 @@ class TestRefusals:
         ],
         ids=str,
     )
-    async def test_a_field_of_a_chat_that_is_not_supported(self, chat: Any, body: dict[str, Any], param: str) -> None:
+    async def test_an_unsupported_chat_field_is_400(self, chat: Any, body: dict[str, Any], param: str) -> None:
         status, code, found = refusal(await chat(**body))
         assert (status, code) == (400, "invalid_input")
         assert str(found).startswith(param)
@@ -237,11 +237,11 @@ class TestRefusals:
         ],
         ids=["neutral", "null"],
     )
-    async def test_values_without_effect_are_accepted(self, complete: Any, body: dict[str, Any]) -> None:
+    async def test_default_values_of_unsupported_fields_are_accepted(self, complete: Any, body: dict[str, Any]) -> None:
         assert (await complete(**body)).status_code == 200
 
     @pytest.mark.parametrize(
-        ("message", "words"),
+        ("message", "expected"),
         [
             ({"role": "user"}, "'messages[0]' must have the field 'content'."),
             ({"role": "user", "content": "x", "secret": 1}, "'messages[0]' has a field that is not supported."),
@@ -249,19 +249,21 @@ class TestRefusals:
             ({"role": "user", "content": 5}, "'messages[0].content' must be a string or a list, not an integer."),
         ],
     )
-    async def test_the_place_in_the_messages_is_named(self, chat: Any, message: dict[str, Any], words: str) -> None:
-        assert (await chat(messages=[message])).json()["error"]["message"] == words
+    async def test_the_error_names_the_position_in_messages(
+        self, chat: Any, message: dict[str, Any], expected: str
+    ) -> None:
+        assert (await chat(messages=[message])).json()["error"]["message"] == expected
 
     async def test_errors_use_the_callers_names(self, complete: Any) -> None:
         answer = await complete(model="echo", max_tokens=10)
         assert answer.json()["error"]["message"] == "'max_tokens' must be an integer <= 9."
 
-    async def test_usage_that_the_model_does_not_count(self, complete: Any) -> None:
+    async def test_include_usage_without_declared_usage_is_400(self, complete: Any) -> None:
         answer = await complete(model="echo", stream=True, stream_options={"include_usage": True})
         assert refusal(answer) == (400, "invalid_input", "stream_options.include_usage")
 
     @pytest.mark.parametrize("model", ["nobody", "embed", "other"])
-    async def test_a_model_that_does_not_serve_it(self, complete: Any, model: str) -> None:
+    async def test_a_model_without_completions_is_404(self, complete: Any, model: str) -> None:
         assert refusal(await complete(model=model)) == (404, "model_not_found", None)
 
     @pytest.mark.parametrize(
@@ -275,26 +277,26 @@ class TestRefusals:
             (b'{"model": "write", "prompt": ' + b"[" * 100 + b"]" * 100 + b"}", "invalid_json"),
         ],
     )
-    async def test_a_body_that_is_malformed(self, api: Api, body: bytes, code: str) -> None:
+    async def test_a_malformed_body_is_400(self, api: Api, body: bytes, code: str) -> None:
         answer = await api.client.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
         assert refusal(answer)[:2] == (400, code)
 
-    async def test_errors_of_the_address_have_the_form_too(self, api: Api) -> None:
+    async def test_routing_errors_have_openais_format(self, api: Api) -> None:
         assert refusal(await api.client.get("/v1/completions"))[:2] == (405, "method_not_allowed")
         assert refusal(await api.client.post("/v1/chat/foo"))[:2] == (404, "not_found")
         assert refusal(await api.client.post("/v1/completions", content=b"x"))[:2] == (415, "unsupported_media_type")
 
-    async def test_the_input_is_not_repeated(self, complete: Any) -> None:
+    async def test_error_messages_do_not_repeat_the_input(self, complete: Any) -> None:
         for body in ({"n": "secret"}, {"stop": [["secret"]]}, {"seed": "secret"}, {"prompt": {"secret": 1}}):
             assert "secret" not in (await complete(**body)).text
 
-    async def test_while_it_drains_it_refuses(self, complete: Any, api: Api) -> None:
+    async def test_requests_are_rejected_while_draining(self, complete: Any, api: Api) -> None:
         api.gateway.inference.workload.is_draining = True
         answer = await complete()
         assert refusal(answer) == (503, "draining", None)
         assert answer.headers["x-should-retry"] == "true"
         assert answer.headers["retry-after"] == "1"
 
-    async def test_a_large_prompt(self, api: Api, complete: Any) -> None:
+    async def test_a_large_prompt_is_accepted(self, api: Api, complete: Any) -> None:
         assert (await complete(prompt="x" * 60_000)).status_code == 200
         assert sent(api)[0] == "x" * 60_000

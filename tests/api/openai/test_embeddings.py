@@ -21,7 +21,7 @@ async def embed(api: Api, **body: Any) -> httpx.Response:
     return await api.client.post("/v1/embeddings", json={"model": "embed", "input": "a"} | body)
 
 
-async def test_one_text(api: Api) -> None:
+async def test_an_embedding_of_one_text(api: Api) -> None:
     api.engine.answers = [vectors([0.5, 1])]
     assert (await embed(api)).json() == {
         "object": "list",
@@ -46,13 +46,13 @@ async def test_texts_are_sent_in_batches_and_answered_in_order(api: Api) -> None
     assert answer["usage"]["total_tokens"] == 24
 
 
-async def test_base64_is_of_32_bit_floats(api: Api) -> None:
+async def test_base64_encodes_32_bit_floats(api: Api) -> None:
     api.engine.answers = [vectors([0.1, -2])]
     text = (await embed(api, encoding_format="base64")).json()["data"][0]["embedding"]
     assert np.frombuffer(base64.b64decode(text), "<f4").tolist() == [np.float32(0.1), -2]
 
 
-async def test_the_length_of_the_vectors_may_be_named(api: Api) -> None:
+async def test_dimensions_must_match_the_model(api: Api) -> None:
     api.engine.answers = [vectors([0, 0])]
     assert (await embed(api, dimensions=2)).status_code == 200
     assert refusal(await embed(api, dimensions=3)) == (400, "invalid_input", "dimensions")
@@ -71,22 +71,22 @@ async def test_the_length_of_the_vectors_may_be_named(api: Api) -> None:
     ],
     ids=lambda value: str(value)[:20],
 )
-async def test_invalid_requests_are_refused(api: Api, body: dict[str, Any], param: str) -> None:
+async def test_invalid_requests_are_400(api: Api, body: dict[str, Any], param: str) -> None:
     status, code, found = refusal(await embed(api, **body))
     assert (status, code) == (400, "invalid_input")
     assert str(found).startswith(param)
 
 
-async def test_a_failure_is_one_error(api: Api) -> None:
+async def test_a_failed_batch_fails_the_request(api: Api) -> None:
     api.engine.answers = [ModelError("It failed.")]
     assert refusal(await embed(api, input=["a", "b"])) == (502, "model_error", None)
 
 
-@pytest.mark.parametrize("rows", [[[0, 0]], [[0, 0]] * 3, [[0, 0, 0]] * 2], ids=["few", "many", "long"])
-async def test_vectors_that_do_not_fit_break_the_contract(api: Api, rows: list[list[float]]) -> None:
+@pytest.mark.parametrize("rows", [[[0, 0]], [[0, 0]] * 3, [[0, 0, 0]] * 2], ids=["too few", "too many", "too long"])
+async def test_a_wrong_shape_violates_the_contract(api: Api, rows: list[list[float]]) -> None:
     api.engine.answers = [vectors(*rows)]
     assert refusal(await embed(api, input=["a", "b"])) == (502, "contract_violation", None)
 
 
-async def test_a_text_model_serves_no_embeddings(api: Api) -> None:
+async def test_a_text_model_has_no_embeddings(api: Api) -> None:
     assert refusal(await embed(api, model="write")) == (404, "model_not_found", None)

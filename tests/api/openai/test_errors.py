@@ -14,13 +14,13 @@ TYPES = {4: "invalid_request_error", 5: "server_error"}
 TYPE_BY_STATUS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
-def made(kind: type[GatewayError], detail: str = "It failed.", **more: object) -> GatewayError:
+def error_of(kind: type[GatewayError], detail: str = "It failed.", **more: object) -> GatewayError:
     return kind(detail, tensor="T") if kind is ContractViolation else kind(detail, **more)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("kind", ROW_BY_ERROR, ids=lambda kind: kind.code)
-def test_every_error_has_the_form(kind: type[GatewayError]) -> None:
-    response = openai_error_response(made(kind), "rid")
+def test_every_error_has_openais_format(kind: type[GatewayError]) -> None:
+    response = openai_error_response(error_of(kind), "rid")
     error = json.loads(response.body)["error"]
     assert error["message"] == "It failed."
     assert error["type"] == TYPE_BY_STATUS.get(response.status_code, TYPES[response.status_code // 100])
@@ -29,7 +29,7 @@ def test_every_error_has_the_form(kind: type[GatewayError]) -> None:
     assert response.headers.get("retry-after") == (str(kind.retry_after_s) if kind.retry_after_s else None)
 
 
-def test_a_wrong_field_is_400_and_named() -> None:
+def test_param_names_the_invalid_field() -> None:
     problems = [FieldProblem(f"field {index}", "x" * 2000) for index in range(MAX_PROBLEMS)]
     response = openai_error_response(errors.InvalidInput("y" * 9000, hint="z" * 9000, errors=problems), "rid")
     assert response.status_code == 400
@@ -37,6 +37,6 @@ def test_a_wrong_field_is_400_and_named() -> None:
     assert len(response.body) <= 4096
 
 
-def test_a_hint_is_a_part_of_the_message() -> None:
+def test_a_hint_is_appended_to_the_message() -> None:
     response = openai_error_response(errors.ModelError("It failed.", hint="Ask."), "rid")
     assert json.loads(response.body)["error"]["message"] == "It failed. Ask."

@@ -1,4 +1,4 @@
-"""The cost of large bodies, valid and invalid."""
+"""Memory used for large bodies, valid and invalid."""
 
 import asyncio
 import json
@@ -59,7 +59,7 @@ def text_form(name: str) -> TextForm:
 
 
 def cost_of(read: Callable[[bytes], Any], body: bytes) -> float:
-    """The most memory that reading takes, in sizes of the body."""
+    """Returns the peak memory of reading the body, as a multiple of the body's size."""
     tracemalloc.start()
     try:
         read(body)
@@ -78,7 +78,7 @@ def filled(start: str, element: str, end: str) -> bytes:
 MESSAGE = '{"role":"user","content":""}'
 PART = '{"type":"text","text":""}'
 MEMBERS = json.dumps({f"field {index}": 1 for index in range(200_000)}).encode()
-REFUSED = {
+REJECTED = {
     "members": (complete, MEMBERS),
     "stop": (complete, filled('{"stop": [', '"",', '""]}')),
     "prompts": (complete, filled('{"prompt": [', '"",', '""]}')),
@@ -87,24 +87,24 @@ REFUSED = {
     "parts": (chat, filled('{"messages": [{"role":"user","content":[', f"{PART},", f"{PART}]}}]}}")),
     "inputs": (embed, filled('{"input": [', '"",', '""]}')),
 }
-TAKEN = {
+ACCEPTED = {
     "one prompt": (complete, filled('{"prompt": "', "x", '"}')),
     "one message": (chat, filled('{"messages": [{"role":"user","content":"', "x", '"}]}')),
     "one input": (embed, filled('{"input": "', "x", '"}')),
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_refused_body_uses_less_than_four_times_its_size(name: str) -> None:
-    assert cost_of(*REFUSED[name]) < 4
+@pytest.mark.parametrize("name", REJECTED)
+def test_a_rejected_body_uses_less_than_4_times_its_size(name: str) -> None:
+    assert cost_of(*REJECTED[name]) < 4
 
 
-@pytest.mark.parametrize("name", TAKEN)
-def test_a_long_text_costs_a_few_copies(name: str) -> None:
-    assert cost_of(*TAKEN[name]) < 6
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_a_long_text_uses_less_than_6_times_its_size(name: str) -> None:
+    assert cost_of(*ACCEPTED[name]) < 6
 
 
-def test_a_long_text_arrives_whole() -> None:
+def test_a_long_text_reaches_the_model_unchanged() -> None:
     text = "word " * 100_000
     assert complete(json.dumps({"prompt": text}).encode()).inputs[0].array[0].decode() == text
     messages = [{"role": "user", "content": text}]
@@ -143,10 +143,10 @@ async def test_the_body_is_freed_before_the_model_answers(
 
 
 class Held(bytearray):
-    """Can be referred to weakly."""
+    """A bytearray that allows weak references."""
 
 
-def test_as_many_texts_as_are_documented() -> None:
+def test_2048_texts_are_accepted_and_more_are_not() -> None:
     assert len(embed(json.dumps({"input": ["a,[{"] * 2048}).encode()).batches) == 512
     with pytest.raises(InvalidInput, match="has more than 2048 elements"):
         embed(json.dumps({"input": ["a"] * 3000}).encode())

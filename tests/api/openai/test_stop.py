@@ -1,4 +1,4 @@
-"""Stop texts are found wherever the text is cut into pieces."""
+"""Stop texts are found wherever the text is split into pieces."""
 
 from collections.abc import Sequence
 
@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from app.api.openai.stop import StopMatcher
 
 
-def seen(pieces: Sequence[str], stops: Sequence[str]) -> tuple[str, bool]:
+def cut(pieces: Sequence[str], stops: Sequence[str]) -> tuple[str, bool]:
     """Returns the text for the caller, and whether a stop text was found."""
     matcher = StopMatcher(stops)
     text = "".join(matcher.add(piece) for piece in pieces)
     return text + matcher.rest(), matcher.has_stopped
 
 
-def seen_character_by_character(text: str, stops: Sequence[str]) -> tuple[str, bool]:
-    """The same by definition: the first place where a stop text is complete, and the longest that ends there."""
+def cut_by_definition(text: str, stops: Sequence[str]) -> tuple[str, bool]:
+    """A simple model: cuts at the first position where a stop text is complete; the longest stop text wins."""
     for end in range(1, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:
@@ -40,7 +40,7 @@ def seen_character_by_character(text: str, stops: Sequence[str]) -> tuple[str, b
     ],
 )
 def test_the_text_ends_before_the_stop_text(pieces: list[str], stops: list[str], text: str) -> None:
-    assert seen(pieces, stops)[0] == text
+    assert cut(pieces, stops)[0] == text
 
 
 def test_text_that_cannot_become_a_stop_text_is_not_held_back() -> None:
@@ -59,5 +59,5 @@ def test_no_text_follows_a_stop_text() -> None:
     st.lists(st.text("ab", max_size=5), max_size=8),
     st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=4),
 )
-def test_how_the_text_is_cut_makes_no_difference(pieces: list[str], stops: list[str]) -> None:
-    assert seen(pieces, stops) == seen_character_by_character("".join(pieces), stops)
+def test_the_split_into_pieces_makes_no_difference(pieces: list[str], stops: list[str]) -> None:
+    assert cut(pieces, stops) == cut_by_definition("".join(pieces), stops)

@@ -1,4 +1,4 @@
-"""The calls of KServe's REST client, at the address in the first argument. The second is a file for a notice."""
+"""The calls of KServe's REST client. Arguments: base URL, file that a cancelled model writes."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ VALUES = {
     "FP64": np.array([[0.1, -1.7e308]]),
     "BYTES": np.array([["", "zwölf"]], np.object_),
 }
-"""By datatype, for the model `typed_echo`."""
+"""Values by datatype, for the model `typed_echo`."""
 LATE = json.dumps({"outputs": 1, "interval_s": 4, "notice": NOTICE})
 
 

@@ -1,4 +1,4 @@
-"""The calls of LangChain's classes for OpenAI: address of the gateway, a file for a notice."""
+"""The calls of LangChain's classes for OpenAI. Arguments: base URL, file that a cancelled model writes."""
 
 import asyncio
 import sys
@@ -11,25 +11,25 @@ from outcomes import outcome, show
 
 URL, NOTICE = sys.argv[1], Path(sys.argv[2])
 ENDPOINT: dict[str, Any] = {"base_url": f"{URL}/v1", "api_key": "none", "max_retries": 0}
-WISHES: dict[str, Any] = {"max_tokens": 24, "seed": 7}
+OPTIONS: dict[str, Any] = {"max_tokens": 24, "seed": 7}
 QUESTION = "What is a list?"
 
 
-def chat(model: str = "write", **wishes: Any) -> ChatOpenAI:
-    return ChatOpenAI(model=model, **ENDPOINT, **wishes)
+def chat(model: str = "write", **options: Any) -> ChatOpenAI:
+    return ChatOpenAI(model=model, **ENDPOINT, **options)
 
 
-def said(message: Any) -> dict[str, Any]:
+def answer_of(message: Any) -> dict[str, Any]:
     used = message.usage_metadata
     return {"text": message.content, "prompt": used["input_tokens"], "completion": used["output_tokens"]}
 
 
 def streamed() -> dict[str, Any]:
-    chunks = list(chat(stream_usage=True, **WISHES).stream(QUESTION))
+    chunks = list(chat(stream_usage=True, **OPTIONS).stream(QUESTION))
     whole = chunks[0]
     for chunk in chunks[1:]:
         whole += chunk
-    return said(whole)
+    return answer_of(whole)
 
 
 def vectors() -> list[list[float]]:
@@ -48,10 +48,10 @@ def leave() -> int | None:
 failing = '{"outputs": 2, "interval_s": 0.05, "then": "error"}'
 show(
     {
-        "answer": outcome(lambda: said(chat(**WISHES).invoke(QUESTION))),
-        "asynchronous answer": outcome(lambda: said(asyncio.run(chat(**WISHES).ainvoke(QUESTION)))),
+        "answer": outcome(lambda: answer_of(chat(**OPTIONS).invoke(QUESTION))),
+        "asynchronous answer": outcome(lambda: answer_of(asyncio.run(chat(**OPTIONS).ainvoke(QUESTION)))),
         "stream": outcome(streamed),
-        "completion": outcome(lambda: OpenAI(model="write", **ENDPOINT, **WISHES, temperature=0.8).invoke("The for")),
+        "completion": outcome(lambda: OpenAI(model="write", **ENDPOINT, **OPTIONS, temperature=0.8).invoke("The for")),
         "vectors": outcome(vectors),
         "unknown model": outcome(lambda: chat("nobody").invoke("a")),
         "bad input": outcome(lambda: chat(max_tokens=100_000).invoke("a")),

@@ -1,4 +1,4 @@
-"""Clients that leave a stream: the script of a slow model, which writes a notice when it is cancelled."""
+"""The script of a slow model that writes a file when it is cancelled, for clients that disconnect."""
 
 import json
 import time
@@ -10,13 +10,13 @@ WAIT_S = 5.0
 
 
 def slow_script(notice: Path) -> str:
-    """60 responses in 6 s."""
+    """Returns a script with 60 responses in 6 s."""
     notice.unlink(missing_ok=True)
     return json.dumps({"outputs": 60, "interval_s": 0.1, "notice": str(notice)})
 
 
 def sent_until_cancelled(notice: Path) -> int | None:
-    """How many responses the model sent. None if it is not cancelled."""
+    """Returns how many responses the model sent before it was cancelled. None means that it was not cancelled."""
     ends = time.monotonic() + WAIT_S
     while time.monotonic() < ends:
         if notice.exists() and notice.read_text():

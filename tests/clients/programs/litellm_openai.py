@@ -1,4 +1,4 @@
-"""The calls of LiteLLM's provider `openai`: address, a file for a notice."""
+"""The calls of LiteLLM's provider `openai`. Arguments: base URL, file that a cancelled model writes."""
 
 import asyncio
 import os
@@ -13,17 +13,17 @@ from leaving import CHUNKS, sent_until_cancelled, slow_script
 from outcomes import outcome, show
 
 URL, NOTICE = sys.argv[1], Path(sys.argv[2])
-WISHES: dict[str, Any] = {"max_tokens": 24, "seed": 7}
+OPTIONS: dict[str, Any] = {"max_tokens": 24, "seed": 7}
 ENDPOINT: dict[str, Any] = {"api_base": f"{URL}/v1", "api_key": "none", "num_retries": 0, "max_retries": 0}
 
 
-def chat(model: str, text: str, **wishes: Any) -> Any:
+def chat(model: str, text: str, **options: Any) -> Any:
     messages = [{"role": "user", "content": text}]
-    return litellm.completion(model=f"openai/{model}", messages=messages, **ENDPOINT, **wishes)
+    return litellm.completion(model=f"openai/{model}", messages=messages, **ENDPOINT, **options)
 
 
 def answer() -> dict[str, Any]:
-    answer = chat("write", "What is a list?", **WISHES)
+    answer = chat("write", "What is a list?", **OPTIONS)
     return {"text": answer.choices[0].message.content, "reason": answer.choices[0].finish_reason, **tokens_of(answer)}
 
 
@@ -32,7 +32,7 @@ def tokens_of(answer: Any) -> dict[str, Any]:
 
 
 def streamed() -> dict[str, Any]:
-    chunks = list(chat("write", "What is a list?", stream=True, stream_options={"include_usage": True}, **WISHES))
+    chunks = list(chat("write", "What is a list?", stream=True, stream_options={"include_usage": True}, **OPTIONS))
     return {
         "text": "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices),
         "reason": next(chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason),
@@ -41,7 +41,7 @@ def streamed() -> dict[str, Any]:
 
 
 def completion() -> str:
-    answer = litellm.text_completion(model="openai/write", prompt="The for statement", **ENDPOINT, **WISHES)
+    answer = litellm.text_completion(model="openai/write", prompt="The for statement", **ENDPOINT, **OPTIONS)
     return str(answer.choices[0].text)
 
 

@@ -1,4 +1,4 @@
-"""The calls of LiteLLM's provider `triton`: address of Triton or the gateway, a file for a notice."""
+"""The calls of LiteLLM's provider `triton`. Arguments: base URL, file that a cancelled model writes."""
 
 import asyncio
 import json
@@ -18,18 +18,25 @@ EMOJI = ["61", "f0", "9f", "98", "80", "62"]
 """In hexadecimal: a letter, an emoji in four pieces, a letter."""
 
 
-def asked(text: str, path: str = "litellm_text/generate", **wishes: Any) -> dict[str, Any]:
+def arguments(text: str, path: str = "litellm_text/generate", **options: Any) -> dict[str, Any]:
     messages = [{"role": "user", "content": text}]
     base = f"{URL}/v2/models/{path}"
-    return {"model": "triton/any", "api_base": base, "messages": messages, "num_retries": 0, "max_retries": 0, **wishes}
+    return {
+        "model": "triton/any",
+        "api_base": base,
+        "messages": messages,
+        "num_retries": 0,
+        "max_retries": 0,
+        **options,
+    }
 
 
-def text(script: dict[str, Any], **wishes: Any) -> str:
-    return str(litellm.completion(**asked(json.dumps(script), **wishes)).choices[0].message.content)
+def text(script: dict[str, Any], **options: Any) -> str:
+    return str(litellm.completion(**arguments(json.dumps(script), **options)).choices[0].message.content)
 
 
 def pieces(script: dict[str, Any]) -> list[str]:
-    chunks = litellm.completion(**asked(json.dumps(script), stream=True))
+    chunks = litellm.completion(**arguments(json.dumps(script), stream=True))
     return [chunk.choices[0].delta.content for chunk in chunks if chunk.choices[0].delta.content]
 
 
@@ -40,7 +47,7 @@ def vectors(texts: Any, model: str = "litellm_embed") -> list[list[float]]:
 
 
 async def leave() -> int | None:
-    stream = await litellm.acompletion(**asked(slow_script(NOTICE), stream=True))
+    stream = await litellm.acompletion(**arguments(slow_script(NOTICE), stream=True))
     for _ in range(CHUNKS):
         await anext(stream)
     await stream.aclose()

@@ -13,14 +13,14 @@ ROOT = Path(__file__).parents[1]
 
 
 def locked_environment(name: str, require: Require) -> Path:
-    """The folder with the programs of ``requirements/<name>.txt``."""
+    """Returns the folder with the programs of ``requirements/<name>.txt``."""
     uv = Path(sys.executable).parent / "uv"
     require(uv.exists(), "there is no uv beside this Python: `make test-full` sets it up")
     return tool_environment(name)
 
 
 def npm_environment(name: str, source: Path, require: Require) -> Path:
-    """A folder with the files of ``source``, and beside them the packages of its ``package-lock.json``."""
+    """Returns a folder with the files of ``source`` and the installed packages of its ``package-lock.json``."""
     require(shutil.which("node") and shutil.which("npm"), "there is no node with npm")
     folder = ROOT / ".cache" / name
     folder.mkdir(parents=True, exist_ok=True)

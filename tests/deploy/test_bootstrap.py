@@ -16,7 +16,7 @@ def bootstrap(pytestconfig):
 
 @pytest.fixture
 def environment(bootstrap, tmp_path):
-    """A finished environment."""
+    """A complete environment."""
     lock = tmp_path / "lock.txt"
     lock.write_text("numpy==1.26.4\n")
     made = bootstrap.Environment(tmp_path / ".venv", lock, ())
@@ -26,36 +26,36 @@ def environment(bootstrap, tmp_path):
     return made
 
 
-def test_finished_environment_is_left_alone(environment):
+def test_a_complete_environment_is_current(environment):
     assert environment.is_current()
 
 
-def test_changed_lock_is_noticed(environment):
+def test_a_changed_lock_makes_an_environment_stale(environment):
     environment.lock.write_text("numpy==1.26.3\n")
     assert not environment.is_current()
 
 
-def test_half_made_environment_is_noticed(environment):
+def test_an_incomplete_environment_is_stale(environment):
     environment.stamp.unlink()
     assert not environment.is_current()
 
 
-def test_a_missing_interpreter_of_an_environment_is_noticed(environment):
+def test_an_environment_without_its_interpreter_is_stale(environment):
     environment.python.unlink()
     assert not environment.is_current()
 
 
-def test_other_choice_of_interpreter_is_noticed(environment):
+def test_another_interpreter_makes_an_environment_stale(environment):
     assert not replace(environment, chosen="/opt/python3.12").is_current()
 
 
-def test_moved_checkout_is_noticed(environment, tmp_path):
+def test_a_moved_environment_is_stale(environment, tmp_path):
     moved = replace(environment, folder=tmp_path / "moved")
     environment.folder.rename(moved.folder)
     assert not moved.is_current()
 
 
-def test_stamp_is_written_last(bootstrap, environment, monkeypatch):
+def test_the_stamp_is_written_last(bootstrap, environment, monkeypatch):
     monkeypatch.setattr(bootstrap, "is_whole", lambda *_: True)
     python = bootstrap.Interpreter(environment.python, (3, 11), "")
     with pytest.raises(KeyboardInterrupt), bootstrap.being_made(environment, python):
@@ -66,14 +66,14 @@ def test_stamp_is_written_last(bootstrap, environment, monkeypatch):
     assert environment.is_current()
 
 
-def test_unfit_machine_ends_the_set_up_with_the_reason(bootstrap, monkeypatch):
+def test_an_unsupported_machine_stops_setup_with_a_reason(bootstrap, monkeypatch):
     unfit = bootstrap.machine.Machine("Darwin", "arm64", None, False)
     monkeypatch.setattr(bootstrap.machine.Machine, "here", lambda: unfit)
     with pytest.raises(SystemExit, match="needs Linux, this is Darwin"):
         bootstrap.require_fit_machine()
 
 
-def test_missing_interpreters_end_the_set_up_with_the_way_out(bootstrap, monkeypatch):
+def test_missing_interpreters_stop_setup_with_a_hint(bootstrap, monkeypatch):
     monkeypatch.setattr(bootstrap.interpreter, "candidates", lambda *_: [])
     with pytest.raises(SystemExit, match=r"Python 3\.11 to 3\.13.*make run PYTHON="):
         bootstrap.find_gateway_python()
@@ -91,6 +91,6 @@ def test_tools_write_inside_the_checkout_only(bootstrap):
         assert bootstrap.TOOL_ENVIRONMENT[name].startswith(str(bootstrap.ROOT))
 
 
-def test_failed_command_is_shown(bootstrap):
+def test_the_error_names_the_failed_command(bootstrap):
     with pytest.raises(SystemExit, match=r"(?s)status 1.*/bin/false"):
         bootstrap.run("/bin/false")

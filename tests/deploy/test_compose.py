@@ -19,13 +19,13 @@ def test_the_gateway_reads_its_settings() -> None:
     assert settings.triton_metrics_url == "http://triton:8002/metrics"
 
 
-def test_it_is_given_as_long_to_end_as_its_streams_may_take() -> None:
+def test_the_stop_grace_period_exceeds_the_drain() -> None:
     drain_s = read_settings(SERVICES["gateway"]["environment"], {}).drain_s
     assert int(SERVICES["gateway"]["stop_grace_period"].removesuffix("s")) > drain_s
 
 
 @pytest.mark.parametrize("profile", ["cpu", "gpu"])
-def test_each_profile_has_one_triton_with_the_called_name(profile: str) -> None:
+def test_each_profile_has_one_triton_named_triton(profile: str) -> None:
     (triton,) = (each for each in SERVICES.values() if profile in each.get("profiles", []))
     assert triton["networks"]["default"]["aliases"] == ["triton"]
 
@@ -38,13 +38,13 @@ def test_own_images_run_read_only_without_capabilities(name: str) -> None:
     assert service["build"]["target"] in (ROOT / "Dockerfile").read_text()
 
 
-def test_only_loopback_is_listened_on() -> None:
+def test_ports_are_published_on_loopback_only() -> None:
     ports = [port for each in SERVICES.values() for port in each.get("ports", [])]
     assert ports
     assert all(port.startswith("127.0.0.1:") for port in ports)
 
 
-def test_every_file_that_is_mounted_is_there() -> None:
+def test_every_mounted_file_exists() -> None:
     mounted = [mount.split(":")[0] for each in SERVICES.values() for mount in each.get("volumes", [])]
     missing = [each for each in mounted if each.startswith(".") and not (ROOT / "deploy" / each).exists()]
     assert missing == []

@@ -13,7 +13,7 @@ IGNORED = (ROOT / ".dockerignore").read_text().splitlines()
 
 
 def stages() -> dict[str, str]:
-    """The text of each stage by its name."""
+    """Returns the text of each stage by its name."""
     parts = re.split(r"^FROM (\S+) AS (\S+)$", DOCKERFILE, flags=re.MULTILINE)
     return dict(zip(parts[2::3], parts[3::3], strict=True))
 
@@ -24,7 +24,7 @@ def test_hadolint_reports_nothing() -> None:
     assert done.stdout + done.stderr == ""
 
 
-def test_the_base_image_is_an_argument_before_anything_else() -> None:
+def test_the_base_image_is_the_first_build_argument() -> None:
     instructions = [line for line in DOCKERFILE.splitlines() if line and not line.startswith("#")]
     assert instructions[0].startswith("ARG BASE_IMAGE=")
 
@@ -34,21 +34,21 @@ def test_a_build_without_a_target_creates_the_gateway_image() -> None:
 
 
 @pytest.mark.parametrize("stage", ["gateway", "triton"])
-def test_it_runs_as_a_numeric_user_without_rights(stage: str) -> None:
+def test_the_image_runs_as_an_unprivileged_numeric_user(stage: str) -> None:
     user = re.search(r"^USER (\d+):(\d+)$", stages()[stage], re.MULTILINE)
     assert user is not None
     assert int(user[1]) >= 10001
 
 
 @pytest.mark.parametrize("stage", ["gateway", "triton"])
-def test_it_needs_no_shell_to_run(stage: str) -> None:
+def test_the_image_needs_no_shell_to_run(stage: str) -> None:
     for instruction in re.findall(r"^(?:ENTRYPOINT|CMD) (.*)$", stages()[stage], re.MULTILINE):
         assert instruction.startswith("[")
     assert "RUN" not in stages()[stage]
 
 
 @pytest.mark.parametrize("stage", ["gateway", "triton"])
-def test_it_carries_labels_of_the_open_container_initiative(stage: str) -> None:
+def test_the_image_has_oci_labels(stage: str) -> None:
     labels = set(re.findall(r"org\.opencontainers\.image\.(\w+)=", stages()[stage]))
     assert {"title", "description", "version", "revision"} <= labels
 
@@ -65,7 +65,7 @@ def test_the_copied_files_match_the_build_context() -> None:
         for line in re.findall(r"^COPY (?!--from)(.+)$", DOCKERFILE, re.MULTILINE)
         for source in line.split()[:-1]
     }
-    let_in = {line.removeprefix("!") for line in IGNORED if line.startswith("!")}
+    included = {line.removeprefix("!") for line in IGNORED if line.startswith("!")}
     assert IGNORED[1] == "*"
-    assert copied == let_in
-    assert all((ROOT / name).exists() for name in let_in)
+    assert copied == included
+    assert all((ROOT / name).exists() for name in included)

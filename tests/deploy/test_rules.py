@@ -37,20 +37,20 @@ def test_promtool_accepts_the_scrape_configuration(promtool: str) -> None:
     subprocess.run([promtool, "check", "config", "--syntax-only", str(config)], check=True, capture_output=True)
 
 
-def test_every_case_comes_out_as_it_should(promtool: str) -> None:
+def test_every_case_passes(promtool: str) -> None:
     done = subprocess.run([promtool, "test", "rules", str(CASES)], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def cases() -> Iterator[tuple[str, bool]]:
-    """Each case's alert, and whether it fires."""
+    """Yields the alert of each case, and whether it fires."""
     for test in yaml.safe_load(CASES.read_text())["tests"]:
         for case in test["alert_rule_test"]:
             yield case["alertname"], bool(case["exp_alerts"])
 
 
 @pytest.mark.parametrize("fires", [True, False])
-def test_every_alert_has_a_case_each_way(fires: bool) -> None:
+def test_every_alert_has_a_case_that_fires_and_one_that_does_not(fires: bool) -> None:
     assert {alert for alert, does in cases() if does is fires} == set(ALERTS)
 
 
@@ -64,5 +64,5 @@ def test_every_alert_has_a_severity_and_a_link(alert: str) -> None:
 
 @pytest.mark.parametrize("alert", sorted(set(ALERTS) - {"TritonGatewayContractViolated", "TritonGatewayStubDied"}))
 def test_no_alert_fires_on_one_bad_sample(alert: str) -> None:
-    """Except for two counters of faults: one broken contract and one dead process are already news."""
+    """Two alerts are exceptions: a single contract violation and a single dead process must be reported."""
     assert ALERTS[alert]["for"].endswith("m")

@@ -1,4 +1,4 @@
-"""The project's Markdown as tests read it: tables by heading, code blocks, links."""
+"""Reads the project's Markdown: tables by heading, code blocks, links."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ Row = tuple[str, ...]
 
 
 def rows_under(page: str, heading: str) -> list[Row]:
-    """The cells of the first table under a heading, its own head left out, as they stand."""
+    """Returns the unchanged cells of the first table under a heading, without the table's head."""
     section = re.split(rf"^#+ {re.escape(heading)}$", (ROOT / page).read_text(), maxsplit=1, flags=re.M)[1]
     table = re.search(r"(?:^\|.*\n)+", section, re.M)
     assert table, f"{page} has no table under '{heading}'"
@@ -24,5 +24,5 @@ def rows_under(page: str, heading: str) -> list[Row]:
 
 
 def blocks_of(page: Path) -> list[tuple[str, str]]:
-    """(language, text) of every fenced block."""
+    """Returns (language, text) of every fenced block."""
     return re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.M | re.S)

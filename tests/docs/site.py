@@ -1,4 +1,4 @@
-"""The documentation site, built once for the tests that read it."""
+"""Builds the documentation site once for all tests."""
 
 from functools import cache
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The table of clients says which versions were tested, and where."""
+"""The table of clients has the tested versions and names the tests."""
 
 import json
 import re
@@ -8,7 +8,7 @@ import pytest
 from tests.docs.pages import ROOT, Row, rows_under
 
 LOCKS = {"kserve": "kserve", "litellm": "litellm", "langchain-openai": "langchain"}
-"""Package -> its lock file in requirements/; the others are in dev.txt."""
+"""Lock file in requirements/ by package; all other packages are in dev.txt."""
 NPM_LOCK = ROOT / "tests" / "live" / "npm_openai" / "package-lock.json"
 ROWS = rows_under("docs/how-to/migration.md", "Clients")
 

@@ -1,4 +1,4 @@
-"""Every link within the repository leads to a file, and to a heading of it."""
+"""Every link within the repository points to an existing file and heading."""
 
 import re
 from functools import cache
@@ -11,7 +11,7 @@ from tests.docs.pages import ALL_PAGES, ROOT
 
 
 def slug_of(heading: str) -> str:
-    """The id that GitHub gives a heading."""
+    """Returns the anchor that GitHub gives a heading."""
     text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
     return re.sub(r"[^\w\- ]", "", text.strip()).replace(" ", "-")
 
@@ -31,7 +31,7 @@ def is_broken(page: Path, link: str) -> bool:
 
 
 @pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+def test_every_link_points_to_a_file_and_a_heading(page: Path) -> None:
     assert [link for link in links_of(page) if "://" not in link and is_broken(page, link)] == []
 
 
@@ -40,7 +40,7 @@ def test_the_links_are_found() -> None:
 
 
 def test_the_index_links_each_page_once() -> None:
-    """The pages of findings are linked by linter.md, those of benchmarks by their own index."""
+    """linter.md links the pages of findings, and benchmarks/README.md links the pages of benchmarks."""
     docs = ROOT / "docs"
     linked = [link for link in links_of(docs / "README.md") if not link.startswith(("#", ".."))]
     indexed = [page for page in docs.rglob("*.md") if page.parent.name not in ("checks", "benchmarks")]

@@ -23,7 +23,7 @@ COMMANDS = [text for language, text in blocks_of(ROOT / "README.md") if language
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A folder with links to everything in the checkout: what a command writes stays out of the checkout."""
+    """A folder with links to all files of the checkout, so that commands write no files into the checkout."""
     for path in ROOT.iterdir():
         (tmp_path / path.name).symlink_to(path)
     return tmp_path
@@ -43,7 +43,7 @@ def run_in(folder: Path, command: str) -> str:
 
 @contextmanager
 def served_by(folder: Path, command: str) -> Iterator[str]:
-    """The address of a gateway that the command starts. Leaves it with Ctrl-C."""
+    """Yields the address of a gateway that the command starts. Stops the gateway with Ctrl-C."""
     port, admin_port = free_ports(2)
     environment = direct() | {"GATEWAY_PORT": str(port), "GATEWAY_ADMIN_PORT": str(admin_port)}
     with (folder / "log").open("wb") as log:
@@ -87,6 +87,6 @@ def test_the_commands_for_a_running_triton_work(checkout: Path, triton: Embedded
 
 
 def test_every_command_is_run_by_a_test() -> None:
-    """Those with an address of the gateway are in tests/live/test_documented_commands.py."""
+    """tests/live/test_documented_commands.py runs the commands that contain the gateway's address."""
     here = {MAKE, block_with("triton-gateway init").strip(), block_with("triton-gateway models").strip()}
     assert [text for text in COMMANDS if "http://127.0.0.1:808" not in text and text.strip() not in here] == []

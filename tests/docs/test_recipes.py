@@ -46,7 +46,7 @@ def test_the_plain_exit_matches_its_rule(recipes: dict[str, object]) -> None:
     assert reason_of(match, recipes["nothing_to_do"]("no_text")) == "no_text"  # type: ignore[operator]
 
 
-def test_the_signed_exit_is_one_for_its_own_request_alone(recipes: dict[str, object]) -> None:
+def test_the_signed_exit_is_valid_for_its_own_request_only(recipes: dict[str, object]) -> None:
     signed = recipes["signed_exit"](REQUEST, "no_text")  # type: ignore[operator]
     match = ErrorMatch(code="any", signed=True)
     assert (reason_of(match, signed), reason_of(match, signed, "another")) == ("no_text", None)

@@ -38,11 +38,11 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "openai: embeddings": openai.EmbeddingsSpec,
     "openai: usage": openai.UsageSpec,
 }
-"""Heading of docs/reference/gateway-yaml.md -> what may stand there."""
+"""The models of the file, by heading of docs/reference/gateway-yaml.md."""
 
 
 def default_text(field: FieldInfo) -> str:
-    """The format of the tables: `none` for a value that is not set."""
+    """Formats a default like the tables do; `none` means that the value is not set."""
     default = field.default
     if default is PydanticUndefined:
         return "required"
@@ -83,7 +83,7 @@ def sections_in(annotation: Any) -> list[Any]:
     return [found for inner in get_args(annotation) for found in sections_in(inner)] if holds_others else []
 
 
-def test_every_error_is_documented_as_its_own_page_says_it() -> None:
+def test_every_error_is_documented_with_the_text_of_its_page() -> None:
     assert list(rows_under("docs/reference/errors.md", "Codes")) == [documented_row(error) for error in ROW_BY_ERROR]
 
 
@@ -99,7 +99,7 @@ def test_every_metric_is_documented_with_its_type_and_labels() -> None:
 
 
 def metrics_of(metrics: Metrics) -> list[tuple[str, str, str]]:
-    """(name, type, labels); which labels a metric has that counted nothing yet, only the collector itself knows."""
+    """Returns (name, type, labels). Only the collector itself knows the labels of a metric without samples."""
     rows = []
     for collector in metrics.registry._collector_to_names:
         labels = ", ".join(f"`{label}`" for label in getattr(collector, "_labelnames", ())) or "none"
@@ -109,7 +109,7 @@ def metrics_of(metrics: Metrics) -> list[tuple[str, str, str]]:
     return rows
 
 
-def test_no_page_names_a_metric_that_there_is_not() -> None:
+def test_pages_name_only_metrics_that_exist() -> None:
     names = {row[0].strip("`") for row in rows_under("docs/reference/metrics.md", "Metrics")}
     bases = names | {f"{name}_{part}" for name in names for part in ("bucket", "sum", "count")}
     for page in (
@@ -123,7 +123,7 @@ def test_no_page_names_a_metric_that_there_is_not() -> None:
         assert set(re.findall(r"\btriton_gateway_\w+", text)) <= bases, page
 
 
-def test_every_value_of_the_chart_on_the_page_for_production_exists() -> None:
+def test_chart_values_on_the_page_for_production_exist() -> None:
     values = yaml.safe_load((ROOT / "helm" / "triton-gateway" / "values.yaml").read_text())
     page = (ROOT / "docs" / "how-to" / "production.md").read_text()
     named = set(re.findall(rf"`((?:{'|'.join(values)})(?:\.\w+)+)(?:: [^`]*)?`", page)) - {"gateway.yaml"}
@@ -132,7 +132,7 @@ def test_every_value_of_the_chart_on_the_page_for_production_exists() -> None:
 
 
 def has_value(values: Any, path: list[str]) -> bool:
-    """An empty mapping is free: it takes what Kubernetes has there."""
+    """An empty mapping accepts every path, because Kubernetes defines its keys."""
     if not path or values == {}:
         return True
     return isinstance(values, dict) and path[0] in values and has_value(values[path[0]], path[1:])

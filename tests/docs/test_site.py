@@ -1,4 +1,4 @@
-"""The documentation site that ``make docs`` builds: every link leads somewhere, and nothing comes from elsewhere."""
+"""The documentation site that ``make docs`` builds has no broken links and loads no external files."""
 
 import json
 from functools import cache
@@ -14,7 +14,7 @@ from tests.docs.pages import PAGES, ROOT
 from tests.docs.site import built_site
 
 LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "srcset", "object": "data"}
-"""Element -> the attribute whose address a browser loads."""
+"""The attribute whose address a browser loads, by element."""
 
 
 class Page(HTMLParser):
@@ -47,9 +47,9 @@ def page_at(path: Path) -> Page:
 
 
 def pages_of(site: Path) -> list[Path]:
-    """Every page that was made from Markdown.
+    """Returns every page that was made from Markdown.
 
-    Leaves out examples in HTML, and the page for unknown addresses, which has no folder of its own.
+    Examples in HTML and the page for unknown addresses are left out.
     """
     pages = [path for path in sorted(site.rglob("*.html")) if not (ROOT / path.relative_to(site)).exists()]
     return [path for path in pages if path.name != "404.html"]
@@ -69,7 +69,7 @@ def test_no_link_of_the_site_is_broken(site: Path) -> None:
     assert [(str(page), link) for page, link in links if is_broken(page, link)] == []
 
 
-def test_the_site_loads_no_file_from_elsewhere(site: Path) -> None:
+def test_the_site_loads_no_external_files(site: Path) -> None:
     loaded = [(page, address) for page in pages_of(site) for address in page_at(page).loaded]
     assert len(loaded) > 400
     assert [(str(page), address) for page, address in loaded if is_broken(page, address)] == []
@@ -81,6 +81,6 @@ def test_the_search_index_has_every_page(site: Path) -> None:
     assert found >= {str(page.relative_to(site)) for page in pages_of(site)}
 
 
-def test_the_readme_leads_to_every_page_of_docs() -> None:
+def test_every_page_of_docs_is_reachable_from_the_readme() -> None:
     documentation = {page for page in PAGES if page.is_relative_to(ROOT / "docs")}
     assert documentation - reachable(ROOT / "README.md") == set()

@@ -1,7 +1,7 @@
 """Every code block of the documentation is run by a test, or has a fence that marks it as output or as a fragment.
 
-A fence with a language in ``LANGUAGES`` promises that a test runs the block. Commands that no test can run, such as
-those of a cluster, have a fence without a language; output has ``text``.
+A test must run every block whose fence has a language in ``LANGUAGES``. Commands that no test can run, such as
+commands for a cluster, have a fence without a language; output has ``text``.
 """
 
 from collections.abc import Callable
@@ -37,14 +37,14 @@ RUN_BY = {
     ("docs/tutorials/own-ensemble.md", "sh"): "tests/docs/test_tutorials.py",
     ("docs/tutorials/own-ensemble.md", "yaml"): "tests/docs/test_tutorials.py",
 }
-"""Page and language -> the test that runs those of its blocks which no test of every page runs."""
+"""The test that runs the blocks of a page, by page and language. Blocks that a test of all pages runs are left out."""
 
 Block = tuple[str, str, str]
 
 
 @cache
 def blocks() -> list[Block]:
-    """(page, language, text) of every block that promises to be run."""
+    """Returns (page, language, text) of every block that a test must run."""
     found = [(str(page.relative_to(ROOT)), *block) for page in ALL_PAGES for block in blocks_of(page)]
     return [block for block in found if block[1] in LANGUAGES]
 
@@ -96,7 +96,7 @@ CHECK_BY_KEY: dict[str, Callable[[str, Path], None]] = {
     "contract": is_contract,
     **dict.fromkeys(("autoscaling", "gateway", "podMonitor", "triton"), is_chart_values),
 }
-"""First key of a block of YAML -> the check of such a file."""
+"""The check of a block of YAML, by its first key."""
 
 
 @pytest.mark.parametrize("block", yaml_blocks(), ids=lambda block: block[0])
@@ -105,7 +105,7 @@ def test_a_block_of_yaml_is_valid(block: Block, tmp_path: Path) -> None:
 
 
 def test_the_command_that_makes_a_key_works(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """The first block of keys.md: its two outputs are a key and a keys file's entry for it."""
+    """The first command of keys.md prints a key and its entry for the keys file."""
     (command, *_) = [text for page, language, text in blocks() if page.endswith("keys.md") and language == "sh"]
     assert main(command.split()[1:]) == 0
     printed = capsys.readouterr()

@@ -1,4 +1,4 @@
-"""Every message on the page of messages is still in the code."""
+"""Every message on the troubleshooting page exists in the code."""
 
 import ast
 import re
@@ -20,7 +20,7 @@ MESSAGES = [
 
 @cache
 def texts() -> tuple[str, ...]:
-    """Every text in the code of the gateway; ``...`` for a part of it that varies."""
+    """Returns every string of the gateway's code, with ``...`` for the variable parts."""
     trees = [ast.parse(path.read_text()) for path in (ROOT / "app").rglob("*.py")]
     return tuple(text for tree in trees for node in ast.walk(tree) if (text := text_of(node)))
 

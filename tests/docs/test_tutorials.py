@@ -1,4 +1,4 @@
-"""The tutorials work as printed: the reader's files, commands and answers, with the real Triton."""
+"""The tutorials work as printed: files, commands and answers, with the real Triton."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A tutorial's page as a reader follows it: files to write, commands to run, and what they print."""
+"""Follows a tutorial like a reader: writes its files, runs its commands and compares their output."""
 
 import os
 import re
@@ -16,10 +16,10 @@ from tests.processes import free_ports
 
 SERVE = "triton-gateway serve"
 URLS = ("127.0.0.1:8080", "127.0.0.1:8081")
-"""The API's and the admin port's address on the page."""
+"""The addresses of the API and of the admin port on the page."""
 START_S = 60.0
 ANSWER_S = 10.0
-"""A changed gateway.yaml applies after about a second."""
+"""Longest wait for an expected output; a changed gateway.yaml applies after about a second."""
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 _CREATE = re.compile(r"Create the file `([^`]+)`:$|create the file `([^`]+)`:$")
 _APPEND = re.compile(r"at the end of `([^`]+)`[^`]*(?:`[^`]*`[^`]*)*:$")
@@ -27,7 +27,7 @@ _APPEND = re.compile(r"at the end of `([^`]+)`[^`]*(?:`[^`]*`[^`]*)*:$")
 
 @dataclass(frozen=True)
 class Block:
-    """``before``: the paragraph in front of it, or nothing for what directly follows another block."""
+    """A fenced block. ``before`` is the paragraph above it; it is empty if the block directly follows another block."""
 
     before: str
     language: str
@@ -35,19 +35,19 @@ class Block:
 
     @property
     def creates(self) -> str:
-        """The file that this block is."""
+        """The path of the file that the reader creates with this block."""
         found = _CREATE.search(self.before)
         return (found[1] or found[2]) if found else ""
 
     @property
     def extends(self) -> str:
-        """The file at whose end this block goes."""
+        """The path of the file to which the reader appends this block."""
         found = _APPEND.search(self.before)
         return found[1] if found else ""
 
 
 def blocks_after(page: Path, heading: str) -> list[Block]:
-    """The fenced blocks from a heading on."""
+    """Returns the fenced blocks after a heading."""
     text = page.read_text().split(f"\n## {heading}\n", maxsplit=1)[1]
     found, end = [], 0
     for match in _BLOCK.finditer(text):
@@ -61,7 +61,7 @@ def blocks_after(page: Path, heading: str) -> list[Block]:
 class Reader:
     """Follows a page in ``folder``.
 
-    ``own``: an address on the page -> the address in this test. ``servers``: those started so far; the last one runs.
+    ``own`` maps addresses on the page to addresses in this test. The last of the started ``servers`` is running.
     """
 
     folder: Path
@@ -123,7 +123,7 @@ class Reader:
         return text
 
     def leave(self) -> Iterator[int]:
-        """Presses Ctrl-C a last time; the exit status of every server."""
+        """Stops the last server with Ctrl-C. Yields the exit status of every server."""
         if self.servers:
             self.servers[-1].press_ctrl_c()
         for server in self.servers:
@@ -132,14 +132,14 @@ class Reader:
 
 @dataclass
 class Server:
-    """A running ``triton-gateway serve``; ``log_path`` is where its standard error goes."""
+    """A running ``triton-gateway serve`` that writes its standard error to ``log_path``."""
 
     process: subprocess.Popen[bytes]
     log_path: Path
 
     @classmethod
     def started(cls, command: str, ports: list[int], folder: Path, log_path: Path) -> "Server":
-        """``ports``: of the API and the admin port."""
+        """``ports`` are the API's port and the admin port."""
         api, admin = map(str, ports)
         settings = {"GATEWAY_PORT": api, "GATEWAY_ADMIN_PORT": admin, "GATEWAY_LOG_FORMAT": "text"}
         with log_path.open("wb") as log:
@@ -153,7 +153,7 @@ class Server:
         return self.log_path.read_text()
 
     def logs(self, line: str) -> bool:
-        """Whether the log has a line like this within a moment: the log is written after the answer."""
+        """Waits until the log has this line; the log is written after the answer. Returns False on a timeout."""
         ends = time.monotonic() + ANSWER_S
         while not any(is_the_same(line, each) for each in self.log.splitlines()):
             if time.monotonic() > ends:
@@ -173,6 +173,6 @@ class Server:
 
 
 def environment() -> dict[str, str]:
-    """As in a terminal with the activated environment, without settings and proxies."""
+    """Returns the variables of a terminal with the activated environment, without settings and proxies."""
     own = {name: value for name, value in direct().items() if not name.startswith("GATEWAY_")}
     return own | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}

@@ -1,4 +1,4 @@
-"""Background tasks end, and an unexpected exception of theirs is logged."""
+"""Closing waits for background tasks and logs their unexpected exceptions."""
 
 import asyncio
 

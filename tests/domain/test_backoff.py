@@ -1,4 +1,4 @@
-"""A retry comes later with each failure, and at once after a reset."""
+"""The delay of a retry grows with each failure, and a reset removes it."""
 
 from app.domain.backoff import Backoff
 
@@ -15,7 +15,7 @@ def test_the_first_and_the_longest_delay_can_be_chosen() -> None:
     assert backoff.fail() == 0.5
 
 
-def test_it_is_due_initially_and_after_a_reset() -> None:
+def test_a_retry_is_due_initially_and_after_a_reset() -> None:
     backoff = Backoff()
     assert backoff.is_due
     backoff.fail()

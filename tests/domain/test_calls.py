@@ -12,34 +12,34 @@ REQUEST = InferenceRequest("m", ())
 class Renaming:
     """Sends the request to another model, and records its notifications."""
 
-    def __init__(self, model: str, told: list[str]) -> None:
+    def __init__(self, model: str, notices: list[str]) -> None:
         self.model = model
-        self.told = told
+        self.notices = notices
 
     def started(self, request: InferenceRequest, method: str) -> ObservedCall:
-        self.told.append(f"{self.model} started {request.model}")
-        return _Told(replace(request, model=self.model), self.told)
+        self.notices.append(f"{self.model} started {request.model}")
+        return _Renamed(replace(request, model=self.model), self.notices)
 
 
-class _Told(ObservedCall):
-    def __init__(self, request: InferenceRequest, told: list[str]) -> None:
+class _Renamed(ObservedCall):
+    def __init__(self, request: InferenceRequest, notices: list[str]) -> None:
         super().__init__(request)
-        self.told = told
+        self.notices = notices
 
     def response(self, response: InferenceResponse) -> None:
-        self.told.append(f"{self.request.model} response")
+        self.notices.append(f"{self.request.model} response")
 
     def ended(self, code: str, error: GatewayError | None) -> None:
-        self.told.append(f"{self.request.model} {code}")
+        self.notices.append(f"{self.request.model} {code}")
 
 
 def test_each_observer_gets_the_previous_observers_request() -> None:
-    told: list[str] = []
-    call = CallObservers(Renaming("a", told), Renaming("b", told)).started(REQUEST, "ModelInfer")
+    notices: list[str] = []
+    call = CallObservers(Renaming("a", notices), Renaming("b", notices)).started(REQUEST, "ModelInfer")
     call.response(InferenceResponse({}))
     call.ended("OK", None)
     assert call.request.model == "b"
-    assert told == ["a started m", "b started a", "a response", "b response", "a OK", "b OK"]
+    assert notices == ["a started m", "b started a", "a response", "b response", "a OK", "b OK"]
 
 
 def test_without_an_observer_the_request_stays_the_same() -> None:

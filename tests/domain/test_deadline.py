@@ -6,7 +6,7 @@ from app.domain.deadline import FLOOR_S, Deadline
 
 
 @pytest.mark.parametrize("seconds", [0.0, -5.0, 1e-9, FLOOR_S / 2])
-def test_no_deadline_is_shorter_than_what_triton_survives(seconds: float) -> None:
+def test_a_deadline_has_a_minimum_that_triton_can_handle(seconds: float) -> None:
     deadline = Deadline.after(seconds)
     assert not deadline.has_passed
     assert 0 < deadline.remaining_s() <= FLOOR_S

@@ -1,4 +1,4 @@
-"""The tree at the top of the module is the tree of the classes."""
+"""The tree of errors in the module's docstring is complete, and each error has its attributes."""
 
 import re
 
@@ -11,19 +11,19 @@ def concrete(error: type[GatewayError] = GatewayError) -> list[type[GatewayError
     return [*([error] if hasattr(error, "code") else []), *below]
 
 
-def test_the_tree_that_is_drawn_is_the_tree_that_is() -> None:
+def test_the_tree_in_the_docstring_has_every_class() -> None:
     drawn = set(re.findall(r"[A-Z][A-Za-z]+", (errors.__doc__ or "").split("GatewayError", 1)[1]))
     assert {each.__name__ for each in concrete()} <= drawn
 
 
-def test_every_error_says_its_code_its_title_and_its_outcome() -> None:
+def test_every_error_has_a_code_a_title_and_an_outcome() -> None:
     for error in concrete():
         assert re.fullmatch(r"[a-z_]+", error.code)
         assert error.title
         assert error.outcome in Outcome
 
 
-def test_codes_are_not_shared() -> None:
+def test_codes_are_unique() -> None:
     codes = [error.code for error in concrete()]
     assert len(codes) == len(set(codes))
 

@@ -1,4 +1,4 @@
-"""Answers with large arrays: the same JSON as at once, written in pieces between which the event loop works."""
+"""Large arrays are written in pieces, so that the event loop can run other work in between; the JSON is the same."""
 
 import asyncio
 from typing import Any
@@ -19,7 +19,7 @@ shapes = st.lists(st.integers(0, 5), min_size=1, max_size=4).map(tuple)
 
 @st.composite
 def arrays(draw: st.DrawFn) -> Any:
-    """Any shape and datatype, extremes, NaN and infinity included."""
+    """Arrays of any shape and datatype, including extreme values, NaN and infinity."""
     shape, dtype = draw(shapes), np.dtype(draw(st.sampled_from(DTYPES)))
     size = int(np.prod(shape))
     content = draw(st.binary(min_size=size * dtype.itemsize, max_size=size * dtype.itemsize))
@@ -32,12 +32,12 @@ others = st.none() | st.text(max_size=3) | st.lists(st.text(max_size=3), max_siz
 
 
 @given(st.dictionaries(st.text(max_size=5), arrays() | others, min_size=1, max_size=4), st.integers(1, 7))
-def test_pieces_join_to_the_json_that_is_written_at_once(values: dict[str, Any], at_once: int) -> None:
+def test_the_pieces_add_up_to_the_json_of_one_write(values: dict[str, Any], at_once: int) -> None:
     with patch.object(json_text, "NUMBERS_AT_ONCE", at_once), patch.object(json_text, "PART_BYTES", 10 * at_once):
         assert b"".join(asyncio.run(json_in_turns(values))) == json_of(values)
 
 
-def test_floats_stay_as_short_as_their_datatype() -> None:
+def test_floats_are_written_with_the_digits_of_their_datatype() -> None:
     array = np.full(10_000, 0.1, np.float32)
     assert json_of({"y": array}).count(b"0.1,") == 9_999
 

@@ -1,4 +1,4 @@
-"""Properties of a configuration: whether it is complete, and the order in which an ensemble's steps can run."""
+"""Properties of a configuration: completeness, and the order in which the steps of an ensemble can run."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.fakes.models import model
 
 
 def step(name: str, reads: str, writes: str) -> Step:
-    """``reads`` and ``writes``: names of the ensemble's tensors."""
+    """``reads`` and ``writes`` are names of the ensemble's tensors."""
     return Step(
         name, "", tuple((tensor, tensor) for tensor in reads.split()), tuple((each, each) for each in writes.split())
     )
@@ -25,7 +25,7 @@ def step(name: str, reads: str, writes: str) -> Step:
         ([], []),
     ],
 )
-def test_a_step_runs_after_those_that_write_its_inputs(steps: list[Step], order: list[int]) -> None:
+def test_a_step_runs_after_the_steps_that_write_its_inputs(steps: list[Step], order: list[int]) -> None:
     assert model("X FP32 [1]", "Y FP32 [1]", steps=tuple(steps)).runnable_steps(["X"]) == order
 
 

@@ -1,4 +1,4 @@
-"""How long it takes until something is free."""
+"""The retry time is estimated from the recent outflow."""
 
 from app.domain.outflow import LONGEST_S, Outflow
 
@@ -10,17 +10,17 @@ def flowing(per_second: float, seconds: int = 30) -> Outflow:
     return outflow
 
 
-def test_it_follows_from_what_left_lately() -> None:
+def test_the_retry_time_follows_from_the_recent_rate() -> None:
     assert flowing(10.0).retry_after_s(50.0, 30.0) in (5, 6)
 
 
-def test_it_is_at_least_a_second() -> None:
+def test_the_retry_time_is_at_least_one_second() -> None:
     assert flowing(1e9).retry_after_s(1.0, 30.0) == 1
 
 
-def test_at_first_it_is_a_second() -> None:
+def test_the_first_retry_time_is_one_second() -> None:
     assert Outflow().retry_after_s(1.0, 1.0) == 1
 
 
-def test_if_nothing_leaves_it_is_the_longest_time() -> None:
+def test_without_outflow_the_retry_time_is_the_maximum() -> None:
     assert flowing(10.0).retry_after_s(50.0, 300.0) == LONGEST_S

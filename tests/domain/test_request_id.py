@@ -1,4 +1,4 @@
-"""Ids of requests."""
+"""Request ids are random and unique, also across threads and processes."""
 
 import os
 import re
@@ -21,7 +21,7 @@ def test_threads_get_different_ids() -> None:
 
 
 def test_a_forked_process_gets_other_ids() -> None:
-    new_request_id()  # others are unused now
+    new_request_id()  # fills the buffer of unused ids
     read_end, write_end = os.pipe()
     child = os.fork()
     if not child:

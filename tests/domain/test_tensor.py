@@ -9,7 +9,7 @@ def test_every_datatype_is_an_integer_a_float_a_bool_or_bytes() -> None:
 
 
 @pytest.mark.parametrize("datatype", sorted(INTEGER_DATATYPES | FLOAT_DATATYPES))
-def test_the_name_says_the_size(datatype: str) -> None:
+def test_the_size_matches_the_name(datatype: str) -> None:
     assert str(DTYPE_BY_DATATYPE[datatype].itemsize * 8) == datatype.lstrip("UINTBFP")
 
 
@@ -20,6 +20,6 @@ def test_bytes_keep_their_trailing_nuls_and_their_shape(shape: tuple[int, ...]) 
     assert list(array.flat) == [b"a\0", b"\0\0"]
 
 
-def test_no_bytes_keep_their_rank() -> None:
+def test_an_empty_bytes_array_keeps_its_rank() -> None:
     assert bytes_array([], (0, 4)).shape == (0, 4)
     assert bytes_array([], (0,)).dtype == np.object_

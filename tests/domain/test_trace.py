@@ -10,7 +10,7 @@ TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 EXAMPLE = f"00-{TRACE}-{SPAN}-01"
 
 
-def test_the_standards_example_is_read() -> None:
+def test_the_example_of_the_standard_is_parsed() -> None:
     trace = TraceContext.parse(EXAMPLE, "rojo=00f067aa0ba902b7,congo=t61rcWkgMzE")
     assert trace == TraceContext(TRACE, SPAN, 1, "rojo=00f067aa0ba902b7,congo=t61rcWkgMzE")
     assert trace.is_sampled
@@ -73,7 +73,7 @@ def test_a_future_traceparent_is_downgraded_to_version_00() -> None:
         ("a=" + "x" * 520, ""),
     ],
 )
-def test_only_the_invalid_tracestate_is_ignored(tracestate: str, kept: str) -> None:
+def test_an_invalid_tracestate_is_dropped_alone(tracestate: str, kept: str) -> None:
     trace = TraceContext.parse(EXAMPLE, tracestate)
     assert trace is not None
     assert trace.state == kept

@@ -1,1 +1,1 @@
-"""Doubles that enter by the seams the code has: the engine's protocol, and Triton's own wire."""
+"""Fakes at two interfaces: the engine's protocol and Triton's gRPC API."""

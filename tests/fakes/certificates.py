@@ -1,4 +1,4 @@
-"""Certificates of an authority that a test makes, as files."""
+"""Certificates of a test authority, as files."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ class Authority:
         return self._authority.issue_cert(*names, **more)  # type: ignore[arg-type]
 
     def files(self, *names: str) -> TlsFiles:
-        """For a client that trusts this authority and has a certificate of it for these names, if there are any."""
+        """Returns the files of a client that trusts this authority. With names, the client also has a certificate."""
         if not names:
             return TlsFiles(self.path)
         certificate, key = self.folder / "client.pem", self.folder / "client.key"
@@ -32,7 +32,7 @@ class Authority:
         return TlsFiles(self.path, certificate, key)
 
     def server(self, *names: str, asks_for_client: bool = False, **more: object) -> grpc.ServerCredentials:
-        """``asks_for_client``: mutual TLS."""
+        """``asks_for_client`` turns on mutual TLS."""
         issued = self.issue(*names, **more)
         pair = (issued.private_key_pem.bytes(), b"".join(each.bytes() for each in issued.cert_chain_pems))
         root = self.path.read_bytes() if asks_for_client else None

@@ -53,7 +53,7 @@ def exchange_with(
     receive: Receive = nothing,
     send: Send = drop,
 ) -> Exchange:
-    """Must be called in a task. The exchange is in its own scope, as :class:`app.api.entry.EntryPoint` puts it."""
+    """Must be called in a task. Like :class:`app.api.entry.EntryPoint`, it stores the exchange in the scope."""
     scope: dict[str, Any] = {
         "type": "http",
         "method": "POST",

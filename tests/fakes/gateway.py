@@ -1,4 +1,4 @@
-"""A whole gateway in this process over the fake engine, reached without a socket."""
+"""A complete gateway in this process over the fake engine, called without a socket."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""Files of API keys, whose keys the tests know."""
+"""Keys files with keys that the tests know."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ from app.admission.keys import hash_of
 
 
 def key_text(key_id: str) -> str:
-    """The key of this id: the same in every test."""
+    """Returns the key of this id, which is the same in every test."""
     return f"tgw_{key_id}_{'0123456789abcdef' * 2}"
 
 
@@ -17,7 +17,7 @@ def entry(key_id: str, **more: Any) -> dict[str, Any]:
 
 
 def write_keys(path: Path, *entries: dict[str, Any]) -> Path:
-    """JSON is YAML too. The file is replaced in one step."""
+    """Writes the file as JSON, which is valid YAML, and replaces it atomically."""
     new = path.with_suffix(".new")
     new.write_text(json.dumps({"keys": entries}))
     new.chmod(0o600)

@@ -35,7 +35,7 @@ async def listening(
 
 @asynccontextmanager
 async def connected(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A connection, aborted at the end."""
+    """Opens a connection that is aborted at the end of the block."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         yield reader, writer
@@ -44,13 +44,13 @@ async def connected(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyn
 
 
 def request(path: str, *headers: str, body: bytes = b"", method: str = "POST") -> bytes:
-    """A request's bytes; ``headers`` include what frames the body."""
+    """Returns the bytes of a request; ``headers`` must include Content-Length or Transfer-Encoding."""
     lines = [f"{method} {path} HTTP/1.1", "Host: x", *headers, "", ""]
     return "\r\n".join(lines).encode() + body
 
 
 async def read_answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
-    """The next answer: its head in lower case, and its body of Content-Length bytes or in chunks."""
+    """Returns the next answer: its head in lower case, and its body, with a length or in chunks."""
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     if b"transfer-encoding: chunked" in head:
         return head, await reader.readuntil(b"0\r\n\r\n")
@@ -58,7 +58,7 @@ async def read_answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
 
 
 async def said(port: int, *chunks: bytes, pause_s: float = 0.0) -> bytes:
-    """Sends the chunks, then returns everything that comes back until the connection is closed."""
+    """Sends the chunks and returns all bytes that arrive until the connection is closed."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         for chunk in chunks:
@@ -73,7 +73,7 @@ async def said(port: int, *chunks: bytes, pause_s: float = 0.0) -> bytes:
 
 
 def problem(answer: bytes) -> tuple[int, str]:
-    """Returns status and code of a refusal, and checks its required parts."""
+    """Returns status and code of a problem answer, and checks its required headers."""
     head, _, body = answer.partition(b"\r\n\r\n")
     assert b"content-type: application/problem+json" in head
     assert b"connection: close" in head

@@ -1,4 +1,4 @@
-"""Configurations, responses and compiled pipelines in few words."""
+"""Builds configurations, responses and compiled pipelines from short arguments."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ KEY = b"a key of sixteen bytes or more"
 
 
 def tensor_spec(text: str) -> TensorSpec:
-    """``"X FP32 [-1,4]"``, or ``"X FP32 [1] optional"``."""
+    """Parses ``"X FP32 [-1,4]"`` or ``"X FP32 [1] optional"``."""
     name, datatype, dims, *rest = text.split(" ")
     return TensorSpec(name, datatype, tuple(int(dim) for dim in dims.strip("[]").split(",") if dim), bool(rest))
 
@@ -36,7 +36,7 @@ def model(
 
 
 def ensemble(name: str, config: ModelConfig) -> ModelConfig:
-    """An ensemble of one step with the same tensors."""
+    """Returns an ensemble with one step and the same tensors."""
     step = Step(
         config.name,
         "",
@@ -47,7 +47,7 @@ def ensemble(name: str, config: ModelConfig) -> ModelConfig:
 
 
 def pipeline(config: ModelConfig, *below: ModelConfig, key: bytes | None = KEY, **spec: Any) -> Pipeline:
-    """``spec``: as in gateway.yaml, the model aside."""
+    """Compiles a pipeline; ``spec`` has the keys of gateway.yaml without ``model``."""
     models = {each.name: each for each in (config, *below)}
     checked = PipelineSpec.model_validate({"model": config.name, **spec})
     return compile_pipeline("p", checked, config, models, Surroundings(early_exit_key=key))
@@ -64,7 +64,7 @@ def response(*tensors: Tensor, is_final: bool = True) -> InferenceResponse:
 
 
 def refusal(message: str, grpc_code: str | None = "ALREADY_EXISTS") -> GatewayError:
-    """A model's own error as the seam hands it on."""
+    """Returns an error of a model as app/triton converts it."""
     error = ModelError("Model 'model' failed.")
     error.upstream = UpstreamError(grpc_code, message)
     return error

@@ -1,4 +1,4 @@
-"""Networks that fail; each relays TCP to one address."""
+"""TCP relays that can fail."""
 
 import asyncio
 import contextlib
@@ -11,9 +11,9 @@ SomeNetwork = TypeVar("SomeNetwork", bound="Network")
 
 
 class Network:
-    """Can be cut: drops every connection and refuses more.
+    """A relay to one port. ``cut`` drops all connections and rejects new connections until ``restore``.
 
-    Runs an event loop in its own thread; call ``cut`` and ``restore`` from any other thread.
+    The relay runs on an event loop in its own thread; call ``cut`` and ``restore`` from any other thread.
     """
 
     def __init__(self, port: int, loop: asyncio.AbstractEventLoop) -> None:
@@ -62,7 +62,7 @@ class Network:
 
 
 class DroppingNetwork(Network):
-    """Drops the connection of each resumable stream that is read from its start, before event 3."""
+    """Drops each resumable stream that is read from its start, before event 3."""
 
     def __init__(self, port: int, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(port, loop)

@@ -1,4 +1,4 @@
-"""A stream that has started with the fake engine, and all its notifications."""
+"""A started stream over the fake engine, with a record of all its notifications."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ class Ended:
 
 @dataclass
 class FakeAnswer:
-    """The values are the response's numbers. ``EXIT`` is an early exit; other errors are not changed."""
+    """Returns the numbers of each response. The error ``EXIT`` is an early exit; other errors are raised again."""
 
     ending: Ended = field(default_factory=Ended)
     breaks: BaseException | None = None
@@ -56,7 +56,7 @@ class FakeAnswer:
 
 @dataclass
 class SeenByObserver:
-    """Implements StreamObserver: keeps every call."""
+    """Implements StreamObserver and records every call."""
 
     outputs: list[None] = field(default_factory=list)
     abandonments: list[None] = field(default_factory=list)
@@ -90,7 +90,7 @@ class Life:
         return self.seen.abandonments
 
     async def events(self) -> list[tuple[int, str, Any]]:
-        """All of them, once the stream has ended."""
+        """Waits for the end of the stream and returns all events."""
         await self.stream.ended()
         await asyncio.sleep(0)
         assert len(self.seen.ends) == 1
@@ -114,7 +114,7 @@ def live(
     log: EventLog | None = None,
     deadline: Deadline | None = None,
 ) -> Life:
-    """A stream that has started over an engine with these answers."""
+    """Starts a stream over an engine with these answers."""
     engine = FakeEngine(answers=list(answers))
     seen = SeenByObserver()
     log = log or ReplayLog()

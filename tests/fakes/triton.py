@@ -1,4 +1,4 @@
-"""Triton's wire with a script behind it: a real gRPC server whose ModelInfer and ModelStreamInfer a test writes."""
+"""A real gRPC server with Triton's API. The test provides ModelInfer and ModelStreamInfer."""
 
 import asyncio
 import mmap
@@ -27,12 +27,12 @@ async def _no_stream(
 
 
 class SharedMemory:
-    """Maps regions as Triton does; ``in_use``: regions that a request uses."""
+    """Maps regions like Triton. ``in_use`` are the regions that a request uses."""
 
     def __init__(self) -> None:
         self.version = "2.51.0"
         self.refusal = ""
-        """Why every registration fails."""
+        """If set, every registration fails with this message."""
         self.regions: dict[str, mmap.mmap] = {}
         self.in_use: set[str] = set()
         self.registered = 0
@@ -44,7 +44,7 @@ class SharedMemory:
         self.registered += 1
 
     def bytes_of(self, tensor: pb.ModelInferRequest.InferInputTensor) -> memoryview:
-        """The part of a region that a tensor's parameters name; raises KeyError for one that is not registered."""
+        """Returns the part of a region that a tensor's parameters name. Raises KeyError for an unregistered region."""
         parameters = tensor.parameters
         start = parameters["shared_memory_offset"].int64_param
         region = self.regions[parameters["shared_memory_region"].string_param]
@@ -58,12 +58,12 @@ class SharedMemory:
 
 @dataclass
 class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
-    """Keeps the requests it was sent; ``cancelled`` is set when a call ended before its script did."""
+    """Records its requests. ``cancelled`` is set when a call ends before its script has finished."""
 
     unary: Unary = _no_unary
     streamed: Streamed = _no_stream
     ready: dict[str, str] = field(default_factory=dict)
-    """Model -> its state in the repository index."""
+    """State in the repository index by model."""
     control: list[str] = field(default_factory=list)
     """Models that were unloaded (``-m``) and loaded (``+m``), in order."""
     refuses_control: bool = False
@@ -171,7 +171,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
 
 
 def piece(number: int | None = None, *, final: bool = False) -> pb.ModelStreamInferResponse:
-    """A response of a stream: output Y with one number, or no output; with Triton's final marker."""
+    """Returns a response of a stream with output Y, or without outputs, and with Triton's final flag."""
     answer = pb.ModelStreamInferResponse()
     answer.infer_response.parameters["triton_final_response"].bool_param = final
     if number is not None:
@@ -182,7 +182,7 @@ def piece(number: int | None = None, *, final: bool = False) -> pb.ModelStreamIn
 
 @asynccontextmanager
 async def serving(triton: FakeTriton, credentials: grpc.ServerCredentials | None = None) -> AsyncIterator[FakeTriton]:
-    """``credentials``: for TLS."""
+    """Runs the server. ``credentials`` turn on TLS."""
     server = grpc.aio.server()
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(triton, server)
     address = "127.0.0.1:0"
@@ -197,7 +197,7 @@ async def serving(triton: FakeTriton, credentials: grpc.ServerCredentials | None
 
 @asynccontextmanager
 async def answering(message: bytes) -> AsyncIterator[str]:
-    """The address of a server that answers every inference with these bytes, a message or not."""
+    """Yields the address of a server that answers every inference with these bytes, valid or not."""
 
     async def unary(request: object, context: object) -> bytes:
         return message
@@ -224,7 +224,7 @@ HTTP2_EMPTY_SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 
 @asynccontextmanager
 async def closing_after_a_request() -> AsyncIterator[str]:
-    """The address of a server that accepts a connection, reads a request, and closes the connection."""
+    """Yields the address of a server that accepts a connection, reads a request, and closes the connection."""
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(HTTP2_PREFACE)

@@ -1,4 +1,4 @@
-"""Fakes for tests of the watches over Triton: samples, the watch as a task, and its result."""
+"""Helpers for tests of the watches over Triton: samples, and a watch as a task."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine

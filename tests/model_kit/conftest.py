@@ -1,4 +1,4 @@
-"""model_kit is not installed in the gateway's environment, so its tests add it to the path."""
+"""Adds model_kit to the path, because it is not installed in the gateway's environment."""
 
 import sys
 from pathlib import Path

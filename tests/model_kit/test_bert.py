@@ -1,4 +1,4 @@
-"""The encoder's numerics; the whole network is compared with the original in tests/triton_models/test_embedding.py."""
+"""The encoder's numerics. tests/triton_models/test_embedding.py compares the whole network with the original."""
 
 import math
 
@@ -41,7 +41,7 @@ def test_erf_is_within_4e_7_everywhere():
     assert np.abs(erf(values) - [math.erf(value) for value in values.tolist()]).max() < 4e-7
 
 
-def test_gelu_passes_large_values_and_stops_small_ones():
+def test_gelu_keeps_large_values_and_zeroes_small_values():
     assert gelu(np.float32([-10, 0, 50])) == pytest.approx([0, 0, 50], abs=1e-6)
 
 
@@ -58,13 +58,13 @@ def test_a_text_does_not_change_the_result_of_its_neighbours(network):
         assert states.dtype == np.float32
 
 
-def test_a_token_sees_the_whole_text_and_its_place(network):
+def test_a_state_depends_on_the_whole_text_and_the_position(network):
     first, changed_end, moved = (network.states_of([np.array(ids)])[0] for ids in ([1, 2, 3], [1, 2, 4], [2, 1, 3]))
     assert not np.allclose(first[0], changed_end[0], atol=1e-3)
     assert not np.allclose(first[0], moved[1], atol=1e-3)
 
 
-def test_weights_that_cannot_be_written_are_enough(network):
+def test_read_only_weights_are_sufficient(network):
     for tensor in network._weights.values():
         tensor.setflags(write=False)
     network.states_of([np.array([1, 2])])

@@ -78,26 +78,26 @@ def test_transparent_images_get_a_contrasting_background(ink, sheet):
     assert (pixels[:, :5] == 255 - sheet).all()
 
 
-def test_a_wholly_transparent_image_is_a_white_sheet():
+def test_a_fully_transparent_image_becomes_white():
     assert pixels_of(encoded(Image.new("RGBA", (4, 4), (0, 0, 0, 0)))).min() == 255
 
 
 @pytest.mark.parametrize(
     "data", [b"", b"x", b"not an image at all", b"\x89PNG\r\n\x1a\n", b"%PDF-1.7", b"\xff\xd8\xff"]
 )
-def test_bytes_that_are_no_image_are_refused_without_an_echo(data):
+def test_invalid_bytes_are_rejected_with_a_fixed_message(data):
     with pytest.raises(InvalidInput, match="is not a") as refusal:
         pixels_of(data)
     assert str(refusal.value) in images.FAULTS
 
 
-def test_formats_beyond_the_list_are_not_even_parsed(corner):
+def test_unlisted_formats_are_not_parsed(corner):
     with pytest.raises(InvalidInput, match="is not a"):
         pixels_of(encoded(corner, "TIFF"))
 
 
 @pytest.mark.parametrize("file_format", ["PNG", "JPEG", "WEBP", "BMP"])
-def test_a_truncated_image_is_refused(file_format):
+def test_a_truncated_image_is_rejected(file_format):
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     whole = encoded(Image.fromarray(noise), file_format)
     with pytest.raises(InvalidInput) as refusal:
@@ -105,13 +105,13 @@ def test_a_truncated_image_is_refused(file_format):
     assert str(refusal.value) in images.FAULTS
 
 
-def test_a_header_that_promises_more_than_the_data_is_refused():
+def test_a_header_that_claims_more_data_is_rejected():
     with pytest.raises(InvalidInput, match="truncated or corrupt"):
         pixels_of(png_that_claims(6000, 6000))
 
 
 @pytest.mark.parametrize("size", [(6400, 6400), (2**31 - 1, 2**31 - 1), (32_001, 1), (1, 32_001)])
-def test_a_large_image_is_refused_by_its_header_alone(size, monkeypatch):
+def test_a_large_image_is_rejected_before_decoding(size, monkeypatch):
     monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("decoded"))
     with pytest.raises(InvalidInput, match="too large"):
         pixels_of(png_that_claims(*size))
@@ -121,11 +121,11 @@ def test_one_pixel_is_an_image():
     assert pixels_of(encoded(Image.new("L", (1, 1)))).shape == (1, 1, 3)
 
 
-def test_the_single_image_of_a_batch_is_taken_out():
+def test_the_single_image_of_a_batch_is_returned():
     assert single_image(np.array([[b"bytes"]], dtype=np.object_)) == b"bytes"
 
 
 @pytest.mark.parametrize("count", [0, 2, 8])
-def test_no_image_or_several_are_refused(count):
+def test_zero_or_several_images_are_rejected(count):
     with pytest.raises(InvalidInput, match="batch dimension must be 1"):
         single_image(np.full((count, 1), b"bytes", dtype=np.object_))

@@ -26,7 +26,7 @@ def test_tensors_are_views_of_the_file(tmp_path):
     assert not tensors["floats"].flags.owndata
 
 
-def test_an_unknown_data_type_is_refused(tmp_path):
+def test_an_unknown_data_type_is_rejected(tmp_path):
     entries = {"half": {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}}
     with pytest.raises(KeyError, match="BF16"):
         mapped(write(tmp_path / "weights", entries, b"\0\0"))

@@ -16,7 +16,7 @@ def reason(message, request_id="r1", key=KEY):
     return EarlyExitRules((rule,), frozenset({"ocr"}), key).reason_of_error(UpstreamError(None, message), request_id)
 
 
-def test_the_gateway_accepts_it_from_an_ensemble_too():
+def test_a_signed_exit_is_accepted_from_an_ensemble():
     marker = str(signed_exit("decide", "no_text", "r1", KEY))
     assert reason(marker) == reason(f"in ensemble 'ocr', {marker}") == "no_text"
 
@@ -30,11 +30,11 @@ def test_the_gateway_accepts_it_from_an_ensemble_too():
     ],
     ids=["another request", "another reason", "another key"],
 )
-def test_the_gateway_refuses_one_of(marker):
+def test_a_marker_with_a_wrong_signature_is_rejected(marker):
     assert reason(str(marker)) is None
 
 
-def test_it_is_an_early_exit_like_any_other():
+def test_a_signed_exit_is_an_early_exit():
     exit_ = signed_exit("decide", "no_text", "r1", KEY)
     assert type(exit_) is EarlyExit
     assert exit_.reason == "no_text"

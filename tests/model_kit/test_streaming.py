@@ -1,4 +1,4 @@
-"""How a decoupled answer ends: with exactly one FINAL, in the same send as the last response or the error."""
+"""A decoupled answer ends with exactly one FINAL, sent together with the last response or the error."""
 
 import importlib
 import sys
@@ -12,7 +12,7 @@ FINAL = 1
 
 
 class Sender:
-    """Triton's response sender: after FINAL it refuses everything, as the real one does."""
+    """Triton's response sender. Like the real sender, it rejects every call after FINAL."""
 
     def __init__(self, is_gone=False):
         self.sent = []
@@ -29,7 +29,7 @@ class Sender:
 
 @pytest.fixture
 def streaming(monkeypatch):
-    """``model_kit.streaming`` over the few names of the Python backend that it speaks to."""
+    """``model_kit.streaming`` over a fake of the Python backend."""
     backend = ModuleType("triton_python_backend_utils")
     backend.TRITONSERVER_RESPONSE_COMPLETE_FINAL = FINAL
     backend.Tensor = lambda name, array: (name, array.tolist())
@@ -58,27 +58,27 @@ def sent(streaming):
     return sent
 
 
-def test_final_goes_with_the_last_part(streaming, sent):
+def test_final_is_sent_with_the_last_part(streaming, sent):
     parts = [streaming.Part({"X": np.array([1])}), streaming.Part({"X": np.array([2])}, is_last=True)]
     assert sent(lambda request, is_gone: iter(parts)) == [([("X", [1])], 0), ([("X", [2])], FINAL)]
 
 
-def test_an_empty_answer_is_a_final_without_response(sent):
+def test_an_empty_answer_is_final_without_a_response(sent):
     assert sent(lambda request, is_gone: None) == [(None, FINAL)]
 
 
-def test_parts_without_a_last_one_are_closed(streaming, sent):
+def test_final_follows_parts_without_a_last_part(streaming, sent):
     assert sent(lambda request, is_gone: [streaming.Part({})]) == [([], 0), (None, FINAL)]
 
 
-def test_final_goes_with_the_error_of_a_refused_request(streaming, sent):
+def test_final_is_sent_with_the_error_of_a_rejected_request(streaming, sent):
     def accept(request, is_gone):
         raise importlib.import_module("model_kit.outcomes").InvalidInput("no")
 
     assert sent(accept) == [("INVALID_ARG", FINAL)]
 
 
-def test_final_goes_with_the_error_in_the_middle(streaming, sent):
+def test_final_is_sent_with_an_error_between_parts(streaming, sent):
     def parts():
         yield streaming.Part({})
         raise importlib.import_module("model_kit.outcomes").Cancelled
@@ -86,14 +86,14 @@ def test_final_goes_with_the_error_in_the_middle(streaming, sent):
     assert sent(lambda request, is_gone: parts()) == [([], 0), ("CANCELLED", FINAL)]
 
 
-def test_a_fault_is_named_internal(sent):
+def test_an_unexpected_exception_is_internal(sent):
     def accept(request, is_gone):
-        raise ZeroDivisionError("the caller's words")
+        raise ZeroDivisionError("text of the caller")
 
     assert sent(accept) == [("INTERNAL", FINAL)]
 
 
-def test_a_sender_that_fails_does_not_end_the_thread(streaming):
+def test_a_failing_sender_does_not_end_the_thread(streaming):
     closed = Sender()
     closed.send(flags=FINAL)
     streaming.relay(closed, [streaming.Part({}, is_last=True)])
@@ -101,7 +101,7 @@ def test_a_sender_that_fails_does_not_end_the_thread(streaming):
 
 
 @pytest.mark.parametrize("error", [None, "no"])
-def test_final_is_late_once_the_caller_has_gone(streaming, monkeypatch, error):
+def test_final_is_delayed_after_a_disconnect(streaming, monkeypatch, error):
     waits = []
     monkeypatch.setattr(streaming.time, "sleep", waits.append)
     here, gone = Sender(), Sender(is_gone=True)
@@ -112,7 +112,7 @@ def test_final_is_late_once_the_caller_has_gone(streaming, monkeypatch, error):
     assert here.sent == gone.sent == [(error, FINAL)]
 
 
-def test_a_last_part_is_as_late(streaming, monkeypatch):
+def test_the_last_part_is_delayed_after_a_disconnect(streaming, monkeypatch):
     waits = []
     monkeypatch.setattr(streaming.time, "sleep", waits.append)
     gone = Sender(is_gone=True)

@@ -1,4 +1,4 @@
-"""The line that a model writes of a response's tensors."""
+"""The log line that a model writes about the tensors of a response."""
 
 import importlib
 import sys
@@ -10,16 +10,16 @@ import pytest
 
 @pytest.fixture
 def tensor_log(monkeypatch):
-    """``model_kit.tensor_log`` under a value of GATEWAY_LOG_TENSORS, and what it logs."""
+    """Returns ``model_kit.tensor_log`` for a value of GATEWAY_LOG_TENSORS, and the list of its log lines."""
 
     def tensor_log(value):
-        said = []
+        lines = []
         backend = ModuleType("triton_python_backend_utils")
-        backend.Logger = SimpleNamespace(log_info=said.append)
+        backend.Logger = SimpleNamespace(log_info=lines.append)
         monkeypatch.setitem(sys.modules, backend.__name__, backend)
         monkeypatch.setenv("GATEWAY_LOG_TENSORS", value)
         monkeypatch.delitem(sys.modules, "model_kit.tensor_log", raising=False)
-        return importlib.import_module("model_kit.tensor_log"), said
+        return importlib.import_module("model_kit.tensor_log"), lines
 
     return tensor_log
 
@@ -32,14 +32,14 @@ OUTPUTS = {
 }
 
 
-def test_names_datatypes_and_shapes_in_the_protocols_words(tensor_log):
-    module, said = tensor_log("shapes")
+def test_a_line_has_names_datatypes_and_shapes(tensor_log):
+    module, lines = tensor_log("shapes")
     module.notes_on(SimpleNamespace(request_id=lambda: "r1"))(OUTPUTS)
-    assert said == ["tensors triton_request_id=r1 TEXT:BYTES[1] BOXES:FP32[0, 4, 2] IDS:INT32[2] FLAG:BOOL[]"]
+    assert lines == ["tensors triton_request_id=r1 TEXT:BYTES[1] BOXES:FP32[0, 4, 2] IDS:INT32[2] FLAG:BOOL[]"]
 
 
 @pytest.mark.parametrize("value", ["off", ""])
 def test_no_lines_without_the_setting(tensor_log, value):
-    module, said = tensor_log(value)
+    module, lines = tensor_log(value)
     module.notes_on(SimpleNamespace())(OUTPUTS)
-    assert said == []
+    assert lines == []

@@ -7,7 +7,7 @@ AXES = ("cats", "dogs", "fish")
 
 
 class Words:
-    """Encodes a text as the direction of the axes that it names, and records its inputs."""
+    """A fake encoder: a text's vector points along the axes that the text names. Records its inputs."""
 
     def __init__(self):
         self.asked = []
@@ -32,7 +32,7 @@ def as_bytes(*rows):
     return np.array([[label.encode() for label in row] for row in rows], dtype=np.object_)
 
 
-def test_the_label_nearest_to_the_features_wins(classify):
+def test_the_nearest_label_has_the_highest_score(classify):
     features = np.float32([[0, 0, 1], [1, 0, 0]])
     best, scores = answer_of(classify, features, as_bytes(["pets", "fish"], ["pets", "fish"]))
     assert best.tolist() == [[b"fish"], [b"pets"]]
@@ -53,19 +53,19 @@ def test_every_row_has_its_own_labels(classify):
     assert best[1] == b"cats"
 
 
-def test_labels_with_examples_are_encoded_once_and_in_one_pass(encode, classify):
+def test_labels_with_examples_are_encoded_once(encode, classify):
     assert encode.asked == ["cats", "dogs", "fish"]
     classify.scores_of(np.float32([[1, 0, 0]]), ["pets", "fish"])
     assert encode.asked == ["cats", "dogs", "fish"]
 
 
-def test_other_labels_go_through_the_template_and_are_remembered(encode, classify):
+def test_other_labels_use_the_template_and_are_cached(encode, classify):
     for _ in range(2):
         classify.scores_of(np.float32([[1, 0, 0]]), ["pets", "dogs {0}"])
     assert encode.asked[3:] == ["about dogs {0}"]
 
 
-def test_the_number_of_remembered_labels_is_limited(encode, classify):
+def test_the_cache_of_labels_is_limited(encode, classify):
     for number in range(REMEMBERED_LABELS + 10):
         classify.scores_of(np.float32([[1, 0, 0]]), [f"label {number}"])
     assert len(classify._asked_for) == REMEMBERED_LABELS
@@ -85,7 +85,7 @@ def test_the_number_of_remembered_labels_is_limited(encode, classify):
         [str(number).encode() for number in range(MAX_LABELS + 1)],
     ],
 )
-def test_labels_that_make_no_sense_are_refused_without_an_echo(values):
+def test_invalid_labels_are_rejected_with_a_fixed_message(values):
     with pytest.raises(InvalidInput) as refusal:
         labels_of(np.array(values, dtype=np.object_))
     assert str(refusal.value) in FAULTS

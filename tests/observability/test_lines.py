@@ -1,4 +1,4 @@
-"""Log lines never block their writer, and none is lost as long as there is room."""
+"""Log lines never block their writer; lines are dropped only when the buffer is full."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ def read_all(descriptor: int, size: int) -> bytes:
     return data
 
 
-def test_lines_arrive_whole_and_in_order() -> None:
+def test_lines_arrive_complete_and_in_order() -> None:
     reader, writer_end = os.pipe()
     writer = LineWriter(writer_end)
     lines = [b"%d\n" % n for n in range(5000)]
@@ -60,7 +60,7 @@ def test_lines_of_several_threads_are_not_mixed() -> None:
     assert sorted(set(lines)) == [b"a" * 50, b"b" * 50, b"c" * 50]
 
 
-def test_a_closed_descriptor_only_loses_lines() -> None:
+def test_a_closed_descriptor_drops_lines_without_an_error() -> None:
     reader, writer_end = os.pipe()
     os.close(reader)
     writer = LineWriter(writer_end)
@@ -96,7 +96,7 @@ def test_lines_of_several_processes_are_not_mixed() -> None:
     assert sorted(set(lines)) == [b"a" * 9999, b"b" * 9999]
 
 
-def test_the_turn_of_a_process_that_dies_ends() -> None:
+def test_a_dead_process_releases_its_turn() -> None:
     lock = os.memfd_create("lock")
     script = (
         "import os, sys\n"

@@ -34,7 +34,7 @@ def lines(style: str, *worker: str) -> list[str]:
     return run.stderr.splitlines()
 
 
-def test_json_is_one_object_a_line() -> None:
+def test_json_format_writes_one_object_per_line() -> None:
     first, second = map(json.loads, lines("json"))
     assert first["message"] == "a line\nand\x00 \u2028 more"
     assert (first["level"], first["logger"], first["request_id"], first["number"]) == ("INFO", "some.where", "rid", 1.5)
@@ -42,7 +42,7 @@ def test_json_is_one_object_a_line() -> None:
     assert "ZeroDivisionError" in second["exc_info"]
 
 
-def test_text_is_for_people() -> None:
+def test_text_format_is_readable() -> None:
     assert "INFO    some.where: a line" in lines("text")[0]
 
 

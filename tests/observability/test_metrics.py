@@ -1,4 +1,4 @@
-"""The names and labels that PRODUCT section 7 promises."""
+"""The documented names and labels of metrics."""
 
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -7,7 +7,7 @@ from app.domain.errors import Outcome
 from app.domain.inference import InferenceRequest
 from app.observability.metrics import CallMetrics, LaneMetrics, Metrics
 
-PROMISED = {
+LABELS_BY_METRIC = {
     "requests": {"pipeline", "transport", "outcome"},
     "request_duration_seconds": {"pipeline", "transport", "outcome"},
     "overhead_seconds": {"pipeline", "transport"},
@@ -75,7 +75,7 @@ def filled() -> Metrics:
     return metrics
 
 
-def test_every_metric_that_is_promised_and_no_other() -> None:
+def test_metrics_have_the_documented_names_and_labels() -> None:
     families = list(text_string_to_metric_families(generate_latest(filled().registry).decode()))
     found = {
         each.name.removeprefix("triton_gateway_"): {
@@ -84,11 +84,11 @@ def test_every_metric_that_is_promised_and_no_other() -> None:
         for each in families
         if not each.name.endswith("_created")
     }
-    assert found == PROMISED
+    assert found == LABELS_BY_METRIC
     assert all(each.documentation for each in families)
 
 
-def test_each_gateway_counts_for_itself() -> None:
+def test_gateways_do_not_share_counters() -> None:
     first, second = Metrics("1"), Metrics("1")
     first.count_triton_call("m", "OK")
     assert second.registry.get_sample_value("triton_gateway_triton_calls_total", {"model": "m", "code": "OK"}) is None
@@ -124,7 +124,7 @@ def test_every_use_of_a_pipelines_name_counts_in_the_same_series() -> None:
 
 
 def series_of(metrics: Metrics, pipeline: str) -> set[tuple[str, str | None, str | None]]:
-    """Name, transport and outcome of each series of the pipeline; of a histogram only the count."""
+    """Returns name, transport and outcome of each series of a pipeline; a histogram has one entry, its count."""
     families = text_string_to_metric_families(generate_latest(metrics.registry).decode())
     return {
         (each.name.removeprefix("triton_gateway_"), each.labels.get("transport"), each.labels.get("outcome"))

@@ -42,20 +42,20 @@ def inference(**more: Any) -> RequestRecord:
 
 
 @pytest.mark.parametrize("offered", ["a", "A-b_c.1", "x" * 128])
-def test_a_harmless_id_of_the_callers_is_kept(offered: str) -> None:
+def test_a_valid_id_of_the_caller_is_kept(offered: str) -> None:
     assert request_id_of(offered) == offered
 
 
 @pytest.mark.parametrize(
     "offered", [None, "", "x" * 129, "a b", "a\n", "a\r\nX: y", "ä", "a/b", "a;b", "\u0661", "<b>"]
 )
-def test_any_other_is_replaced(offered: str | None) -> None:
+def test_an_invalid_id_is_replaced(offered: str | None) -> None:
     made = request_id_of(offered)
     assert made != offered
     assert len(made) == 32
 
 
-def test_a_good_answer_is_counted_and_logged(metrics: Metrics, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_successful_request_is_counted_and_logged(metrics: Metrics, caplog: pytest.LogCaptureFixture) -> None:
     line = line_of(inference(triton_request_id="tid"), metrics, caplog)
     assert (line["outcome"], line["pipeline"], line["transport"], line["status"]) == ("ok", "p", "unary", 200)
     assert (line["request_id"], line["triton_request_id"], line["levelname"]) == ("rid", "tid", "INFO")
@@ -79,7 +79,7 @@ def test_the_fields_of_a_line_and_their_order(metrics: Metrics, caplog: pytest.L
     assert (line["trace_id"], line["span_id"]) == ("a" * 32, "b" * 16)
 
 
-def test_an_early_exit(metrics: Metrics, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_early_exit_is_counted_and_logged(metrics: Metrics, caplog: pytest.LogCaptureFixture) -> None:
     record = inference()
     record.exit_early(None)
     assert record.outcome is Outcome.OK
@@ -96,7 +96,7 @@ def test_an_early_exit(metrics: Metrics, caplog: pytest.LogCaptureFixture) -> No
         (ContractViolation("grew", tensor="T"), "contract_violations_total", {"pipeline": "p", "tensor": "T"}),
     ],
 )
-def test_errors_that_are_counted_by_themselves(
+def test_some_errors_have_their_own_metric(
     metrics: Metrics, error: GatewayError, metric: str, labels: dict[str, str]
 ) -> None:
     record = inference()
@@ -107,7 +107,9 @@ def test_errors_that_are_counted_by_themselves(
 
 
 @pytest.mark.parametrize(("kind", "counted"), [(FaultKind.RAISED, 1), (FaultKind.SHAPE, 0), (None, 0)])
-def test_exceptions_of_scripts_are_counted_separately(metrics: Metrics, kind: FaultKind | None, counted: int) -> None:
+def test_exceptions_of_model_scripts_are_counted_separately(
+    metrics: Metrics, kind: FaultKind | None, counted: int
+) -> None:
     error = ModelError("failed")
     error.fault = kind and Fault(kind)
     record = inference()
@@ -127,7 +129,7 @@ def test_tritons_message_is_in_the_log_and_limited(metrics: Metrics, caplog: pyt
     assert len(line["triton_message"]) == 1024
 
 
-def test_a_bug_is_an_error_in_the_log(metrics: Metrics, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_internal_error_is_logged_as_an_error(metrics: Metrics, caplog: pytest.LogCaptureFixture) -> None:
     record = inference()
     record.fail(Internal("bug"))
     assert line_of(record, metrics, caplog)["levelname"] == "ERROR"

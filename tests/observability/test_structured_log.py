@@ -37,7 +37,7 @@ def name() -> str:
 
 
 def json_log(monkeypatch: pytest.MonkeyPatch) -> tuple[LineHandler, list[bytes]]:
-    """The only handler from now on, and the lines that it writes at level info."""
+    """Replaces the handlers of the root logger. Returns the new handler and the list of its lines."""
     handler, lines = LineHandler(LineWriter(2)), list[bytes]()
     handler.setFormatter(JsonFormatter())
     monkeypatch.setattr(handler.writer, "write", lines.append)
@@ -97,7 +97,7 @@ def test_a_level_that_is_not_enabled_is_not_written(name: str, monkeypatch: pyte
 
 
 class Seen(logging.Handler):
-    """Any handler of another library."""
+    """A handler of another library."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ def test_another_handler_gets_the_record_once(
 
 
 @pytest.mark.parametrize("of_handler", [True, False])
-def test_a_filter_is_asked(name: str, monkeypatch: pytest.MonkeyPatch, of_handler: bool) -> None:
+def test_filters_are_applied(name: str, monkeypatch: pytest.MonkeyPatch, of_handler: bool) -> None:
     handler, written = json_log(monkeypatch)
     filtered = handler if of_handler else logging.getLogger(name)
     filtered.addFilter(lambda record: record.getMessage() != "request")
@@ -133,7 +133,7 @@ def test_a_filter_is_asked(name: str, monkeypatch: pytest.MonkeyPatch, of_handle
     assert written == []
 
 
-def test_text_style_is_written_by_its_formatter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_formatter_is_used(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     handler, written = json_log(monkeypatch)
     handler.setFormatter(logging.Formatter("%(levelname)-7s %(name)s: %(message)s"))
     StructuredLogger(name).log(logging.INFO, "request", FIELDS)

@@ -1,4 +1,4 @@
-"""The joined metrics of a supervisor and its workers."""
+"""The summed metrics of a supervisor and its workers."""
 
 import os
 import subprocess
@@ -32,7 +32,7 @@ class Worker:
 
     @contextmanager
     def acts(self) -> Iterator[None]:
-        """Series that are new in this block are this worker's."""
+        """Series that are created in this block belong to this worker."""
         value_class = values.ValueClass
         self._writer.use()
         try:
@@ -53,7 +53,7 @@ def page_of(own: Metrics, *workers: Worker, summed: SummedMetrics | None = None)
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in families
-        if not family.name.startswith("process_")  # of this process, and never the same twice
+        if not family.name.startswith("process_")  # values of this process, which change between reads
         for sample in family.samples
     }
 
@@ -92,7 +92,7 @@ def test_a_page_of_workers_has_the_series_of_one_process() -> None:
     assert set(page_of(own, first, second)) == series
 
 
-def test_counters_of_a_worker_that_ended_stay_and_its_gauges_go() -> None:
+def test_counters_of_an_ended_worker_stay_and_its_gauges_go() -> None:
     own, first, second = Metrics("1"), Worker(), Worker()
     running = [first, second]
     summed = SummedMetrics(own.registry, lambda: [each.reader.read() for each in running])
@@ -110,7 +110,7 @@ def test_counters_of_a_worker_that_ended_stay_and_its_gauges_go() -> None:
     assert number(page, "request_duration_seconds_count", **OK) == 4
 
 
-def test_a_gauge_about_triton_is_the_supervisors() -> None:
+def test_gauges_about_triton_come_from_the_supervisor() -> None:
     own, first = Metrics("1"), Worker()
     with first.acts():
         first.metrics.triton_up.set(0)
@@ -128,8 +128,8 @@ def test_a_reload_that_failed_in_one_worker_is_shown() -> None:
     assert number(page_of(own, first, second), "config_reload_failed") == 1
 
 
-def test_a_worker_killed_during_a_write_breaks_no_sum() -> None:
-    """The next worker's buckets are added behind the first buckets of the killed worker."""
+def test_a_worker_killed_during_a_write_keeps_sums_valid() -> None:
+    """The buckets of the next worker are added to the incomplete buckets of the killed worker."""
     own, other = Metrics("1"), Worker()
     other.answers("p", 0.003, 0.3)
     summed = SummedMetrics(own.registry, list)
@@ -140,7 +140,7 @@ def test_a_worker_killed_during_a_write_breaks_no_sum() -> None:
     assert page == page_of(own, other)
 
 
-def test_a_torn_line_of_a_killed_worker_is_left_out() -> None:
+def test_an_incomplete_line_of_a_killed_worker_is_ignored() -> None:
     descriptors = Descriptors.create()
     writer, reader = Writer(descriptors), Reader(descriptors)
     first = Series("counter", "m", "m_total", ("l",), ("line\nbreak",))
@@ -151,7 +151,7 @@ def test_a_torn_line_of_a_killed_worker_is_left_out() -> None:
     assert list(reader.read().values()) == [2.5, 0.0]
 
 
-def test_a_series_that_is_removed_and_made_again_keeps_its_place() -> None:
+def test_a_recreated_series_keeps_its_place() -> None:
     descriptors = Descriptors.create()
     writer, reader = Writer(descriptors), Reader(descriptors)
     series = Series("gauge", "g", "g", (), (), "livesum")
@@ -162,7 +162,7 @@ def test_a_series_that_is_removed_and_made_again_keeps_its_place() -> None:
     assert reader.read() == {series: 7}
 
 
-def test_series_beyond_the_limit_are_not_shown_and_break_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_series_beyond_the_limit_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_values, "MAX_VALUES", 3)
     descriptors = Descriptors.create()
     writer, reader = Writer(descriptors), Reader(descriptors)
@@ -171,7 +171,7 @@ def test_series_beyond_the_limit_are_not_shown_and_break_nothing(monkeypatch: py
     assert [series.name for series in reader.read()] == ["a", "b"]
 
 
-def test_values_of_another_process_outlive_its_kill() -> None:
+def test_values_of_a_killed_process_stay_readable() -> None:
     descriptors = Descriptors.create()
     script = (
         "import os, sys\n"

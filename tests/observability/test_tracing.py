@@ -1,4 +1,4 @@
-"""Spans as a collector gets them, and no trace of tracing where it is off."""
+"""Spans that a collector receives, and no spans when tracing is off."""
 
 import logging
 import socket
@@ -54,7 +54,7 @@ def failing(error: GatewayError) -> RequestRecord:
     return record
 
 
-def test_the_callers_context_is_read_of_its_headers() -> None:
+def test_the_trace_context_is_read_from_the_headers() -> None:
     assert trace_of([CALLER.traceparent], ["a=1", "b=2"]) == TraceContext(CALLER.trace_id, CALLER.span_id, 1, "a=1,b=2")
 
 
@@ -63,7 +63,7 @@ def test_context_needs_exactly_one_valid_header(traceparents: list[str]) -> None
     assert trace_of(traceparents, ["a=1"]) is None
 
 
-def test_without_a_collector_children_are_the_callers() -> None:
+def test_without_a_collector_the_parent_is_the_callers_span() -> None:
     assert NoTracer().start("POST", Kind.SERVER, CALLER).trace == CALLER
     assert NoTracer().start("POST", Kind.SERVER, None).trace is None
 
@@ -81,7 +81,7 @@ def test_without_a_collector_the_sdk_is_not_imported() -> None:
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
-async def test_a_collector_without_the_extra_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_extra_is_named_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "app.observability.otlp", None)
     with pytest.raises(TracingUnavailable, match=r"pip install '\.\[otel\]'"):
         async with open_tracer("http://127.0.0.1:1/v1/traces", "1.2.3"):
@@ -182,7 +182,7 @@ async def test_a_cancelled_call_is_not_an_error(tracer: Tracer, collector: Colle
     assert seen.attributes["rpc.response.status_code"] == "CANCELLED"
 
 
-async def test_the_gateways_own_calls_begin_no_trace(tracer: Tracer, collector: Collector) -> None:
+async def test_calls_of_the_gateway_itself_start_no_trace(tracer: Tracer, collector: Collector) -> None:
     request = InferenceRequest("m", ())
     call = CallTracing(tracer).started(request, "ModelInfer")
     call.ended("OK", None)
@@ -190,14 +190,16 @@ async def test_the_gateways_own_calls_begin_no_trace(tracer: Tracer, collector: 
     assert await sent(tracer, collector) == []
 
 
-async def test_a_name_of_the_operators_own_is_kept(monkeypatch: pytest.MonkeyPatch, collector: Collector) -> None:
+async def test_otel_service_name_overrides_the_service_name(
+    monkeypatch: pytest.MonkeyPatch, collector: Collector
+) -> None:
     monkeypatch.setenv("OTEL_SERVICE_NAME", "front-door")
     tracer = OtlpTracer(f"{collector.url}/v1/traces", "1.2.3")
     tracer.start("POST", Kind.SERVER, None).end({})
     assert [span.service for span in await sent(tracer, collector)] == ["front-door"]
 
 
-async def test_closing_does_not_wait_for_a_collector_that_is_silent(
+async def test_closing_does_not_wait_for_a_silent_collector(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The system accepts the connection, but there is no answer."""

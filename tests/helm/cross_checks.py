@@ -8,6 +8,7 @@ from tests.helm.rendering import Document
 
 CHECKS: tuple[Callable[[Release], Iterator[str]], ...] = (
     traffic_checks.autoscaled,
+    traffic_checks.budgets,
     pod_checks.config_items,
     pod_checks.environments,
     pod_checks.grace,

@@ -12,6 +12,7 @@ UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 2**10, "Mi": 2**2
 IMAGE = re.compile(r"[a-z0-9][a-z0-9._/:-]*(:[A-Za-z0-9_][A-Za-z0-9._-]*|@sha256:[0-9a-f]{64})")
 EXTERNAL_SECRETS = {"early-exit", "bucket-credentials", "inference-tls", "registry-credentials", "gateway-redis"}
 EXTERNAL_SECRETS |= {"gateway-api-keys", "triton-client", "triton-token", "gateway-test-key", "gateway-settings"}
+EXTERNAL_SECRETS |= {"redis-client", "collector-ca"}
 """Secrets that the values files of ci/ name and the chart does not create."""
 SHUTDOWN_MARGIN_S = 5
 
@@ -81,8 +82,7 @@ def hung_containers(release: Release) -> Iterator[str]:
 
 
 def grace(release: Release) -> Iterator[str]:
-    (deployment,) = release.of("Deployment")
-    pod = deployment["spec"]["template"]["spec"]
+    pod = release.gateway["spec"]["template"]["spec"]
     (gateway,) = pod["containers"]
     phases = {each["name"]: each.get("value") for each in gateway["env"]}
     needed = SHUTDOWN_MARGIN_S + float(phases["GATEWAY_SHUTDOWN_DELAY_S"]) + float(phases["GATEWAY_DRAIN_S"])

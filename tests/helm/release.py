@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tests.helm.rendering import Document, of_kind
+from tests.helm.rendering import Document, of_kind, the_gateway
 
 
 @dataclass
@@ -17,6 +17,11 @@ class Release:
         deployed = {each["metadata"]["name"]: each["spec"]["template"]["spec"] for each in self.of("Deployment")}
         alone = {each["metadata"]["name"]: each["spec"] for each in self.of("Pod")}
         self.pods = deployed | alone
+
+    @property
+    def gateway(self) -> Document:
+        """The gateway's Deployment."""
+        return the_gateway(self.documents)
 
     def of(self, kind: str) -> list[Document]:
         return of_kind(self.documents, kind)
@@ -33,14 +38,16 @@ class Release:
         for pod in self.pods.values():
             yield from ((each, pod) for each in pod.get("initContainers", []) if each["name"] == "triton")
 
-    def pod_labels(self) -> dict[str, str]:
-        (deployment,) = self.of("Deployment")
-        labels: dict[str, str] = deployment["spec"]["template"]["metadata"]["labels"]
-        return labels
+    def selected(self, selector: dict[str, str]) -> set[str]:
+        """The names of the Deployments and Pods whose pods have these labels."""
+        labels = {
+            each["metadata"]["name"]: each["spec"]["template"]["metadata"]["labels"] for each in self.of("Deployment")
+        }
+        labels |= {each["metadata"]["name"]: each["metadata"]["labels"] for each in self.of("Pod")}
+        return {name for name, own in labels.items() if selector.items() <= own.items()}
 
-    def ports(self) -> dict[str, int]:
-        """Port numbers of the Deployment's containers by name."""
-        (deployment,) = self.of("Deployment")
-        pod = deployment["spec"]["template"]["spec"]
-        containers = [*pod.get("initContainers", []), *pod["containers"]]
+    def ports(self, selector: dict[str, str]) -> dict[str, int]:
+        """Port numbers by name, of the containers of the selected pods."""
+        pods = [self.pods[name] for name in self.selected(selector)]
+        containers = [each for pod in pods for each in (*pod.get("initContainers", []), *pod["containers"])]
         return {port["name"]: port["containerPort"] for each in containers for port in each.get("ports", [])}

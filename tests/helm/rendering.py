@@ -63,9 +63,16 @@ def the(documents: list[Document], kind: str) -> Document:
     return found
 
 
+def the_gateway(documents: list[Document]) -> Document:
+    """The gateway's Deployment."""
+    component = {"app.kubernetes.io/component": "gateway"}.items()
+    (found,) = (each for each in of_kind(documents, "Deployment") if component <= each["metadata"]["labels"].items())
+    return found
+
+
 def pod_spec(documents: list[Document]) -> Document:
-    """The pod's spec in the Deployment."""
-    spec: Document = the(documents, "Deployment")["spec"]["template"]["spec"]
+    """The pod's spec in the gateway's Deployment."""
+    spec: Document = the_gateway(documents)["spec"]["template"]["spec"]
     return spec
 
 

@@ -9,7 +9,7 @@ from jsonschema import Draft202012Validator
 
 from tests.helm.rendering import Document
 
-CUSTOM = {"HTTPRoute", "PodMonitor", "PrometheusRule"}
+CUSTOM = {"HTTPRoute", "PodMonitor", "PrometheusRule", "ServiceMonitor"}
 """Kinds whose schemas come with their operators; their shape is checked by the tests about them."""
 
 SCHEMAS = {

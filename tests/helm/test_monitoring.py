@@ -52,6 +52,30 @@ def test_both_ports_are_scraped_as_one_job() -> None:
     ]
 
 
+def test_a_service_monitor_has_the_targets_and_the_job_of_a_pod_monitor() -> None:
+    scraped = {"serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}, "intervalSeconds": 30}}
+    documents = render({**scraped, "prometheusRule": {"enabled": True}})
+    monitor = the(documents, "ServiceMonitor")
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    endpoints = monitor["spec"]["endpoints"]
+    assert [(each["port"], each["path"], each["interval"]) for each in endpoints] == [
+        ("admin", "/metrics", "30s"),
+        ("triton-metrics", "/metrics", "30s"),
+    ]
+    jobs = {relabeling["replacement"] for each in endpoints for relabeling in each["relabelings"]}
+    assert {f'job="{job}"' for job in jobs} == {JOB}
+    assert the(documents, "PrometheusRule")["spec"] == the(render(MONITORED), "PrometheusRule")["spec"]
+    service = next(each for each in of_kind(documents, "Service") if each["metadata"]["name"].endswith("-metrics"))
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"], "pods that load or drain would have no metrics"
+
+
+def test_a_service_monitor_without_a_sidecar_asks_the_gateway_only() -> None:
+    external = {"enabled": False, "external": {"grpcUrl": "triton:8001"}}
+    documents = render({"serviceMonitor": {"enabled": True}, "triton": external})
+    assert [each["port"] for each in the(documents, "ServiceMonitor")["spec"]["endpoints"]] == ["admin"]
+
+
 def test_grafana_s_sidecar_finds_a_dashboard_that_is_json() -> None:
     config_map = the(render({"dashboard": {"enabled": True}}), "ConfigMap")
     assert config_map["metadata"]["labels"]["grafana_dashboard"] == "1"

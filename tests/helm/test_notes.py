@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helm.rendering import CHART, CI_FILES, NAMESPACE, RELEASE, Document, render, the
+from tests.helm.rendering import CHART, CI_FILES, NAMESPACE, RELEASE, Document, render, the, the_gateway
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def chart_that_shows_its_notes(tmp_path: Path) -> Path:
 )
 def test_notes_name_the_release_and_its_deployment(chart_that_shows_its_notes: Path, values: Path) -> None:
     documents = render(values, chart=chart_that_shows_its_notes)
-    notes, name = the(documents, "Notes")["text"], the(documents, "Deployment")["metadata"]["name"]
+    notes, name = the(documents, "Notes")["text"], the_gateway(documents)["metadata"]["name"]
     assert f"kubectl --namespace {NAMESPACE} rollout status deployment/{name}" in notes
     assert f"helm test {RELEASE} --namespace {NAMESPACE}" in notes
 

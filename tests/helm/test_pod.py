@@ -226,6 +226,27 @@ def test_the_budget_lets_a_node_drain() -> None:
     assert (spec["maxUnavailable"], spec["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
 
 
+@pytest.mark.parametrize("number", [2, "50%"])
+def test_the_budget_keeps_a_number_of_pods(number: int | str) -> None:
+    documents = render({"replicaCount": 3, "podDisruptionBudget": {"minAvailable": number}})
+    spec = the(documents, "PodDisruptionBudget")["spec"]
+    assert (spec.get("minAvailable"), spec.get("maxUnavailable")) == (number, None)
+
+
+@pytest.mark.parametrize("number", [3, 4, "67%", "99%"])
+def test_a_budget_that_blocks_every_drain_is_refused(number: int | str) -> None:
+    with pytest.raises(ChartRefused, match="would block every drain of a node"):
+        render({"replicaCount": 3, "podDisruptionBudget": {"minAvailable": number}})
+
+
+def test_the_budget_is_compared_with_the_autoscalers_fewest_pods() -> None:
+    budget = {"minAvailable": 2}
+    with pytest.raises(ChartRefused, match="2 of 2 pods"):
+        render({"replicaCount": 9, "autoscaling": {"enabled": True, "minReplicas": 2}, "podDisruptionBudget": budget})
+    scaled = {"autoscaling": {"enabled": True, "minReplicas": 3}, "podDisruptionBudget": budget}
+    assert the(render(scaled), "PodDisruptionBudget")["spec"]["minAvailable"] == 2
+
+
 def test_the_autoscaler_counts_running_requests() -> None:
     documents = render({"autoscaling": {"enabled": True, "targetInFlight": 16}})
     spec = the(documents, "HorizontalPodAutoscaler")["spec"]
@@ -237,9 +258,10 @@ def test_the_autoscaler_counts_running_requests() -> None:
     assert "replicas" not in the(documents, "Deployment")["spec"]
 
 
-def test_keda_scales_by_the_same_numbers() -> None:
+@pytest.mark.parametrize("monitor", ["podMonitor", "serviceMonitor"])
+def test_keda_scales_by_the_same_numbers(monitor: str) -> None:
     scaling = {"enabled": True, "engine": "keda", "prometheusUrl": "http://prometheus:9090", "targetInFlight": 16}
-    documents = render({"autoscaling": scaling, "podMonitor": {"enabled": True, "intervalSeconds": 10}})
+    documents = render({"autoscaling": scaling, monitor: {"enabled": True, "intervalSeconds": 10}})
     assert of_kind(documents, "HorizontalPodAutoscaler") == []
     spec = the(documents, "ScaledObject")["spec"]
     (trigger,) = spec["triggers"]

@@ -49,6 +49,15 @@ NEEDS = {
     },
     "'app.kubernetes.io/name' is a label that the chart sets": {"podLabels": {"app.kubernetes.io/name": "mine"}},
     "prometheusRule.enabled needs podMonitor.enabled": {"prometheusRule": {"enabled": True}},
+    "podMonitor.enabled and serviceMonitor.enabled: choose one": {
+        "podMonitor": {"enabled": True}, "serviceMonitor": {"enabled": True}
+    },
+    "50% of 1 pods would block every drain": {"podDisruptionBudget": {"minAvailable": "50%"}},
+    "redis.enabled and gateway.redis.secretName: choose one": {
+        "redis": {"enabled": True}, "gateway": {"redis": {"secretName": "shared"}}
+    },
+    "redis.enabled needs networkPolicy.enabled": {"redis": {"enabled": True}, "networkPolicy": {"enabled": False}},
+    "privateCa.configMapName and privateCa.secretName": {"privateCa": {"configMapName": "a", "secretName": "b"}},
 }  # fmt: skip
 
 Path = tuple[str, ...]

@@ -26,6 +26,12 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{ include "triton-gateway.selectorLabels" . }}
 {{- end }}
 
+{{/* Takes a list of a component's name and the root context. Returns the labels of an object that is not the gateway. */}}
+{{- define "triton-gateway.componentLabels" -}}
+{{- $root := index . 1 -}}
+{{ merge (dict "app.kubernetes.io/component" (index . 0)) (include "triton-gateway.labels" $root | fromYaml) | toYaml }}
+{{- end }}
+
 {{/* Takes a list of the `image` values and the root context. Returns repository@digest, otherwise repository:tag. Adds
      `global.imageRegistry` to a repository that names no registry. */}}
 {{- define "triton-gateway.image" -}}
@@ -49,7 +55,12 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{ merge (deepCopy (default dict (index . 0))) (index . 1) | toYaml }}
 {{- end }}
 
-{{/* The job label that the Prometheus operator sets for the targets of a PodMonitor. */}}
+{{/* Seconds between two scrapes of the enabled monitor. */}}
+{{- define "triton-gateway.scrapeSeconds" -}}
+{{ .Values.podMonitor.enabled | ternary .Values.podMonitor .Values.serviceMonitor | dig "intervalSeconds" 0 }}
+{{- end }}
+
+{{/* The job label that the Prometheus operator sets for the targets of a PodMonitor. The ServiceMonitor sets the same label. */}}
 {{- define "triton-gateway.job" -}}
 {{ .Release.Namespace }}/{{ include "triton-gateway.fullname" . }}
 {{- end }}

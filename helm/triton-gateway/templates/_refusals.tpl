@@ -46,8 +46,9 @@
 {{ fail "service.externalTrafficPolicy needs service.type: NodePort or LoadBalancer" }}
 {{- end -}}
 {{- $keda := and .Values.autoscaling.enabled (eq .Values.autoscaling.engine "keda") -}}
-{{- if and $keda (not (and .Values.autoscaling.prometheusUrl .Values.podMonitor.enabled)) -}}
-{{ fail "autoscaling.engine: keda needs autoscaling.prometheusUrl and podMonitor.enabled: its query names the PodMonitor's job" }}
+{{- $isScraped := or .Values.podMonitor.enabled .Values.serviceMonitor.enabled -}}
+{{- if and $keda (not (and .Values.autoscaling.prometheusUrl $isScraped)) -}}
+{{ fail "autoscaling.engine: keda needs autoscaling.prometheusUrl and podMonitor.enabled or serviceMonitor.enabled: its query names the monitor's job" }}
 {{- end -}}
 {{- if and .Values.ingress.enabled (not .Values.ingress.hosts) -}}
 {{ fail "ingress.hosts is needed with ingress.enabled" }}
@@ -76,7 +77,29 @@
 {{ fail (printf "podLabels: '%s' is a label that the chart sets, and selects the pods by" .) }}
 {{- end -}}
 {{- end -}}
-{{- if and .Values.prometheusRule.enabled (not .Values.podMonitor.enabled) -}}
-{{ fail "prometheusRule.enabled needs podMonitor.enabled: its alerts name the PodMonitor's job" }}
+{{- if and .Values.prometheusRule.enabled (not $isScraped) -}}
+{{ fail "prometheusRule.enabled needs podMonitor.enabled or serviceMonitor.enabled: its alerts name the monitor's job" }}
+{{- end -}}
+{{- if and .Values.podMonitor.enabled .Values.serviceMonitor.enabled -}}
+{{ fail "podMonitor.enabled and serviceMonitor.enabled: choose one, because Prometheus would read each metric twice" }}
+{{- end -}}
+{{- $budget := .Values.podDisruptionBudget -}}
+{{- $pods := .Values.autoscaling.enabled | ternary .Values.autoscaling.minReplicas .Values.replicaCount | int -}}
+{{- if and $budget.enabled $budget.minAvailable $pods -}}
+{{- $text := toString $budget.minAvailable -}}
+{{- $percent := hasSuffix "%" $text | ternary (trimSuffix "%" $text | int) 0 -}}
+{{- $kept := hasSuffix "%" $text | ternary (div (add (mul $percent $pods) 99) 100) (int $text) -}}
+{{- if ge (int $kept) $pods -}}
+{{ fail (printf "podDisruptionBudget.minAvailable: %s of %d pods would block every drain of a node" $text $pods) }}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.redis.enabled .Values.gateway.redis.secretName -}}
+{{ fail "redis.enabled and gateway.redis.secretName: choose one" }}
+{{- end -}}
+{{- if and .Values.redis.enabled (not .Values.networkPolicy.enabled) -}}
+{{ fail "redis.enabled needs networkPolicy.enabled: that Redis has no password" }}
+{{- end -}}
+{{- if and .Values.privateCa.configMapName .Values.privateCa.secretName -}}
+{{ fail "privateCa.configMapName and privateCa.secretName: choose one" }}
 {{- end -}}
 {{- end }}

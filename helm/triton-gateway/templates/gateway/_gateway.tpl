@@ -11,6 +11,7 @@ ports:
     containerPort: 8081
 env:
   {{- include "triton-gateway.settings" . | nindent 2 }}
+  {{- include "triton-gateway.privateCaVariables" . | nindent 2 }}
   {{- with .Values.gateway.env }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
@@ -110,7 +111,7 @@ volumeMounts:
 {{- $tls := .Values.triton.external.tls }}
 {{- if $tls.enabled }}
 - name: GATEWAY_TRITON_CA
-  value: {{ empty $tls.secretName | ternary "system" "/etc/triton-tls/ca.crt" }}
+  value: {{ empty $tls.secretName | ternary (default "system" (include "triton-gateway.privateCaPath" .)) "/etc/triton-tls/ca.crt" }}
 {{- end }}
 {{- if $tls.clientCertificate }}
 - name: GATEWAY_TRITON_CERT
@@ -148,6 +149,10 @@ volumeMounts:
       name: {{ $earlyExitKey.secretName }}
       key: {{ $earlyExitKey.secretKey }}
 {{- end }}
+{{- if .Values.redis.enabled }}
+- name: GATEWAY_REDIS_URL
+  value: redis://{{ include "triton-gateway.redisName" . }}:6379/0
+{{- end }}
 {{- $redis := .Values.gateway.redis }}
 {{- if $redis.secretName }}
 - name: GATEWAY_REDIS_URL
@@ -155,6 +160,16 @@ volumeMounts:
     secretKeyRef:
       name: {{ $redis.secretName }}
       key: {{ $redis.secretKey }}
+{{- end }}
+{{- end }}
+
+{{/* Python's TLS reads SSL_CERT_FILE, which Redis uses. The exporter of spans has its own variable. */}}
+{{- define "triton-gateway.privateCaVariables" -}}
+{{- with include "triton-gateway.privateCaPath" . }}
+- name: SSL_CERT_FILE
+  value: {{ . }}
+- name: OTEL_EXPORTER_OTLP_CERTIFICATE
+  value: {{ . }}
 {{- end }}
 {{- end }}
 

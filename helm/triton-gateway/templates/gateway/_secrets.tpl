@@ -5,6 +5,11 @@
   mountPath: /etc/triton-gateway-keys
   readOnly: true
 {{- end }}
+{{- if include "triton-gateway.privateCaPath" . }}
+- name: private-ca
+  mountPath: /etc/private-ca
+  readOnly: true
+{{- end }}
 {{- if .Values.triton.external.tls.secretName }}
 - name: triton-tls
   mountPath: /etc/triton-tls
@@ -28,6 +33,23 @@
       - key: {{ .Values.gateway.apiKeys.secretKey }}
         path: keys.yaml
 {{- end }}
+{{- with .Values.privateCa.configMapName }}
+- name: private-ca
+  configMap:
+    name: {{ . }}
+    items:
+      - key: {{ $.Values.privateCa.key }}
+        path: ca.crt
+{{- end }}
+{{- with .Values.privateCa.secretName }}
+- name: private-ca
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+    items:
+      - key: {{ $.Values.privateCa.key }}
+        path: ca.crt
+{{- end }}
 {{- if .Values.triton.external.tls.secretName }}
 - name: triton-tls
   secret:
@@ -43,4 +65,9 @@
       - key: {{ .Values.triton.external.token.secretKey }}
         path: token
 {{- end }}
+{{- end }}
+
+{{/* Path of the private certificate authority in the gateway's container; empty without one. */}}
+{{- define "triton-gateway.privateCaPath" -}}
+{{ or .Values.privateCa.configMapName .Values.privateCa.secretName | empty | ternary "" "/etc/private-ca/ca.crt" }}
 {{- end }}

@@ -9,9 +9,6 @@ from jsonschema import Draft202012Validator
 
 from tests.helm.rendering import Document
 
-CUSTOM = {"HTTPRoute", "PodMonitor", "PrometheusRule", "ServiceMonitor"}
-"""Kinds whose schemas come with their operators; their shape is checked by the tests about them."""
-
 SCHEMAS = {
     path.stem: Draft202012Validator(yaml.safe_load(path.read_text()))
     for path in sorted((Path(__file__).parent / "custom_resources").glob("*.yaml"))
@@ -19,16 +16,19 @@ SCHEMAS = {
 """By kind."""
 
 
+def custom_faults(document: Document) -> Iterator[str]:
+    faults = SCHEMAS[document["kind"]].iter_errors(document)
+    yield from (f"{document['kind']}: {fault.message}" for fault in faults)
+
+
 def schema_faults(documents: list[Document], kubernetes: str) -> Iterator[str]:
     for document in documents:
         if document["kind"] in SCHEMAS:
-            faults = SCHEMAS[document["kind"]].iter_errors(document)
-            yield from (f"{document['kind']}: {fault.message}" for fault in faults)
+            yield from custom_faults(document)
             continue
         try:
             kubernetes_validate.validate(document, kubernetes, strict=True)
         except kubernetes_validate.SchemaNotFoundError:
-            if document["kind"] not in CUSTOM:
-                yield f"{document['kind']} {document['apiVersion']} is unknown to Kubernetes {kubernetes}"
+            yield f"{document['kind']} {document['apiVersion']} is unknown to Kubernetes {kubernetes}"
         except kubernetes_validate.ValidationError as error:
             yield f"{document['kind']}: {error.message}"

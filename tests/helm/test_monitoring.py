@@ -11,6 +11,7 @@ from prometheus_client import generate_latest
 from app.observability.metrics import Metrics
 from tests.conftest import Require
 from tests.helm.rendering import CHART, NAMESPACE, RELEASE, Document, gateway_container, of_kind, render, the
+from tests.helm.schema_check import custom_faults
 
 MONITORED = {"podMonitor": {"enabled": True}, "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}}}
 JOB = f'job="{NAMESPACE}/{RELEASE}-triton-gateway"'
@@ -108,8 +109,12 @@ def test_the_endpoint_picker_reads_gauges_of_the_gateway() -> None:
     config_map = next(
         each for each in of_kind(documents, "ConfigMap") if each["metadata"]["name"] == "inference-picker"
     )
-    (plugin,) = yaml.safe_load(config_map["data"]["config.yaml"])["plugins"]
+    config = yaml.safe_load(config_map["data"]["config.yaml"])
+    assert list(custom_faults(config)) == []
+    plugins = {each["type"]: each for each in config["plugins"]}
+    plugin = plugins["core-metrics-extractor"]
     (engine,) = plugin["parameters"]["engineConfigs"]
+    assert plugin["parameters"]["defaultEngine"] == engine["name"]
     pod_labels = the(documents, "Deployment")["spec"]["template"]["metadata"]["labels"]
     assert pod_labels[plugin["parameters"]["engineLabelKey"]] == engine["name"]
     page = generate_latest(Metrics("0").registry).decode().splitlines()
@@ -118,6 +123,18 @@ def test_the_endpoint_picker_reads_gauges_of_the_gateway() -> None:
     assert port["number"] == next(
         each["containerPort"] for each in gateway_container(documents)["ports"] if each["name"] == "http"
     )
+
+
+def test_every_plugin_of_the_endpoint_picker_is_used_once() -> None:
+    """Without a scorer, the picker chooses a pod at random."""
+    documents = render(CHART / "ci" / "endpoint-picker-values.yaml")
+    (text,) = (each["data"]["config.yaml"] for each in of_kind(documents, "ConfigMap") if "config.yaml" in each["data"])
+    config = yaml.safe_load(text)
+    used = [each["pluginRef"] for profile in config["schedulingProfiles"] for each in profile["plugins"]]
+    for source in config["dataLayer"]["sources"]:
+        used += [source["pluginRef"], *(each["pluginRef"] for each in source["extractors"])]
+    assert sorted(used) == sorted(each["type"] for each in config["plugins"])
+    assert {"queue-scorer", "running-requests-size-scorer"} <= set(used)
 
 
 def test_the_adapter_rule_provides_the_autoscalers_metric() -> None:

@@ -92,7 +92,9 @@ def create_app(
     cors_origins: tuple[str, ...] = (),
     with_docs: bool = True,
     with_console: bool = True,
+    may_load: bool = False,
 ) -> EntryPoint:
+    """``may_load``: whether the console offers to send many requests."""
     elsewhere = f"The admin port, {admin_port}, serves the metrics."
     hint = "GET /docs lists the addresses." if with_docs else "GET /v1/pipelines lists the pipelines."
     inference, limits, keys = gateway.inference, gateway.limits, gateway.keys
@@ -114,7 +116,7 @@ def create_app(
         app.include_router(described, dependencies=[] if access is None else [Depends(access.required)])
         app.router.routes.append(docs.assets)
     if with_console:
-        app.include_router(page.router)
+        app.include_router(page.ConsoleRoutes(may_load=may_load).router())
         app.router.routes.append(page.files)
     elif with_docs:
         app.add_api_route("/", _front, include_in_schema=False)

@@ -114,6 +114,9 @@ class Settings(BaseSettings):
         10.0, gt=0, le=3600, description="time without progress after which a slow client's stream ends, in seconds"
     )
     console: bool = Field(True, description="serve the console at /")
+    console_load: bool | None = Field(
+        None, description="the console offers to send a request many times (true for --embedded)"
+    )
     docs: bool = Field(True, description="serve /docs and /openapi.json")
     early_exit_key: str | None = Field(None, min_length=16, description="key for signed early exits", repr=False)
     log_tensors: Literal["off", "shapes"] = Field(
@@ -146,6 +149,11 @@ class Settings(BaseSettings):
     def repairs_triton(self) -> bool:
         """``triton_repair``; the default is true if the gateway starts Triton itself."""
         return self.embedded if self.triton_repair is None else self.triton_repair
+
+    @property
+    def offers_load(self) -> bool:
+        """``console_load``; the default is true if the gateway starts Triton itself: then it is for development."""
+        return self.embedded if self.console_load is None else self.console_load
 
     @property
     def shared_memory_limit(self) -> int:

@@ -82,6 +82,7 @@ def api_of(gateway: Gateway, settings: Settings, admin_port: int) -> ASGIApp:
         cors_origins=settings.cors_origins,
         with_docs=settings.docs,
         with_console=settings.console,
+        may_load=settings.offers_load,
     )
 
 

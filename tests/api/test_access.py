@@ -290,7 +290,7 @@ class TestWithoutKey:
                 keyless.add(path)
         assert keyless == {
             *("/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"),
-            *("/", "/docs", "/docs/errors", "/docs/errors/{code}", "/v1/streams/{stream_id}"),
+            *("/", "/console/settings", "/docs", "/docs/errors", "/docs/errors/{code}", "/v1/streams/{stream_id}"),
         }
 
     async def test_without_a_keys_file_no_key_is_required(self, tmp_path: Path) -> None:

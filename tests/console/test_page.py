@@ -44,6 +44,12 @@ async def test_the_page_is_at_the_root(gateway: Served) -> None:
     assert "unsafe" not in answer.headers["content-security-policy"]
 
 
+@pytest.mark.parametrize("may_load", [False, True])
+async def test_the_page_is_told_whether_it_may_send_load(gateway: Served, may_load: bool) -> None:
+    answer = await fetched(create_app(gateway.gateway, admin_port=8081, may_load=may_load), "/console/settings")
+    assert answer.json() == {"may_load": may_load}
+
+
 async def test_every_file_of_the_page_has_the_same_policy(gateway: Served) -> None:
     named = {own or path for name in ["index.html", *MODULES] for own, path in NAMED.findall(read(name))}
     assert set(FILES) - named == {"index.html"}, "a file that nothing names"

@@ -3,6 +3,8 @@
 import { Problem, get } from "./api.js";
 import { element } from "./dom.js";
 import { KeyForm } from "./key.js";
+import { html, render } from "./lib.js";
+import { Overview } from "./overview.js";
 import { problemNode } from "./result.js";
 import { Workbench } from "./workbench.js";
 
@@ -82,5 +84,6 @@ document.querySelector(".skip").addEventListener("click", (event) => {
 addEventListener("pagehide", () => open?.close());
 const keyForm = new KeyForm(document.getElementById("key"), () => load().catch(failed));
 addEventListener("unauthenticated", () => keyForm.ask());
+render(html`<${Overview} />`, document.getElementById("overview"));
 watchHealth();
 load().catch(failed);

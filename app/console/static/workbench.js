@@ -4,9 +4,11 @@ import { Problem, post } from "./api.js";
 import { element } from "./dom.js";
 import { fieldsOf, valuesOf } from "./form.js";
 import { graphOf } from "./graph.js";
+import { html, render } from "./lib.js";
 import { LiveStream } from "./live.js";
 import { problemNode, resultOf } from "./result.js";
 import { samplesOf } from "./samples.js";
+import { TrySection } from "./try.js";
 
 export class Workbench {
   #pipeline;
@@ -19,7 +21,7 @@ export class Workbench {
     this.#pipeline = pipeline;
     this.#fields = fieldsOf(pipeline);
     this.#buttons = this.#makeButtons();
-    this.node = element("div", {}, this.#heading(), graphOf(pipeline.graph), this.#panels(), samplesOf(pipeline.samples));
+    this.node = element("div", {}, this.#heading(), graphOf(pipeline.graph), this.#panels(), this.#tries(), samplesOf(pipeline.samples));
     this.#idle();
   }
 
@@ -54,6 +56,12 @@ export class Workbench {
     const heading = element("div", { class: "answer-heading" }, element("h2", {}, "Answer"), whileLive);
     const answer = element("section", { class: "card", "aria-label": "Answer" }, heading, this.#answer);
     return element("div", { class: "panels" }, form, answer);
+  }
+
+  #tries() {
+    const node = element("div");
+    render(html`<${TrySection} url=${this.#pipeline.url} body=${() => valuesOf(this.#fields)} />`, node);
+    return node;
   }
 
   #makeButtons() {

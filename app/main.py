@@ -85,18 +85,27 @@ class Gateway:
         return statistics_of(self.inference.metrics.registry)
 
 
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """The pages for people. ``load``: whether the console offers to send many requests."""
+
+    docs: bool = True
+    console: bool = True
+    load: bool = False
+
+
+EVERY_PAGE = Pages()
+
+
 def create_app(
     gateway: Gateway,
     *,
     admin_port: int,
     cors_origins: tuple[str, ...] = (),
-    with_docs: bool = True,
-    with_console: bool = True,
-    may_load: bool = False,
+    pages: Pages = EVERY_PAGE,
 ) -> EntryPoint:
-    """``may_load``: whether the console offers to send many requests."""
     elsewhere = f"The admin port, {admin_port}, serves the metrics."
-    hint = "GET /docs lists the addresses." if with_docs else "GET /v1/pipelines lists the pipelines."
+    hint = "GET /docs lists the addresses." if pages.docs else "GET /v1/pipelines lists the pipelines."
     inference, limits, keys = gateway.inference, gateway.limits, gateway.keys
     findings = LiveFindings(inference.catalog).current
     dialects = [
@@ -110,15 +119,15 @@ def create_app(
     app.include_router(HealthRoutes(inference.catalog, inference.workload, access=access).router())
     for dialect in dialects:
         add_routes(app, dialect, access and access.for_dialect(dialect.name))
-    if with_docs:
+    if pages.docs:
         app.include_router(docs.pages())
         described = docs.DocumentRoute(dialects, needs_keys=keys is not None).router()
         app.include_router(described, dependencies=[] if access is None else [Depends(access.required)])
         app.router.routes.append(docs.assets)
-    if with_console:
-        app.include_router(page.ConsoleRoutes(may_load=may_load).router())
+    if pages.console:
+        app.include_router(page.ConsoleRoutes(may_load=pages.load).router())
         app.router.routes.append(page.files)
-    elif with_docs:
+    elif pages.docs:
         app.add_api_route("/", _front, include_in_schema=False)
     # Samples show the scheme of a trusted proxy; inference uses neither the scheme nor the client's address.
     trusted = os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1")

@@ -9,7 +9,7 @@ from app import __version__
 from app.admission.keys_file import read_keys
 from app.api.connection.protocol import ConnectionLimit
 from app.api.problems import problem_of
-from app.main import Gateway, create_admin_app, create_app
+from app.main import Gateway, Pages, create_admin_app, create_app
 from app.observability.exporter import open_tracer
 from app.pipelines.file import read_gateway_file
 from app.process.announcing import announce
@@ -80,9 +80,7 @@ def api_of(gateway: Gateway, settings: Settings, admin_port: int) -> ASGIApp:
         gateway,
         admin_port=admin_port,
         cors_origins=settings.cors_origins,
-        with_docs=settings.docs,
-        with_console=settings.console,
-        may_load=settings.offers_load,
+        pages=Pages(settings.docs, settings.console, settings.offers_load),
     )
 
 

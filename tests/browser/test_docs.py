@@ -1,6 +1,7 @@
 """The page /docs in a real Chromium, under its own Content-Security-Policy."""
 
 import json
+from pathlib import Path
 
 import pytest
 from selenium.webdriver import Chrome
@@ -25,6 +26,44 @@ def test_try_it_out_works_as_filled_in(browser: Chrome, gateway: GatewayProcess,
     assert answer.keys() >= {"write": {"text"}, "ocr": {"boxes", "early_exit"}}[pipeline]
     errors = [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
     assert errors == [], "a file is missing, or the policy refused something"
+
+
+def set_dark(browser: Chrome, is_dark: bool) -> None:
+    scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+
+
+def background(browser: Chrome, selector: str) -> str:
+    script = "return getComputedStyle(document.querySelector(arguments[0])).backgroundColor"
+    return str(browser.execute_script(script, selector))
+
+
+def test_pipelines_come_first_and_there_is_a_way_back(browser: Chrome, gateway: GatewayProcess) -> None:
+    browser.get(f"{gateway.url}/docs")
+    tags = WebDriverWait(browser, WAIT_S).until(lambda _: browser.find_elements(By.CSS_SELECTOR, ".opblock-tag a"))
+    names = [tag.text for tag in tags]
+    assert names[0] == "ocr"
+    assert names[-1] == "health"
+    browser.find_element(By.LINK_TEXT, "Console").click()
+    assert browser.current_url.removeprefix(gateway.url).startswith("/")
+    assert "/docs" not in browser.current_url
+
+
+@pytest.mark.parametrize("path", ["/docs", "/docs/errors", "/docs/errors/invalid_input"])
+def test_pages_follow_the_dark_scheme(browser: Chrome, gateway: GatewayProcess, path: str, artifacts: Path) -> None:
+    browser.get(f"{gateway.url}{path}")
+    shown = ".swagger-ui .info" if path == "/docs" else "main h1"
+    WebDriverWait(browser, WAIT_S).until(lambda _: browser.find_elements(By.CSS_SELECTOR, shown))
+    page = ".swagger-ui" if path == "/docs" else "body"
+    try:
+        for is_dark, colour in ((False, "rgb(246, 247, 247)"), (True, "rgb(15, 21, 20)")):
+            set_dark(browser, is_dark)
+            WebDriverWait(browser, WAIT_S).until(lambda _, colour=colour: background(browser, page) == colour)
+            name = f"{path.strip('/').replace('/', '-')}-{'dark' if is_dark else 'light'}.png"
+            browser.save_screenshot(str(artifacts / name))
+    finally:
+        set_dark(browser, is_dark=False)
+    assert browser.get_log("browser") == []
 
 
 def test_the_policy_allows_the_error_pages(browser: Chrome, gateway: GatewayProcess) -> None:

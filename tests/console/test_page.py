@@ -12,12 +12,14 @@ import pytest
 from fastapi import FastAPI
 
 from app.api.pages import HEADERS
+from app.api.routes import docs
 from app.console import page
-from app.main import create_app
+from app.main import Pages, create_app
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gateway import Served, served
 
 STATIC = Path(page.__file__).parent / "static"
+DOCS = Path(docs.__file__).parents[1] / "static"
 FILES = sorted(path.name for path in STATIC.iterdir() if path.is_file())
 MODULES = [name for name in FILES if name.endswith(".js")]
 COMMENTS = {"https://github.com/leeoniya/uPlot"}
@@ -46,7 +48,9 @@ async def test_the_page_is_at_the_root(gateway: Served) -> None:
 
 @pytest.mark.parametrize("may_load", [False, True])
 async def test_the_page_is_told_whether_it_may_send_load(gateway: Served, may_load: bool) -> None:
-    answer = await fetched(create_app(gateway.gateway, admin_port=8081, may_load=may_load), "/console/settings")
+    answer = await fetched(
+        create_app(gateway.gateway, admin_port=8081, pages=Pages(load=may_load)), "/console/settings"
+    )
     assert answer.json() == {"may_load": may_load}
 
 
@@ -68,6 +72,17 @@ def test_the_page_loads_only_its_own_files(name: str) -> None:
     )
 
 
+def test_the_documentation_has_the_colours_of_the_console() -> None:
+    """It may be served without the console, so its style sheet repeats them."""
+
+    def colours(style: str) -> list[set[str]]:
+        return [set(re.findall(r"--[\w-]+: #\w+", block)) for block in re.findall(r":root \{[^}]*\}", style)]
+
+    of_docs, of_console = colours((DOCS / "page.css").read_text()), colours(read("console.css"))
+    assert len(of_docs) == 2
+    assert all(own and own <= other for own, other in zip(of_docs, of_console, strict=True))
+
+
 def test_the_page_has_no_inline_script_or_style() -> None:
     html = read("index.html")
     assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\son\w+=|\sstyle=|javascript:", html)
@@ -82,12 +97,12 @@ def test_no_module_makes_markup_from_text(name: str) -> None:
 
 
 async def test_without_the_console_the_root_leads_to_the_documentation(gateway: Served) -> None:
-    answer = await fetched(create_app(gateway.gateway, admin_port=8081, with_console=False), "/")
+    answer = await fetched(create_app(gateway.gateway, admin_port=8081, pages=Pages(console=False)), "/")
     assert (answer.status_code, answer.headers["location"]) == (307, "/docs")
 
 
 async def test_without_console_and_docs_the_root_is_404(gateway: Served) -> None:
-    app = create_app(gateway.gateway, admin_port=8081, with_console=False, with_docs=False)
+    app = create_app(gateway.gateway, admin_port=8081, pages=Pages(docs=False, console=False))
     assert [(await fetched(app, path)).status_code for path in ("/", "/console/console.js")] == [404, 404]
 
 
@@ -98,7 +113,7 @@ def test_the_wheel_carries_the_files(tmp_path: Path, pytestconfig: pytest.Config
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     assert {f"app/console/static/{name}" for name in [*FILES, *LIBRARIES]} <= names
-    assert {f"app/api/static/{name}" for name in ("docs.html", "docs.js", "errors.css")} <= names
+    assert {f"app/api/static/{name}" for name in ("docs.html", "docs.js", "docs.css", "page.css")} <= names
 
 
 def read(name: str) -> str:

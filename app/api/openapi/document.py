@@ -32,7 +32,8 @@ _KEY: list[Schema] = [{name: []} for name in _SCHEMES]
 
 
 def openapi_of(parts: Iterable[Described], *, needs_keys: bool = False) -> Schema:
-    paths: Schema = dict(HEALTH_PATHS)
+    """/docs shows the paths in this order."""
+    paths: Schema = {}
     schemas: Schema = dict(COMPONENTS["schemas"])
     responses: Schema = dict(COMPONENTS["responses"])
     for part in parts:
@@ -42,7 +43,7 @@ def openapi_of(parts: Iterable[Described], *, needs_keys: bool = False) -> Schem
     return {
         "openapi": "3.1.0",
         "info": {"title": "triton-gateway", "version": __version__},
-        "paths": paths,
+        "paths": paths | HEALTH_PATHS,
         "components": {
             **COMPONENTS,
             "schemas": schemas,

@@ -58,8 +58,10 @@ async def _errors(_request: Request) -> Response:
         f"<td>{html.escape(error.title)}</td><td>{error.outcome}</td></tr>"
         for error, row in ROW_BY_ERROR.items()
     )
-    head = "<tr><th>status</th><th>code</th><th>meaning</th><th>outcome in metrics</th></tr>"
-    return _page("Errors", f"<table>{head}{rows}</table>")
+    names = ("status", "code", "meaning", "outcome in metrics")
+    head = "".join(f"<th scope=col>{name}</th>" for name in names)
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    return _page("Errors", f'<div class=wide tabindex=0 role=region aria-label="Error codes">{table}</div>')
 
 
 async def _error(code: str, _request: Request) -> Response:
@@ -81,7 +83,12 @@ def _body_of(error: type[GatewayError]) -> str:
 
 def _page(title: str, body: str) -> Page:
     return Page(
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{title} - triton-gateway</title>"
-        '<link rel=icon href="data:,"><link rel=stylesheet href="/docs/assets/errors.css">'
-        f"<h1>{title}</h1>{body}</html>"
+        "<!doctype html><html lang=en><head><meta charset=utf-8>"
+        '<meta name=viewport content="width=device-width, initial-scale=1">'
+        '<meta name=color-scheme content="light dark">'
+        f"<title>{title} · triton-gateway</title>"
+        '<link rel=icon href="data:,"><link rel=stylesheet href="/docs/assets/page.css"></head><body>'
+        '<nav class=bar aria-label=Gateway><a class=brand href="/">triton-gateway</a><a href="/">Console</a>'
+        '<a href="/docs">API</a><a href="/docs/errors">Errors</a></nav>'
+        f"<main class=text><h1>{title}</h1>{body}</main></body></html>"
     )

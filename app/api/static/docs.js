@@ -2,6 +2,12 @@
 
 const STORED = "triton-gateway-key"; // shared with the console; kept as long as this tab is open
 const form = document.getElementById("key");
+const dark = matchMedia("(prefers-color-scheme: dark)");
+
+/** Swagger UI has dark colours, and leaves it to the page when to use them. */
+function follow() {
+  document.documentElement.classList.toggle("dark-mode", dark.matches);
+}
 
 /** Adds the API key that the user typed in to the requests to this gateway. */
 function withKey(request) {
@@ -32,4 +38,6 @@ form.addEventListener("submit", (event) => {
   form.elements.key.value = "";
   start();
 });
+dark.addEventListener("change", follow);
+follow();
 start();

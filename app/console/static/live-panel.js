@@ -19,7 +19,10 @@ export function LivePanel() {
     <ul class="live-rows">
       ${rows.map((row) => html`<${Row} key=${`${row.name} ${row.transport}`} row=${row} times=${times} />`)}
     </ul>
-    <p class="small">The last two minutes, of all callers. Percentiles are estimates from the last ten seconds.</p>
+    <p class="small">
+      The last two minutes, of all callers. Lines: <span class="line accent">requests, p50</span>, <span class="line exit">early exits</span>,
+      ${" "}<span class="line bad">errors</span>, <span class="line">p95</span>. Percentiles are estimates from the last ten seconds.
+    </p>
   `;
 }
 
@@ -60,8 +63,8 @@ function Row({ row, times }) {
   const failed = Object.entries(outcomes).filter(([outcome]) => outcome !== "ok" && outcome !== "early_exit");
   const rates = [
     { values: rate, colour: "--accent", isFilled: true },
-    { values: exits, colour: "--exit" },
-    { values: errors, colour: "--bad" },
+    { values: drawn(exits), colour: "--exit" },
+    { values: drawn(errors), colour: "--bad" },
   ];
   const durations = [
     { values: p95, colour: "--quiet" },
@@ -92,6 +95,9 @@ function Row({ row, times }) {
 
 const Count = ({ name, value, state = "", note = "" }) =>
   html`<div title=${note}><dt>${name}</dt><dd class=${state} data-live=${name.replace(" ", "-")}>${value}</dd></div>`;
+
+/** A line that would lie on the axis all the time is not drawn. */
+const drawn = (values) => (values.some((value) => value > 0) ? values : values.map(() => null));
 
 const sum = (counts) => counts.reduce((total, [, count]) => total + count, 0);
 const listed = (counts) => counts.map(([outcome, count]) => `${outcome}: ${count}`).join(", ");

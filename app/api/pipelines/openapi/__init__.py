@@ -15,9 +15,10 @@ from app.pipelines.catalog import Catalog
 def described(catalog: Catalog, key: Key | None) -> Described:
     entries = catalog.entries.items()
     pipelines = [entry.pipeline for name, entry in entries if entry.pipeline and allows_pipeline(key, name)]
-    paths: Schema = {**CATALOG_PATHS, **OVERVIEW_PATHS, **STREAM_PATHS, **streams_path(pipelines)}
+    paths: Schema = {}
     schemas: Schema = {"Done": DONE}
     for pipeline in pipelines:
         paths |= paths_of(pipeline, describe_operation(pipeline))
         schemas |= schemas_of(pipeline)
+    paths |= {**CATALOG_PATHS, **OVERVIEW_PATHS, **streams_path(pipelines), **STREAM_PATHS}
     return Described(paths, schemas, REFUSALS, bearer_paths=list(STREAM_PATHS))

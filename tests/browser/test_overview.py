@@ -1,0 +1,172 @@
+"""The live numbers, the findings and the load of the console, in a real Chromium against a real Triton."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from selenium.webdriver import Chrome
+
+from app.triton.embedded.server import EmbeddedTriton
+from tests.browser.page import ConsolePage
+from tests.live.test_cancellation import eventually
+from tests.processes import GatewayProcess, running_gateway
+
+BOUNDS = [0.1, 1, 10]
+PIPELINE = {"stream": {"outcomes": {}, "durations": [0] * 4}, "in_flight": 0, "active_streams": 0, "waiting": 0}
+FAULT = "\n  wrong: {model: typo, outputs: {text: {tensor: TEXT}}, readiness: optional}\n"
+
+
+def module(browser: Chrome, script: str, *values: object) -> Any:
+    """The result of an expression over ``m``, the module of the statistics, and ``v``, the values."""
+    code = (
+        "const [v, done] = arguments;"
+        f"import('/console/statistics.js').then((m) => done({script}), (error) => done(String(error)));"
+    )
+    return browser.execute_async_script(code, list(values))
+
+
+def answer(time_s: float, outcomes: dict[str, int], durations: list[int]) -> dict[str, Any]:
+    unary = {"outcomes": outcomes, "durations": durations}
+    return {"time_s": time_s, "bounds_s": BOUNDS, "pipelines": {"p": {**PIPELINE, "unary": unary}}}
+
+
+class TestDifferences:
+    @pytest.fixture
+    def browser(self, browser: Chrome, gateway: GatewayProcess) -> Chrome:
+        browser.get(f"{gateway.url}/docs/errors")
+        return browser
+
+    @pytest.mark.parametrize(
+        ("counts", "share", "expected"),
+        [
+            ([10, 10, 10, 10], 0.5, 0.05),
+            ([0, 10, 10, 10], 0.5, 0.55),
+            ([5, 10, 10, 10], 0.95, 0.91),
+            ([0, 0, 0, 3], 0.5, 10),
+            ([0, 0, 0, 0], 0.5, None),
+        ],
+    )
+    def test_percentiles_lie_within_a_bucket(
+        self, browser: Chrome, counts: list[int], share: float, expected: float | None
+    ) -> None:
+        before = [1, 2, 3, 4]
+        after = [a + b for a, b in zip(before, counts, strict=True)]
+        found = module(browser, "m.percentile(...v)", BOUNDS, before, after, share)
+        assert found == (None if expected is None else pytest.approx(expected))
+
+    def test_rates_are_differences_by_time(self, browser: Chrome) -> None:
+        polls = [
+            answer(100, {"ok": 5}, [5, 5, 5, 5]),
+            answer(102, {"ok": 9}, [9, 9, 9, 9]),
+            answer(104, {"ok": 10, "early_exit": 1, "timeout": 2}, [11, 11, 11, 11]),
+        ]
+        script = "(() => { const h = new m.History(9); v.forEach((a) => h.add(a)); return [h.times, h.rows]; })()"
+        times, [row] = module(browser, script, *polls)
+        assert times == [-2, 0]
+        assert (row["rate"], row["exits"], row["errors"]) == ([2, 2], [0, 0.5], [0, 1])
+        assert row["outcomes"] == {"ok": 5, "early_exit": 1, "timeout": 2}
+
+    def test_a_restart_of_the_gateway_starts_again(self, browser: Chrome) -> None:
+        polls = [answer(100, {"ok": 50}, [50] * 4), answer(102, {"ok": 1}, [1] * 4), answer(104, {"ok": 3}, [3] * 4)]
+        script = "(() => { const h = new m.History(9); v.forEach((a) => h.add(a)); return h.rows[0].rate; })()"
+        assert module(browser, script, *polls) == [1]
+
+
+@pytest.fixture(scope="module")
+def development(
+    triton: EmbeddedTriton, config_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayProcess]:
+    """A gateway that offers load, with a pipeline whose model does not exist."""
+    folder = tmp_path_factory.mktemp("development")
+    config = config_path.with_name("with_fault.yaml")
+    config.write_text(config_path.read_text().rstrip() + FAULT)
+    with running_gateway(
+        folder / "gateway", triton_url=triton.grpc_url, config=str(config), console_load="true"
+    ) as process:
+        yield process
+
+
+@pytest.fixture
+def page(browser: Chrome, development: GatewayProcess) -> ConsolePage:
+    page = ConsolePage(browser)
+    page.open(development.url, "insights")
+    return page
+
+
+def open_section(page: ConsolePage, name: str) -> str:
+    page.wait_for(f"[data-section={name}] summary")
+    page.click(f"[data-section={name}] summary")
+    return f"[data-section={name}]"
+
+
+def severe(browser: Chrome) -> list[str]:
+    return [line["message"] for line in browser.get_log("browser") if line["level"] == "SEVERE"]
+
+
+def test_live_numbers_follow_the_requests(page: ConsolePage, development: GatewayProcess, artifacts: Path) -> None:
+    body = {"text": "a match"}
+    httpx.post(f"{development.url}/v1/pipelines/insights", json=body).raise_for_status()
+    live = open_section(page, "live")
+    row = f"{live} [data-row='insights unary']"
+    page.wait_for(row)
+    assert httpx.post(f"{development.url}/v1/pipelines/insights", json={"wrong": 1}).status_code == 422
+    page.wait_for(f"{row} [data-live=errors]", "1")
+    page.wait_for(f"{row} canvas")
+    assert page.one(f"{row} [role=img]").get_attribute("aria-label").startswith("Requests a second of insights: now ")
+    page.keep(artifacts / "console-live.png")
+    assert severe(page.browser) == []
+
+
+def test_a_closed_panel_asks_nothing(page: ConsolePage) -> None:
+    script = "return performance.getEntriesByType('resource').filter((e) => e.name.includes('/v1/statistics')).length"
+    page.wait_for("[data-section=live]")
+    assert page.browser.execute_script(script) == 0
+    live = open_section(page, "live")
+    page.wait_for(f"{live} p:not(.empty), {live} .empty")
+    eventually(lambda: page.browser.execute_script(script) > 0, 10)
+
+
+def test_findings_name_pipeline_and_cause(page: ConsolePage, artifacts: Path) -> None:
+    findings = open_section(page, "findings")
+    page.wait_for(f"{findings} li[data-severity=error]", "'typo' is not a model in the repository")
+    page.wait_for(f"{findings} li[data-severity=model_not_ready] strong", "wrong")
+    page.one("#overview").location_once_scrolled_into_view  # noqa: B018 - scrolls
+    page.browser.save_screenshot(str(artifacts / "console-findings.png"))
+    assert severe(page.browser) == []
+
+
+def test_load_sends_what_the_form_has(page: ConsolePage, development: GatewayProcess, artifacts: Path) -> None:
+    counted = {"pipeline": "insights", "transport": "unary", "outcome": "ok"}
+    before = development.metric("requests_total", **counted)
+    load = open_section(page, "load")
+    page.fill("requests", "30")
+    page.click(f"{load} button")
+    page.wait_for(f"{load} [role=status]", "30 requests ended. 200: 30")
+    page.wait_for(f"{load} figure rect")
+    assert development.metric("requests_total", **counted) == before + 30
+    page.one(load).location_once_scrolled_into_view  # noqa: B018 - scrolls
+    page.browser.save_screenshot(str(artifacts / "console-load.png"))
+
+
+def test_load_can_be_stopped(page: ConsolePage) -> None:
+    load = open_section(page, "load")
+    page.fill("requests", "1000")
+    page.click(f"{load} button")
+    page.click(f"{load} button[type=button]")
+    page.wait_for(f"{load} [role=status]", "Stopped after")
+
+
+def test_too_much_load_is_refused_by_the_form(page: ConsolePage) -> None:
+    open_section(page, "load")
+    for name, much in (("requests", "1001"), ("at-once", "33")):
+        page.fill(name, much)
+        assert not page.browser.execute_script(f"return document.querySelector('[name={name}]').checkValidity()")
+
+
+def test_load_is_not_offered_in_production(console: Callable[..., ConsolePage]) -> None:
+    page = console("insights")
+    open_section(page, "findings")
+    page.wait_for("[data-section=findings] .findings[aria-busy=false]")
+    assert page.texts("[data-section=load]") == []

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.routing import Mount
 
-from app.api.pages import PageFiles
+from app.api.pages import HEADERS, PageFiles
 from app.api.responses import JsonResponse
 from app.api.routing import Route
 
@@ -31,4 +31,4 @@ class ConsoleRoutes:
 
     async def settings(self, _request: Request) -> Response:
         """What the page offers. The API itself is the same with each setting."""
-        return JsonResponse({"may_load": self._may_load})
+        return JsonResponse({"may_load": self._may_load}, headers=HEADERS)

@@ -1,11 +1,13 @@
 """The live numbers, the findings and the load of the console, in a real Chromium against a real Triton."""
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import yaml
 from selenium.webdriver import Chrome
 
 from app.triton.embedded.server import EmbeddedTriton
@@ -15,7 +17,7 @@ from tests.processes import GatewayProcess, running_gateway
 
 BOUNDS = [0.1, 1, 10]
 PIPELINE = {"stream": {"outcomes": {}, "durations": [0] * 4}, "in_flight": 0, "active_streams": 0, "waiting": 0}
-FAULT = "\n  wrong: {model: typo, outputs: {text: {tensor: TEXT}}, readiness: optional}\n"
+WRONG = {"model": "typo", "outputs": {"text": {"tensor": "TEXT"}}, "readiness": "optional"}
 
 
 def module(browser: Chrome, script: str, *values: object) -> Any:
@@ -81,7 +83,8 @@ def development(
     """A gateway that offers load, with a pipeline whose model does not exist."""
     folder = tmp_path_factory.mktemp("development")
     config = config_path.with_name("with_fault.yaml")
-    config.write_text(config_path.read_text().rstrip() + FAULT)
+    declared = yaml.safe_load(config_path.read_text())
+    config.write_text(json.dumps({**declared, "pipelines": {**declared["pipelines"], "wrong": WRONG}}))
     with running_gateway(
         folder / "gateway", triton_url=triton.grpc_url, config=str(config), console_load="true"
     ) as process:

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,9 +19,6 @@ from app.pipelines.linter.several import compare
 from app.triton.addresses import addresses_of
 from app.triton.model_repository import live_repository, read_repository
 from app.triton.opening import open_engine
-
-FRESH_S = 5.0
-"""How long findings are returned again without a new check, which asks Triton for every model."""
 
 _log = logging.getLogger(__name__)
 
@@ -103,22 +99,9 @@ def _count(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 or noun == "unknown" else f"{count} {noun}s"
 
 
-class LiveFindings:
-    """The findings in the ready models and gateway.yaml; checked again only after ``FRESH_S``."""
-
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
-        self._lock = asyncio.Lock()
-        self._findings: Sequence[Finding] = ()
-        self._fresh_until = 0.0
-
-    async def current(self) -> Sequence[Finding]:
-        """Raises GatewayError."""
-        async with self._lock:
-            if time.monotonic() >= self._fresh_until:
-                report = await _live_report(self._catalog.engine, self._catalog.file)
-                self._findings, self._fresh_until = report.findings, time.monotonic() + FRESH_S
-            return self._findings
+async def live_findings(catalog: Catalog) -> Sequence[Finding]:
+    """The findings in the ready models and in gateway.yaml. Raises GatewayError."""
+    return (await _live_report(catalog.engine, catalog.file)).findings
 
 
 async def log_findings(engine: Engine, file: GatewayFile | None) -> None:

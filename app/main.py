@@ -3,6 +3,7 @@
 import os
 import ssl
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from fastapi import Depends, FastAPI, Request
@@ -29,7 +30,7 @@ from app.api.routes.health import HealthRoutes, WorkerStates
 from app.api.routes.metrics import MetricsRoutes
 from app.api.routing import Route
 from app.api.short_path import ShortPath
-from app.checking import LiveFindings
+from app.checking import live_findings
 from app.console import page
 from app.domain.tensor_memory import TensorMemory
 from app.observability.statistics import Statistics, statistics_of
@@ -107,7 +108,7 @@ def create_app(
     elsewhere = f"The admin port, {admin_port}, serves the metrics."
     hint = "GET /docs lists the addresses." if pages.docs else "GET /v1/pipelines lists the pipelines."
     inference, limits, keys = gateway.inference, gateway.limits, gateway.keys
-    findings = LiveFindings(inference.catalog).current
+    findings = partial(live_findings, inference.catalog)
     dialects = [
         pipelines_dialect(inference, gateway.store, limits, gateway.statistics, findings),
         oip_dialect(inference, limits),

@@ -1,6 +1,7 @@
 """The numbers of each pipeline that a page can draw, read from the metrics when somebody asks."""
 
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -42,8 +43,15 @@ class PipelineStatistics:
     waiting: int = 0
 
 
-Statistics = Mapping[str, PipelineStatistics]
-"""By pipeline. A pipeline without requests may be missing."""
+@dataclass(slots=True)
+class Statistics:
+    """``time_s``: when they were read, on a clock that all processes of the machine share.
+
+    ``pipelines``: a pipeline without requests may be missing.
+    """
+
+    time_s: float
+    pipelines: dict[str, PipelineStatistics]
 
 
 def statistics_of(registry: CollectorRegistry) -> Statistics:
@@ -53,7 +61,7 @@ def statistics_of(registry: CollectorRegistry) -> Statistics:
         for sample in family.samples:
             if (pipeline := sample.labels.get("pipeline")) is not None:
                 _add(found.setdefault(pipeline, PipelineStatistics()), sample)
-    return found
+    return Statistics(time.monotonic(), found)
 
 
 def _add(statistics: PipelineStatistics, sample: Sample) -> None:

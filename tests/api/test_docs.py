@@ -237,7 +237,7 @@ class TestPages:
     async def test_the_list_of_errors_links_every_error(self, api: Served) -> None:
         page = Page()
         page.feed((await api.client.get("/docs/errors")).text)
-        listed = {address for address in page.addresses if address.startswith("/docs/errors")}
+        listed = {address for address in page.addresses if address.startswith("/docs/errors/")}
         assert listed == {f"/docs/errors/{code}" for code in ERROR_BY_CODE}
 
     async def test_the_documentation_needs_no_internet(self, api: Served) -> None:

@@ -191,7 +191,7 @@ def test_statistics_are_sums_over_the_workers() -> None:
     workers[1].answers("p", 0.2)
     registry = CollectorRegistry()
     registry.register(SummedMetrics(own.registry, lambda: [each.reader.read() for each in workers]))
-    unary = statistics_of(registry)["p"].unary
+    unary = statistics_of(registry).pipelines["p"].unary
     assert unary.outcomes == {"ok": 3}
     assert unary.durations[DURATION_BOUNDS_S.index(0.0025)] == 1
     assert unary.durations[DURATION_BOUNDS_S.index(0.25)] == unary.durations[-1] == 3

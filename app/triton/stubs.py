@@ -6,6 +6,7 @@ fails after about a second.
 
 import logging
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
@@ -29,6 +30,8 @@ class Stubs:
         self._suspects: dict[str, Counter[str]] = {}
         """Called model -> the models whose process the errors of its calls named."""
         self.dead_models: set[str] = set()
+        self._repaired_at: dict[str, float] = {}
+        """Model -> time of its last repair, in monotonic seconds."""
 
     def learn(self, config: ModelConfig) -> None:
         """Stores which models this model runs."""
@@ -46,11 +49,15 @@ class Stubs:
     def dead(self) -> list[str]:
         return sorted(self.dead_models)
 
-    def suspect(self, called: str, message: str) -> None:
-        """Notes the error of a call to the model ``called``, if it is about a process that the model needs."""
+    def suspect(self, called: str, message: str, began: float) -> None:
+        """Notes the error of a call to the model ``called``, if it is about a process that the model needs.
+
+        ``began``: start of the call, in monotonic seconds. A call from before the repair of the model is ignored,
+        because its error, which may be seconds late, is about the process that the repair replaced.
+        """
         found = _DEAD_STUB.search(message)
         model = self.owner(called, message) if found and found[1] else called
-        if found and model is not None:
+        if found and model is not None and began >= self._repaired_at.get(model, began):
             self._suspects.setdefault(called, Counter())[model] += 1
 
     def owner(self, called: str, message: str) -> str | None:
@@ -78,6 +85,8 @@ class Stubs:
 
     def follow(self, dead: Iterable[str]) -> None:
         """Sets the dead models to those of the process that confirms and repairs them."""
+        repaired = self.dead_models.difference(dead)
+        self._repaired_at |= dict.fromkeys(repaired, time.monotonic())
         self.dead_models = set(dead)
 
     def condemn(self, model: str) -> None:
@@ -92,6 +101,7 @@ class Stubs:
 
     def revive(self, model: str) -> None:
         self.dead_models.discard(model)
+        self._repaired_at[model] = time.monotonic()
         for called in self.suspects:
             if model in self.run_by(called):
                 self.acquit(called)

@@ -1,6 +1,7 @@
 """Wraps one inference call of the engine: notifies observers and converts errors."""
 
 import asyncio
+import time
 from typing import Self
 
 from google.protobuf.message import DecodeError
@@ -26,6 +27,7 @@ class WatchedCall:
         self._observed = observer.started(request, method)
         self._timed = health.progress.started(request, method)
         self._health = health
+        self._began = time.monotonic()
         self.request = self._observed.request
 
     def __enter__(self) -> Self:
@@ -50,7 +52,7 @@ class WatchedCall:
 
     def _failed(self, error: GatewayError) -> None:
         if error.upstream is not None:
-            self._health.stubs.suspect(self.request.model, error.upstream.message)
+            self._health.stubs.suspect(self.request.model, error.upstream.message, self._began)
         self._ended((error.upstream.grpc_code if error.upstream else None) or "UNKNOWN", error)
 
     def _ended(self, code: str, error: GatewayError | None) -> None:

@@ -1,5 +1,7 @@
 """Which model's process is dead, judged by Triton's error texts."""
 
+import time
+
 import pytest
 
 from app.domain.model import ModelConfig, Step
@@ -34,9 +36,21 @@ def stubs(deaths: list[str]) -> Stubs:
     return known
 
 
-def fail(stubs: Stubs, called: str, message: str, times: int = 1) -> None:
+def fail(stubs: Stubs, called: str, message: str, times: int = 1, began: float | None = None) -> None:
     for _ in range(times):
-        stubs.suspect(called, message)
+        stubs.suspect(called, message, time.monotonic() if began is None else began)
+
+
+@pytest.mark.parametrize("is_repaired_elsewhere", [False, True])
+def test_errors_of_calls_before_a_repair_are_ignored(stubs: Stubs, *, is_repaired_elsewhere: bool) -> None:
+    """Triton answers a call to the old process up to 5 s later, when the model already has a new one."""
+    began = time.monotonic()
+    stubs.condemn("part")
+    stubs.follow([]) if is_repaired_elsewhere else stubs.revive("part")
+    fail(stubs, "whole", DEAD.format("part_0_0"), REPEATED, began)
+    assert stubs.suspects == []
+    fail(stubs, "whole", DEAD.format("part_0_0"), REPEATED)
+    assert stubs.repeated("whole") == "part"
 
 
 @pytest.mark.parametrize(

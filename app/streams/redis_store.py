@@ -26,6 +26,8 @@ from app.streams.store import StoreUnusable, new_stream_id
 from app.streams.stream import ProblemOf, Stream
 
 HEARTBEAT_S = 0.5
+OUTAGE_NOTICED_S = 1.0
+"""If heartbeats are further apart, Redis was away, and the streams' readers get their full time again."""
 OWNER_MS = 4_000
 """How long a heartbeat is valid, in milliseconds."""
 MAX_UNPUBLISHED_BYTES = 4 * 1024 * 1024
@@ -39,9 +41,13 @@ _log = logging.getLogger(__name__)
 class RedisStore:
     """Implements :class:`app.streams.store.StreamStore`."""
 
-    def __init__(self, url: str, problem_of: ProblemOf) -> None:
+    def __init__(self, url: str, problem_of: ProblemOf, *, must_answer: bool = True) -> None:
+        """``must_answer``: whether Redis must answer at the start of the store."""
+        self._must_answer = must_answer
         self._connections = Connections(url)
         self._owner = secrets.token_hex(8)
+        self._beat_at = time.monotonic()
+        """Time of the last heartbeat that Redis answered."""
         self._tailer = Tailer(self._connections.tail, self._owner, problem_of)
         self._owned: dict[str, Publisher] = {}
         self._publishing: set[asyncio.Task[None]] = set()
@@ -92,6 +98,8 @@ class RedisStore:
 
     async def __aenter__(self) -> Self:
         """Raises StoreUnusable."""
+        if not self._must_answer:
+            return self
         try:
             await self._heartbeat()
         except (RedisError, OSError) as exc:
@@ -142,11 +150,19 @@ class RedisStore:
     async def _heartbeat(self) -> None:
         """Renews the heartbeat and the expiry of the streams, and ends streams that were deleted or have no reader."""
         await self._connections.heartbeat.set(owner_key(self._owner), 1, px=OWNER_MS)
+        self._note_heartbeat(time.monotonic())
         for batch in batches(list(self._owned.values())):
             await self._check(batch)
         for stream_id in list(self._disowned):
             await self._connections.heartbeat.eval(DISOWN, 1, keys_of(stream_id).stream)
             self._disowned.discard(stream_id)
+
+    def _note_heartbeat(self, now: float) -> None:
+        """After an outage no stream counts as unread, because no client could read it."""
+        if now - self._beat_at > OUTAGE_NOTICED_S:
+            for owned in self._owned.values():
+                owned.read_at = now
+        self._beat_at = now
 
     async def _check(self, owned: Sequence[Publisher]) -> None:
         async with self._connections.heartbeat.pipeline(transaction=False) as pipe:

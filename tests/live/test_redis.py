@@ -156,6 +156,19 @@ def test_a_frozen_redis_is_waited_for(pair: Pair, redis: RedisServer) -> None:
     assert [event.id for event in seen] == list(range(1, 22))
 
 
+def test_an_outage_does_not_count_as_time_without_a_reader(pair: Pair, redis: RedisServer) -> None:
+    """The outage is longer than the ``resume_s`` of the pipeline, 2 s. The reader comes back after it."""
+    here, there = pair
+    path = start(here, outputs=60, interval_s=0.1)
+    seen = read_some(there, path, 3)
+    redis.stop()
+    time.sleep(2.5)
+    redis.start()
+    time.sleep(0.8)  # the owner of the stream sends at least one heartbeat first
+    seen += read_all(there, path, after=3)
+    assert seen[-1].data["reason"] == "complete"
+
+
 def test_a_redis_that_lost_everything_ends_the_stream(pair: Pair, redis: RedisServer, tmp_path: Path) -> None:
     here, there = pair
     path = start(here, outputs=1000, interval_s=0.05)

@@ -94,12 +94,17 @@ def freeze_heap() -> None:
     gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
 
 
-def open_store(redis_url: str | None) -> StreamStore:
-    """Raises StoreUnusable."""
+def open_store(redis_url: str | None, *, must_answer: bool = True) -> StreamStore:
+    """Raises StoreUnusable.
+
+    Args:
+        redis_url: None for the store in memory.
+        must_answer: whether it is an error if Redis does not answer now.
+    """
     if redis_url is None:
         return MemoryStore()
     try:
         from app.streams.redis_store import RedisStore  # noqa: PLC0415 - needs an extra that may not be installed
     except ModuleNotFoundError as exc:
         raise StoreUnusable("GATEWAY_REDIS_URL needs the extra `redis`: pip install '.[redis]'") from exc
-    return RedisStore(redis_url, problem_of)
+    return RedisStore(redis_url, problem_of, must_answer=must_answer)

@@ -47,7 +47,8 @@ async def work(descriptor: int) -> None:
         tracer = await stack.enter_async_context(open_tracer(settings.traces_url, __version__))
         store = None
         if settings.redis_url is not None:
-            store = await stack.enter_async_context(open_store(settings.redis_url))
+            # The supervisor has checked Redis. A worker that is replaced during an outage serves everything else.
+            store = await stack.enter_async_context(open_store(settings.redis_url, must_answer=False))
             await stack.enter_async_context(supervisor.running("store of streams", store.run()))
         gateway = await stack.enter_async_context(open_gateway(settings, order.triton, store, tracer, supervisor))
         totals = TotalsOfWorkers(channel)

@@ -39,9 +39,10 @@ class RedisServer:
             assert time.monotonic() < ends, (self.folder / "redis.log").read_text()
             time.sleep(0.02)
 
-    def stop(self) -> None:
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Ends the process with this signal. It keeps its data."""
         if self.process is not None:
-            self.process.terminate()
+            self.process.send_signal(number)
             self.process.wait(START_S)
             self.process = None
 

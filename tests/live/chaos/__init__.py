@@ -1,1 +1,1 @@
-"""Faults under load, with a ledger of three sides that must balance: clients, gateway, models."""
+"""Faults under load. A ledger compares clients, gateway and models for each request."""

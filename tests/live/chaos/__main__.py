@@ -36,7 +36,8 @@ def _what() -> str:
     return (
         "The faults, the rules that explain a difference, and the hostile requests are in `tests/live/chaos/`: "
         "`faults.py`, the docstring of `ledger.py`, and `hostile/`. "
-        f"{LONG_S:g} s of faults, {HOSTILE:,} hostile requests, memory over {REQUESTS:,} requests."
+        f"{LONG_S:g} s of faults for one process, and as long for two workers and Redis; "
+        f"{HOSTILE:,} hostile requests; memory over {REQUESTS:,} requests."
     )
 
 

@@ -1,24 +1,32 @@
-"""A client of raw bytes that stays, disconnects or stalls as instructed, and records exactly what it received."""
+"""A client of raw bytes that stays, disconnects or stalls as instructed, and records what it sent and received."""
 
 import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 from tests.live.chaos.reply import Reply
 
-Ending = Literal["answered", "left", "lost", "stuck"]
+Ending = Literal["answered", "left", "lost", "stuck", "deleted", "missing"]
+"""The last two are of resumable streams: deleted by the client, or gone although no client deleted it."""
 Stage = Literal["connecting", "sending", "waiting", "reading"]
 STUCK_S = 45.0
-"""Longer than every deadline of the tests, so a request that takes this long is a fault."""
-_READ_BYTES = 64 * 1024
+"""Longer than every deadline of the tests, so a request that takes longer is a fault."""
+READ_BYTES = 64 * 1024
+RESUMABLE = "resumable"
+"""The dialect of ``POST /v1/streams``."""
 
 
 @dataclass(frozen=True)
 class Ask:
-    """One request. ``outcomes_of``: the outcomes that a whole reply may stand for; ``expected``: without faults."""
+    """One request.
+
+    Attributes:
+        outcomes_of: maps a complete reply to its possible outcomes.
+        expected: the outcome without faults.
+    """
 
     token: str
     dialect: str
@@ -29,6 +37,11 @@ class Ask:
     @property
     def head_bytes(self) -> int:
         return self.content.index(b"\r\n\r\n") + 4
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether it starts a stream that is read with further requests."""
+        return self.dialect == RESUMABLE
 
 
 @dataclass(frozen=True)
@@ -42,9 +55,21 @@ class Manner:
     """Does not read for this time, with a small receive buffer."""
     pieces: int = 1
     """The request is sent in this number of pieces."""
+    drops: tuple[int, ...] = ()
+    """For a resumable stream: the client drops each reading connection after this number of events, and resumes."""
+    then: Literal["reads", "deletes", "leaves"] = "reads"
+    """For a resumable stream: read to the end, delete the stream while reading, or never read."""
 
 
 STAYS = Manner()
+
+
+class Break(NamedTuple):
+    """A connection that ended before its answer. ``port``: of the client; 0 if the connection was not accepted."""
+
+    port: int
+    began: float
+    ended: float
 
 
 @dataclass(frozen=True)
@@ -61,6 +86,12 @@ class Seen:
     status: int = 0
     is_counted: bool = True
     """Whether the answer is to this request and not to its connection."""
+    port: int = 0
+    """The client's port. The connection of a resumable stream's POST stays open until the client is done."""
+    breaks: tuple[Break, ...] = ()
+    """The connections that read or deleted a resumable stream and broke."""
+    refused_reads: int = 0
+    """How often the gateway refused such a connection with 429."""
 
 
 class Client:
@@ -71,6 +102,7 @@ class Client:
         self._manner = manner
         self._stage: Stage = "connecting"
         self._sent = 0
+        self._port = 0
         self.received = b""
 
     async def run(self, port: int) -> Seen:
@@ -82,19 +114,22 @@ class Client:
         return self._seen(ending, began)
 
     def _seen(self, ending: Ending, began: float) -> Seen:
+        seen = Seen(self._ask, ending, self._stage, began, time.monotonic(), self._sent, port=self._port)
         reply = Reply.of(self.received)
         if reply is None or not reply.is_whole:
-            return Seen(self._ask, ending, self._stage, began, time.monotonic(), self._sent)
+            return seen
         outcomes = frozenset(self._ask.outcomes_of(reply))
         is_counted = reply.headers.get("x-request-id") == self._ask.token
-        ended = time.monotonic()
-        return Seen(self._ask, "answered", "reading", began, ended, self._sent, outcomes, reply.status, is_counted)
+        return replace(
+            seen, ending="answered", stage="reading", outcomes=outcomes, status=reply.status, is_counted=is_counted
+        )
 
     async def _exchanged(self, port: int) -> Ending:
         try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=_READ_BYTES)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=READ_BYTES)
         except OSError:
             return "lost"
+        self._port = port_of(writer)
         try:
             self._stage = "sending"
             if await self._leaves_while_sending(writer):
@@ -132,9 +167,13 @@ class Client:
 
     async def _read_rest(self, reader: asyncio.StreamReader) -> Ending:
         stop = self._manner.leaves_after_received
-        while data := await reader.read(_READ_BYTES):
+        while data := await reader.read(READ_BYTES):
             self._stage = "reading"
             self.received += data
             if stop is not None and len(self.received) >= stop:
                 return "left"
         return "lost"
+
+
+def port_of(writer: asyncio.StreamWriter) -> int:
+    return int(writer.get_extra_info("sockname")[1])

@@ -12,7 +12,7 @@ from tests.processes import running_triton, scripted_models
 
 @pytest.fixture(scope="package")
 def mortal_triton(models_venv: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTriton]:
-    """It may be killed: it is started again."""
+    """A Triton that tests may kill, because it is started again."""
     models = scripted_models(tmp_path_factory.mktemp("chaos") / "models")
     options = EmbeddedOptions(models, models_venv, first_restart_s=0.1, longest_restart_s=1.0)
     with running_triton(options, restarts=True) as server:

@@ -1,4 +1,4 @@
-"""The faults that the tests inject into the gateway and its surroundings while clients send requests."""
+"""The faults that the tests cause in the gateway and around it while clients send requests."""
 
 import asyncio
 import os
@@ -6,7 +6,7 @@ import resource
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 import httpx
 import psutil
@@ -14,30 +14,33 @@ import psutil
 from app.domain.errors import Outcome
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.chaos.client import Manner
+from tests.live.chaos.ledger import Kill
 from tests.live.chaos.link import BLACKHOLE, CLEAN, DELAY, HALF_OPEN, RESETS, Link, Spoiling
 from tests.live.chaos.stand import Stand
 from tests.live.chaos.traffic import Traffic
+from tests.live.connections import workers_of
 from tests.live.test_cancellation import eventually
 from tests.live.test_dead_process import processes_of
+from tests.live.test_workers import has_all_workers
 from tests.processes import wait_until_ready
 
 Fault = Callable[[Stand, Traffic, float], Awaitable[None]]
-"""Called with how long the fault lasts, in seconds."""
+"""The last argument is the duration of the fault, in seconds."""
 RECOVERY_S = 60.0
 
 
 @asynccontextmanager
 async def cutting(stand: Stand) -> AsyncIterator[None]:
-    """Connections of clients may be lost within this block."""
+    """Clients may lose their connections within this block."""
     began = time.monotonic()
     yield
-    stand.cuts.append((began, time.monotonic()))
+    stand.faults.cuts.append((began, time.monotonic()))
 
 
 def spoiled(link_of: Callable[[Stand], Link], spoiling: Spoiling) -> Fault:
     async def fault(stand: Stand, traffic: Traffic, lasts_s: float) -> None:
         link = link_of(stand)
-        async with cutting(stand):
+        async with cutting(stand) if link is stand.to_gateway else nullcontext():
             link.spoil(spoiling)
             await asyncio.sleep(lasts_s)
             link.reset_all()
@@ -56,7 +59,7 @@ async def triton_stopped(stand: Stand, traffic: Traffic, lasts_s: float) -> None
 
 
 async def triton_killed(stand: Stand, traffic: Traffic, _lasts_s: float) -> None:
-    """The stand starts it again."""
+    """The fixture starts it again."""
     before = stand.triton.pid
     assert before is not None
     os.kill(before, signal.SIGKILL)
@@ -102,12 +105,12 @@ def stub_killed(model: str) -> Fault:
 
 
 async def overload(stand: Stand, traffic: Traffic, _lasts_s: float) -> None:
-    """More connections at once than the gateway takes."""
+    """More connections at once than the gateway allows."""
     await stand.load(traffic.calm(300), clients=300)
 
 
 async def more_than_slots(stand: Stand, traffic: Traffic, _lasts_s: float) -> None:
-    """More requests than the model has slots, and its queue has room."""
+    """More requests than the model's slots and its queue can hold."""
     begun = len(stand.seen)
     await stand.load(traffic.slow(100), clients=80)
     assert any(Outcome.REJECTED in seen.outcomes and seen.is_counted for seen in stand.seen[begun:])
@@ -120,7 +123,7 @@ async def stalled_readers(stand: Stand, traffic: Traffic, lasts_s: float) -> Non
 
 
 async def no_descriptors(stand: Stand, _traffic: Traffic, lasts_s: float) -> None:
-    """The gateway can accept no connection; those that wait in the kernel's queue are served later."""
+    """The gateway cannot accept connections; those in the kernel's queue are served later."""
     pid = stand.gateway.process.pid
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     async with cutting(stand):
@@ -136,11 +139,66 @@ async def log_blocked(stand: Stand, _traffic: Traffic, lasts_s: float) -> None:
 
 
 async def reloads(stand: Stand, _traffic: Traffic, lasts_s: float) -> None:
-    """A valid change, a broken file, and the first file again."""
+    """A valid change, an invalid file, and the original file."""
     good = stand.config.read_text()
     for text in (good.replace("timeout_s: 4", "timeout_s: 5"), "pipelines: [", good):
         stand.config.write_text(text)
         await asyncio.sleep(lasts_s)
+
+
+async def worker_killed(stand: Stand, _traffic: Traffic, _lasts_s: float) -> None:
+    """The supervisor replaces it while the next faults happen."""
+    await has_workers(stand)
+    deaths = stand.gateway.metric("worker_deaths_total")
+    worker = workers_of(stand.gateway)[int(deaths) % 2]
+    stand.faults.kills.append(await asyncio.to_thread(killed, worker, stand.port))
+    await asyncio.to_thread(eventually, lambda: stand.gateway.metric("worker_deaths_total") > deaths, RECOVERY_S)
+
+
+def killed(worker: int, port: int) -> Kill:
+    """Stops the worker first, so that its connections do not change between the listing and the kill."""
+    process, began = psutil.Process(worker), time.monotonic()
+    process.suspend()
+    eventually(lambda: process.status() == psutil.STATUS_STOPPED, 10.0)
+    connections = [each for each in process.net_connections("tcp") if each.laddr.port == port and each.raddr]
+    process.kill()
+    return Kill(began, time.monotonic(), frozenset(each.raddr.port for each in connections))
+
+
+async def redis_stopped(stand: Stand, traffic: Traffic, lasts_s: float) -> None:
+    assert stand.redis is not None
+    stand.redis.freeze()
+    await asyncio.sleep(lasts_s)
+    stand.redis.thaw()
+    await recovered(stand, traffic)
+
+
+async def redis_killed(stand: Stand, traffic: Traffic, lasts_s: float) -> None:
+    """It is away for a while, and has its data when it starts again."""
+    async with redis_away(stand):
+        await asyncio.sleep(lasts_s)
+    await recovered(stand, traffic)
+
+
+async def redis_and_worker_killed(stand: Stand, traffic: Traffic, lasts_s: float) -> None:
+    """The worker is replaced before Redis is back."""
+    await has_workers(stand)
+    async with redis_away(stand):
+        await worker_killed(stand, traffic, lasts_s)
+        await has_workers(stand)
+    await recovered(stand, traffic)
+
+
+async def has_workers(stand: Stand) -> None:
+    await asyncio.to_thread(eventually, lambda: has_all_workers(stand.gateway), RECOVERY_S)
+
+
+@asynccontextmanager
+async def redis_away(stand: Stand) -> AsyncIterator[None]:
+    assert stand.redis is not None
+    await asyncio.to_thread(stand.redis.stop, signal.SIGKILL)
+    yield
+    await asyncio.to_thread(stand.redis.start)
 
 
 FAULTS: dict[str, Fault] = {
@@ -162,3 +220,16 @@ FAULTS: dict[str, Fault] = {
     "process of a model killed": stub_killed("scripted"),
     "Triton is killed": triton_killed,
 }
+"""For a gateway with one process."""
+WORKER_FAULTS: dict[str, Fault] = {
+    "worker killed": worker_killed,
+    "Redis is stopped": redis_stopped,
+    "Redis is killed": redis_killed,
+    "Redis and a worker are killed": redis_and_worker_killed,
+    "Triton is stopped": triton_stopped,
+    "Triton is killed": triton_killed,
+    "link to Triton: resets": spoiled(lambda stand: stand.to_triton, RESETS),
+    "gateway.yaml changes": reloads,
+    "log pipe blocked": log_blocked,
+}
+"""For a gateway with two workers and Redis. Its clients connect directly, so only a kill may break a connection."""

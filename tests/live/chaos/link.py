@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that injects faults: netem needs a kernel module that is often missing."""
+"""A TCP proxy on loopback that causes faults. It replaces netem, whose kernel module is often missing."""
 
 import asyncio
 import random
@@ -13,7 +13,7 @@ Way = Literal["up", "down"]
 """Up: from the client of the link to its server."""
 _READ_BYTES = 16 * 1024
 _RESET = struct.pack("ii", 1, 0)
-"""SO_LINGER: closing sends RST at once."""
+"""SO_LINGER: closing the socket sends RST immediately."""
 
 
 @dataclass(frozen=True)

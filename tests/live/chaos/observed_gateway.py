@@ -1,4 +1,4 @@
-"""``triton-gateway serve`` that writes the number of its objects to ``levels.json`` on SIGUSR2."""
+"""``triton-gateway serve`` that writes the numbers of its tasks and gRPC calls to ``levels.json`` on SIGUSR2."""
 
 import asyncio
 import gc

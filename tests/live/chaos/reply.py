@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from app.domain.errors import GatewayError, Outcome
 from tests.domain.test_errors import concrete
-from tests.live.events import checked, events_in
+from tests.live.events import Event, checked, events_in
 
 OUTCOME_BY_CODE = {error.code: error.outcome for error in concrete(GatewayError)}
 OUTCOMES_BY_STATUS = {
@@ -18,7 +18,7 @@ OUTCOMES_BY_STATUS = {
     503: {Outcome.UNAVAILABLE, Outcome.REJECTED},
     504: {Outcome.TIMEOUT},
 }
-"""For dialects whose errors have no code of the gateway's. A 500 of /v2 is a model's own error."""
+"""For dialects whose errors have no code. A 500 of /v2 is an error of the model."""
 FAILURES = frozenset(Outcome) - {Outcome.OK, Outcome.INTERNAL}
 
 
@@ -31,7 +31,7 @@ class Reply:
 
     @classmethod
     def of(cls, received: bytes) -> "Reply | None":
-        """None without a whole head."""
+        """Returns None if the head is not complete."""
         head, separator, rest = received.partition(b"\r\n\r\n")
         if not separator:
             return None
@@ -49,7 +49,7 @@ class Reply:
 
 
 def dechunked(body: bytes) -> tuple[bytes, bool]:
-    """The content so far, and whether the last chunk came."""
+    """Returns the content so far, and whether the last chunk was received."""
     content = b""
     while b"\r\n" in body:
         size, _, body = body.partition(b"\r\n")
@@ -66,11 +66,20 @@ def of_pipeline(reply: Reply) -> set[str]:
     return {Outcome.EARLY_EXIT if "x-early-exit" in reply.headers else Outcome.OK}
 
 
+def of_start(reply: Reply) -> set[str]:
+    """For ``POST /v1/streams``. Empty if the stream was started, because its terminal event has the outcome."""
+    return set() if reply.status == 201 else _of_error(reply)
+
+
 def of_events(reply: Reply) -> set[str]:
-    """Exactly one terminal event, with nothing after it."""
+    """Checks that there is exactly one terminal event, and nothing after it."""
     if reply.status != 200:
         return _of_error(reply)
-    end = checked(list(events_in(reply.text.split("\n"))))[-1]
+    return of_end(checked(list(events_in(reply.text.split("\n"))))[-1])
+
+
+def of_end(end: Event) -> set[str]:
+    """The outcomes of a terminal event."""
     if end.name == "error":
         return {OUTCOME_BY_CODE[end.data["code"]]}
     return {Outcome.EARLY_EXIT if end.data["early_exit"] else Outcome.OK}
@@ -81,7 +90,7 @@ def of_oip(reply: Reply) -> set[str]:
 
 
 def of_generate_stream(reply: Reply) -> set[str]:
-    """No terminal event: an error is the last object, or the status."""
+    """There is no terminal event: an error is the last object, or the status."""
     if reply.status != 200:
         return _of_error(reply)
     return set(FAILURES) if "error" in _last_data(reply) else {Outcome.OK}
@@ -103,7 +112,7 @@ def _last_data(reply: Reply) -> dict[str, dict[str, str]]:
 
 
 def _of_error(reply: Reply) -> set[str]:
-    """A problem object, or OpenAI's form, or the Open Inference Protocol's, which has no code and may be an event."""
+    """Reads a problem object, OpenAI's error, or the Open Inference Protocol's, which has no code and may be an event."""
     body = json.loads(reply.text.removeprefix("data: "))
     error = body.get("error", body)
     return {OUTCOME_BY_CODE[error["code"]]} if isinstance(error, dict) else OUTCOMES_BY_STATUS[reply.status]

@@ -1,4 +1,4 @@
-"""How long the long forms run, and the parts of docs/benchmarks/chaos.md that they write."""
+"""The durations of the long tests, and the parts of docs/benchmarks/chaos.md that they write."""
 
 import os
 from collections import Counter
@@ -10,31 +10,31 @@ from tests.live.chaos.stand import Levels, Stand
 
 SEED = int(os.environ.get("CHAOS_SEED", "14"))
 LONG_S = float(os.environ.get("CHAOS_S", "180"))
-"""Sequential rounds of faults."""
+"""Duration of the faults in seconds, for each of the two ledgers."""
 HOSTILE = int(os.environ.get("CHAOS_HOSTILE", "200000"))
 """Generated hostile requests."""
 REQUESTS = int(os.environ.get("CHAOS_REQUESTS", "200000"))
-"""Requests over which the memory is watched."""
+"""Requests with measured memory."""
 PARTS = ROOT / ARTIFACTS.parent / "chaos"
 
 
-def write_ledger(stand: Stand, before: Levels, after: Levels) -> None:
+def write_ledger(part: str, title: str, stand: Stand, before: Levels, after: Levels) -> None:
     ledger = stand.ledger()
     rows: Counter[tuple[str, ...]] = Counter()
-    for row, count in ledger.rows(stand.cuts).items():
+    for row, count in ledger.rows().items():
         rows[row[1:]] += count
     dialects = Counter(entry.seen.ask.dialect for entry in ledger.entries)
     sums = ", ".join(f"{name} {count:,}" for name, count in dialects.most_common())
     write_part(
-        "1-ledger",
-        f"## Ledger of {len(ledger.entries):,} requests\n\n"
+        part,
+        f"## {title}: ledger of {len(ledger.entries):,} requests\n\n"
         f"Seed {SEED}; {LONG_S:g} s of faults, then a drain under load. Requests by dialect: {sums}.\n\n"
         + table(
             ["the client", "the gateway counted", "the model noted", "requests", "explained by"],
             ([*row[:3], f"{count:,}", row[3]] for row, count in sorted(rows.items())),
         )
-        + f"\n**{len(ledger.unexplained(stand.cuts))} unexplained.**\n\n"
-        + "## What the gateway held\n\n"
+        + f"\n**{len(ledger.unexplained())} unexplained.**\n\n"
+        + f"### Objects of the {'gateway' if stand.redis is None else 'supervisor'}\n\n"
         + table(
             ["", "before", "after"],
             [

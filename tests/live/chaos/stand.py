@@ -1,4 +1,4 @@
-"""A Triton and a gateway of their own, with a spoilable link on each side of the gateway."""
+"""A separate Triton and gateway, with a link for faults on each side of the gateway."""
 
 import asyncio
 import json
@@ -17,8 +17,10 @@ import psutil
 
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.chaos.client import Ask, Client, Manner, Seen
-from tests.live.chaos.ledger import Interval, Ledger, journal_of, lines_of
+from tests.live.chaos.ledger import Faults, Ledger, journal_of, lines_of
 from tests.live.chaos.link import Link
+from tests.live.chaos.resumable import StreamClient
+from tests.live.redis import RedisServer
 from tests.live.test_cancellation import eventually
 from tests.processes import GatewayProcess, running_gateway
 
@@ -29,7 +31,7 @@ QUIET_S = 30.0
 
 @dataclass(frozen=True)
 class Levels:
-    """The number of objects in an idle gateway."""
+    """The number of objects in an idle gateway; with several workers, in its supervisor."""
 
     tasks: dict[str, int]
     calls: int
@@ -38,14 +40,20 @@ class Levels:
     rss_mib: float
 
     def holds_no_more_than(self, other: "Levels") -> bool:
-        """One call is allowed: the gateway asks now and then whether Triton is live."""
+        """One call is always allowed, because the gateway periodically asks whether Triton is live."""
         is_same = Counter(self.tasks) <= Counter(other.tasks) and self.descriptors <= other.descriptors
         return is_same and self.calls <= max(other.calls, 1)
 
 
 @dataclass
 class Stand:
-    """One life of a gateway. ``seen``: the clients' side of the ledger; ``cuts``: when connections were cut."""
+    """One run of a gateway.
+
+    Attributes:
+        redis: stores the resumable streams; None: they are in the memory of the gateway's only process.
+        seen: the clients' side of the ledger.
+        faults: the faults so far that explain differences in the ledger.
+    """
 
     triton: EmbeddedTriton
     gateway: GatewayProcess
@@ -54,8 +62,9 @@ class Stand:
     to_triton: Link
     to_gateway: Link
     config: Path
+    redis: RedisServer | None = None
     seen: list[Seen] = field(default_factory=list)
-    cuts: list[Interval] = field(default_factory=list)
+    faults: Faults = field(default_factory=Faults)
 
     @property
     def process(self) -> psutil.Process:
@@ -66,9 +75,13 @@ class Stand:
         return int(self.gateway.url.rpartition(":")[2])
 
     async def ask(self, ask: Ask, manner: Manner, *, port: int | None = None) -> Seen:
-        seen = await Client(ask, manner).run(port or self.port)
+        client = StreamClient(ask, manner, self._has_gateway) if ask.is_resumable else Client(ask, manner)
+        seen = await client.run(port or self.port)
         self.seen.append(seen)
         return seen
+
+    def _has_gateway(self) -> bool:
+        return self.gateway.process.poll() is None
 
     async def load(self, work: Iterator[tuple[Ask, Manner]], clients: int, *, port: int | None = None) -> None:
         """Sends the requests of ``work`` with this number of concurrent clients."""
@@ -80,16 +93,18 @@ class Stand:
         await asyncio.gather(*(client() for _ in range(clients)))
 
     def ledger(self) -> Ledger:
-        return Ledger(self.seen, lines_of(self.gateway.json_lines()), journal_of(self.journal))
+        return Ledger(self.seen, lines_of(self.gateway.json_lines()), journal_of(self.journal), self.faults)
 
     async def quiet(self) -> None:
-        """Waits until the gateway is ready, and neither it nor a model works on anything."""
+        """Waits until the gateway is ready, with all its workers, and has no request in progress."""
         await asyncio.to_thread(eventually, self._is_quiet, QUIET_S)
 
     def _is_quiet(self) -> bool:
         gateway = self.gateway
         gauges = ("in_flight_requests", "active_streams", "requests_running", "requests_waiting")
-        return not any(map(gateway.metric, gauges)) and httpx.get(f"{gateway.url}/health/ready").status_code == 200
+        readiness = httpx.get(f"{gateway.admin_url}/health/ready")
+        has_workers = set(readiness.json().get("workers", {}).values()) <= {"ready"}
+        return not any(map(gateway.metric, gauges)) and readiness.status_code == 200 and has_workers
 
     def levels(self) -> Levels:
         path = self.gateway.log_path.parent / "levels.json"
@@ -103,8 +118,10 @@ class Stand:
 
 
 @asynccontextmanager
-async def stand_of(triton: EmbeddedTriton, folder: Path, seed: int, **settings: str) -> AsyncIterator[Stand]:
-    """``settings``: of the gateway, beside those of the stand."""
+async def stand_of(
+    triton: EmbeddedTriton, folder: Path, seed: int, redis: RedisServer | None = None
+) -> AsyncIterator[Stand]:
+    """With ``redis``, the gateway has two workers."""
     config = await asyncio.to_thread(_config_in, folder)
     async with Link(triton.grpc_url, seed).running() as to_triton:
         named = {
@@ -114,7 +131,9 @@ async def stand_of(triton: EmbeddedTriton, folder: Path, seed: int, **settings: 
             "max_connections": str(MAX_CONNECTIONS),
             "send_timeout_s": "1",
             "drain_s": "1",
-        } | settings
+        }
+        if redis is not None:
+            named |= {"workers": "2", "redis_url": redis.url}
         with log_pipe_to(folder / "log") as log_pipe:
             context = running_gateway(
                 folder, program=(str(HERE / "observed_gateway.py"),), log_to=log_pipe.stdin, **named
@@ -123,7 +142,7 @@ async def stand_of(triton: EmbeddedTriton, folder: Path, seed: int, **settings: 
             try:
                 async with Link(gateway.url.removeprefix("http://"), seed).running() as to_gateway:
                     pipe = psutil.Process(log_pipe.pid)
-                    yield Stand(triton, gateway, folder / "journal", pipe, to_triton, to_gateway, config)
+                    yield Stand(triton, gateway, folder / "journal", pipe, to_triton, to_gateway, config, redis)
             finally:
                 await asyncio.to_thread(context.__exit__, None, None, None)
 
@@ -137,7 +156,7 @@ def _config_in(folder: Path) -> Path:
 
 @contextmanager
 def log_pipe_to(path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that copies a gateway's log to a file, and can be stopped, which blocks the pipe to it."""
+    """A process that copies a gateway's log to a file. A test can stop the process, which blocks the pipe to it."""
     with path.open("wb") as log:
         pipe = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=log)
     try:

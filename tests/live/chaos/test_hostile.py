@@ -1,4 +1,4 @@
-"""Generated hostile requests of every dialect: nothing dies, nothing is echoed, and the next request works."""
+"""After generated hostile requests of every dialect, no process has ended, and valid requests still work."""
 
 import asyncio
 import time
@@ -21,7 +21,7 @@ from tests.processes import GatewayProcess
 BATCH = 500
 SENDERS = 16
 WARM = 1000
-"""Requests after which the memory of the gateway is measured for the first time."""
+"""The memory of the gateway is first measured after this number of requests."""
 MAX_GROWTH_MIB = 48.0
 MAX_ERROR_BYTES = 4096
 

@@ -1,4 +1,4 @@
-"""The memory of the gateway over many requests: each kind of request stops taking more."""
+"""The memory of the gateway does not grow with the number of requests."""
 
 import asyncio
 from collections.abc import Iterator
@@ -16,10 +16,11 @@ from tests.live.chaos.stand import Stand, stand_of
 from tests.live.chaos.traffic import Traffic
 
 STEPS = 10
-"""Measurements of each kind; the first two are of a gateway that still warms up."""
+"""Measurements of each kind."""
 WARM_STEPS = 2
+"""The first measurements of each kind, while the gateway still warms up."""
 SMALL_STEP, MIXED_STEP = REQUESTS * 3 // 4 // STEPS, REQUESTS // 4 // STEPS
-"""Requests between two measurements."""
+"""The number of requests between two measurements."""
 SENDERS = 16
 MAX_GROWTH_MIB = 6.0
 
@@ -39,16 +40,16 @@ async def test_memory_does_not_grow_with_the_number_of_requests(mortal_triton: E
 
 
 def small(traffic: Traffic) -> Iterator[Ask]:
-    """One request again and again."""
+    """The same request repeatedly."""
     ask = traffic.smallest()
     while True:
         yield ask
 
 
 def mixed(traffic: Traffic) -> Iterator[Ask]:
-    """Every dialect and every outcome."""
+    """Every dialect and outcome, without resumable streams: the gateway keeps their events for a while."""
     while True:
-        yield from (ask for ask, _ in traffic.calm(100))
+        yield from (ask for ask, _ in traffic.calm(100) if not ask.is_resumable)
 
 
 async def measured(stand: Stand, asks: Iterator[Ask], step: int) -> list[float]:
@@ -82,7 +83,7 @@ def write_memory(rss_mib: dict[str, list[float]]) -> None:
     write_part(
         "3-memory",
         f"## Resident memory over {REQUESTS:,} requests\n\n"
-        f"{SENDERS} kept connections. Small: one unary request again and again; then mixed: every dialect and outcome. "
+        f"{SENDERS} kept connections. Small: the same unary request repeatedly; then mixed: every dialect and outcome. "
         f"The last column is the slope after the first {WARM_STEPS} steps of the kind.\n\n" + table(columns, rows),
     )
 

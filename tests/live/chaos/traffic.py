@@ -1,4 +1,4 @@
-"""Requests of every dialect whose end is known beforehand, in an order that a seed decides."""
+"""Requests of every dialect with a scripted outcome, in an order that a seed decides."""
 
 import json
 import random
@@ -8,7 +8,7 @@ from typing import Any
 
 from app.domain.errors import Outcome
 from tests.live.chaos import reply
-from tests.live.chaos.client import STAYS, Ask, Manner
+from tests.live.chaos.client import RESUMABLE, STAYS, Ask, Manner
 
 Script = dict[str, Any]
 _EXIT = {"error": {"code": "ALREADY_EXISTS", "message": "EARLY_EXIT[nothing]"}}
@@ -30,18 +30,23 @@ _STREAMED: list[tuple[str, Script]] = [
     (Outcome.MODEL_ERROR, {"outputs": 0, "then": "error"}),
     (Outcome.CONTRACT_VIOLATION, {"outputs": 3, "items": [1, 9]}),
 ]
+_RESUMED: list[tuple[str, Script]] = [*_STREAMED, (Outcome.OK, {"outputs": 15, "interval_s": 0.04})]
 _PLAIN = {Outcome.OK, Outcome.MODEL_ERROR}
-"""Outcomes where no rule of a pipeline applies."""
+"""Outcomes of requests to a model, where no rule of a pipeline applies."""
 _INVALID = 0.08
 _LEAVES = 0.25
 
 
 class Traffic:
-    """``journal``: the file in which the models note the requests that they receive."""
+    """``journal``: the file in which the models note the requests that they receive.
 
-    def __init__(self, seed: int, journal: Path) -> None:
+    ``clients_leave``: whether clients may disconnect before their answer is complete.
+    """
+
+    def __init__(self, seed: int, journal: Path, *, clients_leave: bool = True) -> None:
         self._random = random.Random(seed)
         self._journal = str(journal)
+        self._clients_leave = clients_leave
         self._prefix = f"chaos-{seed}"
         self._count = 0
 
@@ -50,12 +55,12 @@ class Traffic:
             yield self.ask()
 
     def ask(self) -> tuple[Ask, Manner]:
-        make = self._random.choice([self._unary, self._raw, self._infer, self._stream, self._generate, self._openai])
-        ask = make(self._token())
+        kinds = [self._unary, self._raw, self._infer, self._stream, self._generate, self._openai, self._resumable]
+        ask = self._random.choice(kinds)(self._token())
         return ask, self._manner(ask)
 
     def calm(self, count: int) -> Iterator[tuple[Ask, Manner]]:
-        """Of clients that stay."""
+        """Requests of clients that stay."""
         for ask, _ in self.asks(count):
             yield ask, STAYS
 
@@ -69,7 +74,7 @@ class Traffic:
             yield ask, STAYS
 
     def endless(self) -> Ask:
-        """A stream that is larger than every buffer on its way."""
+        """A stream that is larger than all buffers between the model and the client."""
         return self._posted(self._token(), "stalled", Outcome.CANCELLED, {"outputs": 400, "bytes": 64_000})
 
     def _token(self) -> str:
@@ -108,6 +113,12 @@ class Traffic:
         content = json.dumps({"model": "stream", "prompt": self._text(token, script), "stream": True}).encode()
         return Ask(token, "openai", _request("/v1/completions", token, content), reply.of_openai, outcome)
 
+    def _resumable(self, token: str) -> Ask:
+        outcome, script = self._random.choice(_RESUMED)
+        document = {"pipeline": "stream", "inputs": {"script": self._text(token, script)}}
+        raw = _request("/v1/streams", token, json.dumps(document).encode(), connection="keep-alive")
+        return self._maybe_invalid(Ask(token, RESUMABLE, raw, reply.of_start, outcome))
+
     def _posted(self, token: str, dialect: str, outcome: str, script: Script) -> Ask:
         content = json.dumps({"script": self._text(token, script)}).encode()
         path = "/v1/pipelines/unary" if dialect == "unary" else "/v1/pipelines/stream/stream"
@@ -125,19 +136,31 @@ class Traffic:
 
     def _manner(self, ask: Ask) -> Manner:
         pieces = self._random.choice([1, 1, 1, 4])
-        if self._random.random() > _LEAVES:
-            return Manner(pieces=pieces)
-        leaves: list[Manner] = [
-            Manner(pieces=pieces, leaves_after_sent=self._random.randrange(len(ask.content))),
+        if self._clients_leave and self._random.random() < _LEAVES:
+            return self._random.choice(self._leaving(ask, pieces))
+        return self._reading(pieces) if ask.is_resumable else Manner(pieces=pieces)
+
+    def _leaving(self, ask: Ask, pieces: int) -> list[Manner]:
+        while_sending = Manner(pieces=pieces, leaves_after_sent=self._random.randrange(len(ask.content)))
+        if ask.is_resumable:
+            return [while_sending, Manner(pieces=pieces, then="leaves")]
+        return [
+            while_sending,
             Manner(pieces=pieces, leaves_after_s=self._random.random() * 0.05),
             Manner(pieces=pieces, leaves_after_received=self._random.randrange(1, 1000)),
         ]
-        return self._random.choice(leaves)
+
+    def _reading(self, pieces: int) -> Manner:
+        """Reads a resumable stream over up to three connections."""
+        drops = tuple(self._random.choices(range(1, 5), k=self._random.randrange(3)))
+        return Manner(pieces=pieces, drops=drops, then=self._random.choice(["reads", "reads", "deletes"]))
 
 
-def _request(path: str, token: str, content: bytes, media_type: str = "application/json") -> bytes:
+def _request(
+    path: str, token: str, content: bytes, media_type: str = "application/json", connection: str = "close"
+) -> bytes:
     head = (
         f"POST {path} HTTP/1.1\r\nHost: gateway\r\nX-Request-ID: {token}\r\nContent-Type: {media_type}\r\n"
-        f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"
+        f"Content-Length: {len(content)}\r\nConnection: {connection}\r\n\r\n"
     )
     return head.encode() + content

@@ -1,1 +1,1 @@
-"""Generated hostile requests of every dialect. A seed and an index give the same request again."""
+"""Generated hostile requests of every dialect. The same seed and index always generate the same request."""

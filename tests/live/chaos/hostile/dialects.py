@@ -90,7 +90,7 @@ def infer(choose: random.Random) -> Request:
 
 
 def infer_binary(choose: random.Random) -> Request:
-    """The JSON, its length, the sizes and the bytes behind it disagree in every way."""
+    """The JSON, its length, the sizes and the following bytes contradict each other."""
     name, body, raw = choose.choice(BINARY)
     text = hostile_json(choose, body) if choose.random() < 0.5 else json.dumps(body).encode()
     if choose.random() < 0.5:
@@ -110,7 +110,7 @@ def openai(choose: random.Random) -> Request:
 
 
 def form(choose: random.Random) -> Request:
-    """Parts without names, twice, in hundreds, without an end, with hostile headers and boundaries."""
+    """Parts without names, duplicate parts, hundreds of parts, no end, and hostile headers and boundaries."""
     name = choose.choice(["file", "file", "image", "count", "script", NAME, "", "a\r\nb", 'a"b', "\ufeff"])
     head = choose.choice(
         [
@@ -149,7 +149,7 @@ def raw(choose: random.Random) -> Request:
 
 
 def compressed(choose: random.Random) -> Request:
-    """Bombs that grow a thousand times, truncated and nested ones, and text that is not compressed."""
+    """Compression bombs with a factor of 1,000, truncated and nested data, and text that is not compressed."""
     inner = choose.choice([json.dumps(INFER[0][1]).encode(), b" " * 200_000, b"[" * 100_000, b'{"inputs":[]}'])
     body = gzip.compress(inner)
     body = choose.choice([body, body[:-4], gzip.compress(body), body + b"x", inner[:2000]])
@@ -178,7 +178,7 @@ def hostile(seed: int, index: int) -> Hostile:
 
 
 def valid() -> list[Request]:
-    """One of each dialect; every answer is 200."""
+    """One request of each dialect; every answer is 200."""
     requests = [
         Request("pipelines", f"/v1/pipelines/{name}", json.dumps(body).encode()) for name, body in PIPELINES[:-1]
     ]

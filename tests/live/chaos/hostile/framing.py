@@ -1,4 +1,4 @@
-"""Messages that are wrong as HTTP, before any body is read."""
+"""Messages with invalid HTTP framing."""
 
 import random
 
@@ -57,7 +57,7 @@ PARTIAL: list[bytes] = [
     _CHUNKED,
     _START + b"Content-Length: 8388608\r\n\r\n" + b"a" * 5000,
 ]
-"""The client leaves behind them."""
+"""The client disconnects after sending them."""
 
 
 def hostile_framing(choose: random.Random) -> Hostile:

@@ -45,13 +45,13 @@ HEADERS: list[tuple[str, str]] = [
 
 @dataclass(frozen=True)
 class Hostile:
-    """``is_exact``: whether the answer is as long as HTTP says, so that the connection can be used again."""
+    """``is_exact``: whether the end of the answer is defined, so that the connection can be used again."""
 
     kind: str
     content: bytes
     is_exact: bool = True
     leaves: bool = False
-    """The client sends this and leaves."""
+    """The client sends this and disconnects."""
 
 
 @dataclass

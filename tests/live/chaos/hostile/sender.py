@@ -1,4 +1,4 @@
-"""Sends hostile requests over kept connections, and reads answers as strictly as HTTP allows."""
+"""Sends hostile requests over persistent connections, and parses the answers strictly."""
 
 import asyncio
 from contextlib import suppress
@@ -8,7 +8,7 @@ from tests.live.chaos.reply import Reply
 
 ANSWER_S = 20.0
 FRAMING_S = 0.3
-"""For an answer to a message that HTTP does not frame: the gateway may wait for more of it."""
+"""For an answer to a message without a defined end: the gateway may wait for more of it."""
 
 
 class Sender:
@@ -17,7 +17,7 @@ class Sender:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def send(self, request: Hostile) -> Reply | None:
-        """None without a whole answer. Raises EOFError or OSError if the connection ended in an answer."""
+        """Returns None without a complete answer. Raises EOFError or OSError if the connection ended in an answer."""
         if not request.is_exact:
             await self.close()
         reader, writer = self._streams or await self._connected()

@@ -1,4 +1,4 @@
-"""Hostile JSON: values that fit no field, and texts that are no JSON."""
+"""Hostile JSON: values that fit no field, and text that is not valid JSON."""
 
 import copy
 import json
@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 CANARY = "sesame"
-"""In hostile values, addresses and headers: no error may repeat it."""
+"""Part of hostile values, addresses and headers. Errors must not repeat it."""
 NAME = "poppy"
-"""In hostile names of fields, which an error may name."""
+"""Part of hostile field names. Errors may repeat it."""
 RAW = "\ue000%d\ue000"
-"""Stands for text that no JSON encoder writes."""
+"""Placeholder for text that no JSON encoder writes."""
 
 TEXTS = [
     "1e400", "-1e400", "NaN", "Infinity", "-Infinity", "9" * 5000, "-" + "9" * 5000, "0." + "1" * 5000, "1e-400",
@@ -48,7 +48,7 @@ NAMES = [
 DATATYPES = ["", "FP32", "FP64", "BYTES", "BOOL", "INT8", "UINT64", "FP128", "STRING", "bf16", "BF16", CANARY, 5, None]
 
 Change = Callable[[random.Random, Any], str]
-"""A JSON value -> hostile text."""
+"""Each function converts a JSON value to hostile text."""
 
 
 def spliced(text: str, raws: list[str]) -> str:
@@ -62,7 +62,7 @@ def _text(value: Any) -> str:
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:
-    """Every (container, key) in a value."""
+    """Yields every (container, key) in a value."""
     found: list[tuple[Any, Any]] = []
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, below in items:
@@ -71,7 +71,7 @@ def places(value: Any) -> list[tuple[Any, Any]]:
 
 
 def replaced(choose: random.Random, value: Any) -> str:
-    """One or several values become something else; a few become text that no encoder writes."""
+    """Replaces one or several values, a few of them with text that no encoder writes."""
     value, raws = copy.deepcopy(value), []
     for _ in range(choose.choice([1, 1, 1, 2, 4])):
         found = places(value)
@@ -89,7 +89,7 @@ def replaced(choose: random.Random, value: Any) -> str:
 
 
 def renamed(choose: random.Random, value: Any) -> str:
-    """A key is missing, renamed, or added."""
+    """Removes, renames or adds a key."""
     value = copy.deepcopy(value)
     objects = [
         each for each in [value, *(container[key] for container, key in places(value))] if isinstance(each, dict)
@@ -106,7 +106,7 @@ def renamed(choose: random.Random, value: Any) -> str:
 
 
 def repeated(choose: random.Random, value: Any) -> str:
-    """A key twice, an element many times, or a thousand unknown keys."""
+    """Repeats a key or an element, or adds a thousand unknown keys."""
     text = _text(value)
     if choose.random() < 0.5 and isinstance(value, dict) and value:
         key = choose.choice(list(value))
@@ -122,7 +122,7 @@ def repeated(choose: random.Random, value: Any) -> str:
 
 
 def nested(choose: random.Random, value: Any) -> str:
-    """Too deep, by a little and by far."""
+    """Nests a value slightly or far too deep."""
     depth = choose.choice([65, 200, 5000, 100_000])
     opening, closing = choose.choice([("[", "]"), ('{"a":', "}")])
     bomb = opening * depth + "1" + closing * choose.choice([0, depth])
@@ -135,7 +135,7 @@ CHANGES: list[Change] = [replaced, replaced, replaced, replaced, renamed, rename
 
 
 def no_json(choose: random.Random, text: bytes) -> bytes:
-    """Bytes that are not the JSON text any more, or not in UTF-8."""
+    """Returns bytes that are not valid JSON, or not UTF-8."""
     at = choose.randrange(len(text) + 1)
     forms: list[Callable[[], bytes]] = [
         lambda: b"",

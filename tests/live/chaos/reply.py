@@ -112,7 +112,7 @@ def _last_data(reply: Reply) -> dict[str, dict[str, str]]:
 
 
 def _of_error(reply: Reply) -> set[str]:
-    """Reads a problem object, OpenAI's error, or the Open Inference Protocol's, which has no code and may be an event."""
+    """Reads a problem object, or the error of OpenAI or of the Open Inference Protocol, which has no code."""
     body = json.loads(reply.text.removeprefix("data: "))
     error = body.get("error", body)
     return {OUTCOME_BY_CODE[error["code"]]} if isinstance(error, dict) else OUTCOMES_BY_STATUS[reply.status]

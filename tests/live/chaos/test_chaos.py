@@ -22,6 +22,9 @@ from tests.live.redis import RedisServer
 CALM = 150
 CLIENTS = 12
 PAUSE_S = 0.01
+"""Between two requests of a client."""
+WORKER_CLIENTS, WORKER_PAUSE_S = 8, 0.05
+"""With several workers: a load that leaves time of the processor for a worker that starts."""
 GROWTH_MIB = 8.0
 SHORT = [
     "Triton is stopped",
@@ -121,10 +124,10 @@ async def loading(stand: Stand, traffic: Traffic) -> AsyncIterator[None]:
     async def client(port: int) -> None:
         while not is_over:
             await stand.ask(*traffic.ask(), port=port)
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(WORKER_PAUSE_S if stand.redis else PAUSE_S)
 
-    second = stand.to_gateway.port if stand.redis is None else stand.port
-    clients = [asyncio.create_task(client(port)) for port in [stand.port, second] * CLIENTS]
+    ports = [stand.port] * WORKER_CLIENTS if stand.redis else [stand.port, stand.to_gateway.port] * CLIENTS
+    clients = [asyncio.create_task(client(port)) for port in ports]
     yield
     is_over = True
     await asyncio.gather(*clients)

@@ -16,21 +16,30 @@ CLOSE_S = 1.0
 """Time limit for writing the last lines at the end of the process."""
 
 
-Turn = Callable[[], AbstractContextManager[None]]
-"""A block in which no other process writes to the same descriptor."""
+Turn = Callable[[], AbstractContextManager[bool | None]]
+"""A block in which no other process writes to the same descriptor.
+
+Its value is true if the previous process was killed in its turn: the last line may then be incomplete.
+"""
+_WRITING, _DONE = b"w", b"d"
 
 
 def turns_by(lock: int) -> Turn:
-    """``lock``: a descriptor of a file that the processes share. The kernel ends the turn of a process that dies.
+    """``lock``: a descriptor of a file in memory that the processes share; its byte says whether one of them writes.
+
+    The kernel ends the turn of a process that dies.
 
     Without turns, the kernel may mix the writes of two processes to one pipe if they are larger than 4 KiB.
     """
 
     @contextmanager
-    def turn() -> Iterator[None]:
+    def turn() -> Iterator[bool]:
         fcntl.lockf(lock, fcntl.LOCK_EX)
         try:
-            yield
+            was_cut_off = os.pread(lock, 1, 0) == _WRITING
+            os.pwrite(lock, _WRITING, 0)
+            yield was_cut_off
+            os.pwrite(lock, _DONE, 0)
         finally:
             fcntl.lockf(lock, fcntl.LOCK_UN)
 
@@ -96,7 +105,9 @@ class LineWriter:
         """Blocks as long as the reader of the descriptor does. Lines for a closed descriptor are dropped."""
         rest = memoryview(lines)
         try:
-            with self._turn():
+            with self._turn() as was_cut_off:
+                if was_cut_off:
+                    os.write(self._descriptor, b"\n")
                 while rest:
                     rest = rest[os.write(self._descriptor, rest) :]
         except OSError:

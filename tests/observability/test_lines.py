@@ -1,9 +1,14 @@
 """Log lines never block their writer; lines are dropped only when the buffer is full."""
 
+import fcntl
 import os
+import struct
 import subprocess
 import sys
+import termios
 import threading
+import time
+from collections.abc import Callable
 
 from app.observability.lines import LineWriter, turns_by
 
@@ -107,4 +112,36 @@ def test_a_dead_process_releases_its_turn() -> None:
     reader, writer_end = os.pipe()
     writer = LineWriter(writer_end, turn=turns_by(lock))
     writer.write(b"next\n")
-    assert read_all(reader, 5) == b"next\n"
+    assert read_all(reader, 6) == b"\nnext\n"
+
+
+def test_a_line_cut_off_by_a_kill_does_not_damage_the_next_one() -> None:
+    """The pipe is full, so the first process is killed within its write."""
+    reader, writer_end = os.pipe()
+    lock = os.memfd_create("lock")
+    command = [sys.executable, "-c", WRITE_TO_STANDARD_ERROR, "a", str(lock)]
+    process = subprocess.Popen(command, stderr=writer_end, pass_fds=[lock])
+    received = read_all(reader, 100_000)
+    poll(lambda: waiting_bytes(reader) == PIPE_BYTES)
+    process.kill()
+    process.wait()
+    writer = LineWriter(writer_end, turn=turns_by(lock))
+    writer.write(b"next\n")
+    while not received.endswith(b"next\n"):
+        received += os.read(reader, 65536)
+    *whole, cut_off, last = received.splitlines()
+    assert set(whole) == {b"a" * 9999}
+    assert cut_off == b"a" * len(cut_off)
+    assert last == b"next"
+
+
+def poll(holds: Callable[[], bool]) -> None:
+    ends = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+
+
+def waiting_bytes(reader: int) -> int:
+    (size,) = struct.unpack("i", fcntl.ioctl(reader, termios.FIONREAD, bytes(4)))
+    return int(size)

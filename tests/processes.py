@@ -1,4 +1,4 @@
-"""A real Triton and a real gateway for the whole session, in separate processes."""
+"""Starts a real Triton and a real gateway for the whole session, in separate processes."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ LIVE = Path(__file__).parent / "live"
 START_S = 60.0
 LOG_S = 5.0
 EXIT_S = 1
-"""Triton waits this long for its Python models, which never end earlier, before it exits."""
+"""Triton always waits this long for its Python models before it exits."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class GatewayProcess:
         return self.log_path.read_text()
 
     def log_lines(self, request_id: str) -> list[dict[str, object]]:
-        """The JSON lines of one request. Waits for the first, because the log is written a moment later."""
+        """Returns the JSON lines of a request. Waits for the first line: the log is written after the answer."""
         ends = time.monotonic() + LOG_S
         while not (found := [line for line in self.json_lines() if line.get("request_id") == request_id]):
             if time.monotonic() > ends:
@@ -51,11 +51,11 @@ class GatewayProcess:
         return found
 
     def json_lines(self) -> list[dict[str, object]]:
-        """The whole JSON lines that are written so far."""
+        """Returns the complete JSON lines that have been written."""
         return [json.loads(line) for line in self.log.rpartition("\n")[0].splitlines() if line.startswith("{")]
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of a metric's samples that carry all of ``labels``."""
+        """Returns the sum of a metric's samples that have all of ``labels``."""
         total = 0.0
         for line in httpx.get(f"{self.admin_url}/metrics").text.splitlines():
             head, _, value = line.rpartition(" ")
@@ -70,7 +70,7 @@ StartGateway = Callable[..., GatewayProcess]
 
 @pytest.fixture(scope="session")
 def repository(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
-    """The reference models and the scripted ones in one folder of links."""
+    """A folder with links to the reference models and the scripted models."""
     folder = tmp_path_factory.mktemp("repository")
     for source in (pytestconfig.rootpath / "triton_models", LIVE / "models"):
         for model in source.iterdir():
@@ -80,7 +80,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Co
 
 
 def scripted_models(folder: Path) -> Path:
-    """A repository with only the scripted models, as links, in a new folder."""
+    """Creates a repository with links to scripted models only."""
     folder.mkdir()
     for name in ("scripted", "scripted_large", "scripted_stream"):
         (folder / name).symlink_to(LIVE / "models" / name)
@@ -96,7 +96,7 @@ def triton(repository: Path, models_venv: Path) -> Iterator[EmbeddedTriton]:
 
 @contextmanager
 def running_triton(options: EmbeddedOptions, *, restarts: bool = False) -> Iterator[EmbeddedTriton]:
-    """``restarts``: whether it is started again when it ends."""
+    """Runs a Triton for the duration of the block. With ``restarts`` it is started again when it exits."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
@@ -115,7 +115,7 @@ def running_triton(options: EmbeddedOptions, *, restarts: bool = False) -> Itera
 
 @pytest.fixture(scope="session")
 def config_path(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
-    """The reference ``gateway.yaml`` and the scripted pipelines in one file, samples beside it."""
+    """A ``gateway.yaml`` with the reference pipelines and the scripted pipelines, next to the samples."""
     folder = tmp_path_factory.mktemp("config")
     (folder / "samples").symlink_to(pytestconfig.rootpath / "samples")
     reference = yaml.safe_load((pytestconfig.rootpath / "gateway.yaml").read_text())
@@ -165,9 +165,9 @@ def running_gateway(
     log_to: IO[bytes] | None = None,
     **settings: str,
 ) -> Iterator[GatewayProcess]:
-    """``settings`` are those of ``app.settings``; the ports are picked free.
+    """Runs a gateway for the duration of the block, on free ports. ``settings`` are names of ``app.settings``.
 
-    ``log_to``: the destination of the log, if another process writes it to ``folder / "log"``.
+    ``log_to`` replaces the log file, if another process writes ``folder / "log"``.
     """
     folder.mkdir(parents=True, exist_ok=True)
     port, admin_port = free_ports(2)

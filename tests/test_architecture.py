@@ -24,17 +24,17 @@ LAYERS = {
         *("checking", "main", "settings"),
     },
 }
-"""Package -> the packages and modules of ``app`` that it may import. Modules of ``app`` itself may import all."""
+"""The packages and modules of ``app`` that a package may import. Modules of ``app`` itself may import all."""
 
 DIALECTS = {path.parent.name for path in (ROOT / "app" / "api").glob("*/routes.py")}
-"""The folders of ``app/api`` that speak to callers in one dialect each."""
+"""The folders of ``app/api``, each of which implements one dialect."""
 
 READ_SETTINGS = {"settings", "main", "cli", "process"}
 MODULES = sorted((ROOT / "app").rglob("*.py"))
 
 
 def imports_of(path: Path) -> Iterator[str]:
-    """Every module that a file names, those inside functions too."""
+    """Yields every module that a file imports, including imports inside functions."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -45,19 +45,19 @@ def imports_of(path: Path) -> Iterator[str]:
 
 
 def parts_of(path: Path) -> tuple[str, ...]:
-    """``app/triton/codec.py`` -> (triton, codec)."""
+    """Returns ``("triton", "codec")`` for ``app/triton/codec.py``."""
     return path.relative_to(ROOT / "app").with_suffix("").parts
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: "/".join(parts_of(path)))
-def test_imports_go_one_way(path: Path) -> None:
+def test_imports_follow_the_order_of_layers(path: Path) -> None:
     package, *rest = parts_of(path)
     for name in imports_of(path):
         top, *inner = name.split(".")
         if top == "app" and inner and rest:
             assert inner[0] in LAYERS[package] | {package} or inner == ["__version__"], f"{package} imports {name}"
         if top in {"grpc", "tritonclient"}:
-            assert package == "triton", f"only app/triton talks gRPC, not {path.name}"
+            assert package == "triton", f"only app/triton may import {top}, not {path.name}"
         if name.startswith("app.settings"):
             assert package in READ_SETTINGS, f"{path.name} reads settings"
 
@@ -70,14 +70,14 @@ def test_a_folder_with_routes_is_a_dialect() -> None:
     "path", sorted((ROOT / "app" / "api").rglob("*.py")), ids=lambda path: "/".join(parts_of(path))
 )
 def test_no_dialect_is_imported_by_another_or_by_shared_modules(path: Path) -> None:
-    """``app/main.py`` joins the dialects. Only ``app/process``, which prints a sample, knows one of them."""
+    """``app/main.py`` combines the dialects. ``app/process`` may import one dialect, because it prints a sample."""
     _api, own, *_rest = parts_of(path)
     others = DIALECTS - {own}
     for name in imports_of(path):
         assert not any(f"{name}.".startswith(f"app.api.{other}.") for other in others), f"{own} imports {name}"
 
 
-def test_every_package_has_its_place_in_the_order() -> None:
+def test_every_package_has_a_layer() -> None:
     packages = {path.name for path in (ROOT / "app").iterdir() if (path / "__init__.py").exists()}
     assert packages <= LAYERS.keys()
 

@@ -11,7 +11,7 @@ from tests.broken_repositories import BROKEN
 
 @pytest.fixture
 def checked(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    """Exit status, standard output and standard error of a check of one broken repository."""
+    """Checks a broken repository. Returns the exit status, standard output and standard error."""
     monkeypatch.chdir(tmp_path)
 
     def checked(code: str, *flags: str) -> tuple[int, str, str]:
@@ -23,16 +23,16 @@ def checked(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 
 
 def test_an_error_is_status_1(checked) -> None:
-    status, said, _ = checked("cycle")
+    status, output, _ = checked("cycle")
     assert status == 1
-    assert said.splitlines()[0] == "6 models, no gateway.yaml: 1 error"
+    assert output.splitlines()[0] == "6 models, no gateway.yaml: 1 error"
 
 
 def test_a_warning_is_status_0_unless_strict(checked) -> None:
     assert checked("unordered-stream")[0] == 0
 
 
-def test_a_warning_is_status_1_where_strict(checked) -> None:
+def test_a_warning_is_status_1_with_strict(checked) -> None:
     assert checked("unordered-stream", "--strict")[0] == 1
 
 
@@ -46,7 +46,7 @@ def test_the_summary_counts_models_and_pipelines(pytestconfig: pytest.Config, mo
     assert capsys.readouterr().out == "19 models, 9 pipelines: no findings\n"
 
 
-def test_gateway_yaml_of_the_models_is_checked_and_no_other(checked, capsys) -> None:
+def test_only_the_gateway_yaml_of_the_models_is_checked(checked, capsys) -> None:
     assert ": pipelines.broken" not in checked("gateway-yaml")[1]
     Path("gateway.yaml").rename("models/gateway.yaml")
     assert main(["check", "models"]) == 1
@@ -57,9 +57,9 @@ def test_gateway_yaml_of_the_models_is_checked_and_no_other(checked, capsys) -> 
     assert " gateway.yaml:4: pipelines.broken.outputs.answer.tensor" in capsys.readouterr().out
 
 
-def test_json_is_for_machines(checked) -> None:
-    status, said, _ = checked("unwritten-tensor", "--format", "json")
-    report = json.loads(said)
+def test_the_json_format(checked) -> None:
+    status, output, _ = checked("unwritten-tensor", "--format", "json")
+    report = json.loads(output)
     (finding,) = report.pop("findings")
     assert status == 1
     assert report == {"models": 6, "pipelines": None}
@@ -75,14 +75,14 @@ def test_json_is_for_machines(checked) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"),
+    ("arguments", "expected"),
     [
         (["absent"], "There is no model repository at absent."),
         (["models", "--config", "absent.yaml"], "absent.yaml: cannot be read"),
         (["--triton", "127.0.0.1:9"], "127.0.0.1:9: Triton cannot be reached."),
     ],
 )
-def test_a_failed_check_is_status_2(checked, capsys, arguments: list[str], complaint: str) -> None:
+def test_a_failed_check_is_status_2(checked, capsys, arguments: list[str], expected: str) -> None:
     checked("cycle")
     assert main(["check", *arguments]) == 2
-    assert complaint in capsys.readouterr().err
+    assert expected in capsys.readouterr().err

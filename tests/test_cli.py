@@ -17,14 +17,14 @@ from tests.fakes.triton import FakeTriton, serving
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty working folder without ``gateway.yaml``; does not change pytest's logging."""
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Changes to an empty folder without ``gateway.yaml``, and keeps pytest's logging."""
     monkeypatch.chdir(tmp_path)
     for module in (cli, supervising):
         monkeypatch.setattr(module, "configure_logging", lambda level, style, turn=None: None)
 
 
-def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         cli.main(["--version"])
     assert caught.value.code == 0
@@ -49,19 +49,19 @@ def test_every_setting_is_a_flag_with_its_variable(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "said"),
+    ("variable", "value", "expected"),
     [("GATEWAY_PROT", "1", "did you mean GATEWAY_PORT?"), ("GATEWAY_PORT", "x", "GATEWAY_PORT is wrong")],
 )
-def test_wrong_settings_end_the_start(
-    variable: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_invalid_settings_are_status_2(
+    variable: str, value: str, expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(variable, value)
     assert cli.main(["serve"]) == 2
-    assert said in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
 
 
-def test_wrong_settings_are_a_json_line_where_the_log_is_json() -> None:
-    """A new process, because the log of the tests' process stays as it is."""
+def test_invalid_settings_are_a_json_line_in_the_json_log() -> None:
+    """Runs a new process, because the tests do not change the log of their own process."""
     environment = os.environ | {"GATEWAY_PROT": "1", "GATEWAY_LOG_FORMAT": "json"}
     program = "from app.cli import main; raise SystemExit(main(['serve']))"
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
@@ -71,19 +71,19 @@ def test_wrong_settings_are_a_json_line_where_the_log_is_json() -> None:
     assert "did you mean GATEWAY_PORT?" in json.loads(line)["message"]
 
 
-def test_models_of_no_embedded_triton_end_the_start(capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_without_embedded_are_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["serve", "--models", "mine"]) == 2
     assert capsys.readouterr().err.endswith("is the repository of the embedded Triton: add --embedded\n")
 
 
-def test_a_wrong_file_ends_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_file_is_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "wrong.yaml").write_text("pipelines: {p: {modle: m}}\n")
     assert cli.main(["serve", "--config", "wrong.yaml"]) == 2
     assert "did you mean 'model'?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("setting", ["port", "admin_port"])
-def test_a_taken_port_ends_the_start_with_the_settings_name(setting: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_taken_port_is_reported_with_the_settings_name(setting: str, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         ports = {"port": "0", "admin_port": "0"} | {setting: port}
@@ -93,18 +93,20 @@ def test_a_taken_port_ends_the_start_with_the_settings_name(setting: str, capsys
 
 
 @pytest.mark.parametrize(
-    ("flag", "said"),
+    ("flag", "expected"),
     [
         ("--redis-url=redis://127.0.0.1:1", "GATEWAY_REDIS_URL: Redis at 127.0.0.1:1 does not answer"),
         ("--max-connections=1", "GATEWAY_MAX_CONNECTIONS is 1: each of the 2 workers needs one"),
     ],
 )
-def test_settings_unusable_for_workers_end_the_start(flag: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_unusable_for_workers_are_status_2(
+    flag: str, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["serve", "--workers=2", "--port=0", "--admin-port=0", flag]) == 2
-    assert capsys.readouterr().err.count(said) == 1
+    assert capsys.readouterr().err.count(expected) == 1
 
 
-def test_the_models_of_a_triton_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_without_a_running_triton_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["models", "--triton", "127.0.0.1:1"]) == 2
     assert "Triton cannot be reached" in capsys.readouterr().err
 
@@ -115,21 +117,21 @@ async def triton() -> AsyncIterator[FakeTriton]:
         yield server
 
 
-async def test_a_table_of_the_models(triton: FakeTriton, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_models_prints_a_table(triton: FakeTriton, capsys: pytest.CaptureFixture[str]) -> None:
     await cli.show_models(cli.Settings(triton_url=triton.url))
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert any("ocr" in row and "python" in row and "yes" in row for row in rows)
     assert any("broken" in row and "no" in row for row in rows)
 
 
-def test_service_links_are_named_in_the_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_service_links_are_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("GATEWAY_SERVICE_HOST", "10.0.0.1")
     cli.main(["models", "--triton", "127.0.0.1:1"])
     assert any(getattr(record, "variables", None) == ["GATEWAY_SERVICE_HOST"] for record in caplog.records)
 
 
 class TestNewKey:
-    def test_standard_output_has_the_key_alone(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    def test_standard_output_has_only_the_key(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         assert cli.main(["key", "new", "team-a"]) == 0
         printed = capsys.readouterr()
         key = printed.out.removesuffix("\n")
@@ -147,7 +149,7 @@ class TestNewKey:
         assert [key.caller.id for key in read_keys(tmp_path / "keys.yaml").keys] == ["a", "b"]
 
     @pytest.mark.parametrize("key_id", ["team a", "", "a\nb", "tgw_0123456789"])
-    def test_a_wrong_id_is_refused(self, key_id: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_an_invalid_id_is_an_error(self, key_id: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["key", "new", key_id]) == cli.UNUSABLE
         printed = capsys.readouterr()
         assert printed.out == ""
@@ -157,17 +159,17 @@ class TestNewKey:
 class TestKeysFile:
     @pytest.mark.parametrize("workers", ["1", "2"])
     @pytest.mark.parametrize(
-        ("text", "said"),
+        ("text", "expected"),
         [
             (None, "keys.yaml: cannot be read"),
             ("keys:\n  - id: a\n    sha: x\n", "keys.yaml:3: keys.0.sha is not a known key; did you mean 'sha256'?"),
         ],
     )
-    def test_a_missing_or_broken_file_ends_the_start(
-        self, workers: str, text: str | None, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    def test_a_missing_or_invalid_file_is_status_2(
+        self, workers: str, text: str | None, expected: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
     ) -> None:
         if text is not None:
             (tmp_path / "keys.yaml").write_text(text)
         flags = ["--api-keys-file", "keys.yaml", "--port", "0", "--admin-port", "0", "--workers", workers]
         assert cli.main(["serve", *flags]) == cli.UNUSABLE
-        assert said in capsys.readouterr().err
+        assert expected in capsys.readouterr().err

@@ -10,13 +10,13 @@ from app.settings import service_links
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cli, "configure_logging", lambda level, style: None)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         (["serv"], "there is no command 'serv'; did you mean 'serve'?"),
         (["chek", "."], "there is no command 'chek'; did you mean 'check'?"),
@@ -25,17 +25,17 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["check", "--strikt"], "unrecognized arguments: --strikt; did you mean '--strict'?"),
     ],
 )
-def test_a_mistyped_command_or_option_gets_the_nearest(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+def test_a_mistyped_command_or_option_gets_a_suggestion(
+    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
         cli.main(arguments)
     assert caught.value.code == 2
-    assert said in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         (
             ["--triton", "http://127.0.0.1:8001/"],
@@ -54,16 +54,18 @@ def test_a_mistyped_command_or_option_gets_the_nearest(
         (["--config", "mine.yaml"], "mine.yaml: cannot be read: [Errno 2] No such file or directory"),
     ],
 )
-def test_a_wrong_value_is_explained(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_option_is_explained(
+    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["serve", "--port=0", "--admin-port=0", *arguments]) == 2
-    assert said in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
 
 
 EXIT = "{reason: none, error: {code: ALREADY_EXIST, message: no}}"
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("keys", "expected"),
     [
         (
             f"early_exit: [{EXIT}]",
@@ -76,23 +78,23 @@ EXIT = "{reason: none, error: {code: ALREADY_EXIST, message: no}}"
         ("modle: m", "modle is not a known key; did you mean 'model'?"),
     ],
 )
-def test_a_wrong_value_of_the_file_is_explained(
-    words: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_an_invalid_value_in_the_file_is_explained(
+    keys: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "gateway.yaml").write_text(f"pipelines:\n  p:\n    model: m\n    {words}\n")
+    (tmp_path / "gateway.yaml").write_text(f"pipelines:\n  p:\n    model: m\n    {keys}\n")
     assert cli.main(["serve", "--port=0", "--admin-port=0"]) == 2
-    assert f"gateway.yaml:4: pipelines.p.{said}" in capsys.readouterr().err.replace("inputs.a.kind", "kind")
+    assert f"gateway.yaml:4: pipelines.p.{expected}" in capsys.readouterr().err.replace("inputs.a.kind", "kind")
 
 
-def test_both_taken_ports_are_named_together_with_ports_to_use(capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_taken_ports_are_reported_together(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
         ports = [str(each.getsockname()[1]) for each in (one, other)]
         assert cli.main(["serve", f"--port={ports[0]}", f"--admin-port={ports[1]}"]) == 2
-    first, second, way_out = capsys.readouterr().err.splitlines()
+    first, second, hint = capsys.readouterr().err.splitlines()
     assert first == f"triton-gateway: GATEWAY_PORT: cannot listen on 127.0.0.1:{ports[0]}: Address already in use"
     assert second == f"GATEWAY_ADMIN_PORT: cannot listen on 127.0.0.1:{ports[1]}: Address already in use"
-    assert way_out.startswith("Stop the other process, or use other ports: --port ")
-    assert " --admin-port " in way_out
+    assert hint.startswith("Stop the other process, or use other ports: --port ")
+    assert " --admin-port " in hint
 
 
 def test_the_help_has_defaults_choices_and_examples(capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,6 +106,6 @@ def test_the_help_has_defaults_choices_and_examples(capsys: pytest.CaptureFixtur
     assert "triton-gateway serve --embedded --models my_models" in text
 
 
-def test_kubernetes_own_variables_are_no_reason_for_a_warning() -> None:
+def test_variables_of_kubernetes_itself_cause_no_warning() -> None:
     assert service_links({"KUBERNETES_PORT": "tcp://10.0.0.1:443", "REDIS_PORT": "tcp://10.0.0.2:6379"}) == []
     assert service_links({"GATEWAY_PORT": "tcp://10.0.0.1:80"}) == ["GATEWAY_PORT"]

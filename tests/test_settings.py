@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from app.settings import Settings, SettingsError, is_service_link, read_settings, service_links
 
 
-def complaint(environment: dict[str, str], **flags: Any) -> str:
+def error_of(environment: dict[str, str], **flags: Any) -> str:
     with pytest.raises(SettingsError) as caught:
         read_settings(environment, flags)
     return str(caught.value)
@@ -37,7 +37,7 @@ def test_the_defaults() -> None:
         ("triton_url", "unix:/run/x.sock", "unix:/run/x.sock"),
     ],
 )
-def test_a_variable_and_a_flag_say_the_same(name: str, text: str, value: Any) -> None:
+def test_variables_and_flags_are_parsed_alike(name: str, text: str, value: Any) -> None:
     assert getattr(read_settings({f"GATEWAY_{name.upper()}": text}, {}), name) == value
     assert getattr(read_settings({}, {name: text}), name) == value
 
@@ -52,7 +52,7 @@ def test_a_variable_and_a_flag_say_the_same(name: str, text: str, value: Any) ->
         ({"embedded_repository": "mine"}, "gateway.yaml"),
     ],
 )
-def test_the_file_of_pipelines_is_that_of_the_models(
+def test_the_default_file_is_next_to_the_models(
     flags: dict[str, Any], path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -65,7 +65,7 @@ def test_the_file_of_pipelines_is_that_of_the_models(
     assert read_settings({}, {**flags, "config": "named.yaml"}).config_path == Path("named.yaml")
 
 
-def test_flags_win() -> None:
+def test_flags_override_variables() -> None:
     assert read_settings({"GATEWAY_PORT": "1"}, {"port": "2"}).port == 2
 
 
@@ -74,14 +74,14 @@ def test_an_empty_variable_counts_as_unset() -> None:
     assert (settings.config, settings.early_exit_key, settings.port) == (None, None, 8080)
 
 
-def test_other_programs_variables_are_left_alone() -> None:
+def test_variables_of_other_programs_are_ignored() -> None:
     assert read_settings({"GATEWAYS": "1", "XGATEWAY_PORT": "x", "PATH": "/bin"}, {}) == Settings()
 
 
-def test_an_unknown_variable_is_refused_with_the_nearest() -> None:
-    assert complaint({"GATEWAY_TIMEOUT": "1"}) == "GATEWAY_TIMEOUT is not a setting; did you mean GATEWAY_TIMEOUT_S?"
+def test_an_unknown_variable_gets_a_suggestion() -> None:
+    assert error_of({"GATEWAY_TIMEOUT": "1"}) == "GATEWAY_TIMEOUT is not a setting; did you mean GATEWAY_TIMEOUT_S?"
     assert (
-        complaint({"GATEWAY_Q": "", "GATEWAY_ZZZZZZ": "1"})
+        error_of({"GATEWAY_Q": "", "GATEWAY_ZZZZZZ": "1"})
         == "GATEWAY_Q is not a setting\nGATEWAY_ZZZZZZ is not a setting"
     )
 
@@ -102,17 +102,17 @@ def test_an_unknown_variable_is_refused_with_the_nearest() -> None:
         ("EARLY_EXIT_KEY", "tooshort"),
     ],
 )
-def test_a_wrong_value_is_refused_by_name_and_not_repeated(name: str, text: str) -> None:
-    said = complaint({f"GATEWAY_{name}": text})
-    assert said.startswith(f"GATEWAY_{name} is wrong: ")
-    assert "tooshort" not in said
+def test_an_invalid_value_is_reported_but_not_repeated(name: str, text: str) -> None:
+    message = error_of({f"GATEWAY_{name}": text})
+    assert message.startswith(f"GATEWAY_{name} is wrong: ")
+    assert "tooshort" not in message
 
 
-def test_every_wrong_value_has_a_line() -> None:
-    assert len(complaint({"GATEWAY_PORT": "x", "GATEWAY_DRAIN_S": "x"}).splitlines()) == 2
+def test_every_invalid_value_has_its_own_line() -> None:
+    assert len(error_of({"GATEWAY_PORT": "x", "GATEWAY_DRAIN_S": "x"}).splitlines()) == 2
 
 
-def test_settings_are_frozen_and_keep_the_key_to_themselves() -> None:
+def test_settings_are_frozen_and_do_not_show_the_key() -> None:
     settings = read_settings({"GATEWAY_EARLY_EXIT_KEY": "k" * 16}, {})
     with pytest.raises(ValidationError):
         settings.port = 1
@@ -120,7 +120,7 @@ def test_settings_are_frozen_and_keep_the_key_to_themselves() -> None:
 
 
 class TestServiceLinks:
-    """The variables that Kubernetes injects for a Service called ``gateway`` or ``gateway-...``."""
+    """Variables that Kubernetes sets for a Service called ``gateway`` or ``gateway-...``."""
 
     LINKS = (
         ("GATEWAY_SERVICE_HOST", "10.0.0.1"),
@@ -142,8 +142,8 @@ class TestServiceLinks:
         assert read_settings({name: value}, {}) == Settings()
 
     @pytest.mark.parametrize("name", [f"GATEWAY_{name.upper()}" for name in Settings.model_fields])
-    def test_no_setting_is_taken_for_one(self, name: str) -> None:
+    def test_settings_are_not_service_links(self, name: str) -> None:
         assert not is_service_link(name, "8080")
 
-    def test_they_are_named(self) -> None:
+    def test_service_links_are_listed(self) -> None:
         assert service_links({**dict(self.LINKS), "GATEWAY_HOST": "x"}) == sorted(name for name, _ in self.LINKS)

@@ -7,7 +7,7 @@ import pytest
 from app.cli import main
 
 
-def test_what_it_writes_has_no_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_starter_has_no_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "models"
     assert main(["init", str(folder)]) == 0
     assert f"triton-gateway serve --embedded --models {folder}" in capsys.readouterr().out
@@ -18,12 +18,12 @@ def test_what_it_writes_has_no_finding(tmp_path: Path, capsys: pytest.CaptureFix
     ]
 
 
-def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
+def test_an_empty_folder_is_accepted(tmp_path: Path) -> None:
     assert main(["init", str(tmp_path)]) == 0
     assert (tmp_path / "gateway.yaml").is_file()
 
 
-def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_with_files_is_not_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine").touch()
     assert main(["init", str(tmp_path)]) == 2
     assert capsys.readouterr().err == (

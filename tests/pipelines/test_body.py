@@ -1,4 +1,4 @@
-"""Malformed, hostile and invalid bodies: the answer names the problems and never repeats input."""
+"""Malformed, hostile and invalid bodies: the error names all problems and never repeats input."""
 
 import json
 from contextlib import suppress
@@ -15,8 +15,8 @@ from tests.fakes.models import model, pipeline
 CONFIG = model(["X FP32 [-1]", "NOTE BYTES [1]", "DOC BYTES [1] optional", "FILE BYTES [1] optional"])
 
 
-def wide() -> Pipeline:
-    """A number list, a text, an optional JSON, an optional image and two parameters."""
+def pipeline_with_all_kinds() -> Pipeline:
+    """Returns a pipeline with a list of numbers, a text, optional JSON, an optional image and two parameters."""
     return pipeline(
         CONFIG,
         inputs={
@@ -29,7 +29,7 @@ def wide() -> Pipeline:
     )
 
 
-P = wide()
+P = pipeline_with_all_kinds()
 GOOD = {"x": [1.0], "note": "hi"}
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -70,19 +70,19 @@ class TestMalformedJson:
             b"\0",
         ],
     )
-    def test_it_is_invalid_json(self, text: bytes) -> None:
+    def test_malformed_json_is_invalid_json(self, text: bytes) -> None:
         assert type(refusal(text)) is InvalidJson
 
     @pytest.mark.parametrize("text", [b"[]", b"1", b"null", b'"x"', b"true", b"[{}]"])
-    def test_json_that_is_not_an_object(self, text: bytes) -> None:
+    def test_json_that_is_not_an_object_is_an_invalid_request(self, text: bytes) -> None:
         assert type(refusal(text)) is InvalidRequest
 
     @pytest.mark.parametrize("where", ["x", "note", "doc", "image", "n", "unknown"])
     @pytest.mark.parametrize("bomb", ["[" * 100_000, "[" * 100_000 + "]" * 100_000, '{"a":' * 100_000])
-    def test_a_depth_bomb(self, where: str, bomb: str) -> None:
+    def test_deeply_nested_fields_are_invalid_json(self, where: str, bomb: str) -> None:
         assert type(refusal(f'{{"{where}": {bomb}}}'.encode())) is InvalidJson
 
-    def test_a_depth_bomb_as_the_body(self) -> None:
+    def test_a_deeply_nested_body_is_invalid_json(self) -> None:
         assert type(refusal(b"[" * 200_000)) is InvalidJson
 
     @pytest.mark.parametrize(
@@ -95,32 +95,32 @@ class TestMalformedJson:
             b'{"x": [1], "note": null, "note": "b"}',
         ],
     )
-    def test_a_key_given_twice_is_named(self, text: bytes) -> None:
+    def test_the_error_names_a_key_given_twice(self, text: bytes) -> None:
         error = refusal(text)
         assert type(error) is InvalidInput
         assert ("note", "is given twice") in [(found.field, found.problem) for found in error.errors]
 
     @pytest.mark.parametrize("note", ['"note": ":"', "note", "a: b: c", '\\u0041: "x"'])
-    def test_a_text_that_looks_like_a_second_key_is_a_text(self, note: str) -> None:
+    def test_text_that_looks_like_a_key_is_accepted(self, note: str) -> None:
         assert P.request_of_json(body(note=note)).inputs[1].array.tolist() == [note.encode()]
 
-    def test_the_position_is_shown_but_not_the_text(self) -> None:
+    def test_the_error_shows_the_position_but_not_the_text(self) -> None:
         error = refusal(b'{"note": secret}')
         assert "byte 9" in error.detail
         assert "secret" not in error.detail
 
 
 class TestFields:
-    def test_unknown_fields_are_named(self) -> None:
+    def test_the_error_names_unknown_fields(self) -> None:
         error = refusal(body(nota="x"))
         assert type(error) is InvalidInput
         assert [(found.field, found.problem) for found in error.errors] == [("nota", "is not a field of this pipeline")]
 
-    def test_a_thousand_unknown_fields_name_eight(self) -> None:
+    def test_the_error_names_at_most_eight_unknown_fields(self) -> None:
         error = refusal(body(**{f"f{index}": index for index in range(1000)}))
         assert [found.field for found in error.errors] == [f"f{index}" for index in range(8)]
 
-    def test_the_name_of_an_unknown_field_is_cut_and_made_harmless(self) -> None:
+    def test_the_name_of_an_unknown_field_is_cut_and_sanitized(self) -> None:
         error = refusal(body(**{"\r\nX: \0" + "y" * 1000: 1}))
         assert error.errors[0].field == "??X: ?" + "y" * 58
 
@@ -141,30 +141,30 @@ class TestFields:
         assert "(3 more)" in error.detail
 
     @pytest.mark.parametrize("number", ["1e400", "-1e999", "9" * 400, "1" * 5000])
-    def test_a_number_that_no_float_can_hold(self, number: str) -> None:
+    def test_a_number_beyond_floats_is_out_of_range(self, number: str) -> None:
         error = refusal(f'{{"x": [0, {number}], "note": ""}}'.encode())
         assert [(found.field, found.problem) for found in error.errors] == [("x[1]", "is out of range")]
 
     @pytest.mark.parametrize("value", [True, "1", None, [1], {"a": 1}])
-    def test_invalid_numbers_in_a_list(self, value: Any) -> None:
+    def test_the_error_names_the_position_of_an_invalid_number(self, value: Any) -> None:
         assert refusal(body(x=[value])).errors[0].field == "x[0]"
 
-    def test_the_input_is_not_repeated(self) -> None:
+    def test_errors_do_not_repeat_the_input(self) -> None:
         secret = "s3cret" * 100
         for fields in ({"x": secret}, {"x": [secret]}, {"n": secret}, {"image": secret + "?"}, {"note": {secret: 1}}):
             error = refusal(body(**fields))
             assert "s3cret" not in repr((error.detail, error.hint, error.errors))
 
-    def test_json_in_a_field_that_is_not_utf8(self) -> None:
+    def test_json_in_a_field_must_be_utf_8(self) -> None:
         error = refusal(b'{"x": [], "note": "", "doc": {"a": "\xff"}}')
         assert error.errors[0].problem == "is not UTF-8 text"
 
-    def test_an_unknown_field_that_is_null_is_named(self) -> None:
+    def test_an_unknown_field_with_null_is_reported(self) -> None:
         assert refusal(body(zzz=None)).errors[0].field == "zzz"
 
 
 class TestForms:
-    def test_every_kind_as_a_form_field(self) -> None:
+    def test_every_kind_can_be_a_form_field(self) -> None:
         request = P.request_of_form(
             {"x": "[1, 2]", "note": '"quoted" \0', "doc": '{"a": 1}', "image": PNG, "n": "7", "t": "0.5"}
         )
@@ -176,7 +176,7 @@ class TestForms:
         ]
         assert request.parameters == {"n": 7, "t": 0.5}
 
-    def test_text_and_json_may_come_as_files(self) -> None:
+    def test_text_and_json_can_be_sent_as_files(self) -> None:
         request = P.request_of_form({"x": b"[1]", "note": "ü".encode(), "doc": b"[]"})
         assert [tensor.array.tolist() for tensor in request.inputs] == [[1.0], ["ü".encode()], [b"[]"]]
 
@@ -210,7 +210,7 @@ class TestForms:
             P.request_of_form({"x": "[1]", "note": "hi", field: part})
         assert [(found.field, found.problem) for found in caught.value.errors] == [(field, problem)]
 
-    def test_a_file_for_an_input_of_text_gets_the_hint_to_declare_it(self) -> None:
+    def test_a_file_for_a_text_input_gets_a_hint(self) -> None:
         with pytest.raises(InvalidInput) as caught:
             P.request_of_form({"x": b"[1]", "note": b"\x89PNG\r\n"})
         assert caught.value.hint == (
@@ -220,7 +220,7 @@ class TestForms:
             P.request_of_form({"x": b"[1]", "note": "hi", "image": "\ud800"})
         assert caught.value.hint is None
 
-    def test_a_missing_part(self) -> None:
+    def test_a_missing_part_is_required(self) -> None:
         with pytest.raises(InvalidInput, match="'x' is required"):
             P.request_of_form({"note": "hi"})
 
@@ -233,18 +233,18 @@ json_values = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["x", "note", "doc", "image", "n", "t", "zz"]), json_values))
-def test_any_object_is_a_request_or_a_clients_mistake(fields: dict[str, Any]) -> None:
+def test_any_object_is_a_request_or_a_client_error(fields: dict[str, Any]) -> None:
     with suppress(InvalidJson, InvalidInput):
         P.request_of_json(json.dumps(fields).encode())
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_are_a_clients_mistake(text: bytes) -> None:
+def test_any_bytes_are_a_client_error(text: bytes) -> None:
     with pytest.raises((InvalidJson, InvalidInput, InvalidRequest)):
         P.request_of_json(text)
 
 
 @given(st.dictionaries(st.sampled_from(["x", "note", "doc", "image", "n", "t", "zz"]), st.text() | st.binary()))
-def test_any_form_is_a_request_or_a_clients_mistake(parts: dict[str, str | bytes]) -> None:
+def test_any_form_is_a_request_or_a_client_error(parts: dict[str, str | bytes]) -> None:
     with suppress(InvalidInput):
         P.request_of_form(parts)

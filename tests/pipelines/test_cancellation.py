@@ -1,4 +1,4 @@
-"""The call that stops a step which Triton will not stop."""
+"""The call that cancels a step of an ensemble, because Triton does not cancel steps."""
 
 import asyncio
 
@@ -35,14 +35,14 @@ async def test_a_pipeline_without_cancel_calls_no_model() -> None:
     assert engine.requests == []
 
 
-async def test_a_call_that_fails_is_logged_and_no_more(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failed_cancel_call_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
     canceller = Canceller(FakeEngine(answers=[UpstreamUnavailable("gone")]))
     canceller.cancel(WITH_CANCEL, WITH_CANCEL.request_of_json(b"{}"))
     await canceller.close()
     assert "cancel call to model 'generator' failed" in caplog.text
 
 
-async def test_closing_waits_for_the_calls_under_way() -> None:
+async def test_closing_waits_for_running_calls() -> None:
     engine = FakeEngine(answers=[0.02])
     canceller = Canceller(engine)
     canceller.cancel(WITH_CANCEL, WITH_CANCEL.request_of_json(b"{}"))

@@ -1,4 +1,4 @@
-"""The catalog follows the file and the models: valid changes are warmed up and applied, invalid changes are ignored."""
+"""The catalog applies valid changes of the file and the models after a warm-up, and ignores invalid changes."""
 
 import asyncio
 import dataclasses
@@ -39,7 +39,7 @@ def engine() -> FakeEngine:
 
 
 def write(path: Path, text: str) -> None:
-    """Writes the file as an editor does, with a later time of change, because the file system's clock may be coarse."""
+    """Writes the file with a later modification time, because the file system's clock may be coarse."""
     before = path.stat().st_mtime_ns if path.exists() else 0
     path.write_text(text)
     os.utime(path, ns=(before + 1_000_000_000, before + 1_000_000_000))
@@ -64,7 +64,7 @@ async def turn(catalog: Catalog) -> None:
 
 
 class TestFollowingTheModels:
-    async def test_a_pipeline_is_served_once_its_model_is_ready(self, engine: FakeEngine, path: Path) -> None:
+    async def test_a_pipeline_is_served_when_its_model_is_ready(self, engine: FakeEngine, path: Path) -> None:
         engine.unready = {"plain"}
         catalog = await loaded(engine, path)
         assert not catalog.is_ready
@@ -81,7 +81,7 @@ class TestFollowingTheModels:
         catalog.load_file()
         assert not catalog.is_ready
 
-    async def test_an_unknown_name(self, engine: FakeEngine, path: Path) -> None:
+    async def test_the_error_for_an_unknown_name_suggests_a_name(self, engine: FakeEngine, path: Path) -> None:
         catalog = await loaded(engine, path)
         with pytest.raises(UnknownPipeline, match="did you mean 'p'"):
             catalog.pipeline("pp")
@@ -89,7 +89,7 @@ class TestFollowingTheModels:
             catalog.pipeline("<script>" * 1000)
         assert "script" not in caught.value.detail
 
-    async def test_a_lost_triton_is_not_ready_until_it_is_back(self, engine: FakeEngine, path: Path) -> None:
+    async def test_the_catalog_is_not_ready_while_triton_is_down(self, engine: FakeEngine, path: Path) -> None:
         catalog = await loaded(engine, path)
         engine.is_up = False
         await turn(catalog)
@@ -112,7 +112,7 @@ class TestFollowingTheModels:
         await turn(catalog)
         assert catalog.pipeline("p") is pipeline
 
-    async def test_an_optional_pipeline_does_not_hold_up_readiness(self, engine: FakeEngine, path: Path) -> None:
+    async def test_an_optional_pipeline_does_not_affect_readiness(self, engine: FakeEngine, path: Path) -> None:
         catalog = await loaded(engine, path, FILE + "  q: {model: absent, readiness: optional}\n")
         assert catalog.is_ready
         catalog = await loaded(engine, path, FILE + "  q: {model: absent}\n")
@@ -137,14 +137,14 @@ class TestWithoutAFile:
         await turn(catalog)
         assert catalog.entries.keys() == {"other"}
 
-    async def test_a_model_that_has_no_json_form_is_left_aside(self, engine: FakeEngine) -> None:
+    async def test_a_model_without_a_json_form_is_misconfigured(self, engine: FakeEngine) -> None:
         engine.configs["odd"] = model("X INVALID [1]", "Y FP32 [1]", name="odd")
         catalog = Catalog(engine)
         await turn(catalog)
         assert catalog.entries["odd"].state is State.MISCONFIGURED
         assert catalog.entries["plain"].state is State.READY
 
-    async def test_models_stay_while_triton_is_away(self, engine: FakeEngine) -> None:
+    async def test_models_stay_while_triton_is_down(self, engine: FakeEngine) -> None:
         catalog = Catalog(engine)
         await turn(catalog)
         engine.is_up = False
@@ -166,7 +166,7 @@ class TestFollowingTheFile:
         await turn(catalog)
         assert catalog.pipeline("p") is pipeline
 
-    async def test_a_pipeline_that_is_taken_out_is_unknown(self, engine: FakeEngine, path: Path) -> None:
+    async def test_a_removed_pipeline_is_unknown(self, engine: FakeEngine, path: Path) -> None:
         catalog = await loaded(engine, path, FILE + "  q: {model: plain}\n")
         write(path, FILE)
         await turn(catalog)
@@ -182,7 +182,9 @@ class TestFollowingTheFile:
             "pipelines: {p: " + "[" * 20_000,
         ],
     )
-    async def test_a_broken_change_keeps_the_old(self, engine: FakeEngine, path: Path, broken: str) -> None:
+    async def test_an_invalid_file_keeps_the_last_valid_version(
+        self, engine: FakeEngine, path: Path, broken: str
+    ) -> None:
         catalog = await loaded(engine, path)
         pipeline = catalog.pipeline("p")
         write(path, broken)
@@ -195,14 +197,14 @@ class TestFollowingTheFile:
         await turn(catalog)
         assert not catalog.reload_failed
 
-    async def test_a_file_that_is_away_for_a_moment_keeps_the_old(self, engine: FakeEngine, path: Path) -> None:
+    async def test_a_missing_file_keeps_the_last_valid_version(self, engine: FakeEngine, path: Path) -> None:
         catalog = await loaded(engine, path)
         remove(path)
         await turn(catalog)
         assert catalog.reload_failed
         assert catalog.pipeline("p")
 
-    async def test_a_changed_pipeline_is_warm_before_it_is_used(self, engine: FakeEngine, path: Path) -> None:
+    async def test_a_changed_pipeline_is_warmed_up_before_use(self, engine: FakeEngine, path: Path) -> None:
         catalog = await loaded(engine, path)
         write(path, "pipelines:\n  p: {model: plain, timeout_s: 3, sample: {X: 1}}\n")
         await catalog.refresh()
@@ -212,7 +214,7 @@ class TestFollowingTheFile:
         assert catalog.pipeline("p").timeout_s == 3
         assert len(engine.requests) == 1
 
-    def test_a_broken_file_at_start_is_refused(self, engine: FakeEngine, path: Path) -> None:
+    def test_an_invalid_file_at_start_is_an_error(self, engine: FakeEngine, path: Path) -> None:
         write(path, "pipelines: [")
         with pytest.raises(ConfigError):
             Catalog(engine, path).load_file()
@@ -228,7 +230,7 @@ class TestFollowingTheFile:
         with pytest.raises(ModelNotReady, match="misconfigured"):
             catalog.pipeline("p")
 
-    async def test_a_complaint_is_logged_once(
+    async def test_a_mismatch_is_logged_once(
         self, engine: FakeEngine, path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         catalog = await loaded(engine, path, "pipelines:\n  p: {model: plain, outputs: {y: {tensor: NOPE}}}\n")
@@ -237,10 +239,10 @@ class TestFollowingTheFile:
 
 
 class TestReloading:
-    """Each pipeline is changed separately: a pipeline that cannot be served keeps its previous version."""
+    """Each pipeline is reloaded separately; a pipeline that cannot be served keeps its last valid version."""
 
     @pytest.mark.parametrize(
-        ("broken", "said"),
+        ("broken", "expected"),
         [
             (
                 "  p: {model: plane}\n",
@@ -259,7 +261,7 @@ class TestReloading:
         ],
     )
     async def test_an_unservable_pipeline_keeps_its_last_valid_version(
-        self, engine: FakeEngine, path: Path, caplog: pytest.LogCaptureFixture, broken: str, said: str
+        self, engine: FakeEngine, path: Path, caplog: pytest.LogCaptureFixture, broken: str, expected: str
     ) -> None:
         catalog = await loaded(engine, path, FILE + "  q: {model: plain}\n")
         pipeline = catalog.pipeline("p")
@@ -273,10 +275,10 @@ class TestReloading:
         assert catalog.pipeline("q").timeout_s == 3
         assert catalog.reload_failed
         (problem,) = [record.message for record in caplog.records if record.levelname == "ERROR"]
-        assert problem.startswith(f"{path}:{said}")
+        assert problem.startswith(f"{path}:{expected}")
         assert problem.endswith(" (the last valid version stays active)")
 
-    async def test_it_is_taken_when_it_can_be_served_at_last(self, engine: FakeEngine, path: Path) -> None:
+    async def test_a_changed_pipeline_is_applied_when_its_model_is_ready(self, engine: FakeEngine, path: Path) -> None:
         catalog = await loaded(engine, path)
         write(path, "pipelines:\n  p: {model: later}\n")
         await turn(catalog)
@@ -286,7 +288,7 @@ class TestReloading:
         assert catalog.pipeline("p").config.name == "later"
         assert not catalog.reload_failed
 
-    async def test_a_change_that_is_undone_is_forgotten(self, engine: FakeEngine, path: Path) -> None:
+    async def test_a_reverted_change_is_dropped(self, engine: FakeEngine, path: Path) -> None:
         catalog = await loaded(engine, path)
         pipeline = catalog.pipeline("p")
         write(path, "pipelines:\n  p: {model: absent}\n")
@@ -312,7 +314,7 @@ class TestReloading:
         await turn(catalog)
         assert not catalog.is_ready
 
-    async def test_a_never_served_pipeline_gets_the_new_version_at_once(self, engine: FakeEngine, path: Path) -> None:
+    async def test_a_pipeline_that_was_never_served_changes_at_once(self, engine: FakeEngine, path: Path) -> None:
         catalog = await loaded(engine, path, "pipelines:\n  p: {model: absent}\n")
         assert catalog.entries["p"].state_detail == "Triton has no model 'absent'."
         write(path, "pipelines:\n  p: {model: plane}\n")
@@ -339,7 +341,7 @@ class TestReloading:
         assert not catalog.reload_failed
         assert catalog.pipeline("q")
 
-    async def test_an_unforeseen_failure_to_compile_is_one_pipelines_own(
+    async def test_an_unexpected_compile_error_affects_one_pipeline(
         self, engine: FakeEngine, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         def compiled(name: str, *rest: Any) -> Pipeline:
@@ -356,22 +358,22 @@ class TestReloading:
         assert catalog.reload_failed
         assert "Traceback" in caplog.text
 
-    async def test_the_file_is_followed_while_triton_is_away(self, engine: FakeEngine, path: Path) -> None:
+    async def test_the_file_is_followed_while_triton_is_down(self, engine: FakeEngine, path: Path) -> None:
         catalog = await loaded(engine, path, FILE + "  q: {model: plain}\n")
         engine.is_up = False
         write(path, FILE)
         await catalog.follow_file()
         assert catalog.entries.keys() == {"p"}
 
-    async def test_a_link_that_leads_to_another_file_is_followed(self, engine: FakeEngine, path: Path) -> None:
-        """Changes the file as Kubernetes changes a ConfigMap: the file is a link into a folder that is also a link."""
+    async def test_a_changed_symbolic_link_is_followed(self, engine: FakeEngine, path: Path) -> None:
+        """Kubernetes updates a ConfigMap like this: the file is a link into a folder that is also a link."""
         for number, text in enumerate((FILE, FILE.replace("p:", "q:"))):
             (path.parent / f"data{number}").mkdir()
             (path.parent / f"data{number}" / path.name).write_text(text)
             os.utime(path.parent / f"data{number}" / path.name, ns=(1, 1))
         data = path.parent / "data"
         data.symlink_to("data0")
-        path.symlink_to(f"data/{path.name}")  # noqa: ASYNC240 - a test's own small step
+        path.symlink_to(f"data/{path.name}")  # noqa: ASYNC240 - a short blocking call of the test
         catalog = Catalog(engine, path)
         catalog.load_file()
         (path.parent / "swap").symlink_to("data1")
@@ -381,7 +383,7 @@ class TestReloading:
 
 
 class TestAskingTriton:
-    async def test_models_are_asked_at_the_same_time_and_each_once(self, path: Path) -> None:
+    async def test_models_are_requested_concurrently_and_once_each(self, path: Path) -> None:
         names = [f"m{n}" for n in range(9)]
         engine = WaitingEngine.of(*(dataclasses.replace(PLAIN, name=name) for name in names))
         engine.together = 9
@@ -390,14 +392,14 @@ class TestAskingTriton:
         assert catalog.is_ready
         assert sorted(engine.asked) == names
 
-    async def test_a_triton_that_does_not_answer_is_asked_for_no_model(self, path: Path) -> None:
+    async def test_no_model_is_requested_while_triton_is_down(self, path: Path) -> None:
         engine = WaitingEngine.of(PLAIN)
         engine.is_up = False
         catalog = await loaded(engine, path)
         assert engine.asked == []
         assert catalog.entries["p"].state_detail == "Triton does not answer."
 
-    async def test_a_pipeline_added_meanwhile_is_seen_at_the_next_call(self, path: Path) -> None:
+    async def test_a_pipeline_added_during_a_call_is_read_at_the_next(self, path: Path) -> None:
         engine = WaitingEngine.of(PLAIN, dataclasses.replace(PLAIN, name="other"))
         catalog = await loaded(engine, path)
         engine.together = 99
@@ -419,7 +421,7 @@ class TestAskingTriton:
         await turn(catalog)
         assert [step.decoupled for step in catalog.pipeline("p").graph.steps] == [True]
 
-    async def test_a_missing_step_is_named(
+    async def test_the_error_names_a_missing_step(
         self, engine: FakeEngine, path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         engine.configs["whole"] = ensemble("whole", dataclasses.replace(PLAIN, name="plane"))
@@ -429,7 +431,7 @@ class TestAskingTriton:
         )
         assert "pipelines.p.model 'plane', which 'whole' runs is not a model" in caplog.text
 
-    async def test_tritons_reason_is_for_the_log(
+    async def test_the_reason_of_triton_is_logged_and_not_shown(
         self, engine: FakeEngine, path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         engine.unready, engine.reason = {"plain"}, "no module named 'torch' in /models"
@@ -437,14 +439,14 @@ class TestAskingTriton:
         assert catalog.entries["p"].state_detail == "Triton has not loaded model 'plain'."
         assert "Triton says: no module named 'torch'" in caplog.text
 
-    async def test_an_unforeseen_answer_about_a_model_is_its_own_failure(self, path: Path) -> None:
+    async def test_an_unexpected_config_error_affects_one_model(self, path: Path) -> None:
         engine = WaitingEngine.of(PLAIN, dataclasses.replace(PLAIN, name="odd"))
         engine.odd = {"odd"}
         catalog = await loaded(engine, path, FILE + "  q: {model: odd}\n")
         assert catalog.entries["q"].state_detail == "The configuration of model 'odd' cannot be read."
         assert catalog.entries["p"].state is State.READY
 
-    async def test_loss_and_return_are_one_line_each(
+    async def test_loss_and_return_of_triton_are_logged_once_each(
         self, engine: FakeEngine, path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level("INFO")
@@ -455,7 +457,7 @@ class TestAskingTriton:
             await turn(catalog)
         assert [record.message for record in caplog.records] == ["Triton stopped answering", "Triton answers"]
 
-    async def test_readiness_of_models(self, engine: FakeEngine, path: Path) -> None:
+    async def test_readiness_of_models_with_a_file(self, engine: FakeEngine, path: Path) -> None:
         engine.configs["other"] = dataclasses.replace(PLAIN, name="other")
         catalog = await loaded(engine, path, FILE + "  q: {model: other}\n")
         assert catalog.models == {"plain": True, "other": True}
@@ -483,7 +485,7 @@ class TestAskingTriton:
 
 @dataclasses.dataclass
 class WaitingEngine(FakeEngine):
-    """``together``: how many models must have been asked for before any is answered."""
+    """Answers when ``together`` models have been requested. Reading a model in ``odd`` raises an exception."""
 
     together: int = 1
     asked: list[str] = dataclasses.field(default_factory=list)
@@ -507,12 +509,12 @@ class TestWarmingUp:
         await turn(catalog)
         assert [request.inputs[0].array.tolist() for request in engine.requests] == [[1.5]]
 
-    async def test_no_sample_or_no_warmup_runs_nothing(self, engine: FakeEngine, path: Path) -> None:
+    async def test_without_a_sample_or_with_warmup_off_nothing_runs(self, engine: FakeEngine, path: Path) -> None:
         catalog = await loaded(engine, path, FILE + "  q: {model: plain, warmup: false, sample: {X: 1}}\n")
         assert catalog.is_ready
         assert engine.requests == []
 
-    async def test_a_sample_that_fails_is_retried_later(self, engine: FakeEngine, path: Path) -> None:
+    async def test_a_failed_sample_is_retried_later(self, engine: FakeEngine, path: Path) -> None:
         engine.answers = [ModelError("no")]
         catalog = await loaded(engine, path, WITH_SAMPLE)
         for _ in range(10):
@@ -527,7 +529,7 @@ class TestWarmingUp:
         assert catalog.is_ready
         assert catalog.entries["p"].state_detail is None
 
-    async def test_the_log_has_the_models_words_and_the_caller_does_not(
+    async def test_the_message_of_the_model_is_logged_and_not_shown(
         self, engine: FakeEngine, path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         engine.answers = [refusal("no such key: /opt/weights\nTraceback")]
@@ -540,9 +542,7 @@ class TestWarmingUp:
         assert "weights" not in f"{catalog.entries['p'].state_detail}"
 
     @pytest.mark.parametrize("occasion", ["another model", "a reload", "Triton's return", "the file"])
-    async def test_the_sample_is_retried_at_once_when_something_changed(
-        self, engine: FakeEngine, path: Path, occasion: str
-    ) -> None:
+    async def test_a_change_retries_the_sample_at_once(self, engine: FakeEngine, path: Path, occasion: str) -> None:
         engine.answers = [ModelError("no")]
         catalog = await loaded(engine, path, WITH_SAMPLE)
         engine.answers = [ANSWER]
@@ -557,7 +557,7 @@ class TestWarmingUp:
         await turn(catalog)
         assert catalog.is_ready
 
-    async def test_a_sample_that_is_not_answered_delays_nothing(
+    async def test_an_unanswered_sample_does_not_delay_other_work(
         self, engine: FakeEngine, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(catalog_module, "SAMPLES_WAIT_S", 0.01)
@@ -573,7 +573,7 @@ class TestWarmingUp:
     @pytest.mark.parametrize(
         "sample", ["{Z: 1}", "{X: a}", "{X: 1.0e+300}", "{F: absent.png}", "{F: 5}", '{F: "a\\0"}']
     )
-    async def test_a_sample_that_cannot_be_sent_is_complained_of(
+    async def test_an_invalid_sample_is_reported(
         self, engine: FakeEngine, path: Path, sample: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         engine.configs["plain"] = model(["X FP32 [1]", "F BYTES [1]"], "Y FP32 [1]", name="plain")
@@ -592,7 +592,7 @@ class TestWarmingUp:
         assert engine.requests[0].inputs[0].array.tolist() == [b"\0\1"]
 
 
-async def test_more_instances_of_a_model_do_not_end_readiness(tmp_path: Path) -> None:
+async def test_more_instances_of_a_model_keep_it_ready(tmp_path: Path) -> None:
     path = tmp_path / "gateway.yaml"
     path.write_text("pipelines: {p: {model: plain, sample: {X: 1}}}")
     config = model("X FP32 [1]", "Y FP32 [1]", name="plain")

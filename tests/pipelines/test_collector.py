@@ -1,4 +1,4 @@
-"""Collects an answer from responses: values, whole characters, missing outputs, and its end."""
+"""The collector builds an answer from responses: values, split characters, missing outputs, and the end."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def piece(text: bytes | None = None, ids: list[int] | None = None, *, is_final: 
 
 
 @given(st.text(max_size=20), st.data())
-def test_text_cut_anywhere_comes_out_whole(text: str, data: st.DataObject) -> None:
+def test_text_split_anywhere_is_joined(text: str, data: st.DataObject) -> None:
     content = text.encode()
     cuts = sorted(data.draw(st.lists(st.integers(0, len(content)), max_size=5)))
     pieces = [content[a:b] for a, b in zip([0, *cuts], [*cuts, len(content)], strict=True)]
@@ -60,7 +60,7 @@ def test_a_response_without_outputs_creates_no_output_event() -> None:
     assert collector(streamed()).add(InferenceResponse({}, is_final=True)) is None
 
 
-def test_an_output_left_out_of_one_response_is_typed_and_empty() -> None:
+def test_an_output_missing_in_one_response_is_empty() -> None:
     c = collector(streamed())
     values = c.add(piece(ids=[1]))
     assert values is not None
@@ -79,7 +79,7 @@ class TestEndings:
     def test_a_stream_without_outputs_ends_normally(self) -> None:
         assert collector(streamed()).finish().early_exit is None
 
-    def test_missing_is_judged_over_the_whole_stream(self) -> None:
+    def test_missing_is_checked_over_the_whole_stream(self) -> None:
         c = collector(streamed(early_exit=RULES))
         c.add(piece(ids=[1]))
         assert c.finish().early_exit == "no_text"
@@ -88,7 +88,7 @@ class TestEndings:
         c.add(piece(text=b"a"))
         assert c.finish().early_exit is None
 
-    def test_empty_is_judged_over_the_whole_stream(self) -> None:
+    def test_empty_is_checked_over_the_whole_stream(self) -> None:
         c = collector(streamed(early_exit=RULES))
         c.add(piece(b"a", []))
         c.add(piece(b"b", []))
@@ -98,7 +98,7 @@ class TestEndings:
         c.add(piece(b"b", [1]))
         assert c.finish().early_exit is None
 
-    def test_a_rule_sees_tensors_that_no_caller_is_shown(self) -> None:
+    def test_a_rule_covers_tensors_that_are_not_outputs(self) -> None:
         p = streamed(early_exit=RULES, outputs={"text": {"tensor": "TEXT", "kind": "text"}})
         c = collector(p)
         c.add(piece(b"a", [1]))
@@ -107,7 +107,7 @@ class TestEndings:
         c.add(piece(b"a", []))
         assert c.finish().early_exit == "no_ids"
 
-    def test_a_missing_output_needs_an_early_exit(self) -> None:
+    def test_a_missing_output_without_a_rule_is_a_violation(self) -> None:
         config = model([], ["TEXT BYTES [1]", "IDS INT32 [-1]"])
         c = collector(pipeline(config))
         c.add(piece(b"a", is_final=True))
@@ -124,7 +124,7 @@ def test_a_tensor_of_another_type_is_a_violation() -> None:
         collector(streamed()).add(response(tensor("IDS", "INT64", [1])))
 
 
-def test_numbers_are_not_walked_through_one_by_one() -> None:
+def test_numbers_stay_an_array() -> None:
     values = collector(streamed()).add(piece(ids=[1, 2]))
     assert values is not None
     assert isinstance(values["IDS"], np.ndarray)
@@ -137,15 +137,15 @@ class TestJoinedArrays:
             c.join(response(tensor("Y", text.split(" ")[1], array), is_final=False))
         return c.result().values["Y"]
 
-    def test_they_become_one_array_without_python_numbers(self) -> None:
+    def test_arrays_are_concatenated(self) -> None:
         value = self.joined("Y FP32 [-1]", [1.5, 2.5], [], [3.5])
         assert isinstance(value, np.ndarray)
         assert value.dtype == np.float32
         assert value.tolist() == [1.5, 2.5, 3.5]
 
-    def test_items_of_different_shapes_are_listed(self) -> None:
+    def test_items_of_different_shapes_become_a_list(self) -> None:
         value = self.joined("Y INT32 [-1,-1]", [[1, 2]], [[3], [4]])
         assert orjson.loads(json_of(value)) == [[1, 2], [3], [4]]
 
-    def test_bare_values_are_listed(self) -> None:
+    def test_bare_values_become_a_list(self) -> None:
         assert self.joined("Y INT32 [1]", [1], [2]) == [1, 2]

@@ -1,4 +1,4 @@
-"""Compares a pipeline's declaration with its model: reports mismatches with the key, derives omitted values."""
+"""Compiling a pipeline derives omitted values and reports mismatches with the model by key."""
 
 from typing import Any
 
@@ -12,9 +12,9 @@ from tests.fakes.models import ensemble, model, pipeline
 CONFIG = model(["X FP32 [2]", "NOTE BYTES [1] optional"], ["Y FP32 [2]", "TEXT BYTES [1]"])
 
 
-def mismatch(config: ModelConfig = CONFIG, **words: Any) -> PipelineMismatch:
+def mismatch(config: ModelConfig = CONFIG, **keys: Any) -> PipelineMismatch:
     with pytest.raises(PipelineMismatch) as caught:
-        pipeline(config, **words)
+        pipeline(config, **keys)
     return caught.value
 
 
@@ -32,18 +32,18 @@ def test_a_tensor_of_a_parameter_is_not_a_derived_input() -> None:
     assert [field.name for field in p.inputs] == ["X"]
 
 
-def test_a_model_without_a_file_may_be_streamed() -> None:
+def test_a_model_without_a_file_allows_streams() -> None:
     spec = derived_spec("m")
     assert spec.model == "m"
     assert spec.stream is not None
 
 
-def test_the_time_limit_is_the_pipelines_or_the_gateways() -> None:
+def test_timeout_s_overrides_the_default() -> None:
     assert pipeline(CONFIG).timeout_s == 30
     assert pipeline(CONFIG, timeout_s=2).timeout_s == 2
 
 
-def test_the_ensembles_of_the_rules_are_those_of_the_graph() -> None:
+def test_rules_know_the_ensembles_of_the_graph() -> None:
     inner = ensemble("inner", CONFIG)
     p = pipeline(ensemble("outer", inner), inner, CONFIG)
     assert p.rules.ensembles == {"outer", "inner"}
@@ -51,7 +51,7 @@ def test_the_ensembles_of_the_rules_are_those_of_the_graph() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "location", "text"),
+    ("keys", "location", "text"),
     [
         ({"inputs": {"x": {"tensor": "Z"}}}, ("inputs", "x", "tensor"), "'Z' is not a tensor of the model"),
         ({"outputs": {"y": {"tensor": "TEX"}}}, ("outputs", "y", "tensor"), "did you mean 'TEXT'?"),
@@ -80,19 +80,19 @@ def test_the_ensembles_of_the_rules_are_those_of_the_graph() -> None:
     ],
 )
 def test_mismatches_are_reported_with_their_key(
-    words: dict[str, Any], location: tuple[str | int, ...], text: str
+    keys: dict[str, Any], location: tuple[str | int, ...], text: str
 ) -> None:
-    found = mismatch(**words)
+    found = mismatch(**keys)
     assert found.location == location
     assert text in found.text
 
 
-def test_a_limit_is_a_parameter_of_the_request_not_a_tensor() -> None:
-    words: dict[str, Any] = {
+def test_a_limit_must_be_a_request_parameter() -> None:
+    keys: dict[str, Any] = {
         "parameters": {"n": {"type": "number"}, "k": {"type": "integer", "tensor": "K"}},
         "contract": {"Y": {"max_items": "k"}},
     }
-    assert "is not an integer parameter" in mismatch(model("K INT32 [1]", "Y FP32 [-1]"), **words).text
+    assert "is not an integer parameter" in mismatch(model("K INT32 [1]", "Y FP32 [-1]"), **keys).text
 
 
 def test_signed_rules_need_the_key() -> None:
@@ -103,17 +103,17 @@ def test_signed_rules_need_the_key() -> None:
     assert pipeline(CONFIG, early_exit=rules).rules
 
 
-def test_a_datatype_without_a_json_form() -> None:
+def test_a_datatype_without_a_json_form_is_a_mismatch() -> None:
     assert "datatype INVALID" in mismatch(model("X INVALID [1]")).text
 
 
-def test_a_parameter_with_the_name_of_a_derived_input_is_refused() -> None:
+def test_a_parameter_named_like_a_derived_input_is_rejected() -> None:
     with pytest.raises(PipelineMismatch, match="has the same name as an input of the model") as caught:
         pipeline(model("X FP32 [1]", "Y FP32 [1]"), inputs=None, parameters={"X": {"type": "integer"}})
     assert caught.value.location == ("parameters", "X")
 
 
-def test_a_tensor_whose_name_cannot_be_a_field_is_refused() -> None:
+def test_a_tensor_with_an_invalid_field_name_is_rejected() -> None:
     with pytest.raises(PipelineMismatch) as caught:
         pipeline(model('X" FP32 [1]', "Y FP32 [1]"), inputs=None)
     assert caught.value.location == ("inputs",)

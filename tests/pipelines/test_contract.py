@@ -1,4 +1,4 @@
-"""The growing-token fault and its kin, found at the first response that shows it."""
+"""A contract violation, such as a growing token, is found at the first response that has it."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def of_shape(*shape: int) -> InferenceResponse:
 
 
 def failing_at(contract: TensorContract, *responses: InferenceResponse) -> int:
-    """The place of the first response that breaks the contract."""
+    """Returns the index of the first response that violates the contract, or -1."""
     check = ContractCheck({"T": contract})
     for place, each in enumerate(responses):
         try:
@@ -26,13 +26,13 @@ def failing_at(contract: TensorContract, *responses: InferenceResponse) -> int:
     return -1
 
 
-def test_no_more_items_than_agreed() -> None:
+def test_max_items_limits_the_items_of_each_response() -> None:
     contract = TensorContract("T", max_items=2)
     assert failing_at(contract, of_shape(1), of_shape(2), of_shape(0), of_shape(3)) == 3
     assert failing_at(contract, of_shape(1, 2), of_shape(2, 2)) == 1
 
 
-def test_the_shape_agreed() -> None:
+def test_shape_must_match_each_response() -> None:
     assert failing_at(TensorContract("T", shape=(-1, 2)), of_shape(5, 2), of_shape(0, 2), of_shape(2, 3)) == 2
     assert failing_at(TensorContract("T", shape=(1,)), of_shape(1, 1)) == 0
 
@@ -43,12 +43,12 @@ def test_the_shape_excludes_the_batch_dimension() -> None:
     assert failing_at(contract, of_shape(2, 1)) == 0
 
 
-def test_no_response_may_be_larger_than_the_first() -> None:
+def test_not_growing_compares_with_the_first_response() -> None:
     contract = TensorContract("T", not_growing=True)
     assert failing_at(contract, of_shape(2), of_shape(1), of_shape(2), of_shape(3)) == 3
 
 
-def test_responses_without_the_tensor_say_nothing() -> None:
+def test_responses_without_the_tensor_are_ignored() -> None:
     contract = TensorContract("T", max_items=0, shape=(1,), not_growing=True)
     assert failing_at(contract, response(), InferenceResponse({})) == -1
 
@@ -77,9 +77,7 @@ def test_the_detail_has_the_actual_and_the_declared_size() -> None:
         ),
     ],
 )
-def test_shape_violation_names_both_shapes_alike_and_has_no_hint(
-    contract: TensorContract, seen: tuple[int, ...], detail: str
-) -> None:
+def test_a_shape_violation_names_both_shapes(contract: TensorContract, seen: tuple[int, ...], detail: str) -> None:
     with pytest.raises(ContractViolation) as caught:
         ContractCheck({"T": contract}).check(of_shape(*seen))
     assert caught.value.detail == f"Output 'T' {detail}"
@@ -100,7 +98,7 @@ def test_a_parameter_of_the_request_may_be_the_limit() -> None:
         Collector(p, p.request_of_json(b"{}")).add(of_shape(1, 2))
 
 
-def test_an_optional_limit_that_was_not_given_limits_nothing() -> None:
+def test_an_absent_optional_limit_has_no_effect() -> None:
     p = pipeline(
         model([], "T INT32 [-1]"),
         parameters={"chunk": {"type": "integer", "optional": True}},

@@ -1,7 +1,7 @@
 """An error is an early exit only by the pipeline's rules and its whole message, never because of a user's text.
 
-An attacker here writes any text into a model's error, knows the rules, the markers, the names of all models and the ids
-of other requests. The attacker does not know the gateway's id of this request, and the key.
+In these tests an attacker controls text in a model's error and knows the rules, the markers, all model names and the
+ids of other requests. The attacker does not know the gateway's id of this request, or the key.
 """
 
 import hashlib
@@ -46,8 +46,8 @@ def signed(claim: str, key: bytes = KEY) -> str:
     return f"EARLY_EXIT/1 {hmac.new(key, claim.encode(), hashlib.sha256).hexdigest()} {claim}"
 
 
-def claim(said: str = "no_text", rid: str = RID) -> str:
-    return json.dumps({"reason": said, "rid": rid, "step": "decide"}, separators=(",", ":"), sort_keys=True)
+def claim(reason: str = "no_text", rid: str = RID) -> str:
+    return json.dumps({"reason": reason, "rid": rid, "step": "decide"}, separators=(",", ":"), sort_keys=True)
 
 
 def in_ensembles(names: Iterable[str]) -> str:
@@ -100,7 +100,7 @@ class TestCodes:
         assert reason(match, MARKER, code) is None
 
     @pytest.mark.parametrize("code", ["INTERNAL", "ALREADY_EXISTS", None])
-    def test_any_code_in_a_stream_too(self, code: str | None) -> None:
+    def test_code_any_matches_without_a_code(self, code: str | None) -> None:
         assert reason(ErrorMatch(code="any", message=MARKER), MARKER, code) == "no_text"
 
     def test_a_signed_marker_with_a_declared_code(self) -> None:
@@ -161,7 +161,7 @@ class TestSpoofs:
 
     @pytest.mark.parametrize("pattern", ["^EXIT$", "EXIT$", r"\AEXIT\Z", "(?m)^EXIT$", "X|EXIT|Y", "EXIT|"])
     @pytest.mark.parametrize("message", ["EXIT\n", "\nEXIT", "EXIT\nEXIT", "a\nEXIT\nb", "EXIT Y", "XEXIT"])
-    def test_an_expression_is_anchored_however_it_is_written(self, pattern: str, message: str) -> None:
+    def test_an_expression_is_always_anchored(self, pattern: str, message: str) -> None:
         match = ErrorMatch(code="any", message_pattern=pattern)
         assert reason(match, "EXIT") == "no_text"
         assert reason(match, message) is None
@@ -195,7 +195,7 @@ class TestSpoofs:
             MARKER,
         ],
     )
-    def test_a_marker_that_this_key_did_not_sign_for_this_request(self, message: str) -> None:
+    def test_a_marker_without_a_valid_signature_is_rejected(self, message: str) -> None:
         assert reason(SIGNED, message) is None
         assert reason(SIGNED, f"in ensemble 'ocr', {message}") is None
 
@@ -219,13 +219,15 @@ class TestOutputs:
             ({"Y", "Z"}, {"Y", "Z"}, "nothing"),
         ],
     )
-    def test_missing_and_empty(self, written: set[str], empty: set[str], expected: str | None) -> None:
+    def test_rules_for_missing_and_empty_outputs(
+        self, written: set[str], empty: set[str], expected: str | None
+    ) -> None:
         both = EarlyExitRules(
             (EarlyExitRule(reason="no_y", missing=["Y"]), EarlyExitRule(reason="nothing", empty=["Y", "Z"])), ENSEMBLES
         )
         assert both.reason_of_outputs(written, empty) == expected
 
-    def test_all_of_the_missing_must_be_missing(self) -> None:
+    def test_a_missing_rule_requires_all_its_outputs(self) -> None:
         rule = EarlyExitRules((EarlyExitRule(reason="no", missing=["Y", "Z"]),), ENSEMBLES)
         assert rule.reason_of_outputs({"Z"}, set()) is None
         assert rule.reason_of_outputs({"W"}, set()) == "no"
@@ -269,8 +271,8 @@ GENUINE = re.compile(
 )
 
 
-def hold_out(message: str) -> None:
-    """A hostile message against every kind of rule; GENUINE defines the expected results independently."""
+def check_hostile(message: str) -> None:
+    """Checks a hostile message with every kind of rule. GENUINE defines the expected results independently."""
     is_marker = GENUINE.fullmatch(message) is not None
     assert (reason(MATCHED, message) == "no_text") is is_marker
     assert (reason(EXACT, message) == "no_text") is (is_marker and message.endswith(MARKER))
@@ -279,21 +281,21 @@ def hold_out(message: str) -> None:
     assert reason(MATCHED, message, "INTERNAL") is None
 
 
-def find_none_missed(prefix: str, page: int, said: str) -> None:
+def check_genuine(prefix: str, page: int, step: str) -> None:
     rid = new_request_id()
     prefix = prefix.replace(RID, rid)
     for match, message in (
         (EXACT, MARKER),
         (MATCHED, f"{MARKER} page={page}"),
-        (SIGNED, signed(claim("no_text", rid).replace("decide", json.dumps(said)[1:-1]))),
+        (SIGNED, signed(claim("no_text", rid).replace("decide", json.dumps(step)[1:-1]))),
     ):
         assert rules(match).reason_of_error(UpstreamError("ALREADY_EXISTS", prefix + message), rid) == "no_text"
 
 
-def behind_user_text(prefix: str, text: str, tail: str) -> None:
-    """A user's text before or behind a marker, that a prefix or a substring match would take for it."""
+def check_surrounded(prefix: str, text: str, tail: str) -> None:
+    """Checks a marker with user text before or after it; a prefix or substring match would accept it."""
     for message in (f"{prefix}{text}{MARKER}", f"{prefix}{MARKER}{text}", f"{text}{prefix}{MARKER}", text + tail):
-        hold_out(message)
+        check_hostile(message)
     genuine = signed(claim())
     for message in (f"{prefix}x{text}{genuine}", f"{prefix}{genuine}x{text}"):
         assert reason(SIGNED, message) is None
@@ -306,36 +308,36 @@ LONG = settings(max_examples=15_000, deadline=None, suppress_health_check=list(H
 class TestAnyMessage:
     @QUICK
     @given(PREFIX, USER_TEXT)
-    def test_no_composed_text_passes_for_an_exit(self, prefix: str, text: str) -> None:
-        hold_out(prefix + text)
+    def test_composed_text_is_not_an_exit(self, prefix: str, text: str) -> None:
+        check_hostile(prefix + text)
 
     @QUICK
     @given(PREFIX, USER_TEXT, st.sampled_from(SPOOFS))
-    def test_no_text_around_a_marker_passes(self, prefix: str, text: str, tail: str) -> None:
-        behind_user_text(prefix, text, tail)
+    def test_a_marker_within_other_text_is_not_an_exit(self, prefix: str, text: str, tail: str) -> None:
+        check_surrounded(prefix, text, tail)
 
     @QUICK
     @given(PREFIX, st.integers(0, 10**6), st.text(alphabet=st.characters(codec="ascii", min_codepoint=32), max_size=40))
-    def test_no_genuine_exit_is_missed(self, prefix: str, page: int, said: str) -> None:
-        find_none_missed(prefix, page, said)
+    def test_genuine_exits_are_found(self, prefix: str, page: int, step: str) -> None:
+        check_genuine(prefix, page, step)
 
 
 @pytest.mark.full
 @pytest.mark.timeout(1200)
 class TestAHundredThousandMessages:
-    """15,000 times one message and 15,000 times six, each judged by every kind of rule."""
+    """15,000 single messages and 15,000 groups of six messages, each checked with every kind of rule."""
 
     @LONG
     @given(PREFIX, USER_TEXT)
-    def test_no_composed_text_passes_for_an_exit(self, prefix: str, text: str) -> None:
-        hold_out(prefix + text)
+    def test_composed_text_is_not_an_exit(self, prefix: str, text: str) -> None:
+        check_hostile(prefix + text)
 
     @LONG
     @given(PREFIX, USER_TEXT, st.sampled_from(SPOOFS))
-    def test_no_text_around_a_marker_passes(self, prefix: str, text: str, tail: str) -> None:
-        behind_user_text(prefix, text, tail)
+    def test_a_marker_within_other_text_is_not_an_exit(self, prefix: str, text: str, tail: str) -> None:
+        check_surrounded(prefix, text, tail)
 
     @LONG
     @given(PREFIX, st.integers(0, 10**6), st.text(alphabet=st.characters(codec="ascii", min_codepoint=32), max_size=40))
-    def test_no_genuine_exit_is_missed(self, prefix: str, page: int, said: str) -> None:
-        find_none_missed(prefix, page, said)
+    def test_genuine_exits_are_found(self, prefix: str, page: int, step: str) -> None:
+        check_genuine(prefix, page, step)

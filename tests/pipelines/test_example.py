@@ -1,4 +1,4 @@
-"""An example of a pipeline is a request that the pipeline accepts."""
+"""A pipeline accepts its own example."""
 
 import base64
 import json
@@ -65,18 +65,18 @@ def test_a_pipeline_accepts_its_example(
     jsonschema.Draft202012Validator(request_schema(p)).validate(body)
 
 
-def test_the_image_is_an_image() -> None:
+def test_the_example_of_an_image_is_an_image() -> None:
     p = pipeline(model("F BYTES [1]"), inputs={"f": {"tensor": "F", "kind": "image"}})
     check_image(base64.b64decode(example_of(p)["f"]))
     assert file_names_of(p) == {"f": "image.png"}
 
 
-def test_json_is_an_object() -> None:
+def test_the_example_of_json_is_an_object() -> None:
     p = pipeline(model("J BYTES [1]"), inputs={"j": {"tensor": "J", "kind": "json"}})
     assert example_of(p) == {"j": {}}
 
 
-def test_a_sample_is_the_example_with_its_files_as_base64() -> None:
+def test_a_sample_becomes_the_example_with_base64_files() -> None:
     sample = {"t": "a", "f": "sign.png", "n": None}
     words = {"f": {"tensor": "F", "kind": "image"}, "t": {"tensor": "T", "kind": "text"}, "n": {"tensor": "N"}}
     p = pipeline(model(["F BYTES [1]", "T BYTES [1]", "N FP32 [1]"]), inputs=words, sample=sample)
@@ -87,7 +87,7 @@ def test_a_sample_is_the_example_with_its_files_as_base64() -> None:
 
 
 @pytest.mark.parametrize(("shape", "text"), [((2, 300), "[[0] * 300] * 2"), ((300,), "[0] * 300")])
-def test_a_large_value_is_an_expression(shape: tuple[int, ...], text: str) -> None:
+def test_a_large_value_is_written_as_an_expression(shape: tuple[int, ...], text: str) -> None:
     p = pipeline(model(f"X INT32 {list(shape)}".replace(", ", ",")), inputs={"x": {"tensor": "X"}})
     assert repr(example_of(p)["x"]) == text
     assert eval(text) == example_of(p)["x"].nested()

@@ -1,4 +1,4 @@
-"""Faults with the pipeline's graph. tests/live/test_explained_errors.py has the messages of the real server."""
+"""Explains faults with the pipeline's graph. tests/live/test_explained_errors.py uses messages of the real Triton."""
 
 from pathlib import Path
 
@@ -29,39 +29,39 @@ def explained(graph: Graph, fault: Fault, error: GatewayError | None = None) -> 
     return error
 
 
-def test_an_error_without_a_fault_is_left_alone(graph: Graph) -> None:
-    error = ModelError("plain", hint="as it was")
+def test_an_error_without_a_fault_is_unchanged(graph: Graph) -> None:
+    error = ModelError("plain", hint="the hint")
     explain(error, graph)
-    assert (error.detail, error.hint) == ("plain", "as it was")
+    assert (error.detail, error.hint) == ("plain", "the hint")
 
 
-def test_the_writer_of_the_very_output_is_named(graph: Graph) -> None:
+def test_the_hint_names_the_step_that_writes_the_tensor(graph: Graph) -> None:
     error = explained(graph, Fault(FaultKind.NOT_GIVEN, "chain", "join", "B"))
     assert error.hint.startswith("Step 'fork' (its output 'Q') did not write it")
     assert error.tensor == "B"
 
 
-def test_an_input_of_the_request_is_the_requests_fault(graph: Graph) -> None:
+def test_the_hint_names_a_missing_input_of_the_request(graph: Graph) -> None:
     error = explained(graph, Fault(FaultKind.NOT_GIVEN, "chain", "fork", "X"))
     assert error.hint == "The request does not have 'X', which step 'fork' requires."
 
 
 @pytest.mark.parametrize("kind", FaultKind)
 @pytest.mark.parametrize("word", ["a secret", "<script>", "x" * 5000])
-def test_unknown_names_are_never_shown_and_never_a_label(graph: Graph, kind: FaultKind, word: str) -> None:
+def test_unknown_names_are_never_shown(graph: Graph, kind: FaultKind, word: str) -> None:
     error = explained(graph, Fault(kind, word, word, word))
     assert word not in f"{error.detail}{error.hint}"
     assert error.tensor == "-"
 
 
 @pytest.mark.parametrize("kind", FaultKind)
-def test_every_kind_has_a_hint_that_fits_the_answer(graph: Graph, kind: FaultKind) -> None:
+def test_every_kind_has_a_hint_of_limited_length(graph: Graph, kind: FaultKind) -> None:
     error = explained(graph, Fault(kind, "chain", "join", "A", "[-1,3,320,320]", "[0]"))
     assert 20 < len(error.hint) <= 512
     assert error.hint[0].isupper() or error.hint[0] == "`"
 
 
-def test_a_tensor_of_another_model_is_not_joined(graph: Graph) -> None:
+def test_a_model_outside_the_graph_gets_a_hint_about_bls(graph: Graph) -> None:
     error = explained(graph, Fault(FaultKind.SHAPE, "chain", "boxed", "X", "[3,4]", "[0]"))
     assert error.detail == "Input 'X' of step 'boxed' expects shape [3,4] but received [0]."
     assert "which a BLS script calls" in error.hint

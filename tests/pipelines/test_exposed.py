@@ -1,4 +1,4 @@
-"""Which models may be addressed by their own names, as gateway.yaml and Triton change."""
+"""The models that callers may address by name, while gateway.yaml and Triton change."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ async def test_a_changed_file_changes_the_exposed_models(tmp_path: Path) -> None
     (tmp_path / "gateway.yaml").write_text(PIPELINE + "oip: {models: [b]}")
     await catalog.follow_file()
     with pytest.raises(ModelNotReady):
-        catalog.exposed.config("b")  # until Triton is asked
+        catalog.exposed.config("b")  # until the next read of Triton's models
     await catalog.follow_models()
     assert catalog.exposed.config("b").name == "b"
     assert "c" not in catalog.exposed

@@ -13,7 +13,7 @@ from tests.fakes.models import model, pipeline
 
 
 def one_input(text: str, max_batch_size: int = 0, *, batch: bool = False, **spec: Any) -> Pipeline:
-    """A pipeline with only the input ``x``, whose tensor is described by ``text``."""
+    """Returns a pipeline with one input ``x`` for the tensor that ``text`` describes."""
     kind = {} if "BYTES" not in text or "kind" in spec else {"kind": "text"}
     config = model(text, max_batch_size=max_batch_size)
     return pipeline(config, inputs={"x": {"tensor": text.partition(" ")[0], **kind, **spec}}, batch=batch)
@@ -26,18 +26,18 @@ def one_parameter(tensor: str | None = None, max_batch_size: int = 0, **spec: An
     )
 
 
-def asked(p: Pipeline, body: str) -> InferenceRequest:
+def request_of(p: Pipeline, body: str) -> InferenceRequest:
     return p.request_of_json(body.encode())
 
 
 def sent(p: Pipeline, body: str) -> Any:
-    array = asked(p, body).inputs[0].array
+    array = request_of(p, body).inputs[0].array
     return array.shape, array.tolist()
 
 
 def problems(p: Pipeline, body: str) -> dict[str, str]:
     with pytest.raises(InvalidInput) as caught:
-        asked(p, body)
+        request_of(p, body)
     return {found.field: found.problem for found in caught.value.errors}
 
 
@@ -46,17 +46,17 @@ class TestShapes:
         assert sent(one_input("X FP32 [-1,2]"), '{"x": [[1, 2], [3, 4.5]]}') == ((2, 2), [[1, 2], [3, 4.5]])
 
     @pytest.mark.parametrize("body", ['{"x": 7}', '{"x": [7]}'])
-    def test_one_element_is_a_bare_value_or_a_list_of_one(self, body: str) -> None:
+    def test_a_single_element_may_be_bare_or_in_a_list(self, body: str) -> None:
         assert sent(one_input("X INT32 [1]"), body) == ((1,), [7])
 
-    def test_no_dimension_is_a_bare_value_too(self) -> None:
+    def test_a_tensor_without_dimensions_is_a_bare_value(self) -> None:
         assert sent(one_input("X INT32 []"), '{"x": 7}') == ((), 7)
 
     @pytest.mark.parametrize("body", ['{"x": []}', '{"x": [1, 2]}', '{"x": [[1]]}', '{"x": {}}'])
     def test_a_single_value_rejects_other_json(self, body: str) -> None:
         assert problems(one_input("X INT32 [1]"), body).keys() <= {"x", "x[0]"}
 
-    def test_a_free_dimension_is_a_list_even_for_one(self) -> None:
+    def test_a_variable_dimension_always_needs_a_list(self) -> None:
         p = one_input("X INT32 [-1]")
         assert sent(p, '{"x": [7]}') == ((1,), [7])
         assert "must be a list" in problems(p, '{"x": 7}')["x"]
@@ -76,11 +76,11 @@ class TestShapes:
             ("[-1,-1]", '{"x": [[1], [2, 3]]}', "has lists of different lengths"),
         ],
     )
-    def test_another_shape_is_refused(self, dims: str, body: str, problem: str) -> None:
+    def test_another_shape_is_rejected(self, dims: str, body: str, problem: str) -> None:
         assert problems(one_input(f"X FP32 {dims}"), body) == {"x": problem}
 
     @pytest.mark.parametrize("body", ['{"x": [[[1]]]}', '{"x": [1]}', '{"x": 1}', '{"x": [[1], 2]}'])
-    def test_another_rank_is_refused(self, body: str) -> None:
+    def test_another_rank_is_rejected(self, body: str) -> None:
         assert problems(one_input("X FP32 [-1,-1]"), body)
 
     def test_text_in_two_dimensions(self) -> None:
@@ -91,47 +91,47 @@ class TestShapes:
 
 
 class TestBatch:
-    def test_the_batch_dimension_is_added_unseen(self) -> None:
+    def test_the_batch_dimension_is_added(self) -> None:
         assert sent(one_input("X FP32 [2]", 8), '{"x": [1, 2]}') == ((1, 2), [[1, 2]])
         assert sent(one_input("X BYTES [1]", 8), '{"x": "a"}') == ((1, 1), [[b"a"]])
 
-    def test_with_batch_the_caller_gives_the_items(self) -> None:
+    def test_with_batch_the_caller_sends_a_list_of_items(self) -> None:
         assert sent(one_input("X FP32 [2]", 8, batch=True), '{"x": [[1, 2], [3, 4]]}') == ((2, 2), [[1, 2], [3, 4]])
 
     def test_items_of_one_element_are_bare_values(self) -> None:
         assert sent(one_input("X BYTES [1]", 8, batch=True), '{"x": ["a", "b"]}') == ((2, 1), [[b"a"], [b"b"]])
 
-    @pytest.mark.parametrize(("count", "said"), [(0, "has 0 items"), (9, "has 9 items; expected 1 to 8")])
-    def test_the_number_of_items_is_limited(self, count: int, said: str) -> None:
+    @pytest.mark.parametrize(("count", "expected"), [(0, "has 0 items"), (9, "has 9 items; expected 1 to 8")])
+    def test_the_number_of_items_is_limited(self, count: int, expected: str) -> None:
         p = one_input("X FP32 [2]", 8, batch=True)
-        assert problems(p, f'{{"x": {[[0, 0]] * count}}}')["batch"].startswith(said)
+        assert problems(p, f'{{"x": {[[0, 0]] * count}}}')["batch"].startswith(expected)
 
-    def test_all_inputs_have_as_many_items(self) -> None:
+    def test_all_inputs_must_have_the_same_number_of_items(self) -> None:
         config = model(["X FP32 [1]", "Y FP32 [1]"], max_batch_size=8)
         p = pipeline(config, batch=True)
-        assert len(asked(p, '{"X": [1, 2], "Y": [3, 4]}').inputs) == 2
+        assert len(request_of(p, '{"X": [1, 2], "Y": [3, 4]}').inputs) == 2
         assert "different numbers" in problems(p, '{"X": [1, 2], "Y": [3]}')["batch"]
 
-    def test_a_parameter_goes_with_every_item(self) -> None:
+    def test_a_parameter_is_repeated_for_every_item(self) -> None:
         config = model(["X FP32 [1]", "K INT32 [1]"], max_batch_size=8)
         p = pipeline(config, batch=True, parameters={"k": {"type": "integer", "tensor": "K"}})
-        request = asked(p, '{"X": [1, 2, 3], "k": 5}')
+        request = request_of(p, '{"X": [1, 2, 3], "k": 5}')
         assert request.inputs[1].array.tolist() == [[5], [5], [5]]
 
-    def test_a_model_without_a_batch_dimension_cannot_have_one(self) -> None:
+    def test_batch_needs_a_model_with_a_batch_dimension(self) -> None:
         with pytest.raises(PipelineMismatch, match="max_batch_size is 0"):
             one_input("X FP32 [2]", batch=True)
 
 
 class TestAbsence:
-    def test_a_required_field(self) -> None:
+    def test_an_absent_required_field_is_reported(self) -> None:
         p = one_input("X INT32 [1]")
         assert problems(p, "{}") == {"x": "is required"}
         assert problems(p, '{"x": null}') == {"x": "is required"}
 
     @pytest.mark.parametrize("body", ["{}", '{"x": null}'])
     def test_an_optional_field_is_not_sent(self, body: str) -> None:
-        assert asked(one_input("X INT32 [1] optional", optional=True), body).inputs == ()
+        assert request_of(one_input("X INT32 [1] optional", optional=True), body).inputs == ()
 
     @pytest.mark.parametrize(
         ("tensor", "spec", "array"),
@@ -148,7 +148,7 @@ class TestAbsence:
     def test_a_default_is_sent(self, tensor: str, spec: dict[str, Any], array: Any) -> None:
         assert sent(one_input(tensor, **spec), "{}")[1] == array
 
-    def test_null_asks_for_the_default(self) -> None:
+    def test_null_means_the_default(self) -> None:
         assert sent(one_input("X INT32 [1]", default=5), '{"x": null}')[1] == [5]
 
     @pytest.mark.parametrize(
@@ -165,13 +165,13 @@ class TestAbsence:
             ("X BYTES [1]", {"kind": "binary", "default": "?"}),
         ],
     )
-    def test_a_default_that_no_caller_could_send_is_refused_at_start(self, tensor: str, spec: dict[str, Any]) -> None:
+    def test_an_invalid_default_is_an_error_at_start(self, tensor: str, spec: dict[str, Any]) -> None:
         with pytest.raises(PipelineMismatch) as caught:
             one_input(tensor, **spec)
         assert caught.value.location == ("inputs", "x")
 
     @pytest.mark.parametrize(("dims", "batch"), [("[-1]", False), ("[2]", False), ("[1,1]", False), ("[1]", True)])
-    def test_json_is_one_value_of_its_tensor(self, dims: str, batch: bool) -> None:
+    def test_json_needs_a_tensor_with_one_element(self, dims: str, batch: bool) -> None:
         with pytest.raises(PipelineMismatch, match=r"one value: the tensor must have dims \[1\]") as caught:
             one_input(f"X BYTES {dims}", 8, kind="json", batch=batch)
         assert caught.value.location == ("inputs", "x")
@@ -182,7 +182,7 @@ class TestAbsence:
 
 class TestBounds:
     @pytest.mark.parametrize("datatype", ["INT8", "UINT8", "INT32", "UINT32", "INT64", "UINT64"])
-    def test_the_datatypes_own(self, datatype: str) -> None:
+    def test_values_are_limited_by_the_datatype(self, datatype: str) -> None:
         limits = np.iinfo(np.dtype(datatype.lower()))
         p = one_input(f"X {datatype} [-1]")
         assert sent(p, f'{{"x": [{limits.min}, {limits.max}]}}')[1] == [limits.min, limits.max]
@@ -190,7 +190,7 @@ class TestBounds:
         assert problems(p, f'{{"x": [{int(limits.max) + 1}]}}')
 
     @pytest.mark.parametrize(("datatype", "one"), [("INT32", "1"), ("FP32", "1.0"), ("UINT64", "1")])
-    def test_the_pipelines_own_also_inside_lists(self, datatype: str, one: str) -> None:
+    def test_declared_bounds_apply_inside_lists(self, datatype: str, one: str) -> None:
         p = one_input(f"X {datatype} [-1,-1]", minimum=1, maximum=3)
         assert sent(p, f'{{"x": [[{one}, 3]]}}')[1] == [[1, 3]]
         assert "<= 3" in problems(p, f'{{"x": [[{one}, 4]]}}')["x[0][1]"]
@@ -213,30 +213,30 @@ class TestBounds:
             ("UINT64", {"minimum": 2**63}),
         ],
     )
-    def test_impossible_bounds(self, datatype: str, spec: dict[str, Any]) -> None:
+    def test_impossible_bounds_are_an_error_at_start(self, datatype: str, spec: dict[str, Any]) -> None:
         with pytest.raises(PipelineMismatch, match="bounds"):
             one_input(f"X {datatype} [1]", **spec)
 
 
 class TestEnums:
-    def test_of_integers(self) -> None:
+    def test_an_enum_of_integers(self) -> None:
         p = one_input("X UINT8 [-1]", enum=[1, 2])
         assert sent(p, '{"x": [1, 2]}')[1] == [1, 2]
         assert problems(p, '{"x": [3]}') == {"x[0]": "is not one of the allowed values"}
 
     @pytest.mark.parametrize("datatype", ["FP16", "BF16", "FP32", "FP64"])
-    def test_of_floats_that_are_not_exact(self, datatype: str) -> None:
+    def test_an_enum_of_inexact_floats(self, datatype: str) -> None:
         p = one_input(f"X {datatype} [-1]", enum=[0.1, 2])
         assert sent(p, '{"x": [0.1, 2]}')[0] == (2,)
         assert problems(p, '{"x": [0.1, 0.2]}') == {"x": "is not one of the allowed values"}
 
-    def test_of_text(self) -> None:
+    def test_an_enum_of_texts(self) -> None:
         p = one_input("X BYTES [1]", enum=["a", "b'`"])
         assert sent(p, '{"x": "b\'`"}')[1] == [b"b'`"]
         assert problems(p, '{"x": "<secret>"}') == {"x": "is not one of the allowed values"}
 
     @pytest.mark.parametrize("enum", [[0.5], [300]])
-    def test_of_what_the_datatype_has_not(self, enum: list[Any]) -> None:
+    def test_an_enum_outside_the_datatype_is_an_error_at_start(self, enum: list[Any]) -> None:
         with pytest.raises(PipelineMismatch, match="enum"):
             one_input("X UINT8 [1]", enum=enum)
 
@@ -244,11 +244,11 @@ class TestEnums:
 class TestTypes:
     @pytest.mark.parametrize("value", ["true", '"1"', "null", "{}", "[true]", '["1"]', "1e400", "1" * 400])
     @pytest.mark.parametrize("datatype", ["FP32", "INT32", "FP64", "UINT64"])
-    def test_invalid_numbers(self, datatype: str, value: str) -> None:
+    def test_invalid_numbers_are_rejected(self, datatype: str, value: str) -> None:
         assert problems(one_input(f"X {datatype} [1]"), f'{{"x": {value}}}')
 
     @pytest.mark.parametrize("value", ["1", '"true"', "0"])
-    def test_invalid_booleans(self, value: str) -> None:
+    def test_invalid_booleans_are_rejected(self, value: str) -> None:
         assert problems(one_input("X BOOL [1]"), f'{{"x": {value}}}')
 
     @pytest.mark.parametrize("value", ["1.0", "1e3", "1.5"])
@@ -257,26 +257,26 @@ class TestTypes:
             "x": "must be an integer or a list, not a decimal number"
         }
 
-    def test_an_integer_is_a_float(self) -> None:
+    def test_an_integer_is_accepted_as_a_float(self) -> None:
         assert sent(one_input("X FP32 [1]"), '{"x": 3}')[1] == [3.0]
 
     @pytest.mark.parametrize(("datatype", "value"), [("FP16", "65520"), ("BF16", "3.4e38"), ("FP32", "-3.5e38")])
-    def test_a_number_that_would_become_infinite(self, datatype: str, value: str) -> None:
+    def test_a_number_that_would_overflow_is_rejected(self, datatype: str, value: str) -> None:
         assert problems(one_input(f"X {datatype} [1]"), f'{{"x": {value}}}') == {
             "x": f"holds a number out of the range of {datatype}"
         }
 
-    def test_an_image(self) -> None:
+    def test_an_image_is_base64_with_the_bytes_of_an_image(self) -> None:
         p = one_input("X BYTES [1]", kind="image")
         assert sent(p, '{"x": "iVBORw0KGgo="}')[1] == [b"\x89PNG\r\n\x1a\n"]
         assert "not an image" in problems(p, '{"x": "AAAA"}')["x"]
         assert problems(p, '{"x": "?"}') == {"x": "is not base64"}
 
-    def test_files_in_a_list(self) -> None:
+    def test_a_list_of_files(self) -> None:
         p = one_input("X BYTES [-1]", kind="binary")
         assert sent(p, '{"x": ["AAE=", ""]}')[1] == [b"\0\1", b""]
 
-    def test_json(self) -> None:
+    def test_json_is_sent_unchanged(self) -> None:
         p = one_input("X BYTES [1]", kind="json")
         assert sent(p, '{"x": {"a": [1, {"b": null}]}}')[1] == [b'{"a": [1, {"b": null}]}']
 
@@ -296,8 +296,8 @@ class TestParameters:
             ({"type": "integer", "minimum": 1, "maximum": 2}, "2", 2),
         ],
     )
-    def test_a_value_that_fits(self, spec: dict[str, Any], value: str, given: Any) -> None:
-        parameters = asked(one_parameter(**spec), f'{{"p": {value}}}').parameters
+    def test_a_valid_value_is_sent(self, spec: dict[str, Any], value: str, given: Any) -> None:
+        parameters = request_of(one_parameter(**spec), f'{{"p": {value}}}').parameters
         assert parameters == {"p": given}
         assert type(parameters["p"]) is type(given)
 
@@ -320,13 +320,13 @@ class TestParameters:
         ],
     )
     @pytest.mark.parametrize("optional", [False, True])
-    def test_a_value_that_does_not(self, spec: dict[str, Any], value: str, optional: bool) -> None:
+    def test_an_invalid_value_is_reported(self, spec: dict[str, Any], value: str, optional: bool) -> None:
         assert problems(one_parameter(**spec, optional=optional), f'{{"p": {value}}}').keys() == {"p"}
 
-    def test_absence(self) -> None:
+    def test_absent_parameters(self) -> None:
         assert problems(one_parameter(type="integer"), "{}") == {"p": "is required"}
-        assert asked(one_parameter(type="integer", optional=True), "{}").parameters == {}
-        assert asked(one_parameter(type="number", default=1), '{"p": null}').parameters == {"p": 1.0}
+        assert request_of(one_parameter(type="integer", optional=True), "{}").parameters == {}
+        assert request_of(one_parameter(type="number", default=1), '{"p": null}').parameters == {"p": 1.0}
 
     @pytest.mark.parametrize(
         "spec",
@@ -339,7 +339,7 @@ class TestParameters:
             {"type": "boolean", "default": 1},
         ],
     )
-    def test_words_that_do_not_fit_each_other_are_refused_at_start(self, spec: dict[str, Any]) -> None:
+    def test_contradictory_keys_are_an_error_at_start(self, spec: dict[str, Any]) -> None:
         with pytest.raises(PipelineMismatch) as caught:
             one_parameter(**spec)
         assert caught.value.location == ("parameters", "p")
@@ -353,13 +353,15 @@ class TestParameters:
             ("K BOOL [1,1]", {"type": "boolean"}, "true", [[True]]),
         ],
     )
-    def test_a_parameter_that_is_a_tensor(self, tensor: str, spec: dict[str, Any], value: str, array: Any) -> None:
-        request = asked(one_parameter(tensor, **spec), f'{{"p": {value}}}')
+    def test_a_parameter_may_be_sent_as_a_tensor(
+        self, tensor: str, spec: dict[str, Any], value: str, array: Any
+    ) -> None:
+        request = request_of(one_parameter(tensor, **spec), f'{{"p": {value}}}')
         assert request.parameters == {}
         assert request.inputs[0].array.tolist() == array
-        assert asked(one_parameter(tensor, 4, **spec), f'{{"p": {value}}}').inputs[0].array.tolist() == [array]
+        assert request_of(one_parameter(tensor, 4, **spec), f'{{"p": {value}}}').inputs[0].array.tolist() == [array]
 
-    def test_a_tensors_enum_and_range_hold_as_well(self) -> None:
+    def test_a_parameter_sent_as_a_tensor_is_checked(self) -> None:
         assert problems(one_parameter("K FP32 [1]", type="number", enum=[0.5]), '{"p": 0.6}')
         assert problems(one_parameter("K INT8 [1]", type="integer"), '{"p": 300}')
         assert problems(one_parameter("K FP16 [1]", type="number"), '{"p": 70000}')
@@ -374,6 +376,6 @@ class TestParameters:
             ("K INT32 [2]", "integer"),
         ],
     )
-    def test_a_tensor_that_a_parameter_cannot_fill_is_refused_at_start(self, tensor: str, type_: str) -> None:
+    def test_a_tensor_of_another_type_is_an_error_at_start(self, tensor: str, type_: str) -> None:
         with pytest.raises(PipelineMismatch, match="does not fit"):
             one_parameter(tensor, type=type_)

@@ -1,4 +1,4 @@
-"""A wrong ``gateway.yaml`` is refused with the line, the key and the nearest valid name."""
+"""The error about an invalid ``gateway.yaml`` has the line, the key and the nearest valid name."""
 
 import tracemalloc
 from pathlib import Path
@@ -23,19 +23,19 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "gateway.yaml"
 
 
-def complaint_about(path: Path, text: str | bytes) -> str:
+def error_of(path: Path, text: str | bytes) -> str:
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ConfigError) as caught:
         read_gateway_file(path)
     return str(caught.value).replace(f"{path}:", "")
 
 
-def test_the_reference_file_is_right(pytestconfig: pytest.Config) -> None:
+def test_the_reference_file_is_valid(pytestconfig: pytest.Config) -> None:
     file = read_gateway_file(pytestconfig.rootpath / "gateway.yaml")
     assert {"ocr", "ocr_bls", "write"} <= file.spec.pipelines.keys()
 
 
-def test_a_key_is_found_again_by_its_line(path: Path) -> None:
+def test_a_complaint_has_the_line_of_its_key(path: Path) -> None:
     path.write_text(GOOD)
     file = read_gateway_file(path)
     assert file.complaint(("pipelines", "ocr", "inputs", "image", "tensor"), "is odd") == (
@@ -45,7 +45,7 @@ def test_a_key_is_found_again_by_its_line(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "expected"),
     [
         (GOOD + "    timeout: 5\n", "6: pipelines.ocr.timeout is not a known key; did you mean 'timeout_s'?"),
         (GOOD + "    steam: true\n", "6: pipelines.ocr.steam is not a known key; did you mean 'stream'?"),
@@ -95,22 +95,22 @@ def test_a_key_is_found_again_by_its_line(path: Path) -> None:
         ("pipelines:\n  2026-99-99\n", "2: is not a valid timestamp"),
     ],
 )
-def test_problems_are_reported(path: Path, text: str | bytes, complaint: str) -> None:
-    said = complaint_about(path, text)
-    assert any(line.startswith(complaint) for line in said.splitlines()), said
+def test_problems_are_reported(path: Path, text: str | bytes, expected: str) -> None:
+    message = error_of(path, text)
+    assert any(line.startswith(expected) for line in message.splitlines()), message
 
 
-def test_a_wrong_value_of_a_union_is_reported_once(path: Path) -> None:
-    said = complaint_about(path, GOOD + "    contract: {Y: {max_items: [1]}}\n")
-    assert {line.split(" is wrong")[0] for line in said.splitlines()} == {"6: pipelines.ocr.contract.Y.max_items"}
+def test_an_invalid_value_of_a_union_is_reported_once(path: Path) -> None:
+    message = error_of(path, GOOD + "    contract: {Y: {max_items: [1]}}\n")
+    assert {line.split(" is wrong")[0] for line in message.splitlines()} == {"6: pipelines.ocr.contract.Y.max_items"}
 
 
-def test_every_complaint_has_its_own_line(path: Path) -> None:
-    said = complaint_about(path, GOOD + "    timeout: 5\n    batch: 1\n")
-    assert len(said.splitlines()) == 2
+def test_every_error_is_on_its_own_line(path: Path) -> None:
+    message = error_of(path, GOOD + "    timeout: 5\n    batch: 1\n")
+    assert len(message.splitlines()) == 2
 
 
-def test_a_file_that_is_not_there(path: Path) -> None:
+def test_a_missing_file_is_an_error(path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         read_gateway_file(path)
 
@@ -120,7 +120,7 @@ def test_without_valid_names_there_is_no_suggestion() -> None:
 
 
 @pytest.mark.parametrize(
-    ("addition", "complaint"),
+    ("addition", "expected"),
     [
         ("    parameters: {n: {type: number, maximum: .inf}}\n", "6: pipelines.ocr.parameters.n.maximum"),
         ("    parameters: {n: {type: number, default: .nan}}\n", "6: pipelines.ocr.parameters.n.default"),
@@ -139,19 +139,19 @@ def test_without_valid_names_there_is_no_suggestion() -> None:
     ],
     ids=lambda text: text[:60],
 )
-def test_a_value_that_no_answer_could_carry_is_refused(path: Path, addition: str, complaint: str) -> None:
-    said = complaint_about(path, GOOD + addition)
-    assert all(line.startswith(f"{complaint} is wrong: ") for line in said.splitlines()), said
+def test_a_value_without_a_json_form_is_rejected(path: Path, addition: str, expected: str) -> None:
+    message = error_of(path, GOOD + addition)
+    assert all(line.startswith(f"{expected} is wrong: ") for line in message.splitlines()), message
 
 
-def test_a_file_without_a_pipeline_is_refused(path: Path) -> None:
-    assert complaint_about(path, "pipelines: {}\n").startswith("1: pipelines is wrong: ")
+def test_a_file_without_a_pipeline_is_rejected(path: Path) -> None:
+    assert error_of(path, "pipelines: {}\n").startswith("1: pipelines is wrong: ")
 
 
-def test_a_thousand_complaints_are_cut_short(path: Path) -> None:
-    said = complaint_about(path, GOOD + "".join(f"    {'x' * 300}{n}: 1\n" for n in range(1000)))
-    assert said.splitlines()[-1].endswith("and 968 more")
-    assert len(said) < 32 * 1024
+def test_a_long_list_of_errors_is_shortened(path: Path) -> None:
+    message = error_of(path, GOOD + "".join(f"    {'x' * 300}{n}: 1\n" for n in range(1000)))
+    assert message.splitlines()[-1].endswith("and 968 more")
+    assert len(message) < 32 * 1024
 
 
 CHAT = GOOD + "    openai:\n      chat: {template: chat.jinja}\n"
@@ -174,22 +174,22 @@ def test_a_template_file_is_part_of_the_pipeline(path: Path) -> None:
 def test_an_unreadable_template_is_reported_with_its_line(path: Path, content: bytes | None) -> None:
     if content is not None:
         path.with_name("chat.jinja").write_bytes(content)
-    assert complaint_about(path, CHAT).startswith("7: pipelines.ocr.openai.chat.template cannot be read: ")
+    assert error_of(path, CHAT).startswith("7: pipelines.ocr.openai.chat.template cannot be read: ")
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "expected"),
     [
         ("{completion: {}}", "6: pipelines.ocr.openai.completion is not a known key; did you mean 'completions'?"),
         ("{chat: {templat: x}}", "6: pipelines.ocr.openai.chat.templat is not a known key; did you mean 'template'?"),
         ("{}", "6: pipelines.ocr.openai is wrong: needs one of completions, chat and embeddings"),
     ],
 )
-def test_a_wrong_openai_key_suggests_the_closest_name(path: Path, text: str, complaint: str) -> None:
-    assert complaint in complaint_about(path, GOOD + f"    openai: {text}\n")
+def test_a_wrong_openai_key_suggests_the_closest_name(path: Path, text: str, expected: str) -> None:
+    assert expected in error_of(path, GOOD + f"    openai: {text}\n")
 
 
-def test_a_long_name_costs_no_more_than_a_short_one() -> None:
+def test_the_nearest_name_of_a_long_text_uses_little_memory() -> None:
     name = "ab" * 1_000_000
     tracemalloc.start()
     assert nearest(name, ["write"]) == "; valid here: write"

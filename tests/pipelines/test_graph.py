@@ -48,11 +48,13 @@ def test_nested_ensembles_are_expanded_and_models_numbered(models: dict[str, Mod
 
 
 def test_steps_may_be_listed_in_any_order(models: dict[str, ModelConfig]) -> None:
-    turned = replace(models["outer"], steps=models["outer"].steps[::-1])
-    assert set(map(arrow, graph_of(turned, models).edges)) == set(map(arrow, graph_of(models["outer"], models).edges))
+    reordered = replace(models["outer"], steps=models["outer"].steps[::-1])
+    assert set(map(arrow, graph_of(reordered, models).edges)) == set(
+        map(arrow, graph_of(models["outer"], models).edges)
+    )
 
 
-def test_ensembles_are_those_that_an_error_may_name(models: dict[str, ModelConfig]) -> None:
+def test_ensembles_are_listed_without_models(models: dict[str, ModelConfig]) -> None:
     below = {name: models[name] for name in ("outer", "sound", "ident", "join")}
     assert graph_of(models["outer"], below).ensembles == {"outer", "sound"}
 
@@ -62,7 +64,7 @@ def test_a_step_with_a_missing_model_is_omitted(models: dict[str, ModelConfig]) 
     assert [step.name for step in graph.steps] == ["join"]
 
 
-def test_an_input_that_several_steps_have_has_no_one_edge(models: dict[str, ModelConfig]) -> None:
+def test_an_ambiguous_input_has_no_edge(models: dict[str, ModelConfig]) -> None:
     graph = graph_of(models["outer"], models)
     assert graph.into("ident", "X") is None
     assert graph.into("join", "A", "outer") is not None

@@ -1,4 +1,4 @@
-"""Large bodies: the same verdict as for small ones, at a bounded cost in memory."""
+"""Large bodies have the same result as small bodies, with limited memory."""
 
 import json
 import tracemalloc
@@ -34,8 +34,8 @@ CONFIG = model(
 KINDS = {"NOTE": "text", "W": "text", "T": "text", "DOC": "json", "FILE": "binary"}
 
 
-def every_kind() -> Pipeline:
-    """A pipeline in which each input is optional, so that a body may contain any of them."""
+def pipeline_with_all_kinds() -> Pipeline:
+    """Returns a pipeline with optional inputs, so that a body may contain any of them."""
     inputs = {
         tensor.name.lower(): {"tensor": tensor.name, "kind": KINDS.get(tensor.name, "number"), "optional": True}
         for tensor in CONFIG.inputs
@@ -43,11 +43,11 @@ def every_kind() -> Pipeline:
     return pipeline(CONFIG, inputs=inputs, parameters={"n": {"type": "integer", "optional": True}})
 
 
-P = every_kind()
+P = pipeline_with_all_kinds()
 
 
-def verdict(body: bytes) -> Any:
-    """The arrays by tensor, to the last bit, or the code of the error and the fields that it names."""
+def result_of(body: bytes) -> Any:
+    """Returns the exact arrays by tensor, or the code of the error and the fields that it names."""
     try:
         request = P.request_of_json(body)
     except GatewayError as exc:
@@ -59,23 +59,23 @@ def _content(array: Array) -> Any:
     return array.tolist() if array.dtype.kind == "O" else array.tobytes()
 
 
-def check_both_ways(body: bytes) -> None:
-    """The verdict must not depend on the way: read at once, or by member in small pieces as if the body were large.
+def check_both_readers(body: bytes) -> None:
+    """Checks that both readers have the same result: the reader of small bodies, and the reader of large bodies.
 
-    Where several fields are wrong, each way need not name all of them.
+    If several fields are invalid, each reader may name only some of them.
     """
-    at_once = verdict(body)
+    as_small = result_of(body)
     with (
         patch("app.pipelines.body.LARGE_BYTES", 0),
         patch.object(structure, "PIECE_BYTES", 8),
         patch.object(number_arrays, "PIECE_BYTES", 8),
     ):
-        by_member = verdict(body)
-    if isinstance(at_once, dict):
-        assert by_member == at_once
+        as_large = result_of(body)
+    if isinstance(as_small, dict):
+        assert as_large == as_small
     else:
-        assert by_member[0] == at_once[0]
-        assert by_member[1] == at_once[1] or by_member[1] & at_once[1]
+        assert as_large[0] == as_small[0]
+        assert as_large[1] == as_small[1] or as_large[1] & as_small[1]
 
 
 numbers = st.integers(-(2**70), 2**70) | st.floats() | st.integers(-9, 9)
@@ -91,15 +91,15 @@ names = st.sampled_from([tensor.name.lower() for tensor in CONFIG.inputs] + ["n"
 
 
 @given(st.lists(st.tuples(names, values), max_size=4))
-def test_both_ways_agree_on_any_members_duplicates_included(members: list[tuple[str, Any]]) -> None:
+def test_both_readers_agree_on_any_members(members: list[tuple[str, Any]]) -> None:
     pairs = ", ".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in members)
-    check_both_ways(f"{{{pairs}}}".encode())
+    check_both_readers(f"{{{pairs}}}".encode())
 
 
 @given(st.text(st.sampled_from('[]{},:"\\ 01-.etn'), max_size=24), names)
-def test_both_ways_agree_on_any_value_malformed_or_not(text: str, name: str) -> None:
-    check_both_ways(f"{{{json.dumps(name)}: {text}}}".encode())
-    check_both_ways(text.encode())
+def test_both_readers_agree_on_valid_and_malformed_values(text: str, name: str) -> None:
+    check_both_readers(f"{{{json.dumps(name)}: {text}}}".encode())
+    check_both_readers(text.encode())
 
 
 @pytest.mark.parametrize(
@@ -113,12 +113,12 @@ def test_both_ways_agree_on_any_value_malformed_or_not(text: str, name: str) -> 
         b"[1,[2]]", b"[1,[2],3]", b"[[1],2]", b"[1,[]]", b"[1,{}]", b'[1,"2"]', b"[1,2],[3]", b"[1,2]]", b"[1,2] 3",
     ],
 )  # fmt: skip
-def test_both_ways_agree_on_lists_of_numbers(value: bytes) -> None:
-    check_both_ways(b'{"g": %s}' % value)
-    check_both_ways(b'{"i": %s}' % value)
+def test_both_readers_agree_on_lists_of_numbers(value: bytes) -> None:
+    check_both_readers(b'{"g": %s}' % value)
+    check_both_readers(b'{"i": %s}' % value)
 
 
-def test_the_place_of_a_wrong_number_is_named() -> None:
+def test_the_error_names_the_position_of_an_invalid_number() -> None:
     rows = [[1, 2]] * 30_000 + [[3, 4.5]]
     with pytest.raises(InvalidInput) as caught:
         P.request_of_json(json.dumps({"g": rows}).encode())
@@ -127,7 +127,7 @@ def test_the_place_of_a_wrong_number_is_named() -> None:
     ]
 
 
-def test_a_large_array_arrives_whole() -> None:
+def test_a_large_array_is_complete() -> None:
     rows = np.arange(80_000).reshape(-1, 2)
     array = P.request_of_json(json.dumps({"g": rows.tolist()}).encode()).inputs[0].array
     assert array.dtype == np.int32
@@ -151,7 +151,7 @@ def test_counts_are_limited_by_the_declaration(field: str, value: str, problem: 
     assert [(found.field, found.problem) for found in caught.value.errors] == [(field, problem)]
 
 
-def test_a_free_list_of_texts_has_the_documented_limit() -> None:
+def test_a_list_of_texts_has_the_documented_limit() -> None:
     body = json.dumps({"w": ["a,b"] * 65_536}).encode()
     assert P.request_of_json(body).inputs[0].shape == (65_536,)
 
@@ -163,7 +163,7 @@ def test_json_values_may_be_64_levels_deep(deep: bytes) -> None:
 
 @pytest.mark.parametrize("name", ["doc", "x", "zz"])
 @pytest.mark.parametrize("padding", [0, 70_000])
-def test_a_value_may_not_be_deeper(name: str, padding: int) -> None:
+def test_deeper_values_are_rejected(name: str, padding: int) -> None:
     with pytest.raises(GatewayError) as caught:
         P.request_of_json(b'{"%s": %s%s%s}' % (name.encode(), b"[" * 64, b" " * padding, b"]" * 64))
     assert (caught.value.code, "too many nested levels" in caught.value.detail) == ("invalid_json", True)
@@ -196,7 +196,7 @@ def test_a_value_may_not_be_deeper(name: str, padding: int) -> None:
     ],
     ids=lambda text: f"{text[:20]} {text[-12:]}",
 )
-def test_a_refused_body_costs_at_most_three_times_its_size_more(text: str) -> None:
+def test_a_rejected_body_uses_at_most_3_times_its_size(text: str) -> None:
     body = text.encode()
     tracemalloc.start()
     with pytest.raises(GatewayError):
@@ -210,7 +210,7 @@ def test_a_refused_body_costs_at_most_three_times_its_size_more(text: str) -> No
     ("start", "element", "end"),
     [(b'{"w": [', b'"",', b'""]}'), (b'{"i": [', b"[],", b"[]]}"), (b'{"x": {"a": [', b'"b",', b'"b"]}}')],
 )
-def test_a_value_that_its_beginning_refuses_is_not_copied(start: bytes, element: bytes, end: bytes) -> None:
+def test_a_value_with_an_invalid_start_is_not_copied(start: bytes, element: bytes, end: bytes) -> None:
     body = start + element * (8 * MIB // len(element)) + end
     tracemalloc.start()
     with pytest.raises(InvalidInput):

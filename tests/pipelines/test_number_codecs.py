@@ -1,4 +1,4 @@
-"""Two codecs read lists of numbers: each body gets the same verdict, and the same array, from both of them."""
+"""Both codecs for lists of numbers have the same result for every body."""
 
 import json
 import threading
@@ -47,13 +47,13 @@ FIELDS = {tensor.name.lower(): tensor for tensor in CONFIG.inputs}
 
 
 def list_codec(*given: Any) -> NumberCodec:
-    """The codec that makes Python objects, for each datatype."""
+    """Returns the codec that creates Python objects."""
     codec = number_codec(*given)
     return codec.others if isinstance(codec, BufferCodec) else codec
 
 
 def compiled() -> Pipeline:
-    """Each input is optional, so that a body may contain any of them."""
+    """Returns a pipeline with optional inputs, so that a body may contain any of them."""
     inputs = {
         name: {"tensor": tensor.name, "optional": True, **BOUNDS.get(name, {})} for name, tensor in FIELDS.items()
     }
@@ -75,8 +75,8 @@ def every_body_is_large(piece_bytes: int) -> Iterator[None]:
         yield
 
 
-def verdict(reader: Pipeline, body: bytes) -> Any:
-    """Code, text and fields of the refusal, or the tensors to the last bit."""
+def result_of(reader: Pipeline, body: bytes) -> Any:
+    """Returns the exact tensors, or code, text and fields of the error."""
     try:
         request = reader.request_of_json(body)
     except GatewayError as exc:
@@ -85,12 +85,12 @@ def verdict(reader: Pipeline, body: bytes) -> Any:
 
 
 def check_both(body: bytes) -> None:
-    """Read as a large body, by either codec; and at once, as a small body, which may name fewer problems."""
-    at_once = verdict(BY_LISTS, body)
+    """Reads a large body with both codecs, and a small body, whose error may name fewer problems."""
+    at_once = result_of(BY_LISTS, body)
     for piece_bytes in (8, 64 * 1024):
         with every_body_is_large(piece_bytes):
-            found = verdict(BY_BUFFERS, body)
-            assert found == verdict(BY_LISTS, body)
+            found = result_of(BY_BUFFERS, body)
+            assert found == result_of(BY_LISTS, body)
         assert found == at_once if isinstance(at_once, list) else found[0] == at_once[0]
 
 
@@ -115,21 +115,21 @@ spaces = st.sampled_from(["", "", "", " ", "\n\t", "  \r\n "])
 
 
 def listed(elements: st.SearchStrategy[str], most: int = 5) -> st.SearchStrategy[str]:
-    """A JSON list of given elements, with whitespace in it."""
+    """Generates a JSON list of the elements, with whitespace."""
     return st.tuples(spaces, st.lists(elements, max_size=most), spaces).map(
         lambda found: f"{found[0]}[{found[2]}{(',' + found[0]).join(found[1])}{found[0]}]{found[2]}"
     )
 
 
 def nested(shape: Sequence[int], elements: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
-    """Lists of one length at each level."""
+    """Generates nested lists with equal lengths at each level."""
     for size in reversed(shape):
         elements = st.lists(elements, min_size=size, max_size=size).map(lambda found: f"[{','.join(found)}]")
     return elements
 
 
 def fitting(name: str) -> st.SearchStrategy[str]:
-    """Lists of the shape that a field takes, of good numbers or of any tokens."""
+    """Generates lists with the shape of a field, of valid numbers or of any tokens."""
     shapes = st.tuples(*(st.integers(1, 3) if dim < 0 else st.just(dim) for dim in FIELDS[name].dims))
     elements = [st.integers(0, 2).map(str), numbers, st.floats(-2, 2).map(json.dumps), integers, tokens]
     return st.tuples(shapes, st.sampled_from(elements)).flatmap(lambda found: nested(*found))
@@ -173,7 +173,7 @@ def test_both_codecs_agree_on_damaged_bodies(body: str, data: st.DataObject) -> 
 
 
 @given(st.sampled_from(sorted(FLOAT_DATATYPES)), st.lists(st.floats(-(2.0**15), 2.0**15), min_size=1))
-def test_floats_are_the_nearest_of_their_datatype(datatype: str, values: list[float]) -> None:
+def test_floats_are_rounded_to_the_nearest_value(datatype: str, values: list[float]) -> None:
     expected = np.array(values, np.float64).astype(DTYPE_BY_DATATYPE[datatype])
     assert decoded(datatype, json.dumps(values)).tobytes() == expected.tobytes()
 
@@ -200,24 +200,24 @@ class _NoCodec(ListCodec):
         self.dtype = np.dtype(np.float32)
 
     def decode(self, text: bytes) -> Array:
-        raise AssertionError("a good list is decoded by way of Python objects")
+        raise AssertionError("a valid list is decoded through Python objects")
 
 
 @pytest.mark.parametrize("name", sorted(FIELDS.keys() - {"o", "s"}))
-def test_good_numbers_become_no_python_objects(name: str) -> None:
+def test_valid_numbers_are_decoded_without_python_objects(name: str) -> None:
     field = next(field for field in BY_BUFFERS.inputs if field.name == name)
     assert buffers_of(field).decode(b"[1, 0, 1]").tolist() == [1, 0, 1]
 
 
 def buffers_of(field: InputField) -> BufferCodec:
-    """The field's codec, which fails where it would make Python objects."""
+    """Returns the field's codec; it raises an error instead of creating Python objects."""
     codec = field._numbers
     assert isinstance(codec, BufferCodec)
     return BufferCodec(codec.dtype, codec.of_type, codec.narrowed, _NoCodec())
 
 
-def test_a_text_without_commas_does_not_make_the_parser_grow() -> None:
-    """The parser would keep 14 times its length."""
+def test_a_long_text_without_commas_skips_the_parser() -> None:
+    """The parser would keep memory of 14 times the text's length."""
     text = b"[" + b" " * 200_000 + b"7]"
     with pytest.raises(AssertionError, match="Python objects"):
         buffers_of(BY_BUFFERS.inputs[0]).decode(text)

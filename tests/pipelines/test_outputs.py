@@ -15,11 +15,11 @@ from tests.fakes.models import model, pipeline, tensor
 def field(text: str, max_batch_size: int = 0, *, batch: bool = False, **spec: Any) -> OutputField:
     kind = {} if "BYTES" not in text or "kind" in spec else {"kind": "text"}
     config = model([], text, max_batch_size=max_batch_size)
-    words = {"y": {"tensor": text.partition(" ")[0], **kind, **spec}}
-    return pipeline(config, outputs=words, batch=batch).outputs[0]
+    outputs = {"y": {"tensor": text.partition(" ")[0], **kind, **spec}}
+    return pipeline(config, outputs=outputs, batch=batch).outputs[0]
 
 
-def given(output: OutputField, array: Any) -> Any:
+def rendered(output: OutputField, array: Any) -> Any:
     """Returns the JSON for the caller from Triton's array."""
     value = output.value_of(output.array_of(Tensor("Y", output.tensor.datatype, array)))
     return orjson.loads(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY))
@@ -30,34 +30,34 @@ F32 = np.float32
 
 class TestShapes:
     def test_lists_nest_by_shape(self) -> None:
-        assert given(field("Y FP32 [-1,2]"), np.array([[1, 2], [3, 4]], F32)) == [[1, 2], [3, 4]]
+        assert rendered(field("Y FP32 [-1,2]"), np.array([[1, 2], [3, 4]], F32)) == [[1, 2], [3, 4]]
 
     @pytest.mark.parametrize("dims", ["[1]", "[]"])
-    def test_one_element_is_a_bare_value(self, dims: str) -> None:
-        assert given(field(f"Y FP32 {dims}"), np.full((1,) if dims == "[1]" else (), 2.5, F32)) == 2.5
+    def test_a_single_element_is_a_bare_value(self, dims: str) -> None:
+        assert rendered(field(f"Y FP32 {dims}"), np.full((1,) if dims == "[1]" else (), 2.5, F32)) == 2.5
 
-    def test_a_free_dimension_is_a_list_even_for_one(self) -> None:
-        assert given(field("Y FP32 [-1]"), np.array([7], F32)) == [7]
+    def test_a_variable_dimension_is_always_a_list(self) -> None:
+        assert rendered(field("Y FP32 [-1]"), np.array([7], F32)) == [7]
 
-    def test_the_batch_dimension_is_taken_away(self) -> None:
-        assert given(field("Y FP32 [2]", 8), np.array([[1, 2]], F32)) == [1, 2]
-        assert given(field("Y FP32 [1]", 8), np.array([[1]], F32)) == 1
+    def test_the_batch_dimension_is_removed(self) -> None:
+        assert rendered(field("Y FP32 [2]", 8), np.array([[1, 2]], F32)) == [1, 2]
+        assert rendered(field("Y FP32 [1]", 8), np.array([[1]], F32)) == 1
 
-    def test_with_batch_the_caller_is_given_the_items(self) -> None:
-        assert given(field("Y FP32 [2]", 8, batch=True), np.array([[1, 2], [3, 4]], F32)) == [[1, 2], [3, 4]]
-        assert given(field("Y FP32 [1]", 8, batch=True), np.array([[1], [2]], F32)) == [1, 2]
+    def test_with_batch_the_caller_gets_a_list_of_items(self) -> None:
+        assert rendered(field("Y FP32 [2]", 8, batch=True), np.array([[1, 2], [3, 4]], F32)) == [[1, 2], [3, 4]]
+        assert rendered(field("Y FP32 [1]", 8, batch=True), np.array([[1], [2]], F32)) == [1, 2]
 
     def test_a_bare_nan_is_null(self) -> None:
-        assert given(field("Y FP32 [1]"), np.array([np.nan], F32)) is None
+        assert rendered(field("Y FP32 [1]"), np.array([np.nan], F32)) is None
 
     @pytest.mark.parametrize(("kind", "value"), [("text", "ab"), ("binary", "YWI="), ("image", "YWI=")])
-    def test_bytes(self, kind: str, value: str) -> None:
-        assert given(field("Y BYTES [1]", kind=kind), bytes_array([b"ab"], (1,))) == value
-        assert given(field("Y BYTES [-1,1]", kind=kind), bytes_array([b"ab"] * 2, (2, 1))) == [[value]] * 2
+    def test_bytes_are_text_or_base64(self, kind: str, value: str) -> None:
+        assert rendered(field("Y BYTES [1]", kind=kind), bytes_array([b"ab"], (1,))) == value
+        assert rendered(field("Y BYTES [-1,1]", kind=kind), bytes_array([b"ab"] * 2, (2, 1))) == [[value]] * 2
 
     def test_json_is_passed_unchanged(self) -> None:
-        assert given(field("Y BYTES [1]", kind="json"), bytes_array([b"[1, 2]"], (1,))) == [1, 2]
-        assert given(field("Y BYTES [-1]", kind="json"), bytes_array([b"[1]", b"{}"], (2,))) == [[1], {}]
+        assert rendered(field("Y BYTES [1]", kind="json"), bytes_array([b"[1, 2]"], (1,))) == [1, 2]
+        assert rendered(field("Y BYTES [-1]", kind="json"), bytes_array([b"[1]", b"{}"], (2,))) == [[1], {}]
 
 
 class TestViolations:
@@ -74,18 +74,18 @@ class TestViolations:
             ("Y FP32 [-1]", 0, np.zeros((), F32)),
         ],
     )
-    def test_another_shape(self, text: str, size: int, array: Any) -> None:
+    def test_another_shape_is_a_violation(self, text: str, size: int, array: Any) -> None:
         with pytest.raises(ContractViolation, match=r"has shape \[") as caught:
-            given(field(text, size), array)
+            rendered(field(text, size), array)
         assert caught.value.tensor == "Y"
 
-    def test_another_datatype(self) -> None:
+    def test_another_datatype_is_a_violation(self) -> None:
         with pytest.raises(ContractViolation, match="is FP64; FP32 is declared"):
             field("Y FP32 [1]").array_of(tensor("Y", "FP64", [1.0]))
 
-    def test_bytes_that_are_no_json(self) -> None:
+    def test_invalid_json_is_a_violation(self) -> None:
         with pytest.raises(ContractViolation, match="is not JSON"):
-            given(field("Y BYTES [1]", kind="json"), bytes_array([b"{secret"], (1,)))
+            rendered(field("Y BYTES [1]", kind="json"), bytes_array([b"{secret"], (1,)))
 
 
 @pytest.mark.parametrize("dims", ["[2,3]", "[-1]", "[1]"])
@@ -107,7 +107,7 @@ def test_the_typed_empty_value(text: str, size: int, batch: bool, empty: Any) ->
     assert field(text, size, batch=batch).empty_value == empty
 
 
-def test_by_default_text_is_concatenated_and_others_listed() -> None:
+def test_by_default_text_is_concatenated_and_numbers_listed() -> None:
     assert field("Y BYTES [1]").join == "concatenate"
     assert field("Y FP32 [1]").join == "list"
     assert field("Y BYTES [1]", join="last").join == "last"

@@ -1,4 +1,4 @@
-"""A pipeline's words as one request."""
+"""A pipeline creates requests for its model and interprets the model's errors."""
 
 import dataclasses
 import time
@@ -32,7 +32,7 @@ def test_a_request_is_for_the_model_and_the_version() -> None:
     assert request.parameters == {"n": 4}
 
 
-def test_every_request_has_an_unguessable_id() -> None:
+def test_every_request_has_a_random_id() -> None:
     p = pipeline(model([], "Z FP32 [1]"))
     ids = {p.request_of_json(b"{}").request_id for _ in range(100)}
     assert len(ids) == 100
@@ -45,7 +45,7 @@ def test_all_problems_of_the_values_are_reported_together() -> None:
     assert [found.field for found in caught.value.errors] == ["X", "Y"]
 
 
-def test_a_pipeline_without_streams_reports_it() -> None:
+def test_a_pipeline_without_streams_raises_invalid_request() -> None:
     with pytest.raises(InvalidRequest):
         pipeline(CONFIG).stream_spec()
     assert pipeline(CONFIG, stream=True).stream_spec().progress_s == 30
@@ -71,7 +71,7 @@ def test_the_deadline_cannot_use_a_reserved_parameter(name: str) -> None:
 class TestEarlyExitOfAnError:
     P = pipeline(CONFIG, early_exit=[{"reason": "no", "error": {"code": "ALREADY_EXISTS", "message": "EXIT"}}])
 
-    def test_an_exit_by_the_rules(self) -> None:
+    def test_an_error_that_matches_a_rule_is_an_exit(self) -> None:
         assert self.P.early_exit_of(refusal("EXIT"), "rid") == "no"
 
     def test_an_error_without_upstream_is_raised_unchanged(self) -> None:
@@ -86,7 +86,7 @@ class TestEarlyExitOfAnError:
         assert "'no'" in (caught.value.hint or "")
 
 
-class TestNamingOfTheFailedStep:
+class TestNameOfTheFailedStep:
     STEP = model("X FP32 [1]", "Z FP32 [1]", name="preprocess")
     P = pipeline(ensemble("whole", STEP), STEP)
 
@@ -95,7 +95,7 @@ class TestNamingOfTheFailedStep:
             (p or self.P).early_exit_of(refusal(message, "INTERNAL"), "rid")
         return caught.value
 
-    def test_a_step_that_names_itself_is_named(self) -> None:
+    def test_the_error_names_a_step_that_names_itself(self) -> None:
         error = self.failed("in ensemble 'whole', preprocess: a user's secret")
         assert error.detail == "Step 'preprocess' failed."
         assert "list 'preprocess' under `rejects_input`" in (error.hint or "")
@@ -105,7 +105,7 @@ class TestNamingOfTheFailedStep:
     @pytest.mark.parametrize(
         "message", ["secret: no", "preprocess", "'preprocess': no", "in ensemble 'x', preprocess: no"]
     )
-    def test_no_other_name_is_shown(self, message: str) -> None:
+    def test_other_names_are_not_shown(self, message: str) -> None:
         error = self.failed(message)
         assert error.detail == "Model 'model' failed."
         assert "begins its message with its own name" in (error.hint or "")
@@ -121,7 +121,7 @@ class TestNamingOfTheFailedStep:
         )
         assert len(self.failed("x" * 9000, exposing).detail) < 400
 
-    def test_a_refusal_keeps_the_message_for_the_log(self) -> None:
+    def test_invalid_input_keeps_the_message_for_the_log(self) -> None:
         p = pipeline(ensemble("whole", self.STEP), self.STEP, rejects_input=["preprocess"])
         with pytest.raises(InvalidInput) as caught:
             p.early_exit_of(refusal("preprocess: too long", "INVALID_ARGUMENT"), "rid")

@@ -51,22 +51,22 @@ EMPTY = {"text": None, "ids": [], "reason": None, "score": None}
 class TestAnOrdinaryModel:
     P = pipeline(model([], OUTPUTS), outputs=WORDS, early_exit=RULES)
 
-    async def test_its_one_response(self) -> None:
+    async def test_one_response_is_the_result(self) -> None:
         assert await ran(self.P, whole()) == ({"text": "hi", "ids": [1, 2], "reason": "stop", "score": 0.5}, None)
 
-    async def test_text_that_ends_inside_a_character(self) -> None:
+    async def test_an_incomplete_character_is_replaced(self) -> None:
         assert (await ran(self.P, whole("hi€".encode()[:-1])))[0]["text"] == "hi\ufffd"
 
     async def test_an_early_exit_is_the_empty_result(self) -> None:
         assert await ran(self.P, refusal("EXIT")) == (EMPTY, "nothing")
 
-    async def test_another_error_is_an_error(self) -> None:
+    async def test_an_error_that_matches_no_rule_is_raised(self) -> None:
         with pytest.raises(ModelError):
             await ran(self.P, refusal("EXIT "))
         with pytest.raises(ModelError):
             await ran(self.P, refusal("EXIT", "INTERNAL"))
 
-    async def test_an_output_left_out_is_a_violation(self) -> None:
+    async def test_a_missing_output_is_a_violation(self) -> None:
         with pytest.raises(ContractViolation, match="'IDS' was not written"):
             await ran(self.P, response(tensor("TEXT", BYTES, [b"hi"])))
 
@@ -75,7 +75,7 @@ class TestAnOrdinaryModel:
         answer = response(tensor("TEXT", BYTES, [b"hi"]), tensor("SCORE", "FP32", [0.5]))
         assert await ran(p, answer) == ({"text": "hi", "ids": [], "reason": None, "score": 0.5}, "no_ids")
 
-    async def test_no_output_at_all(self) -> None:
+    async def test_a_response_without_outputs_can_be_an_exit(self) -> None:
         p = pipeline(model([], OUTPUTS), outputs=WORDS, early_exit=[{"reason": "none", "missing": ["IDS", "TEXT"]}])
         assert await ran(p, InferenceResponse({})) == (EMPTY, "none")
 
@@ -84,31 +84,31 @@ class TestADecoupledModel:
     CONFIG = model([], OUTPUTS, decoupled=True)
     P = pipeline(CONFIG, outputs=WORDS, early_exit=RULES)
 
-    async def test_responses_are_joined_each_output_in_its_way(self) -> None:
+    async def test_each_output_is_joined_as_declared(self) -> None:
         answers = [whole(b"a", (1,), is_final=False), whole(b"b", (2, 3), is_final=False), InferenceResponse({})]
         assert await ran(self.P, *answers) == (
             {"text": "ab", "ids": [1, 2, 3], "reason": "stop", "score": [0.5, 0.5]},
             None,
         )
 
-    async def test_no_response_is_an_ordinary_end(self) -> None:
+    async def test_zero_responses_are_an_ordinary_end(self) -> None:
         assert await ran(self.P, InferenceResponse({})) == ({"text": "", "ids": [], "reason": None, "score": []}, None)
 
-    async def test_an_exit_after_some_responses_keeps_them(self) -> None:
+    async def test_an_exit_keeps_the_previous_responses(self) -> None:
         values, reason = await ran(self.P, whole(b"a", (1,), is_final=False), refusal("EXIT"))
         assert (values["text"], values["ids"], reason) == ("a", [1], "nothing")
 
-    async def test_a_character_in_two_pieces(self) -> None:
+    async def test_a_character_in_two_pieces_is_joined(self) -> None:
         first, second = "€".encode()[:1], "€".encode()[1:]
         values, _ = await ran(self.P, whole(first, is_final=False), whole(second))
         assert values["text"] == "€"
 
-    async def test_a_character_that_never_ends(self) -> None:
+    async def test_an_incomplete_last_character_is_replaced(self) -> None:
         values, _ = await ran(self.P, whole("€".encode()[:2], is_final=False), InferenceResponse({}))
         assert values["text"] == "\ufffd"
         assert values["score"] == [0.5]
 
-    async def test_lists_of_text_and_of_rows(self) -> None:
+    async def test_lists_are_joined_by_item(self) -> None:
         p = pipeline(
             model([], ["WORDS BYTES [-1]", "BOXES FP32 [-1,2]", "DOC BYTES [1]"], decoupled=True),
             outputs={
@@ -129,14 +129,14 @@ class TestADecoupledModel:
             "doc": [{"a": [1]}, {"a": [1]}],
         }
 
-    async def test_a_broken_contract_ends_it_and_closes_the_call(self) -> None:
+    async def test_a_contract_violation_closes_the_call(self) -> None:
         p = pipeline(self.CONFIG, outputs=WORDS, contract={"IDS": {"max_items": 1}})
         engine = FakeEngine(answers=[whole(ids=(1,), is_final=False), whole(ids=(1, 2), is_final=False), 3600.0])
         with pytest.raises(ContractViolation):
             await run(engine, p, p.request_of_json(b"{}"), Deadline.after(20))
         assert engine.closed == 1
 
-    async def test_giving_up_closes_the_call(self) -> None:
+    async def test_a_cancellation_closes_the_call(self) -> None:
         engine = FakeEngine(answers=[whole(is_final=False), 3600.0])
         work = asyncio.create_task(run(engine, self.P, self.P.request_of_json(b"{}"), Deadline.after(20)))
         await asyncio.sleep(0)
@@ -146,14 +146,14 @@ class TestADecoupledModel:
         assert engine.closed == 1
 
 
-class TestBlame:
-    """A step of ``rejects_input`` makes its INVALID_ARGUMENT the caller's fault: 422."""
+class TestRejectsInput:
+    """INVALID_ARGUMENT from a step in ``rejects_input`` is an error of the caller."""
 
     CONFIG = model([], OUTPUTS, name="step")
     P = pipeline(ensemble("whole", CONFIG), CONFIG, outputs=WORDS, rejects_input=["step"])
 
     @pytest.mark.parametrize("code", ["INVALID_ARGUMENT", None])
-    async def test_a_step_that_names_itself(self, code: str | None) -> None:
+    async def test_a_step_that_names_itself_raises_invalid_input(self, code: str | None) -> None:
         with pytest.raises(InvalidInput) as caught:
             await ran(self.P, refusal("in ensemble 'whole', step: secret is too small", code))
         assert "secret" not in caught.value.detail
@@ -167,11 +167,11 @@ class TestBlame:
             ("in ensemble 'whole', step: no", "INTERNAL"),
         ],
     )
-    async def test_anything_else_is_the_models(self, message: str, code: str) -> None:
+    async def test_other_messages_and_codes_are_model_errors(self, message: str, code: str) -> None:
         with pytest.raises(ModelError):
             await ran(self.P, refusal(message, code))
 
-    async def test_the_pipelines_own_model_need_not_name_itself(self) -> None:
+    async def test_the_pipelines_own_model_does_not_name_itself(self) -> None:
         p = pipeline(model([], OUTPUTS), outputs=WORDS, rejects_input=["model"])
         with pytest.raises(InvalidInput):
             await ran(p, refusal("whatever", "INVALID_ARGUMENT"))
@@ -180,7 +180,7 @@ class TestBlame:
 
 
 @pytest.mark.parametrize("error", [UpstreamUnavailable("gone"), ContractViolation("no", tensor="Y")])
-async def test_the_gateways_own_errors_are_no_early_exit(error: GatewayError) -> None:
+async def test_errors_of_the_gateway_are_not_early_exits(error: GatewayError) -> None:
     p = pipeline(
         model([], OUTPUTS),
         outputs=WORDS,

@@ -1,4 +1,4 @@
-"""The JSON Schema of requests and results matches the decoder and the writer."""
+"""The JSON Schemas of requests and results match the decoder and the encoder."""
 
 import json
 from typing import Any
@@ -121,7 +121,7 @@ def as_read(values: Any) -> Any:
     return orjson.loads(orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
-def test_a_result_and_an_event_fit_their_schemas_full_and_empty() -> None:
+def test_results_and_events_match_their_schemas() -> None:
     p = answering(decoupled=False)
     collector = Collector(p, p.request_of_json(b"{}"))
     for values in (collector.add(ANSWER), collector.empty_values()):
@@ -131,7 +131,7 @@ def test_a_result_and_an_event_fit_their_schemas_full_and_empty() -> None:
     assert not accepts(result_schema(p), {})
 
 
-async def test_a_joined_result_fits_its_schema_full_and_empty() -> None:
+async def test_a_joined_result_matches_its_schema() -> None:
     p = answering(decoupled=True)
     assert accepts(result_schema(p), await joined(p, InferenceResponse({})))
     values = await joined(p, ANSWER, ANSWER)

@@ -1,4 +1,4 @@
-"""The rules and the defaults of ``gateway.yaml``."""
+"""Validation and defaults of ``gateway.yaml``."""
 
 from typing import Any
 
@@ -17,9 +17,9 @@ from app.pipelines.spec import (
 )
 
 
-def refused(section: Any, /, **words: Any) -> str:
+def error_of(section: Any, /, **keys: Any) -> str:
     with pytest.raises(ValidationError) as caught:
-        section(**words)
+        section(**keys)
     return str(caught.value)
 
 
@@ -30,19 +30,19 @@ def test_the_defaults() -> None:
 
 
 @pytest.mark.parametrize("value", [True, None, {}])
-def test_stream_without_words_means_the_defaults(value: Any) -> None:
+def test_stream_without_keys_has_the_defaults(value: Any) -> None:
     stream = PipelineSpec.model_validate({"model": "m", "stream": value}).stream
     assert stream == StreamSpec()
     assert stream is not None
     assert (stream.progress_s, stream.timeout_s, stream.commit_s) == (30, 600, 5)
 
 
-def test_stream_may_be_switched_off_in_words() -> None:
+def test_stream_false_turns_streams_off() -> None:
     assert PipelineSpec.model_validate({"model": "m", "stream": False}).stream is None
 
 
 @pytest.mark.parametrize(
-    "words",
+    "keys",
     [
         {"kind": "text", "minimum": 1},
         {"kind": "image", "maximum": 1},
@@ -58,12 +58,12 @@ def test_stream_may_be_switched_off_in_words() -> None:
         {"kind": "image", "enum": ["a"]},
     ],
 )
-def test_constraints_that_cannot_hold_of_an_input(words: dict[str, Any]) -> None:
-    refused(InputSpec, tensor="X", **words)
+def test_invalid_constraints_of_an_input_are_rejected(keys: dict[str, Any]) -> None:
+    error_of(InputSpec, tensor="X", **keys)
 
 
 @pytest.mark.parametrize(
-    "words",
+    "keys",
     [
         {"type": "string", "minimum": 1},
         {"type": "boolean", "enum": [1]},
@@ -73,8 +73,8 @@ def test_constraints_that_cannot_hold_of_an_input(words: dict[str, Any]) -> None
         {"type": "float"},
     ],
 )
-def test_constraints_that_cannot_hold_of_a_parameter(words: dict[str, Any]) -> None:
-    refused(ParameterSpec, **words)
+def test_invalid_constraints_of_a_parameter_are_rejected(keys: dict[str, Any]) -> None:
+    error_of(ParameterSpec, **keys)
 
 
 def test_bounds_keep_every_digit() -> None:
@@ -82,61 +82,61 @@ def test_bounds_keep_every_digit() -> None:
 
 
 @pytest.mark.parametrize("kind", ["number", "json", "image", "binary"])
-def test_only_text_is_concatenated(kind: str) -> None:
-    assert "concatenate" in refused(OutputSpec, tensor="Y", kind=kind, join="concatenate")
+def test_only_text_can_be_concatenated(kind: str) -> None:
+    assert "concatenate" in error_of(OutputSpec, tensor="Y", kind=kind, join="concatenate")
 
 
 @pytest.mark.parametrize(
-    "words",
+    "keys",
     [{}, {"message": "a", "signed": True}, {"message": "a", "message_pattern": "a"}, {"message_pattern": "("}],
 )
-def test_an_error_is_matched_in_one_way_that_works(words: dict[str, Any]) -> None:
-    refused(ErrorMatch, code="any", **words)
+def test_an_error_rule_has_exactly_one_valid_match(keys: dict[str, Any]) -> None:
+    error_of(ErrorMatch, code="any", **keys)
 
 
-def test_an_error_needs_a_code_that_grpc_has() -> None:
-    refused(ErrorMatch, message="x")
-    refused(ErrorMatch, message="x", code="OK")
+def test_an_error_rule_needs_a_grpc_error_code() -> None:
+    error_of(ErrorMatch, message="x")
+    error_of(ErrorMatch, message="x", code="OK")
 
 
 @pytest.mark.parametrize(
-    "words", [{}, {"missing": ["Y"], "empty": ["Y"]}, {"missing": []}, {"empty": []}, {"error": {}}]
+    "keys", [{}, {"missing": ["Y"], "empty": ["Y"]}, {"missing": []}, {"empty": []}, {"error": {}}]
 )
-def test_a_rule_has_exactly_one_condition(words: dict[str, Any]) -> None:
-    refused(EarlyExitRule, reason="x", **words)
+def test_a_rule_has_exactly_one_condition(keys: dict[str, Any]) -> None:
+    error_of(EarlyExitRule, reason="x", **keys)
 
 
 @pytest.mark.parametrize("reason", ["", "No", "a b", "1a", "a" * 65, "a\n"])
-def test_a_reason_is_a_word(reason: str) -> None:
-    refused(EarlyExitRule, reason=reason, missing=["Y"])
+def test_invalid_reasons_are_rejected(reason: str) -> None:
+    error_of(EarlyExitRule, reason=reason, missing=["Y"])
 
 
 @pytest.mark.parametrize("name", ["", "a b", ".a", "a\n", "ä", "a" * 129, "a/b"])
-def test_a_name_is_a_word(name: str) -> None:
-    refused(PipelineSpec, model="m", inputs={name: {"tensor": "X"}})
+def test_invalid_field_names_are_rejected(name: str) -> None:
+    error_of(PipelineSpec, model="m", inputs={name: {"tensor": "X"}})
 
 
 @pytest.mark.parametrize(
     "name", ["triton_x", "sequence_id", "priority", "timeout", "headers", "binary_data_output", "shared_memory_region"]
 )
-def test_reserved_parameters_are_refused_unless_they_are_tensors(name: str) -> None:
-    refused(PipelineSpec, model="m", parameters={name: {"type": "integer"}})
+def test_reserved_names_are_allowed_for_tensors_only(name: str) -> None:
+    error_of(PipelineSpec, model="m", parameters={name: {"type": "integer"}})
     PipelineSpec.model_validate({"model": "m", "parameters": {name: {"type": "integer", "tensor": "X"}}})
 
 
-def test_a_contract_counts_from_nothing() -> None:
+def test_max_items_may_be_zero() -> None:
     assert ContractSpec(max_items=0).max_items == 0
-    refused(ContractSpec, max_items=-1)
+    error_of(ContractSpec, max_items=-1)
 
 
 @pytest.mark.parametrize("bound", [10**400, -(10**400), float("inf"), float("nan")])
-def test_a_bound_is_a_finite_number(bound: float) -> None:
-    refused(InputSpec, tensor="X", minimum=bound)
-    refused(ParameterSpec, type="number", maximum=bound)
+def test_a_bound_must_be_a_finite_number(bound: float) -> None:
+    error_of(InputSpec, tensor="X", minimum=bound)
+    error_of(ParameterSpec, type="number", maximum=bound)
 
 
 @pytest.mark.parametrize("value", [float("inf"), 2**64, b"x", {1: 2}, [float("nan")]])
-def test_a_default_has_a_json_form(value: Any) -> None:
-    assert "is not valid in JSON: " in refused(InputSpec, tensor="X", default=value)
-    assert "is not valid in JSON: " in refused(ParameterSpec, type="string", default=value)
-    assert "is not valid in JSON: " in refused(PipelineSpec, model="m", sample={"x": value})
+def test_a_default_must_have_a_json_form(value: Any) -> None:
+    assert "is not valid in JSON: " in error_of(InputSpec, tensor="X", default=value)
+    assert "is not valid in JSON: " in error_of(ParameterSpec, type="string", default=value)
+    assert "is not valid in JSON: " in error_of(PipelineSpec, model="m", sample={"x": value})

@@ -17,7 +17,7 @@ PLAIN = model("X FP32 [1]", "Y FP32 [1]", name="plain")
 
 
 @pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_poll_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adopting, "POLL_S", 0.005)
 
 
@@ -28,7 +28,7 @@ async def until(catalog: Catalog, names: set[str]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_it_is_taken_and_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_file_created_later_is_loaded_and_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     path = tmp_path / "gateway.yaml"
     catalog = Catalog(FakeEngine.of(PLAIN))

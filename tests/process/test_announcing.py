@@ -19,14 +19,14 @@ def wait_for_one(line: str, gateway: GatewayProcess) -> None:
     assert gateway.log.count(line) == 1
 
 
-def test_it_names_the_triton_that_it_waits_for(tmp_path: Path) -> None:
+def test_the_message_names_the_triton_that_is_not_ready(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     settings = {"triton_url": f"127.0.0.1:{port}", "config": config(tmp_path)}
     with running_gateway(tmp_path / "gateway", ready=False, **settings) as gateway:
         wait_for_one(f"Waiting for Triton at 127.0.0.1:{port}.\n", gateway)
 
 
-async def test_it_names_the_pipelines_that_it_waits_for(tmp_path: Path) -> None:
+async def test_the_message_names_the_pipelines_that_are_not_ready(tmp_path: Path) -> None:
     async with serving(FakeTriton()) as triton:
         settings = {"triton_url": triton.url, "config": config(tmp_path)}
         with running_gateway(tmp_path / "gateway", ready=False, **settings) as gateway:

@@ -26,7 +26,7 @@ def settings_of(files: dict[str, Any], *names: str, **more: Any) -> Settings:
 
 
 @pytest.mark.parametrize(
-    ("names", "more", "said"),
+    ("names", "more", "expected"),
     [
         ("ca cert", {}, "GATEWAY_TRITON_CERT and GATEWAY_TRITON_KEY belong together"),
         ("ca key", {}, "GATEWAY_TRITON_CERT and GATEWAY_TRITON_KEY belong together"),
@@ -40,10 +40,12 @@ def settings_of(files: dict[str, Any], *names: str, **more: Any) -> Settings:
         ("ca", {"triton_token_file": Path("/nowhere/token")}, "/nowhere/token: cannot be read"),
     ],
 )
-def test_invalid_input_is_refused(files: dict[str, Any], names: str, more: dict[str, Any], said: str) -> None:
+def test_invalid_combinations_are_errors(
+    files: dict[str, Any], names: str, more: dict[str, Any], expected: str
+) -> None:
     with pytest.raises(SettingsError) as caught:
         check_credentials(settings_of(files, *names.split(), **more))
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
     assert "secret" not in str(caught.value)
 
 
@@ -60,11 +62,11 @@ def test_invalid_input_is_refused(files: dict[str, Any], names: str, more: dict[
         ("", {"embedded": True}),
     ],
 )
-def test_what_fits_together(files: dict[str, Any], names: str, more: dict[str, Any]) -> None:
+def test_valid_combinations_are_accepted(files: dict[str, Any], names: str, more: dict[str, Any]) -> None:
     check_credentials(settings_of(files, *names.split(), **more))
 
 
-def test_credentials_of_settings(files: dict[str, Any]) -> None:
+def test_credentials_are_read_from_the_settings(files: dict[str, Any]) -> None:
     assert credentials_of(settings_of(files)).tls is None
     assert credentials_of(settings_of(files, triton_ca="system")).tls == TlsFiles()
     whole = credentials_of(settings_of(files, "ca", "cert", "key", "token"))

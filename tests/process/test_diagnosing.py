@@ -1,4 +1,4 @@
-"""A wrong address of Triton is named as such."""
+"""A wrong address of Triton is reported with its cause."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,31 +21,31 @@ async def http_port() -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
 
 
-async def test_the_http_port_is_distinguished_from_the_grpc_port(http_port: int) -> None:
+async def test_the_http_port_of_triton_is_recognized(http_port: int) -> None:
     problem = await wrong_address(f"127.0.0.1:{http_port}")
     assert problem is not None
     assert problem.endswith("the gateway needs Triton's gRPC port, usually 8001, not its HTTP port")
 
 
-async def test_an_unknown_host_is_named() -> None:
+async def test_an_unknown_host_is_reported() -> None:
     assert await wrong_address("triton.invalid:8001") == "the host name 'triton.invalid' is not known"
 
 
-async def test_a_triton_that_is_up_or_starting_is_not_a_wrong_address() -> None:
+async def test_a_running_or_starting_triton_is_not_reported() -> None:
     async with serving(FakeTriton()) as triton:
         assert await wrong_address(triton.url) is None
     assert await wrong_address(triton.url) is None
     assert await wrong_address("unix:/run/triton.sock") is None
 
 
-async def test_it_is_reported_at_once(http_port: int, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_a_wrong_address_is_reported_at_once(http_port: int, capfd: pytest.CaptureFixture[str]) -> None:
     class Down:
         is_ready = triton_is_up = False
 
     announcing = asyncio.create_task(announce(Down(), "http://127.0.0.1:1", f"127.0.0.1:{http_port}"))
-    said = ""
+    printed = ""
     async with asyncio.timeout(1.5):
-        while "an HTTP server answers there" not in said:
+        while "an HTTP server answers there" not in printed:
             await asyncio.sleep(0.01)
-            said += capfd.readouterr().err
+            printed += capfd.readouterr().err
     announcing.cancel()

@@ -1,4 +1,4 @@
-"""Listening sockets: a port belongs to one process from the moment it is opened."""
+"""Listening sockets: no second process can open a port."""
 
 import socket
 
@@ -7,7 +7,7 @@ import pytest
 from app.process.listening import PortTaken, listening, listening_together
 
 
-def test_a_second_start_cannot_have_the_port() -> None:
+def test_a_second_socket_cannot_open_the_port() -> None:
     with listening("127.0.0.1", 0, "GATEWAY_PORT") as first:
         port = first.getsockname()[1]
         taken = pytest.raises(PortTaken, match=f"GATEWAY_PORT: cannot listen on 127.0.0.1:{port}")
@@ -30,7 +30,7 @@ def test_the_port_is_free_again_after_the_block() -> None:
         assert second.getsockname()[1] == port
 
 
-def test_an_unknown_host_is_named() -> None:
+def test_an_unknown_host_is_reported() -> None:
     unknown = pytest.raises(PortTaken, match=r"GATEWAY_PORT: cannot listen on host\.invalid:0")
     with unknown, listening("host.invalid", 0, "GATEWAY_PORT"):
         pass
@@ -43,13 +43,13 @@ def test_sockets_on_one_port_share_its_connections() -> None:
         clients = [socket.create_connection(first.getsockname(), 5) for _ in range(64)]
         for each in listeners:
             each.setblocking(False)
-            each.accept()[0].close()  # both have some
+            each.accept()[0].close()  # each socket has received connections
         for client in clients:
             client.close()
 
 
-def test_a_port_of_several_sockets_is_taken_for_everybody_else() -> None:
-    """The kernel would let the same user join them."""
+def test_other_sockets_cannot_join_a_shared_port() -> None:
+    """The kernel alone would allow it for the same user."""
     with listening_together("127.0.0.1", 0, "GATEWAY_PORT", 2) as listeners:
         port = listeners[0].getsockname()[1]
         for again in (listening("127.0.0.1", port, "GATEWAY_PORT"), listening_together("127.0.0.1", port, "X", 2)):

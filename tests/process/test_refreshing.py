@@ -1,4 +1,4 @@
-"""No exception ends the refresh, and the gauges follow the catalog."""
+"""Exceptions do not end the refresh, and the gauges follow the catalog."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,7 +18,7 @@ PLAIN = model("X FP32 [1]", "Y FP32 [1]", name="plain")
 
 
 @pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_poll_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FILE_POLL_S", "REFRESH_S", "REFRESH_UNREADY_S"):
         monkeypatch.setattr(refreshing, name, 0.005)
 
@@ -52,7 +52,7 @@ async def become(name: str, metrics: Metrics, value: float | None, **labels: str
     ],
     ids=lambda text: text[:60],
 )
-async def test_a_file_that_cannot_be_used_ends_nothing(tmp_path: Path, hostile: str) -> None:
+async def test_an_unusable_file_does_not_end_the_refresh(tmp_path: Path, hostile: str) -> None:
     path = tmp_path / "gateway.yaml"
     path.write_text("pipelines: {p: {model: plain}}")
     async with refreshed(FakeEngine.of(PLAIN), path) as (catalog, metrics):
@@ -107,7 +107,7 @@ class SilentEngine(FakeEngine):
         return True
 
 
-async def test_a_triton_that_is_silent_delays_no_reload(tmp_path: Path) -> None:
+async def test_a_silent_triton_does_not_delay_a_reload(tmp_path: Path) -> None:
     path = tmp_path / "gateway.yaml"
     path.write_text("pipelines: {p: {model: plain}, q: {model: plain}}")
     engine = SilentEngine.of(PLAIN)

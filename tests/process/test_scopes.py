@@ -1,4 +1,4 @@
-"""A name in a key's scope that does not exist is reported, with the nearest name."""
+"""Unknown names in the scope of a key are reported with the nearest name."""
 
 from pathlib import Path
 
@@ -23,8 +23,8 @@ def test_each_unknown_name_is_reported_once(tmp_path: Path, caplog: pytest.LogCa
     check = ScopeCheck(keys_of(tmp_path), catalog)
     for _ in range(3):
         check.run()
-    said = [record.getMessage() for record in caplog.records]
-    assert said == ["the API key 'a' allows 'wriet', which this gateway does not serve; did you mean 'write'?"]
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == ["the API key 'a' allows 'wriet', which this gateway does not serve; did you mean 'write'?"]
 
 
 def test_without_a_file_of_pipelines_nothing_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

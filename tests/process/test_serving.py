@@ -1,4 +1,4 @@
-"""The process as a whole: its exit status when a background task fails."""
+"""The exit status of the process when a background task fails."""
 
 import subprocess
 import sys

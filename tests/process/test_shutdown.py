@@ -1,4 +1,4 @@
-"""Signals, and work that a signal interrupts."""
+"""Signals, and work that a signal cancels."""
 
 import asyncio
 import os
@@ -12,7 +12,7 @@ from app.process.shutdown import Shutdown, ShutdownRequested
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-async def test_the_first_signal_requests_and_the_second_hurries(number: signal.Signals) -> None:
+async def test_the_second_signal_skips_the_drain(number: signal.Signals) -> None:
     shutdown = Shutdown()
     shutdown.listen_to_signals()
     try:
@@ -27,7 +27,7 @@ async def test_the_first_signal_requests_and_the_second_hurries(number: signal.S
 
 
 def test_an_ignored_signal_stays_ignored() -> None:
-    """For example after a start with nohup."""
+    """For example, nohup ignores SIGHUP."""
     script = (
         "import asyncio, os, signal\n"
         "from app.process.shutdown import Shutdown\n"
@@ -40,7 +40,7 @@ def test_an_ignored_signal_stays_ignored() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-async def test_work_that_ends_before_a_signal_has_its_result() -> None:
+async def test_work_without_a_signal_returns_its_result() -> None:
     async def work() -> int:
         return 7
 
@@ -63,7 +63,7 @@ async def test_a_signal_cancels_the_work() -> None:
     assert cancelled.is_set()
 
 
-async def test_an_error_of_the_work_comes_out() -> None:
+async def test_an_exception_of_the_work_propagates() -> None:
     async def work() -> None:
         raise ZeroDivisionError
 

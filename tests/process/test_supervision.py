@@ -1,4 +1,4 @@
-"""A background task that ends unexpectedly is logged and ends the process; one that is stopped does not."""
+"""A background task that ends unexpectedly is logged and ends the process; a stopped task does not."""
 
 import asyncio
 import logging
@@ -70,19 +70,19 @@ async def test_only_the_first_failure_is_reported() -> None:
     assert failures.count == 1
 
 
-async def test_a_task_may_be_asked_to_end() -> None:
-    asked, failures = asyncio.Event(), Failures()
+async def test_a_task_can_be_stopped_with_a_function() -> None:
+    stop, failures = asyncio.Event(), Failures()
     supervisor = Supervisor(failures)
 
-    async def until_asked() -> None:
-        await asked.wait()
+    async def until_stopped() -> None:
+        await stop.wait()
 
-    async with supervisor.running("server", until_asked(), stop=asked.set):
+    async with supervisor.running("server", until_stopped(), stop=stop.set):
         pass
     assert failures.count == 0
 
 
-async def test_an_error_while_a_task_stops_is_a_failure_too() -> None:
+async def test_an_error_while_a_task_stops_is_a_failure() -> None:
     async def failing_at_the_end() -> None:
         try:
             await forever()
@@ -97,7 +97,7 @@ async def test_an_error_while_a_task_stops_is_a_failure_too() -> None:
 
 
 async def test_a_cancellation_from_outside_is_not_swallowed() -> None:
-    async def stubborn() -> None:
+    async def slow_to_stop() -> None:
         try:
             await forever()
         except asyncio.CancelledError:
@@ -105,7 +105,7 @@ async def test_a_cancellation_from_outside_is_not_swallowed() -> None:
             raise
 
     async def outer() -> None:
-        async with Supervisor(Failures()).running("watch", stubborn()):
+        async with Supervisor(Failures()).running("watch", slow_to_stop()):
             await asyncio.sleep(0.01)
 
     task = asyncio.create_task(outer())

@@ -1,4 +1,4 @@
-"""The timeout that starts again with each renewal."""
+"""A timeout that restarts with each renewal."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -13,7 +13,7 @@ async def in_block(idle_s: float, work: Callable[[IdleTimeout], Awaitable[None]]
         await work(idle)
 
 
-async def test_each_renewal_puts_the_timeout_off() -> None:
+async def test_each_renewal_restarts_the_timeout() -> None:
     with IdleTimeout(0.2) as idle:
         for _ in range(6):
             await asyncio.sleep(0.05)
@@ -36,7 +36,7 @@ async def test_the_time_starts_at_the_last_renewal() -> None:
     assert loop.time() - renewed >= 0.1
 
 
-async def test_a_pause_does_not_count() -> None:
+async def test_a_pause_does_not_count_as_idle() -> None:
     async def pause(idle: IdleTimeout) -> None:
         idle.pause()
         await asyncio.sleep(0.15)
@@ -61,7 +61,7 @@ async def test_an_error_of_the_block_propagates() -> None:
         raise KeyError
 
 
-async def test_a_cancellation_from_outside_is_not_a_timeout() -> None:
+async def test_a_cancellation_is_not_a_timeout() -> None:
     task = asyncio.create_task(in_block(20, lambda _: asyncio.sleep(20)))
     await asyncio.sleep(0)
     task.cancel()
@@ -69,7 +69,7 @@ async def test_a_cancellation_from_outside_is_not_a_timeout() -> None:
         await task
 
 
-async def test_a_cancellation_from_outside_comes_before_the_timeout() -> None:
+async def test_a_cancellation_takes_precedence_over_the_timeout() -> None:
     async def wait(_: IdleTimeout) -> None:
         try:
             await asyncio.sleep(20)
@@ -82,7 +82,7 @@ async def test_a_cancellation_from_outside_comes_before_the_timeout() -> None:
         await task
 
 
-async def test_the_task_can_go_on_after_the_timeout() -> None:
+async def test_the_task_can_be_used_after_the_timeout() -> None:
     with pytest.raises(TimeoutError):
         await in_block(0.01, lambda _: asyncio.sleep(20))
     task = asyncio.current_task()

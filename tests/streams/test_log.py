@@ -1,4 +1,4 @@
-"""Both logs: the events for a live reader, and the events that are available after a reconnect."""
+"""The log for one live reader, and the log that can be replayed after a reconnect."""
 
 import asyncio
 
@@ -30,7 +30,7 @@ class TestLive:
         log.append(done(3))
         assert ids(await log.read(2)) == [3]
 
-    async def test_a_reader_waits_for_the_next(self) -> None:
+    async def test_a_reader_waits_for_the_next_event(self) -> None:
         log = LiveLog()
         reading = asyncio.create_task(log.read(0))
         await asyncio.sleep(0)
@@ -38,7 +38,7 @@ class TestLive:
         log.append(output(1))
         assert ids(await reading) == [1]
 
-    async def test_a_reader_that_gives_up_loses_nothing(self) -> None:
+    async def test_a_read_timeout_loses_no_events(self) -> None:
         log = LiveLog()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
@@ -46,7 +46,7 @@ class TestLive:
         log.append(output(1))
         assert ids(await log.read(0)) == [1]
 
-    async def test_a_full_log_has_room_when_what_was_read_is_sent(self) -> None:
+    async def test_a_full_log_has_room_after_its_events_are_sent(self) -> None:
         log = LiveLog(max_unread_bytes=25)
         log.append(output(1))
         assert not log.is_full
@@ -61,7 +61,7 @@ class TestLive:
         log.append(output(3))
         assert ids(await reading) == [3]
 
-    async def test_one_output_may_wait_however_large(self) -> None:
+    async def test_one_output_of_any_size_is_accepted(self) -> None:
         log = LiveLog(max_unread_bytes=20)
         assert not log.is_full
         log.append(output(1, 100))
@@ -98,14 +98,14 @@ class TestReplay:
         assert ids(await log.read(1)) == [2, 3]
         assert ids(await log.read(0)) == [1, 2, 3]
 
-    async def test_readers_wait_together(self) -> None:
+    async def test_all_waiting_readers_get_an_event(self) -> None:
         log = ReplayLog()
         readers = [asyncio.create_task(log.read(0)) for _ in range(3)]
         await asyncio.sleep(0)
         log.append(output(1))
         assert [ids(await each) for each in readers] == [[1]] * 3
 
-    async def test_the_oldest_are_dropped_and_asking_for_them_is_told(self) -> None:
+    async def test_reading_dropped_events_raises_stream_evicted(self) -> None:
         log = ReplayLog(max_bytes=25)
         for number in range(1, 5):
             log.append(output(number))
@@ -115,26 +115,26 @@ class TestReplay:
         with pytest.raises(StreamEvicted):
             log.resume(0)
 
-    async def test_an_event_larger_than_the_bound_is_kept_alone(self) -> None:
+    async def test_an_event_above_the_limit_is_kept_alone(self) -> None:
         log = ReplayLog(max_bytes=25)
         log.append(output(1))
         log.append(output(2, 100))
         assert ids(await log.read(1)) == [2]
 
     @pytest.mark.parametrize(("after", "is_left"), [(0, True), (1, True), (2, False)])
-    def test_after_the_end_only_the_terminal_id_has_no_events_left(self, after: int, is_left: bool) -> None:
+    def test_no_events_are_left_after_the_terminal_id(self, after: int, is_left: bool) -> None:
         log = ReplayLog()
         log.append(output(1))
         log.append(done(2))
         assert log.resume(after) is is_left
 
-    def test_a_running_stream_may_be_awaited_at_its_newest_event(self) -> None:
+    def test_a_running_stream_can_resume_at_its_newest_event(self) -> None:
         log = ReplayLog()
         assert log.resume(0)
         log.append(output(1))
         assert log.resume(1)
 
-    def test_an_id_that_was_never_given_is_refused(self) -> None:
+    def test_an_unknown_event_id_is_rejected(self) -> None:
         log = ReplayLog()
         log.append(output(1))
         with pytest.raises(InvalidRequest):

@@ -1,4 +1,4 @@
-"""The store of one process: access, expiry, and the end of a stream without readers."""
+"""The store in memory: access, expiry, and the end of a stream without readers."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -19,7 +19,7 @@ LONG_S = 60.0
 
 
 class Numbers:
-    """An answer with a given number of values."""
+    """An answer that numbers its responses."""
 
     seen = 0
     early_exit = None
@@ -77,7 +77,7 @@ async def test_a_reader_gets_every_event_and_can_resume_after_any(store: MemoryS
     assert ids(await read_all(store, stream_id, after=2)) == [3, 4]
 
 
-async def test_two_readers_at_once_get_the_same(store: MemoryStore) -> None:
+async def test_two_concurrent_readers_get_the_same_events(store: MemoryStore) -> None:
     _, stream_id = await kept(store)
     first, second = await asyncio.gather(read_all(store, stream_id), read_all(store, stream_id))
     assert first == second
@@ -97,14 +97,14 @@ async def test_no_event_follows_the_terminal_event(store: MemoryStore) -> None:
     assert not await reader.resume(4)
 
 
-async def test_an_id_that_was_never_written_is_refused(store: MemoryStore) -> None:
+async def test_an_unknown_event_id_is_rejected(store: MemoryStore) -> None:
     stream, stream_id = await kept(store)
     await stream.ended()
     with pytest.raises(InvalidRequest):
         await (await store.reader(stream_id)).resume(5)
 
 
-async def test_the_oldest_events_are_dropped_where_the_buffer_is_full(store: MemoryStore) -> None:
+async def test_a_full_buffer_drops_the_oldest_events(store: MemoryStore) -> None:
     stream, stream_id = await kept(store, 10, max_bytes=500)
     await stream.ended()
     reader = await store.reader(stream_id)
@@ -138,7 +138,7 @@ async def test_a_stream_runs_until_its_last_reader_disconnects(store: MemoryStor
     await asyncio.wait_for(stream.ended(), 5)
 
 
-async def test_a_reader_that_comes_back_in_time_keeps_it_too(store: MemoryStore) -> None:
+async def test_a_reader_that_reconnects_in_time_keeps_the_stream(store: MemoryStore) -> None:
     stream, stream_id = await kept(store, runs_on=True, resume_s=3 * RESUME_S)
     for _ in range(4):
         reader = await store.reader(stream_id)
@@ -147,7 +147,7 @@ async def test_a_reader_that_comes_back_in_time_keeps_it_too(store: MemoryStore)
     assert stream.outcome is None
 
 
-async def test_deleting_ends_the_work_and_readers_see_why(store: MemoryStore) -> None:
+async def test_deleting_ends_the_stream_with_an_error_event(store: MemoryStore) -> None:
     stream, stream_id = await kept(store, runs_on=True)
     reading = asyncio.create_task(read_all(store, stream_id))
     await asyncio.sleep(0)
@@ -156,12 +156,12 @@ async def test_deleting_ends_the_work_and_readers_see_why(store: MemoryStore) ->
     assert (events[-1].name, ids(events)) == ("error", list(range(1, len(events) + 1)))
     assert stream.error is not None
     assert "deleted" in stream.error.detail
-    for ask in (store.reader, store.delete):
+    for call in (store.reader, store.delete):
         with pytest.raises(UnknownStream):
-            await ask(stream_id)
+            await call(stream_id)
 
 
-async def test_an_id_that_was_never_issued_is_unknown(store: MemoryStore) -> None:
+async def test_an_unknown_stream_id_raises_unknown_stream(store: MemoryStore) -> None:
     with pytest.raises(UnknownStream):
         await store.reader("AAAAAAAAAAAAAAAAAAAAAA")
 
@@ -177,7 +177,7 @@ async def test_closing_the_store_leaves_no_timer() -> None:
     await stream.ended()
 
 
-async def test_a_stream_is_kept_with_the_key_that_started_it(store: MemoryStore) -> None:
+async def test_the_store_knows_the_key_that_started_a_stream(store: MemoryStore) -> None:
     for caller in ("team-a", ""):
         stream = Stream(plan_of(responses(0, then_wait=True), Numbers()), store.new_log())
         assert await store.caller_of(await store.keep(stream, LONG_S, caller)) == caller

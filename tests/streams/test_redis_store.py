@@ -1,4 +1,4 @@
-"""The store over a real Redis: many readers over few connections, readers that lag, and failures that are seen."""
+"""The store in a real Redis: many readers over few connections, slow readers, and failures."""
 
 import asyncio
 import logging
@@ -56,7 +56,7 @@ async def read_all(store: RedisStore, stream_id: str, pause_s: float = 0.0) -> l
         await reader.close()
 
 
-async def said(redis: RedisServer, section: str) -> dict[str, Any]:
+async def info(redis: RedisServer, section: str) -> dict[str, Any]:
     async with Redis.from_url(redis.url) as client:
         return dict(await client.info(section))
 
@@ -74,7 +74,7 @@ async def test_150_readers_of_20_streams_share_few_connections(redis: RedisServe
         streams = [await kept(here, *steady(10, 0.05)) for _ in range(20)]
         readers = [asyncio.create_task(read_all(there, streams[n % 20][1])) for n in range(150)]
         await asyncio.sleep(0.2)
-        connected = (await said(redis, "clients"))["connected_clients"]
+        connected = (await info(redis, "clients"))["connected_clients"]
         for events in await asyncio.gather(*readers):
             assert ids(events) == list(range(1, 12))
             assert events[-1].name == "done"
@@ -90,7 +90,7 @@ async def test_a_slow_reader_gets_every_event(redis: RedisServer, monkeypatch: p
     assert ids(slow) == list(range(1, 302))
 
 
-async def test_a_reader_of_dropped_events_is_told(redis: RedisServer) -> None:
+async def test_reading_dropped_events_raises_stream_evicted(redis: RedisServer) -> None:
     large = response(tensor("T", "INT32", [0] * 200_000), is_final=False)
     async with running(redis) as store:
         _, stream_id = await kept(store, 0.1, *[large] * 8, FINAL)
@@ -107,7 +107,7 @@ async def test_an_idle_process_sends_redis_only_heartbeats(redis: RedisServer) -
         _, stream_id = await kept(store, token(1), FINAL)
         await read_all(store, stream_id)
         await asyncio.sleep(0.6)
-        assert (await said(redis, "clients"))["blocked_clients"] == 0
+        assert (await info(redis, "clients"))["blocked_clients"] == 0
 
 
 class BrokenLog(LiveLog):
@@ -148,11 +148,11 @@ async def test_run_raises_unexpected_exceptions_of_the_heartbeat(redis: RedisSer
         stream.end(ClientClosedRequest("The test is over."))
 
 
-async def test_an_entry_that_cannot_be_read_ends_its_own_stream_only(redis: RedisServer) -> None:
+async def test_an_unreadable_entry_ends_only_its_own_stream(redis: RedisServer) -> None:
     async with running(redis) as store, Redis.from_url(redis.url) as client:
         stream, broken = await kept(store, token(1), 3600.0)
-        _, sound = await kept(store, token(1), 0.6, token(2), FINAL)
-        reading = [asyncio.create_task(read_all(store, each)) for each in (broken, sound)]
+        _, valid = await kept(store, token(1), 0.6, token(2), FINAL)
+        reading = [asyncio.create_task(read_all(store, each)) for each in (broken, valid)]
         await asyncio.sleep(0.3)
         await client.xadd(f"triton-gateway:{broken}:events", {"foreign": "1"}, id="9-1")
         errors, events = await asyncio.wait_for(asyncio.gather(*reading, return_exceptions=True), 10)

@@ -1,4 +1,4 @@
-"""Every way a stream can end: numbered from 1 without gaps, exactly one terminal event, nothing after it."""
+"""Every way a stream can end. Events are numbered from 1; the last event is the only terminal event."""
 
 import asyncio
 import weakref
@@ -36,7 +36,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 class TestGoodEndings:
-    async def test_outputs_then_done(self) -> None:
+    async def test_outputs_are_followed_by_done(self) -> None:
         life = live(token(1), token(2), FINAL)
         assert await life.events() == [
             (1, "output", {"T": [1]}),
@@ -50,7 +50,7 @@ class TestGoodEndings:
     async def test_no_output_is_an_ordinary_end(self) -> None:
         assert await live(FINAL).ending() == "complete"
 
-    async def test_values_held_back_come_before_the_end(self) -> None:
+    async def test_buffered_values_are_sent_before_the_end(self) -> None:
         life = live(token(1), FINAL, answer=FakeAnswer(Ended(None, [{"T": ["\ufffd"]}])))
         assert [name for _, name, _ in await life.events()] == ["output", "output", "done"]
 
@@ -63,26 +63,26 @@ class TestGoodEndings:
             assert life.stream.outcome is Outcome.EARLY_EXIT
             assert life.stream.early_exit == "nothing"
 
-    async def test_an_exit_after_some_outputs_is_only_done(self) -> None:
+    async def test_an_exit_after_outputs_only_adds_done(self) -> None:
         life = live(token(1), EXIT)
         assert [name for _, name, _ in await life.events()] == ["output", "done"]
 
-    async def test_an_answer_that_is_complete_stops_the_model(self) -> None:
+    async def test_a_complete_answer_cancels_a_running_model(self) -> None:
         life = live(token(1), token(2), token(3), FINAL, answer=FakeAnswer(enough_at=2))
         assert await life.ending() == "complete"
         assert (len(life.outputs), len(life.abandoned), life.engine.closed) == (2, 1, 1)
 
-    async def test_a_complete_answer_triggers_no_cancel(self) -> None:
+    async def test_a_complete_answer_does_not_cancel_a_finished_model(self) -> None:
         last = response(tensor("T", "INT32", [2]), is_final=True)
         life = live(token(1), last, answer=FakeAnswer(enough_at=2))
         assert await life.ending() == "complete"
         assert (len(life.outputs), life.abandoned) == (2, [])
 
-    async def test_numpy_and_nan_are_written(self) -> None:
+    async def test_numpy_arrays_and_nan_are_encoded(self) -> None:
         nan = response(tensor("T", "FP32", [np.nan, 1.5]), is_final=False)
         assert (await live(nan, FINAL).events())[0] == (1, "output", {"T": [None, 1.5]})
 
-    async def test_a_large_array_is_one_event_too(self) -> None:
+    async def test_a_large_array_is_one_event(self) -> None:
         large = response(tensor("T", "INT32", range(20_000)), is_final=False)
         assert (await live(large, token(1), FINAL).events())[:2] == [
             (1, "output", {"T": list(range(20_000))}),
@@ -99,14 +99,14 @@ class TestGoodEndings:
 class TestBadEndings:
     @pytest.mark.parametrize("before", [[], [token(1)], [token(1), token(2)]])
     @pytest.mark.parametrize("error", [ModelError("no"), UpstreamUnavailable("gone"), DeadlineExceeded("late")])
-    async def test_an_error_of_tritons(self, before: list[Answer], error: GatewayError) -> None:
+    async def test_an_error_of_triton_is_the_terminal_event(self, before: list[Answer], error: GatewayError) -> None:
         life = live(*before, error)
         assert await life.ending() == error.code
         assert life.stream.error is error
         assert life.stream.outcome is error.outcome
         assert len(life.outputs) == len(before)
 
-    async def test_the_last_responses_memory_is_freed(self) -> None:
+    async def test_the_memory_of_the_last_response_is_freed(self) -> None:
         large = tensor("T", "FP32", [0.0])
         held = weakref.ref(large.array)
         life = live(response(large, is_final=False), 0.1, answer=FakeAnswer(breaks=SlowConsumer("")))
@@ -116,48 +116,48 @@ class TestBadEndings:
         assert held() is None
         assert isinstance(life.stream.error, SlowConsumer)
 
-    async def test_a_deadline_does_not_stop_the_model(self) -> None:
+    async def test_a_passed_deadline_abandons_the_call(self) -> None:
         life = live(DeadlineExceeded("late"))
         await life.ending()
         assert len(life.abandoned) == 1
 
-    async def test_an_error_of_the_models_does_not(self) -> None:
+    async def test_a_model_error_does_not_abandon_the_call(self) -> None:
         life = live(ModelError("no"))
         await life.ending()
         assert life.abandoned == []
 
-    async def test_a_broken_contract_stops_the_model(self) -> None:
+    async def test_a_contract_violation_cancels_the_model(self) -> None:
         life = live(token(1), 3600.0, answer=FakeAnswer(breaks=ContractViolation("grew", tensor="T")))
         assert await life.ending() == "contract_violation"
         assert len(life.abandoned) == 1
         assert life.engine.closed == 1
 
-    async def test_a_bug_is_internal_and_stops_the_model(self, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_an_unexpected_exception_is_internal(self, caplog: pytest.LogCaptureFixture) -> None:
         life = live(token(1), 3600.0, answer=FakeAnswer(breaks=ZeroDivisionError()))
         assert await life.ending() == "internal"
         assert len(life.abandoned) == 1
         assert "a stream failed" in caplog.text
 
-    async def test_a_value_that_cannot_be_written_is_internal(self) -> None:
+    async def test_a_value_that_cannot_be_encoded_is_internal(self) -> None:
         answer = FakeAnswer(Ended(None, [{"T": object()}]))
         assert await live(FINAL, answer=answer).ending() == "internal"
 
-    async def test_silence_ends_it_and_each_response_puts_it_off(self) -> None:
+    async def test_each_response_restarts_the_progress_timeout(self) -> None:
         life = live(token(1), 0.05, token(2), 0.05, token(3), 3600.0, progress_s=0.2)
         assert await life.ending() == "deadline_exceeded"
         assert len(life.outputs) == 3
         assert len(life.abandoned) == 1
         assert life.engine.closed == 1
 
-    async def test_silence_before_the_first_response(self) -> None:
+    async def test_the_progress_timeout_covers_the_first_response(self) -> None:
         assert await live(3600.0, progress_s=0.02).ending() == "deadline_exceeded"
 
 
-class TestEndingFromOutside:
+class TestEnd:
     CAUSES = (ClientClosedRequest("gone"), Draining("bye"), SlowConsumer("slow"))
 
     @pytest.mark.parametrize("cause", CAUSES)
-    async def test_in_the_middle(self, cause: GatewayError) -> None:
+    async def test_end_stops_a_running_stream(self, cause: GatewayError) -> None:
         life = live(token(1), 3600.0)
         await until(lambda: life.outputs)
         life.stream.end(cause)
@@ -167,25 +167,25 @@ class TestEndingFromOutside:
         assert life.engine.closed == 1
 
     @pytest.mark.parametrize("cause", CAUSES)
-    async def test_before_its_first_step(self, cause: GatewayError) -> None:
+    async def test_end_before_the_first_step(self, cause: GatewayError) -> None:
         life = live(token(1), FINAL)
         life.stream.end(cause)
         assert await life.ending() == cause.code
         assert life.engine.requests == []
 
-    async def test_the_first_cause_counts(self) -> None:
+    async def test_only_the_first_cause_is_used(self) -> None:
         life = live(3600.0)
         life.stream.end(self.CAUSES[0])
         life.stream.end(self.CAUSES[1])
         assert await life.ending() == self.CAUSES[0].code
 
-    async def test_a_stream_that_has_ended_is_left_alone(self) -> None:
+    async def test_end_does_not_change_an_ended_stream(self) -> None:
         life = live(token(1), FINAL)
         await life.stream.ended()
         life.stream.end(self.CAUSES[0])
         assert await life.ending() == "complete"
 
-    async def test_at_every_moment(self) -> None:
+    async def test_end_works_at_any_time(self) -> None:
         for steps in range(12):
             life = live(token(1), 0.0, token(2), 0.0, FINAL)
             for _ in range(steps):
@@ -193,14 +193,14 @@ class TestEndingFromOutside:
             life.stream.end(self.CAUSES[1])
             assert await life.ending() in {"draining", "complete"}
 
-    async def test_a_task_that_is_cancelled_without_a_cause(self) -> None:
+    async def test_a_cancelled_task_ends_as_a_client_disconnect(self) -> None:
         life = live(3600.0)
         task = next(each for each in asyncio.all_tasks() if "Stream._run" in repr(each))
         await asyncio.sleep(0)
         task.cancel()
         assert await life.ending() == "client_closed_request"
 
-    async def test_a_stream_that_never_started_cannot_be_ended(self) -> None:
+    async def test_end_has_no_effect_before_the_start(self) -> None:
         async def none() -> AsyncGenerator[InferenceResponse]:
             return
             yield
@@ -212,11 +212,11 @@ class TestEndingFromOutside:
 
 
 class TestASlowReader:
-    """A full log makes the stream wait. The reader's side decides when a reader is too slow."""
+    """The stream waits while its log is full. The response decides when a reader is too slow."""
 
     @staticmethod
     def waiting(**options: Any) -> Life:
-        """Its log has room for three of ten outputs."""
+        """Starts a stream of ten outputs, whose log has room for three."""
         answers = [*(token(value) for value in range(10)), FINAL]
         return live(*answers, log=LiveLog(max_unread_bytes=30), **options)
 
@@ -230,14 +230,14 @@ class TestASlowReader:
         assert [event.id for event in events] == list(range(1, 12))
         assert life.stream.outcome is Outcome.OK
 
-    async def test_the_wait_is_no_silence_of_the_model(self) -> None:
+    async def test_waiting_for_the_reader_is_not_idle_time_of_the_model(self) -> None:
         life = self.waiting(progress_s=0.05)
         await asyncio.sleep(0.2)
         assert life.stream.outcome is None
         life.stream.end(SlowConsumer("slow"))
         assert await life.ending() == "slow_consumer"
 
-    async def test_silence_is_counted_again_after_the_wait(self) -> None:
+    async def test_the_progress_timeout_restarts_after_the_wait(self) -> None:
         life = live(*[token(value) for value in range(4)], 3600.0, log=LiveLog(max_unread_bytes=30), progress_s=0.05)
         await until(lambda: life.log.is_full)
         assert [event.id for event in await life.log.read(0)] == [1, 2, 3]
@@ -261,7 +261,7 @@ class TestASlowReader:
         assert len(life.abandoned) == 1
 
 
-async def test_the_gateways_time_is_separate_from_tritons() -> None:
+async def test_own_time_does_not_include_the_time_of_triton() -> None:
     life = live(0.05, token(1), FINAL)
     await life.stream.ended()
     assert 0 < life.stream.own_s < 0.05

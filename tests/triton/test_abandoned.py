@@ -1,4 +1,4 @@
-"""Abandoned streams, over both transports against a real gRPC server."""
+"""Abandoned streams, over both transports with a real gRPC server."""
 
 import asyncio
 import time
@@ -17,7 +17,7 @@ FLOOD = 100
 
 
 def large(number: int) -> pb.ModelStreamInferResponse:
-    """Larger than the prefetch limit."""
+    """Returns a response larger than the prefetch limit."""
     answer = piece(number)
     answer.infer_response.raw_output_contents.append(bytes(20_000))
     return answer
@@ -74,7 +74,7 @@ async def _flood_then_one(request: pb.ModelInferRequest, context: object) -> Asy
     yield piece(FLOOD)
 
 
-async def test_a_stalled_reader_is_slow_until_it_waits_again(transport: Transport, triton: FakeTriton) -> None:
+async def test_a_stalled_reader_is_behind_until_it_waits_again(transport: Transport, triton: FakeTriton) -> None:
     triton.streamed = _flood_then_one
     call = await started(transport)
     await anext(call)
@@ -102,7 +102,7 @@ async def test_a_reader_within_the_prefetch_limit_is_not_behind(transport: Trans
 
 
 class LateCall:
-    """A call whose reader is behind, and whose next message takes longer than the last ones."""
+    """A call whose next message takes longer than the previous messages."""
 
     def __init__(self, *, is_behind: bool) -> None:
         self.arrived: float | None = time.monotonic()
@@ -128,7 +128,7 @@ class LateCall:
 
 
 @pytest.mark.parametrize("is_behind", [True, False])
-async def test_a_slow_reader_waits_for_a_long_silence(is_behind: bool) -> None:
+async def test_cancelling_a_slow_reader_ignores_the_previous_pace(is_behind: bool) -> None:
     """The pace of buffered messages does not predict the next response of the model."""
     call = LateCall(is_behind=is_behind)
     await cancel_abandoned(call, due=0.0)

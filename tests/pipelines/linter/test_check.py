@@ -1,4 +1,4 @@
-"""The linter on one broken repository for each of its codes, on sound ones, and on the reference models."""
+"""The linter on a broken repository for each code, on valid repositories, and on the reference models."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,11 +20,11 @@ def findings_of(broken: Broken, path: Path) -> list[Finding]:
 
 
 def test_every_code_has_a_broken_repository() -> None:
-    assert set(BROKEN) == set(Code) - {Code.OTHER_SIGNATURE}  # which needs several Tritons
+    assert set(BROKEN) == set(Code) - {Code.OTHER_SIGNATURE}  # this finding needs several Tritons
 
 
 @pytest.mark.parametrize("code", BROKEN)
-def test_a_broken_repository_has_its_finding_and_no_other(code: str, tmp_path: Path) -> None:
+def test_a_broken_repository_has_exactly_one_finding(code: str, tmp_path: Path) -> None:
     assert [finding.code for finding in findings_of(BROKEN[code], tmp_path)] == [code]
 
 
@@ -37,9 +37,9 @@ def test_the_page_of_a_code_shows_the_output_of_the_linter(
     assert line.replace(f"{tmp_path}/", "").replace(f"as Python {PYTHON}", "as Python 3.11") in page
 
 
-def test_openai_of_a_pipeline_is_checked_against_its_fields(tmp_path: Path) -> None:
-    words = "openai: {completions: {prompt: promt}}"
-    file = f"pipelines:\n  p:\n    model: ident\n    {words}\n"
+def test_openai_names_are_checked_against_the_fields(tmp_path: Path) -> None:
+    openai = "openai: {completions: {prompt: promt}}"
+    file = f"pipelines:\n  p:\n    model: ident\n    {openai}\n"
     repository = Broken(lambda repository: None, refused=False, gateway=file)
     (finding,) = findings_of(repository, tmp_path)
     assert finding.code == Code.GATEWAY_YAML
@@ -55,7 +55,7 @@ PICTURE = """
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("keys", "expected"),
     [
         (PICTURE, "gateway.yaml:7: pipelines.p.sample.image names a file that cannot be read"),
         (
@@ -69,13 +69,13 @@ PICTURE = """
         (PICTURE.replace("shape: [-1]", "shape: [3]"), "contract.Y.shape is [3], and the model's output 'Y' is [4]"),
     ],
 )
-def test_samples_and_contracts_are_checked(tmp_path: Path, words: str, said: str) -> None:
+def test_samples_and_contracts_are_checked(tmp_path: Path, keys: str, expected: str) -> None:
     def build(repository: Repository) -> None:
         repository.model("pictures", "X:STRING:1", "Y:FP32:4")
 
-    gateway = f"pipelines:\n  p:\n    model: pictures{words}"
+    gateway = f"pipelines:\n  p:\n    model: pictures{keys}"
     (finding,) = findings_of(Broken(build, refused=False, gateway=gateway), tmp_path)
-    assert said in finding.text
+    assert expected in finding.text
 
 
 def test_scripts_of_a_model_are_parsed_but_not_executed(tmp_path: Path) -> None:
@@ -101,7 +101,9 @@ def test_scripts_of_a_model_are_parsed_but_not_executed(tmp_path: Path) -> None:
         (("ident X=X > Y=Y", "full X=X > Y=Z"), "", [2]),
     ],
 )
-def test_a_step_that_may_fail_runs_alone(tmp_path: Path, steps, rejects: str, found_steps: list[int]) -> None:
+def test_a_step_that_may_fail_must_not_run_in_parallel(
+    tmp_path: Path, steps, rejects: str, found_steps: list[int]
+) -> None:
     def build(repository: Repository) -> None:
         repository.model("gate", "X", "Y")
         repository.model("full", "X", "Y", "dynamic_batching { default_queue_policy { max_queue_size: 4 } }")
@@ -114,11 +116,11 @@ def test_a_step_that_may_fail_runs_alone(tmp_path: Path, steps, rejects: str, fo
     assert [(each.code, each.step) for each in found] == [(Code.PARALLEL_FAILURE, step) for step in found_steps]
 
 
-def test_every_page_is_of_a_code(pytestconfig: pytest.Config) -> None:
+def test_every_code_has_a_page(pytestconfig: pytest.Config) -> None:
     assert {page.stem for page in (pytestconfig.rootpath / "docs" / "reference" / "checks").iterdir()} == set(Code)
 
 
-def test_the_reference_models_have_no_finding(pytestconfig: pytest.Config) -> None:
+def test_the_reference_models_have_no_findings(pytestconfig: pytest.Config) -> None:
     repository = read_repository(pytestconfig.rootpath / "triton_models")
     assert check(repository, read_gateway_file(pytestconfig.rootpath / "gateway.yaml")) == []
 
@@ -136,7 +138,7 @@ def found(tmp_path: Path) -> Callable[[Callable[[Repository], None]], list[tuple
     return found
 
 
-def test_a_sound_repository_has_no_finding(found) -> None:
+def test_a_valid_repository_has_no_findings(found) -> None:
     assert found(lambda repository: None) == []
 
 
@@ -174,7 +176,7 @@ def test_a_decoupled_output_cannot_join_others(found, outputs: str, steps: tuple
     assert found(add) == [("decoupled-join", *where)]
 
 
-def test_ensembles_that_run_each_other_are_a_cycle(found) -> None:
+def test_ensembles_that_call_each_other_are_a_cycle(found) -> None:
     def add(repository: Repository) -> None:
         repository.ensemble("one", "X", "Y", "two X=X > Y=Y")
         repository.ensemble("two", "X", "Y", "one X=X > Y=Y")
@@ -201,7 +203,7 @@ def test_an_omissible_output_may_feed_an_optional_input(found) -> None:
     assert found(add) == []
 
 
-def test_an_omission_is_seen_through_a_nested_ensemble(found) -> None:
+def test_an_omitted_output_of_a_nested_ensemble_is_found(found) -> None:
     def add(repository: Repository) -> None:
         repository.model("shy", "X", "Y", 'parameters { key: "may_omit" value { string_value: "Y" } }')
         repository.ensemble("inner", "X", "Y", "shy X=X > Y=Y")
@@ -219,7 +221,7 @@ def test_an_omission_is_seen_through_a_nested_ensemble(found) -> None:
         ("batching X=X > Y=Y", "-1", 0, True),
     ],
 )
-def test_a_batch_dimension_at_one_end_only(found, step: str, dims: str, batch: int, fits: bool) -> None:
+def test_batch_dimensions_of_ensemble_and_step_must_match(found, step: str, dims: str, batch: int, fits: bool) -> None:
     def add(repository: Repository) -> None:
         repository.model("plain", "X:FP32:-1,4", "Y:FP32:-1,4")
         repository.model("flat", "X", "Y")
@@ -236,7 +238,7 @@ def test_a_step_that_writes_an_input_is_written_twice(found) -> None:
     assert ("written-twice", 3, "X") in found(add)
 
 
-def test_a_model_of_the_key_oip_has_to_exist(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+def test_models_listed_under_oip_must_exist(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     config = tmp_path / "gateway.yaml"
     config.write_text("pipelines: {p: {model: text_embed}}\noip:\n  models: [text_embed, text_generat]\n")
     (finding,) = check(read_repository(pytestconfig.rootpath / "triton_models"), read_gateway_file(config))

@@ -11,7 +11,7 @@ from tests.fakes.models import model
 from tests.triton.test_balancer import balanced
 
 
-async def test_a_model_with_other_inputs_at_one_triton_is_a_finding(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_different_signature_at_one_triton_is_a_finding(caplog: pytest.LogCaptureFixture) -> None:
     usual, other = model("X FP32 [1]", "Y FP32 [1]", name="m"), model("X FP32 [2]", "Y FP32 [1]", name="m")
     balancer, _ = balanced(FakeEngine.of(usual), FakeEngine.of(other), FakeEngine.of(usual))
     with caplog.at_level(logging.ERROR):

@@ -1,4 +1,4 @@
-"""``openai:`` of a pipeline against its fields and its model."""
+"""The key ``openai:`` is checked against the fields and the model of its pipeline."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def embedder(**openai: Any) -> Pipeline:
     return pipeline(VECTORS, **fields, openai=openai)
 
 
-def test_names_have_defaults() -> None:
+def test_field_names_have_defaults() -> None:
     form = writer(completions={}, chat=CHAT).openai
     assert form is not None
     assert form.embeddings is None
@@ -48,7 +48,7 @@ def test_names_have_defaults() -> None:
     assert form.chat.template is not None
 
 
-def test_openais_names_lead_to_the_pipelines() -> None:
+def test_openai_parameters_map_to_fields_of_the_pipeline() -> None:
     form = writer(completions={}, chat=CHAT, parameters={"max_tokens": "max_new_tokens"}).openai
     assert form is not None
     assert form.completions is not None
@@ -57,7 +57,7 @@ def test_openais_names_lead_to_the_pipelines() -> None:
     assert form.chat.field_by_parameter["max_completion_tokens"] == "max_new_tokens"
 
 
-def test_a_pipeline_of_vectors() -> None:
+def test_a_pipeline_with_embeddings() -> None:
     form = embedder(embeddings={}, usage={"prompt_tokens": "TOKENS"}).openai
     assert form is not None
     assert form.embeddings is not None
@@ -105,7 +105,7 @@ def test_a_pipeline_of_vectors() -> None:
         ),
     ],
 )
-def test_mismatches_are_named_by_their_key(openai: dict[str, Any], location: str, text: str) -> None:
+def test_mismatches_are_reported_with_their_key(openai: dict[str, Any], location: str, text: str) -> None:
     with pytest.raises(PipelineMismatch) as caught:
         writer(**openai)
     assert ".".join(map(str, caught.value.location)) == f"openai.{location}"
@@ -127,6 +127,6 @@ def test_a_matrix_is_not_an_embedding() -> None:
         ({"completions": {}, "parameters": {"max_token": "x"}}, "Input should be 'max_tokens', 'temperature'"),
     ],
 )
-def test_words_that_are_wrong_in_themselves(openai: dict[str, Any], text: str) -> None:
+def test_invalid_keys_and_combinations_are_rejected(openai: dict[str, Any], text: str) -> None:
     with pytest.raises(ValidationError, match=text):
         OpenAISpec.model_validate(openai)

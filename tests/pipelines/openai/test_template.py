@@ -1,4 +1,4 @@
-"""Chat templates: results, limits and rejected templates."""
+"""Chat templates: rendered text, limits, and rejected templates."""
 
 import pytest
 
@@ -30,32 +30,32 @@ LLAMA = """\
 """
 
 
-def said(*contents: str) -> list[dict[str, str]]:
+def conversation(*contents: str) -> list[dict[str, str]]:
     return [{"role": ("user", "assistant")[index % 2], "content": each} for index, each in enumerate(contents)]
 
 
 def refusal(text: str, *contents: str) -> str:
     with pytest.raises(InvalidInput) as caught:
-        ChatTemplate(text, {}).render(said(*contents))
+        ChatTemplate(text, {}).render(conversation(*contents))
     assert caught.value.errors[0].field == "messages"
     return caught.value.detail
 
 
-def test_a_template_in_the_style_of_chatml() -> None:
-    assert ChatTemplate(CHATML, {}).render(said("Hi", "Hello", "Bye")) == (
+def test_a_chatml_template_is_rendered() -> None:
+    assert ChatTemplate(CHATML, {}).render(conversation("Hi", "Hello", "Bye")) == (
         "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n"
         "<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n"
     )
 
 
 def test_variables_and_hugging_face_functions_are_defined() -> None:
-    rendered = ChatTemplate(LLAMA, {"bos_token": "<s>", "eos_token": "</s>"}).render(said(" Hi ", "Hello"))
+    rendered = ChatTemplate(LLAMA, {"bos_token": "<s>", "eos_token": "</s>"}).render(conversation(" Hi ", "Hello"))
     assert rendered == "<s>[user] Hi</s>[assistant] Hello</s>"
 
 
-def test_text_of_a_message_is_never_template_code() -> None:
+def test_message_text_is_not_run_as_template_code() -> None:
     text = "{{ 7 * 7 }}{% for x in y %}<b>&"
-    assert ChatTemplate("{{ messages[0].content }}", {}).render(said(text)) == text
+    assert ChatTemplate("{{ messages[0].content }}", {}).render(conversation(text)) == text
 
 
 def test_a_template_that_raises_reports_its_own_message() -> None:
@@ -64,7 +64,7 @@ def test_a_template_that_raises_reports_its_own_message() -> None:
     )
 
 
-def test_a_refusal_does_not_repeat_the_messages() -> None:
+def test_an_error_does_not_repeat_the_messages() -> None:
     assert "secret" not in refusal("{{ raise_exception('Not ' + messages[0].content) }}", "secret")
 
 
@@ -95,7 +95,7 @@ def test_the_cost_of_a_conversation_is_limited(text: str) -> None:
         "{% include 'x' %}",
     ],
 )
-def test_a_template_that_fails_is_refused_when_it_is_compiled(text: str) -> None:
+def test_a_failing_template_is_rejected_at_compile_time(text: str) -> None:
     with pytest.raises(ValueError, match="does not render one message of a user: "):
         ChatTemplate(text, {})
 
@@ -105,21 +105,23 @@ def test_a_syntax_error_is_reported_with_its_line() -> None:
         ChatTemplate("a\n{% for x %}", {})
 
 
-def test_a_template_that_fails_for_some_messages_repeats_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_template_error_does_not_repeat_the_messages(caplog: pytest.LogCaptureFixture) -> None:
     text = "{{ 1 / (2 - messages|length) }}"
     assert refusal(text, "secret", "b") == "'messages' cannot be rendered by the model's chat template."
     assert caplog.messages == ["a chat template failed: ZeroDivisionError"]
 
 
-def test_a_template_that_refuses_its_trial_is_not_wrong() -> None:
-    assert ChatTemplate("{{ raise_exception('No system') if messages|length < 2 }}ok", {}).render(said("a", "b"))
+def test_a_template_may_reject_the_trial_message() -> None:
+    assert ChatTemplate("{{ raise_exception('No system') if messages|length < 2 }}ok", {}).render(
+        conversation("a", "b")
+    )
 
 
-def test_the_date_can_be_written() -> None:
-    assert len(ChatTemplate("{{ strftime_now('%Y-%m-%d') }}", {}).render(said("a"))) == 10
+def test_strftime_now_renders_the_date() -> None:
+    assert len(ChatTemplate("{{ strftime_now('%Y-%m-%d') }}", {}).render(conversation("a"))) == 10
 
 
-def test_a_long_conversation_is_within_the_bounds() -> None:
-    rendered = ChatTemplate(CHATML, {}).render(said(*["word " * 50] * 1000))
+def test_a_long_conversation_is_within_the_limits() -> None:
+    rendered = ChatTemplate(CHATML, {}).render(conversation(*["word " * 50] * 1000))
     assert rendered.count("<|im_start|>") == 1001
     assert template.MAX_STEPS >= 4 * 1001

@@ -23,7 +23,7 @@ async def opened() -> tuple[Channel, Channel]:
     return await Channel.open(ours), await Channel.open(theirs)
 
 
-async def test_messages_arrive_as_they_were_sent(tmp_path: Path) -> None:
+async def test_messages_arrive_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "gateway.yaml"
     path.write_text(FILE)
     triton = Triton(
@@ -45,7 +45,7 @@ async def test_messages_arrive_as_they_were_sent(tmp_path: Path) -> None:
     worker.close()
 
 
-async def test_the_end_of_the_other_process_is_noticed() -> None:
+async def test_the_end_of_the_other_process_raises_eof_error() -> None:
     supervisor, worker = await opened()
     worker.send("last")
     worker.close()

@@ -1,4 +1,4 @@
-"""Workers that end before they serve, and workers that hang, under a real supervisor. There is no Triton."""
+"""A real supervisor with workers that exit early and workers that hang, without a Triton."""
 
 import os
 import signal
@@ -58,15 +58,15 @@ def test_workers_that_cannot_start_end_the_process_with_status_1(tmp_path: Path)
         assert "worker 1 ended with status 3 and is replaced" in gateway.log
 
 
-def test_a_program_that_cannot_be_started_ends_the_process_too(tmp_path: Path) -> None:
+def test_a_missing_program_ends_the_process_with_status_1(tmp_path: Path) -> None:
     with serving(tmp_path, 'process.COMMAND = ("/nowhere",)') as gateway:
         assert gateway.process.wait(WITHIN_S) == 1
         assert gateway.log.count("worker 1 cannot be started: No such file or directory") >= 5
 
 
 @pytest.mark.full
-def test_one_worker_that_cannot_start_is_tried_again_and_again(tmp_path: Path) -> None:
-    """The other worker serves, and accepts all connections."""
+def test_a_worker_that_cannot_start_is_retried(tmp_path: Path) -> None:
+    """The other worker accepts all connections."""
     only_first = (
         "from app.process.workers.channel import Order\n"
         "start = process.WorkerProcess.start\n"
@@ -85,7 +85,7 @@ def test_one_worker_that_cannot_start_is_tried_again_and_again(tmp_path: Path) -
 
 
 @pytest.mark.full
-def test_a_worker_that_hangs_is_killed_and_replaced(tmp_path: Path) -> None:
+def test_a_hung_worker_is_killed_and_replaced(tmp_path: Path) -> None:
     with serving(tmp_path) as gateway:
         eventually(lambda: set(states(gateway).values()) == {"not_ready"}, WITHIN_S)
         hung, _ = workers_of(gateway)

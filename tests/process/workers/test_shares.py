@@ -1,4 +1,4 @@
-"""Limits are totals: each worker gets its share."""
+"""Limits are totals, and each worker gets a share."""
 
 import pytest
 
@@ -19,12 +19,12 @@ def test_the_shares_add_up_to_the_total(workers: int) -> None:
 
 
 @pytest.mark.parametrize(("settings", "total"), [({"embedded": True}, 256 * 2**20), ({"shared_memory_bytes": 7}, 7)])
-def test_shared_memory_is_shared_out_wherever_it_is_on(settings: dict[str, int], total: int) -> None:
+def test_shared_memory_is_divided_among_workers(settings: dict[str, int], total: int) -> None:
     whole = Settings(workers=2, **settings)
     assert sum(settings_of_worker(whole, number).shared_memory_limit for number in (1, 2)) == total
 
 
-def test_other_settings_stay() -> None:
+def test_other_settings_are_unchanged() -> None:
     settings = Settings(workers=2, early_exit_key="x" * 16, cors_origins="https://a.example")
     share = settings_of_worker(settings, 1)
     assert {name for name in Settings.model_fields if getattr(share, name) != getattr(settings, name)} == set(
@@ -32,20 +32,20 @@ def test_other_settings_stay() -> None:
     )
 
 
-def test_more_workers_than_connections_are_refused() -> None:
+def test_more_workers_than_connections_are_an_error() -> None:
     with pytest.raises(SettingsError, match="GATEWAY_MAX_CONNECTIONS is 3: each of the 4 workers needs one"):
         check_shares(Settings(workers=4, max_connections=3))
 
 
-def test_a_share_that_holds_no_whole_body_is_refused() -> None:
+def test_a_share_smaller_than_one_body_is_an_error() -> None:
     settings = {"max_body_bytes": 64 * 1024 * 1024, "max_bytes_in_flight": 256 * 1024 * 1024}
     check_shares(Settings(workers=4, **settings))
     with pytest.raises(SettingsError, match="each of the 5 workers 53687091 bytes, less than GATEWAY_MAX_BODY_BYTES"):
         check_shares(Settings(workers=5, **settings))
 
 
-def test_the_workers_together_cancel_as_often_as_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the burst, and then by the second."""
+def test_all_workers_together_have_the_rate_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compares the size of the burst and the rate after the burst."""
     monkeypatch.setattr(cancels.time, "monotonic", lambda: 1000.0)
     alone, workers = PacedCancels(), [PacedCancels.shared_by(4) for _ in range(4)]
     turns = sorted(worker.turn() for worker in workers for _ in range(100))

@@ -1,4 +1,4 @@
-"""A tiny model repository, and the traces that a Triton leaves on a machine."""
+"""A tiny model repository, and the processes and files of a running Triton."""
 
 import asyncio
 import re
@@ -31,7 +31,7 @@ class TritonPythonModel:
     def execute(self, requests):
         x = pb.get_input_tensor_by_name(requests[0], "X").as_numpy()
         end = time.monotonic() + float(x[0])
-        while time.monotonic() < end:  # busy, as a generator is
+        while time.monotonic() < end:  # busy, like a generator
             pass
         return [pb.InferenceResponse([pb.Tensor("Y", x)])]
 """
@@ -80,7 +80,7 @@ def eventually() -> Callable[..., None]:
     def eventually(holds: Callable[[], bool], within_s: float = 20.0) -> None:
         deadline = time.monotonic() + within_s
         while not holds():
-            assert time.monotonic() < deadline, f"not so after {within_s} s"
+            assert time.monotonic() < deadline, f"the condition is not true after {within_s} s"
             time.sleep(0.05)
 
     return eventually
@@ -113,7 +113,7 @@ async def triton(options):
 
 @pytest.fixture
 def infer():
-    """Calls the model, which is busy for the given time and then returns it."""
+    """Calls the model, which is busy for the given time and returns the time."""
 
     async def infer(url: str, busy_s: float = 0.0) -> float:
         async with client.InferenceServerClient(url) as server:
@@ -132,7 +132,7 @@ def _fp32(value: float):
 
 @pytest.fixture
 async def busy(infer):
-    """Keep the model busy far beyond the test."""
+    """Keeps the model busy for longer than the test."""
     calls = []
 
     async def busy(url: str) -> None:

@@ -18,7 +18,7 @@ def test_shared_3_10_to_3_12_run_models(minor):
 
 
 @pytest.mark.parametrize("unfit", [interpreter((3, 9)), interpreter((3, 13)), interpreter((3, 12), None)])
-def test_other_versions_and_static_pythons_do_not(unfit):
+def test_other_versions_and_static_pythons_do_not_run_models(unfit):
     assert not unfit.runs_models
 
 
@@ -26,7 +26,7 @@ def test_a_library_on_the_loader_path_is_sufficient():
     assert interpreter((3, 11), "").runs_models
 
 
-def test_first_that_suits_is_chosen():
+def test_the_first_suitable_interpreter_is_chosen():
     answers = {
         Path("a"): None,
         Path("b"): interpreter((3, 13)),
@@ -40,7 +40,7 @@ def test_no_interpreter_is_chosen_if_none_is_suitable():
     assert choose([Path("a")], lambda _: None, lambda found: found.runs_models) is None
 
 
-def test_candidates_are_this_one_then_path_then_pyenv(tmp_path):
+def test_candidates_are_the_current_python_path_and_pyenv(tmp_path):
     on_path = tmp_path / "bin" / "python3.12"
     by_pyenv = tmp_path / "pyenv" / "versions" / "3.10.13" / "bin" / "python3"
     for each in (on_path, by_pyenv):
@@ -50,13 +50,13 @@ def test_candidates_are_this_one_then_path_then_pyenv(tmp_path):
     assert model_candidates(environment) == [Path(sys._base_executable), on_path, by_pyenv]
 
 
-def test_a_name_found_twice_is_asked_once(tmp_path):
+def test_duplicate_candidates_are_removed(tmp_path):
     environment = {"PATH": str(Path(sys._base_executable).parent), "PYENV_ROOT": str(tmp_path)}
     found = candidates(("python3",), environment)
     assert len(found) == len(set(found))
 
 
-def test_running_interpreter_tells_its_version():
+def test_inspect_returns_the_version():
     assert inspect(Path(sys.executable)).version == sys.version_info[:2]
 
 
@@ -65,6 +65,6 @@ def test_a_program_without_an_answer_is_not_an_interpreter(path):
     assert inspect(Path(path)) is None
 
 
-def test_refusal_names_the_way_out():
+def test_the_error_suggests_a_remedy():
     assert "MODELS_PYTHON=" in refusal(None)
     assert "/opt/python3.13 cannot run the models" in refusal(Path("/opt/python3.13"))

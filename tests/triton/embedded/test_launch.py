@@ -22,18 +22,18 @@ def launch():
     return launch
 
 
-def test_server_listens_on_loopback_only(launch):
+def test_the_server_listens_on_loopback_only(launch):
     addresses = {each for each in launch().command() if "-address" in each}
     assert addresses == {f"--{service}-address=127.0.0.1" for service in ("grpc", "http", "metrics")}
 
 
-def test_server_is_named_and_its_shared_memory_too(launch):
+def test_the_server_and_its_shared_memory_have_a_unique_name(launch):
     command = launch().command()
     assert "--id=0123" in command
     assert "--backend-config=python,shm-region-prefix-name=triton_gateway_0123_" in command
 
 
-def test_server_allows_the_pings_of_the_engine(launch):
+def test_the_server_allows_frequent_pings(launch):
     assert "--grpc-http2-max-ping-strikes=0" in launch().command()
 
 

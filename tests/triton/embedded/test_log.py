@@ -22,26 +22,26 @@ def log_of(*pieces):
     return log
 
 
-def test_loaded_models_are_counted_wherever_the_bytes_are_cut():
+def test_loaded_models_are_found_in_split_output():
     assert log_of(LOADED[:30], LOADED[30:] + LOADED[:7]).loaded == ["ident"]
 
 
-def test_failed_models_explain_the_end():
+def test_failed_models_are_the_explanation():
     explanation = log_of(NOISE, FAILED, NOT_POLLED, IN_USE).explanation()
     assert explanation.startswith("model 'bad': Internal: ValueError: weights are missing\n\nAt:")
     assert explanation.endswith("model 'broken': ensemble input 'X' for ensemble X' is not used")
 
 
-def test_other_errors_explain_the_end_without_the_harmless_ones():
+def test_harmless_errors_are_not_in_the_explanation():
     assert log_of(NOISE, LOADED, IN_USE).explanation() == IN_USE.decode().strip()
 
 
-def test_latest_lines_explain_the_end_where_there_is_no_error():
+def test_without_errors_the_last_lines_are_the_explanation():
     assert log_of(LOADED).explanation() == LOADED.decode().strip()
     assert log_of().explanation() == "it wrote no log"
 
 
-def test_errors_are_relayed_as_errors_and_the_rest_as_debug(caplog):
+def test_errors_are_logged_as_errors_and_other_lines_as_debug(caplog):
     caplog.set_level(logging.DEBUG)
     log_of(NOISE, LOADED, FAILED)
     assert [(each.levelname, "weights" in each.message) for each in caplog.records] == [
@@ -50,7 +50,7 @@ def test_errors_are_relayed_as_errors_and_the_rest_as_debug(caplog):
     ]
 
 
-def test_line_without_end_is_cut(caplog):
+def test_an_endless_line_is_cut(caplog):
     caplog.set_level(logging.DEBUG)
     log = TritonLog()
     for _ in range(64):

@@ -8,12 +8,12 @@ DEBIAN_12 = Machine(system="Linux", architecture="x86_64", glibc=(2, 36), has_gl
 
 
 @pytest.mark.parametrize("machine", [DEBIAN_12, replace(DEBIAN_12, architecture="aarch64", glibc=(2, 35))])
-def test_fit_machine_is_not_refused(machine):
+def test_a_supported_machine_has_no_refusals(machine):
     assert refusals(machine) == []
 
 
 @pytest.mark.parametrize(
-    ("facts", "words"),
+    ("facts", "expected"),
     [
         ({"system": "Darwin"}, ["needs Linux", "Darwin", "--triton HOST:PORT"]),
         ({"architecture": "riscv64"}, ["x86_64 or aarch64", "riscv64", "--triton HOST:PORT"]),
@@ -22,16 +22,16 @@ def test_fit_machine_is_not_refused(machine):
         ({"has_glibcxx": False}, ["GLIBCXX_3.4.30", "apt-get install libstdc++6"]),
     ],
 )
-def test_each_lack_is_one_message_with_the_way_out(facts, words):
+def test_each_missing_requirement_has_a_message_with_a_remedy(facts, expected):
     (message,) = refusals(replace(DEBIAN_12, **facts))
-    assert all(word in message for word in words)
+    assert all(word in message for word in expected)
 
 
-def test_every_lack_is_named_at_once():
+def test_all_missing_requirements_are_reported_together():
     assert len(refusals(replace(DEBIAN_12, glibc=(2, 31), has_glibcxx=False))) == 2
 
 
-def test_the_machine_of_this_test_tells_its_facts():
+def test_here_reads_the_current_machine():
     here = Machine.here()
     assert here.system
     assert here.architecture

@@ -22,14 +22,14 @@ def add_model(tmp_path):
     return add_model
 
 
-def test_models_are_the_folders_in_order(add_model, tmp_path):
+def test_models_are_the_sorted_folders(add_model, tmp_path):
     for name in ("b", "a", ".git", "__pycache__"):
         add_model(name, COMPLETE)
     (tmp_path / "README.md").touch()
     assert ServedRepository.read(tmp_path).models == ("a", "b")
 
 
-def test_complete_configurations_need_no_completing(add_model, tmp_path):
+def test_complete_configurations_are_recognized(add_model, tmp_path):
     add_model("a", COMPLETE)
     add_model("b", COMPLETE.replace('backend: "python"', 'platform: "ensemble"'))
     assert ServedRepository.read(tmp_path).is_complete
@@ -46,7 +46,7 @@ def test_complete_configurations_need_no_completing(add_model, tmp_path):
         COMPLETE.replace("dims: [-1]", "", 1),
     ],
 )
-def test_one_incomplete_configuration_needs_completing(add_model, tmp_path, config):
+def test_one_incomplete_configuration_is_recognized(add_model, tmp_path, config):
     add_model("a", COMPLETE)
     add_model("b", config)
     assert not ServedRepository.read(tmp_path).is_complete
@@ -60,27 +60,27 @@ def test_one_incomplete_configuration_needs_completing(add_model, tmp_path, conf
         (None, "model.pt", "pytorch"),
     ],
 )
-def test_other_backend_is_refused_with_the_image_that_has_it(add_model, tmp_path, config, file, backend):
+def test_the_error_for_another_backend_names_the_triton_image(add_model, tmp_path, config, file, backend):
     add_model("detector", config, file)
     with pytest.raises(RepositoryUnservable) as refused:
         ServedRepository.read(tmp_path)
-    assert all(words in str(refused.value) for words in ("'detector'", f"'{backend}'", "tritonserver image"))
+    assert all(text in str(refused.value) for text in ("'detector'", f"'{backend}'", "tritonserver image"))
 
 
-def test_broken_configuration_is_refused_with_its_place(add_model, tmp_path):
+def test_the_error_for_an_invalid_configuration_has_its_place(add_model, tmp_path):
     add_model("a", COMPLETE + "\nnonsense: 1")
     with pytest.raises(RepositoryUnservable, match=r"'a'.*config.pbtxt.*nonsense"):
         ServedRepository.read(tmp_path)
 
 
-def test_missing_or_empty_repository_is_refused(tmp_path):
+def test_a_missing_or_empty_repository_is_an_error(tmp_path):
     with pytest.raises(RepositoryUnservable, match="no model repository"):
         ServedRepository.read(tmp_path / "absent")
     with pytest.raises(RepositoryUnservable, match="contains no models"):
         ServedRepository.read(tmp_path)
 
 
-def test_a_python_model_without_its_script_is_refused(add_model, tmp_path):
+def test_a_python_model_without_its_script_is_an_error(add_model, tmp_path):
     add_model("a", COMPLETE, file="other.py")
     with pytest.raises(RepositoryUnservable, match=r"Model 'a': .*/a/1/model\.py does not exist\."):
         ServedRepository.read(tmp_path)

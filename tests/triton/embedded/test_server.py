@@ -1,4 +1,4 @@
-"""The embedded server with the real Triton of the wheel, and a repository with one tiny model."""
+"""The embedded server: the real Triton of the wheel with one tiny model."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ from app.triton.embedded.server import EmbeddedTriton
 
 ROOT = Path(__file__).parents[3]
 
-# A gateway in small: it starts Triton, says so, and waits to be killed.
+# A minimal gateway: starts Triton, prints its address, and waits to be killed.
 GATEWAY = """
 import asyncio, sys
 from pathlib import Path
@@ -44,20 +44,20 @@ def gateway(options):
         process.kill()
 
 
-async def test_start_tells_its_progress_and_ends_ready(options, add_model, infer):
+async def test_start_reports_progress_until_all_models_are_ready(options, add_model, infer):
     add_model("second")
-    told = []
+    reported = []
     triton = EmbeddedTriton(options)
-    await triton.start(told.append)
+    await triton.start(reported.append)
     try:
         assert await infer(triton.grpc_url) == 0.0
     finally:
         await triton.stop()
-    assert told[0].total == 2
-    assert told[-1] == Loading(2, 2)
+    assert reported[0].total == 2
+    assert reported[-1] == Loading(2, 2)
 
 
-async def test_stop_cleans_up(options, traces_of):
+async def test_stop_removes_processes_and_files(options, traces_of):
     triton = EmbeddedTriton(options)
     await triton.start()
     traces = traces_of(triton.pid)
@@ -67,7 +67,7 @@ async def test_stop_cleans_up(options, traces_of):
     assert traces.are_gone()
 
 
-async def test_stop_of_a_busy_model_is_bounded(options, traces_of, busy):
+async def test_stopping_a_busy_model_takes_a_limited_time(options, traces_of, busy):
     triton = EmbeddedTriton(replace(options, exit_timeout_s=1))
     await triton.start()
     traces = traces_of(triton.pid)
@@ -78,7 +78,7 @@ async def test_stop_of_a_busy_model_is_bounded(options, traces_of, busy):
     assert traces.are_gone()
 
 
-async def test_terminal_signals_reach_neither_triton_nor_guard(triton, traces_of):
+async def test_triton_and_guard_get_no_terminal_signals(triton, traces_of):
     ours = os.getsid(0)
     assert all(os.getsid(each.pid) != ours for each in traces_of(triton.pid).processes())
 
@@ -91,7 +91,7 @@ async def test_a_killed_gateway_stops_a_busy_triton(gateway, traces_of, busy, ev
     await asyncio.to_thread(eventually, traces.are_gone)
 
 
-async def test_killed_triton_is_restarted_on_the_same_ports(triton, traces_of, infer, busy):
+async def test_a_killed_triton_is_restarted_on_the_same_ports(triton, traces_of, infer, busy):
     watch = asyncio.create_task(triton.watch())
     traces = traces_of(triton.pid)
     await busy(triton.grpc_url)
@@ -118,7 +118,7 @@ async def test_restart_replaces_a_stopped_triton(triton, traces_of, infer):
 
 
 async def test_an_unexpected_exception_ends_the_watch(triton, monkeypatch):
-    """The process supervises the watch, and would otherwise never hear of it."""
+    """The supervisor of the process handles the exception."""
 
     async def fail():
         raise ZeroDivisionError
@@ -150,7 +150,7 @@ async def test_stop_between_two_restarts_ends_the_watch(options):
     await asyncio.wait_for(watch, 1.0)
 
 
-async def test_restart_waits_for_a_port_that_is_stuck(options, infer, caplog):
+async def test_a_restart_waits_until_its_port_is_free(options, infer, caplog):
     triton = EmbeddedTriton(replace(options, longest_restart_s=0.2))
     await triton.start()
     port = int(triton.grpc_url.rpartition(":")[2])
@@ -171,13 +171,13 @@ async def test_a_port_of_another_process_is_reported(options):
         await EmbeddedTriton(replace(options, ports=ports)).start()
 
 
-async def test_model_that_does_not_load_is_named_with_its_reason(options, add_model, tmp_path):
+async def test_the_error_has_the_reason_of_a_failed_model(options, add_model, tmp_path):
     add_model("broken", initialize='raise ValueError("the weights are missing")')
     with pytest.raises(StartFailed, match=r"(?s)model 'broken'.*ValueError: the weights are missing"):
         await EmbeddedTriton(options).start()
 
 
-async def test_ensemble_that_does_not_fit_is_named_with_its_reason(options, add_model):
+async def test_the_error_has_the_reason_of_an_invalid_ensemble(options, add_model):
     step = (
         'model_name: "ident" model_version: -1 input_map { key: "NOPE" value: "X" } output_map { key: "Y" value: "Y" }'
     )
@@ -191,13 +191,13 @@ async def test_ensemble_that_does_not_fit_is_named_with_its_reason(options, add_
         await EmbeddedTriton(options).start()
 
 
-async def test_backend_of_the_sidecar_image_is_refused(options, add_model):
+async def test_another_backend_is_an_error(options, add_model):
     add_model("detector", config='backend: "onnxruntime"')
     with pytest.raises(RepositoryUnservable, match="detector"):
         await EmbeddedTriton(options).start()
 
 
-async def test_a_slow_model_ends_the_start_in_time(options, add_model):
+async def test_a_slow_model_ends_the_start_with_a_timeout(options, add_model):
     add_model("slow", initialize="time.sleep(600)")
     started = []
     triton = EmbeddedTriton(replace(options, start_timeout_s=2.0, exit_timeout_s=1))

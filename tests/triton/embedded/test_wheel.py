@@ -16,56 +16,56 @@ def venv(tmp_path, models_venv):
 
 
 @pytest.fixture
-def pretend(venv):
-    """Make a distribution look installed."""
+def install(venv):
+    """Adds metadata that makes a distribution look installed."""
 
-    def pretend(name: str, version: str) -> None:
+    def install(name: str, version: str) -> None:
         (site_packages,) = venv.glob("lib/python3.*/site-packages")
         folder = site_packages / f"{name.replace('-', '_')}-{version}.dist-info"
         folder.mkdir()
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
-    return pretend
+    return install
 
 
-def test_environment_of_the_models_is_fit(models_venv):
+def test_the_environment_of_the_models_is_usable(models_venv):
     environment = ModelEnvironment.of(models_venv)
     assert environment.executable.is_file()
     assert environment.python.runs_models
 
 
-def test_backend_is_linked_with_the_stub_of_the_interpreter(models_venv, tmp_path):
+def test_the_backend_is_linked_with_the_matching_stub(models_venv, tmp_path):
     ModelEnvironment.of(models_venv).link_backends(tmp_path / "backends")
     linked = {each.name: each.resolve() for each in (tmp_path / "backends" / "python").iterdir()}
     assert {"libtriton_python.so", "triton_python_backend_utils.py", "triton_python_backend_stub"} <= linked.keys()
     assert all(each.is_file() for each in linked.values())
 
 
-def test_numpy_2_is_refused(venv, pretend):
-    pretend("nvidia-pytriton", "0.7.0")
-    pretend("numpy", "2.1.3")
+def test_numpy_2_is_an_error(venv, install):
+    install("nvidia-pytriton", "0.7.0")
+    install("numpy", "2.1.3")
     with pytest.raises(ModelEnvironmentUnfit, match=r"numpy 2\.1\.3.*corrupts.*numpy<2"):
         ModelEnvironment.of(venv)
 
 
-def test_missing_numpy_is_refused(venv):
+def test_missing_numpy_is_an_error(venv):
     with pytest.raises(ModelEnvironmentUnfit, match="has no numpy, and it does not hold the wheel") as caught:
         ModelEnvironment.of(venv)
     assert f"Run `{venv}/bin/python3 -m pip install 'numpy<2' 'nvidia-pytriton==0.7.0'`." in str(caught.value)
 
 
-def test_missing_wheel_is_refused(venv, pretend):
-    pretend("numpy", "1.26.4")
+def test_a_missing_wheel_is_an_error(venv, install):
+    install("numpy", "1.26.4")
     with pytest.raises(ModelEnvironmentUnfit, match="does not hold the wheel"):
         ModelEnvironment.of(venv)
 
 
-def test_missing_environment_is_refused_with_the_way_out(tmp_path):
+def test_the_error_for_a_missing_environment_has_a_remedy(tmp_path):
     with pytest.raises(ModelEnvironmentUnfit, match=r"make run.*pip install '\.\[embedded\]'"):
         ModelEnvironment.of(tmp_path)
 
 
-def test_python_that_the_wheel_has_no_stub_for_is_refused(tmp_path):
+def test_a_python_without_a_stub_in_the_wheel_is_an_error(tmp_path):
     python = tmp_path / "bin" / "python3"
     python.parent.mkdir()
     python.write_text("#!/bin/sh\necho '[[3, 13], \"/usr/lib\"]'\n")
@@ -74,7 +74,7 @@ def test_python_that_the_wheel_has_no_stub_for_is_refused(tmp_path):
         ModelEnvironment.of(tmp_path)
 
 
-def test_the_packages_are_those_of_the_extra_and_of_the_lock(pytestconfig):
+def test_packages_match_the_extra_and_the_lock(pytestconfig):
     extra = tomllib.loads((pytestconfig.rootpath / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     wheel = extra["embedded"][0].partition(";")[0]
     assert f"'{wheel}'" in PACKAGES

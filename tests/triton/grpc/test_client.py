@@ -1,4 +1,4 @@
-"""The client against servers that break the rules: each call ends with an RpcError, and the next one works."""
+"""The client with servers that violate the protocol: each call ends with an RpcError, and the next call works."""
 
 import asyncio
 import gc
@@ -49,7 +49,7 @@ def answer(stream_id: int, content: bytes = b"fine") -> bytes:
 
 @asynccontextmanager
 async def server(*talks: Talk) -> AsyncIterator[str]:
-    """Each connection is served by the next of ``talks``, the last of them again and again."""
+    """Serves each connection with the next of ``talks``. The last one serves all further connections."""
     left = list(talks)
     running: set[asyncio.Task[None]] = set()
 
@@ -87,7 +87,7 @@ async def error_of(opened: Client, timeout_s: float = 10.0) -> RpcError:
 
 
 async def request(reader: asyncio.StreamReader) -> int:
-    """Reads the preface, then frames until a request has ended; the id of its stream."""
+    """Reads the preface, and frames until the end of a request. Returns the id of its stream."""
     if (await reader.readexactly(3)) == b"PRI":
         await reader.readexactly(len(frames.PREFACE) - 3)
     buffer = FrameBuffer(2**24)
@@ -98,7 +98,7 @@ async def request(reader: asyncio.StreamReader) -> int:
 
 
 def replying(*parts: bytes, cut: int = 0) -> Talk:
-    """Answers the first request with bytes in which stream 1 is meant; ``cut``: sent in pieces of this many bytes."""
+    """Answers the first request (stream 1) with these bytes, in pieces of ``cut`` bytes if it is given."""
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await request(reader)
@@ -115,12 +115,12 @@ def replying(*parts: bytes, cut: int = 0) -> Talk:
 GOOD = replying(answer(1))
 
 
-async def test_a_good_answer() -> None:
+async def test_a_valid_answer() -> None:
     async with server(GOOD) as url:
         assert await called(client(url)) == b"fine"
 
 
-async def test_an_answer_cut_at_every_byte() -> None:
+async def test_an_answer_sent_byte_by_byte() -> None:
     async with server(replying(answer(1, b"fine" * 100), cut=1)) as url:
         assert await called(client(url)) == b"fine" * 100
 
@@ -162,12 +162,12 @@ async def test_an_answer_cut_at_every_byte() -> None:
         ([b"\xff" * 64], "UNAVAILABLE"),
     ],
 )  # fmt: skip
-async def test_a_broken_answer_is_an_error_and_the_next_call_works(parts: list[bytes], code: str) -> None:
+async def test_after_an_invalid_answer_the_next_call_works(parts: list[bytes], code: str) -> None:
     async def broken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await request(reader)
         writer.write(SETTINGS + b"".join(parts))
         if (await reader.read(1)) and code != "UNAVAILABLE":
-            # The connection stays: the next request is answered on it.
+            # The connection stays open for the next request.
             while True:
                 writer.write(answer(3))
                 await asyncio.sleep(0.05)
@@ -210,7 +210,7 @@ async def test_a_call_on_a_lost_connection_may_have_been_processed() -> None:
         assert await called(opened) == b"fine"
 
 
-async def test_a_silent_server_costs_the_deadline() -> None:
+async def test_a_silent_server_causes_deadline_exceeded() -> None:
     async def silent(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
         await reader.read()
         await asyncio.sleep(3600)
@@ -219,7 +219,7 @@ async def test_a_silent_server_costs_the_deadline() -> None:
         assert (await error_of(client(url), timeout_s=0.2)).code == "DEADLINE_EXCEEDED"
 
 
-async def test_a_ping_without_an_answer_ends_the_connection() -> None:
+async def test_an_unanswered_ping_closes_the_connection() -> None:
     async def stopped(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await request(reader)
         writer.write(SETTINGS)
@@ -233,12 +233,12 @@ async def test_a_ping_without_an_answer_ends_the_connection() -> None:
         assert await called(opened) == b"fine"
 
 
-async def test_the_servers_limit_of_streams_is_kept() -> None:
+async def test_the_stream_limit_of_the_server_is_respected() -> None:
     one_at_a_time = frame_bytes(frames.SETTINGS, 0, 0, struct.pack(">HI", 3, 1))
-    open_now, most = 0, 0
+    open_now, peak = 0, 0
 
     async def limited(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal open_now, most
+        nonlocal open_now, peak
         writer.write(one_at_a_time)
         await reader.readexactly(len(frames.PREFACE))
         buffer = FrameBuffer(2**24)
@@ -246,7 +246,7 @@ async def test_the_servers_limit_of_streams_is_kept() -> None:
             for frame in buffer.frames(data):
                 if frame.kind == frames.HEADERS:
                     open_now += 1
-                    most = max(most, open_now)
+                    peak = max(peak, open_now)
                 if frame.kind == frames.DATA and frame.flags & frames.END_STREAM:
                     await asyncio.sleep(0.01)
                     open_now -= 1
@@ -256,7 +256,7 @@ async def test_the_servers_limit_of_streams_is_kept() -> None:
         opened = client(url)
         assert await called(opened) == b"fine"
         assert await asyncio.gather(*(called(opened) for _ in range(8))) == [b"fine"] * 8
-        assert most == 1
+        assert peak == 1
 
 
 async def test_a_cancelled_call_makes_room_for_the_next() -> None:
@@ -280,7 +280,7 @@ async def test_a_cancelled_call_makes_room_for_the_next() -> None:
         assert await asyncio.wait_for(second, 5.0) == b"fine"
 
 
-async def test_the_time_of_a_wait_for_room_counts_for_the_deadline() -> None:
+async def test_waiting_for_a_stream_counts_against_the_deadline() -> None:
     one_at_a_time = frame_bytes(frames.SETTINGS, 0, 0, struct.pack(">HI", 3, 1))
     blocks: list[bytes] = []
 
@@ -303,7 +303,7 @@ async def test_the_time_of_a_wait_for_room_counts_for_the_deadline() -> None:
     assert 0 < sent_ms <= 300
 
 
-async def test_the_deadline_passes_while_the_connection_is_made() -> None:
+async def test_the_deadline_can_pass_while_connecting() -> None:
     async def silent(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
         await reader.read()
         await asyncio.sleep(3600)
@@ -314,7 +314,7 @@ async def test_the_deadline_passes_while_the_connection_is_made() -> None:
         assert (error.code, error.was_sent) == ("DEADLINE_EXCEEDED", False)
 
 
-async def test_a_call_that_waits_for_room_moves_to_the_next_connection() -> None:
+async def test_a_waiting_call_moves_to_the_next_connection() -> None:
     one_at_a_time = frame_bytes(frames.SETTINGS, 0, 0, struct.pack(">HI", 3, 1))
     may_close = asyncio.Event()
 
@@ -334,7 +334,7 @@ async def test_a_call_that_waits_for_room_moves_to_the_next_connection() -> None
         assert await asyncio.wait_for(second, 5.0) == b"fine"
 
 
-async def test_the_window_is_opened_for_the_whole_of_a_large_response() -> None:
+async def test_the_window_grows_for_a_large_response() -> None:
     content = bytes(range(256)) * 4000
 
     async def large(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -367,7 +367,7 @@ async def test_a_cancelled_call_logs_nothing() -> None:
     assert reports == []
 
 
-async def test_between_attempts_to_connect_calls_fail_at_once() -> None:
+async def test_calls_fail_at_once_between_connection_attempts() -> None:
     opened = client("127.0.0.1:1")
     first, second = await error_of(opened), await error_of(opened)
     assert (first.was_sent, second.was_sent) == (False, False)
@@ -375,7 +375,7 @@ async def test_between_attempts_to_connect_calls_fail_at_once() -> None:
     assert second.details == "no connection to 127.0.0.1:1"
 
 
-async def test_a_lost_connection_writes_no_further_call() -> None:
+async def test_no_call_is_written_to_a_lost_connection() -> None:
     class Recording(asyncio.Transport):
         def __init__(self) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""Frames come out as they went in, however the bytes are cut."""
+"""Frames are decoded correctly, wherever the bytes are split."""
 
 import pytest
 from hypothesis import given
@@ -17,7 +17,7 @@ def joined(frames: list[Frame]) -> bytes:
 
 
 @given(FRAMES, st.data())
-def test_any_cut_gives_the_same_frames(frames: list[Frame], data: st.DataObject) -> None:
+def test_frames_do_not_depend_on_the_split(frames: list[Frame], data: st.DataObject) -> None:
     text, buffer, found = joined(frames), FrameBuffer(LIMIT), []
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
@@ -25,7 +25,7 @@ def test_any_cut_gives_the_same_frames(frames: list[Frame], data: st.DataObject)
     assert found == frames
 
 
-def test_one_byte_at_a_time() -> None:
+def test_frames_are_decoded_byte_by_byte() -> None:
     frames = [Frame(0, 1, 3, b"abc"), Frame(6, 0, 0, b"")]
     buffer, found = FrameBuffer(LIMIT), []
     for byte in joined(frames):
@@ -39,6 +39,6 @@ def test_the_reserved_bit_of_a_stream_id_is_ignored() -> None:
     assert [frame.stream_id for frame in FrameBuffer(LIMIT).frames(bytes(data))] == [1]
 
 
-def test_a_frame_over_the_limit_is_refused_at_its_header() -> None:
+def test_a_large_frame_is_rejected_at_its_header() -> None:
     with pytest.raises(FrameTooLarge):
         list(FrameBuffer(LIMIT).frames(frame_bytes(0, 0, 1, b"x" * (LIMIT + 1))[:9]))

@@ -1,4 +1,4 @@
-"""Messages come out as they went in, however the body is cut."""
+"""Messages are decoded correctly, wherever the body is split."""
 
 import pytest
 from hypothesis import given
@@ -16,7 +16,7 @@ def framed(message: bytes) -> bytes:
 
 
 @given(MESSAGES, st.data())
-def test_any_cut_gives_the_same_messages(messages: list[bytes], data: st.DataObject) -> None:
+def test_messages_do_not_depend_on_the_split(messages: list[bytes], data: st.DataObject) -> None:
     body, reader, found = b"".join(map(framed, messages)), MessageReader(LIMIT), []
     cuts = sorted(data.draw(st.lists(st.integers(0, len(body)), max_size=12)))
     for start, end in zip([0, *cuts], [*cuts, len(body)], strict=True):
@@ -26,7 +26,7 @@ def test_any_cut_gives_the_same_messages(messages: list[bytes], data: st.DataObj
     assert reader.missing == PREFIX_BYTES
 
 
-def test_the_missing_bytes_are_known_once_the_prefix_is() -> None:
+def test_the_prefix_gives_the_number_of_missing_bytes() -> None:
     reader = MessageReader(LIMIT)
     for piece, missing in ((b"\0\0", 3), (b"\0\0\x0a", 10), (b"", 10), (b"1234", 6)):
         assert list(reader.messages(piece)) == []
@@ -34,7 +34,7 @@ def test_the_missing_bytes_are_known_once_the_prefix_is() -> None:
 
 
 @pytest.mark.parametrize("prefix", [b"\x01\0\0\0\x01x", b"\0\0\0\0\x41"])
-def test_the_messages_before_a_broken_message_come_first(prefix: bytes) -> None:
+def test_messages_before_an_invalid_message_are_returned(prefix: bytes) -> None:
     messages = MessageReader(LIMIT).messages(framed(b"good") + prefix)
     assert next(messages) == b"good"
     with pytest.raises(RpcError):

@@ -1,4 +1,4 @@
-"""The client's side of HTTP/2 against an independent implementation (h2), and against a peer that breaks the rules."""
+"""The client side of HTTP/2, tested with an independent implementation (h2) and with a peer that breaks the rules."""
 
 import struct
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ OK = b"\x88"
 
 
 class Peer:
-    """A server by h2, joined to a session without a network."""
+    """A server of h2, connected to a session without a network."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -54,7 +54,7 @@ class Peer:
             events += self.session.receive(to_client)
 
     def received(self, stream_id: int) -> bytes:
-        """The body that the server got, all of it acknowledged."""
+        """Returns the body that the server received, and acknowledges it."""
         found = [each for each in self.seen if isinstance(each, h2.events.DataReceived) and each.stream_id == stream_id]
         self.seen = [each for each in self.seen if each not in found]
         for event in found:
@@ -104,7 +104,7 @@ def test_a_request_and_its_response(session: Session, peer: Peer) -> None:
     assert len(session) == 0
 
 
-def test_stream_ids_are_odd_and_grow(session: Session, peer: Peer) -> None:
+def test_stream_ids_are_odd_and_increase(session: Session, peer: Peer) -> None:
     assert [session.open(REQUEST, b"") for _ in range(3)] == [1, 3, 5]
     peer.exchange()
     assert len([event for event in peer.seen if isinstance(event, h2.events.RequestReceived)]) == 3
@@ -114,13 +114,13 @@ def test_a_large_body_waits_for_the_servers_windows(session: Session, peer: Peer
     body = bytes(range(256)) * 4096  # 1 MiB; the server's windows are 65,535 bytes
     stream_id = session.open(REQUEST, body)
     assert not session.is_sent(stream_id)
-    got = b""
+    received = b""
     for _ in range(100):
         peer.exchange()
-        got += peer.received(stream_id)
-        if len(got) == len(body):
+        received += peer.received(stream_id)
+        if len(received) == len(body):
             break
-    assert got == body
+    assert received == body
     assert session.is_sent(stream_id)
 
 
@@ -160,14 +160,14 @@ def test_a_cancelled_stream_is_reset_and_ignored(session: Session, peer: Peer) -
     assert len(session) == 0
 
 
-def test_the_server_resets_a_stream(session: Session, peer: Peer) -> None:
+def test_a_reset_by_the_server_is_an_event(session: Session, peer: Peer) -> None:
     stream_id = session.open(REQUEST, b"")
     peer.exchange()
     peer.server.reset_stream(stream_id, 2)
     assert peer.exchange() == [StreamReset(stream_id, 2)]
 
 
-def test_pings_both_ways(session: Session, peer: Peer) -> None:
+def test_pings_are_acknowledged_in_both_directions(session: Session, peer: Peer) -> None:
     session.ping(b"12345678")
     peer.server.ping(b"abcdefgh")
     assert peer.exchange() == [PingAcknowledged(b"12345678")]
@@ -184,7 +184,7 @@ def test_goaway_names_the_streams_that_were_not_processed(session: Session, peer
     assert len(session) == 1
 
 
-def test_the_servers_settings_are_followed(session: Session, peer: Peer) -> None:
+def test_the_settings_of_the_server_are_applied(session: Session, peer: Peer) -> None:
     peer.server.update_settings({3: 7, 4: 1_000_000, 5: 100_000})
     peer.exchange()
     assert session.max_concurrent_streams == 7
@@ -200,7 +200,7 @@ def test_repeated_header_blocks_are_decoded_once(session: Session) -> None:
     assert len({id(each.headers) for each in found if isinstance(each, HeadersReceived)}) == 1
 
 
-def test_padding_priority_and_continuation(session: Session) -> None:
+def test_padding_priority_and_continuation_are_decoded(session: Session) -> None:
     stream_id = session.open(REQUEST, b"")
     head = b"\x02" + b"\0" * 5 + OK[:0] + b"\0\0"
     flags = frames.PADDED | frames.HAS_PRIORITY
@@ -264,7 +264,7 @@ def hostile() -> Iterator[tuple[str, bytes]]:
 
 
 @pytest.mark.parametrize("data", [data for _, data in hostile()], ids=[name for name, _ in hostile()])
-def test_a_peer_that_breaks_the_protocol_ends_the_connection(session: Session, data: bytes) -> None:
+def test_a_protocol_violation_closes_the_connection(session: Session, data: bytes) -> None:
     session.open(REQUEST, b"")
     with pytest.raises(ConnectionFailed):
         list(session.receive(data))
@@ -277,7 +277,7 @@ def test_a_stream_over_its_window_is_reset(session: Session) -> None:
     assert len(session) == 0
 
 
-def test_headers_over_the_limit_reset_their_stream_alone(session: Session) -> None:
+def test_headers_over_the_limit_reset_only_their_stream(session: Session) -> None:
     first, second = session.open(REQUEST, b""), session.open(REQUEST, b"")
     large = frame_bytes(frames.HEADERS, 0, first, OK) + frame_bytes(frames.CONTINUATION, 0, first, bytes(10_000)) * 7
     rest = frame_bytes(frames.CONTINUATION, frames.END_HEADERS, first)
@@ -294,7 +294,7 @@ def test_a_streams_window_over_2_31_resets_the_stream(session: Session) -> None:
     assert events_of(session, data) == [StreamReset(stream_id, 3, "malformed WINDOW_UPDATE")]
 
 
-def test_a_window_of_zero_holds_the_body_back(session: Session) -> None:
+def test_a_window_of_zero_delays_the_body(session: Session) -> None:
     zero = frame_bytes(frames.SETTINGS, 0, 0, struct.pack(">HI", 4, 0))
     assert list(session.receive(zero)) == []
     session.take_output()
@@ -311,7 +311,7 @@ def test_an_empty_body_needs_no_window(session: Session) -> None:
     assert sent(session).endswith(frame_bytes(frames.DATA, frames.END_STREAM, stream_id))
 
 
-def test_a_response_before_the_whole_request_stops_the_request(session: Session) -> None:
+def test_an_early_response_stops_the_request(session: Session) -> None:
     list(session.receive(SETTINGS))
     stream_id = session.open(REQUEST, b"x" * 1_000_000)
     session.take_output()

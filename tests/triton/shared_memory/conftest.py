@@ -16,7 +16,7 @@ from tests.triton.shared_memory.stage import CONFIG, FIXED, MIB, Observed, Stage
 
 @pytest.fixture
 def own_files(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Path]]:
-    """The files of this test only, because other gateways on the machine use the same folder."""
+    """Returns the files of this test only, because other gateways on the machine use the same folder."""
     prefix = f"lane_test_{secrets.token_hex(8)}_"
     monkeypatch.setattr(owner, "PREFIX", prefix)
     return lambda: list(SHARED_MEMORY.glob(f"{prefix}*"))

@@ -38,7 +38,7 @@ class Observed:
 
 
 class Stage:
-    """An engine with a lane of 4 MiB before a fake Triton."""
+    """An engine with a lane of 4 MiB in front of a fake Triton."""
 
     def __init__(self, triton: FakeTriton, lane: Lane, engine: TritonEngine, observed: Observed) -> None:
         self.triton, self.lane, self.engine, self.observed = triton, lane, engine, observed
@@ -57,7 +57,7 @@ def numbers(value: float, count: int = LARGE, name: str = "X") -> Tensor:
 
 
 def sum_of(triton: FakeTriton):  # type: ignore[no-untyped-def]
-    """A model whose output Y is the sum of its input, as often as the client asked for."""
+    """Returns a model whose outputs are filled with the sum of its input."""
 
     async def unary(request: pb.ModelInferRequest, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:
         tensor = request.inputs[0]
@@ -86,7 +86,7 @@ def _write(
 
 
 def seen_by(triton: FakeTriton) -> list[bytes]:
-    """The shared bytes of the first input of each call from now on."""
+    """Returns a list that receives the shared bytes of the first input of each call."""
     seen: list[bytes] = []
 
     async def unary(request: pb.ModelInferRequest, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:
@@ -111,7 +111,7 @@ def failing(code: grpc.StatusCode):  # type: ignore[no-untyped-def]
 
 
 def not_found_or(triton: FakeTriton):  # type: ignore[no-untyped-def]
-    """Fails like Triton for a request with a region that is not registered."""
+    """Returns a model that fails like Triton for an unregistered region."""
     answer = sum_of(triton)
 
     async def unary(request: pb.ModelInferRequest, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:

@@ -1,4 +1,4 @@
-"""Bodies that are received into regions: the tensor is in its place before the call."""
+"""Bodies that are received directly into regions, so that their tensors need no copy."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ from app.domain.tensor_memory import ELEMENT
 from tests.triton.shared_memory.stage import LARGE_BYTES, MIB, Stage, never, not_found_or, numbers, seen_by
 
 ROOM = MIB - 1024
-"""A body of this size fits into a region of 1 MiB."""
+"""The size of a body that fits into a region of 1 MiB."""
 
 
 def file_of(content: bytes | memoryview) -> Tensor:
@@ -31,12 +31,12 @@ def body_of(stage: Stage, content: bytes) -> memoryview:
 
 @pytest.fixture
 async def seen(stage: Stage) -> list[bytes]:
-    """The input that the model reads, after a first call that leaves a free region of 1 MiB."""
+    """The inputs that the model reads; a first call has created a free region of 1 MiB."""
     await stage.infer(numbers(1, MIB // 4))
     return seen_by(stage.triton)
 
 
-async def test_a_body_is_read_where_it_was_received(stage: Stage, seen: list[bytes]) -> None:
+async def test_a_body_is_read_in_place(stage: Stage, seen: list[bytes]) -> None:
     for content in (b"a" * ROOM, b"b" * LARGE_BYTES):
         body = body_of(stage, content)
         await stage.infer(file_of(body))
@@ -48,7 +48,7 @@ async def test_a_body_is_read_where_it_was_received(stage: Stage, seen: list[byt
     assert stage.observed.ways == ["shared_memory"] * 3
 
 
-async def test_a_body_next_to_a_large_tensor_has_its_own_region(stage: Stage, seen: list[bytes]) -> None:
+async def test_a_body_and_a_large_tensor_have_different_regions(stage: Stage, seen: list[bytes]) -> None:
     body = body_of(stage, b"a" * ROOM)
     await stage.infer(file_of(body), numbers(2))
     assert seen == [raw(b"a" * ROOM)]
@@ -78,7 +78,7 @@ async def test_aligned_numbers_after_a_header_are_read_in_place(
     assert stage.triton.shared.registered == regions
 
 
-async def test_numbers_in_another_order_and_small_ones_are_copied(stage: Stage, seen: list[bytes]) -> None:
+async def test_reordered_and_small_arrays_are_copied(stage: Stage, seen: list[bytes]) -> None:
     body = stage.lane.bodies.take(ROOM, 0)
     assert body is not None
     body[:] = bytes(range(256)) * (ROOM // 256)
@@ -91,15 +91,15 @@ async def test_numbers_in_another_order_and_small_ones_are_copied(stage: Stage, 
 
 
 class TestLimits:
-    async def test_a_small_body_gets_none(self, stage: Stage, seen: list[bytes]) -> None:
+    async def test_a_small_body_gets_no_region(self, stage: Stage, seen: list[bytes]) -> None:
         assert stage.lane.bodies.take(LARGE_BYTES - 1, ELEMENT) is None
 
-    async def test_a_body_that_no_free_region_holds_gets_none(self, stage: Stage, seen: list[bytes]) -> None:
+    async def test_a_body_gets_no_region_if_none_is_large_enough(self, stage: Stage, seen: list[bytes]) -> None:
         assert stage.lane.bodies.take(MIB, ELEMENT) is None
         body_of(stage, b"a" * ROOM)
         assert stage.lane.bodies.take(ROOM, ELEMENT) is None
 
-    async def test_bodies_hold_at_most_half_of_the_lane(self, stage: Stage) -> None:
+    async def test_bodies_use_at_most_half_of_the_lane(self, stage: Stage) -> None:
         await asyncio.gather(*(stage.infer(numbers(1, MIB // 4)) for _ in range(4)))
         bodies = [stage.lane.bodies.take(ROOM, ELEMENT) for _ in range(4)]
         assert [body is None for body in bodies] == [False, False, True, True]
@@ -108,7 +108,7 @@ class TestLimits:
 
 
 class TestQuarantine:
-    async def test_a_body_that_triton_may_still_read_is_not_overwritten(self, stage: Stage, seen: list[bytes]) -> None:
+    async def test_a_body_in_use_by_triton_is_not_overwritten(self, stage: Stage, seen: list[bytes]) -> None:
         body = body_of(stage, b"a" * ROOM)
         stage.triton.unary = never
         with pytest.raises(DeadlineExceeded):

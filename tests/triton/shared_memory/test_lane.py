@@ -1,4 +1,4 @@
-"""The lane over a real wire: a gRPC server that maps the regions as Triton does."""
+"""The lane with a real gRPC server that maps the regions like Triton."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from app.triton.shared_memory.layout import LARGE_BYTES
 from tests.triton.shared_memory.stage import LARGE, Stage, failing, never, not_found_or, numbers, seen_by, sum_of
 
 
-async def test_a_large_input_travels_through_shared_memory(stage: Stage) -> None:
+async def test_a_large_input_is_sent_through_shared_memory(stage: Stage) -> None:
     response = await stage.infer(numbers(1))
     assert response.outputs["Y"].array.tolist() == [LARGE]
     (request,) = stage.triton.requests
@@ -29,7 +29,7 @@ async def test_a_small_input_of_the_same_request_uses_grpc(stage: Stage) -> None
     assert not request.inputs[1].parameters
 
 
-async def test_a_small_request_is_not_touched(stage: Stage) -> None:
+async def test_a_small_request_does_not_use_the_lane(stage: Stage) -> None:
     await stage.infer(numbers(1, 4))
     assert stage.observed.ways == []
     assert stage.triton.shared.registered == 0
@@ -42,42 +42,42 @@ async def test_bytes_are_written_with_their_lengths(stage: Stage) -> None:
     assert seen == [b"".join(len(each).to_bytes(4, "little") + each for each in elements)]
 
 
-async def test_an_array_of_any_order_is_written_in_the_order_it_reads(stage: Stage) -> None:
+async def test_an_array_of_any_memory_order_is_written_row_by_row(stage: Stage) -> None:
     seen = seen_by(stage.triton)
     array = np.arange(2 * LARGE, dtype=np.float32).reshape(2, LARGE).T
     await stage.infer(Tensor("X", "FP32", array))
     assert seen == [array.tobytes()]
 
 
-async def test_an_output_of_fixed_size_comes_through_shared_memory(stage: Stage) -> None:
+async def test_an_output_of_fixed_size_uses_shared_memory(stage: Stage) -> None:
     outputs = (await stage.infer(numbers(2), model="fixed")).outputs
     assert set(outputs) == {"Y", "Z"}
     assert outputs["Y"].array.tolist() == [2 * LARGE] * LARGE
     assert outputs["Z"].array.tolist() == [2 * LARGE]
 
 
-async def test_an_output_outlives_the_next_call(stage: Stage) -> None:
+async def test_an_output_is_not_changed_by_the_next_call(stage: Stage) -> None:
     first = await stage.infer(numbers(1), model="fixed")
     await stage.infer(numbers(2), model="fixed")
     assert first.outputs["Y"].array[0] == LARGE
     assert stage.triton.shared.registered == 1
 
 
-async def test_calls_one_after_the_other_share_a_region(stage: Stage) -> None:
+async def test_consecutive_calls_share_a_region(stage: Stage) -> None:
     for value in (1, 2, 3):
         assert (await stage.infer(numbers(value))).outputs["Y"].array.tolist() == [value * LARGE]
     assert stage.triton.shared.registered == 1
     assert stage.observed.bytes == (LARGE_BYTES, 0, 0)
 
 
-async def test_calls_at_the_same_time_have_regions_of_their_own(stage: Stage) -> None:
+async def test_concurrent_calls_have_different_regions(stage: Stage) -> None:
     responses = await asyncio.gather(*(stage.infer(numbers(value)) for value in range(8)))
     assert [response.outputs["Y"].array[0] for response in responses] == [value * LARGE for value in range(8)]
     names = [request.inputs[0].parameters["shared_memory_region"].string_param for request in stage.triton.requests]
     assert len(set(names)) == len(names)
 
 
-async def test_no_file_stays_while_a_region_is_used(stage: Stage, own_files: Callable[[], list[Path]]) -> None:
+async def test_a_registered_region_has_no_file(stage: Stage, own_files: Callable[[], list[Path]]) -> None:
     await stage.infer()
     assert [path.suffix for path in own_files()] == [".lock"]
 
@@ -99,7 +99,7 @@ class TestLimit:
 
 
 class TestQuarantine:
-    async def test_a_region_is_not_used_again_while_triton_may_use_it(self, stage: Stage) -> None:
+    async def test_a_region_in_use_by_triton_is_not_reused(self, stage: Stage) -> None:
         answering = stage.triton.unary
         stage.triton.unary = never
         with pytest.raises(DeadlineExceeded):
@@ -118,7 +118,7 @@ class TestQuarantine:
         await stage.until(lambda: stage.observed.bytes == (LARGE_BYTES, 0, 0))
         assert abandoned not in stage.triton.shared.regions
 
-    async def test_a_cancelled_call_leaves_its_region_in_quarantine(self, stage: Stage) -> None:
+    async def test_the_region_of_a_cancelled_call_is_quarantined(self, stage: Stage) -> None:
         stage.triton.unary = never
         call = asyncio.create_task(stage.infer())
         await stage.until(lambda: len(stage.triton.requests) == 1)
@@ -133,7 +133,7 @@ class TestQuarantine:
         assert stage.observed.bytes == (LARGE_BYTES, 0, 0)
 
     @pytest.mark.parametrize("code", [grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN])
-    async def test_an_error_that_grpc_may_have_made_does_not(self, stage: Stage, code: grpc.StatusCode) -> None:
+    async def test_an_error_of_grpc_itself_quarantines_the_region(self, stage: Stage, code: grpc.StatusCode) -> None:
         stage.triton.unary = failing(code)
         with pytest.raises(GatewayError):
             await stage.infer()
@@ -149,8 +149,8 @@ class TestQuarantine:
         assert (await stage.infer(numbers(1, 4 * LARGE))).outputs["Y"].array.tolist() == [4 * LARGE]
         assert stage.observed.ways == ["shared_memory", "shared_memory", "full"]
 
-    async def test_an_old_triton_is_never_asked_to_unregister(self, stage: Stage) -> None:
-        """Before 2.50 it would unmap a region that a model still uses, and crash."""
+    async def test_regions_of_an_old_triton_are_not_unregistered(self, stage: Stage) -> None:
+        """Triton before 2.50 would unmap a region that a model still uses, and crash."""
         stage.triton.shared.version = "2.49.0"
         stage.triton.unary = never
         with pytest.raises(DeadlineExceeded):
@@ -162,14 +162,14 @@ class TestQuarantine:
 
 
 class TestFallback:
-    async def test_a_refused_registration_is_logged_once(self, stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_a_failed_registration_is_logged_once(self, stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
         stage.triton.shared.refusal = "Unable to open shared memory region: '/x'"
         for value in (1, 2):
             assert (await stage.infer(numbers(value))).outputs["Y"].array.tolist() == [value * LARGE]
         assert stage.observed.ways == ["unavailable", "unavailable"]
         assert caplog.text.count("no shared memory for large tensors") == 1
 
-    async def test_it_is_tried_again(
+    async def test_a_failed_registration_is_retried(
         self, stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         stage.triton.shared.refusal = "Unable to open shared memory region: '/x'"
@@ -181,7 +181,7 @@ class TestFallback:
         assert stage.observed.ways == ["unavailable", "shared_memory"]
         assert "sent through shared memory" in caplog.text
 
-    async def test_no_room_is_a_reason(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_a_full_file_system_means_unavailable(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
         def full(*_: object) -> None:
             raise OSError(28, "No space left on device")
 
@@ -189,7 +189,7 @@ class TestFallback:
         await stage.infer()
         assert stage.observed.ways == ["unavailable"]
 
-    async def test_a_triton_that_was_started_again_costs_no_request(self, stage: Stage) -> None:
+    async def test_no_request_fails_after_a_restart_of_triton(self, stage: Stage) -> None:
         await stage.infer()
         stage.triton.shared.forget()
         stage.triton.unary = not_found_or(stage.triton)

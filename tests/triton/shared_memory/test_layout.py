@@ -1,4 +1,4 @@
-"""The tensors of a call that use shared memory."""
+"""The layout selects the tensors of a call that use shared memory."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def test_a_large_input_has_a_place() -> None:
     assert layout(model()) == Layout((Span(0, LARGE_BYTES),), (), LARGE_BYTES)
 
 
-def test_a_small_input_travels_over_the_wire() -> None:
+def test_a_small_input_uses_grpc() -> None:
     assert layout(model(), inputs=(numbers(LARGE - 1),)) is None
 
 
@@ -58,17 +58,17 @@ def test_the_size_of_bytes_includes_the_lengths() -> None:
     assert layout(model(), inputs=(file,)) == Layout((Span(0, LARGE_BYTES + 4),), (), LARGE_BYTES + 4)
 
 
-def test_many_elements_of_bytes_travel_over_the_wire() -> None:
+def test_many_elements_of_bytes_use_grpc() -> None:
     texts = Tensor("X", BYTES, bytes_array([b"a" * LARGE_BYTES] * 65, (65,)))
     assert layout(model(), inputs=(texts,)) is None
 
 
-def test_a_model_that_is_not_known_travels_over_the_wire() -> None:
+def test_an_unknown_model_uses_grpc() -> None:
     assert layout() is None
 
 
 def test_a_request_too_large_for_triton_uses_grpc() -> None:
-    """There it is refused."""
+    """The request is sent over gRPC, which rejects it."""
     assert layout(model(), inputs=(numbers(MAX_MESSAGE_BYTES // 4), numbers(LARGE, "NOTE"))) is None
 
 
@@ -77,7 +77,7 @@ class TestOutputs:
         found = layout(model("m", TensorSpec("Y", "FP64", (LARGE,)), TensorSpec("Z", "FP32", (1,))), inputs=())
         assert found == Layout((), (("Y", Span(0, 2 * LARGE_BYTES)), ("Z", None)), 2 * LARGE_BYTES)
 
-    def test_only_the_outputs_that_are_asked_for_have_a_place(self) -> None:
+    def test_only_requested_outputs_have_a_place(self) -> None:
         layouts = Layouts()
         layouts.learn(model("m", TensorSpec("Y", "FP32", (LARGE,)), TensorSpec("Z", "FP32", (LARGE,))), "")
         for outputs, named in (
@@ -101,7 +101,7 @@ class TestOutputs:
     @pytest.mark.parametrize(
         "spec", [TensorSpec("Y", "FP32", (-1, LARGE)), TensorSpec("Y", BYTES, (LARGE,)), TensorSpec("Y", "INVALID", ())]
     )
-    def test_an_output_of_unknown_size_travels_over_the_wire(self, spec: TensorSpec) -> None:
+    def test_an_output_of_unknown_size_uses_grpc(self, spec: TensorSpec) -> None:
         assert layout(model("m", spec), inputs=()) is None
 
 
@@ -112,11 +112,11 @@ def step(name: str, reads: str, writes: str) -> Step:
 class TestEnsembles:
     """An ensemble ends as soon as one step fails, while parallel steps continue."""
 
-    def test_a_chain_of_steps_has_finished_with_its_inputs(self) -> None:
+    def test_a_chain_of_steps_may_use_shared_inputs(self) -> None:
         chain = model(steps=(step("a", "X", "M"), step("b", "X M", "Y")))
         assert layout(chain, model("a"), model("b")) is not None
 
-    def test_steps_side_by_side_may_still_read(self) -> None:
+    def test_parallel_steps_may_still_read_the_input(self) -> None:
         parallel = model(steps=(step("a", "X", "Y"), step("b", "X", "Z")))
         assert layout(parallel, model("a"), model("b")) is None
 
@@ -125,23 +125,23 @@ class TestEnsembles:
         assert layout(fan_out, *map(model, "abc")) is not None
         assert layout(fan_out, *map(model, "abc"), inputs=(numbers(LARGE, "NOTE"),)) is None
 
-    def test_a_parallel_step_may_still_write(self) -> None:
+    def test_parallel_steps_may_still_write_an_output(self) -> None:
         outputs = (TensorSpec("Y", "FP32", (LARGE,)), TensorSpec("Z", "FP32", (1,)))
         fan_out = model("m", *outputs, steps=(step("a", "X", "M"), step("b", "M", "Y"), step("c", "M", "Z")))
         assert layout(fan_out, *map(model, "abc"), inputs=()) is None
 
-    def test_a_nested_ensemble_is_looked_into(self) -> None:
+    def test_the_steps_of_a_nested_ensemble_are_checked(self) -> None:
         outer = model(steps=(step("inner", "X", "Y"),))
         inner = model("inner", steps=(step("a", "X", "Y"), step("b", "X", "Z")))
         assert layout(outer, inner, model("a"), model("b")) is None
 
-    def test_a_decoupled_ensemble_may_still_read(self) -> None:
+    def test_a_decoupled_ensemble_uses_grpc(self) -> None:
         assert layout(model(steps=(step("a", "X", "Y"),), decoupled=True), model("a")) is None
 
-    def test_a_step_that_is_not_known_is_not_trusted(self) -> None:
+    def test_an_ensemble_with_an_unknown_step_uses_grpc(self) -> None:
         assert layout(model(steps=(step("a", "X", "Y"),))) is None
 
-    def test_a_reload_is_noticed(self) -> None:
+    def test_a_reloaded_model_changes_the_layout(self) -> None:
         layouts = Layouts()
         request = InferenceRequest("m", (numbers(),))
         for name in "ab":

@@ -1,4 +1,4 @@
-"""The next gateway removes the files of a killed gateway, and no other files."""
+"""A gateway removes the files of a killed gateway and no other files."""
 
 import subprocess
 import sys
@@ -38,7 +38,7 @@ def test_an_owner_without_regions_has_no_file() -> None:
     assert set(SHARED_MEMORY.glob(f"{PREFIX}*")) == before
 
 
-def test_names_are_never_used_twice(owner: Owner) -> None:
+def test_names_are_unique(owner: Owner) -> None:
     other = Owner()
     names = [owner.next_name(), owner.next_name(), other.next_name()]
     other.release()
@@ -69,5 +69,5 @@ def test_regions_of_a_killed_gateway_are_removed() -> None:
     assert files_of(name) == []
 
 
-def test_regions_of_others_are_not_abandoned() -> None:
+def test_regions_of_other_clients_are_not_abandoned() -> None:
     assert not is_abandoned("region_of_another_client")

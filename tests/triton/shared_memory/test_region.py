@@ -1,4 +1,4 @@
-"""A region allocates its memory when it is created, and half of the file system stays free."""
+"""A region allocates its memory at once and leaves half of the file system free."""
 
 import os
 from collections.abc import Iterator
@@ -19,18 +19,18 @@ def region() -> Iterator[Region]:
     owner.release()
 
 
-def test_only_its_owner_can_open_it(region: Region) -> None:
+def test_only_the_owner_can_open_the_file(region: Region) -> None:
     region.allocate()
     assert region.path.stat().st_mode & 0o777 == 0o600
 
 
-def test_its_memory_is_taken_at_once(region: Region) -> None:
-    """A page that is missing later would end the process that touches it."""
+def test_the_memory_is_allocated_at_once(region: Region) -> None:
+    """If a page were missing later, an access would kill the process."""
     region.allocate()
     assert region.path.stat().st_blocks * 512 >= MIB
 
 
-def test_its_memory_outlives_its_name(region: Region) -> None:
+def test_the_memory_stays_after_the_file_is_removed(region: Region) -> None:
     region.allocate()
     region.unlink()
     region.view[:3] = b"abc"
@@ -53,6 +53,6 @@ def test_half_of_the_file_system_stays_free(
 
 
 @pytest.mark.parametrize("size", [1, MIB - 1, MIB, MIB + 1, 16 * MIB + 4, 64 * MIB])
-def test_sizes_are_rounded_up_by_a_quarter_at_most(size: int) -> None:
+def test_sizes_are_rounded_up_by_at_most_a_quarter(size: int) -> None:
     assert size <= rounded(size) <= max(size * 1.25, 256 * 1024)
     assert rounded(size) % 4096 == 0

@@ -1,4 +1,4 @@
-"""A YAML file of any content costs little, and is either read or refused with a line."""
+"""Any YAML file is read with limited cost, or rejected with a line number."""
 
 import os
 from contextlib import suppress
@@ -15,7 +15,7 @@ from app.pipelines.file import read_gateway_file
 
 
 def alias_bomb(width: int, levels: int) -> str:
-    """``width`` to the power of ``levels`` values in a few hundred bytes."""
+    """Returns a few hundred bytes of YAML with ``width`` to the power of ``levels`` values."""
     lines = ["l0: &l0 [x]"]
     lines += [f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * width)}]" for n in range(1, levels + 1)]
     return "\n".join(lines)
@@ -59,7 +59,7 @@ def merge_bomb(levels: int) -> str:
     ],
     ids=lambda text: text[:24],
 )
-def test_a_hostile_text_is_refused_with_its_line(text: str, refusal: str) -> None:
+def test_a_hostile_text_is_rejected_with_its_line(text: str, refusal: str) -> None:
     with pytest.raises(DocumentError) as caught:
         parsed(text)
     assert f"{caught.value.line}: {caught.value}".startswith(refusal)
@@ -76,7 +76,7 @@ def test_an_empty_text_has_no_values() -> None:
     assert parsed("# nothing\n").values is None
 
 
-def test_a_special_file_is_refused_without_waiting(tmp_path: Path) -> None:
+def test_a_special_file_is_rejected_without_waiting(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     before = len(list(Path("/proc/self/fd").iterdir()))
@@ -86,7 +86,7 @@ def test_a_special_file_is_refused_without_waiting(tmp_path: Path) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_a_file_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_file_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     path.write_text("a: b")
     assert read_regular_file(path, 4) == b"a: b"
@@ -96,7 +96,7 @@ def test_a_file_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "cp1252"])
-def test_another_encoding_than_utf_8_is_named(tmp_path: Path, encoding: str) -> None:
+def test_another_encoding_than_utf_8_is_an_error(tmp_path: Path, encoding: str) -> None:
     path = tmp_path / "file"
     path.write_bytes("a: ä".encode(encoding))
     with pytest.raises(DocumentError, match="is not UTF-8 text"):
@@ -133,7 +133,7 @@ PIPELINES = VALUES.map(lambda value: f"pipelines: {{p: {value}}}".encode("utf-8"
 
 
 @given(st.one_of(FILES, PIPELINES, VALUES.map(str.encode)))
-def test_any_content_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+def test_any_content_is_read_or_rejected(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "any.yaml"
     path.write_bytes(content)
     with suppress(ConfigError):

@@ -1,4 +1,4 @@
-"""Which of several Tritons a request goes to, over engines that answer as scripted."""
+"""The balancer selects a Triton for each request; the engines have scripted answers."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -74,7 +74,7 @@ async def streamed(balancer: Balancer, request: InferenceRequest = REQUEST) -> l
 
 
 class Held(FakeEngine):
-    """Answers when the test allows it."""
+    """Answers after the test sets ``may_answer``."""
 
     def __init__(self) -> None:
         super().__init__({"m": PLAIN})
@@ -87,7 +87,7 @@ class Held(FakeEngine):
 
 
 class TestPick:
-    async def test_of_two_the_server_with_fewer_requests_is_taken(self) -> None:
+    async def test_the_server_with_fewer_requests_is_used(self) -> None:
         engines = Held(), Held()
         balancer, _ = balanced(*engines)
         calls = [asyncio.create_task(ask(balancer)) for _ in range(20)]
@@ -105,7 +105,7 @@ class TestPick:
             await ask(balancer)
         assert all(120 < len(engine.requests) < 280 for engine in engines)
 
-    async def test_a_server_that_returns_gets_few_requests_at_first(self) -> None:
+    async def test_a_returning_server_gets_few_requests_at_first(self) -> None:
         engines = Held(), Held()
         balancer, _ = balanced(*engines)
         balancer.servers[0].start_slowly()
@@ -116,7 +116,7 @@ class TestPick:
             engine.may_answer.set()
         await asyncio.gather(*calls)
 
-    async def test_a_server_without_the_model_is_not_asked(self) -> None:
+    async def test_a_server_without_the_model_gets_no_requests(self) -> None:
         engines = working(), FakeEngine(answers=[ANSWER])
         balancer, _ = balanced(*engines)
         assert await balancer.model_ready("m")
@@ -125,7 +125,7 @@ class TestPick:
         assert len(engines[1].requests) == 0
         assert balancer.absences("m") == {"triton-1:1": "not_ready"}
 
-    async def test_if_all_are_ejected_all_are_used(self) -> None:
+    async def test_if_all_servers_are_ejected_all_are_used(self) -> None:
         engines = working(), working()
         balancer, _ = balanced(*engines)
         for server in balancer.servers:
@@ -134,7 +134,7 @@ class TestPick:
             await ask(balancer)
         assert all(engine.requests for engine in engines)
 
-    async def test_an_address_that_has_left_gets_no_request(self) -> None:
+    async def test_a_leaving_server_gets_no_requests(self) -> None:
         engines = working(), working()
         balancer, _ = balanced(*engines)
         balancer.servers[0].is_leaving = True
@@ -142,13 +142,13 @@ class TestPick:
             await ask(balancer)
         assert (len(engines[0].requests), len(engines[1].requests)) == (0, 20)
 
-    async def test_without_an_address_the_answer_is_unavailable(self) -> None:
+    async def test_without_servers_a_request_is_unavailable(self) -> None:
         with pytest.raises(UpstreamUnavailable):
             await ask(Balancer())
 
 
 class TestRepeats:
-    async def test_a_request_that_was_not_sent_goes_to_every_other_server(self) -> None:
+    async def test_an_unsent_request_is_tried_on_every_server(self) -> None:
         engines = failing(lost(was_sent=False)), failing(lost(was_sent=False)), working()
         balancer, seen = balanced(*engines)
         for _ in range(30):
@@ -176,14 +176,14 @@ class TestRepeats:
             await ask(balancer, replace(REQUEST, idempotent=True))
         assert sum(len(engine.requests) for engine in engines) == 2
 
-    async def test_with_one_address_it_is_repeated_there(self) -> None:
+    async def test_with_one_server_an_idempotent_request_is_repeated(self) -> None:
         engine = failing(lost(was_sent=True))
         balancer, _ = balanced(engine)
         with pytest.raises(UpstreamUnavailable):
             await ask(balancer, replace(REQUEST, idempotent=True))
         assert len(engine.requests) == 2
 
-    async def test_a_model_that_was_unloaded_is_asked_for_elsewhere(self) -> None:
+    async def test_a_request_for_an_unloaded_model_goes_elsewhere(self) -> None:
         error = ModelNotReady("Triton has no ready version of the model.", was_sent=False)
         error.upstream = UpstreamError("NOT_FOUND", "scripted")
         engines = failing(error), working()
@@ -200,7 +200,7 @@ class TestRepeats:
             await ask(balancer, replace(REQUEST, idempotent=True))
         assert sum(len(engine.requests) for engine in engines) == 1
 
-    async def test_only_idempotent_requests_leave_a_server_that_goes_down(self) -> None:
+    async def test_only_idempotent_requests_leave_a_failing_server(self) -> None:
         held = Held()
         balancer, _ = balanced(held)
         server = balancer.servers[0]
@@ -226,20 +226,20 @@ class TestRepeats:
 
 
 class TestStreams:
-    async def test_a_stream_that_was_not_sent_begins_elsewhere(self) -> None:
+    async def test_an_unsent_stream_starts_on_another_server(self) -> None:
         engines = failing(lost(was_sent=False)), working()
         balancer, _ = balanced(*engines)
         for _ in range(10):
             assert await streamed(balancer) == [ANSWER]
 
-    async def test_a_stream_that_began_ends_with_its_server(self) -> None:
+    async def test_a_started_stream_is_not_moved(self) -> None:
         engines = [FakeEngine.of(PLAIN, answers=[ANSWER, lost(was_sent=False)]) for _ in range(2)]
         balancer, seen = balanced(*engines)
         with pytest.raises(UpstreamUnavailable):
             await streamed(balancer)
         assert (seen.repeats, sum(len(engine.requests) for engine in engines)) == (0, 1)
 
-    async def test_a_cancel_call_goes_to_the_server_that_has_the_request(self) -> None:
+    async def test_a_cancel_call_goes_to_the_server_of_its_request(self) -> None:
         for _ in range(10):
             engines = working(), working(), working()
             balancer, _ = balanced(*engines)
@@ -249,7 +249,7 @@ class TestStreams:
             models = sorted([each.model for each in engine.requests] for engine in engines)
             assert models == [[], [], ["m", "stop"]]
 
-    async def test_a_cancel_call_for_an_unknown_request_goes_to_all(self) -> None:
+    async def test_a_cancel_call_for_an_unknown_request_goes_everywhere(self) -> None:
         engines = working(), working()
         balancer, _ = balanced(*engines)
         await streamed(balancer, InferenceRequest("stop", (), about="unknown"))
@@ -257,7 +257,7 @@ class TestStreams:
 
 
 class TestBreakers:
-    async def test_a_server_whose_breaker_is_open_is_not_asked(self) -> None:
+    async def test_a_server_with_an_open_breaker_gets_no_requests(self) -> None:
         engines = working(), working()
         balancer, _ = balanced(*engines)
         trip(balancer.servers[0])
@@ -265,7 +265,7 @@ class TestBreakers:
             await ask(balancer)
         assert len(engines[0].requests) == 0
 
-    async def test_with_all_breakers_open_the_refusal_has_a_retry_time(self) -> None:
+    async def test_with_all_breakers_open_the_error_has_a_retry_time(self) -> None:
         balancer, _ = balanced(working(), working())
         for server in balancer.servers:
             trip(server)
@@ -273,12 +273,12 @@ class TestBreakers:
             await ask(balancer)
         assert caught.value.retry_after_s == 1
 
-    async def test_another_model_is_not_concerned(self) -> None:
+    async def test_a_breaker_does_not_affect_other_models(self) -> None:
         balancer, _ = balanced(working())
         trip(balancer.servers[0])
         assert await ask(balancer, InferenceRequest("other", ())) == ANSWER
 
-    async def test_a_stuck_server_is_not_asked(self) -> None:
+    async def test_a_stuck_server_gets_no_requests(self) -> None:
         engines = working(), working()
         balancer, _ = balanced(*engines)
         balancer.servers[0].health.progress.is_stuck = True
@@ -299,11 +299,11 @@ class TestModels:
         assert await balancer.model_config("m") == PLAIN
         assert [state.ready for state in await balancer.models()] == [True]
 
-    async def test_instances_of_all_servers_count(self) -> None:
+    async def test_instances_of_all_servers_are_added(self) -> None:
         balancer, _ = balanced(working(), working(), working())
         assert (await balancer.model_config("m")).instance_count == 3
         balancer.servers[0].go_down()
-        assert (await balancer.model_config("m")).instance_count == 3  # it is expected back
+        assert (await balancer.model_config("m")).instance_count == 3  # the server is expected to return
         balancer.servers[1].is_leaving = True
         assert (await balancer.model_config("m")).instance_count == 2
 
@@ -322,7 +322,7 @@ class TestModels:
         await balancer.model_config("m")
         assert balancer.absences("m") == {}
 
-    async def test_equally_many_servers_do_not_change_the_signature(self) -> None:
+    async def test_an_equal_vote_keeps_the_signature(self) -> None:
         other = model("X FP32 [2]", "Y FP32 [1]", name="m")
         engines = FakeEngine.of(other), working()
         balancer, _ = balanced(*engines)
@@ -331,13 +331,13 @@ class TestModels:
         engines[0].is_up = True
         assert (await balancer.model_config("m")).inputs == PLAIN.inputs
 
-    async def test_more_instances_are_no_other_signature(self) -> None:
+    async def test_instances_are_not_part_of_the_signature(self) -> None:
         more = ModelConfig("m", "python", 0, PLAIN.inputs, PLAIN.outputs, instance_count=4)
         balancer, _ = balanced(working(), FakeEngine.of(more))
         assert (await balancer.model_config("m")).instance_count == 5
         assert balancer.absences("m") == {}
 
-    async def test_a_server_that_returns_is_asked_about_its_models_first(self) -> None:
+    async def test_the_models_of_a_returning_server_are_read_first(self) -> None:
         engines = working(), working()
         balancer, _ = balanced(*engines)
         await balancer.model_config("m")
@@ -350,7 +350,7 @@ class TestModels:
         assert balancer.states() == {"triton-0:1": "up", "triton-1:1": "up"}
         assert balancer.absences("m") == {"triton-0:1": "other_signature"}
 
-    async def test_a_silent_server_is_down_unless_it_answers_other_calls(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_a_silent_server_that_answers_other_calls_is_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
         class Silent(FakeEngine):
             async def is_live(self) -> bool:
                 await asyncio.sleep(60)

@@ -1,4 +1,4 @@
-"""Round trips through Triton's own messages, and errors for bytes that do not match their shape."""
+"""Round trips through messages of Triton, and errors for bytes that do not match their shape."""
 
 import struct
 from typing import Any
@@ -21,15 +21,15 @@ NUMERIC = sorted(set(DTYPE_BY_DATATYPE) - {BYTES})
 
 
 def message_of(parts: list[Buffer]) -> service_pb2.ModelInferRequest:
-    """The request as Triton reads it."""
+    """Returns the request that Triton reads."""
     return service_pb2.ModelInferRequest.FromString(b"".join(parts))
 
 
 def echoed(*tensors: Tensor) -> service_pb2.ModelInferResponse:
-    """A server's answer with the very tensors of the request."""
-    asked = message_of(request_parts(InferenceRequest("m", tensors)))
-    answer = service_pb2.ModelInferResponse(model_name="m", raw_output_contents=asked.raw_input_contents)
-    for each in asked.inputs:
+    """Returns a response with the tensors of the request."""
+    request = message_of(request_parts(InferenceRequest("m", tensors)))
+    answer = service_pb2.ModelInferResponse(model_name="m", raw_output_contents=request.raw_input_contents)
+    for each in request.inputs:
         answer.outputs.add(name=each.name, datatype=each.datatype, shape=each.shape)
     return answer
 
@@ -52,7 +52,7 @@ def numeric_tensors(draw: st.DrawFn) -> Tensor:
 
 
 @given(numeric_tensors())
-def test_numbers_come_back_bit_by_bit(tensor: Tensor) -> None:
+def test_numbers_survive_a_round_trip(tensor: Tensor) -> None:
     back = response_of(echoed(tensor)).outputs["Y"]
     assert back.datatype == tensor.datatype
     assert back.shape == tensor.shape
@@ -61,7 +61,7 @@ def test_numbers_come_back_bit_by_bit(tensor: Tensor) -> None:
 
 
 @given(st.lists(st.binary(max_size=40), max_size=6), st.sampled_from([(-1,), (1, -1), (-1, 1, 1)]))
-def test_bytes_come_back_with_nuls_and_empty_ones(values: list[bytes], form: tuple[int, ...]) -> None:
+def test_bytes_survive_a_round_trip(values: list[bytes], form: tuple[int, ...]) -> None:
     shape = tuple(len(values) if side == -1 else side for side in form)
     back = response_of(echoed(Tensor("Y", BYTES, bytes_array(values, shape)))).outputs["Y"]
     assert back.shape == shape
@@ -69,13 +69,13 @@ def test_bytes_come_back_with_nuls_and_empty_ones(values: list[bytes], form: tup
 
 
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=6))
-def test_bytes_are_written_as_tritons_own_client_writes_them(values: list[bytes]) -> None:
+def test_bytes_are_encoded_like_in_tritonclient(values: list[bytes]) -> None:
     array = bytes_array(values, (len(values),))
     message = message_of(request_parts(InferenceRequest("m", (Tensor("X", BYTES, array),))))
     assert message.raw_input_contents[0] == serialize_byte_tensor(array).item()
 
 
-def test_a_view_is_written_in_the_order_it_reads() -> None:
+def test_a_view_is_written_row_by_row() -> None:
     array = np.arange(6, dtype=np.int32).reshape(2, 3).T
     back = response_of(echoed(Tensor("Y", "INT32", array))).outputs["Y"].array
     assert back.tolist() == array.tolist()
@@ -83,7 +83,7 @@ def test_a_view_is_written_in_the_order_it_reads() -> None:
 
 @pytest.mark.parametrize("datatype", NUMERIC)
 @pytest.mark.parametrize("is_contiguous", [True, False])
-def test_a_large_tensor_is_written_in_the_order_it_reads(datatype: str, is_contiguous: bool) -> None:
+def test_a_large_tensor_is_written_row_by_row(datatype: str, is_contiguous: bool) -> None:
     array = np.arange(150 * 120).reshape(150, 120).astype(DTYPE_BY_DATATYPE[datatype])
     sent = array if is_contiguous else array.T
     back = response_of(echoed(Tensor("Y", datatype, sent))).outputs["Y"].array
@@ -92,8 +92,8 @@ def test_a_large_tensor_is_written_in_the_order_it_reads(datatype: str, is_conti
 
 
 @pytest.mark.parametrize("size", [0, 1, 123, 124, 127, 128, 16_379, 16_380, 16_383, 16_384, 2**21 - 5, 2**21])
-def test_bytes_of_any_size_come_back(size: int) -> None:
-    """The size is written as a number of variable length."""
+def test_bytes_of_any_size_survive_a_round_trip(size: int) -> None:
+    """The size is encoded with a variable length."""
     values = bytes_array([b"a" * size, b"b"], (2,))
     small = Tensor("Z", "INT32", np.array([7], np.int32))
     back = response_of(echoed(Tensor("Y", BYTES, values), small)).outputs
@@ -143,18 +143,18 @@ def test_bfloat16_is_not_mistaken_for_float16() -> None:
         ("BYTES", [1] * 100, b"\0" * 4),
     ],
 )
-def test_bytes_that_do_not_fit_their_shape_are_refused(datatype: str, shape: list[int], raw: bytes) -> None:
+def test_bytes_that_do_not_match_their_shape_are_rejected(datatype: str, shape: list[int], raw: bytes) -> None:
     with pytest.raises(UpstreamProtocol, match="do not fit its shape"):
         response_of(answer(datatype, shape, raw))
 
 
 @pytest.mark.parametrize("datatype", ["", "FP8", "STRING", "fp32", "JSON"])
-def test_an_unknown_datatype_is_refused(datatype: str) -> None:
+def test_an_unknown_datatype_is_rejected(datatype: str) -> None:
     with pytest.raises(UpstreamProtocol, match="datatype"):
         response_of(answer(datatype, [1], b"\0\0\0\0"))
 
 
-def test_tensors_without_raw_contents_are_refused() -> None:
+def test_tensors_without_raw_contents_are_rejected() -> None:
     message = answer("FP32", [1], b"\0\0\0\0")
     del message.raw_output_contents[:]
     with pytest.raises(UpstreamProtocol, match="without their raw contents"):
@@ -181,28 +181,28 @@ def test_a_parameter_keeps_its_type(value: Any, field: str) -> None:
     assert getattr(message.parameters["p"], field) == value
 
 
-def test_a_request_names_its_model_its_version_and_its_id() -> None:
+def test_a_request_has_its_model_version_and_id() -> None:
     request = InferenceRequest("m", (), version="3")
     message = message_of(request_parts(request))
     assert (message.model_name, message.model_version, message.id) == ("m", "3", request.request_id)
 
 
-def test_only_a_stream_asks_for_its_end_to_be_marked() -> None:
+def test_only_a_stream_requests_a_final_flag() -> None:
     request = InferenceRequest("m", ())
     assert not message_of(request_parts(request)).parameters
     assert message_of(stream_request_parts(request)).parameters["triton_enable_empty_final_response"].bool_param
 
 
-def test_a_unary_answer_is_the_last() -> None:
+def test_a_unary_response_is_final() -> None:
     assert response_of(echoed()).is_final
 
 
-@pytest.mark.parametrize("said", [None, False, True])
-def test_a_streamed_answer_is_the_last_only_if_marked(said: bool | None) -> None:
+@pytest.mark.parametrize("flag", [None, False, True])
+def test_a_streamed_response_is_final_only_with_the_flag(flag: bool | None) -> None:
     message = echoed()
-    if said is not None:
-        message.parameters["triton_final_response"].bool_param = said
-    assert streamed_response_of(message).is_final is bool(said)
+    if flag is not None:
+        message.parameters["triton_final_response"].bool_param = flag
+    assert streamed_response_of(message).is_final is bool(flag)
 
 
 dimensions = st.one_of(st.integers(0, 4), st.sampled_from([-1, -(2**63), 2**31, 2**40, 2**62, 2**63 - 1]))
@@ -219,8 +219,8 @@ def hostile_messages(draw: st.DrawFn) -> service_pb2.ModelInferResponse:
 
 
 @given(hostile_messages())
-def test_a_hostile_response_is_read_or_refused(message: service_pb2.ModelInferResponse) -> None:
-    """The number of lists in an output's JSON form stays in proportion to the message."""
+def test_a_hostile_response_is_read_or_rejected(message: service_pb2.ModelInferResponse) -> None:
+    """The number of lists in the JSON of an output is limited by the size of the message."""
     try:
         response = streamed_response_of(message)
     except UpstreamProtocol:
@@ -237,15 +237,15 @@ def test_the_name_of_an_output_is_cut_in_the_error() -> None:
     assert len(caught.value.detail) < 500
 
 
-def test_outputs_that_are_asked_for_are_named_with_their_classes() -> None:
+def test_requested_outputs_are_sent_with_classification() -> None:
     outputs = (RequestedOutput("Y"), RequestedOutput("Z", 3))
-    asked = message_of(request_parts(InferenceRequest("m", (), outputs=outputs)))
-    classes = [(each.name, each.parameters["classification"].int64_param) for each in asked.outputs]
+    request = message_of(request_parts(InferenceRequest("m", (), outputs=outputs)))
+    classes = [(each.name, each.parameters["classification"].int64_param) for each in request.outputs]
     assert classes == [("Y", 0), ("Z", 3)]
     assert not message_of(request_parts(InferenceRequest("m", ()))).outputs
 
 
-def test_the_version_that_answered_is_known() -> None:
+def test_a_response_has_the_version_of_the_model() -> None:
     message = answer("FP32", [1], b"\0" * 4)
     message.model_version = "7"
     assert response_of(message).version == "7"

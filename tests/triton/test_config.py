@@ -61,6 +61,6 @@ def test_a_tensor_is_found_by_its_name() -> None:
 
 
 @pytest.mark.parametrize("text", ['name: "m', "nam: 1", "max_batch_size: x", "input { data_type: TYPE_FP7 }"])
-def test_a_text_that_is_no_configuration_says_the_line(text: str) -> None:
+def test_the_error_for_an_invalid_configuration_has_the_line(text: str) -> None:
     with pytest.raises(ValueError, match=r"^\d+:\d+"):
         parse_config(text)

@@ -1,4 +1,4 @@
-"""TLS and tokens to a Triton that is not local, over real TLS servers, for both gRPC clients."""
+"""TLS and tokens for a remote Triton, with real TLS servers and both gRPC clients."""
 
 import asyncio
 import ssl
@@ -64,7 +64,7 @@ async def test_mutual_tls(kind: Kind, authority: Authority, caplog: pytest.LogCa
         assert not await answers(triton.url, kind, Credentials(TlsFiles(authority.path)))
 
 
-async def test_an_address_of_a_name_needs_the_certificate_of_the_name(kind: Kind, authority: Authority) -> None:
+async def test_the_certificate_must_match_the_host_name(kind: Kind, authority: Authority) -> None:
     async with serving(FakeTriton(), authority.server("triton.example")) as triton:
         for name, is_right in (("triton.example:8001", True), ("other.example:8001", False)):
             credentials = Credentials(authority.files())
@@ -81,7 +81,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("fault", REFUSALS)
-async def test_a_refusal_is_one_clear_log_line(
+async def test_a_tls_error_is_logged_once_with_its_cause(
     fault: str, kind: Kind, authority: Authority, other: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = {
@@ -100,7 +100,7 @@ async def test_a_refusal_is_one_clear_log_line(
     assert [record.getMessage() for record in caplog.records] == [f"Triton refuses the gateway: {REFUSALS[fault]}"]
 
 
-def test_a_lost_triton_is_no_refusal(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lost_triton_is_not_logged_as_a_refusal(caplog: pytest.LogCaptureFixture) -> None:
     for error in (RpcError("UNAVAILABLE", "failed to connect to x: Connection refused"), RpcError("INTERNAL", "ssl")):
         Refusals().note(error)
     assert not caplog.records
@@ -123,7 +123,7 @@ class TestToken:
         server = authority.server("127.0.0.1") if with_tls else None
         credentials = Credentials(authority.files() if with_tls else None, path)
         seen: list[str] = []
-        async with serving(_Noting(seen), server) as triton, calling(triton.url, kind, credentials) as engine:
+        async with serving(_Recording(seen), server) as triton, calling(triton.url, kind, credentials) as engine:
             assert await engine.answers()
         assert seen == ["Bearer secret-1"]
 
@@ -137,7 +137,7 @@ class TestToken:
         (tmp_path / "data").symlink_to("data1")
         seen: list[str] = []
         credentials = Credentials(None, tmp_path / "data" / "token")
-        async with serving(_Noting(seen)) as triton, calling(triton.url, kind, credentials) as engine:
+        async with serving(_Recording(seen)) as triton, calling(triton.url, kind, credentials) as engine:
             await engine.answers()
             (tmp_path / "swap").symlink_to("data2")
             (tmp_path / "swap").rename(tmp_path / "data")
@@ -151,7 +151,10 @@ class TestToken:
         path = tmp_path / "token"
         path.write_text("secret-1")
         seen: list[str] = []
-        async with serving(_Noting(seen)) as triton, calling(triton.url, "asyncio", Credentials(None, path)) as engine:
+        async with (
+            serving(_Recording(seen)) as triton,
+            calling(triton.url, "asyncio", Credentials(None, path)) as engine,
+        ):
             path.write_text("two words of secret-2")
             for _ in range(3):
                 await engine.answers()
@@ -159,7 +162,7 @@ class TestToken:
         assert len(caplog.records) == 1
         assert "secret" not in caplog.text
 
-    async def test_a_refused_token_is_one_log_line(self, kind: Kind, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_a_rejected_token_is_logged_once(self, kind: Kind, caplog: pytest.LogCaptureFixture) -> None:
         async with serving(_Refusing()) as triton, calling(triton.url, kind, Credentials()) as engine:
             for _ in range(2):
                 assert not await engine.answers()
@@ -167,7 +170,7 @@ class TestToken:
         assert "GATEWAY_TRITON_TOKEN_FILE" in caplog.text
 
     @pytest.mark.parametrize("content", [b"", b" \n", b"a b", b"a\nb", b"\xff", b"a\x00", b"x" * 20_000])
-    def test_what_is_no_token(self, tmp_path: Path, content: bytes) -> None:
+    def test_an_invalid_token_is_an_error(self, tmp_path: Path, content: bytes) -> None:
         (tmp_path / "token").write_bytes(content)
         with pytest.raises(CredentialsUnusable):
             token_in(tmp_path / "token")
@@ -175,18 +178,18 @@ class TestToken:
 
 class TestFiles:
     @pytest.mark.parametrize("content", [None, b"", b"no certificate", b"\xff"])
-    def test_unusable_authorities(self, tmp_path: Path, content: bytes | None) -> None:
+    def test_unusable_authorities_are_an_error(self, tmp_path: Path, content: bytes | None) -> None:
         if content is not None:
             (tmp_path / "ca.pem").write_bytes(content)
         with pytest.raises(CredentialsUnusable, match=r"ca\.pem"):
             TlsFiles(tmp_path / "ca.pem").context()
 
-    def test_a_key_of_another_certificate(self, authority: Authority, other: Authority) -> None:
+    def test_a_key_of_another_certificate_is_an_error(self, authority: Authority, other: Authority) -> None:
         files = TlsFiles(authority.path, authority.files("a").certificate, other.files("b").key)
         with pytest.raises(CredentialsUnusable, match=r"client\.pem, .*client\.key: is not usable PEM: KEY_VALUES_MIS"):
             files.context()
 
-    async def test_replaced_files_count_for_the_next_connection(
+    async def test_replaced_files_are_used_for_the_next_connection(
         self, authority: Authority, other: Authority, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(module, "CHECK_S", 0.0)
@@ -206,7 +209,7 @@ class TestFiles:
         assert context.minimum_version >= ssl.TLSVersion.TLSv1_2
 
 
-class _Noting(FakeTriton):
+class _Recording(FakeTriton):
     def __init__(self, seen: list[str]) -> None:
         super().__init__()
         self._seen = seen
@@ -221,7 +224,7 @@ class _Refusing(FakeTriton):
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no")
 
 
-async def test_the_certificate_of_a_dns_name_fits_each_of_its_addresses(kind: Kind, authority: Authority) -> None:
+async def test_the_certificate_of_a_dns_name_covers_its_addresses(kind: Kind, authority: Authority) -> None:
     async with serving(FakeTriton(), authority.server("triton.test")) as triton:
         name = f"triton.test:{triton.url.rpartition(':')[2]}"
         credentials = Credentials(authority.files())

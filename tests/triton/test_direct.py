@@ -1,4 +1,4 @@
-"""The only Triton: when a call is repeated, and when its breaker answers instead, against a real gRPC server."""
+"""A single Triton: repeats of calls and the breaker, with a real gRPC server."""
 
 import asyncio
 import time
@@ -27,7 +27,7 @@ GOOD = grpc.StatusCode.OK
 
 
 class Scripted(FakeTriton):
-    """Ends each call with the next of ``codes``; the last one stays. ``RESET`` breaks the stream off."""
+    """Ends each call with the next of ``codes``. The last code is used for all further calls."""
 
     def __init__(self, *codes: grpc.StatusCode) -> None:
         super().__init__(unary=self._unary, ready={"m": "READY"})
@@ -62,7 +62,7 @@ async def calling(
 
 
 async def ask(engine: DirectEngine, *, idempotent: bool = False, timeout_s: float = 5.0, probe: bool = False) -> str:
-    """The name of the error, or ``ok``."""
+    """Returns the name of the error, or ``ok``."""
     request = InferenceRequest("m", (), idempotent=idempotent, is_probe=probe)
     try:
         await engine.infer(request, Deadline.after(timeout_s))
@@ -72,33 +72,33 @@ async def ask(engine: DirectEngine, *, idempotent: bool = False, timeout_s: floa
 
 
 class TestRepeats:
-    async def test_an_idempotent_request_that_may_have_run_is_repeated_once(self) -> None:
-        """Grpcio does not tell a status of the server from a lost connection."""
+    async def test_a_sent_idempotent_request_is_repeated_once(self) -> None:
+        """In grpcio, a status of the server and a lost connection look the same."""
         triton = Scripted(grpc.StatusCode.UNAVAILABLE, GOOD)
         async with calling(triton, "grpcio") as (engine, _, _):
             assert await ask(engine, idempotent=True) == "ok"
             assert (len(triton.requests), triton.repeats) == (2, 1)
 
-    async def test_any_other_request_that_may_have_run_is_not(self) -> None:
+    async def test_other_sent_requests_are_not_repeated(self) -> None:
         triton = Scripted(grpc.StatusCode.UNAVAILABLE, GOOD)
         async with calling(triton, "grpcio") as (engine, _, _):
             assert await ask(engine) == "UpstreamUnavailable"
             assert (len(triton.requests), triton.repeats) == (1, 0)
 
-    async def test_a_model_that_answers_unavailable_is_not_asked_again(self) -> None:
+    async def test_an_answer_with_unavailable_is_not_repeated(self) -> None:
         triton = Scripted(grpc.StatusCode.UNAVAILABLE, GOOD)
         async with calling(triton) as (engine, _, _):
             assert await ask(engine, idempotent=True) == "UpstreamUnavailable"
             assert (len(triton.requests), triton.repeats) == (1, 0)
 
-    async def test_an_unprocessed_request_is_repeated_for_every_pipeline(self) -> None:
+    async def test_an_unprocessed_request_is_always_repeated(self) -> None:
         triton = Scripted(grpc.StatusCode.UNAVAILABLE, GOOD)
         triton.text = "Server is stopping, scheduler for model has stopped accepting new inference requests"
         async with calling(triton) as (engine, _, _):
             assert await ask(engine) == "ok"
             assert (len(triton.requests), triton.repeats) == (2, 1)
 
-    async def test_a_full_queue_is_not_asked_twice(self) -> None:
+    async def test_a_request_that_waited_too_long_is_not_repeated(self) -> None:
         triton = Scripted(grpc.StatusCode.UNAVAILABLE, GOOD)
         triton.text = "Request timeout expired"
         async with calling(triton, "grpcio") as (engine, _, _):
@@ -106,7 +106,7 @@ class TestRepeats:
 
 
 class TestBreaker:
-    async def test_it_opens_after_failures_in_a_row_and_answers_at_once(self) -> None:
+    async def test_the_breaker_opens_after_consecutive_failures(self) -> None:
         triton = Scripted(grpc.StatusCode.UNAVAILABLE)
         async with calling(triton, "grpcio") as (engine, _, opened):
             assert [await ask(engine) for _ in range(FAILURES)] == ["UpstreamUnavailable"] * FAILURES
@@ -120,14 +120,14 @@ class TestBreaker:
     @pytest.mark.parametrize(
         ("code", "text"),
         [
-            (grpc.StatusCode.UNAVAILABLE, "the model's own word"),
+            (grpc.StatusCode.UNAVAILABLE, "a message of the model"),
             (grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size"),
-            (grpc.StatusCode.INVALID_ARGUMENT, "the caller's fault"),
+            (grpc.StatusCode.INVALID_ARGUMENT, "an error of the caller"),
             (grpc.StatusCode.INTERNAL, "the model failed"),
             (grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'm' has no available versions"),
         ],
     )
-    async def test_an_answer_of_triton_does_not_open_it(self, code: grpc.StatusCode, text: str) -> None:
+    async def test_an_answer_of_triton_does_not_open_the_breaker(self, code: grpc.StatusCode, text: str) -> None:
         triton = Scripted(code)
         triton.text = text
         async with calling(triton) as (engine, health, _):
@@ -135,7 +135,7 @@ class TestBreaker:
                 await ask(engine)
             assert health.breakers.open == {}
 
-    async def test_a_success_in_between_keeps_it_closed(self) -> None:
+    async def test_a_success_between_failures_keeps_the_breaker_closed(self) -> None:
         bad = grpc.StatusCode.UNAVAILABLE
         codes = [*[bad] * (FAILURES - 1), GOOD, *[bad] * (FAILURES - 1), GOOD]
         async with calling(Scripted(*codes), "grpcio") as (engine, health, _):
@@ -143,7 +143,7 @@ class TestBreaker:
                 await ask(engine)
             assert health.breakers.open == {}
 
-    async def test_short_deadlines_of_callers_do_not_open_it(self) -> None:
+    async def test_short_deadlines_do_not_open_the_breaker(self) -> None:
         triton = Scripted(GOOD)
         async with calling(triton) as (engine, health, _):
             await ask(engine)
@@ -152,7 +152,7 @@ class TestBreaker:
             assert health.breakers.open == {}
             triton.is_silent = False
 
-    async def test_deadlines_that_the_model_would_have_met_open_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_missed_deadlines_of_a_fast_model_open_the_breaker(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(breaker_module, "LEAST_TIMEOUT_S", 0.04)
         triton = Scripted(GOOD)
         async with calling(triton) as (engine, health, _):
@@ -162,7 +162,7 @@ class TestBreaker:
             assert await ask(engine) == "UpstreamUnavailable"
             triton.is_silent = False
 
-    async def test_a_probe_passes_and_closes_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_a_successful_probe_closes_the_breaker(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(breaker_module, "FIRST_PROBE_S", 0.02)
         monkeypatch.setattr(breaker_module, "LEAST_TIMEOUT_S", 0.04)
         triton = Scripted(GOOD)
@@ -179,7 +179,7 @@ class TestBreaker:
             assert (await ask(engine), opened) == ("ok", {"m": 0})
 
     @pytest.mark.parametrize("samples", [(), ("m",)], ids=["without a sample", "with a sample"])
-    async def test_an_unreachable_triton_is_probed_by_its_readiness(
+    async def test_an_unreachable_triton_is_probed_for_readiness(
         self, monkeypatch: pytest.MonkeyPatch, samples: tuple[str, ...]
     ) -> None:
         monkeypatch.setattr(breaker_module, "FIRST_PROBE_S", 0.02)
@@ -195,7 +195,7 @@ class TestBreaker:
                 await eventually(lambda: not health.breakers.open)
             assert len(triton.requests) == FAILURES
 
-    async def test_a_dead_process_is_answered_at_once(self) -> None:
+    async def test_requests_to_a_dead_process_fail_at_once(self) -> None:
         triton = Scripted(GOOD)
         async with calling(triton) as (engine, health, _):
             health.stubs.condemn("m")
@@ -204,13 +204,13 @@ class TestBreaker:
             assert await ask(engine, probe=True) == "ok"
             assert len(triton.requests) == 1
 
-    async def test_a_stuck_triton_is_answered_for_at_once(self) -> None:
+    async def test_requests_to_a_stuck_triton_fail_at_once(self) -> None:
         async with calling(Scripted(GOOD)) as (engine, health, _):
             health.progress.is_stuck = True
             assert (await ask(engine), await ask(engine, probe=True)) == ("UpstreamUnavailable", "ok")
 
 
-async def test_a_deadline_is_handed_on_and_not_shortened_below_the_floor() -> None:
+async def test_the_deadline_is_passed_to_triton_with_a_minimum() -> None:
     seen: list[float] = []
 
     async def unary(request: object, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:

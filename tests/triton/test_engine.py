@@ -1,4 +1,4 @@
-"""The engine against a real gRPC server that answers with real codes."""
+"""The engine with a real gRPC server."""
 
 import asyncio
 import weakref
@@ -45,7 +45,7 @@ async def triton() -> AsyncIterator[FakeTriton]:
 
 
 class Calls(list[tuple[str, str]]):
-    """Observes calls; keeps the model and the code of each call that ended."""
+    """Observes calls and records the model and the code of each ended call."""
 
     def started(self, request: InferenceRequest, method: str) -> ObservedCall:
         calls = self
@@ -93,7 +93,7 @@ class TestUnary:
         assert triton.requests[0].parameters["seed"].int64_param == 3
         assert calls == [("m", "OK")]
 
-    async def test_the_trace_goes_along_as_parent_and_as_parameter(
+    async def test_the_trace_is_sent_as_metadata_and_as_a_parameter(
         self, engine: TritonEngine, triton: FakeTriton
     ) -> None:
         triton.unary = echo
@@ -101,7 +101,9 @@ class TestUnary:
         assert triton.requests[0].parameters["traceparent"].string_param == TRACE.traceparent
         assert triton.trace_metadata() == {"traceparent": TRACE.traceparent, "tracestate": "a=1"}
 
-    async def test_an_unsampled_trace_is_no_parent(self, engine: TritonEngine, triton: FakeTriton) -> None:
+    async def test_an_unsampled_trace_is_sent_as_a_parameter_only(
+        self, engine: TritonEngine, triton: FakeTriton
+    ) -> None:
         triton.unary = echo
         await engine.infer(REQUEST.with_trace(structs.replace(TRACE, flags=0)), Deadline.after(LONG_S))
         assert triton.requests[0].parameters["traceparent"].string_param.endswith("-00")
@@ -127,7 +129,7 @@ class TestUnary:
             ),
         ],
     )
-    async def test_each_status(
+    async def test_each_status_is_converted_to_an_error(
         self,
         engine: TritonEngine,
         triton: FakeTriton,
@@ -147,7 +149,7 @@ class TestUnary:
         assert (caught.value.upstream.grpc_code, caught.value.upstream.message) == (code.name, text)
         assert calls == [("m", code.name)]
 
-    async def test_a_model_that_does_not_answer_in_time(
+    async def test_a_missed_deadline_cancels_the_call(
         self, engine: TritonEngine, triton: FakeTriton, calls: Calls
     ) -> None:
         triton.unary = hang
@@ -156,7 +158,9 @@ class TestUnary:
         assert calls == [("m", "DEADLINE_EXCEEDED")]
         await asyncio.wait_for(triton.cancelled.wait(), LONG_S)
 
-    async def test_giving_up_cancels_the_call(self, engine: TritonEngine, triton: FakeTriton, calls: Calls) -> None:
+    async def test_a_cancelled_task_cancels_the_call(
+        self, engine: TritonEngine, triton: FakeTriton, calls: Calls
+    ) -> None:
         triton.unary = hang
         work = asyncio.create_task(engine.infer(REQUEST, Deadline.after(LONG_S)))
         await until(lambda: bool(triton.requests))
@@ -166,7 +170,9 @@ class TestUnary:
         await asyncio.wait_for(triton.cancelled.wait(), LONG_S)
         assert calls == [("m", "CANCELLED")]
 
-    async def test_an_answer_that_cannot_be_read(self, engine: TritonEngine, triton: FakeTriton, calls: Calls) -> None:
+    async def test_an_invalid_response_is_a_protocol_error(
+        self, engine: TritonEngine, triton: FakeTriton, calls: Calls
+    ) -> None:
         async def short(request: pb.ModelInferRequest, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:
             answer = await echo(request, context)
             answer.outputs[0].shape[0] = 2
@@ -178,7 +184,7 @@ class TestUnary:
         assert len(calls) == 1
 
     @pytest.mark.parametrize("kind", ["asyncio", "grpcio"])
-    async def test_a_response_that_is_not_a_message(self, calls: Calls, kind: Kind) -> None:
+    async def test_a_response_that_is_not_a_message_is_a_protocol_error(self, calls: Calls, kind: Kind) -> None:
         async with answering(b"\xff\xff\xff") as url, open_transport(url, kind=kind) as transport:
             engine = TritonEngine(transport, calls)
             with pytest.raises(UpstreamProtocol):
@@ -188,7 +194,9 @@ class TestUnary:
             await engine.close()
         assert calls == [("m", "UNKNOWN")] * 2
 
-    async def test_a_response_over_the_limit_of_grpc(self, engine: TritonEngine, triton: FakeTriton) -> None:
+    async def test_a_response_over_the_limit_of_grpc_gets_a_hint(
+        self, engine: TritonEngine, triton: FakeTriton
+    ) -> None:
         async def large(request: pb.ModelInferRequest, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:
             return pb.ModelInferResponse(raw_output_contents=[bytes(MAX_MESSAGE_BYTES)])
 
@@ -210,14 +218,14 @@ class TestSize:
         assert triton.requests == []
 
 
-class TestWhatTritonReceived:
-    async def test_a_refused_connection_received_nothing(self) -> None:
+class TestWasSent:
+    async def test_a_refused_connection_means_not_sent(self) -> None:
         async with open_transport("127.0.0.1:1") as channel:
             with pytest.raises(UpstreamUnavailable) as caught:
                 await TritonEngine(channel).infer(REQUEST, Deadline.after(LONG_S))
         assert not caught.value.was_sent
 
-    async def test_a_close_after_the_request_may_have_delivered_it(self) -> None:
+    async def test_a_close_after_the_request_means_sent(self) -> None:
         async with closing_after_a_request() as url, open_transport(url) as channel:
             with pytest.raises(UpstreamUnavailable) as caught:
                 await TritonEngine(channel).infer(REQUEST, Deadline.after(LONG_S))
@@ -226,9 +234,11 @@ class TestWhatTritonReceived:
 
 class TestStream:
     @pytest.mark.parametrize(
-        "ending", [[piece(1), piece(2), piece(final=True)], [piece(1), piece(2, final=True)]], ids=["apart", "on last"]
+        "ending",
+        [[piece(1), piece(2), piece(final=True)], [piece(1), piece(2, final=True)]],
+        ids=["separate", "on the last output"],
     )
-    async def test_the_final_flag_apart_or_on_the_last_output(
+    async def test_the_final_flag_may_be_separate_or_on_the_last_output(
         self,
         engine: TritonEngine,
         triton: FakeTriton,
@@ -242,11 +252,11 @@ class TestStream:
         assert triton.requests[0].parameters["triton_enable_empty_final_response"].bool_param
         assert calls == [("m", "OK")]
 
-    async def test_no_response_but_the_end(self, engine: TritonEngine, triton: FakeTriton) -> None:
+    async def test_a_stream_may_have_no_outputs(self, engine: TritonEngine, triton: FakeTriton) -> None:
         triton.streamed = scripted([piece(final=True)])
         assert numbers(await everything(engine)) == []
 
-    async def test_the_inputs_are_free_when_they_are_sent(self, engine: TritonEngine, triton: FakeTriton) -> None:
+    async def test_the_inputs_are_freed_after_they_are_sent(self, engine: TritonEngine, triton: FakeTriton) -> None:
         triton.streamed = scripted([piece(1), piece(final=True)])
         array = np.zeros(1000, np.int32)
         held = weakref.ref(array)
@@ -257,7 +267,7 @@ class TestStream:
             assert held() is None
         assert len(triton.requests[0].raw_input_contents[0]) == 4000
 
-    async def test_an_error_inside_the_stream_has_no_code_and_ends_it(
+    async def test_an_error_inside_a_stream_has_no_code(
         self, engine: TritonEngine, triton: FakeTriton, calls: Calls
     ) -> None:
         triton.streamed = scripted([piece(1), pb.ModelStreamInferResponse(error_message="no boxes"), piece(2)])
@@ -269,7 +279,7 @@ class TestStream:
         assert (caught.value.upstream.grpc_code, caught.value.upstream.message) == (None, "no boxes")
         assert calls == [("m", "UNKNOWN")]
 
-    async def test_a_stream_that_closes_without_its_end_is_broken(
+    async def test_a_stream_without_a_final_flag_is_a_protocol_error(
         self, engine: TritonEngine, triton: FakeTriton
     ) -> None:
         triton.streamed = scripted([piece(1)])
@@ -277,7 +287,7 @@ class TestStream:
             await everything(engine)
 
     @pytest.mark.parametrize("code", [code for code in grpc.StatusCode if code.name != "OK"])
-    async def test_a_status_in_the_middle(
+    async def test_a_status_within_a_stream_is_converted(
         self, engine: TritonEngine, triton: FakeTriton, calls: Calls, code: grpc.StatusCode
     ) -> None:
         async def broken(
@@ -293,7 +303,7 @@ class TestStream:
         assert caught.value.upstream.grpc_code == code.name
         assert calls == [("m", code.name)]
 
-    async def test_silence_until_the_deadline(self, engine: TritonEngine, triton: FakeTriton) -> None:
+    async def test_a_silent_stream_ends_at_the_deadline(self, engine: TritonEngine, triton: FakeTriton) -> None:
         triton.streamed = scripted([piece(1)], hangs_s=3600)
         with pytest.raises(DeadlineExceeded):
             await everything(engine, 0.1)
@@ -333,9 +343,9 @@ class TestStream:
             ([pb.ModelStreamInferResponse(error_message="no boxes")], QUIET_S * 3, False),
             ([piece(1)], QUIET_S * 3, True),
         ],
-        ids=["a burst", "after the final response", "after an error", "by a hook"],
+        ids=["a burst", "after the final response", "after an error", "by a cancel call"],
     )
-    async def test_a_stream_that_soon_ends_by_itself_is_not_cancelled(
+    async def test_a_stream_that_ends_soon_is_not_cancelled(
         self,
         engine: TritonEngine,
         triton: FakeTriton,
@@ -351,7 +361,7 @@ class TestStream:
         await asyncio.wait_for(engine.close(), LONG_S)
         assert not triton.cancelled.is_set()
 
-    async def test_a_stream_that_its_hook_does_not_end_is_cancelled(
+    async def test_a_stream_that_ignores_its_cancel_call_is_cancelled(
         self, engine: TritonEngine, triton: FakeTriton
     ) -> None:
         triton.streamed = scripted([piece(1)], hangs_s=3600)
@@ -362,7 +372,9 @@ class TestStream:
 
 
 class TestBeforeTheCall:
-    async def test_a_deadline_that_has_passed(self, engine: TritonEngine, triton: FakeTriton, calls: Calls) -> None:
+    async def test_a_passed_deadline_sends_no_request(
+        self, engine: TritonEngine, triton: FakeTriton, calls: Calls
+    ) -> None:
         passed = Deadline(expires_at=0.0)
         with pytest.raises(DeadlineExceeded):
             await engine.infer(REQUEST, passed)
@@ -371,7 +383,7 @@ class TestBeforeTheCall:
         assert triton.requests == []
         assert calls == []
 
-    async def test_no_server_listens(self) -> None:
+    async def test_without_a_server_every_call_is_unavailable(self) -> None:
         async with open_transport("127.0.0.1:1") as channel:
             engine = TritonEngine(channel)
             assert not await engine.is_live()
@@ -384,14 +396,14 @@ class TestBeforeTheCall:
 
 
 class TestModels:
-    async def test_the_index_says_what_is_ready(self, engine: TritonEngine, triton: FakeTriton) -> None:
+    async def test_readiness_is_read_from_the_index(self, engine: TritonEngine, triton: FakeTriton) -> None:
         triton.ready = {"a": "READY", "b": "UNAVAILABLE"}
         assert await engine.is_live()
         assert await engine.models() == [ModelState("a", "1", ready=True), ModelState("b", "1", ready=False)]
         assert await engine.model_ready("a")
         assert not await engine.model_ready("b")
 
-    async def test_a_configuration(self, engine: TritonEngine, triton: FakeTriton) -> None:
+    async def test_the_configuration_of_a_model(self, engine: TritonEngine, triton: FakeTriton) -> None:
         triton.ready = {"a": "READY"}
         assert (await engine.model_config("a")).backend == "python"
 

@@ -1,4 +1,4 @@
-"""Every observed text and code of Triton -> the gateway's error, which never contains Triton's text."""
+"""Observed texts and codes of Triton are converted to errors of the gateway, which never contain Triton's text."""
 
 import grpc
 import pytest
@@ -48,7 +48,9 @@ BY_TEXT = [
 
 @pytest.mark.parametrize("prefix", PREFIXES)
 @pytest.mark.parametrize(("code", "text", "error"), BY_TEXT)
-def test_a_known_text_after_its_prefixes(code: str, text: str, error: type[GatewayError], prefix: str) -> None:
+def test_a_known_text_is_recognized_after_its_prefixes(
+    code: str, text: str, error: type[GatewayError], prefix: str
+) -> None:
     found = gateway_error_of(code, prefix + text, "m")
     assert type(found) is error
     assert found.upstream is not None
@@ -57,14 +59,14 @@ def test_a_known_text_after_its_prefixes(code: str, text: str, error: type[Gatew
 
 @pytest.mark.parametrize("prefix", PREFIXES)
 @pytest.mark.parametrize(("_code", "text", "error"), BY_TEXT)
-def test_the_same_text_inside_a_stream_which_has_no_code(
+def test_a_known_text_inside_a_stream_needs_no_code(
     _code: str, text: str, error: type[GatewayError], prefix: str
 ) -> None:
     assert type(gateway_error_of(None, prefix + text, "m")) is error
 
 
 @pytest.mark.parametrize(("code", "text", "_error"), BY_TEXT)
-def test_the_same_text_with_another_code_is_a_model_error(code: str, text: str, _error: type[GatewayError]) -> None:
+def test_a_known_text_with_another_code_is_a_model_error(code: str, text: str, _error: type[GatewayError]) -> None:
     assert code != "DATA_LOSS"
     assert type(gateway_error_of("DATA_LOSS", text, "m")) is ModelError
 
@@ -78,7 +80,7 @@ def test_the_same_text_with_another_code_is_a_model_error(code: str, text: str, 
         "in ensemble 'e' Exceeds maximum queue size",
     ],
 )
-def test_a_user_text_that_quotes_triton_is_not_an_error_of_triton(text: str) -> None:
+def test_a_quoted_text_of_triton_is_not_recognized(text: str) -> None:
     assert type(gateway_error_of("UNAVAILABLE", text, "m")) is UpstreamUnavailable
     assert type(gateway_error_of(None, text, "m")) is ModelError
 
@@ -99,7 +101,7 @@ def test_a_user_text_that_quotes_triton_is_not_an_error_of_triton(text: str) -> 
         (None, ModelError),
     ],
 )
-def test_a_code_with_an_unknown_text(code: str | None, error: type[GatewayError]) -> None:
+def test_errors_for_a_code_with_an_unknown_text(code: str | None, error: type[GatewayError]) -> None:
     assert type(gateway_error_of(code, "whatever", "m")) is error
 
 
@@ -145,16 +147,16 @@ def test_only_a_failed_connection_means_nothing_was_sent(text: str, was_sent: bo
     assert caught.value.was_sent is was_sent
 
 
-def test_a_text_of_grpc_inside_a_stream_is_the_models_own() -> None:
+def test_a_text_of_grpc_inside_a_stream_is_a_model_error() -> None:
     assert type(gateway_error_of(None, "failed to connect to all addresses", "m")) is ModelError
 
 
-def test_a_request_that_a_smaller_limit_of_triton_refuses() -> None:
+def test_a_smaller_message_limit_of_triton_is_payload_too_large() -> None:
     text = "Received message larger than max (5000000 vs. 4194304)"
     assert type(gateway_error_of("RESOURCE_EXHAUSTED", text, "m")) is PayloadTooLarge
 
 
-def test_a_fault_inside_a_chain_is_taken_apart_but_not_shown() -> None:
+def test_a_fault_inside_an_ensemble_is_parsed_but_not_shown() -> None:
     error = gateway_error_of("INVALID_ARGUMENT", "in ensemble 'e', [request id: r1] " + SHAPE, "m")
     assert error.fault is not None
     assert error.fault.kind is FaultKind.SHAPE
@@ -163,7 +165,7 @@ def test_a_fault_inside_a_chain_is_taken_apart_but_not_shown() -> None:
 
 
 @pytest.mark.parametrize("code", ["INTERNAL", "UNKNOWN", "INVALID_ARGUMENT", "ALREADY_EXISTS", None])
-def test_no_word_of_the_text_is_shown(code: str | None) -> None:
+def test_the_text_of_triton_is_not_shown(code: str | None) -> None:
     text = "Failed to process the request(s) for model 'm_0_0', message: ValueError: secret\n\nAt:\n  /abs/model.py(21)"
     error = gateway_error_of(code, text, "m")
     for shown in (error.detail, error.hint or ""):
@@ -171,23 +173,23 @@ def test_no_word_of_the_text_is_shown(code: str | None) -> None:
         assert "/abs" not in shown
 
 
-class TestTheSeam:
-    def test_a_call_that_failed(self) -> None:
+class TestTritonErrors:
+    def test_a_failed_call_is_converted(self) -> None:
         with pytest.raises(UpstreamUnavailable) as caught, triton_errors("m"):
             raise rpc_error_of(AioRpcError(grpc.StatusCode.UNAVAILABLE, Metadata(), Metadata(), "Socket closed"))
         assert isinstance(caught.value.__cause__, RpcError)
 
-    def test_a_call_that_failed_without_a_word(self) -> None:
+    def test_a_failed_call_without_a_message_is_a_model_error(self) -> None:
         with pytest.raises(ModelError), triton_errors("m"):
             raise rpc_error_of(AioRpcError(grpc.StatusCode.INTERNAL, Metadata(), Metadata(), None))
 
     @pytest.mark.parametrize(
         "broken", [grpc.aio.UsageError("channel is closed"), grpc.aio.InternalError("x"), DecodeError("x")]
     )
-    def test_an_exchange_that_broke_down(self, broken: Exception) -> None:
+    def test_errors_of_the_grpc_library_are_protocol_errors(self, broken: Exception) -> None:
         with pytest.raises(UpstreamProtocol), triton_errors("m"):
             raise broken if isinstance(broken, DecodeError) else rpc_error_of(broken)
 
-    def test_the_gateways_own_errors_pass(self) -> None:
+    def test_errors_of_the_gateway_are_not_converted(self) -> None:
         with pytest.raises(DeadlineExceeded), triton_errors("m"):
             raise DeadlineExceeded("it passed")

@@ -72,29 +72,29 @@ SHAPE = "unexpected shape for input 'X' for model 'ident'. Expected [-1,3,320,32
         ),
     ],
 )
-def test_a_text_of_triton_is_a_fault(message: str, fault: Fault) -> None:
+def test_a_message_of_triton_is_parsed(message: str, fault: Fault) -> None:
     assert fault_in(message) == fault
 
 
 @pytest.mark.parametrize("message", ["", "no boxes", "internal", "EARLY_EXIT[no_text]"])
-def test_a_models_own_text_is_none(message: str) -> None:
+def test_a_message_of_a_model_is_not_a_fault(message: str) -> None:
     assert fault_in(message) is None
 
 
 @pytest.mark.parametrize("code", ["INVALID_ARGUMENT", "INTERNAL", None])
-def test_a_bls_model_or_a_stream_may_have_lost_the_code(code: str | None) -> None:
+def test_a_fault_is_recognized_without_its_code(code: str | None) -> None:
     assert gateway_error_of(code, SHAPE, "ident").code == "contract_violation"
 
 
 @pytest.mark.parametrize("code", ["UNAVAILABLE", "DEADLINE_EXCEEDED", "ALREADY_EXISTS", "CANCELLED"])
-def test_other_codes_mean_what_they_say(code: str) -> None:
+def test_other_codes_are_not_faults(code: str) -> None:
     assert gateway_error_of(code, SHAPE, "ident").fault is None
 
 
-def test_names_in_a_text_are_not_shown() -> None:
+def test_names_in_a_message_are_not_shown() -> None:
     error = gateway_error_of("INVALID_ARGUMENT", SHAPE.replace("ident", "<b>"), "m")
     assert "<b>" not in f"{error.detail}{error.hint}"
 
 
-def test_a_huge_message_costs_little() -> None:
+def test_a_huge_message_is_parsed_quickly() -> None:
     assert fault_in("expected 1 inputs but got 0 inputs for model 'x'." * 100_000) is None

@@ -21,7 +21,7 @@ def only(path: Path) -> RepositoryModel:
     return model
 
 
-def test_a_configuration_without_a_name_has_its_folders(repository: Repository) -> None:
+def test_a_configuration_without_a_name_uses_its_folder(repository: Repository) -> None:
     config = repository.path / "ident" / "config.pbtxt"
     config.write_text(config.read_text().replace('name: "ident"', ""))
     assert only(repository.path).config.name == "ident"
@@ -39,14 +39,14 @@ def test_versions_are_the_folders_with_a_number(repository: Repository) -> None:
     assert only(repository.path).versions == ("1", "12")
 
 
-def test_a_broken_configuration_says_where(repository: Repository) -> None:
+def test_the_error_for_an_invalid_configuration_has_the_line(repository: Repository) -> None:
     (repository.path / "ident" / "config.pbtxt").write_text("name: 7")
     config = repository.path / "ident" / "config.pbtxt"
     assert only(repository.path).complaint.startswith(f"{config}:1:7")
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "expected"),
     [
         ("input { data_type: TYPE_FLOAT32 }", "no value named TYPE_FLOAT32; did you mean 'TYPE_FP32'?"),
         ("input { data_type: TYPE_BYTES }", "no value named TYPE_BYTES; did you mean 'TYPE_STRING'?"),
@@ -56,12 +56,12 @@ def test_a_broken_configuration_says_where(repository: Repository) -> None:
         ("ensemble_scheduling { step { model: 1 } }", "did you mean 'model_name'?"),
     ],
 )
-def test_a_mistyped_word_gets_the_nearest(repository: Repository, config: str, said: str) -> None:
+def test_a_mistyped_name_gets_a_suggestion(repository: Repository, config: str, expected: str) -> None:
     (repository.path / "ident" / "config.pbtxt").write_text(config)
-    assert only(repository.path).complaint.endswith(said)
+    assert only(repository.path).complaint.endswith(expected)
 
 
-def test_a_configuration_that_cannot_be_read_says_its_path(repository: Repository) -> None:
+def test_the_error_for_an_unreadable_file_has_its_path(repository: Repository) -> None:
     config = repository.path / "ident" / "config.pbtxt"
     config.unlink()
     config.symlink_to("absent")
@@ -86,7 +86,7 @@ def test_a_scripts_literal_calls_are_found(repository: Repository, script: str, 
     assert only(repository.path).calls == calls
 
 
-def test_declared_calls_are_found_too(repository: Repository) -> None:
+def test_declared_calls_are_found(repository: Repository) -> None:
     config = repository.path / "ident" / "config.pbtxt"
     config.write_text(config.read_text() + 'parameters { key: "bls_calls" value { string_value: "a , b," } }')
     assert only(repository.path).calls == {"a", "b"}
@@ -98,7 +98,7 @@ def test_instances_on_several_gpus_are_counted(repository: Repository) -> None:
     assert only(repository.path).config.instance_count == 4
 
 
-def test_no_folder_and_no_model_are_unreadable(tmp_path: Path) -> None:
+def test_a_missing_or_empty_repository_is_unreadable(tmp_path: Path) -> None:
     with pytest.raises(RepositoryUnreadable, match="no model repository"):
         read_repository(tmp_path / "absent")
     with pytest.raises(RepositoryUnreadable, match="contains no models"):

@@ -1,4 +1,4 @@
-"""The servers of a balancer follow the addresses, over a resolver that answers as scripted."""
+"""The servers of a balancer follow the addresses of a scripted resolver."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -41,7 +41,7 @@ class Addresses:
 
 
 @pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(addresses_module, "RESOLVE_S", 0.02)
     monkeypatch.setattr(module, "DRAIN_POLL_S", 0.005)
 
@@ -55,7 +55,7 @@ def states(balancer: Balancer) -> dict[str, str]:
     return dict(sorted(balancer.states().items()))
 
 
-async def test_a_new_address_joins_and_a_removed_one_leaves_when_idle() -> None:
+async def test_addresses_join_at_once_and_leave_when_idle() -> None:
     addresses = Addresses("10.0.0.1", "10.0.0.2")
     pool, balancer = named(addresses)
     await pool.open()
@@ -68,14 +68,14 @@ async def test_a_new_address_joins_and_a_removed_one_leaves_when_idle() -> None:
         await eventually(lambda: len(balancer.servers) == 3)
         await eventually(lambda: states(balancer)["10.0.0.3:8001"] == "up")
         assert states(balancer)["10.0.0.1:8001"] == "leaving"
-        assert balancer.servers[2].joined_at > 0  # it starts slowly
+        assert balancer.servers[2].joined_at > 0  # its traffic grows slowly
         first.in_flight = 0
         await eventually(lambda: addresses.closed == ["10.0.0.1:8001"])
     await pool.close()
     assert sorted(addresses.closed) == ["10.0.0.1:8001", "10.0.0.2:8001", "10.0.0.3:8001"]
 
 
-async def test_an_address_that_comes_back_while_it_drains_is_kept() -> None:
+async def test_an_address_that_returns_while_draining_is_kept() -> None:
     addresses = Addresses("10.0.0.1", "10.0.0.2")
     pool, balancer = named(addresses)
     await pool.open()
@@ -88,7 +88,7 @@ async def test_an_address_that_comes_back_while_it_drains_is_kept() -> None:
     assert len(addresses.opened) == 2
 
 
-async def test_a_resolver_that_fails_takes_nothing_away(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failing_resolver_removes_no_address(caplog: pytest.LogCaptureFixture) -> None:
     addresses = Addresses("10.0.0.1")
     pool, balancer = named(addresses)
     await pool.open()
@@ -99,7 +99,7 @@ async def test_a_resolver_that_fails_takes_nothing_away(caplog: pytest.LogCaptur
     assert caplog.text.count("cannot be resolved") == 1
 
 
-async def test_a_name_that_is_not_known_yet_is_followed() -> None:
+async def test_a_name_may_become_known_later() -> None:
     addresses = Addresses()
     pool, balancer = named(addresses)
     await pool.open()
@@ -109,7 +109,7 @@ async def test_a_name_that_is_not_known_yet_is_followed() -> None:
         await eventually(lambda: states(balancer) == {"10.0.0.1:8001": "up"})
 
 
-async def test_a_resolver_that_hangs_is_a_resolver_that_fails() -> None:
+async def test_a_hanging_resolver_counts_as_failed() -> None:
     async def hang(host: str, port: int) -> list[str]:
         await asyncio.sleep(60)
         return []
@@ -138,7 +138,7 @@ def test_addresses_are_separated_by_commas(url: str, found: tuple[str, ...]) -> 
 
 
 @pytest.mark.parametrize("url", ["", "a", "a:", "a:0", "a:65536", "a:1,,b:2", ":1", "unix:", "a:1,http://b"])
-def test_a_wrong_address_is_named(url: str) -> None:
+def test_an_invalid_address_is_an_error(url: str) -> None:
     with pytest.raises(ValueError, match=r"is not an address|a path must follow"):
         addresses_of(url)
 
@@ -159,5 +159,5 @@ async def test_ipv6_addresses_are_written_in_brackets() -> None:
 
 
 async def test_the_system_resolves_one_family() -> None:
-    """``localhost`` has an address of each family, and is one machine."""
+    """``localhost`` has addresses of both families, which belong to one machine."""
     assert await resolve_by_system("localhost", 1) in (["127.0.0.1"], ["::1"])

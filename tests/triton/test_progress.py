@@ -1,4 +1,4 @@
-"""Which ends of a call count as unanswered."""
+"""Calls that count as unanswered."""
 
 import pytest
 
@@ -14,7 +14,7 @@ METHOD = "ModelInfer"
     ("code", "unanswered"),
     [("DEADLINE_EXCEEDED", 1), ("CANCELLED", 0), ("UNAVAILABLE", 0), ("INTERNAL", 0), ("OK", 0), ("UNKNOWN", 0)],
 )
-def test_of_the_calls_that_end_soon_only_a_timeout_is_unanswered(code: str, unanswered: int) -> None:
+def test_a_short_call_is_unanswered_only_after_a_timeout(code: str, unanswered: int) -> None:
     progress = Progress()
     progress.started(REQUEST, METHOD).ended(code, None)
     assert progress.unanswered[METHOD] == unanswered
@@ -32,7 +32,7 @@ def test_a_long_silence_before_the_end_is_unanswered(
     assert progress.unanswered[METHOD] == unanswered
 
 
-def test_a_response_starts_the_count_again() -> None:
+def test_a_response_resets_the_count() -> None:
     progress = Progress()
     for _ in range(3):
         progress.started(REQUEST, METHOD).ended("DEADLINE_EXCEEDED", None)
@@ -49,14 +49,14 @@ def test_a_deadline_in_an_active_stream_is_not_unanswered() -> None:
     assert progress.unanswered[METHOD] == 0
 
 
-def test_each_method_counts_for_itself() -> None:
+def test_methods_are_counted_separately() -> None:
     progress = Progress()
     progress.started(REQUEST, "ModelStreamInfer").ended("DEADLINE_EXCEEDED", None)
     progress.started(REQUEST, METHOD).response(InferenceResponse({}))
     assert progress.unanswered["ModelStreamInfer"] == 1
 
 
-def test_a_canarys_timeout_follows_its_models_longest_wait() -> None:
+def test_the_timeout_of_a_probe_follows_the_longest_wait() -> None:
     progress = Progress()
     assert not progress.has_answered("m")
     assert progress.timeout_s("m") == SILENCE_S
@@ -66,8 +66,8 @@ def test_a_canarys_timeout_follows_its_models_longest_wait() -> None:
     assert progress.timeout_s("m") == 120.0
 
 
-def test_observations_of_several_processes_are_joined() -> None:
-    """An answer to one process ends the row of unanswered calls of all."""
+def test_observations_of_several_processes_are_added() -> None:
+    """An answer to one process resets the count of all processes."""
     supervisor, first, second = Progress(), Progress(), Progress()
     for process in (first, second):
         process.started(REQUEST, METHOD).ended("DEADLINE_EXCEEDED", None)

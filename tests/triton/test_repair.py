@@ -1,4 +1,4 @@
-"""A dead model process is confirmed, repaired, and noticed to work again, against a real gRPC server."""
+"""A dead model process is confirmed, repaired and used again, with a real gRPC server."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -29,15 +29,15 @@ class Server(FakeTriton):
     def __init__(self) -> None:
         super().__init__(unary=self._unary, streamed=self._streamed, ready={"m": "READY"})
         self.loads_needed = 0
-        self.says = DEAD
-        """To callers; the sample is answered in accordance with ``loads_needed``."""
+        self.message = DEAD
+        """The error for callers; the answer to the sample depends on ``loads_needed``."""
 
     @property
     def is_dead(self) -> bool:
         return self.control.count("+m") < self.loads_needed
 
     async def _unary(self, request: pb.ModelInferRequest, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:
-        await context.abort(grpc.StatusCode.INTERNAL, self.says)
+        await context.abort(grpc.StatusCode.INTERNAL, self.message)
         raise AssertionError
 
     async def _streamed(
@@ -118,7 +118,7 @@ async def test_without_repair_the_model_is_not_ready_until_a_reload(repairing: R
     assert repairing.deaths == ["m"]
 
 
-async def test_a_model_that_stays_dead_is_loaded_again_with_backoff(repairing: Repairing) -> None:
+async def test_loading_a_dead_model_is_retried_with_backoff(repairing: Repairing) -> None:
     repairing.server.loads_needed = 3
     await repairing.fail()
     async with repairing.running("m", may_reload=True):
@@ -128,7 +128,7 @@ async def test_a_model_that_stays_dead_is_loaded_again_with_backoff(repairing: R
     assert repairing.deaths == ["m"]
 
 
-async def test_a_triton_that_refuses_is_logged_once_and_left_alone(
+async def test_a_triton_without_model_control_is_reported_once(
     repairing: Repairing, caplog: pytest.LogCaptureFixture
 ) -> None:
     repairing.server.loads_needed = 1

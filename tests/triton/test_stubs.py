@@ -1,4 +1,4 @@
-"""Which model's process is dead, judged by Triton's error texts."""
+"""Detects dead model processes from the error texts of Triton."""
 
 import time
 
@@ -23,7 +23,7 @@ def deaths() -> list[str]:
 
 @pytest.fixture
 def stubs(deaths: list[str]) -> Stubs:
-    """The ensemble ``whole`` runs ``part`` and ``inner``; ``inner`` runs ``part_two``; ``other`` is on its own."""
+    """The ensemble ``whole`` runs ``part`` and ``inner``; ``inner`` runs ``part_two``; ``other`` is separate."""
     known = Stubs(deaths.append)
     for each in (
         config("whole", "part", "inner"),
@@ -61,19 +61,19 @@ def test_the_owner_is_a_model_that_the_called_model_runs(stubs: Stubs, stub: str
     assert stubs.owner("whole", f"in ensemble 'whole', {DEAD.format(stub)}") == owner
 
 
-def test_a_bls_models_own_words_around_the_text_do_not_hide_it(stubs: Stubs) -> None:
+def test_the_text_is_found_within_a_message_of_a_bls_model(stubs: Stubs) -> None:
     assert stubs.owner("whole", f"the child failed: {DEAD.format('part_0_0')} Sorry.") == "part"
 
 
 @pytest.mark.parametrize("message", ["no boxes", DEAD.format("other_0_0")])
-def test_another_error_makes_no_suspect(stubs: Stubs, message: str) -> None:
-    """Nor does the process of a model that the called model does not run."""
+def test_other_errors_cause_no_suspicion(stubs: Stubs, message: str) -> None:
+    """The process of a model that the called model does not run is ignored too."""
     fail(stubs, "whole", message)
     assert stubs.suspects == []
 
 
-def test_errors_alone_never_count_as_a_death(stubs: Stubs, deaths: list[str]) -> None:
-    """A caller's text may be in the error: the suspicion has to be confirmed."""
+def test_errors_alone_are_not_a_death(stubs: Stubs, deaths: list[str]) -> None:
+    """The suspicion must be confirmed, because the error may contain text of a caller."""
     fail(stubs, "whole", DEAD.format("part_0_0"), times=50)
     assert (stubs.suspects, stubs.dead, deaths) == (["whole"], [], [])
     assert stubs.is_alive("whole")
@@ -87,7 +87,7 @@ def test_repeated_errors_name_one_model(stubs: Stubs) -> None:
     assert stubs.repeated("whole") == "part"
 
 
-def test_a_text_without_a_name_is_about_the_called_model(stubs: Stubs) -> None:
+def test_a_text_without_a_name_refers_to_the_called_model(stubs: Stubs) -> None:
     fail(stubs, "part", "Stub process is not healthy.", times=REPEATED)
     assert stubs.repeated("part") == "part"
 
@@ -102,18 +102,18 @@ def test_a_dead_step_fails_every_model_that_uses_it(stubs: Stubs, deaths: list[s
     assert stubs.is_alive("whole")
 
 
-def test_a_revived_model_is_no_suspect(stubs: Stubs) -> None:
+def test_a_revived_model_is_not_suspected(stubs: Stubs) -> None:
     stubs.condemn("part")
     fail(stubs, "whole", DEAD.format("part_0_0"), times=REPEATED)
     stubs.revive("part")
     assert stubs.suspects == []
 
 
-def test_the_number_of_instances_is_the_largest_of_the_chain(stubs: Stubs) -> None:
+def test_instances_is_the_maximum_over_all_steps(stubs: Stubs) -> None:
     assert (stubs.instances("whole"), stubs.instances("other"), stubs.instances("unknown")) == (3, 1, 1)
 
 
-def test_models_that_run_each_other_end_the_search() -> None:
+def test_a_cycle_of_models_ends_the_search() -> None:
     stubs = Stubs()
     stubs.learn(config("a", "b"))
     stubs.learn(config("b", "a"))
@@ -134,7 +134,7 @@ def test_suspects_are_passed_to_the_confirming_process(stubs: Stubs, deaths: lis
     assert supervisor.take_suspects() == {"whole": {"part": REPEATED + 1}}
 
 
-def test_a_process_that_follows_another_counts_no_death(stubs: Stubs, deaths: list[str]) -> None:
+def test_a_worker_does_not_count_deaths(stubs: Stubs, deaths: list[str]) -> None:
     stubs.follow(["part"])
     assert not stubs.is_alive("whole")
     stubs.follow([])

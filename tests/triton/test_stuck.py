@@ -1,4 +1,4 @@
-"""A Triton that is live and answers no inference call, against a real gRPC server."""
+"""A stuck Triton is live but answers no inference calls; tested with a real gRPC server."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -75,7 +75,7 @@ class Watched:
 
 
 @pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_module, "SILENCE_S", 0.1)
     monkeypatch.setattr(stuck_module, "POLL_S", 0.01)
     monkeypatch.setattr(stuck_module, "FIRST_DELAY_S", 0.01)
@@ -103,7 +103,7 @@ async def test_a_stuck_triton_is_not_live_until_it_answers(watched: Watched, cap
     assert caplog.text.count("Triton is stuck") == 1
 
 
-async def test_stuck_streams_are_noticed_despite_unary_answers(watched: Watched) -> None:
+async def test_stuck_streams_are_detected_despite_unary_answers(watched: Watched) -> None:
     await watched.answer_once("a")
     watched.server.silent = {"a"}
     for _ in range(2):
@@ -138,11 +138,11 @@ async def test_an_embedded_triton_is_restarted(watched: Watched) -> None:
         "the model answers again",
         "no sample",
         "a model that never answered",
-        "a decoupled model, which ModelInfer does not fit",
+        "a decoupled model",
         "one timeout",
     ],
 )
-async def test_a_triton_that_may_work_is_left_alone(
+async def test_a_triton_that_may_work_is_not_restarted(
     watched: Watched, samples: tuple[str, ...], silent: set[str], timeouts: int
 ) -> None:
     await watched.answer_once("a", "b", "decoupled")
@@ -154,7 +154,7 @@ async def test_a_triton_that_may_work_is_left_alone(
     assert (watched.health.progress.is_stuck, watched.restarts) == (False, 0)
 
 
-async def test_a_triton_that_is_away_is_not_stuck(watched: Watched) -> None:
+async def test_an_unreachable_triton_is_not_stuck(watched: Watched) -> None:
     await watched.answer_once("a")
     watched.server.silent = {"a"}
     await watched.time_out("a")
@@ -168,12 +168,12 @@ async def test_a_triton_that_is_away_is_not_stuck(watched: Watched) -> None:
 async def test_an_answered_call_clears_the_suspicion(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         progress_module, "SILENCE_S", 0.5
-    )  # much longer than between two answers, on a slow machine too
+    )  # much longer than the time between two answers, even on a slow machine
     await watched.answer_once("a")
     watched.server.silent = {"a"}
     await watched.time_out("a")
     async with watched.watching("a", restarts=True):
-        await asyncio.sleep(0.1)  # until the watch asks the canary
+        await asyncio.sleep(0.1)  # until the watch sends the probe
         for _ in range(60):
             await watched.answer_once("b")
             await asyncio.sleep(0.02)

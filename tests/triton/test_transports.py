@@ -1,4 +1,4 @@
-"""The guarantees of the transport port, tested with both gRPC clients."""
+"""The guarantees of a transport, tested with both gRPC clients."""
 
 import asyncio
 import socket
@@ -21,17 +21,17 @@ Answer = Callable[[bytes, grpc.aio.ServicerContext], AsyncIterator[bytes]]
 Open = Callable[[str], Transport]
 WAIT_S = 20.0
 ROUNDED_UP_S = 0.01
-"""grpcio sends a timeout of seconds in steps of 10 ms, rounded up."""
+"""Source: grpcio rounds a timeout of seconds up to steps of 10 ms."""
 
 
 class Script(grpc.GenericRpcHandler):
-    """A server whose one method of each kind a test writes."""
+    """A server with a unary and a streaming method, which the test provides."""
 
     def __init__(self) -> None:
         self.answer: Answer = _echo
         self.metadata: dict[str, str] = {}
         self.ended = asyncio.Event()
-        """Set when an answer ends, also because the call was cancelled."""
+        """Set when an answer ends or the call is cancelled."""
 
     def answer_when_released(self) -> asyncio.Event:
         """Repeats each message after the event is set."""
@@ -136,7 +136,7 @@ async def drained(stream: StreamCall) -> list[bytes]:
 
 
 @pytest.mark.parametrize("size", [0, 1, 16_383, 65_536, 5 * 1024 * 1024])
-async def test_a_message_there_and_back(transport: Transport, size: int) -> None:
+async def test_a_message_of_any_size_survives_a_round_trip(transport: Transport, size: int) -> None:
     message = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
     assert await called(transport, message) == message
 
@@ -176,12 +176,12 @@ async def test_an_unknown_method_is_unimplemented(transport: Transport) -> None:
     assert error.code == "UNIMPLEMENTED"
 
 
-async def test_many_calls_at_once_get_their_own_answers(transport: Transport) -> None:
+async def test_concurrent_calls_get_their_own_answers(transport: Transport) -> None:
     messages = [bytes([n % 256]) * n for n in range(200)]
     assert await asyncio.gather(*(called(transport, message) for message in messages)) == messages
 
 
-async def test_a_response_over_the_limit_is_refused(transport: Transport, script: Script) -> None:
+async def test_a_response_over_the_limit_is_an_error(transport: Transport, script: Script) -> None:
     async def answer(_message: bytes, _context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
         yield bytes(MAX_MESSAGE_BYTES + 1)
 
@@ -215,7 +215,7 @@ async def test_a_stream_without_messages_ends(transport: Transport, script: Scri
     assert await drained(await streamed(transport)) == []
 
 
-async def test_an_error_comes_after_the_messages_before_it(transport: Transport, script: Script) -> None:
+async def test_an_error_follows_the_messages_before_it(transport: Transport, script: Script) -> None:
     async def answer(_message: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
         yield b"one"
         yield b"two"
@@ -228,7 +228,7 @@ async def test_an_error_comes_after_the_messages_before_it(transport: Transport,
     assert (error.code, error.details) == ("ALREADY_EXISTS", "EXIT")
 
 
-async def test_a_reader_that_stalls_stops_the_server(transport: Transport, script: Script) -> None:
+async def test_a_stalled_reader_stops_the_server(transport: Transport, script: Script) -> None:
     sent = 0
 
     async def answer(_message: bytes, _context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
@@ -244,7 +244,7 @@ async def test_a_reader_that_stalls_stops_the_server(transport: Transport, scrip
     while settled != sent:
         settled = sent
         await asyncio.sleep(0.3)
-    assert sent < 1000, "the server was not stopped"
+    assert sent < 1000, "flow control did not stop the server"
     assert len(await drained(stream)) == 2999
 
 
@@ -302,7 +302,7 @@ async def test_cancelling_the_wait_does_not_cancel_the_response(transport: Trans
     assert await call.response() == b"later"
 
 
-async def test_the_deadline_ends_a_call_that_the_server_does_not_answer(transport: Transport, script: Script) -> None:
+async def test_the_deadline_ends_an_unanswered_call(transport: Transport, script: Script) -> None:
     async def answer(_message: bytes, _context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
         await asyncio.sleep(3600)
         yield b""
@@ -314,7 +314,7 @@ async def test_the_deadline_ends_a_call_that_the_server_does_not_answer(transpor
     assert stream.done()
 
 
-async def test_a_server_that_is_not_there(open_transport: Open) -> None:
+async def test_a_missing_server_is_unavailable(open_transport: Open) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"127.0.0.1:{taken.getsockname()[1]}"
     transport = open_transport(url)
@@ -323,8 +323,8 @@ async def test_a_server_that_is_not_there(open_transport: Open) -> None:
     await transport.close()
 
 
-async def test_a_connection_that_is_lost_fails_its_calls(open_transport: Open, script: Script) -> None:
-    """The client cannot know whether the server processed them."""
+async def test_a_lost_connection_fails_its_calls(open_transport: Open, script: Script) -> None:
+    """The client cannot know whether the server processed the calls."""
 
     async def answer(message: bytes, _context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
         yield message
@@ -341,7 +341,7 @@ async def test_a_connection_that_is_lost_fails_its_calls(open_transport: Open, s
     await transport.close()
 
 
-async def test_it_connects_again_after_a_restart(open_transport: Open, script: Script, tmp_path: Path) -> None:
+async def test_a_transport_reconnects_after_a_restart(open_transport: Open, script: Script, tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/triton.sock"
     transport = open_transport(address)
     for _ in range(2):

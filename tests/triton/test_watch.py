@@ -1,4 +1,4 @@
-"""Tritons that are down or slow are ejected, and return, over engines that answer as scripted."""
+"""Tritons that are down or slow are ejected and return later; the engines have scripted answers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ from tests.triton.test_balancer import ANSWER, PLAIN, Balancer, balanced, workin
 
 
 @pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"POLL_S": 0.01, "SHORTEST_S": 0.001, "SILENCE_S": 0.02, "FIRST_RETURN_S": 0.03}.items():
         monkeypatch.setattr(module, name, value)
 
@@ -32,7 +32,7 @@ def measured(server: Server, latency_s: float, count: int = ENOUGH, model: str =
     server.latencies[model].extend([latency_s] * count)
 
 
-async def test_a_server_that_went_down_returns_when_it_is_live(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_down_server_returns_when_it_is_live(caplog: pytest.LogCaptureFixture) -> None:
     engines = working(), working()
     balancer, seen = balanced(*engines)
     engines[0].is_up = False
@@ -46,7 +46,7 @@ async def test_a_server_that_went_down_returns_when_it_is_live(caplog: pytest.Lo
     assert balancer.servers[0].joined_at > 0
 
 
-async def test_a_server_that_is_silent_under_load_is_looked_at() -> None:
+async def test_a_silent_server_with_requests_is_checked() -> None:
     engines = working(), working()
     balancer, _ = balanced(*engines)
     engines[0].is_up = False
@@ -55,7 +55,7 @@ async def test_a_server_that_is_silent_under_load_is_looked_at() -> None:
         await eventually(lambda: not balancer.servers[0].is_up)
 
 
-async def test_a_server_that_is_much_slower_is_ejected_and_returns() -> None:
+async def test_a_slow_server_is_ejected_and_returns() -> None:
     engines = working(), working(), working()
     balancer, seen = balanced(*engines)
     measured(balancer.servers[0], 0.5)
@@ -65,14 +65,14 @@ async def test_a_server_that_is_much_slower_is_ejected_and_returns() -> None:
     async with watched(balancer, "m"):
         await eventually(lambda: balancer.states()["triton-0:1"] == "slow")
         await balancer.infer(InferenceRequest("m", ()), Deadline.after(1))
-        await eventually(lambda: len(engines[0].requests) > 0)  # the probe, which is slow
+        await eventually(lambda: len(engines[0].requests) > 0)  # the probe is slow too
         assert balancer.states()["triton-0:1"] == "slow"
         engines[0].answers = [ANSWER]
         await eventually(lambda: balancer.states()["triton-0:1"] == "up")
     assert seen.ejections == [("triton-0:1", "slow")]
 
 
-async def test_half_of_the_servers_stay() -> None:
+async def test_at_most_half_of_the_servers_are_ejected() -> None:
     balancer, seen = balanced(working(), working())
     measured(balancer.servers[0], 0.5)
     measured(balancer.servers[1], 0.02)
@@ -88,7 +88,7 @@ async def test_half_of_the_servers_stay() -> None:
     [((0.06, 0.02, 0.02), ENOUGH), ((0.0005, 0.0001, 0.0001), ENOUGH), ((0.5, 0.02, 0.02), ENOUGH - 1)],
     ids=["three times", "far below a millisecond", "too few samples"],
 )
-def test_a_server_that_may_be_as_fast_as_the_others_stays(latencies: tuple[float, ...], count: int) -> None:
+def test_a_server_of_similar_speed_is_not_ejected(latencies: tuple[float, ...], count: int) -> None:
     servers = [Server(str(number), FakeEngine.of(PLAIN)) for number in range(3)]
     for server, latency_s in zip(servers, latencies, strict=True):
         measured(server, latency_s, count)

@@ -1,4 +1,4 @@
-"""The modules of a Triton model are loaded from its own folder, as the Python backend does."""
+"""Loads the modules of a Triton model from its own folder, like the Python backend."""
 
 import importlib
 import sys
@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="session")
 def load() -> Callable[[str, str], ModuleType]:
-    """``load(model, module)``: loads a module from the folder of the model's ``model.py``."""
+    """``load(model, module)`` loads a module from the folder of the model's ``model.py``."""
 
     def load(model: str, module: str) -> ModuleType:
         for folder in (ROOT / "model_kit/src", ROOT / "triton_models" / model / "1"):

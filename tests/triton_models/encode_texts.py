@@ -1,4 +1,4 @@
-"""Run by the models' own Python: the vectors of the JSON texts on standard input, one at a time and all at once."""
+"""Encodes the JSON texts of standard input, one by one and together. The Python of the models runs this script."""
 
 import json
 import sys

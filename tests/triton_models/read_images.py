@@ -1,4 +1,4 @@
-"""Run by the models' own Python: reads the images named by its arguments, prints texts, scores and boxes by name."""
+"""Prints texts, scores and boxes of the images in its arguments. The Python of the models runs this script."""
 
 import importlib
 import json
@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def package_of(model):
-    """The folder ``1`` of a model as a package, as the Python backend imports it."""
+    """Registers the folder ``1`` of a model as a package, like the Python backend."""
     package = ModuleType(model)
     package.__path__ = [str(ROOT / "triton_models" / model / "1")]
     sys.modules[model] = package

@@ -1,11 +1,11 @@
-"""The limits of the time for an image: the number of its lines, and the deadline."""
+"""The time for an image is limited by its number of lines and by the deadline."""
 
 import numpy as np
 import pytest
 
 
 def boxes(*sides):
-    """[n, 4, 2]: squares with these sides."""
+    """Returns squares with these sides, shape [n, 4, 2]."""
     return np.array([[[0, 0], [side, 0], [side, side], [0, side]] for side in sides], dtype=np.float32)
 
 

@@ -18,14 +18,14 @@ def cancellations(load, clock):
     return load("tokens_generate", "tokens_cancellation").Cancellations(clock)
 
 
-def test_a_running_request_is_cancelled_and_no_other(cancellations):
+def test_only_the_named_request_is_cancelled(cancellations):
     mine, other = cancellations.watch("mine"), cancellations.watch("other")
     cancellations.cancel("mine")
     assert mine.is_set()
     assert not other.is_set()
 
 
-def test_a_call_that_comes_first_is_remembered_for_a_minute(cancellations, clock):
+def test_an_early_cancellation_is_kept_for_a_minute(cancellations, clock):
     cancellations.cancel("early")
     clock.now_s += 59
     assert cancellations.watch("early").is_set()
@@ -33,7 +33,7 @@ def test_a_call_that_comes_first_is_remembered_for_a_minute(cancellations, clock
     assert not cancellations.watch("early").is_set()
 
 
-def test_a_request_that_waits_for_long_stays_cancelled(cancellations, clock):
+def test_a_waiting_request_stays_cancelled(cancellations, clock):
     waiting = cancellations.watch("waiting")
     cancellations.cancel("waiting")
     clock.now_s += 600
@@ -42,6 +42,6 @@ def test_a_request_that_waits_for_long_stays_cancelled(cancellations, clock):
 
 
 @pytest.mark.parametrize("request_id", ["", "x" * 257])
-def test_an_invalid_request_id_is_refused(cancellations, request_id):
+def test_an_invalid_request_id_is_an_error(cancellations, request_id):
     with pytest.raises(Exception, match="CANCEL must be"):
         cancellations.cancel(request_id)

@@ -19,7 +19,7 @@ def test_an_image_within_the_budget_keeps_its_size(place):
     assert (placement.drawn_height, placement.drawn_width) == (320, 640)
 
 
-def test_a_large_image_is_shrunk_to_the_budget_with_its_proportions(place):
+def test_a_large_image_is_scaled_down_to_the_budget(place):
     placement = place(3000, 4000)
     assert placement.drawn_height * placement.drawn_width == pytest.approx(614_400, rel=0.01)
     assert placement.drawn_width / placement.drawn_height == pytest.approx(4 / 3, rel=0.01)
@@ -34,7 +34,7 @@ def test_any_image_fits_the_budget_and_the_longest_side(canvas, height, width):
 
 
 @pytest.mark.parametrize("size", [(1, 1), (31, 33), (32, 32), (320, 640), (17, 500)])
-def test_the_canvas_has_whole_cells_and_a_margin_all_around(canvas, size):
+def test_the_canvas_has_whole_cells_and_a_margin(canvas, size):
     drawn = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
     painted = canvas.canvas_of(drawn)
     margin = canvas.MARGIN_PX
@@ -48,7 +48,7 @@ def box(left, top, right, bottom):
     return [[left, top], [right, top], [right, bottom], [left, bottom]]
 
 
-def test_boxes_come_back_to_pixels_of_the_image(canvas):
+def test_boxes_are_converted_to_pixels_of_the_image(canvas):
     placement = canvas.Placement(height=200, width=400, drawn_height=100, drawn_width=200)
     found = np.array([box(26, 36, 66, 56)], dtype=np.float32)
     inside = canvas.boxes_in_image(found, placement)
@@ -56,7 +56,7 @@ def test_boxes_come_back_to_pixels_of_the_image(canvas):
     assert inside.tolist() == [box(20, 40, 100, 80)]
 
 
-def test_boxes_are_clipped_and_boxes_of_the_margin_dropped(canvas):
+def test_boxes_are_clipped_to_the_image(canvas):
     placement = canvas.Placement(height=50, width=100, drawn_height=50, drawn_width=100)
     found = np.array([box(6, 20, 126, 40), box(20, 0, 90, 15), box(118, 20, 130, 40)], dtype=np.float32)
     assert canvas.boxes_in_image(found, placement).tolist() == [box(0, 4, 100, 24)]

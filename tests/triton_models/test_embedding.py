@@ -1,4 +1,4 @@
-"""The sentence encoder with its real weights, in the models' own environment, against the original.
+"""Compares the sentence encoder, with its real weights and in the models' environment, with the original.
 
 ``fixtures/sentence_vectors.npz`` contains the vectors of sentence-transformers 6.2.0 on torch 2.13.0 (CPU).
 """
@@ -22,7 +22,7 @@ def original():
 
 @pytest.fixture(scope="module")
 def encoded(original, models_venv):
-    """``alone`` and ``together``: the vectors of the fixture's texts, [n, 384]."""
+    """The vectors of the fixture's texts, encoded ``alone`` and ``together``, shape [n, 384]."""
     run = subprocess.run(
         [models_venv / "bin/python3", SCRIPT],
         input=json.dumps(original["texts"].tolist()).encode(),
@@ -34,11 +34,11 @@ def encoded(original, models_venv):
 
 
 @pytest.mark.parametrize("way", ["alone", "together"])
-def test_vectors_equal_the_originals(original, encoded, way):
+def test_vectors_equal_those_of_the_original(original, encoded, way):
     assert np.abs(encoded[way] - original["vectors"]).max() < 3e-7
 
 
-def test_the_texts_compared_are_hard_ones(original):
+def test_the_compared_texts_include_edge_cases(original):
     texts = original["texts"].tolist()
     assert "" in texts
     assert max(len(text.split()) for text in texts) > 256

@@ -1,4 +1,4 @@
-"""Prompts -> token ids, and back through the vocabulary of the last step."""
+"""Converts prompts to token ids, and back with the vocabulary of the last step."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def test_prompts_survive_the_round_trip(encoder, vocabulary, text):
     assert vocabulary.bytes_of(encoder.ids_of(text.encode())) == text.encode()
 
 
-def test_the_end_token_cannot_be_typed(encoder):
+def test_a_prompt_cannot_contain_the_end_token(encoder):
     assert END_ID not in encoder.ids_of(b"a <|end|> b")
 
 
@@ -35,10 +35,10 @@ def test_an_empty_prompt_is_the_start_of_a_text(encoder):
     assert ids.dtype == np.int32
 
 
-def test_only_the_newest_of_a_very_long_prompt_is_read(encoder, vocabulary):
+def test_only_the_end_of_a_long_prompt_is_used(encoder, vocabulary):
     assert vocabulary.bytes_of(encoder.ids_of(b"a" + b"x y " * 10_000)) == b"x y " * 4096
 
 
-def test_bytes_that_are_no_text_are_refused(encoder):
+def test_invalid_utf_8_is_an_error(encoder):
     with pytest.raises(Exception, match="PROMPT is not UTF-8"):
         encoder.ids_of(b"\xff")

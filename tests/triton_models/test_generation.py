@@ -1,4 +1,4 @@
-"""A whole text: chunks, ends, chance and cancellation."""
+"""Generation of a text: chunks, end, sampling and cancellation."""
 
 from itertools import islice
 
@@ -48,11 +48,11 @@ def token_ids(chunks):
     return [token_id for chunk in chunks for token_id in chunk.token_ids]
 
 
-def test_same_seed_same_text(chunks):
+def test_the_same_seed_gives_the_same_text(chunks):
     assert chunks(seed=7, max_tokens=20) == chunks(seed=7, max_tokens=20)
 
 
-def test_other_seed_other_text(chunks):
+def test_another_seed_gives_another_text(chunks):
     assert len({tuple(token_ids(chunks(seed=seed, max_tokens=20, temperature=2.0))) for seed in (1, 2, -3)}) == 3
 
 
@@ -72,21 +72,21 @@ def test_only_the_last_chunk_has_a_finish_reason(chunks):
     assert [chunk.finish_reason for chunk in chunks(seed=1, max_tokens=3)] == [None, None, "length"]
 
 
-def test_end_token_stops_the_text(generation, wishes):
+def test_the_end_token_stops_the_text(generation, wishes):
     found = generation.generate(EndsAfter(2), np.array([1]), wishes(temperature=0), lambda: False)
     assert [(chunk.token_ids, chunk.finish_reason) for chunk in found] == [([1], None), ([1], None), ([0], "stop")]
 
 
-def test_end_token_as_the_last_that_fits_is_a_stop(generation, wishes):
+def test_an_end_token_at_the_limit_is_a_stop(generation, wishes):
     found = generation.generate(EndsAfter(1), np.array([1]), wishes(temperature=0, max_tokens=2), lambda: False)
     assert [chunk.finish_reason for chunk in found] == [None, "stop"]
 
 
-def test_text_continues_beyond_the_window(chunks, network):
+def test_a_text_continues_beyond_the_window(chunks, network):
     assert len(token_ids(chunks(prompt=[5] * network.window, seed=3, max_tokens=30))) > 1
 
 
-def test_cancelled_before_the_next_token(generation, wishes, network):
+def test_cancellation_stops_before_the_next_token(generation, wishes, network):
     gone = []
     running = generation.generate(network, np.array([300]), wishes(seed=1), lambda: bool(gone))
     assert len(list(islice(running, 3))) == 3
@@ -94,19 +94,19 @@ def test_cancelled_before_the_next_token(generation, wishes, network):
     assert list(running) == []
 
 
-def test_cancelled_before_it_begins(generation, wishes):
+def test_an_early_cancellation_generates_no_tokens(generation, wishes):
     class Unread:
         pass
 
     assert list(generation.generate(Unread(), np.array([300]), wishes(), lambda: True)) == []
 
 
-def test_prompt_keeps_its_newest_window(generation, network):
+def test_a_long_prompt_is_cut_to_the_window(generation, network):
     prompt = np.arange(600, dtype=np.int32)
     assert list(generation.checked_prompt(prompt, network)) == list(range(88, 600))
 
 
 @pytest.mark.parametrize("prompt", [[], [-1], [1, 2048]])
-def test_prompt_outside_the_vocabulary_is_refused(generation, network, prompt):
+def test_a_prompt_outside_the_vocabulary_is_an_error(generation, network, prompt):
     with pytest.raises(Exception, match="TOKEN_IDS"):
         generation.checked_prompt(np.array(prompt, np.int32), network)

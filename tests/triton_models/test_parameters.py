@@ -10,7 +10,7 @@ def test_defaults(parameters):
     assert parameters.wishes_of({}) == parameters.Wishes(max_tokens=64, temperature=0.8, seed=None, chunk_tokens=1)
 
 
-def test_every_parameter_is_read_and_others_are_passed_over(parameters):
+def test_known_parameters_are_read_and_others_ignored(parameters):
     sent = {"max_tokens": 512, "temperature": 0, "seed": -4, "chunk_tokens": 64, "traceparent": "00-1"}
     assert parameters.wishes_of(sent) == parameters.Wishes(max_tokens=512, temperature=0.0, seed=-4, chunk_tokens=64)
 
@@ -33,7 +33,7 @@ def test_every_parameter_is_read_and_others_are_passed_over(parameters):
         ("chunk_tokens", 65),
     ],
 )
-def test_a_wrong_parameter_is_named_and_its_value_is_not(parameters, name, value):
+def test_the_error_names_the_parameter_but_not_its_value(parameters, name, value):
     with pytest.raises(Exception, match=f"^{name} must be") as caught:
         parameters.wishes_of({name: value})
     assert type(caught.value).__name__ == "InvalidInput"

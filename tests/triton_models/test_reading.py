@@ -1,4 +1,4 @@
-"""Detection and recognition with the real networks, in the models' own environment."""
+"""Detection and recognition with the real networks, in the models' environment."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="the models' environ
 
 
 def sheet(width, height, *words):
-    """A white sheet with words at (left, top, size in pixels, text)."""
+    """Returns a white image with words at (left, top, size in pixels, text)."""
     image = Image.new("RGB", (width, height), "white")
     draw = ImageDraw.Draw(image)
     for left, top, size_px, text in words:
@@ -47,7 +47,7 @@ LINES = ["Hello Triton gateway", "Open daily 9 to 18", "Please ring the bell"]
 
 @pytest.fixture(scope="module")
 def read(tmp_path_factory):
-    """Every image, read by one process of the models' Python: name -> texts, scores and boxes."""
+    """Texts, scores and boxes by image name; one process of the models' Python reads all images."""
     folder = tmp_path_factory.mktemp("images")
     for name, image in IMAGES.items():
         image.save(folder / f"{name}.png")
@@ -61,7 +61,7 @@ def test_the_sign_is_read(read, name):
     assert sorted(text.strip() for text in read[name]["texts"]) == sorted(LINES)
 
 
-def test_lines_come_in_reading_order(read):
+def test_lines_are_in_reading_order(read):
     assert read["sign"]["texts"] == LINES
     assert read["columns"]["texts"] == ["one", "two", "three", "four"]
 
@@ -80,11 +80,11 @@ def test_text_that_fills_the_image_is_read_in_any_direction(read, name):
     assert [text.strip() for text in read[name]["texts"]] == ["Strip word 0"]
 
 
-def test_a_long_strip_is_read_from_end_to_end(read):
+def test_a_long_strip_is_read_completely(read):
     assert [text.strip() for text in read["long_strip"]["texts"]] == [f"Strip word {word}" for word in range(12)]
 
 
-def test_a_scribble_is_found_and_not_read(read):
+def test_a_scribble_is_detected_with_a_low_score(read):
     assert len(read["scribble"]["boxes"]) == 1
     assert read["scribble"]["scores"][0] < 0.3
 

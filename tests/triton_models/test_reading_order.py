@@ -10,7 +10,7 @@ def reading_order(load):
 
 
 def boxes(*corners):
-    """[n, 4, 2] from (left, top, right, bottom)."""
+    """Returns boxes of shape [n, 4, 2] from (left, top, right, bottom)."""
     quads = [[[x0, y0], [x1, y0], [x1, y1], [x0, y1]] for x0, y0, x1, y1 in corners]
     return np.array(quads, dtype=np.float32).reshape(-1, 4, 2)
 
@@ -26,14 +26,14 @@ def test_words_of_an_uneven_row_are_read_left_to_right(reading_order):
     assert reading_order(boxes(below, right, middle, left)).tolist() == boxes(left, middle, right, below).tolist()
 
 
-def test_a_slope_of_words_is_not_one_endless_row(reading_order):
+def test_words_on_a_slope_are_several_rows(reading_order):
     stairs = [(100 - 20 * step, 12 * step, 118 - 20 * step, 12 * step + 20) for step in range(5)]
     tops = reading_order(boxes(*stairs))[:, 0, 1]
     assert tops[0] < tops[-1]
     assert tops[-1] == 48
 
 
-def test_no_boxes_are_in_order(reading_order):
+def test_no_boxes_keep_their_shape(reading_order):
     assert reading_order(np.zeros((0, 4, 2), dtype=np.float32)).shape == (0, 4, 2)
 
 

@@ -20,13 +20,13 @@ def test_temperature_one_draws_by_likelihood(sampling):
     np.testing.assert_allclose(shares(sampling, 1.0), [0.1, 0.6, 0.3], atol=0.03)
 
 
-def test_temperature_two_flattens(sampling):
+def test_temperature_two_flattens_the_distribution(sampling):
     expected = np.sqrt([0.1, 0.6, 0.3])
     np.testing.assert_allclose(shares(sampling, 2.0), expected / expected.sum(), atol=0.03)
 
 
 @pytest.mark.parametrize("temperature", [0, 1e-300, 5e-324])
-def test_cold_picks_the_most_likely(sampling, temperature):
+def test_a_very_low_temperature_picks_the_most_likely_token(sampling, temperature):
     assert sampling.pick(LOGITS, temperature, sampling.generator_of(1)) == 1
 
 
@@ -35,5 +35,5 @@ def test_any_integer_is_a_seed(sampling, seed):
     assert sampling.generator_of(seed).random() == sampling.generator_of(seed).random()
 
 
-def test_no_seed_is_new_every_time(sampling):
+def test_without_a_seed_every_generator_differs(sampling):
     assert sampling.generator_of(None).random() != sampling.generator_of(None).random()

@@ -12,20 +12,20 @@ def test_the_strip_is_as_large_as_the_longer_sides(shape):
     assert shape.strip_size(box) == (100, 30)
 
 
-def test_a_turned_box_is_measured_along_its_sides(shape):
+def test_a_rotated_box_is_measured_along_its_sides(shape):
     box = np.array([[0, 0], [30, 40], [22, 46], [-8, 6]], dtype=np.float32)
     assert shape.strip_size(box) == (50, 10)
 
 
-def test_a_box_without_area_still_has_a_pixel(shape):
+def test_a_box_without_area_has_one_pixel(shape):
     assert shape.strip_size(np.zeros((4, 2), dtype=np.float32)) == (1, 1)
 
 
 @pytest.mark.parametrize(("width", "height", "upright"), [(20, 100, True), (20, 30, True), (20, 29, False)])
-def test_a_tall_strip_is_taken_for_upright_text(shape, width, height, upright):
+def test_a_tall_strip_counts_as_upright_text(shape, width, height, upright):
     assert shape.is_upright(width, height) is upright
 
 
 @pytest.mark.parametrize(("width", "height", "bounded"), [(640, 10, 640), (641, 10, 640), (30_000, 3, 192), (5, 9, 5)])
-def test_a_long_strip_is_bounded_so_that_memory_is(shape, width, height, bounded):
+def test_the_width_of_a_long_strip_is_limited(shape, width, height, bounded):
     assert shape.bounded_width(width, height) == bounded

@@ -9,7 +9,7 @@ TORCH = np.load(ROOT / "tests/triton_models/fixtures/torch_logits.npz")
 
 
 def logits_after_each(network, token_ids, read):
-    """Logits [n - read + 1, vocabulary]: the first ``read`` tokens in one pass, the others one by one."""
+    """Reads the first ``read`` tokens in one pass, the others one by one. Returns logits [n - read + 1, vocabulary]."""
     cache, logits = network.read(token_ids[:read])
     return np.stack([logits, *(network.advance(cache, int(token_id)) for token_id in token_ids[read:])])
 
@@ -30,7 +30,7 @@ def test_one_by_one_equals_one_pass(network):
     np.testing.assert_allclose(logits_after_each(network, ids, read=1), whole, atol=1e-3)
 
 
-def test_two_texts_do_not_touch_each_other(network):
+def test_caches_of_two_texts_are_independent(network):
     ids = TORCH["short_ids"]
     cache, _ = network.read(ids[:5])
     other, _ = network.read(ids[5:])
@@ -39,7 +39,7 @@ def test_two_texts_do_not_touch_each_other(network):
     np.testing.assert_allclose(network.advance(cache, 7), expected, atol=1e-3)
 
 
-def test_sizes_are_those_of_the_files(network):
+def test_sizes_match_the_weights(network):
     assert network.window == 512
     assert network.vocabulary == 2048
     assert (ROOT / "triton_models/tokens_generate/1/weights.npz").stat().st_size < 5_000_000

@@ -21,23 +21,23 @@ def test_the_end_token_is_not_text(vocabulary):
     assert vocabulary.bytes_of(np.array([0], np.int32)) == b""
 
 
-def test_tokens_join_without_a_seam(vocabulary):
+def test_a_character_may_span_several_tokens(vocabulary):
     euro = [next(i for i in range(2048) if vocabulary.bytes_of(np.array([i])) == bytes([b])) for b in "€".encode()]
     assert vocabulary.bytes_of(np.array(euro, np.int32)).decode() == "€"
     assert vocabulary.bytes_of(np.array(euro[:1], np.int32)) == b"\xe2"
 
 
-def test_no_tokens_are_no_bytes(vocabulary):
+def test_no_tokens_give_no_bytes(vocabulary):
     assert vocabulary.bytes_of(np.array([], np.int32)) == b""
 
 
 @pytest.mark.parametrize("token_id", [-1, 2048])
-def test_an_id_outside_the_vocabulary_is_refused(vocabulary, token_id):
+def test_an_id_outside_the_vocabulary_is_an_error(vocabulary, token_id):
     with pytest.raises(Exception, match="NEWEST_IDS"):
         vocabulary.bytes_of(np.array([token_id], np.int32))
 
 
-def test_both_steps_read_one_tokenizer():
+def test_both_steps_use_the_same_tokenizer():
     ours = ROOT / "triton_models/text_detokenize/1/tokenizer.json"
     assert ours.is_symlink()
     assert ours.resolve() == (ROOT / "triton_models/text_tokenize/1/tokenizer.json").resolve()

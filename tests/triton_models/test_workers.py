@@ -8,7 +8,7 @@ def workers_of(load):
     return load("tokens_generate", "tokens_workers").Workers
 
 
-def test_more_than_can_run_wait_in_order(workers_of):
+def test_excess_tasks_wait_in_order(workers_of):
     workers, gate, ran = workers_of(1), threading.Event(), []
     workers.submit(gate.wait)
     for number in range(5):
@@ -19,7 +19,7 @@ def test_more_than_can_run_wait_in_order(workers_of):
     assert ran == [0, 1, 2, 3, 4]
 
 
-def test_as_many_as_threads_run_at_a_time(workers_of):
+def test_each_thread_runs_one_task(workers_of):
     workers, together = workers_of(3), threading.Barrier(3, timeout=5)
     for _ in range(3):
         workers.submit(together.wait)
@@ -27,7 +27,7 @@ def test_as_many_as_threads_run_at_a_time(workers_of):
     assert not together.broken
 
 
-def test_close_does_not_wait_for_ever(workers_of):
+def test_close_waits_for_a_limited_time(workers_of):
     workers, gate = workers_of(1), threading.Event()
     workers.submit(gate.wait)
     workers.close(0.05)

@@ -29,7 +29,7 @@ class CheckImpossible(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CheckOptions:
-    """``triton`` overrides ``repository``. If ``config`` is None, pipelines are not checked."""
+    """Options of the command. ``triton`` overrides ``repository``. Without ``config``, pipelines are not checked."""
 
     repository: Path
     config: Path | None = None
@@ -40,7 +40,7 @@ class CheckOptions:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """The number of models and pipelines read, and the findings. ``pipelines``: None without a gateway.yaml."""
+    """The number of models and pipelines, and the findings. ``pipelines`` is None without a gateway.yaml."""
 
     models: int
     pipelines: int | None
@@ -77,7 +77,7 @@ async def run_check(options: CheckOptions) -> CheckReport:
 
 
 def text_of(report: CheckReport, style: str) -> str:
-    """``text``: the summary, then a line for each finding; ``json``: one object."""
+    """Formats a report. ``text`` has the summary and a line for each finding; ``json`` is one object."""
     if style == "json":
         findings = [_as_json(finding) for finding in report.findings]
         return orjson.dumps({"models": report.models, "pipelines": report.pipelines, "findings": findings}).decode()
@@ -87,7 +87,7 @@ def text_of(report: CheckReport, style: str) -> str:
 async def _live_report(engine: Engine, file: GatewayFile | None) -> CheckReport:
     """Raises GatewayError."""
     repository = await live_repository(engine)
-    report = await asyncio.to_thread(_report, repository, file)  # it reads the files of samples
+    report = await asyncio.to_thread(_report, repository, file)  # the check reads sample files
     return replace(report, findings=[*report.findings, *compare(engine, repository)])
 
 

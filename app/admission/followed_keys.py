@@ -14,7 +14,8 @@ _log = logging.getLogger(__name__)
 class FollowedKeys:
     """Reloads the keys file when it changes.
 
-    ``known``: in a worker, the keys of the supervisor. The supervisor also follows the file, and only it logs.
+    A worker passes the keys of its supervisor as ``known``. The supervisor also follows the file, and only the
+    supervisor logs.
     """
 
     def __init__(self, path: Path, known: Keyring | None = None) -> None:
@@ -37,7 +38,7 @@ class FollowedKeys:
         if ring is not None:
             self.ring = ring
             if not self.is_quiet:
-                _log.info("the file of API keys was read again", extra={"keys": len(ring.keys)})
+                _log.info("the file of API keys was reloaded", extra={"keys": len(ring.keys)})
             self._warn_if_public()
 
     def key_of(self, text: bytes, now: float) -> Key:
@@ -50,4 +51,4 @@ class FollowedKeys:
         except OSError:
             return
         if mode & stat.S_IROTH and not self.is_quiet:
-            _log.warning("every user of this machine may read the file of API keys: chmod o-r %s", self._path)
+            _log.warning("every user of this machine can read the file of API keys; run `chmod o-r %s`", self._path)

@@ -9,11 +9,11 @@ RESOLVE_S = 5.0
 """Interval at which a DNS name is resolved, and the timeout of one attempt."""
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
-"""Host and port -> the IP addresses of the host. Raises OSError."""
+"""Resolves a host and a port to the IP addresses of the host. Raises OSError."""
 
 
 def addresses_of(url: str) -> tuple[str, ...]:
-    """Splits ``url``: ``host:port`` or ``unix:/path``, or several of them separated by commas. Raises ValueError."""
+    """Splits addresses separated by commas: ``host:port`` or ``unix:/path``. Raises ValueError."""
     found = tuple(dict.fromkeys(part.strip() for part in url.split(",")))
     for address in found:
         if not address.startswith("unix:"):

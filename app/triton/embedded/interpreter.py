@@ -38,7 +38,7 @@ print(json.dumps([sys.version_info[:2], found[0] if found else None]))
 class Interpreter:
     """A Python on this machine.
 
-    `library_folder` contains its shared libpython: "" if the system's loader finds it, None if there is none.
+    `library_folder` is the folder of its shared libpython: "" if the system's loader finds it, None without one.
     """
 
     path: Path
@@ -67,7 +67,7 @@ def inspect(path: Path) -> Interpreter | None:
 
 
 def candidates(names: Iterable[str], environment: Mapping[str, str]) -> list[Path]:
-    """Yields interpreters to try, best first: the current one, those called `names` on PATH, then pyenv's."""
+    """Returns interpreters to try: the current one, those with these `names` on PATH, then those of pyenv."""
     on_path = [shutil.which(name, path=environment.get("PATH")) for name in (*names, "python3")]
     pyenv = Path(environment.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
     versions = [folder for name in names for folder in sorted(pyenv.glob(name[len("python") :] + ".*"), reverse=True)]
@@ -81,7 +81,7 @@ def candidates(names: Iterable[str], environment: Mapping[str, str]) -> list[Pat
 
 
 def model_candidates(environment: Mapping[str, str]) -> list[Path]:
-    """Yields interpreters that may be able to run the models, best first."""
+    """Returns interpreters that may be able to run the models, best first."""
     return candidates(("python3.12", "python3.11", "python3.10"), environment)
 
 

@@ -15,14 +15,14 @@ from app.triton.shared_memory.ensembles import ModelKey, ends_with_call
 from app.triton.transport import MAX_MESSAGE_BYTES
 
 LARGE_BYTES = 512 * 1024
-"""Smaller tensors are faster over the wire; docs/decisions/0027-shared-memory-lane.md has the measurement."""
+"""Smaller tensors are faster over gRPC; docs/decisions/0027-shared-memory-lane.md has the measurement."""
 ALIGNMENT = 64
 _NOWHERE: Mapping[int, int] = {}
 _MOST_ELEMENTS = 64
 """A BYTES tensor with more elements gains little, because each element is copied separately."""
 
 _Sizes = Sequence[tuple[str, int]]
-"""Name and size in bytes of each tensor; 0: the tensor is sent over the wire."""
+"""Name and size in bytes of each tensor. The size is 0 for a tensor that is sent over gRPC."""
 
 
 class Span(NamedTuple):
@@ -36,7 +36,7 @@ class Layout(NamedTuple):
     """The spans of a call's tensors.
 
     ``inputs`` has a span for each input of the request, in order. ``outputs`` has all requested outputs, or is empty.
-    The span is None for a tensor that is sent over the wire. ``size``: of the region in bytes; 0 if none is needed.
+    The span is None for a tensor that is sent over gRPC. ``size`` is the size of the region in bytes; 0: no region.
     """
 
     inputs: tuple[Span | None, ...]
@@ -64,7 +64,7 @@ class Layouts:
     def layout_of(self, request: InferenceRequest, in_place: Mapping[int, int] = _NOWHERE) -> Layout | None:
         """Returns None if no tensor of the call is large, or if the model cannot use shared memory.
 
-        ``in_place``: position of an input that is already in the region of a body -> its offset there.
+        ``in_place`` has the offset of each input that is already in the region of a body, by its position.
         """
         inputs = [(tensor.name, _raw_size(tensor)) for tensor in request.inputs]
         outputs = self._outputs_of(request)

@@ -16,7 +16,7 @@ from app.admission.limit import (
 from app.domain.capacity import Capacity
 
 Service = Callable[[int], float]
-"""Number of running requests -> duration of each request in seconds."""
+"""The duration of each request in seconds, for a number of running requests."""
 
 
 def fifo(instances: int, service_s: float) -> Service:

@@ -17,7 +17,7 @@ DEBIAN = "bookworm"
 
 
 def lacking() -> str:
-    """Returns what this machine lacks to build an image, or an empty string."""
+    """Returns why this machine cannot build an image, or an empty string."""
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     if missing:
         return f"there is no {', '.join(missing)}: `make system-packages` installs them"

@@ -39,7 +39,7 @@ def test_a_step_runs_after_the_steps_that_write_its_inputs(steps: list[Step], or
         ("X FP32 [1]", "Y FP32 []", False),
     ],
 )
-def test_tensors_are_declared_when_all_have_a_datatype_and_a_shape(
+def test_declared_tensors_need_a_datatype_and_a_shape(
     inputs: str | list[str], outputs: str | list[str], is_declared: bool
 ) -> None:
     assert model(inputs, outputs).declares_tensors is is_declared

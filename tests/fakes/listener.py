@@ -57,7 +57,7 @@ async def read_answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
     return head, await reader.readexactly(int(head.partition(b"content-length: ")[2].split()[0]))
 
 
-async def said(port: int, *chunks: bytes, pause_s: float = 0.0) -> bytes:
+async def sent_and_received(port: int, *chunks: bytes, pause_s: float = 0.0) -> bytes:
     """Sends the chunks and returns all bytes that arrive until the connection is closed."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:

@@ -25,7 +25,7 @@ def test_one_process_has_its_own_numbers() -> None:
     assert min(values.values()) > 0
 
 
-def test_workers_are_added_and_the_cpu_time_of_an_ended_worker_stays() -> None:
+def test_workers_are_added_and_ended_workers_keep_their_cpu_time() -> None:
     metrics = ProcessMetrics()
     command = [sys.executable, "-c", BUSY]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:

@@ -68,7 +68,7 @@ def test_the_fields_of_a_line_and_their_order(metrics: Metrics, caplog: pytest.L
     record = inference(triton_request_id="tid", triton_s=0.0012345, trace=TraceContext("a" * 32, "b" * 16, 1))
     record.exit_early("no_text")
     record.error = InvalidInput("no")
-    record.error.upstream = UpstreamError("INTERNAL", "said")
+    record.error.upstream = UpstreamError("INTERNAL", "a message")
     line = line_of(record, metrics, caplog)
     names = [name for name in line if name not in {*vars(logging.makeLogRecord({})), "message"}]
     assert " ".join(names) == (

@@ -68,7 +68,7 @@ def test_without_a_collector_the_parent_is_the_callers_span() -> None:
     assert NoTracer().start("POST", Kind.SERVER, None).trace is None
 
 
-def test_requests_without_a_trace_share_one_span_without_a_collector() -> None:
+def test_without_a_collector_requests_share_one_span() -> None:
     tracer = NoTracer()
     assert tracer.start("POST", Kind.SERVER, None) is tracer.start("stream p", Kind.INTERNAL, None)
 

@@ -100,13 +100,13 @@ async def test_a_tls_error_is_logged_once_with_its_cause(
     assert [record.getMessage() for record in caplog.records] == [f"Triton refuses the gateway: {REFUSALS[fault]}"]
 
 
-def test_a_lost_triton_is_not_logged_as_a_refusal(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lost_triton_does_not_count_as_a_tls_error(caplog: pytest.LogCaptureFixture) -> None:
     for error in (RpcError("UNAVAILABLE", "failed to connect to x: Connection refused"), RpcError("INTERNAL", "ssl")):
         Refusals().note(error)
     assert not caplog.records
 
 
-def test_a_refusal_is_logged_again_after_triton_answered(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_is_logged_again_after_triton_answered(caplog: pytest.LogCaptureFixture) -> None:
     refusals, error = Refusals(), RpcError("UNAUTHENTICATED", "no")
     for _ in range(2):
         refusals.note(error)

@@ -27,7 +27,7 @@ def test_a_configuration_without_a_name_uses_its_folder(repository: Repository) 
     assert only(repository.path).config.name == "ident"
 
 
-def test_a_model_without_a_configuration_is_left_to_auto_completion(repository: Repository) -> None:
+def test_a_model_without_a_configuration_has_no_complaint(repository: Repository) -> None:
     (repository.path / "ident" / "config.pbtxt").unlink()
     model = only(repository.path)
     assert (model.config.inputs, model.complaint) == ((), "")

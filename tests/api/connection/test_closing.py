@@ -8,7 +8,7 @@ import pytest
 
 from app.api.connection import closing, protocol
 from tests.api.connection.conftest import Application
-from tests.fakes.listener import connected, listening, problem, read_answer, request, said
+from tests.fakes.listener import connected, listening, problem, read_answer, request, sent_and_received
 
 EARLY = request("/early", "Content-Length: 100000000")
 GOOD = request("/early", method="GET")
@@ -35,7 +35,7 @@ async def test_an_answer_to_a_complete_request_keeps_the_connection(port: int) -
 
 
 async def test_nothing_is_parsed_after_the_last_answer(port: int, application: Application) -> None:
-    answer = await said(port, request("/early", "Content-Length: 5"), b"hello" + GOOD, pause_s=0.05)
+    answer = await sent_and_received(port, request("/early", "Content-Length: 5"), b"hello" + GOOD, pause_s=0.05)
     assert answer.count(b"HTTP/1.1") == 1
     assert application.calls == 1
 
@@ -102,7 +102,7 @@ async def test_empty_lines_do_not_keep_a_connection_open(
 
 async def test_an_endless_second_head_is_408(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.1)
-    answer = await said(port, GOOD, b"GET /early", pause_s=0.02)
+    answer = await sent_and_received(port, GOOD, b"GET /early", pause_s=0.02)
     assert problem(answer.partition(b"hello")[2]) == (408, "slow_request")
 
 
@@ -134,7 +134,7 @@ def _read_all(client: socket.socket) -> int:
     return size
 
 
-async def test_connections_above_the_limit_are_refused(application: Application) -> None:
+async def test_connections_above_the_limit_are_429(application: Application) -> None:
     refused: list[None] = []
     async with listening(application, max_connections=2, on_refused=lambda: refused.append(None)) as port:
         async with connected(port) as (reader, writer), connected(port) as (others_reader, others_writer):
@@ -143,7 +143,7 @@ async def test_connections_above_the_limit_are_refused(application: Application)
             others_writer.write(GOOD)
             await read_answer(others_reader)
             for _ in range(3):
-                answer = await asyncio.wait_for(said(port, GOOD), 1)
+                answer = await asyncio.wait_for(sent_and_received(port, GOOD), 1)
                 assert problem(answer) == (429, "too_many_requests")
                 assert b"retry-after: 1\r\n" in answer
             others_writer.write(GOOD)

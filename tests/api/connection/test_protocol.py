@@ -9,7 +9,7 @@ import pytest
 from app.api.connection import protocol
 from app.api.connection.heads import MAX_HEAD_BYTES
 from tests.api.connection.conftest import Application
-from tests.fakes.listener import connected, problem, request, said
+from tests.fakes.listener import connected, problem, request, sent_and_received
 
 MAX_SHARED_ATTRIBUTES = 30
 """An object with more attributes would get its own dictionary in CPython, which needs more than 1 KiB."""
@@ -23,7 +23,9 @@ def segments_received(connection: socket.socket) -> int:
 
 
 async def test_an_ordinary_request_is_answered(port: int) -> None:
-    assert (await said(port, GOOD.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))).endswith(b"hello")
+    assert (await sent_and_received(port, GOOD.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))).endswith(
+        b"hello"
+    )
 
 
 async def test_head_and_body_of_an_answer_leave_in_one_segment(port: int) -> None:
@@ -53,12 +55,12 @@ async def test_a_large_head_is_431(port: int, where: str, in_one_piece: bool) ->
         "line": b"GET /" + filling + b" HTTP/1.1\r\nX: y",
     }[where]
     chunks = [head + b"\r\n\r\n"] if in_one_piece else [head[i : i + 4000] for i in range(0, MAX_HEAD_BYTES + 1, 4000)]
-    assert problem(await said(port, *chunks, pause_s=0.01)) == (431, "headers_too_large")
+    assert problem(await sent_and_received(port, *chunks, pause_s=0.01)) == (431, "headers_too_large")
 
 
 async def test_a_large_head_of_a_later_request_is_431(port: int) -> None:
     filling = b"x" * (MAX_HEAD_BYTES + 1000)
-    answer = await said(port, GOOD, b"GET / HTTP/1.1\r\nX: " + filling + b"\r\n\r\n", pause_s=0.05)
+    answer = await sent_and_received(port, GOOD, b"GET / HTTP/1.1\r\nX: " + filling + b"\r\n\r\n", pause_s=0.05)
     assert answer.startswith(b"HTTP/1.1 200")
     assert b"headers_too_large" in answer
 
@@ -67,12 +69,12 @@ async def test_a_large_head_of_a_later_request_is_431(port: int) -> None:
     "text", [b"\x16\x03\x01\x02\0\r\n\r\n", b"GET\r\n\r\n", b"nonsense\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"]
 )
 async def test_invalid_http_is_400(port: int, text: bytes) -> None:
-    assert problem(await said(port, text)) == (400, "invalid_request")
+    assert problem(await sent_and_received(port, text)) == (400, "invalid_request")
 
 
 async def test_an_endless_head_is_408(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.1)
-    assert problem(await said(port, b"GET / HTTP/1.1\r\nX: ")) == (408, "slow_request")
+    assert problem(await sent_and_received(port, b"GET / HTTP/1.1\r\nX: ")) == (408, "slow_request")
 
 
 async def test_the_head_timeout_does_not_apply_to_the_answer(
@@ -92,7 +94,7 @@ async def test_the_head_timeout_does_not_apply_to_the_answer(
 
 async def test_an_idle_connection_is_closed_without_an_answer(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.1)
-    assert await said(port) == b""
+    assert await sent_and_received(port) == b""
 
 
 async def test_a_connection_uses_little_memory_during_an_answer(port: int, application: Application) -> None:

@@ -13,7 +13,7 @@ from app.api.connection import closing
 from app.api.connection.framing import CHUNKS_AT_ONCE, MAX_FRAMING_BYTES
 from app.api.connection.protocol import MAX_AHEAD_BYTES
 from tests.api.connection.conftest import Application
-from tests.fakes.listener import connected, listening, problem, read_answer, request, said
+from tests.fakes.listener import connected, listening, problem, read_answer, request, sent_and_received
 
 CHUNKED = "Transfer-Encoding: chunked"
 CLOSE = "Connection: close"
@@ -151,20 +151,25 @@ async def test_trailers_are_not_merged_into_the_headers(port: int) -> None:
 
 @pytest.mark.parametrize("trailers", [b"a:b\r\n" * MAX_FRAMING_BYTES, b"a:" + b"b" * 2 * MAX_FRAMING_BYTES])
 async def test_endless_trailers_before_the_answer_are_431(port: int, application: Application, trailers: bytes) -> None:
-    answer = await said(port, request("/read", CHUNKED, body=b"0\r\n" + trailers))
+    answer = await sent_and_received(port, request("/read", CHUNKED, body=b"0\r\n" + trailers))
     assert problem(answer) == (431, "headers_too_large")
     assert application.disconnected.is_set()
 
 
 async def test_endless_trailers_after_the_answer_are_ignored(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(closing, "LINGER_S", 0.2)
-    answer = await said(port, request("/early", CHUNKED), b"0\r\n" + b"a:b\r\n" * MAX_FRAMING_BYTES, pause_s=0.05)
+    answer = await sent_and_received(
+        port, request("/early", CHUNKED), b"0\r\n" + b"a:b\r\n" * MAX_FRAMING_BYTES, pause_s=0.05
+    )
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert answer.endswith(b"\r\n\r\nhello")
 
 
 async def test_a_malformed_chunk_is_400(port: int, application: Application) -> None:
-    assert problem(await said(port, request("/read", CHUNKED, body=b"5\r\nhelloo\r\n"))) == (400, "invalid_request")
+    assert problem(await sent_and_received(port, request("/read", CHUNKED, body=b"5\r\nhelloo\r\n"))) == (
+        400,
+        "invalid_request",
+    )
     assert application.disconnected.is_set()
 
 
@@ -201,7 +206,7 @@ async def test_a_malformed_chunk_is_400(port: int, application: Application) -> 
     ],
 )
 async def test_ambiguous_requests_are_400(port: int, application: Application, text: bytes) -> None:
-    assert problem(await said(port, text + request("/early"))) == (400, "invalid_request")
+    assert problem(await sent_and_received(port, text + request("/early"))) == (400, "invalid_request")
     assert not application.calls
 
 
@@ -241,7 +246,7 @@ async def test_a_pipelined_request_waits_for_the_running_answer(
 
 @pytest.mark.parametrize("refused", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 20_000])
 async def test_an_invalid_request_does_not_lose_the_answer_before_it(port: int, refused: bytes) -> None:
-    answers = await said(port, request("/early", method="GET") + refused)
+    answers = await sent_and_received(port, request("/early", method="GET") + refused)
     first, _, second = answers.partition(b"hello")
     assert first.startswith(b"HTTP/1.1 200 ")
     assert second.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 431 "))
@@ -254,7 +259,7 @@ async def test_a_shutdown_does_not_lose_an_unsent_answer() -> None:
         scope["state"]["connection"].shutdown()
 
     async with listening(answer_and_shut_down) as port:
-        assert (await said(port, request("/", method="GET"))).endswith(b"\r\n\r\nhello")
+        assert (await sent_and_received(port, request("/", method="GET"))).endswith(b"\r\n\r\nhello")
 
 
 async def test_a_malformed_body_does_not_change_a_running_answer(port: int, application: Application) -> None:

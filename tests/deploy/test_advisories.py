@@ -38,12 +38,12 @@ def test_an_advisory_is_a_complaint() -> None:
     assert complaints(REPORT, {}, TODAY) == ["a 1: PYSEC-1, fixed in 2"]
 
 
-def test_an_accepted_advisory_is_none_until_it_expires() -> None:
+def test_an_accepted_advisory_is_ignored_until_it_expires() -> None:
     assert complaints(REPORT, accepted_in(entry("2026-11-23")), TODAY) == []
     assert complaints(REPORT, accepted_in(entry("2026-11-22")), TODAY) != []
 
 
-def test_an_acceptance_without_a_reason_is_refused() -> None:
+def test_an_acceptance_without_a_reason_is_an_error() -> None:
     with pytest.raises(TypeError):
         accepted_in(entry("2026-11-23").replace("reason", "because"))
 

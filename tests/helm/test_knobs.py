@@ -1,4 +1,4 @@
-"""The values that fit the pods to a cluster without a fork of the chart."""
+"""Values that adapt the pods to a cluster."""
 
 import pytest
 
@@ -8,7 +8,7 @@ VOLUME = {"name": "ca", "configMap": {"name": "private-ca"}}
 MOUNT = {"name": "ca", "mountPath": "/etc/private-ca"}
 
 
-def test_a_further_volume_is_mounted_where_the_values_say() -> None:
+def test_extra_volumes_are_mounted_in_the_named_container() -> None:
     documents = render({"extraVolumes": [VOLUME], "gateway": {"extraVolumeMounts": [MOUNT]}})
     assert VOLUME in pod_spec(documents)["volumes"]
     assert MOUNT in gateway_container(documents)["volumeMounts"]
@@ -16,7 +16,7 @@ def test_a_further_volume_is_mounted_where_the_values_say() -> None:
     assert MOUNT in triton_container(render({"triton": {"extraVolumeMounts": [MOUNT]}}))["volumeMounts"]
 
 
-def test_further_init_containers_end_before_triton_starts() -> None:
+def test_extra_init_containers_run_before_triton() -> None:
     own = {"name": "fetch", "image": "fetch:1"}
     names = [each["name"] for each in pod_spec(render({"extraInitContainers": [own]}))["initContainers"]]
     assert names == ["fetch", "triton"]
@@ -25,14 +25,14 @@ def test_further_init_containers_end_before_triton_starts() -> None:
 
 
 @pytest.mark.parametrize("container", ["gateway", "triton"])
-def test_variables_come_from_further_sources(container: str) -> None:
+def test_env_from_adds_sources_of_variables(container: str) -> None:
     source = [{"configMapRef": {"name": "more"}}]
     documents = render({container: {"envFrom": source}})
     read = {"gateway": gateway_container, "triton": triton_container}[container]
     assert read(documents)["envFrom"] == source
 
 
-def test_further_sources_of_variables_leave_the_bucket_its_secret() -> None:
+def test_env_from_keeps_the_secret_of_the_bucket() -> None:
     source = {"configMapRef": {"name": "more"}}
     models = {"source": "objectStore", "objectStore": {"url": "s3://bucket", "secretName": "bucket"}}
     triton = triton_container(render({"triton": {"envFrom": [source], "models": models}}))
@@ -63,19 +63,19 @@ def test_the_global_registry_is_for_images_without_one(repository: str, image: s
 
 
 @pytest.mark.parametrize("probe", ["startupProbe", "livenessProbe", "readinessProbe"])
-def test_times_of_the_gateways_probes_change_one_by_one(probe: str) -> None:
+def test_each_setting_of_the_gateways_probes_can_be_changed(probe: str) -> None:
     usual = gateway_container(render())[probe]
     changed = gateway_container(render({"gateway": {probe: {"failureThreshold": 99}}}))[probe]
     assert changed == usual | {"failureThreshold": 99}
 
 
-def test_times_of_tritons_liveness_probe_change_one_by_one() -> None:
+def test_each_setting_of_tritons_probe_can_be_changed() -> None:
     usual = triton_container(render())["livenessProbe"]
     changed = triton_container(render({"triton": {"livenessProbe": {"timeoutSeconds": 20}}}))["livenessProbe"]
     assert changed == usual | {"timeoutSeconds": 20}
 
 
-def test_a_load_balancer_is_chosen_and_restricted() -> None:
+def test_the_service_can_be_a_restricted_load_balancer() -> None:
     service = {
         "type": "LoadBalancer",
         "loadBalancerClass": "example.com/internal",
@@ -85,7 +85,7 @@ def test_a_load_balancer_is_chosen_and_restricted() -> None:
     assert service.items() <= the(render({"service": service}), "Service")["spec"].items()
 
 
-def test_numbers_of_the_deployment_and_the_budget() -> None:
+def test_replicas_history_and_disruption_budget_can_be_set() -> None:
     values = {"replicaCount": 4, "revisionHistoryLimit": 2, "podDisruptionBudget": {"maxUnavailable": "25%"}}
     documents = render(values)
     spec = the(documents, "Deployment")["spec"]
@@ -93,7 +93,7 @@ def test_numbers_of_the_deployment_and_the_budget() -> None:
     assert the(documents, "PodDisruptionBudget")["spec"]["maxUnavailable"] == "25%"
 
 
-def test_further_objects_belong_to_the_release() -> None:
+def test_extra_objects_are_part_of_the_release() -> None:
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "{{ .Release.Name }}-own"}}
     (found,) = of_kind(render({"extraObjects": [secret]}), "Secret")
     assert found["metadata"]["name"] == "demo-own"

@@ -16,7 +16,7 @@ from tests.processes import free_ports
 
 @contextmanager
 def answering(status: int | None) -> Iterator[int]:
-    """The port of a server that answers every request with ``status``. None: a port without a server."""
+    """Yields the port of a server that answers with ``status``, or a port without a server for None."""
     if status is None:
         (port,) = free_ports(1)
         yield port
@@ -47,7 +47,7 @@ def answering(status: int | None) -> Iterator[int]:
     ],
     ids=["both", "stuck", "no gateway", "no such route", "not live", "no triton"],
 )
-def test_only_a_dead_or_a_stuck_triton_is_ended(
+def test_the_probe_fails_only_for_a_dead_or_stuck_triton(
     require: Require, triton: int | None, gateway: int | None, is_live: bool
 ) -> None:
     require(shutil.which("curl"), "there is no curl")

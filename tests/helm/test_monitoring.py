@@ -77,13 +77,13 @@ def test_a_service_monitor_without_a_sidecar_asks_the_gateway_only() -> None:
     assert [each["port"] for each in the(documents, "ServiceMonitor")["spec"]["endpoints"]] == ["admin"]
 
 
-def test_grafana_s_sidecar_finds_a_dashboard_that_is_json() -> None:
+def test_the_dashboard_is_json_with_the_label_of_grafana() -> None:
     config_map = the(render({"dashboard": {"enabled": True}}), "ConfigMap")
     assert config_map["metadata"]["labels"]["grafana_dashboard"] == "1"
     assert json.loads(config_map["data"]["triton-gateway.json"])["uid"] == "triton-gateway"
 
 
-def test_every_panel_says_what_it_shows_and_in_which_unit() -> None:
+def test_every_panel_has_a_description_and_a_unit() -> None:
     for panel in panels():
         assert panel["description"].endswith("."), panel["title"]
         assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]

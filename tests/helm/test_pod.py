@@ -39,32 +39,32 @@ def test_triton_is_a_native_sidecar() -> None:
     assert triton_container(documents)["restartPolicy"] == "Always"
 
 
-def test_triton_listens_on_loopback_but_for_its_metrics() -> None:
+def test_only_the_metrics_of_triton_leave_loopback() -> None:
     addresses = {word for word in triton_container(render())["args"] if "-address=" in word}
     assert addresses == {"--grpc-address=127.0.0.1", "--http-address=127.0.0.1", "--metrics-address=0.0.0.0"}
     assert [port["containerPort"] for port in triton_container(render())["ports"]] == [8002]
 
 
 @pytest.mark.parametrize(("seconds", "tries"), [(10, 5), (601, 301)])
-def test_models_may_take_as_long_to_load_as_the_value_says(seconds: int, tries: int) -> None:
+def test_startup_seconds_sets_the_startup_probe(seconds: int, tries: int) -> None:
     probe = triton_container(render({"triton": {"startupSeconds": seconds}}))["startupProbe"]
     assert probe["failureThreshold"] == tries
     assert probe["periodSeconds"] * tries >= seconds
 
 
-def test_readiness_is_the_gateway_s_alone() -> None:
+def test_only_the_gateway_has_a_readiness_probe() -> None:
     documents = render()
     assert "readinessProbe" not in triton_container(documents)
     assert gateway_container(documents)["readinessProbe"]["httpGet"]["path"] == "/health/ready"
 
 
-def test_shared_memory_is_as_large_as_the_value_says() -> None:
+def test_shm_size_sets_the_size_of_dev_shm() -> None:
     documents = render({"triton": {"shmSize": "3Gi"}})
     assert volume(documents, "shm")["emptyDir"] == {"medium": "Memory", "sizeLimit": "3Gi"}
 
 
 class TestLargeTensors:
-    """The way of large tensors through /dev/shm, by one value."""
+    """One value turns on shared memory for large tensors."""
 
     ON: ClassVar[Document] = {"triton": {"sharedMemory": {"bytes": 268_435_456}}}
 
@@ -76,12 +76,12 @@ class TestLargeTensors:
         assert volume(documents, "shm")["emptyDir"]["medium"] == "Memory"
         assert environment_of(gateway_container(documents))["GATEWAY_SHARED_MEMORY_BYTES"] == "268435456"
 
-    def test_by_default_the_gateway_has_no_part_in_it(self) -> None:
+    def test_by_default_the_gateway_has_no_shared_memory(self) -> None:
         container = gateway_container(render())
         assert "/dev/shm" not in {mount["mountPath"] for mount in container["volumeMounts"]}
         assert "GATEWAY_SHARED_MEMORY_BYTES" not in environment_of(container)
 
-    def test_a_triton_elsewhere_shares_no_memory(self) -> None:
+    def test_an_external_triton_shares_no_memory(self) -> None:
         triton = {"enabled": False, "external": {"grpcUrl": "a:1"}, **self.ON["triton"]}
         container = gateway_container(render({"triton": triton}))
         assert "/dev/shm" not in {mount["mountPath"] for mount in container["volumeMounts"]}
@@ -97,7 +97,7 @@ class TestLargeTensors:
         ],
         ids=str,
     )
-    def test_only_a_triton_that_knows_the_option_is_given_it(self, shared: Document, is_given: bool) -> None:
+    def test_the_option_of_newer_tritons_must_be_allowed(self, shared: Document, is_given: bool) -> None:
         arguments = triton_container(render({"triton": {"sharedMemory": shared}}))["args"]
         assert ("--allow-client-shm=true" in arguments) is is_given
 
@@ -107,7 +107,7 @@ def test_the_only_gpu_pod_is_recreated() -> None:
 
 
 @pytest.mark.parametrize("values", [{"replicaCount": 2}, {"autoscaling": {"enabled": True}}], ids=str)
-def test_several_gpu_pods_roll_without_asking_for_another_gpu(values: Document) -> None:
+def test_several_gpu_pods_roll_without_an_extra_gpu(values: Document) -> None:
     assert strategy(values)["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
 
 
@@ -118,12 +118,12 @@ def test_pods_without_gpus_roll_without_a_gap(values: Document) -> None:
     assert strategy(values)["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
 
 
-def test_a_strategy_of_one_s_own_wins() -> None:
+def test_a_custom_strategy_overrides_the_default() -> None:
     own = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 2, "maxUnavailable": 0}}
     assert strategy({"strategy": own}) == own
 
 
-def test_a_gpu_pod_asks_for_its_gpus_and_tolerates_their_taint() -> None:
+def test_a_gpu_pod_requests_gpus_and_tolerates_their_taint() -> None:
     documents = render({"triton": {"gpus": 2, "runtimeClassName": "nvidia"}})
     assert triton_container(documents)["resources"]["limits"]["nvidia.com/gpu"] == 2
     assert pod_spec(documents)["tolerations"] == [
@@ -132,7 +132,7 @@ def test_a_gpu_pod_asks_for_its_gpus_and_tolerates_their_taint() -> None:
     assert pod_spec(documents)["runtimeClassName"] == "nvidia"
 
 
-def test_no_runtime_class_is_asked_for_by_default() -> None:
+def test_there_is_no_runtime_class_by_default() -> None:
     assert "runtimeClassName" not in pod_spec(render())
 
 
@@ -141,7 +141,7 @@ def test_zero_gpus_removes_everything_about_gpus() -> None:
     assert "nvidia" not in str(pod_spec(documents))
 
 
-def test_gpus_are_added_to_limits_and_leave_them_be() -> None:
+def test_gpus_are_added_to_other_limits() -> None:
     limits = triton_container(render({"triton": {"resources": {"limits": {"memory": "9Gi", "cpu": 3}}}}))["resources"][
         "limits"
     ]
@@ -154,7 +154,7 @@ def test_resources_may_be_null() -> None:
     assert gateway_container(documents)["resources"] == gateway_container(render())["resources"]
 
 
-def test_a_misspelt_strategy_is_refused() -> None:
+def test_a_misspelled_strategy_is_rejected() -> None:
     with pytest.raises(ChartRefused, match=r"strategy\.type"):
         render({"strategy": {"type": "Recreat"}})
 
@@ -162,12 +162,12 @@ def test_a_misspelt_strategy_is_refused() -> None:
 @pytest.mark.parametrize(
     ("workers", "cpu", "memory", "limit"), [(1, "500m", "256Mi", "512Mi"), (4, "4", "768Mi", "1024Mi")]
 )
-def test_each_worker_asks_for_a_core_and_for_its_memory(workers: int, cpu: str, memory: str, limit: str) -> None:
+def test_each_worker_requests_a_core_and_memory(workers: int, cpu: str, memory: str, limit: str) -> None:
     resources = gateway_container(render({"gateway": {"workers": workers}}))["resources"]
     assert resources == {"requests": {"cpu": cpu, "memory": memory}, "limits": {"memory": limit}}
 
 
-def test_resources_that_are_set_win_over_those_of_the_workers() -> None:
+def test_explicit_resources_override_those_of_the_workers() -> None:
     own = {"requests": {"cpu": "250m"}, "limits": {"memory": "2Gi", "cpu": 1}}
     resources = gateway_container(render({"gateway": {"workers": 2, "resources": own}}))["resources"]
     assert resources == {"requests": {"cpu": "250m", "memory": "512Mi"}, "limits": {"memory": "2Gi", "cpu": 1}}
@@ -188,14 +188,14 @@ def test_models_on_a_claim_are_mounted_read_only() -> None:
     ]
 
 
-def test_models_of_a_bucket_come_with_its_credentials() -> None:
+def test_models_in_a_bucket_use_its_credentials() -> None:
     store = {"url": "s3://bucket/models", "secretName": "bucket"}
     triton = triton_container(render({"triton": {"models": {"source": "objectStore", "objectStore": store}}}))
     assert "--model-repository=s3://bucket/models" in triton["args"]
     assert triton["envFrom"] == [{"secretRef": {"name": "bucket"}}]
 
 
-def test_models_in_an_image_of_their_own_are_an_image_volume() -> None:
+def test_models_in_another_image_are_an_image_volume() -> None:
     source = {"source": "containerImage", "containerImage": {"reference": "models:1"}}
     documents = render({"triton": {"models": source}}, kubernetes="1.36")
     assert volume(documents, "models")["image"] == {"reference": "models:1", "pullPolicy": "IfNotPresent"}
@@ -259,7 +259,7 @@ def test_the_autoscaler_counts_running_requests() -> None:
 
 
 @pytest.mark.parametrize("monitor", ["podMonitor", "serviceMonitor"])
-def test_keda_scales_by_the_same_numbers(monitor: str) -> None:
+def test_keda_uses_the_same_numbers(monitor: str) -> None:
     scaling = {"enabled": True, "engine": "keda", "prometheusUrl": "http://prometheus:9090", "targetInFlight": 16}
     documents = render({"autoscaling": scaling, monitor: {"enabled": True, "intervalSeconds": 10}})
     assert of_kind(documents, "HorizontalPodAutoscaler") == []

@@ -38,7 +38,7 @@ def test_the_defaults_pass_all_checks(kubernetes: str) -> None:
     assert faults(documents) == {}
 
 
-def test_an_older_kubernetes_is_refused() -> None:
+def test_an_older_kubernetes_is_rejected() -> None:
     with pytest.raises(ChartRefused, match="kubeVersion"):
         render(kubernetes="1.29")
 

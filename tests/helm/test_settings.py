@@ -37,7 +37,7 @@ def test_every_configuration_is_read_by_the_gateway(values: Path, kubernetes: st
     assert not settings.embedded
 
 
-def test_each_value_of_the_gateway_arrives() -> None:
+def test_each_value_of_the_gateway_becomes_a_setting() -> None:
     gateway = {
         "workers": 3,
         "timeoutSeconds": 2.5,
@@ -70,11 +70,11 @@ def test_the_chart_and_the_gateway_agree_on_defaults() -> None:
     ("triton", "repairs"),
     [({}, True), ({"repair": False}, False), ({"enabled": False, "external": {"grpcUrl": "triton:8001"}}, False)],
 )
-def test_only_a_triton_of_the_pod_is_repaired(triton: dict[str, Any], repairs: bool) -> None:
+def test_only_a_triton_in_the_pod_is_repaired(triton: dict[str, Any], repairs: bool) -> None:
     assert settings_of(render({"triton": triton})).repairs_triton is repairs
 
 
-def test_variables_of_a_service_called_gateway_are_no_settings() -> None:
+def test_service_links_are_not_settings() -> None:
     documents = render({"fullnameOverride": "gateway"})
     assert pod_spec(documents)["enableServiceLinks"] is False
     injected = {
@@ -85,7 +85,7 @@ def test_variables_of_a_service_called_gateway_are_no_settings() -> None:
     assert settings_of(documents, **injected).port == 8080
 
 
-def test_an_unknown_variable_stops_the_gateway_not_the_chart() -> None:
+def test_an_unknown_variable_is_rejected_by_the_gateway() -> None:
     documents = render({"gateway": {"env": [{"name": "GATEWAY_DRAIN", "value": "5"}]}})
     with pytest.raises(Exception, match="did you mean GATEWAY_DRAIN_S"):
         settings_of(documents)
@@ -94,8 +94,8 @@ def test_an_unknown_variable_stops_the_gateway_not_the_chart() -> None:
 @pytest.mark.parametrize(
     "values", [path for path in CI_FILES if "inline" in path.read_text()], ids=lambda path: path.stem
 )
-def test_the_config_map_is_a_gateway_yaml_that_the_gateway_reads(values: Path, tmp_path: Path) -> None:
-    """Laid out as the volume would lay it out."""
+def test_the_gateway_can_read_the_config_map(values: Path, tmp_path: Path) -> None:
+    """Writes the files like the volume does."""
     documents = render(values)
     (volume,) = (each for each in pod_spec(documents)["volumes"] if each["name"] == "config")
     name = volume["configMap"]["name"]
@@ -116,38 +116,38 @@ def test_the_config_map_is_a_gateway_yaml_that_the_gateway_reads(values: Path, t
             assert (tmp_path / name).is_file()
 
 
-def test_text_of_any_shape_arrives_unchanged() -> None:
+def test_any_text_is_unchanged_in_the_config_map() -> None:
     awkward = "  begins with blanks\n\n# no comment\n{{ .Values.x }}: 'quotes\"\n\ttab\n---\n\n"
     documents = render({"config": {"source": "inline", "gatewayYaml": awkward, "files": {"a/b.txt": awkward}}})
     assert the(documents, "ConfigMap")["data"] == {"gateway.yaml": awkward, "a__b.txt": awkward}
 
 
-def test_the_reference_pipelines_are_the_image_s_own() -> None:
+def test_the_reference_pipelines_are_those_of_the_image() -> None:
     """The Dockerfile copies gateway.yaml and the files of its samples to the folder that the chart uses."""
     dockerfile = (ROOT / "Dockerfile").read_text()
     assert settings_of(render()).config == Path("/app/gateway.yaml")
     assert "WORKDIR /app\nCOPY gateway.yaml .\nCOPY samples samples\n" in dockerfile
 
 
-def test_models_by_their_own_names_need_no_file() -> None:
+def test_the_source_models_needs_no_file() -> None:
     documents = render({"config": {"source": "models"}})
     assert settings_of(documents).config is None
     assert gateway_container(documents)["workingDir"] != "/app"
 
 
-def test_a_triton_elsewhere_is_called_at_its_address() -> None:
+def test_an_external_triton_is_called_at_its_address() -> None:
     external = {"grpcUrl": "triton.inference.svc:8001", "metricsUrl": "http://triton.inference.svc:8002/metrics"}
     settings = settings_of(render({"triton": {"enabled": False, "external": external}}))
     assert settings.triton_url == external["grpcUrl"]
     assert settings.triton_metrics_url == external["metricsUrl"]
 
 
-def test_several_tritons_elsewhere_are_called_at_their_addresses() -> None:
+def test_several_external_tritons_are_called() -> None:
     external = {"grpcUrl": "triton-0.triton:8001,triton-1.triton:8001"}
     assert settings_of(render({"triton": {"enabled": False, "external": external}})).triton_url == external["grpcUrl"]
 
 
-def test_the_key_of_signed_early_exits_reaches_both_sides() -> None:
+def test_both_containers_get_the_key_of_signed_early_exits() -> None:
     documents = render({"gateway": {"earlyExitKey": {"secretName": "keys", "secretKey": "exit"}}})
     source = {"secretKeyRef": {"name": "keys", "key": "exit"}}
     assert {"name": "GATEWAY_EARLY_EXIT_KEY", "valueFrom": source} in gateway_container(documents)["env"]
@@ -158,7 +158,7 @@ CERTIFICATE = [{"key": name, "path": name} for name in ("ca.crt", "tls.crt", "tl
 
 
 def mounted_files(documents: list[Document]) -> dict[str, Document]:
-    """Path in the gateway's container -> the Secret and the key that the file there comes from, and its mode.
+    """Returns the Secret, the key and the mode of each mounted file, by path in the gateway's container.
 
     Without a list of items, a volume has all keys of its Secret: those of a certificate are standard.
     """
@@ -176,7 +176,7 @@ def mounted_files(documents: list[Document]) -> dict[str, Document]:
     }
 
 
-def test_the_api_keys_are_mounted_so_that_a_changed_secret_arrives() -> None:
+def test_api_keys_are_mounted_without_sub_path() -> None:
     documents = render({"gateway": {"apiKeys": {"secretName": "callers", "secretKey": "file"}}})
     path = settings_of(documents).api_keys_file
     assert mounted_files(documents) == {str(path): {"secret": "callers", "key": "file", "mode": 0o440}}
@@ -205,7 +205,7 @@ def test_tls_and_token_to_an_external_triton() -> None:
     assert len(files) == 4
 
 
-def test_tls_without_a_secret_trusts_the_authorities_of_the_system() -> None:
+def test_tls_without_a_secret_uses_the_system_authorities() -> None:
     external = {"grpcUrl": "triton:8001", "tls": {"enabled": True}}
     settings = settings_of(render({"triton": {"enabled": False, "external": external}}))
     assert (settings.triton_ca, settings.triton_cert, settings.triton_token_file) == ("system", None, None)
@@ -220,7 +220,7 @@ def test_only_the_gateway_gets_the_redis_secret() -> None:
 
 
 @pytest.mark.parametrize("endpoint", ["http://collector:4318", "https://collector/otlp/"])
-def test_both_sides_send_spans_to_the_same_collector(endpoint: str) -> None:
+def test_both_containers_send_spans_to_the_same_collector(endpoint: str) -> None:
     documents = render({"tracing": {"otlpEndpoint": endpoint}})
     traces_url = settings_of(documents).traces_url
     assert f"--trace-config=opentelemetry,url={traces_url}" in triton_container(documents)["args"]
@@ -232,11 +232,11 @@ def test_without_a_collector_there_are_no_spans() -> None:
     assert not any("trace" in argument for argument in triton_container(render())["args"])
 
 
-def test_shapes_are_logged_on_both_sides() -> None:
+def test_both_containers_log_shapes() -> None:
     assert environment_of(triton_container(render({"gateway": {"logTensors": "shapes"}}))) == {
         "GATEWAY_LOG_TENSORS": "shapes"
     }
 
 
-def test_the_chart_is_of_this_version() -> None:
+def test_the_chart_has_the_version_of_the_gateway() -> None:
     assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == __version__

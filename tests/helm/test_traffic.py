@@ -24,7 +24,7 @@ def test_an_ingress_has_the_gateways_body_limit() -> None:
     assert said["nginx.ingress.kubernetes.io/proxy-body-size"] == said["nginx.org/client-max-body-size"] == "67108864"
 
 
-def test_annotations_of_one_s_own_win() -> None:
+def test_custom_annotations_override_the_defaults() -> None:
     own = {"nginx.ingress.kubernetes.io/proxy-body-size": "1m", "a.example/b": "c"}
     said = annotations({"ingress": {**HOSTS["ingress"], "annotations": own}})
     assert own.items() <= said.items()
@@ -74,13 +74,13 @@ def test_restricted_egress_allows_dns_and_an_external_triton() -> None:
     assert [port["port"] for rule in spec["egress"] for port in rule["ports"]] == [53, 53, 9001]
 
 
-def test_closed_egress_leaves_the_ports_of_several_tritons() -> None:
+def test_restricted_egress_allows_several_tritons() -> None:
     external = {"grpcUrl": "a:9001,b:9001,c:9002"}
     values = {"networkPolicy": {"restrictEgress": True}, "triton": {"enabled": False, "external": external}}
     spec = the(render(values), "NetworkPolicy")["spec"]
     assert [port["port"] for rule in spec["egress"] for port in rule["ports"]] == [53, 53, 9001, 9002]
 
 
-def test_the_service_leads_to_the_api_only() -> None:
+def test_the_service_exposes_only_the_api() -> None:
     (port,) = the(render({"service": {"port": 8000}}), "Service")["spec"]["ports"]
     assert (port["port"], port["targetPort"]) == (8000, "http")

@@ -1,4 +1,4 @@
-"""An upgrade leaves running pods the ``gateway.yaml`` that they started with."""
+"""An upgrade keeps the ``gateway.yaml`` of running pods."""
 
 import json
 import threading
@@ -42,7 +42,7 @@ def mounted(documents: list[Document]) -> str:
     return str(volume["configMap"]["name"])
 
 
-def test_each_content_has_a_config_map_of_its_own() -> None:
+def test_each_content_has_a_separate_config_map() -> None:
     contents = [inline("pipelines: {}"), inline("pipelines: {a: {model: b}}"), inline("pipelines: {}", x="1")]
     names = [mounted(render(values)) for values in contents]
     assert len(set(names)) == 3
@@ -119,7 +119,7 @@ def test_an_upgrade_keeps_the_config_map_of_running_pods() -> None:
         assert config_maps(documents)[mounted(documents)] == "new"
 
 
-def test_a_config_map_without_pods_goes_with_the_next_upgrade() -> None:
+def test_the_next_upgrade_deletes_unused_config_maps() -> None:
     with cluster() as made:
         made.runs(render(inline("old")), pods=0)
         made.runs(render(inline("now")))
@@ -134,7 +134,7 @@ def test_the_config_map_of_another_release_is_not_kept() -> None:
         assert list(config_maps(made.upgraded(inline("new"))).values()) == ["new"]
 
 
-def test_pods_that_no_longer_need_a_config_map_keep_theirs_too() -> None:
+def test_running_pods_keep_a_config_map_that_is_turned_off() -> None:
     with cluster() as made:
         made.runs(render(inline("old")))
         assert list(config_maps(made.upgraded({"config": {"source": "models"}})).values()) == ["old"]

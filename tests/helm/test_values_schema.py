@@ -101,7 +101,7 @@ def refusals(values: Document) -> dict[str, str]:
     return said
 
 
-def test_every_key_misspelt_by_one_letter_is_refused() -> None:
+def test_every_misspelled_key_is_rejected() -> None:
     values: Document = {}
     wrong = {(*path[:-1], f"{path[-1]}x"): value for path, value in keys(VALUES)}
     for path, value in wrong.items():
@@ -114,7 +114,7 @@ def test_every_key_misspelt_by_one_letter_is_refused() -> None:
 
 
 def beyond(schema: Document) -> Iterator[Any]:
-    """Values that the schema must refuse: one for each of its keywords that narrow."""
+    """Yields a value that violates each constraint of the schema."""
     if "enum" in schema:
         yield "nonsense"
     if "minimum" in schema:
@@ -136,7 +136,7 @@ def beyond(schema: Document) -> Iterator[Any]:
 
 
 def rounds() -> Iterator[dict[Path, Any]]:
-    """Every wrong value of every path, as few helm runs as can be: no path twice in one, and none within another."""
+    """Groups all invalid values into few helm runs. In a run, no path occurs twice or contains another path."""
     left = [(path, value) for path, schema in schema_keys(SCHEMA) for value in beyond(schema)]
     while left:
         chosen: dict[Path, Any] = {}
@@ -147,7 +147,7 @@ def rounds() -> Iterator[dict[Path, Any]]:
         yield chosen
 
 
-def test_every_value_outside_the_schema_is_refused() -> None:
+def test_every_invalid_value_is_rejected() -> None:
     missed, tried = [], 0
     for wrong in rounds():
         values: Document = {}
@@ -161,12 +161,12 @@ def test_every_value_outside_the_schema_is_refused() -> None:
 
 
 @pytest.mark.parametrize("said", NEEDS)
-def test_values_that_need_others_say_which(said: str) -> None:
+def test_the_error_names_the_missing_values(said: str) -> None:
     with pytest.raises(ChartRefused, match=re.escape(said)):
         render_text(NEEDS[said])
 
 
-def test_every_refusal_of_the_templates_has_its_case() -> None:
+def test_every_error_of_the_templates_has_a_case() -> None:
     assert (CHART / "templates" / "_refusals.tpl").read_text().count("{{ fail ") == len(NEEDS)
 
 
@@ -178,18 +178,18 @@ def objects(node: Any, place: Path = ()) -> Iterator[tuple[Path, Document]]:
             yield from objects(child, (*place, key))
 
 
-def test_it_is_closed_at_every_level() -> None:
+def test_the_schema_is_closed_at_every_level() -> None:
     """Maps with free keys define the type of their values; objects of Kubernetes are passed through."""
     for place, schema in objects(SCHEMA):
         further = schema.get("additionalProperties")
         assert place in HANDED_ON or further is False or isinstance(further, dict), place
 
 
-def test_it_speaks_the_draft_that_helm_reads() -> None:
+def test_the_schema_uses_a_draft_that_helm_supports() -> None:
     assert SCHEMA["$schema"] == "http://json-schema.org/draft-07/schema#"
 
 
-def test_it_names_the_keys_of_values_yaml_and_no_others() -> None:
+def test_the_schema_has_exactly_the_keys_of_values_yaml() -> None:
     """Except ``global`` and ``enabled``, which parent charts set, and the keys that Kubernetes itself defines."""
     named = {path for path, _ in keys(VALUES)}
     in_schema = {path for path, _ in schema_keys(SCHEMA) if path[0] not in {"global", "enabled"}}
@@ -198,13 +198,13 @@ def test_it_names_the_keys_of_values_yaml_and_no_others() -> None:
 
 
 @pytest.mark.parametrize("path", ["/dev/shm", "/dev//shm/models", "/tmp/", "/opt/../tmp"])
-def test_models_are_not_mounted_over_a_folder_that_triton_writes_to(path: str) -> None:
+def test_models_cannot_replace_a_folder_that_triton_writes_to(path: str) -> None:
     with pytest.raises(ChartRefused, match="is a folder that Triton writes to"):
         render_text({"triton": {"models": {"path": path}}})
 
 
 @pytest.mark.parametrize("is_enabled", [True, False])
-def test_a_parent_chart_can_switch_it_off(tmp_path: pathlib.Path, is_enabled: bool) -> None:
+def test_a_parent_chart_can_disable_the_chart(tmp_path: pathlib.Path, is_enabled: bool) -> None:
     dependency = {"name": "triton-gateway", "version": "0.1.0", "condition": "triton-gateway.enabled"}
     chart = {"apiVersion": "v2", "name": "parent", "version": "1.0.0", "dependencies": [dependency]}
     (tmp_path / "Chart.yaml").write_text(yaml.safe_dump(chart))

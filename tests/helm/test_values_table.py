@@ -44,6 +44,6 @@ def test_a_comment_above_a_key_becomes_its_row(values_table: ModuleType) -> None
     assert "A &#124; B." in values_table.table_of(rows)
 
 
-def test_a_readme_without_marks_is_refused(values_table: ModuleType) -> None:
+def test_a_readme_without_marks_is_an_error(values_table: ModuleType) -> None:
     with pytest.raises(ValueError, match="needs the marks"):
         values_table.with_table("# Nothing here", "")

@@ -19,7 +19,7 @@ def selectors(release: Release) -> Iterator[str]:
     for name, selector in wanted:
         found = release.selected(selector)
         if not found & release.names("Deployment"):
-            yield f"{name} selects {selector}, which the pods are not"
+            yield f"{name} selects {selector}, but the pods have other labels"
         if len(found) > 1:
             yield f"{name} selects {sorted(found)}"
 
@@ -29,7 +29,7 @@ def service_ports(release: Release) -> Iterator[str]:
         names = release.ports(service["spec"]["selector"])
         for port in service["spec"]["ports"]:
             if port["targetPort"] not in names:
-                yield f"the Service aims at port {port['targetPort']}, which no container has"
+                yield f"the Service uses port {port['targetPort']}, which no container has"
 
 
 def monitored_ports(release: Release) -> Iterator[str]:
@@ -37,7 +37,7 @@ def monitored_ports(release: Release) -> Iterator[str]:
         names = release.ports(monitor["spec"]["selector"]["matchLabels"])
         for endpoint in monitor["spec"]["podMetricsEndpoints"]:
             if endpoint["port"] not in names:
-                yield f"the PodMonitor asks port {endpoint['port']}, which no container has"
+                yield f"the PodMonitor uses port {endpoint['port']}, which no container has"
     for monitor in release.of("ServiceMonitor"):
         wanted = monitor["spec"]["selector"]["matchLabels"].items()
         services = [each for each in release.of("Service") if wanted <= each["metadata"]["labels"].items()]
@@ -56,11 +56,11 @@ def network_policy_ports(release: Release) -> Iterator[str]:
     """Exactly the ports of the pod are allowed, and all but the API only for the configured sources."""
     for policy in release.of("NetworkPolicy"):
         numbers = set(release.ports(policy["spec"]["podSelector"]["matchLabels"]).values())
-        let_in = {port["port"]: rule.get("from") for rule in policy["spec"]["ingress"] for port in rule["ports"]}
-        yield from (f"the NetworkPolicy and the pod differ in port {port}" for port in numbers ^ set(let_in))
-        for port, peers in let_in.items():
+        allowed = {port["port"]: rule.get("from") for rule in policy["spec"]["ingress"] for port in rule["ports"]}
+        yield from (f"the NetworkPolicy and the pod differ in port {port}" for port in numbers ^ set(allowed))
+        for port, peers in allowed.items():
             if port not in OPEN_PORTS and not peers:
-                yield f"the NetworkPolicy opens port {port} to anyone"
+                yield f"the NetworkPolicy opens port {port} to all clients"
 
 
 def routes(release: Release) -> Iterator[str]:
@@ -79,7 +79,7 @@ def routes(release: Release) -> Iterator[str]:
     ]
     for service, port in backends:
         if not any(port in (each["name"], each["port"]) for each in services.get(service, [])):
-            yield f"a route leads to {service} {port}, which is no Service's port"
+            yield f"a route leads to {service} {port}, which is not a port of a Service"
 
 
 def budgets(release: Release) -> Iterator[str]:
@@ -109,4 +109,4 @@ def autoscaled(release: Release) -> Iterator[str]:
             yield f"there is no {target['kind']} {target['name']} to scale"
     is_scaled = release.of("HorizontalPodAutoscaler") or release.of("ScaledObject")
     if is_scaled and "replicas" in release.gateway["spec"]:
-        yield "replicas would undo what the autoscaler decides at every upgrade"
+        yield "every upgrade would reset the number of replicas that the autoscaler set"

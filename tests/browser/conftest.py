@@ -1,4 +1,4 @@
-"""A headless Chromium for the session, controlled with WebDriver, and pages for it."""
+"""A headless Chromium for the session, controlled with WebDriver."""
 
 import shutil
 import threading
@@ -28,7 +28,7 @@ FLAGS = [
     "--disable-sync",
     "--window-size=1280,1100",
 ]
-"""Turns off background requests, and the sandbox, which needs a user namespace that containers rarely have."""
+"""Turns off background requests, and the sandbox, which needs a user namespace that most containers lack."""
 
 
 @pytest.fixture(scope="session")
@@ -63,7 +63,7 @@ def artifacts(pytestconfig: pytest.Config) -> Path:
 
 @pytest.fixture
 def console(browser: Chrome, gateway: GatewayProcess) -> Callable[..., ConsolePage]:
-    """``console("write")`` opens a pipeline; ``at`` is where the gateway is reached."""
+    """``console("write")`` opens a pipeline. ``at`` is another address of the gateway."""
 
     def opened(pipeline: str, at: str = "") -> ConsolePage:
         page = ConsolePage(browser)
@@ -75,7 +75,7 @@ def console(browser: Chrome, gateway: GatewayProcess) -> Callable[..., ConsolePa
 
 @pytest.fixture(scope="session")
 def other_origin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The origin of an empty page that is not the gateway's."""
+    """The origin of an empty page on another server."""
     folder = tmp_path_factory.mktemp("other-origin")
     (folder / "index.html").write_text("<!doctype html><title>elsewhere</title>")
     handler: Any = partial(_Quiet, directory=str(folder))

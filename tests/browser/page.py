@@ -1,4 +1,4 @@
-"""The console as a user sees and operates it."""
+"""The console, operated like a user does."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ class ConsolePage:
         self.one(selector).click()
 
     def wait_for(self, selector: str, text: str = "") -> None:
-        """Until the page shows such an element, holding the text."""
+        """Waits until the page has a matching element that contains the text."""
         script = "const e = document.querySelector(arguments[0]); return !!e && e.textContent.includes(arguments[1])"
         failed = f"{selector} never showed {text!r}"
         WebDriverWait(self.browser, WAIT_S, 0.05).until(lambda b: b.execute_script(script, selector, text), failed)
@@ -50,13 +50,13 @@ class ConsolePage:
 
     @property
     def written(self) -> str:
-        """The stream's text so far, white space as it came."""
+        """The text of the stream, with unchanged white space."""
         return str(self.one(".written").get_property("textContent"))
 
     def figure(self, name: str) -> str:
         return self.one(f"[data-figure={name}]").text
 
     def keep(self, path: Path) -> None:
-        """A picture of the whole page."""
+        """Saves a screenshot of the page."""
         self.browser.execute_script("scrollTo(0, 0)")
         self.browser.save_screenshot(str(path))

@@ -1,6 +1,6 @@
-"""The how-to pages of clients: each page is one program, whose blocks print what the page says.
+"""The how-to pages of clients work as printed: the blocks of a page are one program with the printed output.
 
-The gateway behind them allows two requests at a time, and the network loses each stream once.
+The gateway of these tests allows two requests at a time, and the network drops each stream once.
 """
 
 import contextlib
@@ -64,7 +64,7 @@ def limited(
 
 
 def blocks(page: str, language: str) -> list[tuple[str, str]]:
-    """(code, what it prints)."""
+    """Returns the code and the printed output of each block."""
     pairs = itertools.pairwise([*blocks_of(HOW_TO / page), ("", "")])
     return [
         (text, next_text if following == "text" else "")
@@ -74,19 +74,21 @@ def blocks(page: str, language: str) -> list[tuple[str, str]]:
 
 
 def check(page: str, language: str, answered: str) -> None:
-    """``answered``: of all blocks of the page, with a separator in front of each."""
+    """Compares ``answered``, the output of all blocks with a separator before each, with the page."""
     printed = [text for _, text in blocks(page, language)]
     for wanted, got in zip(printed, answered.split(SEPARATOR)[1:], strict=True):
         assert is_the_same(wanted, got), f"{page} says {wanted}, but: {got}"
 
 
 def program(page: str, network: DroppingNetwork) -> str:
-    """The blocks in JavaScript."""
+    """Returns the JavaScript blocks of a page as one program."""
     parts = [f'console.log("{SEPARATOR.strip()}");\n{text}' for text, _ in blocks(page, "js")]
     return "\n".join(parts).replace(PRINTED, network.url)
 
 
-def test_the_python_page(limited: tuple[GatewayProcess, DroppingNetwork], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_python_page_works_as_printed(
+    limited: tuple[GatewayProcess, DroppingNetwork], monkeypatch: pytest.MonkeyPatch
+) -> None:
     gateway, network = limited
     dropped = network.dropped
     monkeypatch.chdir(ROOT)
@@ -106,7 +108,9 @@ def test_the_python_page(limited: tuple[GatewayProcess, DroppingNetwork], monkey
     assert gateway.metric("rejected_total") > rejected
 
 
-def test_the_node_page(limited: tuple[GatewayProcess, DroppingNetwork], tmp_path: Path, require: Require) -> None:
+def test_the_node_page_works_as_printed(
+    limited: tuple[GatewayProcess, DroppingNetwork], tmp_path: Path, require: Require
+) -> None:
     require(shutil.which("node"), "there is no node")
     gateway, network = limited
     dropped, rejected = network.dropped, gateway.metric("rejected_total")
@@ -119,7 +123,9 @@ def test_the_node_page(limited: tuple[GatewayProcess, DroppingNetwork], tmp_path
     assert gateway.metric("rejected_total") > rejected
 
 
-def test_the_browser_page(limited: tuple[GatewayProcess, DroppingNetwork], tmp_path: Path, browser: Chrome) -> None:
+def test_the_browser_page_works_as_printed(
+    limited: tuple[GatewayProcess, DroppingNetwork], tmp_path: Path, browser: Chrome
+) -> None:
     gateway, network = limited
     dropped, rejected = network.dropped, gateway.metric("rejected_total")
     file = tmp_path / "page.html"

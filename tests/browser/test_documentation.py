@@ -30,14 +30,14 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def site(require: Require) -> Iterator[str]:
-    """The address of the site."""
+    """Serves the site and yields its address."""
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=built_site(require))) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
 
 
-def test_the_search_finds_a_page_by_its_text(browser: Chrome, site: str, artifacts: Path) -> None:
+def test_the_search_finds_text_of_a_page(browser: Chrome, site: str, artifacts: Path) -> None:
     browser.get(f"{site}/docs/index.html")
     browser.find_element(By.CSS_SELECTOR, "button.md-search__button").click()
     field = "return document.activeElement?.shadowRoot?.activeElement ?? document.activeElement"
@@ -54,8 +54,8 @@ def test_the_search_finds_a_page_by_its_text(browser: Chrome, site: str, artifac
     assert [name for name in browser.execute_script(LOADED) if not name.startswith(site)] == []
 
 
-def test_the_script_of_the_http_page_streams_into_a_page(browser: Chrome, gateway: GatewayProcess) -> None:
-    """The block of http.md, in a page of the gateway."""
+def test_the_script_of_http_md_shows_a_stream(browser: Chrome, gateway: GatewayProcess) -> None:
+    """Runs the block of http.md in a page of the gateway."""
     (script,) = [text for language, text in blocks_of(ROOT / "docs" / "reference" / "http.md") if language == "js"]
     browser.get(f"{gateway.url}/docs/errors")
     browser.execute_script("document.body.replaceChildren()")
@@ -68,7 +68,7 @@ def test_the_script_of_the_http_page_streams_into_a_page(browser: Chrome, gatewa
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_fits_a_phone_and_loads_nothing_from_elsewhere(
+def test_a_page_fits_a_phone_and_loads_no_external_files(
     page: str, browser: Chrome, site: str, artifacts: Path
 ) -> None:
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE)

@@ -1,4 +1,4 @@
-"""The console and /docs with an API key that the user types in, in a real Chromium."""
+"""The console and /docs with an API key that the user enters, in a real Chromium."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.processes import GatewayProcess, running_gateway
 def locked(
     triton: EmbeddedTriton, config_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[GatewayProcess]:
-    """A gateway that asks for keys."""
+    """A gateway that requires keys."""
     folder = tmp_path_factory.mktemp("locked")
     keys = write_keys(folder / "keys.yaml", entry("all"), entry("embeds", pipelines=["embed", "write"]))
     with running_gateway(
@@ -41,7 +41,7 @@ def type_key(page: ConsolePage, text: str) -> None:
     page.click("#key button")
 
 
-def test_the_console_works_with_a_key_typed_in(page: ConsolePage, locked: GatewayProcess) -> None:
+def test_the_console_works_with_an_entered_key(page: ConsolePage, locked: GatewayProcess) -> None:
     page.browser.get(locked.url)
     page.wait_for("main .problem", "The API key is missing or not valid")
     assert page.texts("#pipelines a") == []
@@ -57,7 +57,7 @@ def test_the_console_works_with_a_key_typed_in(page: ConsolePage, locked: Gatewa
     assert "Authorization: Bearer $API_KEY" in page.one("main").get_property("textContent")
 
 
-def test_a_wrong_key_is_asked_for_again(page: ConsolePage, locked: GatewayProcess) -> None:
+def test_the_console_asks_again_after_an_invalid_key(page: ConsolePage, locked: GatewayProcess) -> None:
     page.browser.get(locked.url)
     type_key(page, "tgw_wrong")
     page.wait_for("main .problem", "The API key is not valid.")
@@ -84,7 +84,7 @@ def test_the_key_is_kept_in_this_tab_only(page: ConsolePage, locked: GatewayProc
     page.browser.switch_to.window(first)
 
 
-def test_docs_work_with_a_key_typed_in(page: ConsolePage, locked: GatewayProcess) -> None:
+def test_docs_work_with_an_entered_key(page: ConsolePage, locked: GatewayProcess) -> None:
     page.browser.get(f"{locked.url}/docs#/embed/run_embed")
     type_key(page, key_text("embeds"))
     wait = WebDriverWait(page.browser, WAIT_S)
@@ -93,4 +93,4 @@ def test_docs_work_with_a_key_typed_in(page: ConsolePage, locked: GatewayProcess
     page.wait_for(".live-responses-table tbody .response-col_status", "200")
     assert page.texts("#operations-ocr-run_ocr") == []
     severe = [line["message"] for line in page.browser.get_log("browser") if line["level"] == "SEVERE"]
-    assert all("openapi.json" in message for message in severe), "the policy refused something"
+    assert all("openapi.json" in message for message in severe), "the Content-Security-Policy blocked a request"

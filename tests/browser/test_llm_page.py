@@ -1,4 +1,4 @@
-"""The page of the tutorial "An LLM in a browser", opened as a file, against the real `write` pipeline."""
+"""The page of the tutorial "An LLM in a browser", opened as a file, with the real `write` pipeline."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +26,7 @@ new MutationObserver(() => text.textContent && stop.click()).observe(text, {chil
 def open_gateway(
     triton: EmbeddedTriton, config_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[GatewayProcess]:
-    """A gateway that pages opened as files may call."""
+    """A gateway that allows calls from pages opened as files."""
     settings = {"triton_url": triton.grpc_url, "config": str(config_path), "cors_origins": "null", "drain_s": "1"}
     with running_gateway(tmp_path_factory.mktemp("open"), **settings) as process:
         yield process
@@ -45,13 +45,13 @@ def text_of(page: ConsolePage) -> str:
 
 
 def stored_text(page: ConsolePage, gateway: GatewayProcess) -> str:
-    """The whole text of the page's stream, from the gateway itself."""
+    """Returns the complete text of the page's stream, read from the gateway."""
     path = urlsplit(page.browser.execute_script("return sessionStorage.getItem('stream')")).path
     events = checked(parsed(httpx.get(gateway.url + path, timeout=30).text))
     return "".join(event.data["text"] for event in events[:-1])
 
 
-def test_it_writes_and_shows_the_stream_again_after_a_reload(opened: ConsolePage, open_gateway: GatewayProcess) -> None:
+def test_a_reload_shows_the_stream_again(opened: ConsolePage, open_gateway: GatewayProcess) -> None:
     opened.click("#write")
     opened.wait_for("#state", "Done.")
     text = text_of(opened)
@@ -62,7 +62,9 @@ def test_it_writes_and_shows_the_stream_again_after_a_reload(opened: ConsolePage
     assert text_of(opened) == text
 
 
-def test_it_resumes_after_a_lost_connection(browser: Chrome, open_gateway: GatewayProcess, opened: ConsolePage) -> None:
+def test_the_page_resumes_after_a_lost_connection(
+    browser: Chrome, open_gateway: GatewayProcess, opened: ConsolePage
+) -> None:
     port = urlsplit(open_gateway.url).port
     assert port
     with network_to(port, DroppingNetwork) as network:
@@ -86,7 +88,7 @@ def test_stop_cancels_the_stream(opened: ConsolePage, open_gateway: GatewayProce
     eventually(lambda: open_gateway.metric("requests_total", pipeline="write", outcome="cancelled") == before + 1)
 
 
-def test_it_names_a_gateway_that_does_not_allow_it(browser: Chrome, gateway: GatewayProcess) -> None:
+def test_the_page_reports_a_gateway_that_does_not_allow_it(browser: Chrome, gateway: GatewayProcess) -> None:
     page = ConsolePage(browser)
     browser.get(f"{FILE.as_uri()}?gateway={gateway.url}")
     page.click("#write")

@@ -1,4 +1,4 @@
-"""Readers of other people make the same of a stream as ours does."""
+"""Other clients for Server-Sent Events read the same events as the project's own reader."""
 
 import json
 import subprocess
@@ -15,12 +15,12 @@ from tests.live.events import checked, parsed
 
 NPM = Path(__file__).parent / "npm"
 TRICKY = ["48656c6c6f", "f0", "9f", "98", "80", "e280a8", "0d0a", "0a0a", "3a20", "c3a4c3b6", "646174613a20"]
-"""In hexadecimal: a word, an emoji in four pieces, U+2028, CR LF, an empty line, a colon, umlauts, a field's name."""
+"""In hexadecimal: a word, an emoji in four pieces, U+2028, CR LF, an empty line, a colon, umlauts, a field name."""
 
 
 @pytest.fixture(scope="session")
 def readers(require: Require) -> Path:
-    """The script beside the locked packages that it needs."""
+    """The folder with the script and its locked packages."""
     return npm_environment("stream-readers", NPM, require)
 
 
@@ -36,7 +36,7 @@ def ours(url: str) -> list[tuple[str, str, Any]]:
     return [(str(event.id), event.name, event.data) for event in checked(parsed(httpx.get(url).content.decode()))]
 
 
-def test_the_npm_packages_read_the_same(readers: Path, stream_url: str) -> None:
+def test_the_npm_packages_read_the_same_events(readers: Path, stream_url: str) -> None:
     answer = subprocess.run(
         ["node", "read.mjs", stream_url], cwd=readers, capture_output=True, text=True, timeout=60, check=False
     )
@@ -47,7 +47,7 @@ def test_the_npm_packages_read_the_same(readers: Path, stream_url: str) -> None:
     assert "".join(data["text"] for _, _, data in expected[:-1]) == bytes.fromhex("".join(TRICKY * 2)).decode()
 
 
-def test_httpx_sse_reads_the_same(stream_url: str, client: httpx.Client) -> None:
+def test_httpx_sse_reads_the_same_events(stream_url: str, client: httpx.Client) -> None:
     with httpx_sse.connect_sse(client, "GET", stream_url) as source:
         events = [(each.id, each.event, each.json()) for each in source.iter_sse() if each.data]
     assert events == ours(stream_url)

@@ -1,4 +1,4 @@
-"""Streams in a browser: fetch and EventSource of a real Chromium, also from another origin."""
+"""Streams with fetch and EventSource in a real Chromium, also from another origin."""
 
 import json
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ const [url, body, done] = arguments;
   }
 })().catch((error) => done({error: String(error)}));
 """
-"""Never closes its EventSource, so only the gateway's 204 ends it."""
+"""Never closes its EventSource: it ends with status 204 from the gateway."""
 
 WRITE = {"prompt": "The for statement", "max_tokens": 60, "seed": 7}
 
@@ -49,25 +49,25 @@ WRITE = {"prompt": "The for statement", "max_tokens": 60, "seed": 7}
 def open_gateway(
     triton: EmbeddedTriton, config_path: Path, other_origin: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[GatewayProcess]:
-    """A gateway that pages of the other origin may call."""
+    """A gateway that allows calls from the other origin."""
     settings = {"triton_url": triton.grpc_url, "config": str(config_path), "cors_origins": other_origin, "drain_s": "1"}
     with running_gateway(tmp_path_factory.mktemp("open"), **settings) as process:
         yield process
 
 
-def asked(browser: Chrome, script: str, *arguments: Any) -> dict[str, Any]:
+def run_script(browser: Chrome, script: str, *arguments: Any) -> dict[str, Any]:
     answer: dict[str, Any] = browser.execute_async_script(script, *arguments)
     return answer
 
 
-def test_fetch_reads_a_post_as_it_streams_from_another_origin(
+def test_fetch_streams_a_post_from_another_origin(
     browser: Chrome, open_gateway: GatewayProcess, other_origin: str
 ) -> None:
     browser.get(other_origin)
     texts = [f"<{index}>" for index in range(20)]
     script = json.dumps({"outputs": 20, "interval_s": 0.05, "texts": [text.encode().hex() for text in texts]})
     url = f"{open_gateway.url}/v1/pipelines/scripted_patient/stream"
-    answer = asked(browser, POST_AND_READ, url, {"script": script})
+    answer = run_script(browser, POST_AND_READ, url, {"script": script})
     assert (answer["status"], answer["id"]) == (200, "from-a-page")
     assert "event: done" not in answer["chunks"][0], "the events came in one piece"
     frames = [frame.split("\n") for frame in "".join(answer["chunks"]).split("\n\n") if frame.startswith("id:")]
@@ -75,11 +75,9 @@ def test_fetch_reads_a_post_as_it_streams_from_another_origin(
     assert frames[-1][1] == "event: done"
 
 
-def test_event_source_reads_to_the_end_and_stops(
-    browser: Chrome, open_gateway: GatewayProcess, other_origin: str
-) -> None:
+def test_event_source_stops_after_the_end(browser: Chrome, open_gateway: GatewayProcess, other_origin: str) -> None:
     browser.get(other_origin)
-    answer = asked(browser, LISTEN, open_gateway.url, {"pipeline": "write", "inputs": WRITE})
+    answer = run_script(browser, LISTEN, open_gateway.url, {"pipeline": "write", "inputs": WRITE})
     assert answer["status"] == 201
     events = answer["events"]
     assert [int(id_) for id_, _, _ in events] == list(range(1, len(events) + 1))
@@ -88,9 +86,7 @@ def test_event_source_reads_to_the_end_and_stops(
     assert text == httpx.post(f"{open_gateway.url}/v1/pipelines/write", json=WRITE, timeout=30).json()["text"]
 
 
-def test_another_origin_that_is_not_listed_is_refused(
-    browser: Chrome, gateway: GatewayProcess, other_origin: str
-) -> None:
+def test_an_origin_that_is_not_listed_is_blocked(browser: Chrome, gateway: GatewayProcess, other_origin: str) -> None:
     browser.get(other_origin)
-    answer = asked(browser, POST_AND_READ, f"{gateway.url}/v1/pipelines/write/stream", WRITE)
+    answer = run_script(browser, POST_AND_READ, f"{gateway.url}/v1/pipelines/write/stream", WRITE)
     assert answer == {"error": "TypeError: Failed to fetch"}

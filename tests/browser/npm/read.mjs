@@ -1,8 +1,8 @@
-// node read.mjs URL: what two readers of other people make of the same stream, as JSON: {reader: [[id, event, data], ...]}.
+// node read.mjs URL: reads a stream with two npm packages and prints the events as JSON: {package: [[id, event, data], ...]}.
 import { fetchEventSource } from "@microsoft/fetch-event-source";
 import { EventSource } from "eventsource";
 
-// fetch-event-source is written for a page.
+// fetch-event-source needs the globals of a page.
 globalThis.window = globalThis;
 globalThis.document = new EventTarget();
 

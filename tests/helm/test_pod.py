@@ -76,6 +76,15 @@ class TestLargeTensors:
         assert volume(documents, "shm")["emptyDir"]["medium"] == "Memory"
         assert environment_of(gateway_container(documents))["GATEWAY_SHARED_MEMORY_BYTES"] == "268435456"
 
+    @pytest.mark.parametrize(("size", "limit"), [(268_435_456, "768Mi"), (268_435_457, "769Mi")])
+    def test_the_gateways_memory_limit_includes_it(self, size: int, limit: str) -> None:
+        values: Document = {"triton": {"sharedMemory": {"bytes": size}}}
+        resources = gateway_container(render(values))["resources"]
+        assert resources["limits"] == {"memory": limit}
+        assert resources["requests"] == gateway_container(render())["resources"]["requests"]
+        own = {"resources": {"limits": {"memory": "2Gi"}}}
+        assert gateway_container(render({**values, "gateway": own}))["resources"]["limits"] == {"memory": "2Gi"}
+
     def test_by_default_the_gateway_has_no_shared_memory(self) -> None:
         container = gateway_container(render())
         assert "/dev/shm" not in {mount["mountPath"] for mount in container["volumeMounts"]}
@@ -84,6 +93,7 @@ class TestLargeTensors:
     def test_an_external_triton_shares_no_memory(self) -> None:
         triton = {"enabled": False, "external": {"grpcUrl": "a:1"}, **self.ON["triton"]}
         container = gateway_container(render({"triton": triton}))
+        assert container["resources"]["limits"] == {"memory": "512Mi"}
         assert "/dev/shm" not in {mount["mountPath"] for mount in container["volumeMounts"]}
         assert "GATEWAY_SHARED_MEMORY_BYTES" not in environment_of(container)
 

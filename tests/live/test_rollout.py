@@ -28,6 +28,7 @@ class Service:
 
     endpoints: list[GatewayProcess]
     connections: int = 0
+    is_rolled_out: bool = False
     seen: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -40,9 +41,9 @@ class Service:
         return await asyncio.open_connection(address.hostname, address.port)
 
     async def client(self, requests: int) -> None:
-        """One request after the other, over one connection until an answer closes it."""
+        """One request after the other until the old gateway has ended, each connection until an answer closes it."""
         connection = None
-        while self.total < requests:
+        while self.total < requests or not self.is_rolled_out:
             try:
                 connection = connection or await self.connect()
                 connection = await self.ask(*connection)
@@ -84,6 +85,7 @@ async def test_clients_with_open_connections_lose_no_request(
     old.process.send_signal(signal.SIGTERM)
     await asyncio.sleep(ENDPOINTS_S)
     service.endpoints.remove(old)
+    assert await asyncio.to_thread(old.process.wait, 20) == 0
+    service.is_rolled_out = True
     await asyncio.gather(*clients)
     assert set(service.seen) == {"200"}
-    assert await asyncio.to_thread(old.process.wait, 20) == 0

@@ -59,13 +59,14 @@ volumeMounts:
   {{- end }}
 {{- end }}
 
-{{/* The configured resources, or defaults for the number of workers. A supervisor is one more process. */}}
+{{/* The configured resources, or defaults for the number of workers and the shared memory. A supervisor is one more process. */}}
 {{- define "triton-gateway.gatewayResources" -}}
 {{- $workers := int .Values.gateway.workers -}}
 {{- $several := gt $workers 1 -}}
 {{- $memory := $several | ternary (mul 128 $workers) 0 -}}
 {{- $requests := dict "cpu" ($several | ternary (toString $workers) "500m") "memory" (printf "%dMi" (add 256 $memory)) -}}
-{{- $limits := dict "memory" (printf "%dMi" (add 512 $memory)) -}}
+{{- $shared := include "triton-gateway.sharesMemory" . | empty | ternary 0 (int64 .Values.triton.sharedMemory.bytes) -}}
+{{- $limits := dict "memory" (printf "%dMi" (add 512 $memory (div (add $shared 1048575) 1048576))) -}}
 {{ merge (deepCopy (default dict .Values.gateway.resources)) (dict "requests" $requests "limits" $limits) | toYaml }}
 {{- end }}
 

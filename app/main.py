@@ -28,11 +28,13 @@ from app.api.pipelines.overview import StatisticsSource
 from app.api.routes import docs
 from app.api.routes.health import HealthRoutes, WorkerStates
 from app.api.routes.metrics import MetricsRoutes
+from app.api.routes.traces import TraceRoutes
 from app.api.routing import Route
 from app.api.short_path import ShortPath
 from app.checking import live_findings
 from app.console import page
 from app.domain.tensor_memory import TensorMemory
+from app.observability.explain.store import ExplainStore
 from app.observability.statistics import Statistics, statistics_of
 from app.streams.store import StreamStore
 from app.triton.health import HealthByAddress
@@ -46,6 +48,7 @@ ALLOWED_HEADERS = [
     "traceparent",
     "X-Request-Timeout",
     "X-Request-ID",
+    "X-Explain",
     # Headers that OpenAI's JavaScript client adds; the gateway ignores them.
     *(f"X-Stainless-{name}" for name in ("Lang", "Package-Version", "OS", "Arch", "Runtime", "Runtime-Version")),
     *(f"X-Stainless-{name}" for name in ("Retry-Count", "Timeout", "Helper-Method")),
@@ -76,6 +79,9 @@ class Gateway:
     """The health of each Triton."""
     keys: FollowedKeys | None = None
     """None if no keys are required."""
+    explain_store: ExplainStore | None = None
+    """In the process with the admin port, if requests may be explained: receives Triton's spans."""
+    collector_url: str | None = None
     statistics_of_workers: StatisticsSource | None = None
     """None if this process is the only one that serves the API."""
 
@@ -155,6 +161,8 @@ def create_admin_app(gateway: Gateway, *, api_port: int, workers: Workers | None
     registry = inference.metrics.registry if workers is None else workers.registry
     url, tls = gateway.triton_metrics_url, gateway.triton_metrics_tls
     app.include_router(MetricsRoutes(registry, inference.show_load, url, tls).router())
+    if gateway.explain_store is not None:
+        app.include_router(TraceRoutes(gateway.explain_store, gateway.collector_url).router())
     return _entry_point(app, gateway)
 
 

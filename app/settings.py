@@ -127,6 +127,11 @@ class Settings(BaseSettings):
         pattern=r"^https?://[^\s?#]+$",
         description="the OpenTelemetry collector to send spans to (OTLP over HTTP, http://host:4318)",
     )
+    explain: bool = Field(
+        False,
+        description="let every caller explain requests with X-Explain, for development; otherwise only the keys "
+        "with explain: true",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest level to log")
     log_format: Literal["auto", "json", "text"] = Field(
         "auto", description="one JSON object a line, or plain text; auto: text if standard error is a terminal"
@@ -166,6 +171,11 @@ class Settings(BaseSettings):
     def traces_url(self) -> str | None:
         """The collector's address for spans, with its path."""
         return None if self.otlp_endpoint is None else f"{self.otlp_endpoint.rstrip('/')}/v1/traces"
+
+    @property
+    def may_explain(self) -> bool:
+        """Whether some caller may explain requests, now or after a change of the keys."""
+        return self.explain or self.api_keys_file is not None
 
     @property
     def models_venv(self) -> Path:

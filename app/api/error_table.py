@@ -57,6 +57,11 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
         "No stream has this id, or the stream has expired.",
         "Start a stream with POST /v1/streams.",
     ),
+    errors.UnknownRequest: ErrorRow(
+        404,
+        "No request with this id was explained, its explanation has expired, or it belongs to another key.",
+        "Send the request again with `X-Explain: 1` and a key that may explain. Read the explanation within a minute.",
+    ),
     errors.MethodNotAllowed: ErrorRow(
         405,
         "This address does not accept this method.",

@@ -11,9 +11,11 @@ from typing import Any
 
 from app.admission.admission import Admission, Entrance, ModelLoad, PipelineLimits
 from app.admission.caller import ANYONE, Caller
+from app.admission.keys import Key
 from app.admission.slot import Slot
 from app.api.access import check_pipeline
 from app.api.exchange import Exchange
+from app.api.explaining import Explaining
 from app.api.problems import problem_of
 from app.api.workload import Workload
 from app.domain.deadline import Deadline
@@ -70,7 +72,13 @@ class Inference:
     tracer: Tracer = field(default_factory=NoTracer)
     workload: Workload = field(default_factory=Workload)
     admission: Admission = field(default_factory=Admission)
+    explaining: Explaining | None = None
+    """None if no request may be explained."""
     _entrances: dict[str, tuple[Pipeline, Mapping[str, int], Entrance]] = field(default_factory=dict)
+
+    def may_explain(self, key: Key | None) -> bool:
+        """Whether ``X-Explain`` has an effect for a caller with this key."""
+        return self.explaining is not None and self.explaining.allows(key)
 
     def admit(self, exchange: Exchange, name: str, transport: str) -> Pipeline:
         """The pipeline. The request counts as work, under the pipeline's name, until its last byte is sent.
@@ -83,6 +91,8 @@ class Inference:
         pipeline = self.catalog.pipeline(name)
         record.pipeline = name
         self.workload.begin(exchange.work)
+        if exchange.asks_for_explanation and self.explaining is not None:
+            self.explaining.begin(exchange, pipeline)
         return pipeline
 
     def check_load(self, pipeline: Pipeline, caller: Caller, deadline: Deadline) -> None:
@@ -160,7 +170,7 @@ class Inference:
         record = call.record
         inference = call.pipeline.with_deadline(call.inference, call.deadline).with_trace(record.trace)
         record.triton_request_id = inference.request_id
-        started = time.perf_counter()
+        started = record.triton_at = time.perf_counter()
         try:
             result = await run(self.engine, call.pipeline, inference, call.deadline, answer)
         except (asyncio.CancelledError, DeadlineExceeded, ContractViolation):
@@ -218,14 +228,14 @@ class Inference:
         except BaseException as exc:
             slot.leave(exc)
             if isinstance(exc, UpstreamUnavailable):
-                posted.transport = call.record.transport
+                posted.take_back(call.record)
             raise
         self._start(stream, call.pipeline.name)
         return stream_id
 
     def _plan_of(self, call: Call, recorder: "StreamRecorder", writing: Writing | None = None) -> StreamPlan:
         record, writing = call.record, writing or Writing(Collector(call.pipeline, call.inference))
-        record.triton_request_id = call.inference.request_id
+        record.triton_request_id, record.triton_at = call.inference.request_id, time.perf_counter()
         inference = call.pipeline.with_deadline(call.inference, call.deadline).with_trace(recorder.span.trace)
         return StreamPlan(
             request_id=record.request_id,
@@ -312,6 +322,8 @@ class StreamRecorder:
         )
         record = self._record
         record.triton_s = max(record.duration_s - stream.own_s - record.queue_s, 0.0)
+        if record.explanation is not None:
+            record.explanation.stream_ended = time.perf_counter()
         record.exit_early(stream.early_exit)
         if stream.error is not None:
             record.fail(stream.error)

@@ -2,8 +2,8 @@
 
 GatewayError
   ClientError          InvalidJson, InvalidRequest, InvalidInput, Unauthenticated, Forbidden, UnknownPipeline,
-                       UnknownModel, UnknownStream, NotFound, MethodNotAllowed, SlowRequest, StreamEvicted,
-                       PayloadTooLarge, UnsupportedMediaType, HeadersTooLarge, ResumableStreamsOff
+                       UnknownModel, UnknownStream, UnknownRequest, NotFound, MethodNotAllowed, SlowRequest,
+                       StreamEvicted, PayloadTooLarge, UnsupportedMediaType, HeadersTooLarge, ResumableStreamsOff
   Rejected             TooManyRequests, Draining
   ModelError           UpstreamProtocol
   ContractViolation
@@ -75,6 +75,8 @@ class GatewayError(Exception):
         self.errors = tuple(errors)
         self.upstream: UpstreamError | None = None
         self.fault: Fault | None = None
+        self.failed_step = ""
+        """The model of the pipeline that failed, if the error names one."""
 
 
 class ClientError(GatewayError):
@@ -150,6 +152,11 @@ class HeadersTooLarge(ClientError):
 class UnknownStream(ClientError):
     code = "unknown_stream"
     title = "No such stream"
+
+
+class UnknownRequest(ClientError):
+    code = "unknown_request"
+    title = "No such explained request"
 
 
 class StreamEvicted(ClientError):

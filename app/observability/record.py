@@ -9,6 +9,7 @@ from app.domain.errors import ContractViolation, GatewayError, Outcome
 from app.domain.fault import FaultKind
 from app.domain.request_id import new_request_id
 from app.domain.trace import TraceContext
+from app.observability.explain.request import Ended, ExplainedRequest, Explanations
 from app.observability.log import StructuredLogger
 from app.observability.metrics import NO_PIPELINE, Metrics
 
@@ -40,7 +41,10 @@ class RequestRecord:
     key: str = ""
     """The id of the caller's API key."""
     triton_request_id: str = ""
+    triton_at: float = 0.0
+    """When the gateway called Triton, on the clock of ``started``; 0 before."""
     triton_s: float = 0.0
+    """Time that the request waited for Triton."""
     queue_s: float = 0.0
     status: int = 0
     outcome: Outcome = Outcome.OK
@@ -48,6 +52,8 @@ class RequestRecord:
     error: GatewayError | None = None
     trace: TraceContext | None = None
     """The request's span, or the caller's span if this gateway records none."""
+    explanation: "OpenExplanation | None" = None
+    """None if the request is not explained."""
 
     def fail(self, error: GatewayError) -> None:
         self.error, self.outcome = error, error.outcome
@@ -55,8 +61,12 @@ class RequestRecord:
     def handed_over(self) -> "RequestRecord":
         """Returns a copy for work that continues after this request, which then does not count as an inference."""
         own = replace(self)
-        self.transport = None
+        self.transport = self.explanation = None
         return own
+
+    def take_back(self, own: "RequestRecord") -> None:
+        """Undoes :meth:`handed_over`."""
+        self.transport, self.explanation = own.transport, own.explanation
 
     def exit_early(self, reason: str | None) -> None:
         if reason is not None:
@@ -68,13 +78,22 @@ class RequestRecord:
 
     def server_timing(self) -> str:
         """The value of the Server-Timing header: milliseconds so far."""
-        queue_s, triton_s = self.queue_s, self.triton_s
-        own_s = max(self.duration_s - queue_s - triton_s, 0.0)
-        return f"gateway;dur={own_s * 1e3:.2f}, queue;dur={queue_s * 1e3:.2f}, triton;dur={triton_s * 1e3:.2f}"
+        duration_s, queue_s = self.duration_s, self.queue_s
+        triton_s = self.triton_s or (self.started + duration_s - self.triton_at if self.triton_at else 0.0)
+        own_s = max(duration_s - queue_s - triton_s, 0.0)
+        timing = f"gateway;dur={own_s * 1e3:.2f}, queue;dur={queue_s * 1e3:.2f}, triton;dur={triton_s * 1e3:.2f}"
+        return timing if self.explanation is None else timing + self._own_phases(own_s)
+
+    def _own_phases(self, own_s: float) -> str:
+        """The two parts of the gateway's time: before Triton was called, and after Triton's answer."""
+        read_s = self.triton_at - self.started - self.queue_s if self.triton_at else own_s
+        return f", read;dur={read_s * 1e3:.2f}, respond;dur={max(own_s - read_s, 0.0) * 1e3:.2f}"
 
     def close(self, metrics: Metrics) -> None:
         """Counts and logs the request. Call it once, after everything was sent."""
         duration_s = self.duration_s
+        if self.explanation is not None:
+            self.explanation.close(self, duration_s)
         if self.transport is not None:
             self._count(metrics, self.transport, duration_s)
         level = self._level()
@@ -130,6 +149,35 @@ class RequestRecord:
         if self.error is not None:
             fields.update(_fields_of_error(self.error))
         return fields
+
+
+@dataclass(slots=True)
+class OpenExplanation:
+    """The explanation of a request that runs."""
+
+    explanations: Explanations
+    request: ExplainedRequest
+    stream_ended: float = 0.0
+    """When the request's stream ended, on the clock of the record."""
+
+    def close(self, record: RequestRecord, total_s: float) -> None:
+        """Call it once, with the request's record."""
+        called_s = record.triton_at - record.started if record.triton_at else None
+        triton_s = self.stream_ended - record.triton_at if self.stream_ended else record.triton_s
+        error = record.error
+        ended = Ended(
+            status=record.status,
+            outcome=record.outcome,
+            early_exit=record.early_exit,
+            error=None if error is None else error.code,
+            failed_step="" if error is None else error.failed_step,
+            triton_request_id=record.triton_request_id,
+            total_s=total_s,
+            queue_s=record.queue_s,
+            triton_at_s=called_s,
+            triton_s=triton_s,
+        )
+        self.explanations.put(self.request.with_end(ended))
 
 
 def _fields_of_error(error: GatewayError) -> dict[str, object]:

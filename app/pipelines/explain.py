@@ -24,6 +24,7 @@ def explain(error: GatewayError, graph: Graph) -> None:
     if error.fault is None:
         return
     fault = _known(error.fault, graph)
+    error.failed_step = fault.model
     edge = graph.into(fault.model, fault.tensor, fault.ensemble) if fault.tensor else None
     detail = _DETAIL.get(fault.kind)
     if detail is not None and fault.model and fault.tensor:
@@ -45,6 +46,7 @@ def name_failed_step(error: GatewayError, message: str, graph: Graph) -> None:
     step, separator, _ = message.partition(": ")
     if separator and step in graph.models:
         error.detail = f"Step '{step}' failed."
+        error.failed_step = step
         blame = f"If the input is at fault, let it answer with INVALID_ARG and list '{step}' under `rejects_input`."
     elif graph.ensembles:
         blame = "A step that begins its message with its own name (`<model>: <text>`) is named here."

@@ -82,9 +82,7 @@ class Pipeline:
         reason = self.rules.reason_of_error(error.upstream, request_id)
         if reason is None:
             self._explain(error, error.upstream, request_id)
-            shown = (
-                _refused_by_step(error.upstream) if self._blames_caller(error, error.upstream, request_id) else error
-            )
+            shown = _refused_by_step(error) if self._blames_caller(error, error.upstream, request_id) else error
             if self.exposes_errors:
                 text = public_text(self.rules.bare(error.upstream.message, request_id))
                 shown.detail += f" The model's message: {text}"
@@ -110,7 +108,7 @@ class Pipeline:
         return named or (upstream.grpc_code is not None and self.spec.model in self.spec.rejects_input)
 
 
-def _refused_by_step(upstream: UpstreamError) -> InvalidInput:
+def _refused_by_step(error: GatewayError) -> InvalidInput:
     refusal = InvalidInput("A step of the pipeline refused the input.")
-    refusal.upstream = upstream
+    refusal.upstream, refusal.failed_step = error.upstream, error.failed_step
     return refusal

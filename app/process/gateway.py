@@ -3,15 +3,19 @@
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from app import __version__
 from app.admission.admission import Admission
 from app.admission.followed_keys import FollowedKeys
+from app.api.explaining import Explaining
 from app.api.inference import Inference
 from app.api.limits import Limits
 from app.domain.engine import Engine
 from app.files.complaints import ConfigError
 from app.main import Gateway
+from app.observability.explain.request import Explanations
+from app.observability.explain.store import ExplainStore
 from app.observability.metrics import Metrics
 from app.observability.tracing import Tracer
 from app.pipelines.cancellation import Canceller
@@ -29,14 +33,26 @@ from app.streams.store import StreamStore
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """What outlives a request. ``streams``: None if resumable streams are off.
+
+    ``explanations``: None if no request may be explained.
+    """
+
+    streams: StreamStore | None
+    explanations: Explanations | None
+
+
 @asynccontextmanager
 async def open_gateway(
-    settings: Settings, triton: Triton, store: StreamStore | None, tracer: Tracer, supervisor: Supervisor
+    settings: Settings, triton: Triton, stores: Stores, tracer: Tracer, supervisor: Supervisor
 ) -> AsyncIterator[Gateway]:
     """Raises ConfigError if gateway.yaml does not fit the models of a Triton that already answers.
 
     A worker starts nevertheless, because the other workers may still serve the previous version of the file.
     """
+    explanations = stores.explanations
     metrics = Metrics(__version__, has_addresses=not triton.is_single)
     keys = _keys_of(settings, triton)
     servers = Servers(settings, triton, metrics, tracer, supervisor)
@@ -49,14 +65,24 @@ async def open_gateway(
         canceller = Canceller(engine)
         admission = Admission(triton.part.workers if triton.part else 1, len(triton.addresses))
         gateway = Gateway(
-            Inference(engine, catalog, metrics, canceller, tracer, admission=admission),
-            store,
+            Inference(
+                engine,
+                catalog,
+                metrics,
+                canceller,
+                tracer,
+                admission=admission,
+                explaining=None if explanations is None else Explaining(explanations, for_everyone=settings.explain),
+            ),
+            stores.streams,
             limits_of(settings),
             None if lane is None else lane.bodies,
             triton.metrics_url,
             metrics_tls_of(settings),
             servers.health,
             keys,
+            explanations if isinstance(explanations, ExplainStore) else None,
+            settings.traces_url,
         )
         async with (
             supervisor.running("catalog refresh", keep_fresh(catalog, check, metrics, keys)),

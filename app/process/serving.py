@@ -10,11 +10,12 @@ from app.admission.keys_file import read_keys
 from app.api.connection.protocol import ConnectionLimit
 from app.api.problems import problem_of
 from app.main import Gateway, Pages, create_admin_app, create_app
+from app.observability.explain.store import ExplainStore
 from app.observability.exporter import open_tracer
 from app.pipelines.file import read_gateway_file
 from app.process.announcing import announce
 from app.process.credentials import check_credentials
-from app.process.gateway import open_gateway
+from app.process.gateway import Stores, open_gateway
 from app.process.listening import listening, serving
 from app.process.shutdown import Shutdown, ShutdownRequested, delay, drain
 from app.process.supervision import Supervisor
@@ -45,9 +46,10 @@ async def serve(settings: Settings) -> None:
             tracer = await stack.enter_async_context(open_tracer(settings.traces_url, __version__))
             store = await stack.enter_async_context(open_store(settings.redis_url))
             await stack.enter_async_context(supervisor.running("store of streams", store.run()))
-            triton = await stack.enter_async_context(running_triton(settings, shutdown, supervisor))
-            gateway = await stack.enter_async_context(open_gateway(settings, triton, store, tracer, supervisor))
             port, admin_port = main.getsockname()[1], admin.getsockname()[1]
+            triton = await stack.enter_async_context(running_triton(settings, shutdown, supervisor, admin_port))
+            stores = Stores(store, ExplainStore() if settings.may_explain else None)
+            gateway = await stack.enter_async_context(open_gateway(settings, triton, stores, tracer, supervisor))
             app = api_of(gateway, settings, admin_port)
             url = f"http://{settings.host}:{port}"
             refused = gateway.inference.metrics.count_refused_connection

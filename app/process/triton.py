@@ -18,6 +18,11 @@ from app.triton.embedded.progress import shown_on
 from app.triton.embedded.server import EmbeddedTriton
 from app.triton.stuck import Restart
 
+EXPORT_DELAY_MS = 100
+"""Triton sends spans at least this often while there are some. Its default, 5 s, is long for a person who waits."""
+
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""The addresses that a process on this machine calls instead of all addresses."""
 _console = Console(stderr=True)
 
 
@@ -57,8 +62,13 @@ class Triton:
 
 
 @asynccontextmanager
-async def running_triton(settings: Settings, shutdown: Shutdown, supervisor: Supervisor) -> AsyncIterator[Triton]:
-    """The Triton to call. An embedded one runs for the duration of the block."""
+async def running_triton(
+    settings: Settings, shutdown: Shutdown, supervisor: Supervisor, admin_port: int
+) -> AsyncIterator[Triton]:
+    """The Triton to call. An embedded one runs for the duration of the block.
+
+    If requests may be explained, it sends its spans to the admin port.
+    """
     if not settings.embedded:
         yield Triton(settings.triton_url, settings.triton_metrics_url, allows_fast_pings=False)
         return
@@ -66,7 +76,8 @@ async def running_triton(settings: Settings, shutdown: Shutdown, supervisor: Sup
         settings.embedded_repository,
         settings.models_venv,
         environment=_environment(settings),
-        traces_url=settings.traces_url,
+        traces_url=_receiver_of(settings, admin_port) if settings.may_explain else settings.traces_url,
+        traces_delay_ms=EXPORT_DELAY_MS if settings.may_explain else None,
     )
     embedded = EmbeddedTriton(options)
     try:
@@ -76,6 +87,11 @@ async def running_triton(settings: Settings, shutdown: Shutdown, supervisor: Sup
             yield Triton(embedded.grpc_url, embedded.metrics_url, allows_fast_pings=True, restart=embedded.restart)
     finally:
         await embedded.stop()
+
+
+def _receiver_of(settings: Settings, admin_port: int) -> str:
+    host = _LOOPBACK.get(settings.host, settings.host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{admin_port}/v1/traces"
 
 
 def _environment(settings: Settings) -> dict[str, str]:

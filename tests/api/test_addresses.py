@@ -130,7 +130,7 @@ class TestCors:
 
     @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "DELETE"])
     async def test_a_preflight_allows_the_documented_headers(self, api: Served, method: str) -> None:
-        names = "authorization,content-type,last-event-id,traceparent,x-api-key,x-request-timeout"
+        names = "authorization,content-type,last-event-id,traceparent,x-api-key,x-explain,x-request-timeout"
         asked = {"Access-Control-Request-Method": method, "Access-Control-Request-Headers": names}
         answer = await api.client.options("/v1/streams/abc", headers=ORIGIN | asked)
         assert answer.status_code == 200

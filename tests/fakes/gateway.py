@@ -9,9 +9,11 @@ import httpx
 from starlette.types import ASGIApp
 
 from app.admission.followed_keys import FollowedKeys
+from app.api.explaining import Explaining
 from app.api.inference import Inference
 from app.api.limits import Limits
 from app.main import Gateway, create_admin_app, create_app
+from app.observability.explain.store import ExplainStore
 from app.observability.metrics import Metrics
 from app.pipelines.cancellation import Canceller
 from app.pipelines.catalog import Catalog
@@ -38,7 +40,10 @@ async def served(
     limits: Limits | None = None,
     origins: tuple[str, ...] = (),
     keys: Path | None = None,
+    explains: bool | None = None,
+    collector_url: str | None = None,
 ) -> AsyncIterator[Served]:
+    """``explains``: requests of every caller, or only those of keys with ``explain: true``; None: no requests."""
     catalog = Catalog(engine, config, Surroundings(early_exit_key=KEY))
     catalog.load_file()
     await catalog.refresh()
@@ -49,6 +54,9 @@ async def served(
         gateway = Gateway(
             inference, store, limits or Limits(64 * 1024), keys=None if keys is None else FollowedKeys(keys)
         )
+        if explains is not None:
+            gateway.explain_store, gateway.collector_url = ExplainStore(), collector_url
+            inference.explaining = Explaining(gateway.explain_store, for_everyone=explains)
         app = create_app(gateway, admin_port=8081, cors_origins=origins)
         async with _client(app) as client, _client(create_admin_app(gateway, api_port=8080)) as admin:
             yield Served(gateway, engine, app, client, admin)

@@ -232,6 +232,32 @@ def test_without_a_collector_there_are_no_spans() -> None:
     assert not any("trace" in argument for argument in triton_container(render())["args"])
 
 
+@pytest.mark.parametrize(
+    ("explain", "keys", "may_explain", "traces"),
+    [
+        ("none", "keys", True, False),
+        ("keys", "keys", True, True),
+        ("keys", "", False, False),
+        ("everyone", "", True, True),
+    ],
+)
+def test_explained_requests_get_the_spans_of_the_sidecar(
+    explain: str, keys: str, may_explain: bool, traces: bool
+) -> None:
+    values = {"tracing": {"explain": explain}, "gateway": {"apiKeys": {"secretName": keys}}}
+    settings, arguments = settings_of(render(values)), triton_container(render(values))["args"]
+    assert (settings.explain, settings.may_explain) == (explain == "everyone", may_explain)
+    url = f"--trace-config=opentelemetry,url=http://127.0.0.1:{settings.admin_port}/v1/traces"
+    assert (url in arguments) == traces
+
+
+def test_with_a_collector_the_gateway_forwards_the_spans() -> None:
+    documents = render({"tracing": {"explain": "everyone", "otlpEndpoint": "http://collector:4318"}})
+    urls = [argument for argument in triton_container(documents)["args"] if "url=" in argument]
+    assert urls == ["--trace-config=opentelemetry,url=http://127.0.0.1:8081/v1/traces"]
+    assert settings_of(documents).traces_url == "http://collector:4318/v1/traces"
+
+
 def test_both_containers_log_shapes() -> None:
     assert environment_of(triton_container(render({"gateway": {"logTensors": "shapes"}}))) == {
         "GATEWAY_LOG_TENSORS": "shapes"

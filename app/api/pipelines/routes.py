@@ -47,7 +47,7 @@ class PipelineRoutes:
         key, entries = exchange_of(request).key, self._catalog.entries
         allowed = {name: entry for name, entry in entries.items() if allows_pipeline(key, name)}
         listed = [summarize(name, entry) | self._missing_at(entry) for name, entry in allowed.items()]
-        return JsonResponse({"pipelines": listed})
+        return JsonResponse({"pipelines": listed, "may_explain": self._inference.may_explain(key)})
 
     async def get_pipeline(self, name: str, request: Request) -> Response:
         exchange = exchange_of(request)

@@ -6,6 +6,7 @@ import socket
 from dataclasses import dataclass, field
 from typing import Any
 
+from app.observability.explain.request import Found
 from app.observability.shared_values import Descriptors
 from app.observability.statistics import Statistics
 from app.process.triton import Triton
@@ -62,6 +63,24 @@ class Totals:
     """The supervisor's answer to :class:`StatisticsWanted`."""
 
     statistics: Statistics
+
+
+@dataclass(frozen=True, slots=True)
+class ExplanationWanted:
+    """A worker's question for an explained request, because another worker may have served it."""
+
+    number: int
+    """Of the question, among those of this worker."""
+    owner: str
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The supervisor's answer to the question with this number."""
+
+    number: int
+    found: Found | None
 
 
 class Channel:

@@ -10,12 +10,21 @@ from prometheus_client import CollectorRegistry
 
 from app.domain.backoff import Backoff
 from app.main import Gateway
+from app.observability.explain.request import ExplainedRequest
 from app.observability.shared_values import Descriptors
 from app.observability.statistics import statistics_of
 from app.observability.summed import SummedMetrics
 from app.process.listening import GRACE_S
 from app.process.shutdown import LAST_BYTES_S, Shutdown
-from app.process.workers.channel import Guidance, Order, Report, Totals
+from app.process.workers.channel import (
+    Explanation,
+    ExplanationWanted,
+    Guidance,
+    Order,
+    Report,
+    StatisticsWanted,
+    Totals,
+)
 from app.process.workers.process import WorkerProcess
 
 TICK_S = 0.25
@@ -50,6 +59,7 @@ class Crew:
         self._order_of = order_of
         self._metrics = gateway.inference.metrics
         self._health = gateway.health
+        self._explanations = gateway.explain_store
         self._running: dict[int, WorkerProcess] = {}
         self._failed_starts = dict.fromkeys(range(1, workers + 1), 0)
         """For each worker's number, how often in a row it ended before it served."""
@@ -117,7 +127,7 @@ class Crew:
         self._running[number] = worker
         if self._is_ending:
             worker.send_signal(signal.SIGTERM)
-        status = await worker.run(self._heard, self._totals)
+        status = await worker.run(self._heard, self._answer_to)
         del self._running[number]
         self._summed.keep(worker.numbers())
         worker.close()
@@ -140,8 +150,16 @@ class Crew:
         self._was_complete |= set(self.states.values()) == {"ready"}
         self._guide()
 
-    def _totals(self) -> Totals:
-        return Totals(statistics_of(self.registry))
+    async def _answer_to(self, message: StatisticsWanted | ExplainedRequest | ExplanationWanted) -> object:
+        """Answers a worker's question; None if the message is no question."""
+        if isinstance(message, StatisticsWanted):
+            return Totals(statistics_of(self.registry))
+        if self._explanations is None:
+            return None
+        if isinstance(message, ExplainedRequest):
+            self._explanations.put(message)
+            return None
+        return Explanation(message.number, await self._explanations.find(message.owner, message.request_id))
 
     async def _watch(self) -> None:
         while True:

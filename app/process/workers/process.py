@@ -5,11 +5,12 @@ import signal
 import socket
 import sys
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Any
 
 from app.observability.shared_values import Reader, Series
-from app.process.workers.channel import Channel, Guidance, Order, Report, StatisticsWanted, Totals
+from app.process.workers.channel import Channel, Guidance, Order, Report
 
 COMMAND = (sys.executable, "-m", "app.cli", "worker")
 
@@ -56,13 +57,17 @@ class WorkerProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    async def run(self, on_report: Callable[[Report], None], totals: Callable[[], Totals]) -> int:
-        """Handles the messages until the process ends. Returns its status, -n after signal n."""
+    async def run(self, on_report: Callable[[Report], None], answer: Callable[[Any], Awaitable[object]]) -> int:
+        """Handles the messages until the process ends. Returns its status, -n after signal n.
+
+        ``answer``: takes every other message. The result is sent to the worker if it is not None.
+        """
         with suppress(EOFError):
             while True:
-                message: Report | StatisticsWanted = await self._channel.receive()
-                if isinstance(message, StatisticsWanted):
-                    self._channel.send(totals())
+                message = await self._channel.receive()
+                if not isinstance(message, Report):
+                    if (reply := await answer(message)) is not None:
+                        self._channel.send(reply)
                     continue
                 self.silence_s = 0.0
                 self.state = "ready" if message.is_ready else "not_ready"

@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from app import __version__
 from app.api.connection.protocol import ConnectionLimit
 from app.main import Gateway, create_admin_app
+from app.observability.explain.store import ExplainStore
 from app.observability.exporter import open_tracer
 from app.observability.lines import turns_by
 from app.observability.log import configure_logging
 from app.observability.shared_values import Descriptors
 from app.observability.tracing import NoTracer
 from app.process.announcing import announce
-from app.process.gateway import open_gateway
+from app.process.gateway import Stores, open_gateway
 from app.process.listening import listening, listening_together, serving
 from app.process.serving import ADMIN_CONNECTIONS, check_files, freeze_heap, open_store
 from app.process.shutdown import Shutdown, ShutdownRequested
@@ -46,8 +47,9 @@ async def supervise(settings: Settings) -> None:
             admin = stack.enter_context(listening(settings.host, settings.admin_port, f"{PREFIX}ADMIN_PORT"))
             port, admin_port = main[0].getsockname()[1], admin.getsockname()[1]
             await _check_what_workers_need(settings)
-            triton = await stack.enter_async_context(running_triton(settings, shutdown, supervisor))
-            gateway = await stack.enter_async_context(open_gateway(settings, triton, None, NoTracer(), supervisor))
+            triton = await stack.enter_async_context(running_triton(settings, shutdown, supervisor, admin_port))
+            stores = Stores(None, ExplainStore() if settings.may_explain else None)
+            gateway = await stack.enter_async_context(open_gateway(settings, triton, stores, NoTracer(), supervisor))
             catalog = gateway.inference.catalog
             crew = Crew(settings.workers, _Orders(settings, triton, gateway, main, admin_port, log_lock), gateway)
             admin_app = create_admin_app(gateway, api_port=port, workers=crew)

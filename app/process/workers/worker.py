@@ -5,8 +5,9 @@ import ctypes
 import os
 import signal
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
+from typing import Any
 
 from app import __version__
 from app.api.connection.protocol import ConnectionLimit
@@ -16,13 +17,17 @@ from app.observability.lines import turns_by
 from app.observability.log import configure_logging, dropped_lines
 from app.observability.metrics import DROPPED_LINES
 from app.observability.shared_values import Series, SharedValue, Writer
-from app.process.gateway import open_gateway
+from app.process.gateway import Stores, open_gateway
 from app.process.listening import Server, serving
 from app.process.serving import api_of, freeze_heap, open_store
 from app.process.shutdown import Shutdown, delay, drain
 from app.process.supervision import Supervisor
-from app.process.workers.channel import Channel, Guidance, Order, Report, Totals
+from app.process.workers.channel import Channel, Explanation, Guidance, Order, Report, Totals
+from app.process.workers.explaining import SupervisorsExplanations
 from app.process.workers.totals import TotalsOfWorkers
+
+Answers = Mapping[type, Callable[[Any], None]]
+"""Type of a message of the supervisor -> its receiver."""
 
 REPORT_S = 0.25
 _PR_SET_PDEATHSIG = 1
@@ -50,7 +55,9 @@ async def work(descriptor: int) -> None:
             # The supervisor has checked Redis. A worker that is replaced during an outage serves everything else.
             store = await stack.enter_async_context(open_store(settings.redis_url, must_answer=False))
             await stack.enter_async_context(supervisor.running("store of streams", store.run()))
-        gateway = await stack.enter_async_context(open_gateway(settings, order.triton, store, tracer, supervisor))
+        explanations = SupervisorsExplanations(channel)
+        stores = Stores(store, explanations if settings.may_explain else None)
+        gateway = await stack.enter_async_context(open_gateway(settings, order.triton, stores, tracer, supervisor))
         totals = TotalsOfWorkers(channel)
         gateway.statistics_of_workers = totals.statistics
         app = api_of(gateway, settings, order.admin_port)
@@ -58,7 +65,8 @@ async def work(descriptor: int) -> None:
         freeze_heap()
         own = _listener(order.listeners[number - 1])
         server = await stack.enter_async_context(serving(app, own, supervisor, limit))
-        link = Link(channel, gateway, Doors(server, number, order.listeners), _dropped_lines(values), totals)
+        answers: Answers = {Totals: totals.arrived, Explanation: explanations.arrived}
+        link = Link(channel, gateway, Doors(server, number, order.listeners), _dropped_lines(values), answers)
         await stack.enter_async_context(supervisor.running("link to the supervisor", link.run()))
         await shutdown.requested.wait()
         await delay(gateway.inference.workload, server, shutdown, settings.shutdown_delay_s)
@@ -100,10 +108,10 @@ class Doors:
 
 
 class Link:
-    """Reports this worker's state to the supervisor, and follows its guidance."""
+    """Reports this worker's state to the supervisor, and follows its guidance. ``answers``: who asked for each."""
 
     def __init__(
-        self, channel: Channel, gateway: Gateway, doors: Doors, dropped_lines: SharedValue, totals: TotalsOfWorkers
+        self, channel: Channel, gateway: Gateway, doors: Doors, dropped_lines: SharedValue, answers: Answers
     ) -> None:
         self._channel = channel
         self._inference = gateway.inference
@@ -111,7 +119,7 @@ class Link:
         self._health = gateway.health
         self._doors = doors
         self._dropped_lines = dropped_lines
-        self._totals = totals
+        self._answers = answers
 
     async def run(self) -> None:
         """Runs until it is cancelled. Raises EOFError if the supervisor has ended."""
@@ -128,9 +136,9 @@ class Link:
 
     async def _follow(self) -> None:
         while True:
-            message: Guidance | Totals = await self._channel.receive()
-            if isinstance(message, Totals):
-                self._totals.arrived(message)
+            message = await self._channel.receive()
+            if not isinstance(message, Guidance):
+                self._answers[type(message)](message)
                 continue
             self._health.follow(message.faults)
             await self._doors.listen_on(message.listens_on)

@@ -95,6 +95,8 @@ class Launch:
             return
         yield "--trace-config=mode=opentelemetry"
         yield f"--trace-config=opentelemetry,url={self.options.traces_url}"
+        if self.options.traces_delay_ms is not None:
+            yield f"--trace-config=opentelemetry,bsp_schedule_delay={self.options.traces_delay_ms}"
         yield "--trace-config=level=TIMESTAMPS"
         yield f"--trace-config=rate={_ONLY_WITH_PARENT}"
 

@@ -49,7 +49,8 @@ class EmbeddedOptions:
     """The repository, the Python environment of the models, and time limits.
 
     `host` is a loopback address. Without `ports`, free ports are chosen at the first start and reused by restarts.
-    Triton and the models inherit `environment`. Triton sends its spans to `traces_url` with OTLP over HTTP.
+    Triton and the models inherit `environment`. Triton sends its spans to `traces_url` with OTLP over HTTP, every
+    `traces_delay_ms`; None: Triton's default, 5 s, or `OTEL_BSP_SCHEDULE_DELAY`.
     `exit_timeout_s` leaves room for many models: those of this repository need 5 to 8 s on two cores, and a limit that
     is too short makes Triton log an error.
     """
@@ -59,6 +60,7 @@ class EmbeddedOptions:
     ports: Ports | None = None
     host: str = LOOPBACK
     traces_url: str | None = None
+    traces_delay_ms: int | None = None
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     start_timeout_s: float = 300.0
     exit_timeout_s: int = 15

@@ -24,9 +24,16 @@ args:
   {{- if and (include "triton-gateway.sharesMemory" .) .Values.triton.sharedMemory.allowOption }}
   - --allow-client-shm=true
   {{- end }}
-  {{- with .Values.tracing.otlpEndpoint }}
+  {{- $explains := has .Values.tracing.explain (empty .Values.gateway.apiKeys.secretName | ternary (list "everyone") (list "keys" "everyone")) }}
+  {{- if or $explains .Values.tracing.otlpEndpoint }}
   - --trace-config=mode=opentelemetry
-  - --trace-config=opentelemetry,url={{ trimSuffix "/" . }}/v1/traces
+  {{- if $explains }}
+  # The gateway keeps the spans of explained requests, and forwards all of them to the collector.
+  - --trace-config=opentelemetry,url=http://127.0.0.1:8081/v1/traces
+  - --trace-config=opentelemetry,bsp_schedule_delay=100
+  {{- else }}
+  - --trace-config=opentelemetry,url={{ trimSuffix "/" .Values.tracing.otlpEndpoint }}/v1/traces
+  {{- end }}
   - --trace-config=level=TIMESTAMPS
   # The rate applies only to requests without a parent span. Requests with a sampled parent are always recorded.
   - --trace-config=rate=2147483647

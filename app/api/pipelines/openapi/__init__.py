@@ -6,6 +6,7 @@ from app.api.openapi.answers import REFUSALS, Schema
 from app.api.openapi.document import Described
 from app.api.pipelines.openapi.catalog_paths import CATALOG_PATHS, describe_operation
 from app.api.pipelines.openapi.events import DONE
+from app.api.pipelines.openapi.explain_paths import EXPLAIN_PATHS
 from app.api.pipelines.openapi.overview_paths import OVERVIEW_PATHS
 from app.api.pipelines.openapi.pipeline_paths import paths_of, schemas_of
 from app.api.pipelines.openapi.stream_paths import STREAM_PATHS, streams_path
@@ -20,5 +21,5 @@ def described(catalog: Catalog, key: Key | None) -> Described:
     for pipeline in pipelines:
         paths |= paths_of(pipeline, describe_operation(pipeline))
         schemas |= schemas_of(pipeline)
-    paths |= {**CATALOG_PATHS, **OVERVIEW_PATHS, **streams_path(pipelines), **STREAM_PATHS}
+    paths |= {**CATALOG_PATHS, **OVERVIEW_PATHS, **streams_path(pipelines), **EXPLAIN_PATHS, **STREAM_PATHS}
     return Described(paths, schemas, REFUSALS, bearer_paths=list(STREAM_PATHS))

@@ -36,7 +36,9 @@ _DESCRIPTION: Schema = {
 
 def _listed() -> Schema:
     pipelines = {"type": "array", "items": _SUMMARY}
-    schema = {"type": "object", "required": ["pipelines"], "properties": {"pipelines": pipelines}}
+    may_explain = {"type": "boolean", "description": "Whether this caller may send `X-Explain: 1`"}
+    properties = {"pipelines": pipelines, "may_explain": may_explain}
+    schema = {"type": "object", "required": list(properties), "properties": properties}
     return {"200": json_answer("The pipelines", schema), **problems()}
 
 

@@ -3,6 +3,7 @@
 from app.api.openapi.answers import Schema, answer, json_answer, problems
 from app.api.openapi.inference import INFERENCE_ERRORS, TIMEOUT_HEADER
 from app.api.pipelines.openapi.events import event_stream
+from app.api.pipelines.openapi.explain_paths import EXPLAIN_HEADER
 from app.pipelines.example import Filled, example_of
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.schema import event_schema, form_schema, request_schema, result_schema
@@ -39,7 +40,7 @@ def _operation(pipeline: Pipeline, verb: str, ok: Schema) -> Schema:
         "operationId": f"{verb}_{pipeline.name}",
         "summary": pipeline.spec.description or f"Run {pipeline.spec.model}",
         "tags": [pipeline.name],
-        "parameters": [TIMEOUT_HEADER],
+        "parameters": [TIMEOUT_HEADER, EXPLAIN_HEADER],
         "requestBody": {"required": True, "content": _request_content(pipeline)},
         "responses": {"200": ok, **problems(*INFERENCE_ERRORS)},
     }

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from app.api.openapi.answers import Schema, answer, json_answer, operation, problems
 from app.api.openapi.inference import INFERENCE_ERRORS, TIMEOUT_HEADER
 from app.api.pipelines.openapi.events import event_stream
+from app.api.pipelines.openapi.explain_paths import EXPLAIN_HEADER
 from app.api.pipelines.openapi.pipeline_paths import examples_of, schema_ref
 from app.domain import errors
 from app.pipelines.pipeline import Pipeline
@@ -31,7 +32,9 @@ def streams_path(pipelines: Sequence[Pipeline]) -> Schema:
     examples = {pipeline.name: _start_example(pipeline) for pipeline in streaming if examples_of(pipeline)}
     started = json_answer("The stream has started", _STARTED, "Location") | {"links": _LINKS}
     answers = {"201": started, **problems(errors.UnknownPipeline, errors.ResumableStreamsOff, *INFERENCE_ERRORS)}
-    described = operation("start_stream", "streams", "Start a stream that can be resumed", answers, TIMEOUT_HEADER)
+    described = operation(
+        "start_stream", "streams", "Start a stream that can be resumed", answers, TIMEOUT_HEADER, EXPLAIN_HEADER
+    )
     content = {"application/json": {**body, **({"examples": examples} if examples else {})}}
     return {"/v1/streams": {"post": described | {"requestBody": {"required": True, "content": content}}}}
 

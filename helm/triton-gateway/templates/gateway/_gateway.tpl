@@ -142,6 +142,10 @@ volumeMounts:
 - name: GATEWAY_OTLP_ENDPOINT
   value: {{ . | quote }}
 {{- end }}
+{{- if eq .Values.tracing.explain "everyone" }}
+- name: GATEWAY_EXPLAIN
+  value: "true"
+{{- end }}
 {{- $earlyExitKey := .Values.gateway.earlyExitKey }}
 {{- if $earlyExitKey.secretName }}
 - name: GATEWAY_EARLY_EXIT_KEY

@@ -1,0 +1,245 @@
+"""The explanation adds up, lies on one clock, and marks the step that failed or ended the request."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from app.domain.errors import Outcome
+from app.observability.explain.request import Ended, ExplainedRequest, Found, Plan, Step
+from app.observability.explain.spans import spans_in
+from app.observability.explain.waterfall import explanation_of
+from tests.fakes.triton_spans import Export
+
+STARTED_NS = 1_700_000_000_000_000_000
+TRACE, TRITON_ID = "a" * 32, "t1"
+CHAIN = Plan(
+    pipeline="ocr",
+    model="chain",
+    steps=tuple(Step(name, name, "chain", decoupled=False) for name in ("detect", "gate", "recognize")),
+    next_steps=frozenset({("detect", "gate"), ("gate", "recognize")}),
+    ensembles=frozenset({"chain"}),
+    calls=frozenset(),
+)
+FORK = replace(
+    CHAIN,
+    steps=tuple(Step(name, name, "chain", decoupled=False) for name in ("embed", "topic", "mood")),
+    next_steps=frozenset({("embed", "topic"), ("embed", "mood")}),
+)
+SCRIPT = Plan(
+    pipeline="bls",
+    model="script",
+    steps=(Step("script", "script", "", decoupled=False),),
+    next_steps=frozenset(),
+    ensembles=frozenset(),
+    calls=frozenset({"embed", "topic"}),
+)
+OK = Ended(
+    status=200,
+    outcome=Outcome.OK,
+    early_exit=None,
+    error=None,
+    failed_step="",
+    triton_request_id=TRITON_ID,
+    total_s=0.050,
+    queue_s=0.002,
+    triton_at_s=0.005,
+    triton_s=0.040,
+)
+EXIT = replace(OK, outcome=Outcome.EARLY_EXIT, early_exit="no_text")
+FAILED = replace(OK, status=502, outcome=Outcome.MODEL_ERROR, error="model_error")
+
+
+def export(*models: str, step_ms: float = 10.0, at_ms: float = 6.0) -> Export:
+    """A call of the ensemble ``chain``, whose steps run one after the other."""
+    spans = Export(TRACE, TRITON_ID, STARTED_NS)
+    end_ms = at_ms + step_ms * len(models)
+    call = spans.call(at_ms, end_ms + 2, end_ms)
+    ensemble = spans.run("chain", call, at_ms, end_ms + 1)
+    for place, model in enumerate(models):
+        begins = at_ms + place * step_ms
+        spans.run(model, ensemble, begins, begins + step_ms, begins + 1, begins + 2, begins + 8, begins + 9)
+    return spans
+
+
+def explained(spans: Export | None, ended: Ended | None = OK, plan: Plan = CHAIN) -> dict[str, Any]:
+    request = ExplainedRequest("r1", "", TRACE, STARTED_NS, plan, ended)
+    return explanation_of(Found(request, tuple(spans_in(spans.body())) if spans else ()))
+
+
+def states(found: dict[str, Any]) -> dict[str, str]:
+    return {span["name"]: span["state"] for span in found["spans"]}
+
+
+def test_the_phases_add_up_to_the_total() -> None:
+    found = explained(None)
+    assert found["gateway"] == [
+        {"name": "read", "start_ms": 0.0, "duration_ms": 3.0},
+        {"name": "queue", "start_ms": 3.0, "duration_ms": 2.0},
+        {"name": "triton", "start_ms": 5.0, "duration_ms": 40.0},
+        {"name": "respond", "start_ms": 45.0, "duration_ms": 5.0},
+    ]
+    assert sum(phase["duration_ms"] for phase in found["gateway"]) == found["total_ms"] == 50.0
+
+
+def test_a_running_request_is_not_complete() -> None:
+    found = explained(export("detect"), None)
+    assert (found["is_complete"], found["outcome"], found["gateway"], found["spans"]) == (False, None, [], [])
+    assert found["notes"] == ["The request is still running."]
+
+
+def test_a_request_that_did_not_reach_triton_is_complete() -> None:
+    found = explained(None, replace(OK, status=422, outcome=Outcome.CLIENT_ERROR, triton_at_s=None, triton_s=0.0))
+    assert [phase["name"] for phase in found["gateway"]] == ["read", "queue"]
+    assert sum(phase["duration_ms"] for phase in found["gateway"]) == found["total_ms"]
+    assert found["is_complete"]
+
+
+def test_a_step_has_its_queue_and_its_compute() -> None:
+    found = explained(export("detect", "gate", "recognize"))
+    ensemble, detect, *_ = found["spans"]
+    assert (ensemble["kind"], ensemble["parent"], ensemble["queue_ms"], ensemble["compute_ms"]) == (
+        *("ensemble", None),
+        *(None, None),
+    )
+    assert detect == {
+        "id": detect["id"],
+        "parent": ensemble["id"],
+        "name": "detect",
+        "kind": "step",
+        "model": "detect",
+        "version": "1",
+        "start_ms": 6.0,
+        "duration_ms": 10.0,
+        "queue_ms": 1.0,
+        "compute_input_ms": 1.0,
+        "compute_ms": 6.0,
+        "compute_output_ms": 1.0,
+        "state": "ok",
+    }
+    assert (found["is_complete"], found["steps_not_run"]) == (True, [])
+
+
+def test_spans_without_their_call_are_not_complete() -> None:
+    spans = export("detect", "gate")
+    del spans.spans[0]
+    found = explained(spans, EXIT)
+    assert (found["is_complete"], found["steps_not_run"]) == (False, [])
+    assert set(states(found).values()) == {"unknown"}
+
+
+@pytest.mark.parametrize(
+    ("ended", "ran", "plan", "wanted", "missing"),
+    [
+        (EXIT, ["detect", "gate"], CHAIN, {"chain": "early_exit", "detect": "ok", "gate": "early_exit"}, ["recognize"]),
+        (FAILED, ["detect"], CHAIN, {"chain": "failed", "detect": "failed"}, ["gate", "recognize"]),
+        (FAILED, ["embed", "topic"], FORK, {"chain": "failed", "embed": "ok", "topic": "failed"}, ["mood"]),
+        (
+            FAILED,
+            ["embed", "topic", "mood"],
+            FORK,
+            {"chain": "failed", "embed": "ok", "topic": "unknown", "mood": "unknown"},
+            [],
+        ),
+        (
+            replace(FAILED, failed_step="mood"),
+            ["embed", "topic", "mood"],
+            FORK,
+            {"chain": "failed", "embed": "ok", "topic": "ok", "mood": "failed"},
+            [],
+        ),
+        (
+            replace(FAILED, outcome=Outcome.TIMEOUT, error="deadline_exceeded"),
+            ["detect"],
+            CHAIN,
+            {"chain": "unknown", "detect": "unknown"},
+            ["gate", "recognize"],
+        ),
+        (
+            replace(FAILED, outcome=Outcome.CONTRACT_VIOLATION, error="contract_violation"),
+            ["detect", "gate", "recognize"],
+            CHAIN,
+            {"chain": "failed", "detect": "ok", "gate": "ok", "recognize": "ok"},
+            [],
+        ),
+        (
+            EXIT,
+            ["detect", "gate", "recognize"],
+            CHAIN,
+            {"chain": "early_exit", "detect": "ok", "gate": "ok", "recognize": "ok"},
+            [],
+        ),
+    ],
+    ids=["exit", "failure", "one of two", "two at once", "named", "deadline", "contract", "exit by outputs"],
+)
+def test_the_step_that_ended_the_request_is_marked(
+    ended: Ended, ran: list[str], plan: Plan, wanted: dict[str, str], missing: list[str]
+) -> None:
+    found = explained(export(*ran), ended, plan)
+    assert states(found) == wanted
+    assert found["steps_not_run"] == missing
+
+
+def test_a_model_that_occurs_twice_is_named_as_in_the_graph() -> None:
+    twice = replace(
+        CHAIN,
+        steps=(Step("clean", "clean", "chain", decoupled=False), Step("clean#2", "clean", "chain", decoupled=False)),
+    )
+    found = explained(export("clean", "clean"), plan=twice)
+    assert [span["name"] for span in found["spans"]] == ["chain", "clean", "clean#2"]
+
+
+def test_the_models_that_a_script_called_are_bls() -> None:
+    spans = Export(TRACE, TRITON_ID, STARTED_NS)
+    script = spans.run("script", spans.call(6, 40, 38), 6, 39, 7, 8, 37, 38)
+    spans.run("embed", script, 10, 20, 11, 12, 18, 19, name="an id of the script's own")
+    found = explained(spans, plan=SCRIPT)
+    assert [(span["name"], span["kind"], span["parent"]) for span in found["spans"]] == [
+        ("script", "step", None),
+        ("embed", "bls", script),
+    ]
+    assert found["notes"] == ["A script may call 'topic': not called here, or called without `trace=`."]
+
+
+def test_spans_of_another_request_in_the_trace_are_left_out() -> None:
+    spans = export("detect", "gate", "recognize")
+    spans.run("stranger", spans.call(7, 9, 8), 7, 8, 7, 7, 8, 8, name="t2")
+    assert "stranger" not in states(explained(spans))
+
+
+def test_a_span_never_ends_after_the_answer() -> None:
+    found = explained(export("detect", "gate", "recognize", step_ms=13.0))
+    assert max(span["start_ms"] + span["duration_ms"] for span in found["spans"]) == 45.0
+    assert found["notes"] == ["Triton ended its spans up to 1.0 ms after its answer; that part is not shown."]
+
+
+@pytest.mark.parametrize("off_ms", [-5000.0, 5000.0])
+def test_another_clock_is_moved_into_the_phase(off_ms: float) -> None:
+    found = explained(export("detect", "gate", "recognize", at_ms=10.0 + off_ms))
+    ensemble = found["spans"][0]
+    assert ensemble["start_ms"] == pytest.approx(10.0, abs=0.001)  # 30 ms in the middle of 40 ms
+    assert "The clocks differ" in found["notes"][0]
+
+
+def test_a_repeated_call_is_shown_too() -> None:
+    spans = export("detect")
+    second = export("detect", "gate", "recognize", step_ms=5.0, at_ms=20.0)
+    for span in second.spans:
+        span["spanId"] = "b" + span["spanId"][1:]
+        span["parentSpanId"] = "b" + span["parentSpanId"][1:]
+    spans.spans += second.spans
+    found = explained(spans)
+    assert [span["name"] for span in found["spans"]].count("detect") == 2
+    assert found["steps_not_run"] == []
+    assert "2 times" in found["notes"][0]
+
+
+def test_spans_in_a_circle_end() -> None:
+    spans = export("detect")
+    spans.spans[1]["parentSpanId"], spans.spans[2]["parentSpanId"] = spans.spans[2]["spanId"], spans.spans[1]["spanId"]
+    assert explained(spans)["is_complete"] is False
+
+
+def test_a_decoupled_step_says_what_its_span_leaves_out() -> None:
+    streams = replace(CHAIN, steps=(Step("detect", "detect", "chain", decoupled=True),))
+    assert "'detect' is decoupled" in explained(export("detect"), plan=streams)["notes"][0]

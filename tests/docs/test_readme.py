@@ -12,7 +12,7 @@ import pytest
 
 from app.triton.embedded.server import EmbeddedTriton
 from tests.docs.pages import ROOT, blocks_of
-from tests.live.test_documented_commands import direct
+from tests.live.test_documented_commands import environment_without_proxies
 from tests.processes import GatewayProcess, free_ports, wait_until_ready
 
 START_S = 60.0
@@ -36,7 +36,9 @@ def block_with(text: str) -> str:
 
 def run_in(folder: Path, command: str) -> str:
     shell = ["bash", "-euo", "pipefail", "-c", command]
-    done = subprocess.run(shell, cwd=folder, env=direct(), capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        shell, cwd=folder, env=environment_without_proxies(), capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -45,7 +47,7 @@ def run_in(folder: Path, command: str) -> str:
 def served_by(folder: Path, command: str) -> Iterator[str]:
     """Yields the address of a gateway that the command starts. Stops the gateway with Ctrl-C."""
     port, admin_port = free_ports(2)
-    environment = direct() | {"GATEWAY_PORT": str(port), "GATEWAY_ADMIN_PORT": str(admin_port)}
+    environment = environment_without_proxies() | {"GATEWAY_PORT": str(port), "GATEWAY_ADMIN_PORT": str(admin_port)}
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             ["bash", "-euo", "pipefail", "-c", command],

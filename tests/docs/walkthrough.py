@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.live.test_documented_commands import direct, is_the_same
+from tests.live.test_documented_commands import environment_without_proxies, is_the_same
 from tests.processes import free_ports
 
 SERVE = "triton-gateway serve"
@@ -174,5 +174,5 @@ class Server:
 
 def environment() -> dict[str, str]:
     """Returns the variables of a terminal with the activated environment, without settings and proxies."""
-    own = {name: value for name, value in direct().items() if not name.startswith("GATEWAY_")}
+    own = {name: value for name, value in environment_without_proxies().items() if not name.startswith("GATEWAY_")}
     return own | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}

@@ -1,4 +1,4 @@
-"""Names for the live tests. The fixtures for all tests are in tests/conftest.py."""
+"""Re-exports the processes that the live tests use. The shared fixtures are in tests/conftest.py."""
 
 from tests.processes import (
     GatewayProcess,

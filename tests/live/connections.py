@@ -1,4 +1,4 @@
-"""Connections to a gateway with several workers: the worker of each, and many requests over them."""
+"""Connections to a gateway with several workers: finds the worker of a connection and sends load."""
 
 import asyncio
 import json
@@ -15,13 +15,13 @@ from tests.processes import GatewayProcess
 
 
 def workers_of(gateway: GatewayProcess) -> list[int]:
-    """Their process ids."""
+    """Returns the process ids of the workers."""
     children = psutil.Process(gateway.process.pid).children()
     return [child.pid for child in children if "worker" in child.cmdline()]
 
 
 def owner_of(gateway: GatewayProcess, port: int) -> int | None:
-    """The worker that accepted the connection from this local port."""
+    """Returns the worker that accepted the connection from this local port."""
     for worker in workers_of(gateway):
         for connection in psutil.Process(worker).net_connections("tcp"):
             if connection.raddr and connection.raddr.port == port:
@@ -33,12 +33,10 @@ CONNECTIONS = 16
 
 
 @dataclass
-class Ledger:
-    """The results of the clients."""
-
+class LoadResults:
     statuses: Counter[int] = field(default_factory=Counter)
     broken: int = 0
-    """Connections that ended before an answer was complete."""
+    """The number of connections that ended before an answer was complete."""
 
     @property
     def answered(self) -> int:
@@ -66,17 +64,17 @@ class Connection:
         self.writer.write(head.encode() + body)
 
     async def get(self, path: str) -> Any:
-        """The JSON of the answer."""
+        """Sends GET and returns the JSON of the answer."""
         self.writer.write(f"GET {path} HTTP/1.1\r\nHost: g\r\n\r\n".encode())
-        _status, body = await self._whole_answer()
+        _status, body = await self._read_answer()
         return json.loads(body)
 
     async def answer(self) -> int:
-        """The status, when the whole answer has been read. Raises EOFError or ConnectionError."""
-        status, _body = await self._whole_answer()
+        """Reads the complete answer and returns its status. Raises EOFError or ConnectionError."""
+        status, _body = await self._read_answer()
         return status
 
-    async def _whole_answer(self) -> tuple[int, bytes]:
+    async def _read_answer(self) -> tuple[int, bytes]:
         head = await self.reader.readuntil(b"\r\n\r\n")
         length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
         return int(head[9:12]), await self.reader.readexactly(length)
@@ -87,7 +85,7 @@ class Connection:
             await self.writer.wait_closed()
 
     async def rest(self) -> tuple[bytes, bool]:
-        """All further bytes, and whether the connection was reset."""
+        """Returns all further bytes, and whether the connection was reset."""
         received = b""
         try:
             while data := await self.reader.read(65536):
@@ -99,7 +97,7 @@ class Connection:
 
 @asynccontextmanager
 async def connections_to_each(gateway: GatewayProcess, count: int) -> AsyncIterator[dict[int, list[Connection]]]:
-    """So many connections to each worker, by its process id."""
+    """Opens ``count`` connections to each worker; the keys are the process ids of the workers."""
     found: dict[int, list[Connection]] = {worker: [] for worker in workers_of(gateway)}
     while any(len(connections) < count for connections in found.values()):
         connection = await Connection.to(gateway)
@@ -121,21 +119,21 @@ async def connections_to_each(gateway: GatewayProcess, count: int) -> AsyncItera
 
 async def load(
     gateway: GatewayProcess, path: str, body: bytes, *, requests: int, connections: int = CONNECTIONS
-) -> Ledger:
-    """Sends ``requests`` requests over connections that are kept alive. A broken connection is opened again."""
-    ledger, left = Ledger(), iter(range(requests))
+) -> LoadResults:
+    """Sends ``requests`` requests over keep-alive connections. A new connection replaces each broken one."""
+    results, remaining = LoadResults(), iter(range(requests))
 
     async def client() -> None:
         connection = await Connection.to(gateway)
-        for _ in left:
+        for _ in remaining:
             try:
                 connection.post(path, body)
-                ledger.statuses[await connection.answer()] += 1
+                results.statuses[await connection.answer()] += 1
             except (EOFError, ConnectionError):
-                ledger.broken += 1
+                results.broken += 1
                 await connection.close()
                 connection = await Connection.to(gateway)
         await connection.close()
 
     await asyncio.gather(*(client() for _ in range(connections)))
-    return ledger
+    return results

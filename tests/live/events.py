@@ -1,4 +1,4 @@
-"""Parses Server-Sent Events according to the standard, and checks the gateway's guarantees."""
+"""Parses Server-Sent Events according to the standard, and checks the guarantees of the gateway."""
 
 import codecs
 import json
@@ -26,7 +26,7 @@ def events_in(lines: Iterable[str]) -> Iterator[Event]:
         if line:
             name, _, value = line.partition(":")
             if name:
-                assert name not in fields, f"{name} twice in one event"
+                assert name not in fields, f"an event has the field {name} twice"
                 fields[name] = value.removeprefix(" ")
         elif "data" in fields:
             yield Event(int(fields["id"]), fields["event"], json.loads(fields["data"]))
@@ -36,7 +36,7 @@ def events_in(lines: Iterable[str]) -> Iterator[Event]:
 
 
 def lines_of(answer: httpx.Response) -> Iterator[str]:
-    """The lines as the standard has them; httpx's own ``iter_lines`` also splits at U+2028 and its like."""
+    """Splits the body only at line feeds; ``iter_lines`` of httpx also splits at U+2028 and similar characters."""
     decoder, rest = codecs.getincrementaldecoder("utf-8")(), ""
     for chunk in answer.iter_bytes():
         *lines, rest = (rest + decoder.decode(chunk)).split("\n")
@@ -53,7 +53,7 @@ def read_stream(client: httpx.Client, pipeline: str, body: dict[str, Any], **opt
 
 
 def checked(events: list[Event], first_id: int = 1) -> list[Event]:
-    """Ids without gaps, exactly one terminal event, and nothing after it."""
+    """Checks that the ids have no gaps and that the last event is the only terminal event."""
     assert [event.id for event in events] == list(range(first_id, first_id + len(events)))
     assert [event.name for event in events[:-1]] == ["output"] * (len(events) - 1)
     assert events[-1].name in {"done", "error"}

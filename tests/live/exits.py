@@ -1,9 +1,9 @@
-"""The pipelines of the early-exit tests: the same rules over every way of composing a scripted step."""
+"""Pipelines for the early-exit tests: the same rules for each way of composing a scripted step."""
 
 from typing import Any
 
 EARLY_EXIT_KEY = "the key of tests"
-"""The scripted models sign with it, unless Triton's environment has another."""
+"""The key of the scripted models' signatures, unless the environment of Triton sets another key."""
 MARKER = "EARLY_EXIT[nothing]"
 PATTERN = r"EARLY_EXIT\[blank\] page=\d+"
 REASONS_BY_ERROR = {
@@ -16,7 +16,11 @@ STREAMED = ("scripted_stream", "stream_chain", "stream_nested")
 
 
 def pipelines(reference: dict[str, Any]) -> dict[str, Any]:
-    """``reference``: the pipelines of gateway.yaml; those that read text are included, with longer timeouts."""
+    """Returns the scripted pipelines and the OCR pipelines of ``reference``, with longer timeouts.
+
+    Args:
+        reference: the pipelines of the reference ``gateway.yaml``.
+    """
     inputs = {"script": {"tensor": "SCRIPT", "kind": "text"}}
     text = {"tensor": "TEXT", "kind": "text"}
     unary = {"outputs": {"text": text, "numbers": {"tensor": "NUMBERS"}}, "stream": True}
@@ -27,8 +31,8 @@ def pipelines(reference: dict[str, Any]) -> dict[str, Any]:
     batch["early_exit"] = rules("ALREADY_EXISTS", text="TEXT", list_="TOGETHER")
     by_model = {**dict.fromkeys(UNARY, unary), **dict.fromkeys(STREAMED, streamed), "scripted_batch": batch}
     scripted = {name: {"model": name, "inputs": inputs, "timeout_s": 20, **spec} for name, spec in by_model.items()}
-    reading = {name: reference[name] | {"timeout_s": 60} for name in ("ocr", "ocr_bls")}
-    return scripted | {name: {key: spec[key] for key in spec if key != "sample"} for name, spec in reading.items()}
+    ocr = {name: reference[name] | {"timeout_s": 60} for name in ("ocr", "ocr_bls")}
+    return scripted | {name: {key: spec[key] for key in spec if key != "sample"} for name, spec in ocr.items()}
 
 
 def rules(code: str, *, text: str, list_: str) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""A real ``redis-server`` for a test, on a free port, which may be stopped, frozen, killed and started again."""
+"""A real ``redis-server`` on a free port that a test can stop, freeze and start again."""
 
 import shutil
 import signal
@@ -18,7 +18,7 @@ def has_redis() -> bool:
 
 @dataclass
 class RedisServer:
-    """Keeps its data over a restart, in ``folder``."""
+    """Keeps its data in ``folder`` across restarts."""
 
     folder: Path
     port: int
@@ -29,13 +29,13 @@ class RedisServer:
         return f"redis://:{PASSWORD}@127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
-        words = ["--port", str(self.port), "--bind", "127.0.0.1", "--appendonly", "yes", "--save", ""]
+        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--appendonly", "yes", "--save", ""]
         with (self.folder / "redis.log").open("ab") as log:
             self.process = subprocess.Popen(
-                ["redis-server", *words, "--requirepass", PASSWORD, "--dir", str(self.folder)], stdout=log, stderr=log
+                ["redis-server", *options, "--requirepass", PASSWORD, "--dir", str(self.folder)], stdout=log, stderr=log
             )
         ends = time.monotonic() + START_S
-        while not self._answers():
+        while not self._is_up():
             assert time.monotonic() < ends, (self.folder / "redis.log").read_text()
             time.sleep(0.02)
 
@@ -54,22 +54,22 @@ class RedisServer:
         assert self.process is not None
         self.process.send_signal(signal.SIGCONT)
 
-    def forget(self) -> None:
+    def flush(self) -> None:
         """Removes all data, like a failover to an empty replica."""
-        self._say("FLUSHALL")
+        self._command("FLUSHALL")
 
     def clients(self) -> int:
-        """Open connections, this one aside."""
-        answer = self._say("INFO clients").partition(b"connected_clients:")[2]
+        """Returns the number of open connections, without the connection of this query."""
+        answer = self._command("INFO clients").partition(b"connected_clients:")[2]
         return int(answer.partition(b"\r")[0]) - 1
 
-    def _say(self, *commands: str) -> bytes:
+    def _command(self, *commands: str) -> bytes:
         with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
             connection.sendall("".join(f"{command}\r\n" for command in (f"AUTH {PASSWORD}", *commands)).encode())
             return connection.recv(4096)
 
-    def _answers(self) -> bool:
+    def _is_up(self) -> bool:
         try:
-            return self._say("PING").startswith(b"+OK")
+            return self._command("PING").startswith(b"+OK")
         except OSError:
             return False

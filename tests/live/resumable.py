@@ -1,4 +1,4 @@
-"""``/v1/streams`` as a client uses it."""
+"""A client for ``/v1/streams``."""
 
 import json
 from collections.abc import Iterator
@@ -11,23 +11,23 @@ from tests.live.conftest import GatewayProcess
 from tests.live.events import Event, checked, events_in, lines_of
 
 
-def start(gateway: GatewayProcess, pipeline: str = "scripted_patient", **words: Any) -> str:
-    """The address of a new stream."""
-    body = {"pipeline": pipeline, "inputs": {"script": json.dumps(words)}}
+def start(gateway: GatewayProcess, pipeline: str = "scripted_patient", **script: Any) -> str:
+    """Starts a stream and returns its path."""
+    body = {"pipeline": pipeline, "inputs": {"script": json.dumps(script)}}
     answer = httpx.post(f"{gateway.url}/v1/streams", json=body)
     assert answer.status_code == 201, answer.text
     return str(answer.headers["location"])
 
 
 def ask(gateway: GatewayProcess, path: str, after: int | str | None = None) -> httpx.Response:
-    """A whole answer to GET."""
+    """Returns the complete answer to GET."""
     headers = {} if after is None else {"Last-Event-ID": str(after)}
     return httpx.get(gateway.url + path, headers=headers, timeout=30)
 
 
 @contextmanager
 def reading(gateway: GatewayProcess, path: str, after: int = 0) -> Iterator[Iterator[Event]]:
-    """The events of a connection as they come; leaving it early drops the connection."""
+    """Yields the events of a connection as they arrive. Leaving the block early drops the connection."""
     with httpx.stream("GET", gateway.url + path, headers={"Last-Event-ID": str(after)}, timeout=30) as answer:
         assert answer.status_code == 200, answer.read()
         yield events_in(lines_of(answer))
@@ -39,7 +39,7 @@ def read_all(gateway: GatewayProcess, path: str, after: int = 0) -> list[Event]:
 
 
 def read_some(gateway: GatewayProcess, path: str, count: int, after: int = 0) -> list[Event]:
-    """The first events of a connection that is then dropped."""
+    """Reads ``count`` events, then drops the connection."""
     with reading(gateway, path, after) as events:
         return [next(events) for _ in range(count)]
 

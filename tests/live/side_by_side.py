@@ -1,4 +1,4 @@
-"""Sends the same request to Triton's own HTTP endpoint and to the gateway, and returns both answers."""
+"""Sends the same request to the HTTP endpoint of Triton and to the gateway, and returns both answers."""
 
 import json
 import struct
@@ -21,9 +21,9 @@ class Both:
     gateway: httpx.Client
 
     def post(self, path: str, body: bytes, **headers: str) -> tuple[httpx.Response, httpx.Response]:
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        theirs = self.triton.post(path, content=body, headers=named)
-        return theirs, self.gateway.post(path, content=body, headers=named)
+        with_hyphens = {name.replace("_", "-"): value for name, value in headers.items()}
+        of_triton = self.triton.post(path, content=body, headers=with_hyphens)
+        return of_triton, self.gateway.post(path, content=body, headers=with_hyphens)
 
     def get(self, path: str) -> tuple[httpx.Response, httpx.Response]:
         return self.triton.get(path), self.gateway.get(path)
@@ -41,7 +41,12 @@ def both_at(triton_url: str, gateway_url: str) -> Iterator[Both]:
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer to an inference request. ``tensors``: name -> datatype, shape and elements, or raw bytes."""
+    """An answer to an inference request.
+
+    Attributes:
+        frame: the JSON without the outputs.
+        tensors: name -> datatype, shape, and the elements or, for a binary tensor, its bytes.
+    """
 
     frame: dict[str, Any]
     tensors: dict[str, tuple[str, list[int], Any]] = field(default_factory=dict)
@@ -63,12 +68,15 @@ def answer_of(response: httpx.Response) -> Answer:
 
 
 def typed(datatype: str, data: list[Any]) -> Any:
-    """Triton writes an FP32 as the double it is, the gateway with as many digits as make it the same FP32 again."""
+    """Converts JSON numbers to ``datatype``.
+
+    Triton writes an FP32 with the digits of a double; the gateway writes the shortest digits that give the same FP32.
+    """
     return data if datatype == "BYTES" else np.array(data, DTYPE_BY_DATATYPE[datatype]).tolist()
 
 
 def with_binary(request: dict[str, Any], *raws: bytes) -> tuple[bytes, dict[str, str]]:
-    """A body with binary tensors behind its JSON, and its headers."""
+    """Returns a body with binary tensors after the JSON, and its headers."""
     head = json.dumps(request).encode()
     return b"".join((head, *raws)), {HEADER: str(len(head))}
 
@@ -90,7 +98,7 @@ def triton_text(triton_url: str, prompt: str) -> dict[str, Any]:
 
 
 def triton_vectors(triton_url: str, *texts: str) -> list[list[float]]:
-    """The vectors of `text_embed` itself."""
+    """Returns the vectors that `text_embed` computes."""
     tensor = {"name": "TEXT", "datatype": "BYTES", "shape": [len(texts), 1], "data": texts}
     answer = httpx.post(f"{triton_url}/v2/models/text_embed/infer", json={"inputs": [tensor]}, timeout=30)
     outputs = {output["name"]: output for output in answer.json()["outputs"]}

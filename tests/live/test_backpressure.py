@@ -1,4 +1,4 @@
-"""For a client that stops reading, memory is limited, the stream ends, and its work in Triton is cancelled."""
+"""A client that stops reading uses limited memory, and the gateway ends its stream and cancels the call to Triton."""
 
 import asyncio
 import json
@@ -21,18 +21,18 @@ from tests.live.test_cancellation import eventually, request_bytes
 HERE = Path(__file__).parent
 KIB = 1024
 GATEWAY_GROWTH = 4 * KIB * KIB
-"""Growth of the process with its first streams, independent of their number."""
+"""Growth of the gateway process during its first streams, independent of their number."""
 SERVER_GROWTH = 8 * KIB * KIB
-"""Growth of Triton per stream: it keeps sent responses, and the kernel buffers megabytes before a stream stalls."""
+"""Growth of Triton per stream. Triton keeps sent responses, and the kernel buffers megabytes before a stream stalls."""
 OUTPUT_BYTES = 32_000
 ALL_BYTES_PER_S = 32_000_000
-"""Rate of all readers together, limited because above it the test would measure two busy cores."""
+"""Total rate of all readers. A higher rate uses all of two cores, which changes the result of the test."""
 PATH = "/v1/pipelines/scripted_patient/stream"
 
 
 @pytest.fixture(scope="module")
 def triton(models_venv: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTriton]:
-    """A separate Triton, because streams that are cut off at full rate can crash this server."""
+    """A separate Triton, because cancelling streams at full rate can crash Triton 2.51."""
     models = scripted_models(tmp_path_factory.mktemp("endless") / "models")
     with running_triton(EmbeddedOptions(models, models_venv)) as server:
         yield server
@@ -44,12 +44,12 @@ def config_path() -> Path:
 
 
 def stalled_reader(gateway: GatewayProcess, interval_s: float) -> socket.socket:
-    """A connection with a small window that requests an endless stream and does not read it."""
-    return asking(gateway, outputs=100_000, bytes=OUTPUT_BYTES, interval_s=interval_s)
+    """Requests an endless stream over a connection with a small window. The test does not read the stream."""
+    return request_stream(gateway, outputs=100_000, bytes=OUTPUT_BYTES, interval_s=interval_s)
 
 
-def asking(gateway: GatewayProcess, **script: Any) -> socket.socket:
-    """A connection with a small window that has asked for a stream."""
+def request_stream(gateway: GatewayProcess, **script: Any) -> socket.socket:
+    """Requests a stream over a connection with a small window."""
     address = urlsplit(gateway.url)
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * KIB)
@@ -65,12 +65,12 @@ def asking(gateway: GatewayProcess, **script: Any) -> socket.socket:
         pytest.param({"outputs": 1, "bytes": 250 * OUTPUT_BYTES}, id="one large output"),
     ],
 )
-async def test_a_steady_reader_slower_than_the_model_gets_everything(
+async def test_a_reader_slower_than_the_model_gets_all_events(
     start_gateway: StartGateway, config_path: Path, script: dict[str, int]
 ) -> None:
-    """8 MB at 2 MB/s take longer than the send timeout, and fill every buffer on the way."""
+    """8 MB at 2 MB/s take longer than the send timeout and fill every buffer."""
     gateway = start_gateway(config=str(config_path), send_timeout_s="0.5")
-    with asking(gateway, **script) as connection:
+    with request_stream(gateway, **script) as connection:
         connection.settimeout(20)
         answer = await asyncio.to_thread(read_steadily, connection, 2_000_000)
     events = checked(parsed(dechunked(answer.partition(b"\r\n\r\n")[2]).decode()))
@@ -89,7 +89,7 @@ def read_steadily(connection: socket.socket, bytes_per_s: int) -> bytes:
 
 
 @pytest.mark.full
-async def test_a_stalled_reader_gets_the_reason_when_it_reads_again(
+async def test_a_stalled_reader_gets_slow_consumer_when_it_resumes(
     start_gateway: StartGateway, config_path: Path
 ) -> None:
     gateway = start_gateway(config=str(config_path), send_timeout_s="3")
@@ -105,7 +105,7 @@ async def test_a_stalled_reader_gets_the_reason_when_it_reads_again(
 
 
 @pytest.mark.parametrize("count", [20, pytest.param(200, marks=[pytest.mark.full, pytest.mark.timeout(300)])])
-async def test_stalled_readers_cost_little_and_are_dropped(
+async def test_stalled_readers_use_little_memory_and_are_dropped(
     start_gateway: StartGateway, config_path: Path, triton: EmbeddedTriton, count: int
 ) -> None:
     gateway = start_gateway(config=str(config_path), send_timeout_s="1")
@@ -142,7 +142,7 @@ def read_all(connection: socket.socket) -> bytes:
 
 
 def dechunked(body: bytes) -> bytes:
-    """The content of a chunked body that ended as it should."""
+    """Returns the content of a complete chunked body."""
     content = b""
     while True:
         size, _, body = body.partition(b"\r\n")

@@ -1,4 +1,4 @@
-"""Bad input of each kind gets the problem object, and the next request works."""
+"""Each kind of invalid input gets a problem object, and the next request works."""
 
 import base64
 import json
@@ -24,7 +24,7 @@ def next_request_works(client: httpx.Client) -> Iterator[None]:
 
 
 def problem(answer: httpx.Response, status: int, code: str) -> dict[str, object]:
-    """Returns the problem object after checking the required parts."""
+    """Checks the required members of the problem object and returns it."""
     assert answer.headers["content-type"] == "application/problem+json"
     found: dict[str, object] = answer.json()
     assert (answer.status_code, found["status"], found["code"]) == (status, status, code)
@@ -81,7 +81,7 @@ def test_json_that_is_not_an_object_is_400(client: httpx.Client, body: bytes) ->
         ("ocr", {"image": "data:image/png;base64"}, "image"),
     ],
 )
-def test_a_field_that_does_not_fit_is_named(
+def test_the_problem_names_the_invalid_field(
     client: httpx.Client, pipeline: str, body: dict[str, object], field: str
 ) -> None:
     found = problem(
@@ -90,7 +90,7 @@ def test_a_field_that_does_not_fit_is_named(
     assert [error["field"] for error in found["errors"]] == [field]  # type: ignore[attr-defined]
 
 
-def test_all_wrong_fields_are_named_up_to_eight(client: httpx.Client) -> None:
+def test_the_problem_names_at_most_eight_invalid_fields(client: httpx.Client) -> None:
     body = {"prompt": 1, "max_tokens": 0} | {f"field_{index}": 0 for index in range(1000)}
     found = problem(client.post("/v1/pipelines/write", json=body), 422, "invalid_input")
     assert len(found["errors"]) == 8  # type: ignore[arg-type]
@@ -106,12 +106,12 @@ def test_an_unknown_pipeline_is_404_with_the_nearest_name(client: httpx.Client) 
     assert "'ocr'" in str(found["detail"])
 
 
-def test_an_unknown_address_and_a_wrong_method(client: httpx.Client) -> None:
+def test_an_unknown_path_is_404_and_a_wrong_method_is_405(client: httpx.Client) -> None:
     problem(client.get("/v1/nothing"), 404, "not_found")
     problem(client.delete("/v1/pipelines/ocr"), 405, "method_not_allowed")
 
 
-def test_curl_without_a_content_type_gets_the_option(client: httpx.Client) -> None:
+def test_curl_without_a_content_type_gets_a_hint(client: httpx.Client) -> None:
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     found = problem(
         client.post("/v1/pipelines/write", content=b'{"prompt": "x"}', headers=form), 415, "unsupported_media_type"
@@ -119,23 +119,23 @@ def test_curl_without_a_content_type_gets_the_option(client: httpx.Client) -> No
     assert "-H 'Content-Type: application/json'" in str(found["hint"])
 
 
-def test_multipart_with_thousands_of_parts(client: httpx.Client) -> None:
+def test_multipart_with_2000_parts_is_400(client: httpx.Client) -> None:
     parts = [("image", (f"{index}.png", b"x")) for index in range(2000)]
     problem(client.post("/v1/pipelines/ocr", files=parts), 400, "invalid_request")
 
 
-def test_multipart_without_a_boundary(client: httpx.Client) -> None:
+def test_multipart_without_a_boundary_is_400(client: httpx.Client) -> None:
     headers = {"Content-Type": "multipart/form-data"}
     problem(client.post("/v1/pipelines/ocr", content=b"x", headers=headers), 400, "invalid_request")
 
 
 @pytest.mark.parametrize("timeout", ["nan", "-1", "0", "soon", "inf"])
-def test_a_deadline_that_is_none(client: httpx.Client, timeout: str) -> None:
+def test_an_invalid_deadline_is_400(client: httpx.Client, timeout: str) -> None:
     headers = {"X-Request-Timeout": timeout}
     problem(client.post("/v1/pipelines/scripted", json={"script": "{}"}, headers=headers), 400, "invalid_request")
 
 
-def test_a_hostile_request_id_is_replaced(client: httpx.Client) -> None:
+def test_an_invalid_request_id_is_replaced(client: httpx.Client) -> None:
     answer = client.get("/health/live", headers={"X-Request-ID": "a b<script>"})
     assert answer.headers["x-request-id"] != "a b<script>"
     assert client.get("/health/live", headers={"X-Request-ID": "mine-1.2_3"}).headers["x-request-id"] == "mine-1.2_3"
@@ -158,13 +158,13 @@ def test_a_chunked_body_that_is_too_large_is_cut_off(client: httpx.Client) -> No
     problem(answer, 413, "payload_too_large")
 
 
-def test_headers_that_are_too_large(gateway: GatewayProcess) -> None:
+def test_too_large_headers_are_431(gateway: GatewayProcess) -> None:
     head = b"GET /health/live HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * 20_000
     assert b" 431 " in exchange(gateway, head)
     assert b" 431 " in exchange(gateway, head + b"\r\n\r\n")
 
 
-def test_headers_that_never_end(gateway: GatewayProcess) -> None:
+def test_headers_without_an_end_are_408(gateway: GatewayProcess) -> None:
     answer = exchange(gateway, b"GET /health/live HTTP/1.1\r\nHost: x\r\n", trickle=b"X-A: b\r\n")
     assert b" 408 " in answer
     assert b"slow_request" in answer
@@ -179,12 +179,18 @@ def test_headers_that_never_end(gateway: GatewayProcess) -> None:
         b"\x16\x03\x01\x02\x00\x01\x00",
     ],
 )
-def test_request_smuggling_is_refused(gateway: GatewayProcess, request_text: bytes) -> None:
+def test_request_smuggling_is_400(gateway: GatewayProcess, request_text: bytes) -> None:
     assert exchange(gateway, request_text).startswith(b"HTTP/1.1 400 ")
 
 
 def exchange(gateway: GatewayProcess, request: bytes, trickle: bytes = b"") -> bytes:
-    """Returns the answer to raw bytes, until the gateway closes or is idle."""
+    """Sends raw bytes and returns the answer until the gateway closes the connection or is idle.
+
+    Args:
+        gateway: the gateway.
+        request: the bytes to send.
+        trickle: sent again whenever the gateway is idle.
+    """
     address = urlsplit(gateway.url)
     with socket.create_connection((address.hostname, address.port), timeout=10) as connection:
         connection.sendall(request)
@@ -210,12 +216,12 @@ def exchange(gateway: GatewayProcess, request: bytes, trickle: bytes = b"") -> b
 LARGE = {
     "empty strings": b'{"topics": [' + b'"",' * 2_000_000 + b'""]}',
     "unknown keys": b"{" + b",".join(b'"key%d":1' % index for index in range(500_000)) + b"}",
-    "one key again and again": b"{" + b'"text":"",' * 700_000 + b'"text":""}',
+    "repeated keys": b"{" + b'"text":"",' * 700_000 + b'"text":""}',
 }
 
 
 @pytest.mark.parametrize("body", LARGE.values(), ids=LARGE.keys())
-def test_a_large_body_is_refused_with_the_fields_named(client: httpx.Client, body: bytes) -> None:
+def test_a_large_invalid_body_gets_at_most_eight_errors(client: httpx.Client, body: bytes) -> None:
     found = problem(client.post("/v1/pipelines/insights", content=body, headers=JSON), 422, "invalid_input")
     assert 1 <= len(found["errors"]) <= 8  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""A disconnect cancels the work in Triton, and no resources remain."""
+"""A disconnect cancels the request in Triton and releases all resources."""
 
 import asyncio
 import json
@@ -36,26 +36,26 @@ async def leave_after(
     try:
         writer.write(request)
         await writer.drain()
-        seen = b""
-        while until not in seen:
+        received = b""
+        while until not in received:
             chunk = await reader.read(65536)
-            assert chunk, seen
-            seen += chunk
+            assert chunk, received
+            received += chunk
         await asyncio.sleep(pause_s)
-        return seen, time.monotonic()
+        return received, time.monotonic()
     finally:
         writer.transport.abort()
 
 
-def eventually(holds: Callable[[], bool], within_s: float = NOTICE_WITHIN_S) -> None:
+def eventually(condition: Callable[[], bool], within_s: float = NOTICE_WITHIN_S) -> None:
     ends = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < ends, "it never came to hold"
+    while not condition():
+        assert time.monotonic() < ends, f"the condition is still false after {within_s} s"
         time.sleep(0.01)
 
 
 @pytest.mark.parametrize(
-    ("path", "words", "until"),
+    ("path", "fields", "until"),
     [
         ("/v1/pipelines/scripted_stream/stream", {"outputs": 50, "interval_s": 0.05}, b"id: 3"),
         ("/v1/pipelines/scripted_stream/stream", {"outputs": 1, "interval_s": 0.9}, b""),
@@ -63,19 +63,19 @@ def eventually(holds: Callable[[], bool], within_s: float = NOTICE_WITHIN_S) -> 
         ("/v1/pipelines/scripted_stream", {"outputs": 50, "interval_s": 0.05}, b""),
         ("/v1/pipelines/scripted", {"sleep_s": 4}, b""),
     ],
-    ids=["mid-stream", "before headers", "headers but no output yet", "unary over a decoupled model", "unary"],
+    ids=["after outputs", "before headers", "before the first output", "unary over a decoupled model", "unary"],
 )
-async def test_the_model_sees_that_its_client_left(
-    gateway: GatewayProcess, tmp_path: Path, path: str, words: dict[str, Any], until: bytes
+async def test_a_disconnect_cancels_the_request_of_the_model(
+    gateway: GatewayProcess, tmp_path: Path, path: str, fields: dict[str, Any], until: bytes
 ) -> None:
     notice = tmp_path / "notice"
-    request = request_bytes(path, {"script": json.dumps({**words, "notice": str(notice)})})
+    request = request_bytes(path, {"script": json.dumps({**fields, "notice": str(notice)})})
     _, left = await leave_after(gateway, request, until, pause_s=0.1)
     await asyncio.to_thread(eventually, lambda: notice.exists() and bool(notice.read_text()))
     assert float(notice.read_text().split()[0]) >= left - 0.1
 
 
-async def test_it_is_counted_and_logged_as_cancelled(gateway: GatewayProcess) -> None:
+async def test_a_disconnect_is_counted_as_cancelled(gateway: GatewayProcess) -> None:
     before = gateway.metric("requests_total", pipeline="scripted", outcome="cancelled")
     request = request_bytes("/v1/pipelines/scripted", {"script": json.dumps({"sleep_s": 1})})
     await leave_after(gateway, request, pause_s=0.1)
@@ -85,7 +85,7 @@ async def test_it_is_counted_and_logged_as_cancelled(gateway: GatewayProcess) ->
 
 
 async def test_the_cancel_hook_stops_a_step_inside_an_ensemble(gateway: GatewayProcess, triton: EmbeddedTriton) -> None:
-    """Triton itself would compute all 500 tokens."""
+    """Without the hook, Triton computes all 500 tokens."""
 
     def executed() -> float:
         page = httpx.get(triton.metrics_url).text
@@ -98,13 +98,13 @@ async def test_the_cancel_hook_stops_a_step_inside_an_ensemble(gateway: GatewayP
     await asyncio.sleep(0.2)
     before = executed()
     body = {"prompt": "The for statement", "max_tokens": 500, "seed": 3, "temperature": 1.0}
-    seen, _ = await leave_after(gateway, request_bytes("/v1/pipelines/write/stream", body), b"id: 5\n")
+    received, _ = await leave_after(gateway, request_bytes("/v1/pipelines/write/stream", body), b"id: 5\n")
     await asyncio.sleep(0.5)
     after_half_a_second = executed()
     await asyncio.sleep(0.5)
     assert executed() == after_half_a_second
-    computed_in_vain = after_half_a_second - before - seen.count(b"event: output")
-    assert computed_in_vain <= 40, f"{computed_in_vain} tokens after the client left"
+    unread = after_half_a_second - before - received.count(b"event: output")
+    assert unread <= 40, f"Triton computed {unread} tokens after the disconnect"
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=[pytest.mark.full, pytest.mark.timeout(900)])])
@@ -116,7 +116,7 @@ async def test_the_cancel_hook_stops_a_step_inside_an_ensemble(gateway: GatewayP
     ],
     ids=["by Triton's cancellation", "by the cancel hook"],
 )
-async def test_many_cancelled_streams_leave_nothing(
+async def test_cancelled_streams_release_descriptors_and_threads(
     gateway: GatewayProcess, pipeline: str, body: dict[str, Any], count: int
 ) -> None:
     process = psutil.Process(gateway.process.pid)
@@ -133,10 +133,10 @@ async def test_many_cancelled_streams_leave_nothing(
 
 
 async def cancel_many(gateway: GatewayProcess, request: bytes, count: int) -> None:
-    waiting = iter(range(count))
+    remaining = iter(range(count))
 
     async def client() -> None:
-        for _ in waiting:
+        for _ in remaining:
             await leave_after(gateway, request, b"id: 1\n")
 
     await asyncio.gather(*(client() for _ in range(20)))

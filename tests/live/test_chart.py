@@ -1,4 +1,4 @@
-"""Runs the chart's commands: Triton with the sidecar's arguments and probe, and the script of `helm test`."""
+"""Runs the commands of the chart: Triton with the arguments and the probe of the sidecar, and `helm test`."""
 
 import asyncio
 import dataclasses
@@ -27,34 +27,38 @@ START_S = 60.0
 
 @dataclass(frozen=True)
 class SidecarLaunch(Launch):
-    """The wheel's Triton with a container's arguments; only the places are this machine's."""
+    """Starts the Triton of the wheel with the arguments of a container, but with local paths and ports."""
 
     container: Document = dataclasses.field(default_factory=dict)
 
     def command(self) -> list[str]:
-        placed = {
+        local = {
             "--model-repository": str(self.repository.path),
             "--grpc-port": str(self.ports.grpc),
             "--http-port": str(self.ports.http),
             "--metrics-port": str(self.ports.metrics),
             "--metrics-address": "127.0.0.1",
         }
-        words = [word.partition("=") for word in self.container["args"][1:]]
+        parts = [argument.partition("=") for argument in self.container["args"][1:]]
         own = [f"--id={self.nonce}", f"--backend-directory={self.folder}"]
         shm = f"--backend-config=python,shm-region-prefix-name={self.shm_prefix}"
-        return [str(self.models.executable), *own, shm, *(f"{n}={placed.get(n, v)}" if v else n for n, _, v in words)]
+        return [
+            str(self.models.executable),
+            *own,
+            shm,
+            *(f"{n}={local.get(n, v)}" if v else n for n, _, v in parts),
+        ]
 
     def is_live(self) -> bool:
         """Uses the command of the container's probe."""
-        words = self.container["livenessProbe"]["exec"]["command"]
-        here = [word.replace(":8000/", f":{self.ports.http}/") for word in words]
-        return subprocess.run(here, check=False, capture_output=True).returncode == 0
+        probe = self.container["livenessProbe"]["exec"]["command"]
+        command = [argument.replace(":8000/", f":{self.ports.http}/") for argument in probe]
+        return subprocess.run(command, check=False, capture_output=True).returncode == 0
 
 
 @pytest.fixture
-def half_broken(tmp_path: Path) -> Path:
-    """A model that works, and one that cannot be loaded."""
-    for name in ("whole", "broken"):
+def repository_with_a_broken_model(tmp_path: Path) -> Path:
+    for name in ("valid", "broken"):
         shutil.copytree(Path(__file__).parent / "models" / "scripted", tmp_path / name)
         config = tmp_path / name / "config.pbtxt"
         config.write_text(config.read_text().replace('name: "scripted"', f'name: "{name}"'))
@@ -63,14 +67,14 @@ def half_broken(tmp_path: Path) -> Path:
 
 
 async def test_triton_starts_with_the_sidecars_arguments(
-    half_broken: Path, models_venv: Path, require: Require
+    repository_with_a_broken_model: Path, models_venv: Path, require: Require
 ) -> None:
-    require(shutil.which("curl"), "there is no curl, which the sidecar's probe runs")
+    require(shutil.which("curl"), "curl, which the probe of the sidecar runs, is not installed")
     container = triton_container(render(CHART / "ci" / "cpu-demo-values.yaml"))
     prepared = Launch.prepare(
-        EmbeddedOptions(half_broken, models_venv),
+        EmbeddedOptions(repository_with_a_broken_model, models_venv),
         Ports.free(),
-        ServedRepository.read(half_broken),
+        ServedRepository.read(repository_with_a_broken_model),
         ModelEnvironment.of(models_venv),
     )
     launch = SidecarLaunch(**vars(prepared), container=container)
@@ -82,31 +86,31 @@ async def test_triton_starts_with_the_sidecars_arguments(
                 await asyncio.sleep(0.1)
         async with open_transport(f"127.0.0.1:{launch.ports.grpc}") as transport:
             states = {state.name: state.ready for state in await TritonEngine(transport).models()}
-        assert states == {"whole": True, "broken": False}
+        assert states == {"valid": True, "broken": False}
     finally:
         await triton.stop()
 
 
 def smoke_test(gateway: GatewayProcess, **tests: str) -> subprocess.CompletedProcess[str]:
-    """The command of the test pod, with its variables but for the address."""
+    """Runs the command of the test pod with its variables, but with the address of ``gateway``."""
     (container,) = the(render({"tests": tests}), "Pod")["spec"]["containers"]
     environment = os.environ | environment_of(container) | {"URL": gateway.url, "WAIT_S": "5"}
     command = [sys.executable, *container["command"][1:]]
     return subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
 
 
-def test_helm_test_passes_where_the_gateway_is_ready(gateway: GatewayProcess) -> None:
+def test_helm_test_passes_if_the_gateway_is_ready(gateway: GatewayProcess) -> None:
     done = smoke_test(gateway)
     assert (done.returncode, done.stdout) == (0, f"{gateway.url} is ready\n")
 
 
-def test_helm_test_calls_the_pipeline_that_it_is_given(gateway: GatewayProcess) -> None:
+def test_helm_test_calls_the_configured_pipeline(gateway: GatewayProcess) -> None:
     done = smoke_test(gateway, pipeline="write", body='{"prompt": "The", "max_tokens": 4, "seed": 7}')
     assert done.returncode == 0, done.stderr
     assert '"finish_reason"' in done.stdout
 
 
-def test_helm_test_fails_with_the_gateway_s_own_words(gateway: GatewayProcess) -> None:
+def test_helm_test_prints_the_error_of_the_gateway(gateway: GatewayProcess) -> None:
     done = smoke_test(gateway, pipeline="nothing")
     assert done.returncode == 1
     assert "unknown_pipeline" in done.stderr
@@ -114,5 +118,5 @@ def test_helm_test_fails_with_the_gateway_s_own_words(gateway: GatewayProcess) -
 
 def test_the_demo_values_call_a_reference_pipeline(gateway: GatewayProcess) -> None:
     (container,) = the(render(CHART / "ci" / "cpu-demo-values.yaml"), "Pod")["spec"]["containers"]
-    said = environment_of(container)
-    assert smoke_test(gateway, pipeline=said["PIPELINE"], body=said["BODY"]).returncode == 0
+    environment = environment_of(container)
+    assert smoke_test(gateway, pipeline=environment["PIPELINE"], body=environment["BODY"]).returncode == 0

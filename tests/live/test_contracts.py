@@ -1,4 +1,4 @@
-"""The growing-token fault and similar faults are stopped at the first response that violates the contract."""
+"""The first response that violates the contract ends the request, for example a list of tokens that grows."""
 
 import json
 import time
@@ -24,7 +24,7 @@ CONTRACTS: dict[str, dict[str, Any]] = {
     "not_growing": {"not_growing": True},
     "by_parameter": {"max_items": "chunk_tokens"},
 }
-BROKEN = {
+VIOLATIONS = {
     "at_most_four": (3, "Output 'TOKEN_ID' has shape [8]; the contract allows at most 4 items."),
     "of_shape_one": (1, "Output 'TOKEN_ID' has shape [2]; the contract requires [1]."),
     "not_growing": (
@@ -33,11 +33,11 @@ BROKEN = {
     ),
     "by_parameter": (2, "Output 'TOKEN_ID' has shape [4]; the contract allows at most 3 items."),
 }
-"""Returns the outputs before the first violation of the contract, and the error."""
+"""By pipeline: the number of outputs before the first violation, and the detail of the error."""
 
 
 def pipelines(reference: dict[str, Any]) -> dict[str, Any]:
-    """The contracts over a scripted generator, plain and in ensembles; and the reference chain, its own and another."""
+    """Returns a scripted generator with each contract, alone and in ensembles, and ``write`` with two contracts."""
     scripted = {
         "inputs": {"script": {"tensor": "SCRIPT", "kind": "text"}},
         "outputs": {"text": {"tensor": "TEXT", "kind": "text"}, "token_id": {"tensor": "TOKEN_ID"}},
@@ -45,18 +45,18 @@ def pipelines(reference: dict[str, Any]) -> dict[str, Any]:
         "stream": {"commit_s": 0.3},
         "timeout_s": 20,
     }
-    of = {
+    by_contract = {
         name: {**scripted, "model": "scripted_stream", "contract": {"TOKEN_ID": spec}}
         for name, spec in CONTRACTS.items()
     }
     nested = {**scripted, "model": "stream_nested", "contract": {"TOKEN_ID": {"not_growing": True}}}
     write = {key: value for key, value in reference["write"].items() if key != "sample"}
-    one = write | {"contract": {"TOKEN_ID": {"max_items": 1}}}
-    return of | {
+    write_one = write | {"contract": {"TOKEN_ID": {"max_items": 1}}}
+    return by_contract | {
         "nested": nested,
         "by_the_model": {**scripted, "model": "growing_chain"},
         "write": write,
-        "write_one": one,
+        "write_one": write_one,
     }
 
 
@@ -77,12 +77,12 @@ def client(contracts: GatewayProcess) -> Iterator[httpx.Client]:
         yield session
 
 
-def growing(**words: Any) -> dict[str, str]:
-    return {"script": json.dumps({"outputs": len(GROWING), "items": GROWING, "interval_s": 0.02, **words})}
+def growing(**fields: Any) -> dict[str, str]:
+    return {"script": json.dumps({"outputs": len(GROWING), "items": GROWING, "interval_s": 0.02, **fields})}
 
 
 def violations(contracts: GatewayProcess, pipeline: str, tensor: str = "TOKEN_ID") -> tuple[float, float]:
-    """By tensor, and by outcome."""
+    """Returns the violations of the tensor, and the requests with the outcome ``contract_violation``."""
     return (
         contracts.metric("contract_violations_total", pipeline=pipeline, tensor=tensor),
         contracts.metric("requests_total", pipeline=pipeline, outcome="contract_violation"),
@@ -90,13 +90,13 @@ def violations(contracts: GatewayProcess, pipeline: str, tensor: str = "TOKEN_ID
 
 
 @pytest.mark.parametrize("pipeline", CONTRACTS)
-class TestTheGrowingTokenFault:
-    def test_a_stream_ends_at_the_first_response_that_grew(
+class TestGrowingTokens:
+    def test_a_stream_ends_at_the_first_violation(
         self, client: httpx.Client, contracts: GatewayProcess, tmp_path: Path, pipeline: str
     ) -> None:
         before, notice = violations(contracts, pipeline), tmp_path / "notice"
         *written, last = read_stream(client, pipeline, growing(notice=str(notice), interval_s=0.1))
-        outputs, detail = BROKEN[pipeline]
+        outputs, detail = VIOLATIONS[pipeline]
         assert [len(event.data["token_id"]) for event in written] == GROWING[:outputs]
         assert (last.name, last.data["code"], last.data["detail"]) == ("error", "contract_violation", detail)
         assert ("It must send only items that are new" in last.data.get("hint", "")) is (pipeline != "of_shape_one")
@@ -104,45 +104,48 @@ class TestTheGrowingTokenFault:
         eventually(lambda: notice.exists() and bool(notice.read_text()))
         assert int(notice.read_text().split()[1]) < len(GROWING)
 
-    def test_a_joined_answer_is_refused(
+    def test_a_joined_answer_is_502(
         self, client: httpx.Client, contracts: GatewayProcess, tmp_path: Path, pipeline: str
     ) -> None:
         before, notice = violations(contracts, pipeline), tmp_path / "notice"
         answer = client.post(f"/v1/pipelines/{pipeline}", json=growing(notice=str(notice), interval_s=0.1))
         assert (answer.status_code, answer.json()["code"]) == (502, "contract_violation")
-        assert answer.json()["detail"] == BROKEN[pipeline][1]
+        assert answer.json()["detail"] == VIOLATIONS[pipeline][1]
         assert violations(contracts, pipeline) == (before[0] + 1, before[1] + 1)
         eventually(lambda: notice.exists() and bool(notice.read_text()))
 
-    def test_responses_that_hold_to_it_are_all_passed_on(self, client: httpx.Client, pipeline: str) -> None:
+    def test_valid_responses_are_all_sent(self, client: httpx.Client, pipeline: str) -> None:
         *written, last = read_stream(client, pipeline, growing(items=[1]))
         assert [event.data["token_id"] for event in written] == [[0]] * len(GROWING)
         assert last.data["reason"] == "complete"
 
 
-def test_the_number_agreed_is_that_of_the_request(client: httpx.Client) -> None:
+def test_a_contract_can_use_a_parameter_of_the_request(client: httpx.Client) -> None:
     *written, last = read_stream(client, "by_parameter", growing() | {"chunk_tokens": 16})
     assert [len(event.data["token_id"]) for event in written] == [1, 2, 4, 8, 16]
     assert last.data["detail"] == "Output 'TOKEN_ID' has shape [32]; the contract allows at most 16 items."
 
 
-def test_a_first_response_that_breaks_it_keeps_its_status(client: httpx.Client) -> None:
+def test_a_violation_by_the_first_response_is_502(client: httpx.Client) -> None:
     answer = client.post("/v1/pipelines/at_most_four/stream", json=growing(items=[5]))
     assert (answer.status_code, answer.json()["code"]) == (502, "contract_violation")
 
 
-def test_a_tensor_that_shrinks_is_not_growing(client: httpx.Client) -> None:
+def test_not_growing_allows_smaller_tensors(client: httpx.Client) -> None:
     *written, last = read_stream(client, "not_growing", growing(outputs=4, items=[3, 1, 0, 3]))
     assert [len(event.data["token_id"]) for event in written] == [3, 1, 0, 3]
     assert last.data["reason"] == "complete"
 
 
-def test_through_a_nested_ensemble(client: httpx.Client) -> None:
+def test_a_contract_applies_to_a_nested_ensemble(client: httpx.Client) -> None:
     *written, last = read_stream(client, "nested", growing(interval_s=0.05))
-    assert ([len(event.data["token_id"]) for event in written], last.data["detail"]) == ([1], BROKEN["not_growing"][1])
+    assert ([len(event.data["token_id"]) for event in written], last.data["detail"]) == (
+        [1],
+        VIOLATIONS["not_growing"][1],
+    )
 
 
-class TestTheModelsOwnAssertion:
+class TestAssertionOfTheModel:
     def test_the_detokenizer_reports_the_tensor_and_its_source(
         self, client: httpx.Client, contracts: GatewayProcess
     ) -> None:
@@ -159,7 +162,7 @@ class TestTheModelsOwnAssertion:
         )
         assert violations(contracts, "by_the_model", "NEWEST_IDS") == (before[0] + 1, before[1] + 1)
 
-    def test_joined(self, client: httpx.Client) -> None:
+    def test_a_joined_answer_is_502(self, client: httpx.Client) -> None:
         answer = client.post("/v1/pipelines/by_the_model", json=growing())
         assert (answer.status_code, answer.json()["code"]) == (502, "contract_violation")
         assert "at most 3 but received [4]" in answer.json()["detail"]
@@ -167,7 +170,7 @@ class TestTheModelsOwnAssertion:
 
 class TestTheReferenceChain:
     @pytest.mark.parametrize("chunk_tokens", [1, 4])
-    def test_it_holds_to_the_chunk_that_was_asked_for(self, client: httpx.Client, chunk_tokens: int) -> None:
+    def test_chunks_have_the_requested_size(self, client: httpx.Client, chunk_tokens: int) -> None:
         body = {"prompt": "The for statement", "max_tokens": 24, "seed": 7, "chunk_tokens": chunk_tokens}
         *written, last = read_stream(client, "write", body)
         sizes = [len(event.data["token_id"]) for event in written]
@@ -176,7 +179,7 @@ class TestTheReferenceChain:
         assert sizes[-1] <= chunk_tokens
 
     @pytest.mark.parametrize("form", ["", "/stream"])
-    def test_more_than_was_agreed_ends_it_and_the_generator(
+    def test_a_violation_also_stops_the_generator(
         self, client: httpx.Client, triton: EmbeddedTriton, form: str
     ) -> None:
         body = {"prompt": "The for statement", "max_tokens": 512, "seed": 7, "chunk_tokens": 2}
@@ -189,7 +192,7 @@ class TestTheReferenceChain:
 
 
 def steps_after(triton: EmbeddedTriton, act: Callable[[], object]) -> int:
-    """Returns the number of later executions of the detokenizer."""
+    """Calls ``act`` and returns the number of executions of the detokenizer until Triton is idle."""
     before = executions(triton, "text_detokenize")
     act()
 
@@ -208,8 +211,8 @@ def executions(triton: EmbeddedTriton, model: str) -> int:
     return sum(int(line.rpartition(" ")[2]) for line in lines)
 
 
-def test_the_memory_of_the_gateway_stays_where_it_is(client: httpx.Client, contracts: GatewayProcess) -> None:
-    """Not stopped, each would bring a million ids, 4 MiB on the wire."""
+def test_violations_do_not_increase_the_memory(client: httpx.Client, contracts: GatewayProcess) -> None:
+    """Without the contract, each stream would send a million ids (4 MiB)."""
     body = growing(outputs=20, items=[2**power for power in range(20)], interval_s=0.01)
     gateway = psutil.Process(contracts.process.pid)
     resident = []

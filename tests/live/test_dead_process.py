@@ -1,4 +1,4 @@
-"""A model's Python process is killed. Triton 2.51 still calls the model ready; the gateway notices, and repairs it."""
+"""The gateway detects and repairs a model whose Python process died; Triton 2.51 still reports the model as ready."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ WITHIN_S = 20.0
 
 @pytest.fixture(scope="module")
 def own_triton(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterator[EmbeddedTriton]:
-    """Its processes may be killed: no other test uses it."""
+    """A Triton for this module only, because its tests kill the model processes."""
     repository = scripted_models(tmp_path_factory.mktemp("own") / "repository")
     with running_triton(EmbeddedOptions(repository, models_venv)) as server:
         yield server
@@ -87,7 +87,7 @@ async def reload(url: str) -> None:
         await TritonEngine(channel).reload_model("scripted")
 
 
-def test_with_repair_the_model_serves_again(own_triton: EmbeddedTriton, tmp_path: Path) -> None:
+def test_with_repair_the_model_works_again(own_triton: EmbeddedTriton, tmp_path: Path) -> None:
     with gateway_of(own_triton, tmp_path, repair="true") as gateway:
         assert ask(gateway).status_code == 200
         kill_processes_of(own_triton, "scripted")
@@ -126,8 +126,8 @@ def test_several_workers_repair_the_model_once(own_triton: EmbeddedTriton, tmp_p
 
 
 @pytest.mark.full
-def test_one_dead_process_of_two_is_noticed(own_triton: EmbeddedTriton, tmp_path: Path) -> None:
-    """Every second request fails; the other process answers the sample."""
+def test_one_dead_process_of_two_is_repaired(own_triton: EmbeddedTriton, tmp_path: Path) -> None:
+    """Only every second request fails, and the remaining process answers the sample."""
     with gateway_of(own_triton, tmp_path, repair="true") as gateway:
         os.kill(processes_of(own_triton, "scripted")[0], signal.SIGKILL)
         assert 502 in [ask(gateway).status_code for _ in range(3)]

@@ -1,4 +1,4 @@
-"""``/docs`` and the pages of the errors: complete without the internet."""
+"""``/docs`` and the error pages work without internet access."""
 
 import re
 import shutil
@@ -40,7 +40,7 @@ def test_a_browser_without_the_internet_shows_every_pipeline(
     gateway: GatewayProcess, client: httpx.Client, require: Require, tmp_path: Path
 ) -> None:
     chromium = shutil.which("chromium")
-    require(chromium, "there is no chromium: `make system-packages` installs it")
+    require(chromium, "chromium is not installed: `make system-packages` installs it")
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", f"--user-data-dir={tmp_path}"]
     offline = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
     page = subprocess.run(

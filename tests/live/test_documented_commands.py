@@ -1,4 +1,4 @@
-"""The commands and programs that the documentation prints work as printed, and answer what it says they answer."""
+"""The commands and programs in the documentation work, and print the documented output."""
 
 import doctest
 import itertools
@@ -24,13 +24,13 @@ PAGES = (
     "docs/reference/oip.md",
 )
 PYTHON_PAGES = ("docs/reference/openai.md", "docs/how-to/migration.md")
-HERE = "127.0.0.1:8080"
-ELSEWHERE = "kserve"
-"""A package that tests/clients has in an environment of its own."""
+DOCUMENTED_ADDRESS = "127.0.0.1:8080"
+SEPARATE_PACKAGE = "kserve"
+"""tests/clients runs the programs with this package, in a separate environment."""
 
 
 def commands() -> list[tuple[str, str, str]]:
-    """(page, commands, what they print, or nothing where the page does not say)."""
+    """Returns (page, commands, documented output or an empty text) for each block of commands."""
     found = []
     for name in PAGES:
         blocks = [*blocks_of(ROOT / name), ("", "")]
@@ -41,42 +41,47 @@ def commands() -> list[tuple[str, str, str]]:
 
 
 def snippets() -> list[tuple[str, str]]:
-    """(page, a program in Python)."""
+    """Returns (page, Python program) for each program."""
     blocks = [(name, *block) for name in PYTHON_PAGES for block in blocks_of(ROOT / name)]
-    return [(name, text) for name, language, text in blocks if language == "python" and ELSEWHERE not in text]
+    return [(name, text) for name, language, text in blocks if language == "python" and SEPARATE_PACKAGE not in text]
 
 
 def is_the_same(printed: str, answered: str) -> bool:
-    """Compares texts except for white space and parts that the page omits with ``...``."""
-    wanted, got = ("".join(text.split()) for text in (printed, answered))
-    return doctest.OutputChecker().check_output(wanted, got, doctest.ELLIPSIS)
+    """Compares texts, but ignores white space and the parts that the page replaces with ``...``."""
+    expected, actual = ("".join(text.split()) for text in (printed, answered))
+    return doctest.OutputChecker().check_output(expected, actual, doctest.ELLIPSIS)
 
 
-def direct() -> dict[str, str]:
-    """The environment without proxies."""
+def environment_without_proxies() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
 
 
 @pytest.mark.parametrize(("page", "command", "answer"), commands(), ids=[each[0] for each in commands()])
-def test_a_printed_command_has_the_printed_answer(
+def test_a_documented_command_prints_the_documented_answer(
     page: str, command: str, answer: str, gateway: GatewayProcess, require: Require
 ) -> None:
-    require(shutil.which("curl"), "there is no curl")
-    there = command.replace("http://127.0.0.1:8080", gateway.url).replace("http://127.0.0.1:8081", gateway.admin_url)
-    environment = direct() | {"API_KEY": "none"}
-    shell = ["bash", "-euo", "pipefail", "-c", there]
+    require(shutil.which("curl"), "curl is not installed")
+    command = command.replace("http://127.0.0.1:8080", gateway.url).replace("http://127.0.0.1:8081", gateway.admin_url)
+    environment = environment_without_proxies() | {"API_KEY": "none"}
+    shell = ["bash", "-euo", "pipefail", "-c", command]
     done = subprocess.run(shell, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout
     if answer:
-        assert is_the_same(answer, done.stdout), f"{page} says otherwise: {done.stdout}"
+        assert is_the_same(answer, done.stdout), f"{page} documents a different answer than {done.stdout}"
 
 
 @pytest.mark.parametrize(("page", "snippet"), snippets(), ids=[each[0] for each in snippets()])
-def test_a_printed_program_runs(page: str, snippet: str, gateway: GatewayProcess) -> None:
-    assert HERE in snippet
-    there = snippet.replace(HERE, gateway.url.removeprefix("http://"))
-    program = [sys.executable, "-c", there]
-    done = subprocess.run(program, env=direct(), capture_output=True, text=True, timeout=60, check=False)
+def test_a_documented_program_runs(page: str, snippet: str, gateway: GatewayProcess) -> None:
+    assert DOCUMENTED_ADDRESS in snippet
+    program = snippet.replace(DOCUMENTED_ADDRESS, gateway.url.removeprefix("http://"))
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment_without_proxies(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout

@@ -1,4 +1,4 @@
-"""The drain: every request that was admitted before the signal gets an answer or a terminal event."""
+"""Drain: each request that is admitted before the signal gets an answer or a terminal event."""
 
 import json
 import signal
@@ -14,11 +14,11 @@ from tests.processes import LIVE, GatewayProcess, StartGateway
 LONG = json.dumps({"script": json.dumps({"outputs": 1000, "interval_s": 0.2})}).encode()
 SHORT = json.dumps({"script": json.dumps({"outputs": 2})}).encode()
 CONFIG = str(LIVE / "gateway.yaml")
-"""The scripted pipelines alone: a gateway with the reference pipelines takes longer to be ready."""
+"""Only the scripted pipelines, because a gateway with the reference pipelines starts more slowly."""
 
 
 class Upload:
-    """A POST over a separate socket, with the body in two halves."""
+    """A POST over its own socket. The constructor sends the first half of the body, ``finish`` the second half."""
 
     def __init__(self, gateway: GatewayProcess, path: str, body: bytes) -> None:
         url = httpx.URL(gateway.url)
@@ -34,7 +34,7 @@ class Upload:
         self._socket.sendall(self._rest)
 
     def answer(self) -> str:
-        """Everything until the gateway closes the connection."""
+        """Returns all bytes until the gateway closes the connection."""
         with self._socket:
             self._socket.settimeout(20)
             received = b""
@@ -47,27 +47,27 @@ def is_draining(gateway: GatewayProcess) -> bool:
     return httpx.get(f"{gateway.url}/health/ready").json()["status"] == "draining"
 
 
-def terminated(gateway: GatewayProcess) -> None:
+def send_sigterm(gateway: GatewayProcess) -> None:
     gateway.process.send_signal(signal.SIGTERM)
     eventually(lambda: is_draining(gateway), 10.0)
 
 
 @pytest.fixture
-def slow(start_gateway: StartGateway) -> GatewayProcess:
+def draining(start_gateway: StartGateway) -> GatewayProcess:
     return start_gateway(config=CONFIG, drain_s="1.5")
 
 
-def test_every_upload_and_stream_gets_its_answer(slow: GatewayProcess) -> None:
-    running = [Upload(slow, "/v1/pipelines/scripted_patient/stream", LONG) for _ in range(6)]
+def test_every_upload_and_stream_gets_its_answer(draining: GatewayProcess) -> None:
+    running = [Upload(draining, "/v1/pipelines/scripted_patient/stream", LONG) for _ in range(6)]
     for each in running:
         each.finish()
-    completed = [Upload(slow, "/v1/pipelines/scripted_stream/stream", SHORT) for _ in range(6)]
+    completed = [Upload(draining, "/v1/pipelines/scripted_stream/stream", SHORT) for _ in range(6)]
     resumable = json.dumps({"pipeline": "scripted_stream", "inputs": json.loads(SHORT)}).encode()
-    unfinished = [Upload(slow, "/v1/pipelines/scripted", SHORT) for _ in range(4)]
-    unfinished += [Upload(slow, "/v1/pipelines/scripted_patient/stream", LONG) for _ in range(4)]
-    unfinished += [Upload(slow, "/v1/streams", resumable) for _ in range(4)]
-    eventually(lambda: slow.metric("active_streams") == 6, 10.0)
-    terminated(slow)
+    unfinished = [Upload(draining, "/v1/pipelines/scripted", SHORT) for _ in range(4)]
+    unfinished += [Upload(draining, "/v1/pipelines/scripted_patient/stream", LONG) for _ in range(4)]
+    unfinished += [Upload(draining, "/v1/streams", resumable) for _ in range(4)]
+    eventually(lambda: draining.metric("active_streams") == 6, 10.0)
+    send_sigterm(draining)
     for each in completed:
         each.finish()
     for each in running:
@@ -83,16 +83,16 @@ def test_every_upload_and_stream_gets_its_answer(slow: GatewayProcess) -> None:
         text = each.answer()
         assert text.startswith("HTTP/1.1 503")
         assert '"code":"draining"' in text
-    assert slow.process.wait(20) == 0
+    assert draining.process.wait(20) == 0
 
 
-def test_a_request_after_the_signal_is_refused(slow: GatewayProcess) -> None:
-    running = Upload(slow, "/v1/pipelines/scripted_patient/stream", LONG)
+def test_a_request_after_the_signal_is_refused(draining: GatewayProcess) -> None:
+    running = Upload(draining, "/v1/pipelines/scripted_patient/stream", LONG)
     running.finish()
-    eventually(lambda: slow.metric("active_streams") == 1, 10.0)
-    terminated(slow)
+    eventually(lambda: draining.metric("active_streams") == 1, 10.0)
+    send_sigterm(draining)
     for path in ("/v1/pipelines/scripted", "/v1/pipelines/scripted_stream/stream", "/v1/streams"):
-        answer = httpx.post(f"{slow.url}{path}", json=json.loads(SHORT))
+        answer = httpx.post(f"{draining.url}{path}", json=json.loads(SHORT))
         assert (answer.status_code, answer.json()["code"]) == (503, "draining")
         assert answer.headers["retry-after"]
     assert '"code":"draining"' in running.answer()
@@ -103,7 +103,7 @@ def test_a_second_signal_shortens_the_drain(start_gateway: StartGateway) -> None
     running = Upload(gateway, "/v1/pipelines/scripted_patient/stream", LONG)
     running.finish()
     eventually(lambda: gateway.metric("active_streams") == 1, 10.0)
-    terminated(gateway)
+    send_sigterm(gateway)
     time.sleep(0.2)
     assert gateway.process.poll() is None
     gateway.process.send_signal(signal.SIGINT)
@@ -111,7 +111,7 @@ def test_a_second_signal_shortens_the_drain(start_gateway: StartGateway) -> None
     assert gateway.process.wait(20) == 0
 
 
-def test_hangup_drains_like_terminate(start_gateway: StartGateway) -> None:
+def test_sighup_drains_like_sigterm(start_gateway: StartGateway) -> None:
     gateway = start_gateway(config=CONFIG, drain_s="0.2")
     running = Upload(gateway, "/v1/pipelines/scripted_patient/stream", LONG)
     running.finish()

@@ -1,4 +1,4 @@
-"""Opaque errors of the real Triton about a chain, and the gateway's explanations."""
+"""The gateway explains unclear errors of the real Triton about chains of models."""
 
 import json
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ NAMES = ("writer", "ident", "chain", "outer", "[0]", "'X'", "'T'")
 
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterator[httpx.Client]:
-    """A gateway in front of a Triton whose models do wrong on demand."""
+    """A client of a gateway whose models fail as the request defines."""
     folder = tmp_path_factory.mktemp("faulty")
     _write_models(Repository(folder / "models"))
     config = {"pipelines": {name: {"model": name, **spec, "timeout_s": 10} for name, spec in PIPELINES.items()}}
@@ -64,7 +64,7 @@ def test_the_chain_works_without_faults(faulty: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("pipeline", ["chain", "outer"])
-def test_not_written(faulty: httpx.Client, pipeline: str) -> None:
+def test_a_missing_output(faulty: httpx.Client, pipeline: str) -> None:
     problem = ask(faulty, pipeline, omit=True).json()
     assert problem["code"] == "contract_violation"
     assert problem["detail"] == "Step 'ident' did not receive its input 'X'."
@@ -84,13 +84,13 @@ def test_an_empty_tensor_without_its_rank(faulty: httpx.Client) -> None:
     )
 
 
-def test_another_shape(faulty: httpx.Client) -> None:
+def test_a_wrong_shape(faulty: httpx.Client) -> None:
     problem = ask(faulty, "outer", shape=[1, 3, 5]).json()
     assert problem["detail"] == "Input 'X' of step 'ident' expects shape [-1,3,4] but received [1,3,5]."
     assert problem["hint"].startswith("Step 'writer' (its output 'T') wrote [1,3,5]: write [-1,3,4], or correct")
 
 
-def test_another_datatype(faulty: httpx.Client) -> None:
+def test_a_wrong_datatype(faulty: httpx.Client) -> None:
     problem = ask(faulty, "chain", float64=True).json()
     assert problem["detail"] == "Input 'X' of step 'ident' expects datatype FP32 but received FP64."
     assert problem["hint"] == ("Step 'writer' (its output 'T') wrote FP64: convert the tensor to FP32 in that step.")
@@ -98,7 +98,7 @@ def test_another_datatype(faulty: httpx.Client) -> None:
 
 @pytest.mark.parametrize("count", [0, 2])
 @pytest.mark.parametrize("pipeline", ["writer", "chain"])
-def test_another_number_of_responses(faulty: httpx.Client, pipeline: str, count: int) -> None:
+def test_a_wrong_number_of_responses(faulty: httpx.Client, pipeline: str, count: int) -> None:
     problem = ask(faulty, pipeline, count=count).json()
     assert problem["code"] == "model_error"
     assert "`execute` of 'writer' must return one InferenceResponse for each request" in problem["hint"]
@@ -106,7 +106,7 @@ def test_another_number_of_responses(faulty: httpx.Client, pipeline: str, count:
 
 
 def test_a_batch_that_cannot_be_split(faulty: httpx.Client) -> None:
-    """The text of the C++ backends, which this server does not have; a script says it in their place."""
+    """Only C++ backends send this text. Here a Python model sends the text, because this Triton has no C++ backend."""
     text = (
         "failed to split the output tensor 'T' in responses: expected batch size of at least 2 in model output, got 1"
     )
@@ -116,7 +116,7 @@ def test_a_batch_that_cannot_be_split(faulty: httpx.Client) -> None:
 
 
 def test_a_deadlock(faulty: httpx.Client) -> None:
-    """A script raises this text of the server, because no request made Triton 2.51 produce it."""
+    """The model sends this text of Triton, because no request causes the error in Triton 2.51."""
     text = "unexpected deadlock, at least one output is not set while no more ensemble steps can be made"
     problem = ask(faulty, "chain", error=["INVALID_ARG", text]).json()
     assert problem["detail"] == "An output of an ensemble was never set."
@@ -127,37 +127,37 @@ def test_a_deadlock(faulty: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("raises", [False, True])
-def test_a_fault_below_a_script_that_declares_its_calls(faulty: httpx.Client, raises: bool) -> None:
+def test_a_fault_in_a_declared_call_of_a_bls_model(faulty: httpx.Client, raises: bool) -> None:
     problem = ask(faulty, "declared_script", shape=[0], raises=raises).json()
     assert problem["code"] == "contract_violation"
     assert problem["detail"] == "Input 'X' of step 'ident' expects shape [-1,3,4] but received [0]."
     assert "which a BLS script calls" in problem["hint"]
 
 
-def test_a_fault_below_an_undeclared_script_names_no_model(faulty: httpx.Client) -> None:
+def test_a_fault_in_an_undeclared_call_names_no_model(faulty: httpx.Client) -> None:
     problem = ask(faulty, "script", omit=True).json()
     assert problem["code"] == "contract_violation"
     assert "declare `bls_calls`" in problem["hint"]
     assert not any(name in f"{problem['detail']}{problem['hint']}" for name in NAMES)
 
 
-def test_a_script_that_calls_a_decoupled_model_as_an_ordinary_one(faulty: httpx.Client) -> None:
+def test_a_bls_model_that_calls_a_decoupled_model_as_unary(faulty: httpx.Client) -> None:
     problem = ask(faulty, "declared_script", child="stream_writer").json()
     assert problem["hint"] == "Call 'stream_writer' with exec(decoupled=True) and read all its responses."
 
 
-def test_a_script_that_calls_a_missing_model(faulty: httpx.Client) -> None:
+def test_a_bls_model_that_calls_a_missing_model(faulty: httpx.Client) -> None:
     problem = ask(faulty, "declared_script", child="nowhere").json()
     assert problem["hint"] == "Load the model in Triton, or correct the name that the script calls."
 
 
-def test_an_early_exit_that_lost_its_code_in_a_script(faulty: httpx.Client) -> None:
+def test_an_early_exit_without_its_code_after_a_bls_call(faulty: httpx.Client) -> None:
     problem = ask(faulty, "declared_script", error=["ALREADY_EXISTS", "EXIT"]).json()
     assert problem["code"] == "model_error"
     assert problem["hint"].startswith("The message matches the early exit 'nothing', but the code does not.")
 
 
-def test_an_exceptions_text_is_not_shown(faulty: httpx.Client) -> None:
+def test_the_text_of_an_exception_is_not_shown(faulty: httpx.Client) -> None:
     answer = ask(faulty, "declared_script", error=["INTERNAL", "a user's secret"], raises=True)
     assert answer.json()["detail"] == "Step 'declared_script' raised an exception."
     assert "When `execute` of 'declared_script' raises, " in answer.json()["hint"]
@@ -165,19 +165,19 @@ def test_an_exceptions_text_is_not_shown(faulty: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("script", [{"omit": True}, {"shape": [0]}])
-def test_a_stream_ends_with_the_same_explanation(faulty: httpx.Client, script: dict[str, object]) -> None:
+def test_a_stream_gets_the_same_explanation(faulty: httpx.Client, script: dict[str, object]) -> None:
     problem = faulty.post("stream_chain/stream", json={"SCRIPT": json.dumps(script)}).json()
     assert problem["code"] == "contract_violation"
     assert problem["detail"].startswith(("Step 'ident'", "Input 'X' of step 'ident'"))
     assert problem["hint"].startswith("Step 'stream_writer' (its output 'T')")
 
 
-def test_a_decoupled_script_that_returns(faulty: httpx.Client) -> None:
+def test_a_decoupled_model_that_returns_its_response(faulty: httpx.Client) -> None:
     problem = faulty.post("stream_writer/stream", json={"SCRIPT": json.dumps({"returns": True})}).json()
     assert problem["hint"].startswith("`execute` of 'stream_writer' must send every response")
 
 
-def test_an_unknown_name_in_a_text_is_not_shown(faulty: httpx.Client) -> None:
+def test_an_unknown_name_in_an_error_is_not_shown(faulty: httpx.Client) -> None:
     text = "unexpected shape for input 'my card is 4111' for model 'sesame'. Expected [1], got [2]. "
     answer = ask(faulty, "chain", error=["INVALID_ARG", text])
     assert answer.json()["code"] == "contract_violation"
@@ -185,7 +185,7 @@ def test_an_unknown_name_in_a_text_is_not_shown(faulty: httpx.Client) -> None:
     assert "sesame" not in answer.text
 
 
-def test_the_graph_of_a_nested_ensemble_is_open(faulty: httpx.Client) -> None:
+def test_the_graph_shows_the_steps_of_a_nested_ensemble(faulty: httpx.Client) -> None:
     graph = faulty.get("outer").json()["graph"]
     assert [step["name"] for step in graph["steps"]] == ["writer", "ident"]
     assert [(edge["from"], edge["to"], edge["shape"]) for edge in graph["edges"]] == [

@@ -1,4 +1,4 @@
-"""The two images, built for real on Debian's Python; the gateway's in front of the session's Triton."""
+"""Builds the two images on the Python of Debian, and runs the image of the gateway with the session's Triton."""
 
 import ast
 import shutil
@@ -35,7 +35,7 @@ def image(builder: Builder) -> str:
     return builder.build("gateway")
 
 
-def test_it_serves_read_only_without_rights_and_without_a_shell(
+def test_the_image_serves_read_only_without_privileges_or_a_shell(
     builder: Builder, image: str, triton: EmbeddedTriton, tmp_path: Path
 ) -> None:
     port, admin_port = free_ports(2)
@@ -61,7 +61,7 @@ def test_it_serves_read_only_without_rights_and_without_a_shell(
         assert process.returncode == 0, gateway.log
 
 
-def test_it_ends_where_a_setting_is_unknown(builder: Builder, image: str, tmp_path: Path) -> None:
+def test_an_unknown_setting_ends_the_start_with_status_2(builder: Builder, image: str, tmp_path: Path) -> None:
     folder = tmp_path / "bundle"
     with builder.mounted(image) as rootfs:
         with running(rootfs, builder.config(image), {"GATEWAY_DRAIN": "1"}, folder) as process:
@@ -87,19 +87,19 @@ def test_the_image_has_no_pip_and_no_writable_files(builder: Builder, image: str
         assert {each.stat().st_uid for each in own if not each.is_symlink()} == {0}
 
 
-def test_the_build_context_has_only_copied_files(builder: Builder, tmp_path: Path) -> None:
+def test_the_build_context_has_only_the_listed_files(builder: Builder, tmp_path: Path) -> None:
     dockerfile = tmp_path / "Dockerfile"
     dockerfile.write_text("FROM scratch\nCOPY . /context/\n")
     builder.buildah("bud", "--file", dockerfile, "--tag", "context", ROOT)
     with builder.mounted("localhost/context") as rootfs:
         inside = {each.name for each in (rootfs / "context").iterdir()}
-        let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-        assert inside == let_in
+        listed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+        assert inside == listed
         assert not list(rootfs.rglob("__pycache__"))
 
 
 def imported() -> set[str]:
-    """The packages that the reference models and their kit import, their own modules and Python's aside."""
+    """Returns the third-party packages that the reference models and ``model_kit`` import."""
     sources = [*(ROOT / "triton_models").rglob("*.py"), *(ROOT / "model_kit" / "src").rglob("*.py")]
     names = set()
     for source in sources:
@@ -108,19 +108,19 @@ def imported() -> set[str]:
                 names |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
                 names.add(str(node.module).partition(".")[0])
-    beside = {source.stem for source in sources} | {"triton_python_backend_utils"}
-    return names - beside - sys.stdlib_module_names
+    local = {source.stem for source in sources} | {"triton_python_backend_utils"}
+    return names - local - sys.stdlib_module_names
 
 
 def test_the_models_find_their_packages_in_triton_s_image(builder: Builder) -> None:
-    """On Debian in the place of NVIDIA's base, which cannot be had here."""
+    """The image is built on Debian, because the base image of NVIDIA is not available to the tests."""
     image = builder.build("triton")
     container = builder.buildah("from", "--pull-never", image)
     names = sorted(imported())
     assert {"model_kit", "numpy"} <= set(names)
     script = f"import numpy, {', '.join(names)}; print(numpy.__version__.split('.')[0])"
     isolated = ("python3", "-I", "-c", script)
-    assert builder.buildah("run", container, "--", *isolated) == "1", "a model process of Triton ignores PYTHONPATH"
+    assert builder.buildah("run", container, "--", *isolated) == "1", "the packages depend on PYTHONPATH"
     with builder.mounted(image) as rootfs:
         models = {each.name for each in (rootfs / "models").iterdir() if each.is_dir()}
         assert models == {each.name for each in (ROOT / "triton_models").iterdir() if each.is_dir()}

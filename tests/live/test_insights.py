@@ -1,4 +1,4 @@
-"""One feature vector for two heads: every composition of the steps gives the same answer."""
+"""One feature vector for two heads: all compositions of the steps give the same answer."""
 
 import asyncio
 from typing import Any
@@ -8,8 +8,8 @@ import pytest
 
 from app.triton.embedded.server import EmbeddedTriton
 
-BOTH = ["insights", "insights_direct", "insights_bls"]
-ALL = [*BOTH, "insights_topic", "insights_sentiment"]
+WITH_BOTH_HEADS = ["insights", "insights_direct", "insights_bls"]
+ALL = [*WITH_BOTH_HEADS, "insights_topic", "insights_sentiment"]
 TOPICS = ["politics", "business", "sport", "technology", "science", "health", "travel", "food", "entertainment"]
 TEXTS = {
     "The prime minister resigned after losing a confidence vote.": ("politics", None),
@@ -26,15 +26,15 @@ def answer(client: httpx.Client, pipeline: str, text: str, **fields: object) -> 
 
 
 def same(first: dict[str, Any], second: dict[str, Any]) -> bool:
-    """Equal except for rounding: the last bit of a text's vector depends on the rest of the batch."""
+    """Compares answers up to rounding, because the last bit of a vector depends on the other texts of the batch."""
     return all(
         value == pytest.approx(second[name], abs=1e-5) if isinstance(value, list) else value == second[name]
         for name, value in first.items()
     )
 
 
-@pytest.mark.parametrize("pipeline", BOTH)
-def test_the_answers_make_sense(client: httpx.Client, pipeline: str) -> None:
+@pytest.mark.parametrize("pipeline", WITH_BOTH_HEADS)
+def test_the_labels_match_the_text(client: httpx.Client, pipeline: str) -> None:
     for text, (topic, sentiment) in TEXTS.items():
         found = answer(client, pipeline, text)
         assert found["topic"] == topic
@@ -51,15 +51,15 @@ def test_every_variant_gives_the_same_answer(client: httpx.Client, text: str) ->
         assert same(answer(client, pipeline, text), whole), pipeline
 
 
-def test_a_long_text_counts_up_to_the_models_limit(client: httpx.Client) -> None:
+def test_text_beyond_the_models_limit_is_ignored(client: httpx.Client) -> None:
     within = "The goalkeeper saved a penalty. " * 60
     first, second = (answer(client, "embed", within + end) for end in ("", "Interest rates rose again. " * 40))
     assert first["embedding"] == pytest.approx(second["embedding"], abs=1e-6)
     assert sum(number * number for number in first["embedding"]) == pytest.approx(1, abs=1e-5)
 
 
-@pytest.mark.parametrize("pipeline", BOTH)
-def test_the_caller_may_bring_labels(client: httpx.Client, pipeline: str) -> None:
+@pytest.mark.parametrize("pipeline", WITH_BOTH_HEADS)
+def test_the_request_can_define_the_labels(client: httpx.Client, pipeline: str) -> None:
     text = "The curry was cold and the waiter was rude."
     found = answer(client, pipeline, text, topics=["Gärten 🌻", "restaurants"], sentiments=["angry", "happy", "afraid"])
     assert found["topic"] == "restaurants"
@@ -68,25 +68,23 @@ def test_the_caller_may_bring_labels(client: httpx.Client, pipeline: str) -> Non
     assert len(found["sentiment_scores"]) == 3
 
 
-@pytest.mark.parametrize("pipeline", BOTH)
+@pytest.mark.parametrize("pipeline", WITH_BOTH_HEADS)
 @pytest.mark.parametrize("topics", [[], [""], ["a", "a"], ["x" * 101], [str(number) for number in range(33)]])
-def test_labels_that_make_no_sense_are_the_callers_fault(
-    client: httpx.Client, pipeline: str, topics: list[str]
-) -> None:
+def test_invalid_labels_are_422(client: httpx.Client, pipeline: str, topics: list[str]) -> None:
     response = client.post(f"/v1/pipelines/{pipeline}", json={"text": "x", "topics": topics})
     assert response.status_code == 422
     assert response.json()["code"] == "invalid_input"
 
 
-@pytest.mark.parametrize("pipeline", BOTH)
-def test_refusals_between_answers_never_hurt_triton(client: httpx.Client, pipeline: str) -> None:
+@pytest.mark.parametrize("pipeline", WITH_BOTH_HEADS)
+def test_rejected_and_valid_requests_can_alternate(client: httpx.Client, pipeline: str) -> None:
     for number in range(150):
         body = {"text": "The dog is in the garden.", "sentiments": ["good", "bad"] if number % 2 else [""]}
         assert client.post(f"/v1/pipelines/{pipeline}", json=body).status_code == (200 if number % 2 else 422)
 
 
 @pytest.mark.parametrize(("pipeline", "skipped"), [("insights_topic", "sentiment"), ("insights_sentiment", "topic")])
-def test_a_head_that_is_not_asked_for_never_runs(
+def test_a_pipeline_with_one_head_skips_the_other_head(
     client: httpx.Client, triton: EmbeddedTriton, pipeline: str, skipped: str
 ) -> None:
     before = executions(triton, f"head_{skipped}")
@@ -97,10 +95,8 @@ def test_a_head_that_is_not_asked_for_never_runs(
     assert executions(triton, f"head_{skipped}") == before + 1
 
 
-@pytest.mark.parametrize("pipeline", BOTH)
-async def test_64_concurrent_calls_are_all_answered_each_with_its_own(
-    client: httpx.Client, gateway: Any, pipeline: str
-) -> None:
+@pytest.mark.parametrize("pipeline", WITH_BOTH_HEADS)
+async def test_64_concurrent_calls_get_their_own_answers(client: httpx.Client, gateway: Any, pipeline: str) -> None:
     bodies = [{"text": text, "topics": [*TOPICS, f"label {n}"]} for n, text in enumerate([*TEXTS] * 16)]
     async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as many:
         answers = await asyncio.gather(*(many.post(f"/v1/pipelines/{pipeline}", json=body) for body in bodies))
@@ -118,13 +114,13 @@ async def test_a_refused_request_does_not_affect_its_batch(gateway: Any) -> None
 
 
 def executions(triton: EmbeddedTriton, model: str) -> float:
-    """``nv_inference_exec_count`` of a model so far."""
+    """Returns the value of ``nv_inference_exec_count`` for a model."""
     lines = httpx.get(triton.metrics_url).text.splitlines()
     (value,) = (line.split()[-1] for line in lines if line.startswith(f'nv_inference_exec_count{{model="{model}"'))
     return float(value)
 
 
-def test_a_script_refuses_a_parameter_that_it_cannot_pass_on(client: httpx.Client) -> None:
+def test_a_bls_model_rejects_a_parameter_that_it_cannot_forward(client: httpx.Client) -> None:
     given = {"TEXT": ["a"], "TOPICS": ["b", "c"], "SENTIMENTS": ["d", "e"]}
     inputs = [
         {"name": name, "datatype": "BYTES", "shape": [1, len(data)], "data": data} for name, data in given.items()

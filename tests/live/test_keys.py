@@ -1,4 +1,4 @@
-"""API keys over real sockets, with the real Triton, two workers, and clients that people use."""
+"""API keys over real sockets, with the real Triton, two workers and common clients."""
 
 import json
 import socket
@@ -19,17 +19,17 @@ from tests.live.events import checked, events_in, lines_of
 from tests.live.test_cancellation import eventually
 
 WITHIN_S = 2.5
-"""A change of the file counts within 2 s."""
-TOPIC = "/v1/pipelines/embed"
+"""A change of the file applies within 2 s."""
+EMBED = "/v1/pipelines/embed"
 TEXT = {"text": "A cat."}
 SCRIPT = json.dumps({"outputs": 50, "interval_s": 0.1})
 
 
 @pytest.fixture(scope="module")
-def locked(
+def protected(
     triton: EmbeddedTriton, config_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[GatewayProcess]:
-    folder = tmp_path_factory.mktemp("locked")
+    folder = tmp_path_factory.mktemp("protected")
     write_all(folder)
     settings = {"triton_url": triton.grpc_url, "config": str(config_path), "drain_s": "1", "workers": "2"}
     with running_gateway(folder, **settings, api_keys_file=str(folder / "keys.yaml")) as gateway:
@@ -37,50 +37,51 @@ def locked(
 
 
 @pytest.fixture
-def folder(locked: GatewayProcess) -> Iterator[Path]:
-    """The keys file, which the test may change. It is restored after the test."""
-    yield locked.log_path.parent
-    write_all(locked.log_path.parent)
-    eventually(lambda: statuses(locked, "all") == {200}, 2 * WITHIN_S)
+def folder(protected: GatewayProcess) -> Iterator[Path]:
+    """The folder of the keys file. The fixture restores the file after the test."""
+    yield protected.log_path.parent
+    write_all(protected.log_path.parent)
+    eventually(lambda: statuses(protected, "all") == {200}, 2 * WITHIN_S)
 
 
 def write_all(folder: Path, *more: dict[str, object]) -> None:
+    """Writes the keys ``all`` and ``reads`` and ``more`` keys to the keys file."""
     write_keys(folder / "keys.yaml", entry("all"), entry("reads", pipelines=["embed"]), *more)
 
 
 def statuses(gateway: GatewayProcess, key_id: str) -> set[int]:
-    """Over several connections, which the kernel spreads over the workers."""
+    """Sends requests over several connections, which the kernel distributes over the workers."""
     headers = bearer(key_id)
-    return {httpx.post(gateway.url + TOPIC, json=TEXT, headers=headers).status_code for _ in range(8)}
+    return {httpx.post(gateway.url + EMBED, json=TEXT, headers=headers).status_code for _ in range(8)}
 
 
-def test_calls_with_and_without_a_key(locked: GatewayProcess) -> None:
-    refused = httpx.post(locked.url + TOPIC, json=TEXT)
+def test_calls_with_and_without_a_key(protected: GatewayProcess) -> None:
+    refused = httpx.post(protected.url + EMBED, json=TEXT)
     assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
     for headers in (bearer("all"), {"X-API-Key": key_text("reads")}):
-        assert httpx.post(locked.url + TOPIC, json=TEXT, headers=headers).status_code == 200
-    outside = httpx.post(f"{locked.url}/v1/pipelines/write", json={"prompt": "x"}, headers=bearer("reads"))
+        assert httpx.post(protected.url + EMBED, json=TEXT, headers=headers).status_code == 200
+    outside = httpx.post(f"{protected.url}/v1/pipelines/write", json={"prompt": "x"}, headers=bearer("reads"))
     assert (outside.status_code, outside.json()["code"]) == (403, "forbidden")
 
 
-def test_health_needs_no_key(locked: GatewayProcess) -> None:
+def test_health_needs_no_key(protected: GatewayProcess) -> None:
     for path in ("/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"):
         for headers in ({}, bearer("unknown")):
-            assert httpx.get(locked.url + path, headers=headers).status_code == 200
+            assert httpx.get(protected.url + path, headers=headers).status_code == 200
 
 
-def test_a_connection_that_is_kept_asks_for_each_request(locked: GatewayProcess) -> None:
-    with httpx.Client(base_url=locked.url) as client:
+def test_each_request_of_a_connection_needs_a_key(protected: GatewayProcess) -> None:
+    with httpx.Client(base_url=protected.url) as client:
         found = [
-            client.post(TOPIC, json=TEXT, headers=headers).status_code
+            client.post(EMBED, json=TEXT, headers=headers).status_code
             for headers in (bearer("all"), {}, bearer("reads"), bearer("unknown"), bearer("all"))
         ]
     assert found == [200, 401, 200, 401, 200]
 
 
-def test_a_body_is_not_read_without_a_key(locked: GatewayProcess) -> None:
-    """The answer comes although the body never does."""
-    assert status_of(locked, TOPIC, size=4_000_000) == 401
+def test_a_body_is_not_read_without_a_key(protected: GatewayProcess) -> None:
+    """The gateway answers although the client never sends the body."""
+    assert status_of(protected, EMBED, size=4_000_000) == 401
 
 
 @pytest.mark.parametrize(
@@ -94,12 +95,18 @@ def test_a_body_is_not_read_without_a_key(locked: GatewayProcess) -> None:
         ("http://x/v1/pipelines/embed", 401),
     ],
 )
-def test_no_spelling_of_a_path_leads_around_the_key(locked: GatewayProcess, path: str, status: int) -> None:
-    assert status_of(locked, path) == status
+def test_unusual_spellings_of_a_path_do_not_bypass_the_key(protected: GatewayProcess, path: str, status: int) -> None:
+    assert status_of(protected, path) == status
 
 
 def status_of(gateway: GatewayProcess, path: str, size: int = 0) -> int:
-    """The status of a POST with an unmodified path. ``size``: of a body that is not sent."""
+    """Sends the head of a POST with an unmodified path, and returns the status.
+
+    Args:
+        gateway: the gateway.
+        path: the request target.
+        size: the length of the body, which is not sent.
+    """
     host, port = gateway.url.removeprefix("http://").split(":")
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {size}\r\n\r\n"
     with socket.create_connection((host, int(port)), timeout=5) as connection:
@@ -107,57 +114,57 @@ def status_of(gateway: GatewayProcess, path: str, size: int = 0) -> int:
         return int(connection.recv(100).split()[1])
 
 
-def test_a_new_key_replaces_an_old_one_and_streams_go_on(locked: GatewayProcess, folder: Path) -> None:
-    """First both texts of the key count, then only the new one; a stream of the old one runs to its end."""
+def test_a_key_is_rotated_without_ending_its_streams(protected: GatewayProcess, folder: Path) -> None:
+    """First both keys are valid, then only the new key. A stream that started with the old key completes."""
     old, new = entry("all")["sha256"], entry("next")["sha256"]
-    url = f"{locked.url}/v1/pipelines/scripted_patient/stream"
+    url = f"{protected.url}/v1/pipelines/scripted_patient/stream"
     with httpx.stream("POST", url, json={"script": SCRIPT}, headers=bearer("all"), timeout=30) as stream:
         lines = lines_of(stream)
         assert stream.status_code == 200
         write_keys(folder / "keys.yaml", entry("all") | {"sha256": [old, new]}, entry("reads"))
-        eventually(lambda: statuses(locked, "next") == {200}, WITHIN_S)
-        assert statuses(locked, "all") == {200}
+        eventually(lambda: statuses(protected, "next") == {200}, WITHIN_S)
+        assert statuses(protected, "all") == {200}
         write_keys(folder / "keys.yaml", entry("all") | {"sha256": new}, entry("reads"))
-        eventually(lambda: statuses(locked, "all") == {401}, WITHIN_S)
-        assert statuses(locked, "next") == {200}
+        eventually(lambda: statuses(protected, "all") == {401}, WITHIN_S)
+        assert statuses(protected, "next") == {200}
         events = checked(list(events_in(lines)))
     assert [event.name for event in events] == ["output"] * 50 + ["done"]
 
 
-def test_a_broken_file_keeps_the_keys(locked: GatewayProcess, folder: Path) -> None:
-    said = "the file of API keys has changed but is invalid"
-    before = locked.log.count(said)
+def test_an_invalid_file_keeps_the_previous_keys(protected: GatewayProcess, folder: Path) -> None:
+    message = "the file of API keys has changed but is invalid"
+    before = protected.log.count(message)
     (folder / "keys.yaml").write_text(f"keys:\n  - id: all\n    sha265: {entry('all')['sha256']}\n")
-    eventually(lambda: locked.metric("config_reload_failed") == 1, WITHIN_S)
-    assert (statuses(locked, "all"), statuses(locked, "unknown")) == ({200}, {401})
-    assert locked.log.count(said) - before == 1
-    assert "did you mean 'sha256'?" in locked.log
-    assert entry("all")["sha256"] not in locked.log
+    eventually(lambda: protected.metric("config_reload_failed") == 1, WITHIN_S)
+    assert (statuses(protected, "all"), statuses(protected, "unknown")) == ({200}, {401})
+    assert protected.log.count(message) - before == 1
+    assert "did you mean 'sha256'?" in protected.log
+    assert entry("all")["sha256"] not in protected.log
     write_all(folder)
-    eventually(lambda: locked.metric("config_reload_failed") == 0, WITHIN_S)
+    eventually(lambda: protected.metric("config_reload_failed") == 0, WITHIN_S)
 
 
-def test_an_expired_key_is_refused(locked: GatewayProcess, folder: Path) -> None:
-    write_all(folder, entry("old", expires="2020-01-01T00:00:00Z"), entry("young", expires="2099-01-01T00:00:00Z"))
-    eventually(lambda: statuses(locked, "young") == {200}, 2 * WITHIN_S)
-    refused = httpx.get(f"{locked.url}/v1/pipelines", headers=bearer("old"))
+def test_an_expired_key_is_refused(protected: GatewayProcess, folder: Path) -> None:
+    write_all(folder, entry("expired", expires="2020-01-01T00:00:00Z"), entry("valid", expires="2099-01-01T00:00:00Z"))
+    eventually(lambda: statuses(protected, "valid") == {200}, 2 * WITHIN_S)
+    refused = httpx.get(f"{protected.url}/v1/pipelines", headers=bearer("expired"))
     assert (refused.status_code, refused.json()["detail"]) == (401, "The API key has expired.")
 
 
-def test_openais_client(locked: GatewayProcess) -> None:
-    with openai.OpenAI(base_url=f"{locked.url}/v1", api_key=key_text("reads"), max_retries=0) as client:
+def test_the_openai_client(protected: GatewayProcess) -> None:
+    with openai.OpenAI(base_url=f"{protected.url}/v1", api_key=key_text("reads"), max_retries=0) as client:
         assert [each.id for each in client.models.list()] == ["embed"]
         assert client.embeddings.create(model="embed", input="A cat.").data
         with pytest.raises(openai.PermissionDeniedError):
             client.completions.create(model="write", prompt="x")
-    wrong = openai.OpenAI(base_url=f"{locked.url}/v1", api_key="tgw_wrong", max_retries=0)
+    wrong = openai.OpenAI(base_url=f"{protected.url}/v1", api_key="tgw_wrong", max_retries=0)
     with wrong, pytest.raises(openai.AuthenticationError) as caught:
         wrong.models.list()
     assert caught.value.code == "unauthenticated"
 
 
-def test_nvidias_http_client(locked: GatewayProcess) -> None:
-    client = tritonclient.http.InferenceServerClient(locked.url.removeprefix("http://"))
+def test_the_http_client_of_nvidia(protected: GatewayProcess) -> None:
+    client = tritonclient.http.InferenceServerClient(protected.url.removeprefix("http://"))
     assert client.is_server_live()
     assert client.is_server_ready()
     with pytest.raises(Exception, match="The request has no API key"):
@@ -166,20 +173,20 @@ def test_nvidias_http_client(locked: GatewayProcess) -> None:
     client.close()
 
 
-def test_the_printed_key_works(locked: GatewayProcess, folder: Path) -> None:
+def test_the_printed_key_works(protected: GatewayProcess, folder: Path) -> None:
     command = [sys.executable, "-m", "app.cli", "key", "new", "printed"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
     (folder / "keys.yaml").write_text(f"keys:\n{done.stderr}")
     headers = {"X-API-Key": done.stdout.strip()}
-    eventually(lambda: httpx.post(locked.url + TOPIC, json=TEXT, headers=headers).status_code == 200, WITHIN_S)
-    assert done.stdout.strip() not in locked.log
+    eventually(lambda: httpx.post(protected.url + EMBED, json=TEXT, headers=headers).status_code == 200, WITHIN_S)
+    assert done.stdout.strip() not in protected.log
 
 
-def test_nothing_secret_is_in_log_or_metrics(locked: GatewayProcess) -> None:
-    statuses(locked, "all")
-    statuses(locked, "unknown")
+def test_log_and_metrics_contain_no_keys_or_hashes(protected: GatewayProcess) -> None:
+    statuses(protected, "all")
+    statuses(protected, "unknown")
     secrets = [text for key_id in ("all", "reads", "unknown") for text in (key_text(key_id), entry(key_id)["sha256"])]
-    page = httpx.get(f"{locked.admin_url}/metrics").text
-    assert not any(text in locked.log or text in page for text in secrets)
-    assert {line.get("key") for line in locked.json_lines() if line.get("pipeline") == "embed"} >= {"all"}
+    page = httpx.get(f"{protected.admin_url}/metrics").text
+    assert not any(text in protected.log or text in page for text in secrets)
+    assert {line.get("key") for line in protected.json_lines() if line.get("pipeline") == "embed"} >= {"all"}
     assert 'key="' not in page

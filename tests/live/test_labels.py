@@ -1,4 +1,4 @@
-"""How good the two heads are, on sentences that were not used to choose the examples in their ``labels.json``."""
+"""Accuracy of the two heads on sentences that did not influence the examples in their ``labels.json``."""
 
 import httpx
 import pytest
@@ -43,11 +43,11 @@ SENTIMENT_BY_TEXT = {
 
 
 @pytest.mark.parametrize(
-    ("label", "label_by_text", "least_right"), [("topic", TOPIC_BY_TEXT, 16), ("sentiment", SENTIMENT_BY_TEXT, 15)]
+    ("label", "label_by_text", "minimum_correct"), [("topic", TOPIC_BY_TEXT, 16), ("sentiment", SENTIMENT_BY_TEXT, 15)]
 )
-def test_most_labels_are_right(
-    client: httpx.Client, label: str, label_by_text: dict[str, str], least_right: int
+def test_most_labels_are_correct(
+    client: httpx.Client, label: str, label_by_text: dict[str, str], minimum_correct: int
 ) -> None:
     answers = [client.post(f"/v1/pipelines/insights_{label}", json={"text": text}).json() for text in label_by_text]
-    right = sum(answer[label] == wanted for answer, wanted in zip(answers, label_by_text.values(), strict=True))
-    assert right >= least_right
+    correct = sum(answer[label] == expected for answer, expected in zip(answers, label_by_text.values(), strict=True))
+    assert correct >= minimum_correct

@@ -1,4 +1,4 @@
-"""The linter compared with the real Triton: Triton rejects each error, or fails at run time, or the test says why."""
+"""Compares the linter with the real Triton: which errors Triton rejects, and which only the linter finds."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,7 +28,7 @@ def explicit(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Ite
 
 
 def load(explicit: Triton, code: str, tmp_path: Path) -> None:
-    """Adds the broken models of a code to the valid models and loads ``broken``."""
+    """Adds the broken models for an error code to the valid models and loads ``broken``."""
     server, repository = explicit
     BROKEN[code].write(tmp_path)
     for folder in (tmp_path / "models").iterdir():
@@ -41,14 +41,14 @@ def load(explicit: Triton, code: str, tmp_path: Path) -> None:
         (repository / "broken").rename(tmp_path / "was_loaded")
 
 
-# Triton 2.51 never answers the call that loads a Python model without its script.
+# Triton 2.51 never answers a call that loads a Python model without its script.
 @pytest.mark.parametrize("code", sorted({code for code in BROKEN if BROKEN[code].refused} - {"missing-script"}))
 def test_triton_refuses_the_models_with_these_errors(explicit: Triton, code: str, tmp_path: Path) -> None:
     with pytest.raises(InferenceServerException, match="broken"):
         load(explicit, code, tmp_path)
 
 
-# An auto-completed model needs a Triton that completes; this one was started without.
+# An auto-completed model needs auto-completion, which is disabled in this Triton.
 @pytest.mark.parametrize("code", sorted({code for code in BROKEN if not BROKEN[code].refused} - {"unknown-edge"}))
 def test_triton_loads_models_that_only_the_linter_rejects(explicit: Triton, code: str, tmp_path: Path) -> None:
     load(explicit, code, tmp_path)
@@ -56,7 +56,7 @@ def test_triton_loads_models_that_only_the_linter_rejects(explicit: Triton, code
 
 @pytest.fixture(scope="module")
 def batches(explicit: Triton) -> Callable[[str, list[int]], list[int]]:
-    """Sends a tensor of a shape through an ensemble with a batch dimension at one end; the shape of the answer."""
+    """Sends a tensor through an ensemble of which one end has a batch dimension; returns the shape of the output."""
     server, repository = explicit
     ident = (Path(__file__).parent / "fault_scripts" / "ident.py").read_text()
     build = Repository(repository)
@@ -75,16 +75,16 @@ def batches(explicit: Triton) -> Callable[[str, list[int]], list[int]]:
 
 
 @pytest.mark.parametrize(("ensemble", "shape"), [("batches_over_flat", [1, 3]), ("flat_over_batches", [3])])
-def test_a_batch_of_one_matches_an_end_without_batch_dimension(batches, ensemble: str, shape: list[int]) -> None:
+def test_a_batch_of_one_matches_a_step_without_a_batch_dimension(batches, ensemble: str, shape: list[int]) -> None:
     assert batches(ensemble, shape) == shape
 
 
-def test_a_larger_batch_needs_a_reader_with_batch_dimension(batches) -> None:
+def test_a_larger_batch_needs_a_step_with_a_batch_dimension(batches) -> None:
     with pytest.raises(InferenceServerException, match="unexpected shape for input"):
         batches("batches_over_flat", [2, 3])
 
 
-def test_a_running_triton_with_the_reference_models_is_clean(
+def test_check_finds_nothing_in_the_running_reference_models(
     gateway: GatewayProcess,
     triton: object,
     repository: Path,

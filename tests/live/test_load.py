@@ -1,4 +1,4 @@
-"""More requests than the real Triton can answer: refused requests are never sent, and every slot is released."""
+"""Overload of the real Triton: the gateway never sends refused requests, and releases every slot."""
 
 import asyncio
 import json
@@ -13,21 +13,21 @@ from tests.processes import GatewayProcess
 
 REQUESTS = 60
 SLEEP_S = 0.2
-"""The model has two instances: ten answers a second."""
+"""The model has two instances, so it answers ten requests a second."""
 WARM_UP = 24
-"""Requests after which the gateway knows how long a request takes, whatever earlier tests asked of the model."""
+"""After this number of requests, earlier tests do not affect the gateway's estimate of the latency of a request."""
 
 
-def script(**words: Any) -> dict[str, str]:
-    return {"script": json.dumps({"text": "a", "numbers": [1.0], **words})}
+def script(**fields: Any) -> dict[str, str]:
+    return {"script": json.dumps({"text": "a", "numbers": [1.0], **fields})}
 
 
-async def page(gateway: GatewayProcess) -> str:
+async def metrics_page(gateway: GatewayProcess) -> str:
     async with httpx.AsyncClient() as client:
         return (await client.get(f"{gateway.admin_url}/metrics")).text
 
 
-async def test_requests_that_would_be_late_are_refused_and_never_sent(gateway: GatewayProcess, tmp_path: Path) -> None:
+async def test_requests_that_would_time_out_are_refused_and_not_sent(gateway: GatewayProcess, tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     journal.touch()
     async with httpx.AsyncClient(base_url=gateway.url, timeout=30, limits=httpx.Limits(max_connections=None)) as client:
@@ -51,7 +51,7 @@ async def test_requests_that_would_be_late_are_refused_and_never_sent(gateway: G
         queued_ms = [float(answer.headers["server-timing"].split("queue;dur=")[1].split(",")[0]) for answer in answers]
         assert max(queued_ms) > 1000 * SLEEP_S
         assert (await ask(5)).status_code == 200
-    metrics = await page(gateway)
+    metrics = await metrics_page(gateway)
     assert "\ntriton_gateway_requests_running 0.0\n" in metrics
     assert "\ntriton_gateway_requests_waiting 0.0\n" in metrics
     assert 'triton_gateway_in_flight_limit{model="scripted"}' in metrics
@@ -69,5 +69,5 @@ async def test_streams_above_the_limit_wait_or_are_refused(
                 text = (await client.get(answer.headers["location"])).text
                 assert text.count("event: done") + text.count("event: error") == 1
         async with asyncio.timeout(30):
-            while "\ntriton_gateway_requests_running 0.0\n" not in await page(gateway):
+            while "\ntriton_gateway_requests_running 0.0\n" not in await metrics_page(gateway):
                 await asyncio.sleep(0.1)

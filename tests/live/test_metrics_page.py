@@ -1,4 +1,4 @@
-"""Checks the metrics page with Prometheus' own tool."""
+"""Checks the metrics page with ``promtool`` of Prometheus."""
 
 import shutil
 import subprocess
@@ -13,9 +13,9 @@ BLANK = Path(__file__).parents[2] / "samples" / "blank.png"
 
 
 def test_promtool_reports_nothing(gateway: GatewayProcess, client: httpx.Client, require: Require) -> None:
-    """After something of everything: an answer, a stream, a refusal, an early exit."""
+    """The page has samples of an answer, a stream, an invalid request and an early exit."""
     promtool = shutil.which("promtool")
-    require(promtool, "there is no promtool: `make system-packages` installs it")
+    require(promtool, "promtool is not installed: `make system-packages` installs it")
     client.post("/v1/pipelines/write", json={"prompt": "The", "max_tokens": 2})
     client.post("/v1/pipelines/write/stream", json={"prompt": "The", "max_tokens": 2})
     client.post("/v1/pipelines/write", json={})

@@ -1,4 +1,4 @@
-"""How a model process of a real Triton finds the packages that the Dockerfile adds to Triton's image."""
+"""Model processes of a real Triton find the packages that the Dockerfile adds to the image of Triton."""
 
 import os
 import re
@@ -28,7 +28,7 @@ class TritonPythonModel:
 
 
 def environment_like(venv: Path, folder: Path, pth_line: str) -> Path:
-    """A new environment with the packages of ``venv``, and the line as a .pth file in its site-packages."""
+    """Makes an environment with the packages of ``venv`` and a .pth file that contains ``pth_line``."""
     subprocess.run([venv / "bin" / "python3", "-m", "venv", "--without-pip", folder], check=True)
     (site,) = folder.glob("lib/python3*/site-packages")
     (packages,) = venv.glob("lib/python3*/site-packages")
@@ -38,7 +38,7 @@ def environment_like(venv: Path, folder: Path, pth_line: str) -> Path:
 
 
 def test_the_pth_file_of_the_image_works_where_pythonpath_does_not(models_venv: Path, tmp_path: Path) -> None:
-    """The wheel's Triton is 24.10: its model processes ignore PYTHONPATH, as all do before 24.11."""
+    """Before Triton 24.11, model processes ignore PYTHONPATH. The wheel contains Triton 24.10."""
     (line,) = re.findall(r'echo "(.+)" > "\$folder/model-packages\.pth"', (ROOT / "Dockerfile").read_text())
     for module in ("by_pth_file", "by_pythonpath"):
         (tmp_path / module).mkdir()

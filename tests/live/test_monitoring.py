@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes gateway and Triton, and answers every query of the rules and the dashboard."""
+"""A real Prometheus scrapes the gateway and Triton, and answers every query of the rules and the dashboard."""
 
 import json
 import re
@@ -25,18 +25,18 @@ START_S = 30.0
 METRIC = re.compile(r"\b(triton_gateway_\w+|nv_\w+|process_\w+)\b")
 
 GPU_METRICS = {"nv_gpu_utilization", "nv_gpu_memory_used_bytes", "nv_gpu_memory_total_bytes"}
-"""Which a Triton without a GPU does not export. Source: Triton's user guide, "Metrics", table of GPU metrics."""
+"""Triton without a GPU does not export these metrics. Source: Triton's user guide, "Metrics", table of GPU metrics."""
 
 SILENT_PANELS = {"GPU at work", "GPU memory", "Refused for load", "Ejected Tritons"}
 SILENT_PANELS |= {"Shared memory", "Calls with large tensors"}
-"""Queries without data in this test: no GPU, no refused request, one Triton, no shared memory."""
+"""Panels without data in this test: no GPU, no refused request, only one Triton, no shared memory."""
 
 SILENT_LABELS = {"address", "state", "way"}
-"""The labels of these panels' metrics."""
+"""Labels that only the metrics of these panels have."""
 
 
 def queries() -> dict[str, str]:
-    """Every query of the rules by its alert or record, and of the dashboard by panel and legend."""
+    """Returns the queries of the rules (by alert or record), the dashboard (by panel and legend) and autoscalers."""
     rules = {
         rule.get("alert", rule.get("record")): rule["expr"]
         for group in yaml.safe_load((FILES / "rules.yaml").read_text())["groups"]
@@ -57,14 +57,14 @@ def keda_query() -> str:
 def panel_queries() -> dict[str, str]:
     dashboard = json.loads((FILES / "dashboard.json").read_text())
     return {
-        f"{panel['title']} / {target['legendFormat']}": as_grafana_would(target["expr"])
+        f"{panel['title']} / {target['legendFormat']}": with_variables_replaced(target["expr"])
         for panel in dashboard["panels"]
         for target in panel.get("targets", [])
     }
 
 
-def as_grafana_would(query: str) -> str:
-    """Replaces the dashboard's variables."""
+def with_variables_replaced(query: str) -> str:
+    """Replaces the variables of the dashboard, as Grafana does."""
     for variable, value in {"$job": "gateway", "$pipeline": ".*", "$__rate_interval": "30s"}.items():
         query = query.replace(variable, value)
     return query
@@ -81,7 +81,7 @@ class Prometheus:
         return result
 
     def scraped(self) -> float:
-        """Samples of the youngest of the two targets."""
+        """Returns the number of successful scrapes of each target (the lower number), or 0 until both succeed."""
         with suppress(httpx.TransportError):
             counts = [float(each["value"][1]) for each in self.query("count_over_time(up[1h]) and up == 1")]
             return min(counts) if len(counts) == 2 else 0.0
@@ -98,9 +98,9 @@ class Prometheus:
 def prometheus(
     triton: EmbeddedTriton, gateway: GatewayProcess, require: Require, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Prometheus]:
-    """Starts Prometheus with the repository's configuration and rules, except for addresses and interval."""
+    """Starts Prometheus with the configuration and the rules of the repository, but other addresses and intervals."""
     program = shutil.which("prometheus")
-    require(program, "there is no prometheus: `make system-packages` installs it")
+    require(program, "Prometheus is not installed: `make system-packages` installs it")
     folder = tmp_path_factory.mktemp("prometheus")
     config = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yaml").read_text())
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
@@ -125,7 +125,7 @@ def prometheus(
 
 @pytest.fixture(scope="module")
 def after_traffic(prometheus: Prometheus, client: httpx.Client) -> Prometheus:
-    """Something of everything: answers, an early exit, a stream, an error, a broken contract; then two more scrapes."""
+    """Sends requests with each outcome: an answer, an early exit, a stream, an error, a contract violation."""
     sign, blank = ((ROOT / "samples" / f"{name}.png").read_bytes() for name in ("sign", "blank"))
     for _ in range(2):
         for image in (sign, blank):
@@ -138,37 +138,38 @@ def after_traffic(prometheus: Prometheus, client: httpx.Client) -> Prometheus:
 
 
 @pytest.mark.parametrize("name", queries())
-def test_every_query_is_understood(name: str, after_traffic: Prometheus) -> None:
+def test_every_query_is_valid(name: str, after_traffic: Prometheus) -> None:
     after_traffic.query(queries()[name])
 
 
-def test_every_metric_that_is_named_is_exported(after_traffic: Prometheus, gateway: GatewayProcess) -> None:
-    """Live, or declared on the page with a HELP line and no sample yet."""
+def test_every_metric_of_a_query_is_exported(after_traffic: Prometheus, gateway: GatewayProcess) -> None:
+    """A metric is exported if it has samples, or if the page declares it without samples."""
     exported = {each["metric"]["__name__"] for each in after_traffic.query('{job="gateway"}')}
     page = httpx.get(f"{gateway.admin_url}/metrics").text
     exported |= set(re.findall(r"^# TYPE (\w+) ", page, re.MULTILINE))
-    named = {name for query in queries().values() for name in METRIC.findall(query)} - METRIC_PATTERNS
-    assert named - exported == GPU_METRICS
+    queried = {name for query in queries().values() for name in METRIC.findall(query)} - METRIC_PATTERNS
+    assert queried - exported == GPU_METRICS
 
 
 METRIC_PATTERNS = {"triton_gateway_"}
-"""The beginning of an expression over names, whose alternatives are checked by their own panels."""
+"""The prefix of a regular expression over names. Other panels check each of these names."""
 
 
-def test_every_label_that_is_named_is_on_its_metrics(after_traffic: Prometheus) -> None:
+def test_every_label_of_a_query_is_exported(after_traffic: Prometheus) -> None:
     labels = {label for each in after_traffic.query('{job="gateway"}') for label in each["metric"]}
-    named = set()
+    queried = set()
     for query in queries().values():
-        named |= {label.strip() for group in re.findall(r"by \(([^)]*)\)", query) for label in group.split(",")}
-        named |= set(re.findall(r"(\w+)(?:=~|!~|!=|=)\"", query))
-    assert named - labels - SILENT_LABELS - {"__name__"} == {"namespace"}, "which Kubernetes adds"
+        queried |= {label.strip() for group in re.findall(r"by \(([^)]*)\)", query) for label in group.split(",")}
+        queried |= set(re.findall(r"(\w+)(?:=~|!~|!=|=)\"", query))
+    added_by_kubernetes = {"namespace"}
+    assert queried - labels - SILENT_LABELS - {"__name__"} == added_by_kubernetes
 
 
 @pytest.mark.parametrize("name", [name for name in panel_queries() if name.split(" / ")[0] not in SILENT_PANELS])
-def test_every_panel_shows_something(name: str, after_traffic: Prometheus) -> None:
+def test_every_panel_has_data(name: str, after_traffic: Prometheus) -> None:
     assert after_traffic.query(panel_queries()[name]) != []
 
 
-def test_an_idle_pod_counts_zero_for_the_autoscaler(prometheus: Prometheus) -> None:
+def test_the_autoscaler_sees_0_requests_of_an_idle_pod(prometheus: Prometheus) -> None:
     for name in ("triton_gateway_requests_under_way", "KEDA"):
         assert [each["value"][1] for each in prometheus.query(queries()[name])] == ["0"], name

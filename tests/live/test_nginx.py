@@ -1,4 +1,4 @@
-"""Streams through a real nginx as it comes: buffering on, HTTP/1.0 upstream, and gzip switched on."""
+"""Streams through a real nginx with its defaults (buffering, HTTP/1.0 to the gateway) and gzip."""
 
 import shutil
 import subprocess
@@ -58,21 +58,21 @@ def proxied(
 ) -> Iterator[httpx.Client]:
     """A client of nginx in front of the gateway; httpx accepts gzip by default."""
     nginx = shutil.which("nginx", path="/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin")
-    require(nginx, "there is no nginx: `make system-packages` installs it")
+    require(nginx, "nginx is not installed: `make system-packages` installs it")
     folder, (port,) = tmp_path_factory.mktemp("nginx"), free_ports(1)
     (folder / "nginx.conf").write_text(CONFIG.format(folder=folder, port=port, upstream=pinging.url))
     command = [str(nginx), "-p", str(folder), "-e", str(folder / "error.log"), "-c", str(folder / "nginx.conf")]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
-            eventually(lambda: answers(client))
+            eventually(lambda: is_live(client))
             yield client
     finally:
         process.terminate()
         process.wait(10)
 
 
-def answers(client: httpx.Client) -> bool:
+def is_live(client: httpx.Client) -> bool:
     try:
         return client.get("/health/live").status_code == 200
     except httpx.TransportError:
@@ -83,17 +83,17 @@ def test_this_nginx_compresses_other_answers(proxied: httpx.Client) -> None:
     assert proxied.get("/v1/pipelines").headers["content-encoding"] == "gzip"
 
 
-def test_events_arrive_as_they_are_made(proxied: httpx.Client) -> None:
+def test_events_arrive_as_the_model_sends_them(proxied: httpx.Client) -> None:
     with proxied.stream("POST", STREAM, json=script(outputs=5, interval_s=0.3)) as answer:
         arrivals = []
         for event in events_in(lines_of(answer)):
             arrivals.append((event, time.monotonic()))
     checked([event for event, _ in arrivals])
     times = [arrived for _, arrived in arrivals]
-    assert times[-1] - times[0] > 0.6, "nginx kept them back"
+    assert times[-1] - times[0] > 0.6, "nginx buffered the events"
 
 
-def test_the_answer_is_neither_compressed_nor_kept(proxied: httpx.Client) -> None:
+def test_a_stream_is_not_compressed(proxied: httpx.Client) -> None:
     with proxied.stream("POST", STREAM, json=script(outputs=3, bytes=4000)) as answer:
         checked(list(events_in(lines_of(answer))))
     assert "content-encoding" not in answer.headers
@@ -102,7 +102,7 @@ def test_the_answer_is_neither_compressed_nor_kept(proxied: httpx.Client) -> Non
 
 
 def test_the_gateway_sends_the_header_against_buffering(pinging: GatewayProcess) -> None:
-    """Asks the gateway itself, because nginx removes the header from its answers."""
+    """Sends the request to the gateway directly, because nginx removes the header."""
     with httpx.stream("POST", pinging.url + STREAM, json=script()) as answer:
         answer.read()
     assert answer.headers["x-accel-buffering"] == "no"
@@ -119,20 +119,20 @@ def test_pings_pass_while_the_model_is_silent(proxied: httpx.Client) -> None:
     checked(parsed(text))
 
 
-def test_a_disconnect_from_the_proxy_cancels_the_work(proxied: httpx.Client, tmp_path: Path) -> None:
+def test_a_disconnect_from_the_proxy_cancels_the_request(proxied: httpx.Client, tmp_path: Path) -> None:
     notice = tmp_path / "notice"
-    words = script(outputs=1000, interval_s=0.05, notice=str(notice))
-    with proxied.stream("POST", STREAM, json=words) as answer:
+    body = script(outputs=1000, interval_s=0.05, notice=str(notice))
+    with proxied.stream("POST", STREAM, json=body) as answer:
         next(events_in(lines_of(answer)))
     eventually(lambda: notice.exists() and bool(notice.read_text()))
 
 
-def test_a_resumable_stream_is_started_read_and_resumed(proxied: httpx.Client) -> None:
+def test_a_resumable_stream_resumes_through_the_proxy(proxied: httpx.Client) -> None:
     body = {"pipeline": "scripted_patient", "inputs": script(outputs=6, interval_s=0.05)}
     path = proxied.post("/v1/streams", json=body).headers["location"]
     with proxied.stream("GET", path) as answer:
-        coming = events_in(lines_of(answer))
-        events = [next(coming), next(coming)]
+        stream = events_in(lines_of(answer))
+        events = [next(stream), next(stream)]
     with proxied.stream("GET", path, headers={"Last-Event-ID": "2"}) as answer:
         events += events_in(lines_of(answer))
     assert len(checked(events)) == 7

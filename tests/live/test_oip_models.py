@@ -1,4 +1,4 @@
-"""Compares ``/v2``'s documents about the server and its models with Triton's HTTP API, and checks the addresses."""
+"""Compares the documents of ``/v2`` about the server and its models with Triton's HTTP API, and checks the paths."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +11,7 @@ from tests.live.conftest import GatewayProcess, StartGateway
 from tests.live.side_by_side import Both, both_at
 
 EXPOSED = ["typed_echo", "batched_echo", "repeat_text", "scripted", "scripted_chain", "text_generate", "ocr_bls"]
-ABSENT = [
+UNKNOWN_PATHS = [
     ("POST", "/v2/repository/models/scripted/load"),
     ("POST", "/v2/repository/models/scripted/unload"),
     ("GET", "/v2/systemsharedmemory/status"),
@@ -37,33 +37,33 @@ def both(triton: EmbeddedTriton, gateway: GatewayProcess) -> Iterator[Both]:
         yield clients
 
 
-def known_to_triton(said: Any, theirs: Any) -> Any:
-    """``said`` without what this Triton's messages do not have: the client library's are newer."""
-    if isinstance(said, dict) and isinstance(theirs, dict):
-        return {key: known_to_triton(said[key], theirs[key]) for key in said if key in theirs}
-    if isinstance(said, list) and isinstance(theirs, list) and len(said) == len(theirs):
-        return [known_to_triton(one, other) for one, other in zip(said, theirs, strict=True)]
-    return said
+def known_to_triton(ours: Any, theirs: Any) -> Any:
+    """Returns ``ours`` without the fields that Triton 2.51 does not have: the client library has newer messages."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        return {key: known_to_triton(ours[key], theirs[key]) for key in ours if key in theirs}
+    if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        return [known_to_triton(one, other) for one, other in zip(ours, theirs, strict=True)]
+    return ours
 
 
 @pytest.mark.parametrize("model", EXPOSED)
 @pytest.mark.parametrize("path", ["", "/versions/1"])
 @pytest.mark.parametrize("document", ["", "/config"])
-def test_metadata_and_configuration_are_tritons(both: Both, model: str, path: str, document: str) -> None:
+def test_metadata_and_configuration_match_triton(both: Both, model: str, path: str, document: str) -> None:
     theirs, ours = both.get(f"/v2/models/{model}{path}{document}")
     assert (theirs.status_code, ours.status_code) == (200, 200)
     assert known_to_triton(ours.json(), theirs.json()) == theirs.json()
     added = set(ours.json()) - set(theirs.json())
-    assert not added, "a message of this Triton has the same fields"
+    assert not added, "the gateway adds fields to the message of Triton"
 
 
-def test_statistics_are_tritons(both: Both) -> None:
+def test_statistics_match_triton(both: Both) -> None:
     theirs, ours = both.get("/v2/models/scripted_tail/stats")
     assert ours.json() == theirs.json()
     assert ours.json()["model_stats"][0]["name"] == "scripted_tail"
 
 
-def test_statistics_of_all_models_are_of_the_exposed_ones(both: Both) -> None:
+def test_statistics_of_all_models_include_only_exposed_models(both: Both) -> None:
     theirs, ours = both.get("/v2/models/stats")
     names = {each["name"] for each in ours.json()["model_stats"]}
     assert "scripted_chain" in names
@@ -93,14 +93,14 @@ def test_a_malformed_index_request_is_400(both: Both) -> None:
         ("/v2/models/scripted/versions/1/ready", {"name": "scripted", "ready": True}),
     ],
 )
-def test_health_is_200_with_the_object_that_kserves_client_reads(both: Both, path: str, body: dict[str, Any]) -> None:
+def test_health_is_200_with_the_body_that_kserve_reads(both: Both, path: str, body: dict[str, Any]) -> None:
     theirs, ours = both.get(path)
     assert (theirs.status_code, ours.status_code) == (200, 200)
     assert (theirs.content, ours.json()) == (b"", body)
 
 
 @pytest.mark.parametrize("path", ["/v2/models/nope/ready", "/v2/models/scripted/versions/7/ready"])
-def test_a_model_that_is_not_there_is_not_ready(both: Both, path: str) -> None:
+def test_a_missing_model_or_version_is_not_ready(both: Both, path: str) -> None:
     theirs, ours = both.get(path)
     assert (theirs.status_code, theirs.json()) == (ours.status_code, ours.json())
     assert ours.json() == {"error": "Model version not ready"}
@@ -122,15 +122,15 @@ def test_a_model_that_is_not_exposed_is_unknown(both: Both, document: str) -> No
     assert answer.json()["error"].startswith("Request for unknown model")
 
 
-def test_the_server_names_itself_and_its_extensions(both: Both) -> None:
+def test_server_metadata_has_the_name_and_the_extensions(both: Both) -> None:
     theirs, ours = both.get("/v2")
     assert ours.json().keys() == theirs.json().keys()
     assert (ours.json()["name"], ours.json()["version"]) == ("triton-gateway", __version__)
     assert {"binary_tensor_data", "classification", "parameters"} <= set(ours.json()["extensions"])
 
 
-@pytest.mark.parametrize(("method", "path"), ABSENT)
-def test_administration_does_not_exist(both: Both, method: str, path: str) -> None:
+@pytest.mark.parametrize(("method", "path"), UNKNOWN_PATHS)
+def test_administration_paths_are_404(both: Both, method: str, path: str) -> None:
     answer = both.gateway.request(method, path, json={})
     assert answer.status_code == 404
     assert list(answer.json()) == ["error"]
@@ -145,7 +145,7 @@ def test_administration_does_not_exist(both: Both, method: str, path: str) -> No
         ("DELETE", "/v2/health/live"),
     ],
 )
-def test_wrong_methods_are_405_with_the_right_ones(both: Both, method: str, path: str) -> None:
+def test_a_wrong_method_is_405_with_allow(both: Both, method: str, path: str) -> None:
     answer = both.gateway.request(method, path)
     assert answer.status_code == 405
     assert answer.headers["allow"] in {"POST", "GET, HEAD"}
@@ -158,7 +158,7 @@ def test_without_a_file_every_ready_model_is_exposed(start_gateway: StartGateway
         assert both.gateway.get("/v2/models/stream_nested/config").status_code == 200
 
 
-def test_all_models_can_be_exposed_besides_a_pipeline(start_gateway: StartGateway, tmp_path: Any) -> None:
+def test_a_file_can_expose_all_models(start_gateway: StartGateway, tmp_path: Any) -> None:
     config = tmp_path / "gateway.yaml"
     config.write_text("pipelines: {scripted: {model: scripted, warmup: false}}\noip: {models: all}\n")
     gateway = start_gateway(config=str(config))

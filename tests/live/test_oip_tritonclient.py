@@ -1,4 +1,4 @@
-"""NVIDIA's own HTTP client, unmodified: only the address changes. Its gRPC client at Triton itself is the measure."""
+"""NVIDIA's unmodified HTTP client with the gateway; NVIDIA's gRPC client with Triton gives the expected answers."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,13 +16,13 @@ from app.triton.embedded.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess
 
 DATATYPES = [name for name in DTYPE_BY_DATATYPE if name != "BF16"]
-"""The client has no BF16 arrays of numpy."""
+"""The client does not support BF16 arrays of numpy."""
 FORMS = [
     (datatype, binary_in, binary_out)
     for datatype in DATATYPES
     for binary_in in (True, False)
     for binary_out in (True, False)
-    if datatype != "FP16" or (binary_in and binary_out)  # the client itself refuses FP16 in JSON
+    if datatype != "FP16" or (binary_in and binary_out)  # the client rejects FP16 in JSON
 ]
 
 
@@ -50,31 +50,37 @@ def array_of(datatype: str) -> Any:
     return np.array([[1, 0]], DTYPE_BY_DATATYPE[datatype])
 
 
-def asked(module: Any, datatype: str, **options: Any) -> tuple[list[Any], list[Any]]:
-    """``module``: a client's. ``options``: of its HTTP classes."""
+def request_for(module: Any, datatype: str, **options: Any) -> tuple[list[Any], list[Any]]:
+    """Returns the inputs and the requested outputs of a request to ``typed_echo``.
+
+    Args:
+        module: ``tritonclient.http`` or ``tritonclient.grpc``.
+        datatype: the datatype of the input.
+        options: ``binary_in`` and ``binary_out``, for HTTP only.
+    """
     array = array_of(datatype)
-    given = module.InferInput(datatype, list(array.shape), datatype)
-    given.set_data_from_numpy(array, **({"binary_data": options["binary_in"]} if options else {}))
-    wanted = {"binary_data": options["binary_out"]} if options else {}
-    return [given], [module.InferRequestedOutput(f"{datatype}_OUT", **wanted)]
+    tensor = module.InferInput(datatype, list(array.shape), datatype)
+    tensor.set_data_from_numpy(array, **({"binary_data": options["binary_in"]} if options else {}))
+    output_options = {"binary_data": options["binary_out"]} if options else {}
+    return [tensor], [module.InferRequestedOutput(f"{datatype}_OUT", **output_options)]
 
 
 def equal(one: Any, other: Any, datatype: str) -> bool:
-    named = one.as_numpy(f"{datatype}_OUT"), other.as_numpy(f"{datatype}_OUT")
-    assert all(array is not None for array in named)
+    arrays = one.as_numpy(f"{datatype}_OUT"), other.as_numpy(f"{datatype}_OUT")
+    assert all(array is not None for array in arrays)
     if datatype == "BYTES":
-        named = tuple(
+        arrays = tuple(
             np.array([[str(each, "utf-8") if isinstance(each, bytes) else each for each in array.flat]])
-            for array in named
+            for array in arrays
         )
-    return bool(named[0].dtype == named[1].dtype and np.array_equal(*named))
+    return bool(arrays[0].dtype == arrays[1].dtype and np.array_equal(*arrays))
 
 
 @pytest.mark.parametrize(("datatype", "binary_in", "binary_out"), FORMS)
 def test_every_datatype(client: Any, triton_grpc: Any, datatype: str, binary_in: bool, binary_out: bool) -> None:
-    inputs, outputs = asked(http, datatype, binary_in=binary_in, binary_out=binary_out)
+    inputs, outputs = request_for(http, datatype, binary_in=binary_in, binary_out=binary_out)
     ours = client.infer("typed_echo", inputs, outputs=outputs, request_id="7")
-    inputs, outputs = asked(grpc, datatype)
+    inputs, outputs = request_for(grpc, datatype)
     assert equal(ours, triton_grpc.infer("typed_echo", inputs, outputs=outputs), datatype)
     assert ours.get_response()["id"] == "7"
 
@@ -84,7 +90,7 @@ def test_every_datatype(client: Any, triton_grpc: Any, datatype: str, binary_in:
 async def test_the_asyncio_client(
     gateway: GatewayProcess, triton_grpc: Any, datatype: str, compression: str | None
 ) -> None:
-    inputs, outputs = asked(http, datatype, binary_in=True, binary_out=True)
+    inputs, outputs = request_for(http, datatype, binary_in=True, binary_out=True)
     async with aio.InferenceServerClient(urlsplit(gateway.url).netloc) as connected:
         ours = await connected.infer(
             "typed_echo",
@@ -94,13 +100,13 @@ async def test_the_asyncio_client(
             response_compression_algorithm=compression,
         )
         assert await connected.is_model_ready("typed_echo", "1")
-    inputs, outputs = asked(grpc, datatype)
+    inputs, outputs = request_for(grpc, datatype)
     assert equal(ours, triton_grpc.infer("typed_echo", inputs, outputs=outputs), datatype)
 
 
 @pytest.mark.parametrize("compression", ["gzip", "deflate"])
 def test_compression(client: Any, triton_http: Any, compression: str) -> None:
-    inputs, outputs = asked(http, "FP32", binary_in=True, binary_out=True)
+    inputs, outputs = request_for(http, "FP32", binary_in=True, binary_out=True)
     options = {"request_compression_algorithm": compression, "response_compression_algorithm": compression}
     ours, theirs = (each.infer("typed_echo", inputs, outputs=outputs, **options) for each in (client, triton_http))
     assert equal(ours, theirs, "FP32")
@@ -109,16 +115,16 @@ def test_compression(client: Any, triton_http: Any, compression: str) -> None:
 def test_large_tensors(client: Any, triton_http: Any) -> None:
     array = np.random.default_rng(1).random((512, 512), np.float32)
     for binary in (True, False):
-        given = http.InferInput("FP32", list(array.shape), "FP32")
-        given.set_data_from_numpy(array, binary_data=binary)
-        ours, theirs = (each.infer("typed_echo", [given]) for each in (client, triton_http))
+        tensor = http.InferInput("FP32", list(array.shape), "FP32")
+        tensor.set_data_from_numpy(array, binary_data=binary)
+        ours, theirs = (each.infer("typed_echo", [tensor]) for each in (client, triton_http))
         assert np.array_equal(ours.as_numpy("FP32_OUT"), array)
         assert np.array_equal(theirs.as_numpy("FP32_OUT"), array)
 
 
 def test_classes_parameters_and_priorities(client: Any, triton_http: Any) -> None:
-    given = http.InferInput("X", [1, 3], "FP32")
-    given.set_data_from_numpy(np.array([[1, 3, 2]], np.float32))
+    tensor = http.InferInput("X", [1, 3], "FP32")
+    tensor.set_data_from_numpy(np.array([[1, 3, 2]], np.float32))
     outputs = [http.InferRequestedOutput("Y", class_count=2)]
     options = {
         "outputs": outputs,
@@ -128,7 +134,7 @@ def test_classes_parameters_and_priorities(client: Any, triton_http: Any) -> Non
         "sequence_start": True,
         "parameters": {"own": "x"},
     }
-    ours, theirs = (each.infer("batched_echo", [given], **options) for each in (client, triton_http))
+    ours, theirs = (each.infer("batched_echo", [tensor], **options) for each in (client, triton_http))
     assert ours.as_numpy("Y").tolist() == theirs.as_numpy("Y").tolist() == [[b"3.000000:1:dog", b"2.000000:2:fox"]]
 
 
@@ -146,20 +152,20 @@ def test_metadata_calls_of_the_client(client: Any, triton_http: Any) -> None:
 
 
 def test_errors_have_a_message_and_a_status(client: Any) -> None:
-    given = http.InferInput("X", [1, 4], "FP32")
-    given.set_data_from_numpy(np.zeros((1, 4), np.float32))
+    tensor = http.InferInput("X", [1, 4], "FP32")
+    tensor.set_data_from_numpy(np.zeros((1, 4), np.float32))
     with pytest.raises(InferenceServerException, match=r"\[400\] Input 'X' has the wrong shape"):
-        client.infer("batched_echo", [given])
+        client.infer("batched_echo", [tensor])
     with pytest.raises(InferenceServerException, match=r"\[404\] Request for unknown model"):
-        client.infer("nope", [given])
+        client.infer("nope", [tensor])
     for forbidden in (client.load_model, client.unload_model):
         with pytest.raises(InferenceServerException, match="404"):
             forbidden("typed_echo")
 
 
-def test_the_body_that_the_client_makes_for_other_clients(gateway: GatewayProcess) -> None:
-    """``generate_request_body`` and ``parse_response_body``, around another HTTP library."""
-    inputs, outputs = asked(http, "INT32", binary_in=True, binary_out=True)
+def test_bodies_of_the_client_over_another_http_library(gateway: GatewayProcess) -> None:
+    """Sends the result of ``generate_request_body`` with httpx and reads the answer with ``parse_response_body``."""
+    inputs, outputs = request_for(http, "INT32", binary_in=True, binary_out=True)
     body, size = http.InferenceServerClient.generate_request_body(inputs, outputs=outputs)
     answer = httpx.post(
         f"{gateway.url}/v2/models/typed_echo/infer",

@@ -1,4 +1,4 @@
-"""OpenAI's own JavaScript client reads what the Python client reads."""
+"""The JavaScript client of OpenAI reads the same answers as the Python client."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.full
 
 @pytest.fixture
 def answers(gateway: GatewayProcess, triton: EmbeddedTriton, require: Require) -> dict[str, Any]:
-    """The client's result for each call."""
+    """Returns the result of each call of the JavaScript client."""
     folder = npm_environment("openai-client", Path(__file__).with_name("npm_openai"), require)
     done = subprocess.run(
         ["node", "call.mjs", gateway.url], cwd=folder, capture_output=True, text=True, timeout=60, check=False
@@ -43,8 +43,8 @@ def test_the_javascript_client(answers: dict[str, Any], client: httpx.Client, tr
     assert answers["badField"] == {"class": "BadRequestError", "status": 400, "code": "invalid_input", "param": "n"}
     assert answers["badModel"]["class"] == "NotFoundError"
     assert answers["midStream"] == {"class": "APIError", "status": None, "code": "model_error", "param": None}
-    assert answers["left"] == 5
+    assert answers["chunksBeforeDisconnect"] == 5
     time.sleep(0.5)
     after = executed(triton, "text_detokenize")
     time.sleep(0.3)
-    assert executed(triton, "text_detokenize") == after, "the generator goes on after its client left"
+    assert executed(triton, "text_detokenize") == after, "the generator continues after the client disconnected"

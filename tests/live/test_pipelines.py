@@ -1,4 +1,4 @@
-"""The main job over real wires: a POST becomes a Triton call and comes back in the pipeline's words."""
+"""The reference pipelines on the real Triton: a POST becomes a Triton call and returns the fields of the pipeline."""
 
 import base64
 import json
@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-WORDS = ["Hello Triton gateway", "Open daily 9 to 18", "Please ring the bell"]
+LINES = ["Hello Triton gateway", "Open daily 9 to 18", "Please ring the bell"]
 
 
 @pytest.fixture(scope="module")
@@ -25,21 +25,21 @@ class TestReadingText:
     def test_a_file_part(self, client: httpx.Client, pipeline: str, sign: bytes) -> None:
         answer = client.post(f"/v1/pipelines/{pipeline}", files={"image": sign})
         assert answer.status_code == 200
-        assert answer.json()["texts"] == WORDS
+        assert answer.json()["texts"] == LINES
         assert answer.json()["early_exit"] is None
-        assert len(answer.json()["boxes"]) == len(answer.json()["scores"]) == len(WORDS)
+        assert len(answer.json()["boxes"]) == len(answer.json()["scores"]) == len(LINES)
 
     def test_base64_in_json(self, client: httpx.Client, pipeline: str, sign: bytes) -> None:
         answer = client.post(f"/v1/pipelines/{pipeline}", json={"image": base64.b64encode(sign).decode()})
-        assert answer.json()["texts"] == WORDS
+        assert answer.json()["texts"] == LINES
 
     def test_a_data_url_in_json(self, client: httpx.Client, pipeline: str, sign: bytes) -> None:
         url = "data:image/png;base64," + base64.b64encode(sign).decode()
-        assert client.post(f"/v1/pipelines/{pipeline}", json={"image": url}).json()["texts"] == WORDS
+        assert client.post(f"/v1/pipelines/{pipeline}", json={"image": url}).json()["texts"] == LINES
 
     def test_the_raw_body(self, client: httpx.Client, pipeline: str, sign: bytes) -> None:
         answer = client.post(f"/v1/pipelines/{pipeline}", content=sign, headers={"Content-Type": "image/png"})
-        assert answer.json()["texts"] == WORDS
+        assert answer.json()["texts"] == LINES
 
     def test_no_text_is_an_ordinary_empty_result(self, client: httpx.Client, pipeline: str, blank: bytes) -> None:
         answer = client.post(f"/v1/pipelines/{pipeline}", files={"image": blank})
@@ -73,6 +73,6 @@ def test_write_streams_token_by_token(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("pipeline", ["ocr", "ocr_bls"])
-def test_a_step_that_refuses_the_callers_input_is_422(client: httpx.Client, pipeline: str, sign: bytes) -> None:
+def test_an_input_that_a_step_rejects_is_422(client: httpx.Client, pipeline: str, sign: bytes) -> None:
     answer = client.post(f"/v1/pipelines/{pipeline}", files={"image": sign[:200]})
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_input")

@@ -1,4 +1,4 @@
-"""A running gateway's gateway.yaml is edited: an unservable pipeline keeps its previous version."""
+"""Edits of gateway.yaml while the gateway runs: an invalid pipeline keeps its previous version."""
 
 import threading
 from collections.abc import Iterator
@@ -44,23 +44,25 @@ def write(path: Path, text: str) -> None:
 
 @contextmanager
 def watched_readiness(gateway: GatewayProcess) -> Iterator[set[int]]:
-    """The statuses of readiness, asked over and over."""
-    seen, ends = set[int](), threading.Event()
+    """Polls readiness during the block and yields the set of statuses."""
+    statuses, stop = set[int](), threading.Event()
 
-    def watch() -> None:
-        while not ends.wait(0.02):
-            seen.add(httpx.get(f"{gateway.url}/health/ready").status_code)
+    def poll() -> None:
+        while not stop.wait(0.02):
+            statuses.add(httpx.get(f"{gateway.url}/health/ready").status_code)
 
-    watching = threading.Thread(target=watch)
-    watching.start()
+    thread = threading.Thread(target=poll)
+    thread.start()
     try:
-        yield seen
+        yield statuses
     finally:
-        ends.set()
-        watching.join()
+        stop.set()
+        thread.join()
 
 
-def test_a_broken_edit_is_reported_and_the_next_valid_one_applies(start_gateway: StartGateway, tmp_path: Path) -> None:
+def test_an_invalid_edit_is_reported_and_a_later_valid_edit_applies(
+    start_gateway: StartGateway, tmp_path: Path
+) -> None:
     path = tmp_path / "gateway.yaml"
     path.write_text(GOOD)
     gateway = start_gateway(config=str(path))
@@ -80,13 +82,13 @@ def test_a_broken_edit_is_reported_and_the_next_valid_one_applies(start_gateway:
         answer = ask("added")
         assert (answer.status_code, answer.json()["code"]) == (503, "model_not_ready")
         assert "Triton has no model 'scriptd'; did you mean 'scripted'?" in answer.json()["detail"]
-        for name, said in {
+        for name, message in {
             "a": ":3: pipelines.a.model 'scriptd' is not a model in Triton's repository; did you mean",
             "b": ":12: pipelines.b.sample failed: ",
             "c": ":17: pipelines.c.outputs.text.tensor 'TXT' is not a tensor of the model; did you mean 'TEXT'?",
         }.items():
             (line,) = lines_with(f"pipelines.{name}.")
-            assert said in line
+            assert message in line
             assert "the last valid version stays active" in line
         write(path, BOMB)
         eventually(lambda: bool(lines_with("keys and values, with its aliases counted in full")), WITHIN_S)
@@ -98,13 +100,13 @@ def test_a_broken_edit_is_reported_and_the_next_valid_one_applies(start_gateway:
 
 
 @pytest.mark.full
-def test_a_start_waits_for_a_missing_model_and_a_failing_sample(start_gateway: StartGateway, tmp_path: Path) -> None:
+def test_start_waits_for_a_missing_model_and_a_failing_sample(start_gateway: StartGateway, tmp_path: Path) -> None:
     path = tmp_path / "gateway.yaml"
     path.write_text(
         "pipelines:" + pipeline("a", model="scriptd") + pipeline("b", sample='{"raise": "out of ink"}') + pipeline("c")
     )
     gateway = start_gateway(config=str(path), ready=False)
-    eventually(lambda: "out of ink" in gateway.log and "'scriptd' is no model" in gateway.log, WITHIN_S)
+    eventually(lambda: "out of ink" in gateway.log and "'scriptd' is not a model" in gateway.log, WITHIN_S)
     readiness = httpx.get(f"{gateway.url}/health/ready")
     assert readiness.status_code == 503
     assert readiness.json()["state_detail"] == {

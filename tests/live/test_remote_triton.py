@@ -1,4 +1,4 @@
-"""The real Triton behind an nginx that asks for a client certificate and a token, as on another machine."""
+"""The real Triton behind nginx, which requires a client certificate and a token, like a Triton on another machine."""
 
 import shutil
 import subprocess
@@ -53,9 +53,9 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="module")
 def remote(triton: EmbeddedTriton, authority: Authority, require: Require) -> Iterator[str]:
-    """The address of the proxy."""
+    """Starts the proxy and yields its address."""
     nginx = shutil.which("nginx", path="/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin")
-    require(nginx, "there is no nginx: `make system-packages` installs it")
+    require(nginx, "nginx is not installed: `make system-packages` installs it")
     folder, (port,) = authority.folder, free_ports(1)
     server = authority.issue("localhost")
     server.private_key_and_cert_chain_pem.write_to_path(str(folder / "server.pem"))
@@ -70,7 +70,7 @@ def remote(triton: EmbeddedTriton, authority: Authority, require: Require) -> It
 
 @pytest.fixture(scope="module")
 def config(authority: Authority, pytestconfig: pytest.Config) -> Path:
-    """Two of the reference pipelines, which start faster than all."""
+    """Two of the reference pipelines, for a faster start."""
     reference = yaml.safe_load((pytestconfig.rootpath / "gateway.yaml").read_text())["pipelines"]
     path = authority.folder / "gateway.yaml"
     path.write_text(
@@ -98,11 +98,11 @@ def test_calls_streams_and_a_changed_token(
     body = {"prompt": "The for statement", "max_tokens": 8}
     assert "event: done" in httpx.post(f"{gateway.url}/v1/pipelines/write/stream", json=body).text
     token.write_text("wrong-1\n")
-    said = "Triton refuses the gateway: the token in GATEWAY_TRITON_TOKEN_FILE is missing, wrong or has expired"
-    eventually(lambda: said in gateway.log, WITHIN_S)
+    message = "Triton refuses the gateway: the token in GATEWAY_TRITON_TOKEN_FILE is missing, wrong or has expired"
+    eventually(lambda: message in gateway.log, WITHIN_S)
     token.write_text("secret-2\n")
     eventually(lambda: httpx.get(f"{gateway.url}/health/ready").status_code == 200, WITHIN_S)
     assert httpx.post(f"{gateway.url}/v1/pipelines/embed", json={"text": "A cat."}).status_code == 200
-    assert gateway.log.count(said) == 1
+    assert gateway.log.count(message) == 1
     assert "secret-" not in gateway.log
     assert "wrong-1" not in gateway.log

@@ -1,4 +1,4 @@
-"""Streams that outlive a connection, over the wire: one process, its own memory."""
+"""Resumable streams in one gateway process, which keeps the events in memory."""
 
 import json
 import re
@@ -24,7 +24,7 @@ def calls(gateway: GatewayProcess) -> float:
     return gateway.metric("triton_calls_total", model="scripted_stream")
 
 
-def test_starting_a_stream_answers_with_its_address(gateway: GatewayProcess) -> None:
+def test_starting_a_stream_returns_its_location(gateway: GatewayProcess) -> None:
     body = {"pipeline": "scripted_patient", "inputs": {"script": "{}"}}
     answer = httpx.post(f"{gateway.url}/v1/streams", json=body)
     assert answer.status_code == 201
@@ -35,7 +35,7 @@ def test_starting_a_stream_answers_with_its_address(gateway: GatewayProcess) -> 
     assert events[-1].data["request_id"] == answer.headers["x-request-id"]
 
 
-def test_a_dropped_connection_is_resumed_without_gap_or_duplicate(gateway: GatewayProcess) -> None:
+def test_resuming_gives_no_gaps_or_duplicates(gateway: GatewayProcess) -> None:
     path = start(gateway, outputs=12, interval_s=0.03)
     events = read_some(gateway, path, 3)
     events += read_some(gateway, path, 4, after=3)
@@ -44,7 +44,7 @@ def test_a_dropped_connection_is_resumed_without_gap_or_duplicate(gateway: Gatew
     assert events[-1].data["outputs"] == 12
 
 
-def test_a_reconnect_never_starts_a_second_inference(gateway: GatewayProcess) -> None:
+def test_a_reconnect_does_not_start_a_second_inference(gateway: GatewayProcess) -> None:
     before = calls(gateway)
     path = start(gateway, outputs=6, interval_s=0.03)
     for after in range(3):
@@ -55,7 +55,7 @@ def test_a_reconnect_never_starts_a_second_inference(gateway: GatewayProcess) ->
     assert calls(gateway) == before + 1
 
 
-def test_the_headers_set_retry_and_turn_off_buffering(gateway: GatewayProcess) -> None:
+def test_a_stream_sets_retry_and_disables_buffering(gateway: GatewayProcess) -> None:
     answer = ask(gateway, start(gateway))
     assert answer.text.startswith("retry: 1000\n\n")
     assert answer.headers["x-accel-buffering"] == "no"
@@ -63,7 +63,7 @@ def test_the_headers_set_retry_and_turn_off_buffering(gateway: GatewayProcess) -
     assert answer.headers["content-type"].startswith("text/event-stream")
 
 
-def test_two_readers_at_once_get_the_same(gateway: GatewayProcess) -> None:
+def test_two_concurrent_readers_get_the_same_events(gateway: GatewayProcess) -> None:
     path = start(gateway, outputs=8, interval_s=0.03)
     with ThreadPoolExecutor(2) as threads:
         first, second = threads.map(lambda _: read_all(gateway, path), range(2))
@@ -79,7 +79,7 @@ def test_a_finished_stream_replays_and_its_terminal_id_gets_204(gateway: Gateway
     assert (answer.status_code, answer.content) == (204, b"")
 
 
-def test_events_that_were_dropped_are_410(gateway: GatewayProcess) -> None:
+def test_resuming_before_dropped_events_is_410(gateway: GatewayProcess) -> None:
     path = start(gateway, outputs=12, bytes=200_000)
     eventually(lambda: ask(gateway, path).status_code == 410)
     answer = ask(gateway, path, after=1)
@@ -111,7 +111,7 @@ def test_digits_that_are_not_ascii_are_400(gateway: GatewayProcess) -> None:
     assert answer.status_code == 400
 
 
-def test_deleting_stops_the_model_and_forgets_the_stream(gateway: GatewayProcess, tmp_path: Path) -> None:
+def test_delete_cancels_the_model_and_removes_the_stream(gateway: GatewayProcess, tmp_path: Path) -> None:
     notice = tmp_path / "notice"
     path = start(gateway, outputs=1000, interval_s=0.03, notice=str(notice))
     with reading(gateway, path) as events:
@@ -124,7 +124,7 @@ def test_deleting_stops_the_model_and_forgets_the_stream(gateway: GatewayProcess
     assert delete(gateway, path) == 404
 
 
-def test_without_a_reader_a_stream_is_stopped_and_expires(gateway: GatewayProcess, tmp_path: Path) -> None:
+def test_a_stream_without_readers_is_cancelled_and_expires(gateway: GatewayProcess, tmp_path: Path) -> None:
     notice = tmp_path / "notice"
     started = time.monotonic()
     path = start(gateway, outputs=1000, interval_s=0.05, notice=str(notice))
@@ -136,11 +136,11 @@ def test_without_a_reader_a_stream_is_stopped_and_expires(gateway: GatewayProces
     assert status(gateway, path) == 404
 
 
-def test_with_a_reader_it_outlives_the_time_without_one(gateway: GatewayProcess) -> None:
+def test_a_stream_with_a_reader_is_not_cancelled_after_resume_s(gateway: GatewayProcess) -> None:
     assert read_all(gateway, start(gateway, outputs=6, interval_s=0.5))[-1].data["reason"] == "complete"
 
 
-def test_its_own_deadline_ends_it(gateway: GatewayProcess) -> None:
+def test_the_deadline_ends_a_stream(gateway: GatewayProcess) -> None:
     answer = httpx.post(
         f"{gateway.url}/v1/streams",
         json={"pipeline": "scripted_patient", "inputs": {"script": json.dumps({"outputs": 100, "interval_s": 0.1})}},
@@ -150,7 +150,7 @@ def test_its_own_deadline_ends_it(gateway: GatewayProcess) -> None:
     assert (last.name, last.data["code"]) == ("error", "deadline_exceeded")
 
 
-def test_drain_ends_it_with_draining(start_gateway: StartGateway, config_path: Path) -> None:
+def test_drain_ends_a_stream_with_draining(start_gateway: StartGateway, config_path: Path) -> None:
     gateway = start_gateway(config=str(config_path), drain_s="0.3")
     path = start(gateway, outputs=1000, interval_s=0.05)
     with reading(gateway, path) as events:
@@ -177,7 +177,7 @@ def test_drain_ends_it_with_draining(start_gateway: StartGateway, config_path: P
     ],
     ids=lambda value: str(value)[:24],
 )
-def test_a_bad_start_is_refused_and_starts_nothing(
+def test_an_invalid_start_is_rejected_without_a_call(
     gateway: GatewayProcess, content: bytes, kind: str, status: int, code: str
 ) -> None:
     before = calls(gateway)
@@ -200,7 +200,7 @@ def test_a_stream_is_counted_once_when_it_ends(gateway: GatewayProcess) -> None:
     assert counted(gateway) == before + 1
 
 
-def test_its_end_is_logged_with_the_request_id_only(gateway: GatewayProcess) -> None:
+def test_the_log_has_the_request_id_but_not_the_stream_id(gateway: GatewayProcess) -> None:
     answer = httpx.post(
         f"{gateway.url}/v1/streams",
         json={"pipeline": "scripted_patient", "inputs": {"script": "{}"}},

@@ -1,4 +1,4 @@
-"""A rollout: clients with open connections move from the old gateway to the new one and lose no request."""
+"""Rollout: clients with keep-alive connections move from the old gateway to the new gateway without failed requests."""
 
 import asyncio
 import signal
@@ -14,7 +14,7 @@ CONFIG = str(LIVE / "gateway.yaml")
 CLIENTS = 8
 DELAY_S = 3.0
 ENDPOINTS_S = 1.0
-"""After this time new connections go to the new gateway only, as when a Service has removed an endpoint."""
+"""After this time, new connections reach only the new gateway, as after the removal of an endpoint of a Service."""
 BODY = b'{"script": "{\\"outputs\\": 1}"}'
 REQUEST = (
     b"POST /v1/pipelines/scripted HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -24,16 +24,20 @@ REQUEST = (
 
 @dataclass
 class Service:
-    """The endpoints that new connections reach in turns, and what the clients saw."""
+    """Distributes new connections over the endpoints in turn, and counts the results of the clients.
+
+    Attributes:
+        results: statuses and names of exceptions.
+    """
 
     endpoints: list[GatewayProcess]
     connections: int = 0
     is_rolled_out: bool = False
-    seen: Counter[str] = field(default_factory=Counter)
+    results: Counter[str] = field(default_factory=Counter)
 
     @property
     def total(self) -> int:
-        return self.seen.total()
+        return self.results.total()
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         self.connections += 1
@@ -41,14 +45,14 @@ class Service:
         return await asyncio.open_connection(address.hostname, address.port)
 
     async def client(self, requests: int) -> None:
-        """One request after the other until the old gateway has ended, each connection until an answer closes it."""
+        """Sends requests one after another until the old gateway has ended, over each connection until an answer closes it."""
         connection = None
         while self.total < requests or not self.is_rolled_out:
             try:
                 connection = connection or await self.connect()
                 connection = await self.ask(*connection)
             except (OSError, EOFError) as exc:
-                self.seen[type(exc).__name__] += 1
+                self.results[type(exc).__name__] += 1
                 connection = None
         if connection is not None:
             connection[1].close()
@@ -57,11 +61,11 @@ class Service:
     async def ask(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
-        """The connection, if it stays open."""
+        """Sends a request and returns the connection if it stays open."""
         writer.write(REQUEST)
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
         await reader.readexactly(int(head.split(b"content-length: ")[1].split(b"\r\n")[0]))
-        self.seen[head[9:12].decode()] += 1
+        self.results[head[9:12].decode()] += 1
         if b"\r\nconnection: close" not in head:
             return reader, writer
         writer.close()
@@ -73,7 +77,7 @@ class Service:
     ("requests", "workers"),
     [(2_000, 1), pytest.param(10_000, 1, marks=pytest.mark.full), pytest.param(10_000, 2, marks=pytest.mark.full)],
 )
-async def test_clients_with_open_connections_lose_no_request(
+async def test_no_request_of_a_keep_alive_connection_fails(
     start_gateway: StartGateway, requests: int, workers: int
 ) -> None:
     settings = {"config": CONFIG, "shutdown_delay_s": str(DELAY_S), "workers": str(workers)}
@@ -88,4 +92,4 @@ async def test_clients_with_open_connections_lose_no_request(
     assert await asyncio.to_thread(old.process.wait, 20) == 0
     service.is_rolled_out = True
     await asyncio.gather(*clients)
-    assert set(service.seen) == {"200"}
+    assert set(service.results) == {"200"}

@@ -1,4 +1,4 @@
-"""The samples of the reference pipelines, run as a person runs them: in the folder of the repository."""
+"""Runs the code samples of the reference pipelines in the root folder of the repository, as a user does."""
 
 import shutil
 import subprocess
@@ -28,19 +28,19 @@ def output_of(command: list[str], text: str = "") -> str:
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
 def test_curl(client: httpx.Client, require: Require, pipeline: str) -> None:
-    require(shutil.which("curl"), "there is no curl: `make system-packages` installs it")
+    require(shutil.which("curl"), "curl is not installed: `make system-packages` installs it")
     command = sample(client, pipeline, "curl").replace("curl ", "curl --silent --show-error --fail-with-body ")
     assert output_of(["sh", "-c", command]).startswith("{")
 
 
 def test_curl_of_a_stream(client: httpx.Client, require: Require) -> None:
-    require(shutil.which("curl"), "there is no curl: `make system-packages` installs it")
+    require(shutil.which("curl"), "curl is not installed: `make system-packages` installs it")
     assert "event: done" in output_of(["sh", "-c", sample(client, "write", "curl_stream")])
 
 
 @pytest.mark.parametrize("pipeline", ["ocr", "embed"])
 def test_javascript(client: httpx.Client, require: Require, pipeline: str) -> None:
-    require(shutil.which("node"), "there is no node: `make system-packages` installs it")
+    require(shutil.which("node"), "node is not installed: `make system-packages` installs it")
     answer = output_of(["node", "--no-warnings", "--input-type=module"], sample(client, pipeline, "javascript"))
     assert answer.startswith("{")
     assert "request_id" not in answer

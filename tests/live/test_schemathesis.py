@@ -1,4 +1,4 @@
-"""schemathesis: generated requests against the reference pipelines, with every check."""
+"""Sends requests that schemathesis generates to the reference pipelines, with all of its checks."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
 RUN_S = 300
 HOOKS = Path(__file__).parent / "schemathesis" / "hooks.py"
-"""The exclusions, each with its reason."""
+"""The expected failures, each with its reason."""
 OPTIONS = ["--checks", "all", "--max-time", str(RUN_S), "--suppress-health-check", "all", "--continue-on-failure"]
 
 
@@ -32,5 +32,5 @@ def test_every_check_holds_for_five_minutes(require: Require, models_venv: Path,
                 text=True,
                 check=False,
             )
-    print(done.stdout[-2000:])  # noqa: T201 - the figures of the run, which pytest shows with -s
+    print(done.stdout[-2000:])  # noqa: T201 - pytest shows the figures of the run with -s
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr

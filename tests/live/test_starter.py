@@ -1,4 +1,4 @@
-"""What ``triton-gateway init`` writes, run by the real Triton, and the wheel's Triton alone."""
+"""The real Triton runs the folder that ``triton-gateway init`` writes; the Triton of the wheel runs standalone."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ from tests.conftest import Require
 from tests.docs.pages import ROOT, blocks_of
 from tests.docs.walkthrough import Reader, blocks_after
 from tests.live.conftest import GatewayProcess, running_gateway
-from tests.live.test_documented_commands import direct
+from tests.live.test_documented_commands import environment_without_proxies
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def started(models: Path, models_venv: Path) -> Iterator[GatewayProcess]:
-    """The gateway of the folder, started in a working folder with a gateway.yaml of something else."""
+    """The gateway of the folder. Its working directory has an unrelated gateway.yaml."""
     working = models.parent / "working"
     working.mkdir()
     (working / "gateway.yaml").write_text("pipelines: {other: {model: absent}}\n")
@@ -44,38 +44,39 @@ def ask(gateway: GatewayProcess, path: str, text: str) -> httpx.Response:
     return httpx.post(f"{gateway.url}/v1/pipelines/{path}", json={"text": text}, timeout=30)
 
 
-def test_its_pipelines_are_those_of_the_folder(started: GatewayProcess) -> None:
+def test_the_gateway_serves_the_pipelines_of_the_folder(started: GatewayProcess) -> None:
     listed = httpx.get(f"{started.url}/v1/pipelines").json()["pipelines"]
     assert sorted(each["name"] for each in listed) == ["count", "report", "words"]
 
 
-def test_its_ensemble_answers(started: GatewayProcess) -> None:
+def test_the_ensemble_answers(started: GatewayProcess) -> None:
     answer = ask(started, "report", " Hello   Triton gateway ")
     assert answer.json() == {"count": 3, "longest": "gateway", "early_exit": None}
 
 
-def test_its_ensemble_exits_early(started: GatewayProcess) -> None:
+def test_the_ensemble_exits_early(started: GatewayProcess) -> None:
     answer = ask(started, "report", "   ")
     assert (answer.status_code, answer.headers["X-Early-Exit"]) == (200, "no_text")
     assert answer.json() == {"count": None, "longest": None, "early_exit": "no_text"}
 
 
-def test_the_requests_of_its_readme_work(started: GatewayProcess, models: Path, require: Require) -> None:
-    require(shutil.which("curl"), "there is no curl")
+def test_the_requests_of_the_readme_work(started: GatewayProcess, models: Path, require: Require) -> None:
+    require(shutil.which("curl"), "curl is not installed")
     (_, requests) = [text for language, text in blocks_of(models / "README.md") if language == "sh"]
     program = ["bash", "-euo", "pipefail", "-c", requests.replace("http://127.0.0.1:8080", started.url)]
-    done = subprocess.run(program, env=direct(), capture_output=True, text=True, timeout=30, check=False)
+    environment = environment_without_proxies()
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 0, done.stderr
     assert '"early_exit":"no_text"' in done.stdout
     assert done.stdout.count("event: output") == 5
     assert done.stdout.count("event: done") == 1
 
 
-def test_its_python_model_answers(started: GatewayProcess) -> None:
+def test_the_python_model_answers(started: GatewayProcess) -> None:
     assert ask(started, "count", "two words").json() == {"count": 2, "longest": "words"}
 
 
-def test_its_decoupled_model_streams(started: GatewayProcess) -> None:
+def test_the_decoupled_model_streams(started: GatewayProcess) -> None:
     text = ask(started, "words/stream", "one word").text
     assert [line for line in text.splitlines() if line.startswith("event")] == [
         "event: output",
@@ -84,7 +85,7 @@ def test_its_decoupled_model_streams(started: GatewayProcess) -> None:
     ]
 
 
-async def test_triton_runs_alone_as_its_page_says(models: Path, models_venv: Path, tmp_path: Path) -> None:
+async def test_standalone_triton_works_as_documented(models: Path, models_venv: Path, tmp_path: Path) -> None:
     ports = Ports.free()
     running = asyncio.create_task(run_triton(Settings(embedded_repository=models, embedded_venv=models_venv), ports))
     url = f"http://127.0.0.1:{ports.http}/v2/models/text_report/ready"

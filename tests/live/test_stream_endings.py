@@ -24,8 +24,8 @@ from tests.live.events import Event, checked, events_in, lines_of, read_stream
 from tests.processes import LIVE
 
 SCRIPTED: dict[str, tuple[dict[str, Any], int, str, str]] = {
-    "complete, final apart": ({"outputs": 3}, 3, "done", "complete"),
-    "complete, final with the last": ({"outputs": 3, "then": "final_with_last"}, 3, "done", "complete"),
+    "complete, separate final response": ({"outputs": 3}, 3, "done", "complete"),
+    "complete, final flag on the last output": ({"outputs": 3, "then": "final_with_last"}, 3, "done", "complete"),
     "zero outputs": ({"outputs": 0}, 0, "done", "complete"),
     "early exit before any output": (
         {"outputs": 0, "then": "error", "error": {"code": "ALREADY_EXISTS", "message": "EARLY_EXIT[nothing]"}},
@@ -40,7 +40,7 @@ SCRIPTED: dict[str, tuple[dict[str, Any], int, str, str]] = {
         "early_exit",
     ),
     "model error after two outputs": ({"outputs": 2, "then": "error"}, 2, "error", "model_error"),
-    "contract broken at the third": ({"outputs": 5, "items": [1, 2, 5]}, 2, "error", "contract_violation"),
+    "contract violation by the third output": ({"outputs": 5, "items": [1, 2, 5]}, 2, "error", "contract_violation"),
     "silence": ({"outputs": 2, "then": "silence"}, 2, "error", "deadline_exceeded"),
     "total deadline": ({"outputs": 1000, "interval_s": 0.5}, -1, "error", "deadline_exceeded"),
 }
@@ -48,14 +48,14 @@ SCRIPTED: dict[str, tuple[dict[str, Any], int, str, str]] = {
 
 @pytest.fixture(scope="module")
 def own_triton(models_venv: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTriton]:
-    """Its processes may be killed: it is started again."""
-    models = scripted_models(tmp_path_factory.mktemp("mortal") / "models")
+    """A Triton for this module only, because its tests kill Triton and the model processes. It restarts."""
+    models = scripted_models(tmp_path_factory.mktemp("killable") / "models")
     with running_triton(EmbeddedOptions(models, models_venv, first_restart_s=0.1), restarts=True) as triton:
         yield triton
 
 
 @pytest.fixture
-def mortal(own_triton: EmbeddedTriton, tmp_path: Path) -> Iterator[tuple[EmbeddedTriton, GatewayProcess]]:
+def killable(own_triton: EmbeddedTriton, tmp_path: Path) -> Iterator[tuple[EmbeddedTriton, GatewayProcess]]:
     """A separate Triton and gateway, for a test that kills models or servers."""
     settings = {"triton_url": own_triton.grpc_url, "config": CONFIG, "drain_s": "1"}
     with running_gateway(tmp_path / "gateway", **settings) as gateway:
@@ -63,17 +63,17 @@ def mortal(own_triton: EmbeddedTriton, tmp_path: Path) -> Iterator[tuple[Embedde
 
 
 CONFIG = str(LIVE / "gateway.yaml")
-"""The scripted pipelines alone: a gateway with the reference pipelines takes longer to be ready."""
+"""Only the scripted pipelines, because a gateway with the reference pipelines starts more slowly."""
 
 
-def script(**words: Any) -> dict[str, str]:
-    return {"script": json.dumps(words)}
+def script(**fields: Any) -> dict[str, str]:
+    return {"script": json.dumps(fields)}
 
 
 @pytest.mark.parametrize("name", SCRIPTED)
 def test_a_stream_ends_with_one_terminal_event(client: httpx.Client, name: str) -> None:
-    words, outputs, terminal, reason = SCRIPTED[name]
-    check_ending(read_stream(client, "scripted_stream", script(**words)), outputs, terminal, reason)
+    fields, outputs, terminal, reason = SCRIPTED[name]
+    check_ending(read_stream(client, "scripted_stream", script(**fields)), outputs, terminal, reason)
 
 
 def check_ending(events: list[Event], outputs: int, terminal: str, reason: str) -> None:
@@ -87,12 +87,12 @@ def check_ending(events: list[Event], outputs: int, terminal: str, reason: str) 
         assert last.data["early_exit"] == ("nothing" if reason == "early_exit" else None)
 
 
-def test_a_failure_before_the_first_output_keeps_its_status(client: httpx.Client) -> None:
+def test_an_error_before_the_first_output_has_its_http_status(client: httpx.Client) -> None:
     answer = client.post("/v1/pipelines/scripted_stream/stream", json=script(outputs=0, then="error"))
     assert (answer.status_code, answer.json()["code"]) == (502, "model_error")
 
 
-def test_a_failure_after_commit_s_is_an_event(client: httpx.Client) -> None:
+def test_an_error_after_commit_s_is_an_event(client: httpx.Client) -> None:
     events = read_stream(client, "scripted_stream", script(outputs=1, interval_s=0.6, then="error"))
     assert [event.name for event in events] == ["output", "error"]
 
@@ -109,7 +109,7 @@ def test_missing_outputs_of_a_plain_model_are_an_early_exit(client: httpx.Client
     assert events[-1].data["early_exit"] == "no_text"
 
 
-def test_whole_characters_even_when_split_over_four_responses(client: httpx.Client) -> None:
+def test_a_character_is_sent_when_its_last_byte_arrives(client: httpx.Client) -> None:
     pieces = [byte.to_bytes().hex() for byte in "a\U0001f642é".encode()]
     events = read_stream(client, "scripted_stream", script(outputs=len(pieces), texts=pieces))
     texts = [event.data["text"] for event in events[:-1]]
@@ -163,16 +163,16 @@ def test_drain_lets_a_short_stream_finish(start_gateway: StartGateway) -> None:
     assert gateway.process.wait(10) == 0
 
 
-def test_triton_stopped_is_noticed_as_silence(mortal: tuple[EmbeddedTriton, GatewayProcess]) -> None:
-    triton, gateway = mortal
+def test_a_stopped_triton_ends_the_stream(killable: tuple[EmbeddedTriton, GatewayProcess]) -> None:
+    triton, gateway = killable
     events = stream_and_do(gateway, lambda: os.kill(pid_of(triton), signal.SIGSTOP))
     os.kill(pid_of(triton), signal.SIGCONT)
     assert events[-1].data["code"] in {"deadline_exceeded", "upstream_unavailable"}
     wait_until_ready(gateway)
 
 
-def test_triton_killed(mortal: tuple[EmbeddedTriton, GatewayProcess]) -> None:
-    triton, gateway = mortal
+def test_a_killed_triton_ends_the_stream(killable: tuple[EmbeddedTriton, GatewayProcess]) -> None:
+    triton, gateway = killable
     with httpx.Client(base_url=gateway.url, timeout=20) as client:
         assert client.post("/v1/pipelines/scripted", json=script()).status_code == 200
         events = stream_and_do(gateway, lambda: os.kill(pid_of(triton), signal.SIGKILL))
@@ -182,9 +182,9 @@ def test_triton_killed(mortal: tuple[EmbeddedTriton, GatewayProcess]) -> None:
         assert "Retry-After" in answer.headers
 
 
-def test_the_models_process_dies(mortal: tuple[EmbeddedTriton, GatewayProcess]) -> None:
-    """Triton reports this only sometimes. This test is the last, because the model is not repaired."""
-    with httpx.Client(base_url=mortal[1].url, timeout=20) as client:
+def test_a_dead_model_process_ends_the_stream(killable: tuple[EmbeddedTriton, GatewayProcess]) -> None:
+    """Triton reports a dead model process only sometimes. This test runs last, because nothing repairs the model."""
+    with httpx.Client(base_url=killable[1].url, timeout=20) as client:
         events = read_stream(client, "scripted_stream", script(outputs=2, then="crash"))
     assert [event.name for event in events] == ["output", "output", "error"]
     assert events[-1].data["code"] in {"deadline_exceeded", "model_error"}
@@ -196,7 +196,7 @@ def pid_of(triton: EmbeddedTriton) -> int:
 
 
 def stream_and_do(gateway: GatewayProcess, act: Any) -> list[Event]:
-    """The events of a stream during which something happens after the first output."""
+    """Calls ``act`` after the first output of a stream, and returns all events of the stream."""
     body = script(outputs=50, interval_s=0.1)
     with httpx.stream("POST", f"{gateway.url}/v1/pipelines/scripted_stream/stream", json=body, timeout=20) as answer:
         lines = lines_of(answer)

@@ -1,4 +1,4 @@
-"""The embedded Triton is live, and no call returns: the gateway restarts it."""
+"""The gateway restarts an embedded Triton that is live but does not answer calls."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def liveness(gateway: GatewayProcess) -> int:
 @pytest.mark.full
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_stuck_embedded_triton_is_restarted(tmp_path: Path, models_venv: Path, workers: str) -> None:
-    """Both instances of the only model hang, which looks the same from outside as Triton's own deadlock."""
+    """Both instances of the only model hang. The gateway cannot distinguish this from a deadlock in Triton."""
     (tmp_path / "gateway.yaml").write_text(CONFIG)
     settings = {
         "embedded": "true",

@@ -1,4 +1,4 @@
-"""``GATEWAY_LOG_TENSORS=shapes``: the same tensors seen from the gateway's side and from the models', by request id."""
+"""``GATEWAY_LOG_TENSORS=shapes``: the gateway and the models log the tensors of a request under the same request id."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ PROMPT = "four words nobody logs"
 
 @pytest.fixture(scope="module")
 def logging(tmp_path_factory: pytest.TempPathFactory, models_venv: Path, pytestconfig: pytest.Config) -> GatewayProcess:
-    """A gateway with its own Triton that has streamed ``write`` once and ended, its log whole."""
+    """A gateway with its own Triton that has streamed ``write`` once and exited, so that its log is complete."""
     settings = {
         "embedded": "true",
         "embedded_repository": str(pytestconfig.rootpath / "triton_models"),
@@ -30,11 +30,11 @@ def logging(tmp_path_factory: pytest.TempPathFactory, models_venv: Path, pytestc
 
 @pytest.fixture
 def triton_request_id(logging: GatewayProcess) -> str:
-    """The id under which Triton knew the streamed request."""
+    """Returns the request id that the gateway sent to Triton for the streamed request."""
     return str(logging.log_lines("streamed")[0]["triton_request_id"])
 
 
-def test_a_line_for_each_response(logging: GatewayProcess, triton_request_id: str) -> None:
+def test_the_gateway_logs_a_line_for_each_response(logging: GatewayProcess, triton_request_id: str) -> None:
     seen = [
         line
         for line in logging.json_lines()
@@ -48,12 +48,14 @@ def test_a_line_for_each_response(logging: GatewayProcess, triton_request_id: st
     assert seen[-1]["final"] is True
 
 
-def test_the_same_line_from_the_models(logging: GatewayProcess, triton_request_id: str) -> None:
-    said = re.findall(rf"tensors triton_request_id={triton_request_id} ([^\"\\]*)", logging.log)
-    assert any(tensors.startswith("TOKEN_IDS:INT32[") for tensors in said), "the tokenizer's"
-    assert sum("TOKEN_ID:INT32[1]" in tensors and "TEXT" not in tensors for tensors in said) == 3, "the generator's"
-    assert sum("TEXT:BYTES[1]" in tensors for tensors in said) == 3, "the detokenizer's"
+def test_the_models_log_their_tensors(logging: GatewayProcess, triton_request_id: str) -> None:
+    logged = re.findall(rf"tensors triton_request_id={triton_request_id} ([^\"\\]*)", logging.log)
+    assert any(tensors.startswith("TOKEN_IDS:INT32[") for tensors in logged), "tokenizer"
+    assert sum("TOKEN_ID:INT32[1]" in tensors and "TEXT" not in tensors for tensors in logged) == 3, (
+        "not one line of the generator for each token"
+    )
+    assert sum("TEXT:BYTES[1]" in tensors for tensors in logged) == 3, "detokenizer"
 
 
-def test_never_a_value(logging: GatewayProcess) -> None:
+def test_the_log_contains_no_values(logging: GatewayProcess) -> None:
     assert PROMPT not in logging.log

@@ -1,4 +1,4 @@
-"""The gateway over grpcio (``GATEWAY_GRPC=grpcio``), in front of the real Triton. All other live tests use asyncio."""
+"""The gateway with ``GATEWAY_GRPC=grpcio`` in front of the real Triton. All other live tests use asyncio."""
 
 import asyncio
 import json
@@ -32,8 +32,8 @@ def client(gateway: GatewayProcess) -> Iterator[httpx.Client]:
         yield session
 
 
-def script(**words: Any) -> dict[str, str]:
-    return {"script": json.dumps(words)}
+def script(**fields: Any) -> dict[str, str]:
+    return {"script": json.dumps(fields)}
 
 
 def test_a_unary_call(client: httpx.Client) -> None:
@@ -56,7 +56,7 @@ def test_an_early_exit(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "words", "until"),
+    ("path", "fields", "until"),
     [
         ("/v1/pipelines/scripted_stream/stream", {"outputs": 50, "interval_s": 0.05}, b"id: 3"),
         ("/v1/pipelines/scripted", {"sleep_s": 4}, b""),
@@ -64,10 +64,10 @@ def test_an_early_exit(client: httpx.Client) -> None:
     ids=["stream", "unary"],
 )
 async def test_a_disconnect_cancels_the_call(
-    gateway: GatewayProcess, tmp_path: Path, path: str, words: dict[str, Any], until: bytes
+    gateway: GatewayProcess, tmp_path: Path, path: str, fields: dict[str, Any], until: bytes
 ) -> None:
     notice = tmp_path / "notice"
-    request = request_bytes(path, script(**words, notice=str(notice)))
+    request = request_bytes(path, script(**fields, notice=str(notice)))
     _, left = await leave_after(gateway, request, until, pause_s=0.1)
     await asyncio.to_thread(eventually, lambda: notice.exists() and bool(notice.read_text()))
     assert float(notice.read_text().split()[0]) >= left - 0.1

@@ -63,8 +63,8 @@ def pair(settings: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> 
 async def test_ten_thousand_requests_are_counted_exactly(pair: GatewayProcess) -> None:
     """The clients, the metrics and the log agree."""
     before = pair.metric("requests_total")
-    ledger = await load(pair, "/v1/pipelines/scripted", INVALID, requests=REQUESTS)
-    assert (ledger.statuses, ledger.broken) == (Counter({422: REQUESTS}), 0)
+    results = await load(pair, "/v1/pipelines/scripted", INVALID, requests=REQUESTS)
+    assert (results.statuses, results.broken) == (Counter({422: REQUESTS}), 0)
     eventually(lambda: pair.metric("requests_total") == before + REQUESTS, WITHIN_S)
     assert pair.metric("requests_total", **COUNTED) == REQUESTS
     assert pair.metric("request_duration_seconds_count", **COUNTED) == REQUESTS
@@ -162,16 +162,16 @@ async def test_a_worker_is_killed_under_load(pair: GatewayProcess) -> None:
         for connection in connections[killed]:
             received, was_reset = await connection.rest()
             assert was_reset or b"event: error" not in received
-        ledger = await loading
+        results = await loading
         for connection in connections[other]:
             assert b"event: error" not in await connection.reader.readuntil(b"id: 30\n")
         await asyncio.to_thread(eventually, lambda: has_all_workers(pair), WITHIN_S)
-    assert set(ledger.statuses) == {422}
-    assert ledger.answered + ledger.broken == REQUESTS
-    assert 0 < ledger.broken <= CONNECTIONS
+    assert set(results.statuses) == {422}
+    assert results.answered + results.broken == REQUESTS
+    assert 0 < results.broken <= CONNECTIONS
     await asyncio.to_thread(eventually, lambda: pair.metric("active_streams") == 0, WITHIN_S)
     for metric in ("requests_total", "request_duration_seconds_count"):
-        assert ledger.answered <= pair.metric(metric, **COUNTED) - counted <= REQUESTS
+        assert results.answered <= pair.metric(metric, **COUNTED) - counted <= REQUESTS
     assert pair.metric("worker_deaths_total") == deaths + 1
     assert pages.statuses == {200}
     assert pages.counts == sorted(pages.counts)

@@ -1,4 +1,4 @@
-"""X -> Y."""
+"""Copies X to Y."""
 
 import triton_python_backend_utils as pb_utils
 

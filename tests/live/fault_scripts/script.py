@@ -1,4 +1,4 @@
-"""BLS: calls ``chain``, or the ``child`` of SCRIPT, and passes its error on; with ``raises``, by raising."""
+"""BLS: calls ``chain``, or the model ``child`` of SCRIPT, and returns its error; ``raises`` raises the error."""
 
 import json
 

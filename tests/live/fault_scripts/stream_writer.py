@@ -1,4 +1,7 @@
-"""Sends two T of the shape that SCRIPT (JSON) says, or with ``returns`` breaks the rule for decoupled models."""
+"""Sends two responses with T, which has the ``shape`` of SCRIPT (JSON).
+
+``returns`` returns the response instead, which is an error for decoupled models.
+"""
 
 import json
 

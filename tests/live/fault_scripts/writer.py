@@ -1,4 +1,7 @@
-"""Answers T as SCRIPT (JSON) says: ``omit``, ``shape``, ``float64``, ``count`` of responses, ``error`` [code, text]."""
+"""Returns T as SCRIPT (JSON) defines it.
+
+Keys of SCRIPT: ``omit`` (T), ``shape``, ``float64``, ``count`` of responses, ``error`` [code, text].
+"""
 
 import json
 

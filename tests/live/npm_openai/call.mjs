@@ -1,9 +1,9 @@
-// node call.mjs URL: what OpenAI's client for JavaScript makes of the gateway's answers, as JSON.
+// node call.mjs URL: calls the gateway with OpenAI's JavaScript client and prints the results as JSON.
 import OpenAI, { APIError, BadRequestError, NotFoundError } from "openai";
 
 const client = new OpenAI({ baseURL: `${process.argv[2]}/v1`, apiKey: "none", maxRetries: 0 });
 const prompt = "The for statement";
-const wishes = { model: "write", max_tokens: 24, seed: 7, temperature: 0.8 };
+const sampling = { model: "write", max_tokens: 24, seed: 7, temperature: 0.8 };
 const messages = [{ role: "user", content: "What is a list?" }];
 
 async function streamed(stream, textOf) {
@@ -25,8 +25,8 @@ async function failure(promise) {
   }
 }
 
-async function leave() {
-  const stream = await client.completions.create({ ...wishes, prompt, max_tokens: 500, stream: true });
+async function disconnect() {
+  const stream = await client.completions.create({ ...sampling, prompt, max_tokens: 500, stream: true });
   let seen = 0;
   for await (const chunk of stream) {
     seen += chunk.choices.length;
@@ -40,19 +40,19 @@ const failing = JSON.stringify({ outputs: 2, interval_s: 0.05, then: "error" });
 console.log(
   JSON.stringify({
     models: (await client.models.list()).data.map((model) => model.id),
-    completion: await client.completions.create({ ...wishes, prompt }),
-    chat: await client.chat.completions.create({ ...wishes, messages }),
-    chunks: await streamed(await client.completions.create({ ...wishes, prompt, ...options }), (each) => each.text),
+    completion: await client.completions.create({ ...sampling, prompt }),
+    chat: await client.chat.completions.create({ ...sampling, messages }),
+    chunks: await streamed(await client.completions.create({ ...sampling, prompt, ...options }), (each) => each.text),
     chatChunks: await streamed(
-      await client.chat.completions.create({ ...wishes, messages, ...options }),
+      await client.chat.completions.create({ ...sampling, messages, ...options }),
       (each) => each.delta.content ?? "",
     ),
     embeddings: (await client.embeddings.create({ model: "embed", input: ["A cat.", "A dog."] })).data,
-    badField: await failure(client.completions.create({ ...wishes, prompt, n: 2 })),
-    badModel: await failure(client.completions.create({ ...wishes, model: "nobody", prompt })),
+    badField: await failure(client.completions.create({ ...sampling, prompt, n: 2 })),
+    badModel: await failure(client.completions.create({ ...sampling, model: "nobody", prompt })),
     midStream: await failure(
       streamed(await client.completions.create({ model: "scripted_stream", prompt: failing, stream: true }), () => ""),
     ),
-    left: await leave(),
+    chunksBeforeDisconnect: await disconnect(),
   }),
 );

@@ -1,4 +1,4 @@
-"""Loaded by schemathesis: the types of stream events, and the expected failures with their reasons."""
+"""Hooks that schemathesis loads: the schemas of stream events, and the expected failures with their reasons."""
 
 import contextlib
 import json
@@ -12,8 +12,8 @@ MAX_TEXTS = 32
 REFUSED = {400, 422}
 """The statuses of a wrong field, by dialect."""
 UNNAMED = "message"
-"""A browser's name for an event without a name."""
-DIFFERENT = {
+"""The name that browsers give to an event without a name."""
+CONFLICTING_INPUTS = {
     "The inputs have different batch sizes.",
     "An input already exists in the request: it is given twice.",
 }
@@ -21,7 +21,7 @@ DIFFERENT = {
 
 @schemathesis.hook
 def before_load_schema(context: Any, raw_schema: dict[str, Any]) -> None:
-    """OpenAPI 3.2 has ``itemSchema`` for the events of a stream; schemathesis reads it in 3.1 too."""
+    """Adds ``itemSchema`` of OpenAPI 3.2 for the events of a stream; schemathesis also reads it in 3.1."""
     answers = list(raw_schema["components"]["responses"].values())
     for path in raw_schema["paths"].values():
         for operation in path.values():
@@ -54,7 +54,7 @@ def _event_schema(schemas: dict[str, Any]) -> dict[str, Any]:
 
 
 def _chunk_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """Checks OpenAI's streams: events without ids and names, which readers call ``message``."""
+    """Returns the schema of OpenAI's streams: their events have no id and no name, so readers use ``message``."""
     text = {"type": "string", "contentMediaType": "application/json", "contentSchema": schema}
     return {
         "type": "object",
@@ -68,8 +68,8 @@ def _chunk_schema(schema: dict[str, Any]) -> dict[str, Any]:
 def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
     """Makes valid deadlines long, and valid lists of texts short.
 
-    504 is the correct answer to a short deadline, and storms of them end Triton 2.51. The vectors of 2,048 texts take
-    longer than schemathesis waits.
+    504 is the correct answer to a short deadline, and bursts of cancellations crash Triton 2.51. The vectors of 2,048
+    texts take longer than the timeout of schemathesis.
     """
     texts = case.body.get("input") if isinstance(case.body, dict) else None
     if isinstance(texts, list) and MAX_TEXTS < len(texts) <= 2048:
@@ -82,7 +82,7 @@ def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
 
 @schemathesis.hook
 def filter_failure(context: Any, failure: Any, case: Any, response: Any) -> bool:
-    """Whether the failure counts."""
+    """Returns whether the failure is unexpected."""
     return not any(is_expected(case, response) for is_expected in EXPECTED.get(type(failure).__name__, ()))
 
 
@@ -109,7 +109,7 @@ def file_is_no_image(case: Any, response: Any) -> bool:
 
 
 def model_of_v2_refuses_the_input(case: Any, response: Any) -> bool:
-    """Only the model knows; Triton's status for that is 400."""
+    """Only the model knows which inputs it accepts; the status of Triton is 400."""
     return response.status_code == 400 and detail_of(response).endswith("' failed.")
 
 
@@ -125,7 +125,7 @@ def elements_do_not_fill_the_shape(case: Any, response: Any) -> bool:
 
 
 def model_sends_several_responses(case: Any, response: Any) -> bool:
-    """``generate`` is for models that send one response; how many a model sends is not in its configuration."""
+    """``generate`` requires exactly one response. The configuration of a model does not give their number."""
     return response.status_code == 400 and "exactly 1 response" in detail_of(response)
 
 
@@ -136,11 +136,11 @@ def parameter_is_in_both_places(case: Any, response: Any) -> bool:
 
 def batches_differ(case: Any, response: Any) -> bool:
     """JSON Schema cannot compare two inputs."""
-    return response.status_code == 400 and detail_of(response) in DIFFERENT
+    return response.status_code == 400 and detail_of(response) in CONFLICTING_INPUTS
 
 
 def integer_has_a_fraction_of_zero(case: Any, response: Any) -> bool:
-    """JSON Schema takes 1.0 for an integer; the gateway accepts integers without a fraction only."""
+    """1.0 is an integer in JSON Schema; the gateway accepts only integers without a fraction."""
     is_named = "not a decimal number" in detail_of(response) or "Expected `int`, got `float`" in detail_of(response)
     return response.status_code in REFUSED and is_named
 
@@ -151,12 +151,12 @@ def event_id_is_not_of_this_stream(case: Any, response: Any) -> bool:
 
 
 def event_id_is_empty(case: Any, response: Any) -> bool:
-    """In the standard of EventSource an empty ``Last-Event-ID`` is the same as none."""
+    """An empty ``Last-Event-ID`` means no id in the standard of EventSource."""
     return (case.headers or {}).get("Last-Event-ID") == ""
 
 
 def sent_form_is_valid(case: Any, response: Any) -> bool:
-    """Schemathesis sometimes records another name of the part, but sends the schema's only part, ``image``."""
+    """Schemathesis sometimes records a wrong name of the part, but sends the correct part, ``image``."""
     body = response.request.body
     if not isinstance(body, bytes) or "multipart" not in response.request.headers.get("Content-Type", ""):
         return False

@@ -1,4 +1,4 @@
-"""The input comes back. The request's parameters, other than those of tracing, go to Triton's log."""
+"""Copies X to Y."""
 
 import triton_python_backend_utils as pb_utils
 

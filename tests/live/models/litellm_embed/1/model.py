@@ -1,4 +1,4 @@
-"""A text -> its length, the sum of its bytes and its first byte, each divided by 7. A byte that is not there is NaN."""
+"""Returns the length of each text, the sum of its bytes and its first byte (NaN if empty), each divided by 7."""
 
 import numpy as np
 import triton_python_backend_utils as pb_utils

@@ -1,9 +1,12 @@
-"""Repeats the prompt: in REPETITION responses if STREAM is true, else in one.
+"""Returns the prompt in REPETITION responses if STREAM is true, otherwise in one response.
 
-The other inputs are returned too; of ``grid`` only the shape.
+The model also returns the other inputs; for ``grid`` it returns the shape.
 
-Request parameters: REPETITION; DELAY, in seconds before each response; FAIL_LAST, an error after the responses, with
-the code ERROR_CODE; SHOW, whether the parameters come back as well.
+Request parameters:
+    REPETITION: the number of responses.
+    DELAY: seconds before each response.
+    FAIL_LAST: sends an error with the code ERROR_CODE after the responses.
+    SHOW: also returns the request parameters.
 """
 
 import json

@@ -1,9 +1,15 @@
-"""Sends one response, as defined by the script in its input.
+"""Sends one response as the script in its input defines it.
 
-SCRIPT is JSON: ``sleep_s``; ``error`` {code, message, or ``signed``: a reason, and perhaps ``rid``}; ``raise`` (a
-text); ``crash`` (true); ``omit`` (outputs); ``text``; ``numbers``; ``shape`` (of NUMBERS); ``notice`` (a file that is
-told when a cancellation was seen); ``journal`` (a file that gets a line "TOKEN received", then "TOKEN answered" or
-"TOKEN failed") and ``token``.
+Keys of SCRIPT (JSON):
+    sleep_s: the time before the response.
+    text, numbers: the values of TEXT and NUMBERS.
+    shape: the shape of NUMBERS.
+    omit: the outputs that the response does not have.
+    error: {code, message}, or {code, signed: a reason, rid: a request id, by default that of the request}.
+    raise: the text of an exception.
+    crash: true ends the process of the model.
+    notice: a file for the time when the model sees a cancellation.
+    journal, token: a file to which the model adds "TOKEN received", then "TOKEN answered" or "TOKEN failed".
 """
 
 import json
@@ -15,7 +21,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 from model_kit.signed_exit import key_of, signed_exit
 
-# A Triton that many tests share has no key of its own; the gateway in front of it is given this one.
+# The Triton that tests share has no key in its environment; the gateways of the tests get the same default.
 ENVIRONMENT = {"EARLY_EXIT_KEY": "the key of tests", **os.environ}
 
 

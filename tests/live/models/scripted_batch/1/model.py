@@ -1,6 +1,9 @@
-"""TEXT back, and how many requests were answered TOGETHER.
+"""Returns TEXT, and the number of requests in the batch as TOGETHER.
 
-SCRIPT is JSON: ``text``; ``exit`` (a reason); ``raise`` (a text, which fails the whole batch).
+Keys of SCRIPT (JSON):
+    text: the value of TEXT.
+    exit: the reason of an early exit.
+    raise: the text of an exception, which fails the whole batch.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Returns the answer of ``scripted_chain`` to SCRIPT, with the same request id and the outputs that were written."""
+"""Calls ``scripted_chain`` with the same SCRIPT and request id, and returns its outputs or its error."""
 
 import re
 

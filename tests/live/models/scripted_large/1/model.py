@@ -1,6 +1,8 @@
-"""SUM is the sum of the file's bytes; each number of FILL is its first byte.
+"""Returns the sum of the bytes of FILE as SUM; each number of FILL is the first byte.
 
-Request parameters: ``sleep_ms``; ``count``: how many numbers FILL has, where that is not what the configuration says.
+Request parameters:
+    sleep_ms: the time before the response.
+    count: the number of elements of FILL; the default is the number in the configuration.
 """
 
 import json

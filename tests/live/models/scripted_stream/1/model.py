@@ -1,12 +1,18 @@
-"""Responses as the script says, each request in a thread of its own.
+"""Sends responses as the script in its first input defines them, in one thread for each request.
 
-The first input is a script in JSON, the first output a text. ``outputs`` (how many, default 3); ``interval_s`` between
-them; ``texts`` (hexadecimal bytes, one a response, round and round); ``items`` (how many ids each response holds, by
-index; the last one stays); ``bytes`` (of text a response); ``then``: ``final`` (default), ``final_with_last``,
-``error``, ``silence`` (neither response nor end, until cancelled) or ``crash``; ``error`` {code, message, or
-``signed``: a reason}; ``raise`` (a text); ``omit`` (outputs); ``notice`` (a file that is told when a cancellation was
-seen, and how many responses were sent by then); ``journal`` (a file that gets a line "TOKEN received", then "TOKEN
-answered", "TOKEN failed" or "TOKEN cancelled") and ``token``.
+The first output is a text. Keys of the script (JSON):
+    outputs: the number of responses, 3 by default.
+    interval_s: the time before each response.
+    texts: hexadecimal bytes for each response; the model repeats the list.
+    bytes: the size of the text of each response, instead of texts.
+    items: the number of token ids of each response; the last number applies to all later responses.
+    omit: the outputs that the responses do not have.
+    then: what follows the responses: final (default), final_with_last, error, crash, or silence until a cancellation.
+    error: {code, message}, or {code, signed: a reason}.
+    raise: the text of an exception.
+    notice: a file for the time when the model sees a cancellation and the number of responses sent before.
+    journal, token: a file to which the model adds "TOKEN received", then "TOKEN answered", "TOKEN failed" or
+        "TOKEN cancelled".
 """
 
 import json
@@ -20,7 +26,7 @@ import triton_python_backend_utils as pb_utils
 from model_kit.signed_exit import key_of, signed_exit
 from model_kit.streaming import send_final
 
-# A Triton that many tests share has no key of its own; the gateway in front of it is given this one.
+# The Triton that tests share has no key in its environment; the gateways of the tests get the same default.
 ENVIRONMENT = {"EARLY_EXIT_KEY": "the key of tests", **os.environ}
 
 
@@ -44,7 +50,7 @@ def _answer(sender, script, request_id):
     count = script.get("outputs", 3)
     then = script.get("then", "final")
     for index in range(count):
-        if _waited_in_vain(sender, script, script.get("interval_s", 0.0), index):
+        if _is_cancelled_within(sender, script, script.get("interval_s", 0.0), index):
             _note(script, "cancelled")
             send_final(sender)
             return
@@ -55,7 +61,7 @@ def _answer(sender, script, request_id):
             return
         sender.send(response)
     if then == "silence":
-        _waited_in_vain(sender, script, 3600.0, count)
+        _is_cancelled_within(sender, script, 3600.0, count)
     if then == "crash":
         os._exit(1)
     _note(script, "answered" if then == "final" else "failed")
@@ -80,8 +86,8 @@ def _text_of(error, request_id):
     return str(signed_exit("scripted", error["signed"], request_id, key_of(ENVIRONMENT)))
 
 
-def _waited_in_vain(sender, script, seconds, sent):
-    """Whether the request was cancelled while waiting; polled every 5 ms, once at least."""
+def _is_cancelled_within(sender, script, seconds, sent):
+    """Waits, and returns whether the request was cancelled. Polls every 5 ms, and at least once."""
     ends = time.monotonic() + seconds
     while True:
         if sender.is_cancelled():

@@ -1,4 +1,4 @@
-"""X -> Y."""
+"""Copies X to Y."""
 
 from model_kit.serving import answer_each, input_of
 

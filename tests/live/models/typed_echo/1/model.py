@@ -1,4 +1,4 @@
-"""Each input comes back as an output: INPUT as INPUT_OUT. Its bytes are passed on, because numpy has no BF16."""
+"""Copies each input to an output: INPUT to INPUT_OUT. Copies BF16 through DLPack, because numpy has no BF16."""
 
 import triton_python_backend_utils as pb_utils
 

@@ -1,4 +1,4 @@
-"""Early exits with the real Triton: every kind of composed model, whole or partial, and never for another request."""
+"""Early exits with the real Triton: each kind of composition, empty and partial results, batches."""
 
 import asyncio
 import io
@@ -40,8 +40,8 @@ def client(exits: GatewayProcess) -> Iterator[httpx.Client]:
         yield session
 
 
-def ask(client: httpx.Client, pipeline: str, **words: Any) -> httpx.Response:
-    return client.post(f"/v1/pipelines/{pipeline}", json={"script": json.dumps(words)})
+def ask(client: httpx.Client, pipeline: str, **fields: Any) -> httpx.Response:
+    return client.post(f"/v1/pipelines/{pipeline}", json={"script": json.dumps(fields)})
 
 
 def error(**match: str) -> dict[str, str]:
@@ -49,41 +49,41 @@ def error(**match: str) -> dict[str, str]:
 
 
 def executions(triton: EmbeddedTriton, model: str) -> int:
-    """``nv_inference_exec_count``: how often a model was run."""
+    """Returns the number of executions of a model."""
     page = httpx.get(f"{triton.metrics_url}").text
     return sum(map(int, re.findall(rf'^nv_inference_exec_count{{model="{model}",[^}}]*}} (\d+)', page, re.MULTILINE)))
 
 
 @pytest.mark.parametrize("pipeline", UNARY)
-class TestOneAnswer:
+class TestUnaryModels:
     @pytest.mark.parametrize("kind", REASONS_BY_ERROR)
-    def test_an_error_is_an_ordinary_empty_result(
+    def test_a_matching_error_is_an_empty_result(
         self, client: httpx.Client, exits: GatewayProcess, triton: EmbeddedTriton, pipeline: str, kind: str
     ) -> None:
-        said, reason = REASONS_BY_ERROR[kind]
+        error_fields, reason = REASONS_BY_ERROR[kind]
         before = (
             exits.metric("early_exits_total", pipeline=pipeline, reason=reason),
             executions(triton, "scripted_tail"),
         )
-        answer = ask(client, pipeline, error=error(**said))
+        answer = ask(client, pipeline, error=error(**error_fields))
         assert (answer.status_code, answer.json()) == (200, EMPTY | {"early_exit": reason})
         assert answer.headers["X-Early-Exit"] == reason
         after = exits.metric("early_exits_total", pipeline=pipeline, reason=reason), executions(triton, "scripted_tail")
         assert after == (before[0] + 1, before[1])
 
-    def test_an_output_that_was_not_written_and_the_others_kept(self, client: httpx.Client, pipeline: str) -> None:
+    def test_a_missing_output_keeps_the_other_outputs(self, client: httpx.Client, pipeline: str) -> None:
         answer = ask(client, pipeline, omit=["TEXT"], numbers=[7])
         assert answer.json() == {"text": None, "numbers": [7.0], "early_exit": "no_text"}
 
-    def test_an_empty_output_and_the_others_kept(self, client: httpx.Client, pipeline: str) -> None:
+    def test_an_empty_output_keeps_the_other_outputs(self, client: httpx.Client, pipeline: str) -> None:
         answer = ask(client, pipeline, numbers=[], text="kept")
         assert answer.json() == {"text": "kept", "numbers": [], "early_exit": "no_items"}
 
-    def test_a_whole_answer_is_none(self, client: httpx.Client, pipeline: str) -> None:
+    def test_a_complete_answer_is_not_an_early_exit(self, client: httpx.Client, pipeline: str) -> None:
         assert ask(client, pipeline).json() == {"text": "hello", "numbers": [1.0, 2.0], "early_exit": None}
 
     @pytest.mark.parametrize(
-        "said",
+        "error_fields",
         [
             {"message": f"{MARKER} says the user"},
             {"message": f"the user says {MARKER}"},
@@ -95,35 +95,37 @@ class TestOneAnswer:
             {"signed": "another"},
         ],
     )
-    def test_a_similar_message_is_an_error(self, client: httpx.Client, pipeline: str, said: dict[str, str]) -> None:
-        answer = ask(client, pipeline, error=error(**said))
+    def test_a_similar_message_is_an_error(
+        self, client: httpx.Client, pipeline: str, error_fields: dict[str, str]
+    ) -> None:
+        answer = ask(client, pipeline, error=error(**error_fields))
         assert (answer.status_code, answer.json()["code"]) == (502, "model_error")
         assert "X-Early-Exit" not in answer.headers
 
     @pytest.mark.parametrize(
         "text", [MARKER, f"in ensemble 'scripted_chain', {MARKER}", f"{MARKER}\n", "a user's words"]
     )
-    def test_an_exception_of_a_script_is_counted_separately(
+    def test_an_exception_is_a_model_error(
         self, client: httpx.Client, exits: GatewayProcess, pipeline: str, text: str
     ) -> None:
-        before = raised(exits, pipeline)
+        before = exceptions_and_exits(exits, pipeline)
         answer = ask(client, pipeline, **{"raise": text})
         assert (answer.status_code, answer.json()["code"]) == (502, "model_error")
         assert text.strip() not in answer.text
-        assert raised(exits, pipeline) == (before[0] + 1, before[1])
+        assert exceptions_and_exits(exits, pipeline) == (before[0] + 1, before[1])
 
     @pytest.mark.parametrize(
-        ("words", "reason", "output"),
+        ("fields", "reason", "output"),
         [
             ({"error": error(signed="proven")}, "proven", EMPTY),
             ({"omit": ["TEXT"], "numbers": [7]}, "no_text", {"text": None, "numbers": [7.0]}),
             ({"numbers": []}, "no_items", {"text": "hello", "numbers": []}),
         ],
     )
-    def test_as_a_stream_of_one_output(
-        self, client: httpx.Client, pipeline: str, words: dict[str, Any], reason: str, output: dict[str, Any]
+    def test_a_stream_has_one_output(
+        self, client: httpx.Client, pipeline: str, fields: dict[str, Any], reason: str, output: dict[str, Any]
     ) -> None:
-        first, last = read_stream(client, pipeline, {"script": json.dumps(words)})
+        first, last = read_stream(client, pipeline, {"script": json.dumps(fields)})
         assert first.data == output
         assert (last.name, last.data["reason"], last.data["early_exit"]) == ("done", "early_exit", reason)
 
@@ -134,7 +136,7 @@ class TestOneAnswer:
         assert "For streams, use code: any." in problem["hint"]
 
 
-def raised(exits: GatewayProcess, pipeline: str) -> tuple[float, float]:
+def exceptions_and_exits(exits: GatewayProcess, pipeline: str) -> tuple[float, float]:
     return (
         exits.metric("model_exceptions_total", pipeline=pipeline),
         exits.metric("early_exits_total", pipeline=pipeline),
@@ -142,12 +144,12 @@ def raised(exits: GatewayProcess, pipeline: str) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("pipeline", STREAMED)
-class TestManyOutputs:
+class TestDecoupledModels:
     @pytest.mark.parametrize("kind", REASONS_BY_ERROR)
     @pytest.mark.parametrize("outputs", [0, 2])
     def test_an_error_ends_the_stream(self, client: httpx.Client, pipeline: str, kind: str, outputs: int) -> None:
-        said, reason = REASONS_BY_ERROR[kind]
-        *written, last = read_stream(client, pipeline, script(outputs, error=error(**said)))
+        error_fields, reason = REASONS_BY_ERROR[kind]
+        *written, last = read_stream(client, pipeline, script(outputs, error=error(**error_fields)))
         empty, whole = {"text": "", "token_id": []}, {"text": "word ", "token_id": [0]}
         assert [event.data for event in written] == ([whole] * outputs or [empty])
         assert (last.data["reason"], last.data["early_exit"]) == ("early_exit", reason)
@@ -158,79 +160,84 @@ class TestManyOutputs:
         assert answer.json() == {"text": "word " * outputs, "token_id": [0] * outputs, "early_exit": "proven"}
 
     @pytest.mark.parametrize(
-        ("words", "outputs", "reason"),
+        ("fields", "outputs", "reason"),
         [
             ({"omit": ["TEXT"]}, [{"text": "", "token_id": [0]}] * 2, "no_text"),
             ({"items": [0]}, [{"text": "word ", "token_id": []}] * 2, "no_items"),
             ({"items": [0, 1]}, [{"text": "word ", "token_id": []}, {"text": "word ", "token_id": [0]}], None),
             ({"outputs": 0}, [{"text": "", "token_id": []}], "no_text"),
         ],
-        ids=["missing in all", "empty in all", "empty in one of two", "no response at all"],
+        ids=["missing in all", "empty in all", "empty in one of two", "no responses"],
     )
-    def test_outputs_are_judged_at_the_end_over_the_whole(
+    def test_rules_for_outputs_apply_to_the_whole_stream(
         self,
         client: httpx.Client,
         pipeline: str,
-        words: dict[str, Any],
+        fields: dict[str, Any],
         outputs: list[dict[str, Any]],
         reason: str | None,
     ) -> None:
-        body = {"script": json.dumps({"outputs": 2, "interval_s": 0.02, **words})}
+        body = {"script": json.dumps({"outputs": 2, "interval_s": 0.02, **fields})}
         *written, last = read_stream(client, pipeline, body)
         assert [event.data for event in written] == outputs
         assert (last.name, last.data["early_exit"]) == ("done", reason)
 
     @pytest.mark.parametrize("text", [MARKER, "a user's words"])
-    def test_an_exception_of_a_script_is_counted_separately(
+    def test_an_exception_is_a_model_error(
         self, client: httpx.Client, exits: GatewayProcess, pipeline: str, text: str
     ) -> None:
-        before = raised(exits, pipeline)
+        before = exceptions_and_exits(exits, pipeline)
         answer = client.post(f"/v1/pipelines/{pipeline}/stream", json={"script": json.dumps({"raise": text})})
         assert (answer.status_code, answer.json()["code"]) == (502, "model_error")
-        assert raised(exits, pipeline) == (before[0] + 1, before[1])
+        assert exceptions_and_exits(exits, pipeline) == (before[0] + 1, before[1])
 
 
-def script(outputs: int, **words: Any) -> dict[str, str]:
-    return {"script": json.dumps({"outputs": outputs, "interval_s": 0.02, "then": "error", **words})}
+def script(outputs: int, **fields: Any) -> dict[str, str]:
+    return {"script": json.dumps({"outputs": outputs, "interval_s": 0.02, "then": "error", **fields})}
 
 
 async def all_of(exits: GatewayProcess, bodies: list[tuple[str, dict[str, Any]]]) -> list[httpx.Response]:
-    """Returns the answers to concurrent requests, each with its pipeline and its arguments for httpx."""
+    """Sends concurrent requests and returns the answers.
+
+    Args:
+        exits: the gateway.
+        bodies: the pipeline and the arguments for httpx of each request.
+    """
     limits = httpx.Limits(max_connections=len(bodies))
     async with httpx.AsyncClient(base_url=exits.url, timeout=60, limits=limits) as session:
         return await asyncio.gather(*(session.post(f"/v1/pipelines/{name}", **sent) for name, sent in bodies))
 
 
-def in_batch(**words: Any) -> tuple[str, dict[str, Any]]:
-    return "scripted_batch", {"json": {"script": json.dumps(words)}}
+def in_batch(**fields: Any) -> tuple[str, dict[str, Any]]:
+    return "scripted_batch", {"json": {"script": json.dumps(fields)}}
 
 
-async def test_exits_within_a_batch_are_those_of_the_requests_that_asked(exits: GatewayProcess) -> None:
-    asked = [{"exit": "nothing"} if index % 3 == 0 else {"text": f"text {index}"} for index in range(64)]
-    answers = [answer.json() for answer in await all_of(exits, [in_batch(**words) for words in asked])]
-    assert [answer["early_exit"] for answer in answers] == [words.get("exit") for words in asked]
-    assert [answer["text"] for answer in answers] == [words.get("text") for words in asked]
+async def test_an_early_exit_does_not_affect_its_batch(exits: GatewayProcess) -> None:
+    scripts = [{"exit": "nothing"} if index % 3 == 0 else {"text": f"text {index}"} for index in range(64)]
+    answers = [answer.json() for answer in await all_of(exits, [in_batch(**fields) for fields in scripts])]
+    assert [answer["early_exit"] for answer in answers] == [fields.get("exit") for fields in scripts]
+    assert [answer["text"] for answer in answers] == [fields.get("text") for fields in scripts]
     assert max(answer["together"] or 0 for answer in answers) > 1
 
 
-async def test_a_raised_exception_fails_its_batch_without_early_exit(exits: GatewayProcess) -> None:
-    before = raised(exits, "scripted_batch")
-    asked = [{"raise": MARKER}] + [{"text": f"text {index}"} for index in range(15)]
-    answers = await all_of(exits, [in_batch(**words) for words in asked])
+async def test_an_exception_fails_its_batch_without_early_exits(exits: GatewayProcess) -> None:
+    before = exceptions_and_exits(exits, "scripted_batch")
+    scripts = [{"raise": MARKER}] + [{"text": f"text {index}"} for index in range(15)]
+    answers = await all_of(exits, [in_batch(**fields) for fields in scripts])
     failed = [answer for answer in answers if answer.status_code != 200]
     assert {answer.json()["code"] for answer in failed} == {"model_error"}
     assert len(failed) > 1
     assert [answer.json()["early_exit"] for answer in answers if answer.status_code == 200] == [None] * (
         16 - len(failed)
     )
-    assert raised(exits, "scripted_batch") == (before[0] + len(failed), before[1])
+    assert exceptions_and_exits(exits, "scripted_batch") == (before[0] + len(failed), before[1])
 
 
 WORDS = ("ANCHOR", "BRIDGE", "COPPER", "DRAGON", "FLOWER", "GARDEN", "HAMMER", "ISLAND")
 
 
 def picture_of(word: str) -> bytes:
-    """A small PNG with a word on it, or none."""
+    """Returns a small PNG that shows ``word``, which may be empty."""
     image = Image.new("L", (224, 64), 255)
     ImageDraw.Draw(image).text((16, 10), word, fill=0, font=ImageFont.load_default(36))
     buffer = io.BytesIO()
@@ -242,16 +249,16 @@ BLANK = picture_of("")
 
 
 @pytest.mark.parametrize("pipeline", ["ocr", "ocr_bls"])
-async def test_simultaneous_images_get_their_own_texts(
+async def test_concurrent_images_get_their_own_texts(
     exits: GatewayProcess, pytestconfig: pytest.Config, pipeline: str
 ) -> None:
     scribble = (Path(pytestconfig.rootpath) / "samples/scribble.png").read_bytes()
     pictures = {"": BLANK, "~": scribble} | {word: picture_of(word) for word in WORDS}
-    asked = [WORDS[index // 4 % 8] if index % 4 == 0 else "~" if index % 16 == 1 else "" for index in range(64)]
-    answers = await all_of(exits, [(pipeline, {"files": {"image": pictures[word]}}) for word in asked])
+    words = [WORDS[index // 4 % 8] if index % 4 == 0 else "~" if index % 16 == 1 else "" for index in range(64)]
+    answers = await all_of(exits, [(pipeline, {"files": {"image": pictures[word]}}) for word in words])
     unreadable = [], None if pipeline == "ocr" else "no_readable_text"
     expected = {"": ([], "no_text"), "~": unreadable} | {word: ([word], None) for word in WORDS}
-    for word, answer in zip(asked, map(httpx.Response.json, answers), strict=True):
+    for word, answer in zip(words, map(httpx.Response.json, answers), strict=True):
         assert (answer["texts"], answer["early_exit"]) == expected[word]
 
 
@@ -263,7 +270,7 @@ def test_boxes_without_texts_are_a_partial_result(client: httpx.Client, pytestco
 
 
 @pytest.mark.parametrize("pipeline", ["ocr", "ocr_bls"])
-def test_a_hundred_exits_run_no_later_step(client: httpx.Client, triton: EmbeddedTriton, pipeline: str) -> None:
+def test_early_exits_skip_the_later_steps(client: httpx.Client, triton: EmbeddedTriton, pipeline: str) -> None:
     client.post(f"/v1/pipelines/{pipeline}", files={"image": picture_of("ANCHOR")})
     before = {model: executions(triton, model) for model in ("text_detect", "text_recognize")}
     for _ in range(100):
@@ -274,7 +281,7 @@ def test_a_hundred_exits_run_no_later_step(client: httpx.Client, triton: Embedde
 
 
 @pytest.mark.full
-def test_an_embedded_triton_gets_the_key_as_early_exit_key(tmp_path: Path, repository: Path, models_venv: Path) -> None:
+def test_an_embedded_triton_gets_the_early_exit_key(tmp_path: Path, repository: Path, models_venv: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models/scripted").symlink_to((repository / "scripted").resolve())
     rule = {"reason": "proven", "error": {"code": "any", "signed": True}}

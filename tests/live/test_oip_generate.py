@@ -1,4 +1,4 @@
-"""``generate`` and ``generate_stream`` compared with Triton's own: the cases of Triton's tests, and more."""
+"""Compares ``generate`` and ``generate_stream`` with Triton, with the cases of Triton's tests and further cases."""
 
 import gzip
 import json
@@ -32,7 +32,7 @@ def body_of(request: Any) -> bytes:
 
 
 def events_of(answer: httpx.Response) -> list[Any]:
-    """Checks that each event is only ``data: <JSON>`` and an empty line."""
+    """Checks that each event consists of ``data: <JSON>`` and an empty line, and returns the JSON of the events."""
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     frames = answer.content.split(b"\n\n")
     assert frames.pop() == b""
@@ -67,7 +67,7 @@ def test_generate_stream(both: Both) -> None:
     assert same_events(both, {**MANY, "id": "7"}, "/v2/models/repeat_text/versions/1/generate_stream")[0]["id"] == "7"
 
 
-def test_responses_are_sent_as_they_come(both: Both) -> None:
+def test_responses_are_sent_immediately(both: Both) -> None:
     request = {**MANY, "REPETITION": 2, "DELAY": 0.5}
     with both.gateway.stream("POST", STREAM, json=request) as answer:
         times = [time.monotonic() for _ in answer.iter_bytes()]
@@ -81,9 +81,9 @@ def test_responses_are_sent_as_they_come(both: Both) -> None:
 def test_missing_inputs_are_400(both: Both, path: str, request_: dict[str, Any]) -> None:
     theirs, ours = both.post(path, body_of(request_))
     assert (theirs.status_code, ours.status_code) == (400, 400)
-    got = len({"PROMPT", "STREAM"} & request_.keys())
-    assert f"but got {got} inputs" in theirs.json()["error"]
-    assert f"but got {got} inputs" in ours.json()["error"]
+    count = len({"PROMPT", "STREAM"} & request_.keys())
+    assert f"but got {count} inputs" in theirs.json()["error"]
+    assert f"but got {count} inputs" in ours.json()["error"]
 
 
 @pytest.mark.parametrize("path", [GENERATE, STREAM])
@@ -136,7 +136,7 @@ def test_duplicate_inputs_are_400(both: Both, path: str, body: bytes) -> None:
 
 @pytest.mark.parametrize("path", [GENERATE, STREAM])
 @pytest.mark.parametrize("changed", [{"PARAMS": {"P": 0}}, {"P": [1]}, {"P": None}, {"parameters": {"x": {"y": 1}}}])
-def test_parameters_that_are_no_scalars_are_400(both: Both, path: str, changed: dict[str, Any]) -> None:
+def test_parameters_that_are_not_scalars_are_400(both: Both, path: str, changed: dict[str, Any]) -> None:
     theirs, ours = both.post(path, body_of({**ONE, **changed}))
     assert (theirs.status_code, ours.status_code) == (400, 400)
     assert "invalid type" in theirs.json()["error"]
@@ -167,7 +167,7 @@ def test_no_response_is_an_empty_stream(both: Both) -> None:
 
 @pytest.mark.parametrize("count", [0, 2])
 def test_generate_needs_exactly_one_response(both: Both, count: int) -> None:
-    """Triton answers this error with the status 200."""
+    """The status of Triton for this error is 200."""
     theirs, ours = both.post(GENERATE, body_of({**MANY, "REPETITION": count}))
     assert (theirs.status_code, ours.status_code) == (200, 400)
     assert "generate expects model to produce exactly 1 response" in theirs.json()["error"]
@@ -199,19 +199,19 @@ def test_parameters_reach_the_model(both: Both) -> None:
         {"STREAM": [False]},
     ],
 )
-def test_the_shape_follows_from_the_number_of_elements(both: Both, changed: dict[str, Any]) -> None:
+def test_the_number_of_elements_defines_the_shape(both: Both, changed: dict[str, Any]) -> None:
     same_object(both, {**ONE, **changed})
     same_events(both, {**ONE, **changed})
 
 
 @pytest.mark.parametrize("changed", [{"PROMPT": ["a", "b"]}, {"grid": [1]}, {"grid": [1, 2, 3]}])
-def test_elements_that_fill_no_shape_are_400(both: Both, changed: dict[str, Any]) -> None:
+def test_elements_that_match_no_shape_are_400(both: Both, changed: dict[str, Any]) -> None:
     theirs, ours = both.post(GENERATE, body_of({**ONE, **changed}))
     assert (theirs.status_code, ours.status_code) == (400, 400)
     assert "to tensor with proper shape" in ours.json()["error"]
 
 
-def test_models_that_are_not_decoupled(both: Both) -> None:
+def test_models_that_are_not_decoupled_answer(both: Both) -> None:
     values = {"UINT64": 2**64 - 1, "INT64": -(2**63), "FP64": 1.5, "BYTES": "x\u0000é", "BOOL": True, "INT8": [5, 6]}
     path = "/v2/models/typed_echo/generate"
     assert same_object(both, values, path)["UINT64_OUT"] == 2**64 - 1
@@ -219,15 +219,15 @@ def test_models_that_are_not_decoupled(both: Both) -> None:
     assert same_object(both, {"X": [1, 2, 3, 4, 5, 6]}, "/v2/models/batched_echo/generate")["Y"] == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_character_that_is_split_between_responses_stays_whole(both: Both) -> None:
-    """Triton sends each half unchanged, which is not valid UTF-8."""
+def test_a_character_is_sent_when_its_last_byte_arrives(both: Both) -> None:
+    """Triton sends the bytes of each response unchanged, which is not valid UTF-8."""
     script = json.dumps({"texts": ["61c3", "bc", "e2"]})
     theirs, ours = both.post("/v2/models/scripted_stream/generate_stream", body_of({"SCRIPT": script}))
     assert b'\xc3"' in theirs.content
     assert [event.get("TEXT") for event in events_of(ours)] == ["a", "ü", "", "\ufffd"]
 
 
-def test_an_early_exit_is_the_error_it_is(both: Both) -> None:
+def test_an_early_exit_is_an_error(both: Both) -> None:
     script = json.dumps({"error": {"code": "ALREADY_EXISTS", "message": "EARLY_EXIT[nothing]"}})
     for verb in ("generate", "generate_stream"):
         theirs, ours = both.post(f"/v2/models/scripted/{verb}", body_of({"SCRIPT": script}))
@@ -247,13 +247,13 @@ def test_unknown_models_and_versions_are_404(both: Both) -> None:
         assert ours.json()["error"].startswith("Request for unknown model")
 
 
-def test_a_compressed_body_is_read_where_triton_refuses_it(both: Both) -> None:
+def test_a_compressed_body_is_accepted_unlike_in_triton(both: Both) -> None:
     theirs, ours = both.post(GENERATE, gzip.compress(body_of(ONE)), Content_Encoding="gzip")
     assert (theirs.status_code, ours.status_code) == (400, 200)
 
 
-def test_many_requests_at_a_time(both: Both) -> None:
-    """The load of Triton's own test for a race."""
+def test_many_concurrent_requests(both: Both) -> None:
+    """Sends the load of Triton's test for a race condition."""
     statuses: list[int] = []
 
     def ask(request: dict[str, Any]) -> None:
@@ -267,7 +267,7 @@ def test_many_requests_at_a_time(both: Both) -> None:
     assert statuses == [200] * 100
 
 
-def test_a_disconnect_ends_the_generation(gateway: GatewayProcess, tmp_path: Any) -> None:
+def test_a_disconnect_cancels_the_request(gateway: GatewayProcess, tmp_path: Any) -> None:
     notice = tmp_path / "cancelled"
     script = json.dumps({"outputs": 100, "interval_s": 0.1, "notice": str(notice)})
     url = f"{gateway.url}/v2/models/scripted_stream/generate_stream"
@@ -279,7 +279,7 @@ def test_a_disconnect_ends_the_generation(gateway: GatewayProcess, tmp_path: Any
     assert notice.exists()
 
 
-def test_calls_are_counted_without_a_pipeline_and_by_model(both: Both, gateway: GatewayProcess) -> None:
+def test_calls_are_counted_by_model_without_a_pipeline(both: Both, gateway: GatewayProcess) -> None:
     before = gateway.metric("requests_total", pipeline="-", transport="stream", outcome="ok")
     calls = gateway.metric("triton_calls_total", model="repeat_text", code="OK")
     answer = both.gateway.post(STREAM, json=MANY)

@@ -1,4 +1,4 @@
-"""``/v2/models/{model}/infer`` compared with Triton's own HTTP endpoint: equal tensors, and equal classes of status."""
+"""Compares ``/v2/models/{model}/infer`` with the HTTP endpoint of Triton: tensors and statuses."""
 
 import gzip
 import json
@@ -38,7 +38,7 @@ VALUES: dict[str, list[Any]] = {
     "FP64": [0.1, -1.7e308],
     "BYTES": ["", "zwölf\u0000"],
 }
-NO_JSON_IN_TRITON = {"FP16", "BF16"}
+WITHOUT_JSON_IN_TRITON = {"FP16", "BF16"}
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +53,11 @@ def raw_of(datatype: str) -> bytes:
     return np.array(VALUES[datatype], DTYPE_BY_DATATYPE[datatype]).tobytes()
 
 
-def given(datatype: str, **more: Any) -> dict[str, Any]:
+def tensor_of(datatype: str, **more: Any) -> dict[str, Any]:
     return {"name": datatype, "datatype": datatype, "shape": [1, 2], **more}
 
 
-def sized(size: int) -> dict[str, Any]:
+def binary_size(size: int) -> dict[str, Any]:
     return {"parameters": {"binary_data_size": size}}
 
 
@@ -66,7 +66,7 @@ def x(**changed: Any) -> dict[str, Any]:
 
 
 def same_answer(both: Both, path: str, body: bytes, **headers: str) -> Answer:
-    """The gateway's answer, which is Triton's too."""
+    """Checks that the answers of Triton and the gateway are the same, and returns the answer."""
     theirs, ours = both.post(path, body, **headers)
     assert (theirs.status_code, ours.status_code) == (200, 200), (theirs.content[:300], ours.content[:300])
     assert answer_of(ours) == answer_of(theirs)
@@ -78,49 +78,49 @@ def same_answer(both: Both, path: str, body: bytes, **headers: str) -> Answer:
 
 
 class TestDatatypes:
-    @pytest.mark.parametrize("datatype", [name for name in VALUES if name not in NO_JSON_IN_TRITON])
-    def test_json_both_ways(self, both: Both, datatype: str) -> None:
-        body = json.dumps({"id": "7", "inputs": [given(datatype, data=VALUES[datatype])]}).encode()
+    @pytest.mark.parametrize("datatype", [name for name in VALUES if name not in WITHOUT_JSON_IN_TRITON])
+    def test_json_input_and_output(self, both: Both, datatype: str) -> None:
+        body = json.dumps({"id": "7", "inputs": [tensor_of(datatype, data=VALUES[datatype])]}).encode()
         answer = same_answer(both, TYPED, body)
         assert answer.frame == {"id": "7", "model_name": "typed_echo", "model_version": "1"}
 
     @pytest.mark.parametrize("datatype", list(VALUES))
-    def test_binary_both_ways(self, both: Both, datatype: str) -> None:
+    def test_binary_input_and_output(self, both: Both, datatype: str) -> None:
         raw = raw_of(datatype)
-        request = {"inputs": [given(datatype, **sized(len(raw)))], "parameters": {"binary_data_output": True}}
+        request = {"inputs": [tensor_of(datatype, **binary_size(len(raw)))], "parameters": {"binary_data_output": True}}
         body, headers = with_binary(request, raw)
         answer = same_answer(both, TYPED, body, **headers)
         assert answer.tensors == {f"{datatype}_OUT": (datatype, [1, 2], raw)}
 
-    @pytest.mark.parametrize("datatype", [name for name in VALUES if name not in {*NO_JSON_IN_TRITON, "BYTES"}])
-    def test_binary_in_json_out(self, both: Both, datatype: str) -> None:
+    @pytest.mark.parametrize("datatype", [name for name in VALUES if name not in {*WITHOUT_JSON_IN_TRITON, "BYTES"}])
+    def test_binary_input_and_json_output(self, both: Both, datatype: str) -> None:
         raw = raw_of(datatype)
-        body, headers = with_binary({"inputs": [given(datatype, **sized(len(raw)))]}, raw)
+        body, headers = with_binary({"inputs": [tensor_of(datatype, **binary_size(len(raw)))]}, raw)
         same_answer(both, TYPED, body, **headers)
 
-    @pytest.mark.parametrize("datatype", sorted(NO_JSON_IN_TRITON))
-    def test_half_precision_also_has_a_json_form(self, both: Both, datatype: str) -> None:
-        body = json.dumps({"inputs": [given(datatype, data=VALUES[datatype])]}).encode()
+    @pytest.mark.parametrize("datatype", sorted(WITHOUT_JSON_IN_TRITON))
+    def test_half_precision_is_allowed_in_json(self, both: Both, datatype: str) -> None:
+        body = json.dumps({"inputs": [tensor_of(datatype, data=VALUES[datatype])]}).encode()
         theirs, ours = both.post(TYPED, body)
         assert (theirs.status_code, ours.status_code) == (400, 200)
         assert answer_of(ours).tensors[f"{datatype}_OUT"][2] == VALUES[datatype]
 
-    def test_texts_that_are_not_utf8_are_valid_json(self, both: Both) -> None:
+    def test_invalid_utf8_is_replaced_in_json(self, both: Both) -> None:
         raw = raw_of("BYTES")
-        body, headers = with_binary({"inputs": [given("BYTES", **sized(len(raw)))]}, raw)
+        body, headers = with_binary({"inputs": [tensor_of("BYTES", **binary_size(len(raw)))]}, raw)
         assert both.post(TYPED, body, **headers)[1].json()["outputs"][0]["data"] == ["", "\ufffd\ufffd not UTF-8"]
 
     def test_nan_and_infinity_are_null_in_json(self, both: Both) -> None:
         raw = np.array([np.nan, np.inf], np.float32).tobytes()
-        body, headers = with_binary({"inputs": [given("FP32", **sized(8))]}, raw)
+        body, headers = with_binary({"inputs": [tensor_of("FP32", **binary_size(8))]}, raw)
         theirs, ours = both.post(TYPED, body, **headers)
         assert (theirs.content.count(b"NaN"), ours.json()["outputs"][0]["data"]) == (1, [None, None])
 
-    def test_all_datatypes_mixed_in_one_request(self, both: Both) -> None:
+    def test_json_and_binary_tensors_in_one_request(self, both: Both) -> None:
         binary = ["FP16", "BF16", "INT32", "BYTES"]
         raws = [raw_of(datatype) for datatype in binary]
-        inputs = [given(name, **sized(len(raw))) for name, raw in zip(binary, raws, strict=True)]
-        inputs += [given(name, data=values) for name, values in VALUES.items() if name not in binary]
+        inputs = [tensor_of(name, **binary_size(len(raw))) for name, raw in zip(binary, raws, strict=True)]
+        inputs += [tensor_of(name, data=values) for name, values in VALUES.items() if name not in binary]
         outputs = [{"name": f"{name}_OUT", "parameters": {"binary_data": name in {*binary, "FP64"}}} for name in VALUES]
         body, headers = with_binary({"inputs": inputs, "outputs": outputs}, *raws)
         answer = same_answer(both, TYPED, body, **headers)
@@ -129,8 +129,8 @@ class TestDatatypes:
 
     @pytest.mark.parametrize("shape", [[1, 0], [0, 0]])
     def test_empty_tensors(self, both: Both, shape: list[int]) -> None:
-        same_answer(both, TYPED, json.dumps({"inputs": [{**given("FP32", data=[]), "shape": shape}]}).encode())
-        body, headers = with_binary({"inputs": [{**given("FP32", **sized(0)), "shape": shape}]})
+        same_answer(both, TYPED, json.dumps({"inputs": [{**tensor_of("FP32", data=[]), "shape": shape}]}).encode())
+        body, headers = with_binary({"inputs": [{**tensor_of("FP32", **binary_size(0)), "shape": shape}]})
         same_answer(both, TYPED, body, **headers)
 
     def test_large_tensors(self, both: Both) -> None:
@@ -140,7 +140,7 @@ class TestDatatypes:
         same_answer(both, TYPED, flat)
         nested = json.dumps({"inputs": [{**tensor, "data": numbers.tolist()}]}).encode()
         assert same_answer(both, TYPED, nested).tensors["FP32_OUT"][2] == numbers.reshape(-1).tolist()
-        request = {"inputs": [{**tensor, **sized(numbers.nbytes)}], "parameters": {"binary_data_output": True}}
+        request = {"inputs": [{**tensor, **binary_size(numbers.nbytes)}], "parameters": {"binary_data_output": True}}
         body, headers = with_binary(request, numbers.tobytes())
         assert same_answer(both, TYPED, body, **headers).tensors["FP32_OUT"][2] == numbers.tobytes()
 
@@ -174,11 +174,11 @@ class TestRequests:
         ],
     )
     @pytest.mark.parametrize("version", ["", "/versions/1"])
-    def test_accepted_by_both(self, both: Both, changed: dict[str, Any], version: str) -> None:
+    def test_a_valid_request_has_the_answer_of_triton(self, both: Both, changed: dict[str, Any], version: str) -> None:
         path = f"/v2/models/batched_echo{version}/infer"
         same_answer(both, path, json.dumps({"inputs": [x()], **changed}).encode())
 
-    def test_classes_carry_the_models_labels(self, both: Both) -> None:
+    def test_classes_have_the_labels_of_the_model(self, both: Both) -> None:
         output = {"name": "Y", "parameters": {"classification": 2}}
         answer = same_answer(both, BATCHED, json.dumps({"inputs": [x()], "outputs": [output]}).encode())
         assert answer.tensors["Y"] == ("BYTES", [1, 2], ["3.000000:2:fox", "2.000000:1:dog"])
@@ -189,20 +189,22 @@ class TestRequests:
 
     @pytest.mark.parametrize(("encoding", "compress"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
     def test_compressed_bodies(self, both: Both, encoding: str, compress: Any) -> None:
-        body, headers = with_binary({"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 3], **sized(12)}]}, RAW)
+        body, headers = with_binary(
+            {"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 3], **binary_size(12)}]}, RAW
+        )
         same_answer(both, BATCHED, compress(body), **headers, Content_Encoding=encoding)
 
     @pytest.mark.parametrize("content_type", ["application/json", "application/octet-stream", "text/plain"])
     def test_the_content_type_does_not_matter(self, both: Both, content_type: str) -> None:
         same_answer(both, BATCHED, json.dumps({"inputs": [x()]}).encode(), Content_Type=content_type)
 
-    def test_only_the_outputs_that_are_asked_for(self, both: Both) -> None:
+    def test_the_answer_has_only_the_requested_outputs(self, both: Both) -> None:
         script = {"name": "SCRIPT", "datatype": "BYTES", "shape": [1], "data": ["{}"]}
         body = json.dumps({"inputs": [script], "outputs": [{"name": "NUMBERS"}]}).encode()
         assert list(same_answer(both, "/v2/models/scripted/infer", body).tensors) == ["NUMBERS"]
 
 
-def refused(both: Both, path: str, body: bytes, **headers: str) -> tuple[int, int]:
+def refused_statuses(both: Both, path: str, body: bytes, **headers: str) -> tuple[int, int]:
     theirs, ours = both.post(path, body, **headers)
     assert list(ours.json()) == ["error"]
     assert ours.headers["content-type"] == "application/json"
@@ -214,9 +216,9 @@ INVALID: dict[str, dict[str, Any]] = {
     "no inputs": {"inputs": []},
     "wrong name": {"inputs": [x(name="Z")]},
     "additional input": {"inputs": [x(), x(name="Z")]},
-    "given twice": {"inputs": [x(), x()]},
+    "duplicate input": {"inputs": [x(), x()]},
     "wrong datatype": {"inputs": [x(datatype="INT32")]},
-    "no such datatype": {"inputs": [x(datatype="X")]},
+    "unknown datatype": {"inputs": [x(datatype="X")]},
     "no data": {"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 3]}]},
     "wrong rank": {"inputs": [x(shape=[3])]},
     "wrong dimension": {"inputs": [x(shape=[1, 4], data=[1, 2, 3, 4])]},
@@ -224,9 +226,9 @@ INVALID: dict[str, dict[str, Any]] = {
     "large batch": {"inputs": [x(shape=[5, 3], data=[1] * 15)]},
     "unknown output": {"inputs": [x()], "outputs": [{"name": "Z"}]},
     "reserved parameter": {"inputs": [x()], "parameters": {"triton_x": 1}},
-    "parameter that is an object": {"inputs": [x()], "parameters": {"a": {}}},
-    "parameter that is null": {"inputs": [x()], "parameters": {"a": None}},
-    "data twice": {"inputs": [x(parameters={"binary_data_size": 12})]},
+    "object as parameter": {"inputs": [x()], "parameters": {"a": {}}},
+    "null as parameter": {"inputs": [x()], "parameters": {"a": None}},
+    "JSON data and binary size": {"inputs": [x(parameters={"binary_data_size": 12})]},
     "shared memory for an input": {
         "inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 3], "parameters": {"shared_memory_region": "a"}}]
     },
@@ -236,55 +238,53 @@ INVALID: dict[str, dict[str, Any]] = {
     },
 }
 MALFORMED: dict[str, bytes] = {
-    "nothing": b" ",
-    "no JSON": b"nope",
-    "cut off": b'{"inputs":[',
+    "white space": b" ",
+    "not JSON": b"nope",
+    "truncated": b'{"inputs":[',
     "a list": b"[]",
     "no inputs": b"{}",
-    "inputs are null": b'{"inputs":null}',
+    "null as inputs": b'{"inputs":null}',
     "beyond a double": b'{"inputs":[{"name":"X","datatype":"FP32","shape":[1,3],"data":[1e400,2,3]}]}',
     **{
         name: json.dumps({"inputs": [x(**changed)]}).encode()
         for name, changed in {
-            "few elements": {"data": [1, 2]},
-            "many elements": {"data": [1, 2, 3, 4]},
+            "too few elements": {"data": [1, 2]},
+            "too many elements": {"data": [1, 2, 3, 4]},
             "negative dimension": {"shape": [-1, 3]},
             "huge dimensions": {"shape": [2**31, 2**31], "data": []},
-            "dimension that is a text": {"shape": ["1", 3]},
-            "texts for numbers": {"data": ["1", "2", "3"]},
-            "booleans for numbers": {"data": [True, 2, 3]},
-            "null for a number": {"data": [None, 2, 3]},
-            "no list": {"data": 1},
-            "name that is a number": {"name": 1},
+            "string as dimension": {"shape": ["1", 3]},
+            "strings as numbers": {"data": ["1", "2", "3"]},
+            "booleans as numbers": {"data": [True, 2, 3]},
+            "null as number": {"data": [None, 2, 3]},
+            "data is not a list": {"data": 1},
+            "number as name": {"name": 1},
         }.items()
     },
-    "id that is a number": json.dumps({"id": 5, "inputs": [x()]}).encode(),
+    "number as id": json.dumps({"id": 5, "inputs": [x()]}).encode(),
     "negative classification": json.dumps(
         {"inputs": [x()], "outputs": [{"name": "Y", "parameters": {"classification": -1}}]}
     ).encode(),
-    "binary output that is a number": json.dumps({"inputs": [x()], "parameters": {"binary_data_output": 1}}).encode(),
+    "number as binary output": json.dumps({"inputs": [x()], "parameters": {"binary_data_output": 1}}).encode(),
 }
 
 
 class TestRefusals:
     @pytest.mark.parametrize("case", list(INVALID))
     def test_invalid_requests_are_4xx_in_both(self, both: Both, case: str) -> None:
-        theirs, ours = refused(both, BATCHED, json.dumps({"inputs": [x()], **INVALID[case]}).encode())
+        theirs, ours = refused_statuses(both, BATCHED, json.dumps({"inputs": [x()], **INVALID[case]}).encode())
         assert (theirs // 100, ours) == (4, 400)
 
     @pytest.mark.parametrize("case", list(MALFORMED))
-    def test_malformed_requests_are_400_where_triton_returns_500(self, both: Both, case: str) -> None:
-        assert refused(both, BATCHED, MALFORMED[case]) == (500, 400)
+    def test_malformed_requests_are_400_instead_of_500(self, both: Both, case: str) -> None:
+        assert refused_statuses(both, BATCHED, MALFORMED[case]) == (500, 400)
 
     @pytest.mark.parametrize(
         ("data", "datatype"),
         [([256], "UINT8"), ([128], "INT8"), ([2**31], "INT32"), ([1e39], "FP32")],
     )
-    def test_numbers_out_of_range_are_400_where_triton_wraps_them(
-        self, both: Both, data: list[Any], datatype: str
-    ) -> None:
+    def test_numbers_out_of_range_are_400(self, both: Both, data: list[Any], datatype: str) -> None:
         body = json.dumps({"inputs": [{"name": datatype, "datatype": datatype, "shape": [1, 1], "data": data}]})
-        assert refused(both, TYPED, body.encode()) == (200, 400)
+        assert refused_statuses(both, TYPED, body.encode()) == (200, 400)
 
     @pytest.mark.parametrize(
         ("datatype", "data"),
@@ -302,23 +302,25 @@ class TestRefusals:
     )
     def test_wrong_elements_are_400(self, both: Both, datatype: str, data: list[Any]) -> None:
         body = json.dumps({"inputs": [{"name": datatype, "datatype": datatype, "shape": [1, 1], "data": data}]})
-        assert refused(both, TYPED, body.encode()) == (500, 400)
+        assert refused_statuses(both, TYPED, body.encode()) == (500, 400)
 
     @pytest.mark.parametrize("size", [0, 8, 16, 13, 2**40])
-    def test_binary_sizes_that_do_not_fit_are_400(self, both: Both, size: int) -> None:
-        tensor = {"name": "X", "datatype": "FP32", "shape": [1, 3], **sized(size)}
+    def test_wrong_binary_sizes_are_400(self, both: Both, size: int) -> None:
+        tensor = {"name": "X", "datatype": "FP32", "shape": [1, 3], **binary_size(size)}
         body, headers = with_binary({"inputs": [tensor]}, b"\0" * min(size, 16))
-        assert refused(both, BATCHED, body, **headers) == (400, 400)
+        assert refused_statuses(both, BATCHED, body, **headers) == (400, 400)
 
     @pytest.mark.parametrize("raw", [RAW[:8], RAW + b"1234", b""])
-    def test_bytes_missing_or_left_over_are_400(self, both: Both, raw: bytes) -> None:
-        body, headers = with_binary({"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 3], **sized(12)}]}, raw)
-        assert refused(both, BATCHED, body, **headers) == (400, 400)
+    def test_missing_or_extra_bytes_are_400(self, both: Both, raw: bytes) -> None:
+        body, headers = with_binary(
+            {"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 3], **binary_size(12)}]}, raw
+        )
+        assert refused_statuses(both, BATCHED, body, **headers) == (400, 400)
 
     @pytest.mark.parametrize("length", ["99999", "-5", "abc", "0x10", "9" * 30, ""])
     def test_wrong_header_lengths_are_400(self, both: Both, length: str) -> None:
-        body, _ = with_binary({"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 3], **sized(12)}]}, RAW)
-        assert refused(both, BATCHED, body, Inference_Header_Content_Length=length) == (400, 400)
+        body, _ = with_binary({"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 3], **binary_size(12)}]}, RAW)
+        assert refused_statuses(both, BATCHED, body, Inference_Header_Content_Length=length) == (400, 400)
 
     @pytest.mark.parametrize(
         "raw",
@@ -330,9 +332,9 @@ class TestRefusals:
             raw_texts(b"a", b"b") + b"c",
         ],
     )
-    def test_broken_texts_are_400(self, both: Both, raw: bytes) -> None:
-        body, headers = with_binary({"inputs": [given("BYTES", **sized(len(raw)))]}, raw)
-        assert refused(both, TYPED, body, **headers) == (400, 400)
+    def test_malformed_binary_strings_are_400(self, both: Both, raw: bytes) -> None:
+        body, headers = with_binary({"inputs": [tensor_of("BYTES", **binary_size(len(raw)))]}, raw)
+        assert refused_statuses(both, TYPED, body, **headers) == (400, 400)
 
     @pytest.mark.parametrize(
         "path",
@@ -344,17 +346,18 @@ class TestRefusals:
         ],
     )
     def test_unknown_models_and_versions_are_404(self, both: Both, path: str) -> None:
-        assert refused(both, path, json.dumps({"inputs": [x()]}).encode()) == (404, 404)
+        assert refused_statuses(both, path, json.dumps({"inputs": [x()]}).encode()) == (404, 404)
 
-    def test_classes_of_texts_do_not_reach_triton_which_they_crash(self, both: Both) -> None:
-        tensor = given("BYTES", data=["a", "b"])
+    def test_classes_of_texts_are_400(self, both: Both) -> None:
+        """Triton 2.51 crashes on this request, so only the gateway gets it."""
+        tensor = tensor_of("BYTES", data=["a", "b"])
         output = {"name": "BYTES_OUT", "parameters": {"classification": 2}}
         answer = both.gateway.post(TYPED, json={"inputs": [tensor], "outputs": [output]})
         assert answer.status_code == 400
         assert answer.json() == {"error": "class result not available for output 'BYTES_OUT' of datatype BYTES."}
 
-    def test_classes_of_a_possibly_empty_output_are_refused(self, both: Both) -> None:
-        """Empty inputs crash Triton 2.51."""
+    def test_classes_of_a_possibly_empty_output_are_400(self, both: Both) -> None:
+        """Triton 2.51 crashes on classes of an empty output, so only the gateway gets the request."""
         tensor = {"name": "SCRIPT", "datatype": "BYTES", "shape": [1], "data": ['{"numbers": []}']}
         output = {"name": "NUMBERS", "parameters": {"classification": 1}}
         answer = both.gateway.post("/v2/models/scripted/infer", json={"inputs": [tensor], "outputs": [output]})
@@ -376,10 +379,13 @@ class TestRefusals:
         ],
     )
     @pytest.mark.parametrize("model", ["scripted", "scripted_chain"])
-    def test_a_models_own_error_has_tritons_status(self, both: Both, model: str, code: str, status: int) -> None:
+    def test_an_error_of_a_model_has_the_status_of_triton(self, both: Both, model: str, code: str, status: int) -> None:
         script = json.dumps({"error": {"code": code, "message": "EARLY_EXIT[nothing]"}})
         tensor = {"name": "SCRIPT", "datatype": "BYTES", "shape": [1], "data": [script]}
-        assert refused(both, f"/v2/models/{model}/infer", json.dumps({"inputs": [tensor]}).encode()) == (status, status)
+        assert refused_statuses(both, f"/v2/models/{model}/infer", json.dumps({"inputs": [tensor]}).encode()) == (
+            status,
+            status,
+        )
 
     def test_a_model_that_raises_is_500_without_its_text(self, both: Both) -> None:
         tensor = {"name": "SCRIPT", "datatype": "BYTES", "shape": [1], "data": [json.dumps({"raise": "secret"})]}
@@ -389,19 +395,19 @@ class TestRefusals:
         assert ours.json() == {"error": "A model's script raised an exception."}
 
     def test_a_deeply_nested_body_is_400(self, both: Both) -> None:
-        """Triton's own endpoint ends with the process: only the gateway is asked."""
+        """The process of Triton crashes on this body, so only the gateway gets it."""
         for opening in ('{"inputs":', '{"inputs":[{"name":"X","datatype":"FP32","shape":[1,3],"data":', '{"a":'):
             answer = both.gateway.post(BATCHED, content=opening.encode() + b"[" * 100_000)
             assert (answer.status_code, list(answer.json())) == (400, ["error"])
 
 
-def script(**said: Any) -> bytes:
-    tensor = {"name": "SCRIPT", "datatype": "BYTES", "shape": [1], "data": [json.dumps(said)]}
+def script(**fields: Any) -> bytes:
+    tensor = {"name": "SCRIPT", "datatype": "BYTES", "shape": [1], "data": [json.dumps(fields)]}
     return json.dumps({"inputs": [tensor]}).encode()
 
 
 class TestDecoupledModels:
-    """Triton answers 501 to every inference of a decoupled model over HTTP."""
+    """The status of Triton is 501 for every inference of a decoupled model over HTTP."""
 
     PATH = "/v2/models/scripted_stream/infer"
 
@@ -410,7 +416,7 @@ class TestDecoupledModels:
         assert (theirs.status_code, ours.status_code) == (501, 200)
         assert answer_of(ours).tensors["TEXT"] == ("BYTES", [1], ["ä"])
 
-    def test_several_responses_are_400_and_stop_the_model(self, both: Both, tmp_path: Path) -> None:
+    def test_several_responses_are_400_and_cancel_the_model(self, both: Both, tmp_path: Path) -> None:
         notice = tmp_path / "cancelled"
         answer = both.gateway.post(self.PATH, content=script(outputs=50, interval_s=0.1, notice=str(notice)))
         assert (answer.status_code, list(answer.json())) == (400, ["error"])
@@ -423,7 +429,7 @@ class TestDecoupledModels:
 
 
 class TestCalls:
-    """Deadlines, disconnects, metrics and the log are those of every other request."""
+    """Deadlines, disconnects, metrics and the log work as for all other requests."""
 
     def test_a_deadline_that_passes_is_504(self, both: Both) -> None:
         headers = {"X-Request-Timeout": "0.2"}
@@ -447,20 +453,20 @@ class TestCalls:
         assert (line["path"], line["pipeline"], line["outcome"]) == ("/v2/models/scripted/infer", "-", "ok")
         assert line["triton_request_id"]
 
-    def test_an_invented_name_does_not_become_a_label(self, both: Both, gateway: GatewayProcess) -> None:
+    def test_an_unknown_model_is_not_a_label(self, both: Both, gateway: GatewayProcess) -> None:
         both.gateway.post("/v2/models/made_up/infer", content=script())
         assert "made_up" not in httpx.get(f"{gateway.admin_url}/metrics").text
 
 
 @pytest.mark.parametrize("outputs", [[], ["FILL"], ["SUM"], ["SUM", "FILL"]])
-def test_large_tensors_through_shared_memory(
+def test_shared_memory_gives_the_answer_of_triton(
     triton: EmbeddedTriton, lane_gateway: GatewayProcess, outputs: list[str]
 ) -> None:
     file = np.random.default_rng(2).bytes(600_000)
     raw = raw_texts(file)
-    asked = {"outputs": [{"name": name} for name in outputs], "parameters": {"binary_data_output": True}}
-    tensor = {"name": "FILE", "datatype": "BYTES", "shape": [1], **sized(len(raw))}
-    body, headers = with_binary({"inputs": [tensor], **asked}, raw)
+    requested = {"outputs": [{"name": name} for name in outputs], "parameters": {"binary_data_output": True}}
+    tensor = {"name": "FILE", "datatype": "BYTES", "shape": [1], **binary_size(len(raw))}
+    body, headers = with_binary({"inputs": [tensor], **requested}, raw)
     with both_at(triton.http_url, lane_gateway.url) as both:
         for version in ("", "/versions/1"):
             answer = same_answer(both, f"/v2/models/scripted_large{version}/infer", body, **headers)
@@ -472,7 +478,7 @@ def test_large_tensors_through_shared_memory(
 def lane_gateway(
     triton: EmbeddedTriton, config_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[GatewayProcess]:
-    """In front of the session's Triton, with shared memory."""
+    """A gateway with shared memory in front of the session's Triton."""
     folder = tmp_path_factory.mktemp("lane")
     settings = {"triton_url": triton.grpc_url, "config": str(config_path), "shared_memory_bytes": str(64 * 2**20)}
     with running_gateway(folder, **settings) as process:

@@ -13,7 +13,7 @@ from app.triton.embedded.server import EmbeddedTriton
 from tests.conftest import Require
 from tests.environments import npm_environment
 from tests.live.conftest import GatewayProcess
-from tests.live.test_openai_sdk import PROMPT, WISHES, executed, own
+from tests.live.test_openai_sdk import PROMPT, SAMPLING, executions, pipeline_answer
 
 pytestmark = pytest.mark.full
 
@@ -31,13 +31,13 @@ def answers(gateway: GatewayProcess, triton: EmbeddedTriton, require: Require) -
 
 
 def test_the_javascript_client(answers: dict[str, Any], client: httpx.Client, triton: EmbeddedTriton) -> None:
-    expected = own(client, "write", prompt=PROMPT, **WISHES)["text"]
+    expected = pipeline_answer(client, "write", prompt=PROMPT, **SAMPLING)["text"]
     assert answers["models"] == ["write", "embed", "scripted_stream"]
     assert answers["completion"]["choices"][0]["text"] == answers["chunks"]["text"] == expected
     assert answers["chunks"]["usage"] == answers["completion"]["usage"]
     assert answers["chat"]["choices"][0]["message"]["content"] == answers["chatChunks"]["text"]
     assert answers["chat"]["usage"] == answers["chatChunks"]["usage"]
-    vector = own(client, "embed", text="A cat.")["embedding"]
+    vector = pipeline_answer(client, "embed", text="A cat.")["embedding"]
     assert [len(item["embedding"]) for item in answers["embeddings"]] == [384, 384]
     assert answers["embeddings"][0]["embedding"] == pytest.approx(vector, abs=1e-6)
     assert answers["badField"] == {"class": "BadRequestError", "status": 400, "code": "invalid_input", "param": "n"}
@@ -45,6 +45,6 @@ def test_the_javascript_client(answers: dict[str, Any], client: httpx.Client, tr
     assert answers["midStream"] == {"class": "APIError", "status": None, "code": "model_error", "param": None}
     assert answers["chunksBeforeDisconnect"] == 5
     time.sleep(0.5)
-    after = executed(triton, "text_detokenize")
+    after = executions(triton, "text_detokenize")
     time.sleep(0.3)
-    assert executed(triton, "text_detokenize") == after, "the generator continues after the client disconnected"
+    assert executions(triton, "text_detokenize") == after, "the generator continues after the client disconnected"

@@ -1,4 +1,4 @@
-"""OpenAI's own Python client, synchronous and asynchronous, against the real Triton."""
+"""OpenAI's Python client, synchronous and asynchronous, with the gateway and the real Triton."""
 
 import asyncio
 import json
@@ -19,10 +19,10 @@ from tests.live.side_by_side import triton_text, triton_vectors
 from tests.live.test_cancellation import eventually
 
 PROMPT = "The for statement"
-WISHES: dict[str, Any] = {"max_tokens": 24, "seed": 7, "temperature": 0.8}
+SAMPLING: dict[str, Any] = {"max_tokens": 24, "seed": 7, "temperature": 0.8}
 MESSAGES: list[Any] = [{"role": "system", "content": "Be brief. "}, {"role": "user", "content": "What is a list?"}]
 AS_PROMPT = "System: Be brief.\nUser: What is a list?\nAssistant:"
-"""The messages by the template of `write`."""
+"""The messages after the template of `write`."""
 TEXTS = [f"Sentence number {index} is about cats." for index in range(40)]
 
 
@@ -38,60 +38,60 @@ async def async_sdk(gateway: GatewayProcess) -> AsyncIterator[openai.AsyncOpenAI
         yield client
 
 
-def own(client: httpx.Client, pipeline: str, **body: Any) -> Any:
-    """The answer of the pipeline's own address."""
+def pipeline_answer(client: httpx.Client, pipeline: str, **body: Any) -> Any:
+    """Returns the answer of ``/v1/pipelines/{pipeline}``."""
     return client.post(f"/v1/pipelines/{pipeline}", json=body).raise_for_status().json()
 
 
-def executed(triton: EmbeddedTriton, model: str, metric: str = "nv_inference_exec_count") -> int:
+def executions(triton: EmbeddedTriton, model: str, metric: str = "nv_inference_exec_count") -> int:
     lines = httpx.get(triton.metrics_url).text.splitlines()
     return sum(int(line.split()[-1]) for line in lines if line.startswith(f'{metric}{{model="{model}"'))
 
 
 class TestModels:
-    def test_models_are_the_pipelines_that_declare_it(self, sdk: openai.OpenAI) -> None:
+    def test_models_are_the_pipelines_that_declare_openai(self, sdk: openai.OpenAI) -> None:
         assert [model.id for model in sdk.models.list()] == ["write", "embed", "scripted_stream"]
         assert sdk.models.retrieve("write").owned_by == "triton-gateway"
 
 
 class TestText:
-    def test_a_completion_is_the_pipelines_answer(self, sdk: openai.OpenAI, client: httpx.Client) -> None:
-        expected = own(client, "write", prompt=PROMPT, **WISHES)
-        answer = sdk.completions.create(model="write", prompt=PROMPT, **WISHES)
+    def test_a_completion_matches_the_pipeline(self, sdk: openai.OpenAI, client: httpx.Client) -> None:
+        expected = pipeline_answer(client, "write", prompt=PROMPT, **SAMPLING)
+        answer = sdk.completions.create(model="write", prompt=PROMPT, **SAMPLING)
         assert answer.choices[0].text == expected["text"]
         assert answer.choices[0].finish_reason == expected["finish_reason"]
         assert answer.usage is not None
         assert answer.usage.completion_tokens == len(expected["token_id"])
         assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 
-    def test_a_completion_is_tritons_own_answer(self, sdk: openai.OpenAI, triton: EmbeddedTriton) -> None:
-        answer = sdk.completions.create(model="write", prompt=PROMPT, **WISHES)
+    def test_a_completion_matches_triton(self, sdk: openai.OpenAI, triton: EmbeddedTriton) -> None:
+        answer = sdk.completions.create(model="write", prompt=PROMPT, **SAMPLING)
         assert answer.usage is not None
         tokens = {"prompt": answer.usage.prompt_tokens, "completion": answer.usage.completion_tokens}
         assert {"text": answer.choices[0].text, **tokens} == triton_text(triton.http_url, PROMPT)
 
-    def test_prompt_tokens_are_those_of_the_models_tokenizer(self, sdk: openai.OpenAI) -> None:
+    def test_prompt_tokens_are_counted_by_the_tokenizer(self, sdk: openai.OpenAI) -> None:
         counts = [
             sdk.completions.create(model="write", prompt=prompt, max_tokens=1).usage
             for prompt in ("The", PROMPT, PROMPT * 2)
         ]
         assert [each.prompt_tokens for each in counts if each is not None] == [1, 3, 6]
 
-    def test_a_chat_is_the_template_then_the_pipeline(self, sdk: openai.OpenAI, client: httpx.Client) -> None:
-        expected = own(client, "write", prompt=AS_PROMPT, **WISHES)
-        wishes = {**WISHES, "max_completion_tokens": WISHES["max_tokens"]}
-        del wishes["max_tokens"]
-        answer = sdk.chat.completions.create(model="write", messages=MESSAGES, **wishes)
+    def test_a_chat_applies_the_template_to_the_messages(self, sdk: openai.OpenAI, client: httpx.Client) -> None:
+        expected = pipeline_answer(client, "write", prompt=AS_PROMPT, **SAMPLING)
+        sampling = {**SAMPLING, "max_completion_tokens": SAMPLING["max_tokens"]}
+        del sampling["max_tokens"]
+        answer = sdk.chat.completions.create(model="write", messages=MESSAGES, **sampling)
         assert answer.choices[0].message.content == expected["text"]
         assert answer.choices[0].message.role == "assistant"
 
-    def test_a_parameter_of_the_pipeline_alone(self, sdk: openai.OpenAI, client: httpx.Client) -> None:
+    def test_a_request_can_have_parameters_of_the_pipeline(self, sdk: openai.OpenAI, client: httpx.Client) -> None:
         extra = {"chunk_tokens": 8}
-        chunks = list(sdk.completions.create(model="write", prompt=PROMPT, stream=True, extra_body=extra, **WISHES))
+        chunks = list(sdk.completions.create(model="write", prompt=PROMPT, stream=True, extra_body=extra, **SAMPLING))
         assert len(chunks) == 24 / 8 + 1
-        assert text_of(chunks) == own(client, "write", prompt=PROMPT, **WISHES)["text"]
+        assert text_of(chunks) == pipeline_answer(client, "write", prompt=PROMPT, **SAMPLING)["text"]
 
-    def test_a_model_that_is_not_decoupled_and_has_another_prompt(self, sdk: openai.OpenAI) -> None:
+    def test_the_prompt_can_map_to_another_input(self, sdk: openai.OpenAI) -> None:
         script = json.dumps({"outputs": 3, "texts": ["c3", "a4c3", "b6"]})
         assert sdk.completions.create(model="scripted_stream", prompt=script).choices[0].text == "äö"
 
@@ -103,11 +103,11 @@ class TestText:
 
 
 class TestStreams:
-    def test_chunks_are_the_pipelines_text(self, sdk: openai.OpenAI, client: httpx.Client) -> None:
-        expected = own(client, "write", prompt=PROMPT, **WISHES)["text"]
+    def test_chunks_match_the_text_of_the_pipeline(self, sdk: openai.OpenAI, client: httpx.Client) -> None:
+        expected = pipeline_answer(client, "write", prompt=PROMPT, **SAMPLING)["text"]
         chunks = list(
             sdk.completions.create(
-                model="write", prompt=PROMPT, stream=True, stream_options={"include_usage": True}, **WISHES
+                model="write", prompt=PROMPT, stream=True, stream_options={"include_usage": True}, **SAMPLING
             )
         )
         assert text_of(chunks) == expected
@@ -115,25 +115,25 @@ class TestStreams:
         assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 2) + ["length"]
         assert chunks[-1].choices == []
         assert chunks[-1].usage is not None
-        assert chunks[-1].usage.completion_tokens == WISHES["max_tokens"]
+        assert chunks[-1].usage.completion_tokens == SAMPLING["max_tokens"]
 
-    def test_the_clients_own_helper_joins_a_chat(self, sdk: openai.OpenAI, client: httpx.Client) -> None:
-        expected = own(client, "write", prompt=AS_PROMPT, **WISHES)
-        with sdk.chat.completions.stream(model="write", messages=MESSAGES, **WISHES) as stream:
+    def test_the_stream_helper_of_the_client_joins_a_chat(self, sdk: openai.OpenAI, client: httpx.Client) -> None:
+        expected = pipeline_answer(client, "write", prompt=AS_PROMPT, **SAMPLING)
+        with sdk.chat.completions.stream(model="write", messages=MESSAGES, **SAMPLING) as stream:
             completion = stream.get_final_completion()
         assert completion.choices[0].message.content == expected["text"]
         assert completion.choices[0].finish_reason == expected["finish_reason"]
 
-    async def test_the_asynchronous_client_reads_the_same(
+    async def test_the_async_client_reads_the_same_text(
         self, async_sdk: openai.AsyncOpenAI, client: httpx.Client
     ) -> None:
-        whole = await async_sdk.chat.completions.create(model="write", messages=MESSAGES, **WISHES)
-        stream = await async_sdk.chat.completions.create(model="write", messages=MESSAGES, stream=True, **WISHES)
+        whole = await async_sdk.chat.completions.create(model="write", messages=MESSAGES, **SAMPLING)
+        stream = await async_sdk.chat.completions.create(model="write", messages=MESSAGES, stream=True, **SAMPLING)
         pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
         assert "".join(pieces) == whole.choices[0].message.content
-        assert "".join(pieces) == own(client, "write", prompt=AS_PROMPT, **WISHES)["text"]
+        assert "".join(pieces) == pipeline_answer(client, "write", prompt=AS_PROMPT, **SAMPLING)["text"]
 
-    def test_an_error_in_mid_stream_is_raised(self, sdk: openai.OpenAI) -> None:
+    def test_the_client_raises_an_error_of_a_stream(self, sdk: openai.OpenAI) -> None:
         script = json.dumps({"outputs": 2, "interval_s": 0.05, "then": "error"})
         texts = []
         with pytest.raises(openai.APIError) as caught:
@@ -144,14 +144,14 @@ class TestStreams:
         assert caught.value.code == "model_error"
         assert type(caught.value) is openai.APIError
 
-    async def test_the_async_client_raises_an_error_in_mid_stream(self, async_sdk: openai.AsyncOpenAI) -> None:
+    async def test_the_async_client_raises_an_error_of_a_stream(self, async_sdk: openai.AsyncOpenAI) -> None:
         script = json.dumps({"outputs": 2, "interval_s": 0.05, "then": "error"})
         stream = await async_sdk.completions.create(model="scripted_stream", prompt=script, stream=True)
         assert [(await anext(stream)).choices[0].text for _ in range(2)] == ["word "] * 2
         with pytest.raises(openai.APIError, match="failed"):
             await anext(stream)
 
-    def test_pings_are_not_seen_and_a_drain_is_an_error(self, start_gateway: StartGateway, config_path: Path) -> None:
+    def test_the_client_ignores_pings_and_raises_draining(self, start_gateway: StartGateway, config_path: Path) -> None:
         gateway = start_gateway(config=str(config_path), ping_s="0.1", drain_s="0.2")
         script = json.dumps({"outputs": 9, "interval_s": 0.4})
         with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none") as sdk:
@@ -164,43 +164,41 @@ class TestStreams:
 
 
 class TestStop:
-    """`write` is an ensemble: only its cancel model stops the generator."""
+    """`write` is an ensemble, so only its cancel model stops the generator."""
 
     @pytest.mark.parametrize("stream", [False, True])
-    def test_it_ends_the_text_and_the_generator(
+    def test_stop_ends_the_text_and_the_generator(
         self, sdk: openai.OpenAI, client: httpx.Client, triton: EmbeddedTriton, stream: bool
     ) -> None:
-        wishes = {"max_tokens": 500, "seed": 3, "temperature": 1.0}
-        full = own(client, "write", prompt=PROMPT, **{**wishes, "max_tokens": 40})["text"]
+        sampling = {"max_tokens": 500, "seed": 3, "temperature": 1.0}
+        full = pipeline_answer(client, "write", prompt=PROMPT, **{**sampling, "max_tokens": 40})["text"]
         stop = full[21:27]
-        before = executed(triton, "text_detokenize")
-        answer = sdk.completions.create(model="write", prompt=PROMPT, stop=["never", stop], stream=stream, **wishes)
+        before = executions(triton, "text_detokenize")
+        answer = sdk.completions.create(model="write", prompt=PROMPT, stop=["never", stop], stream=stream, **sampling)
         chunks = [answer] if isinstance(answer, openai.types.Completion) else list(answer)
         assert text_of(chunks) == full[: full.index(stop)]
         assert chunks[-1].choices[0].finish_reason == "stop"
         time.sleep(0.5)
-        after = executed(triton, "text_detokenize")
-        assert after - before < 100, "Triton itself would compute all 500 tokens"
+        after = executions(triton, "text_detokenize")
+        assert after - before < 100, "without the cancel model, Triton computes all 500 tokens"
         time.sleep(0.3)
-        assert executed(triton, "text_detokenize") == after
+        assert executions(triton, "text_detokenize") == after
 
 
-class TestLeaving:
-    def test_a_client_that_closes_its_stream_stops_the_generator(
-        self, sdk: openai.OpenAI, triton: EmbeddedTriton
-    ) -> None:
-        before = executed(triton, "text_detokenize")
-        wishes = {"max_tokens": 500, "seed": 3, "temperature": 1.0}
-        with sdk.completions.create(model="write", prompt=PROMPT, stream=True, **wishes) as stream:
+class TestCancellation:
+    def test_closing_a_stream_stops_the_generator(self, sdk: openai.OpenAI, triton: EmbeddedTriton) -> None:
+        before = executions(triton, "text_detokenize")
+        sampling = {"max_tokens": 500, "seed": 3, "temperature": 1.0}
+        with sdk.completions.create(model="write", prompt=PROMPT, stream=True, **sampling) as stream:
             for _ in range(5):
                 next(stream)
         time.sleep(0.5)
-        after = executed(triton, "text_detokenize")
+        after = executions(triton, "text_detokenize")
         assert after - before < 100
         time.sleep(0.3)
-        assert executed(triton, "text_detokenize") == after
+        assert executions(triton, "text_detokenize") == after
 
-    async def test_an_asynchronous_client_that_is_cancelled_stops_it_too(
+    async def test_cancelling_an_async_call_cancels_the_request(
         self, async_sdk: openai.AsyncOpenAI, gateway: GatewayProcess, tmp_path: Path
     ) -> None:
         notice = tmp_path / "notice"
@@ -219,41 +217,41 @@ class TestLeaving:
         self, async_sdk: openai.AsyncOpenAI, triton: EmbeddedTriton
     ) -> None:
         metric = "nv_inference_request_success"
-        before = executed(triton, "text_embed", metric)
+        before = executions(triton, "text_embed", metric)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.3):
                 await async_sdk.embeddings.create(model="embed", input=TEXTS * 25)
         await asyncio.sleep(1.0)
-        after = executed(triton, "text_embed", metric)
-        assert after - before < 30, "1,000 texts are 63 batches"
+        after = executions(triton, "text_embed", metric)
+        assert after - before < 30, "the model computed most of the 63 batches of 1,000 texts"
         await asyncio.sleep(0.5)
-        assert executed(triton, "text_embed", metric) == after
+        assert executions(triton, "text_embed", metric) == after
 
 
 class TestEmbeddings:
-    def test_texts_are_the_pipelines_vectors(self, sdk: openai.OpenAI, client: httpx.Client) -> None:
+    def test_vectors_match_the_pipeline(self, sdk: openai.OpenAI, client: httpx.Client) -> None:
         """The client requests base64 by default."""
         answer = sdk.embeddings.create(model="embed", input=TEXTS[:3])
         for text, item in zip(TEXTS, answer.data, strict=False):
-            assert np.allclose(item.embedding, own(client, "embed", text=text)["embedding"], atol=1e-6)
+            assert np.allclose(item.embedding, pipeline_answer(client, "embed", text=text)["embedding"], atol=1e-6)
         assert [item.index for item in answer.data] == [0, 1, 2]
 
-    def test_vectors_are_tritons_own(self, sdk: openai.OpenAI, triton: EmbeddedTriton) -> None:
+    def test_vectors_match_triton(self, sdk: openai.OpenAI, triton: EmbeddedTriton) -> None:
         answer = sdk.embeddings.create(model="embed", input=TEXTS[:2])
         vectors = np.float32([item.embedding for item in answer.data]).tolist()
         assert vectors == triton_vectors(triton.http_url, *TEXTS[:2])
 
-    def test_numbers_and_base64_are_the_same(self, sdk: openai.OpenAI) -> None:
+    def test_float_and_base64_vectors_are_the_same(self, sdk: openai.OpenAI) -> None:
         numbers = sdk.embeddings.create(model="embed", input="A cat.", encoding_format="float")
         base64 = sdk.embeddings.create(model="embed", input="A cat.")
         assert np.array_equal(np.float32(numbers.data[0].embedding), np.float32(base64.data[0].embedding))
         assert numbers.usage.prompt_tokens == base64.usage.prompt_tokens == 5
 
-    def test_many_texts_are_few_requests_to_the_model(self, sdk: openai.OpenAI, triton: EmbeddedTriton) -> None:
+    def test_texts_are_sent_to_the_model_in_batches(self, sdk: openai.OpenAI, triton: EmbeddedTriton) -> None:
         metric = "nv_inference_request_success"
-        before = executed(triton, "text_embed", metric)
+        before = executions(triton, "text_embed", metric)
         answer = sdk.embeddings.create(model="embed", input=TEXTS)
-        assert executed(triton, "text_embed", metric) - before == 3
+        assert executions(triton, "text_embed", metric) - before == 3
         assert len({tuple(item.embedding) for item in answer.data}) == len(TEXTS)
 
     async def test_the_asynchronous_client(self, async_sdk: openai.AsyncOpenAI) -> None:
@@ -274,7 +272,7 @@ class TestErrors:
         ],
         ids=str,
     )
-    def test_the_class_is_that_of_the_status(
+    def test_the_exception_matches_the_status(
         self, sdk: openai.OpenAI, body: dict[str, Any], error: type[openai.APIStatusError], code: str
     ) -> None:
         with pytest.raises(error) as caught:
@@ -282,8 +280,8 @@ class TestErrors:
         assert caught.value.code == code
         assert caught.value.request_id
 
-    def test_a_failed_model_is_not_asked_again(self, gateway: GatewayProcess) -> None:
-        """The client repeats answers from 500 on, unless X-Should-Retry says no."""
+    def test_the_client_does_not_retry_a_model_error(self, gateway: GatewayProcess) -> None:
+        """The client retries statuses from 500, unless the header X-Should-Retry is false."""
         labels = {"pipeline": "scripted_stream", "outcome": "model_error"}
         before = gateway.metric("requests_total", **labels)
         script = json.dumps({"outputs": 0, "then": "error"})
@@ -295,25 +293,25 @@ class TestErrors:
         assert (caught.value.status_code, caught.value.code) == (502, "model_error")
         eventually(lambda: gateway.metric("requests_total", **labels) == before + 1)
 
-    def test_a_deadline(self, sdk: openai.OpenAI) -> None:
+    def test_a_deadline_is_504(self, sdk: openai.OpenAI) -> None:
         script = json.dumps({"outputs": 1, "interval_s": 4})
         with pytest.raises(openai.InternalServerError) as caught:
             sdk.completions.create(model="scripted_stream", prompt=script, extra_headers={"X-Request-Timeout": "0.3"})
         assert caught.value.status_code == 504
 
 
-def test_a_pipeline_becomes_a_model_while_the_gateway_runs(start_gateway: StartGateway, tmp_path: Path) -> None:
+def test_a_reload_can_add_a_model(start_gateway: StartGateway, tmp_path: Path) -> None:
     path = tmp_path / "gateway.yaml"
-    words: dict[str, Any] = {"model": "scripted_stream", "inputs": {"script": {"tensor": "SCRIPT", "kind": "text"}}}
-    words["outputs"] = {"text": {"tensor": "TEXT", "kind": "text"}}
-    path.write_text(yaml.safe_dump({"pipelines": {"p": words}}))
+    pipeline: dict[str, Any] = {"model": "scripted_stream", "inputs": {"script": {"tensor": "SCRIPT", "kind": "text"}}}
+    pipeline["outputs"] = {"text": {"tensor": "TEXT", "kind": "text"}}
+    path.write_text(yaml.safe_dump({"pipelines": {"p": pipeline}}))
     gateway = start_gateway(config=str(path))
     with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none") as sdk:
         assert list(sdk.models.list()) == []
         assert "/v1/chat/completions" not in paths_of(gateway)
         (tmp_path / "chat.jinja").write_text('{"outputs": {{ messages | length }}}')
-        words["openai"] = {"chat": {"template": "chat.jinja", "prompt": "script"}}
-        path.write_text(yaml.safe_dump({"pipelines": {"p": words}}))
+        pipeline["openai"] = {"chat": {"template": "chat.jinja", "prompt": "script"}}
+        path.write_text(yaml.safe_dump({"pipelines": {"p": pipeline}}))
         eventually(lambda: [model.id for model in sdk.models.list()] == ["p"])
         assert "/v1/chat/completions" in paths_of(gateway)
         assert sdk.chat.completions.create(model="p", messages=MESSAGES).choices[0].message.content == "word word "

@@ -1,4 +1,4 @@
-"""Resumable streams in Redis: two gateways, a real redis-server, and their failures."""
+"""Resumable streams in Redis: two gateways, a real ``redis-server``, and failures of both."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ Pair = tuple[GatewayProcess, GatewayProcess]
 
 @pytest.fixture(scope="module")
 def settings(redis: RedisServer, triton: EmbeddedTriton, config_path: Path) -> dict[str, str]:
-    """Pings are frequent: each interrupts a read of Redis."""
+    """Sets a short interval for pings, because each ping interrupts a read of Redis."""
     return {
         "redis_url": redis.url,
         "triton_url": triton.grpc_url,
@@ -39,95 +39,95 @@ def settings(redis: RedisServer, triton: EmbeddedTriton, config_path: Path) -> d
 
 @pytest.fixture(scope="module")
 def pair(settings: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """Two gateways over one Redis and one Triton."""
+    """Two gateways with the same Redis and the same Triton."""
     folder = tmp_path_factory.mktemp("pair")
     with (
-        running_gateway(folder / "here", ready=False, **settings) as here,
-        running_gateway(folder / "there", **settings) as there,
+        running_gateway(folder / "first", ready=False, **settings) as first,
+        running_gateway(folder / "second", **settings) as second,
     ):
-        wait_until_ready(here)
-        yield here, there
+        wait_until_ready(first)
+        yield first, second
 
 
 @pytest.fixture
-def doomed(settings: dict[str, str], start_gateway: StartGateway) -> GatewayProcess:
-    """A third, to be killed by its test."""
+def third(settings: dict[str, str], start_gateway: StartGateway) -> GatewayProcess:
+    """A third gateway, which the test ends."""
     return start_gateway(**settings)
 
 
-def test_other_processes_can_read_resume_and_delete_a_stream(pair: Pair, tmp_path: Path) -> None:
-    here, there = pair
-    path = start(here, outputs=12, interval_s=0.1)
-    events = read_some(there, path, 3)
-    events += read_some(here, path, 3, after=3)
-    events += read_all(there, path, after=6)
+def test_other_gateways_can_read_resume_and_delete_a_stream(pair: Pair, tmp_path: Path) -> None:
+    first, second = pair
+    path = start(first, outputs=12, interval_s=0.1)
+    events = read_some(second, path, 3)
+    events += read_some(first, path, 3, after=3)
+    events += read_all(second, path, after=6)
     assert [event.id for event in events] == list(range(1, 14))
-    assert read_all(here, path) == read_all(there, path) == events
+    assert read_all(first, path) == read_all(second, path) == events
     assert [ask(each, path, after=13).status_code for each in pair] == [204, 204]
     assert [each.metric("triton_calls_total", model="scripted_stream") for each in pair] == [1, 0]
-    assert ask(there, path, after=99).status_code == 400
+    assert ask(second, path, after=99).status_code == 400
 
-    path = start(here, outputs=12, bytes=200_000)
-    eventually(lambda: ask(there, path).status_code == 410)
-    assert read_all(there, path, after=11)[-1].data["outputs"] == 12
+    path = start(first, outputs=12, bytes=200_000)
+    eventually(lambda: ask(second, path).status_code == 410)
+    assert read_all(second, path, after=11)[-1].data["outputs"] == 12
 
     notice = tmp_path / "notice"
-    path = start(here, outputs=1000, interval_s=0.03, notice=str(notice))
-    with reading(there, path) as coming:
-        seen = [next(coming)]
-        assert delete(there, path) == 204
-        seen += list(coming)
+    path = start(first, outputs=1000, interval_s=0.03, notice=str(notice))
+    with reading(second, path) as stream:
+        seen = [next(stream)]
+        assert delete(second, path) == 204
+        seen += list(stream)
     assert (seen[-1].name, seen[-1].data["code"]) == ("error", "client_closed_request")
     eventually(notice.exists)
     assert [status(each, path) for each in pair] == [404, 404]
     assert [delete(each, path) for each in pair] == [404, 404]
-    assert path.rpartition("/")[2] not in here.log + there.log
+    assert path.rpartition("/")[2] not in first.log + second.log
 
 
 @pytest.mark.full
-def test_a_reader_in_any_process_keeps_the_stream_running(pair: Pair, tmp_path: Path) -> None:
-    here, there = pair
-    assert read_all(there, start(here, outputs=10, interval_s=0.4))[-1].data["reason"] == "complete"
+def test_a_reader_of_any_gateway_keeps_the_stream_running(pair: Pair, tmp_path: Path) -> None:
+    first, second = pair
+    assert read_all(second, start(first, outputs=10, interval_s=0.4))[-1].data["reason"] == "complete"
     notice = tmp_path / "notice"
-    path = start(here, outputs=1000, interval_s=0.05, notice=str(notice))
+    path = start(first, outputs=1000, interval_s=0.05, notice=str(notice))
     eventually(lambda: notice.exists() and bool(notice.read_text()))
-    assert read_all(there, path)[-1].data["code"] == "client_closed_request"
+    assert read_all(second, path)[-1].data["code"] == "client_closed_request"
 
 
-def test_a_killed_owner_leaves_exactly_one_terminal_event(pair: Pair, doomed: GatewayProcess) -> None:
-    _, there = pair
-    path = start(doomed, outputs=1000, interval_s=0.05)
-    with reading(there, path) as coming:
-        seen = [next(coming)]
-        doomed.process.send_signal(signal.SIGKILL)
+def test_a_killed_owner_leaves_exactly_one_terminal_event(pair: Pair, third: GatewayProcess) -> None:
+    _, second = pair
+    path = start(third, outputs=1000, interval_s=0.05)
+    with reading(second, path) as stream:
+        seen = [next(stream)]
+        third.process.send_signal(signal.SIGKILL)
         with ThreadPoolExecutor(2) as threads:
-            others = threads.map(lambda _: read_all(there, path), range(2))
-            seen += list(coming)
-            everyone = [seen, *others]
+            others = threads.map(lambda _: read_all(second, path), range(2))
+            seen += list(stream)
+            readers = [seen, *others]
     assert (seen[-1].name, seen[-1].data["code"]) == ("error", "upstream_unavailable")
     assert [event.id for event in seen] == list(range(1, len(seen) + 1))
-    assert everyone == [seen] * 3
-    assert read_all(there, path) == seen
-    assert ask(there, path, after=seen[-1].id).status_code == 204
+    assert readers == [seen] * 3
+    assert read_all(second, path) == seen
+    assert ask(second, path, after=seen[-1].id).status_code == 204
 
 
-def test_an_owner_assumed_dead_writes_nothing_after_the_end(pair: Pair) -> None:
-    here, there = pair
-    path = start(here, outputs=1000, interval_s=0.05)
-    read_some(there, path, 1)
-    here.process.send_signal(signal.SIGSTOP)
-    seen = read_all(there, path)
-    here.process.send_signal(signal.SIGCONT)
+def test_a_resumed_owner_writes_nothing_after_the_terminal_event(pair: Pair) -> None:
+    first, second = pair
+    path = start(first, outputs=1000, interval_s=0.05)
+    read_some(second, path, 1)
+    first.process.send_signal(signal.SIGSTOP)
+    seen = read_all(second, path)
+    first.process.send_signal(signal.SIGCONT)
     assert seen[-1].data["code"] == "upstream_unavailable"
-    eventually(lambda: here.metric("active_streams") == 0)
-    assert read_all(there, path) == seen
+    eventually(lambda: first.metric("active_streams") == 0)
+    assert read_all(second, path) == seen
 
 
-def test_redis_may_go_and_come_back(pair: Pair, redis: RedisServer) -> None:
-    here, there = pair
-    path = start(here, outputs=40, interval_s=0.1)
-    with reading(there, path) as coming:
-        seen = [next(coming)]
+def test_a_stream_survives_a_restart_of_redis(pair: Pair, redis: RedisServer) -> None:
+    first, second = pair
+    path = start(first, outputs=40, interval_s=0.1)
+    with reading(second, path) as stream:
+        seen = [next(stream)]
         redis.stop()
         for each in pair:
             answer = httpx.post(
@@ -136,86 +136,86 @@ def test_redis_may_go_and_come_back(pair: Pair, redis: RedisServer) -> None:
             assert (answer.status_code, answer.json()["code"]) == (503, "upstream_unavailable")
             assert "retry-after" in answer.headers
             assert httpx.get(f"{each.url}/health/ready").status_code == 200
-        assert ask(there, path).status_code == 503
+        assert ask(second, path).status_code == 503
         redis.start()
-        seen += list(coming)
+        seen += list(stream)
     assert seen[-1].data["reason"] == "complete"
     assert [event.id for event in seen] == list(range(1, 42))
-    assert read_all(here, path) == seen
+    assert read_all(first, path) == seen
 
 
-def test_a_frozen_redis_is_waited_for(pair: Pair, redis: RedisServer) -> None:
-    here, there = pair
-    path = start(here, outputs=20, interval_s=0.1)
-    with reading(there, path) as coming:
-        seen = [next(coming)]
+def test_a_stream_survives_a_frozen_redis(pair: Pair, redis: RedisServer) -> None:
+    first, second = pair
+    path = start(first, outputs=20, interval_s=0.1)
+    with reading(second, path) as stream:
+        seen = [next(stream)]
         redis.freeze()
         time.sleep(1)
         redis.thaw()
-        seen += list(coming)
+        seen += list(stream)
     assert [event.id for event in seen] == list(range(1, 22))
 
 
 def test_an_outage_does_not_count_as_time_without_a_reader(pair: Pair, redis: RedisServer) -> None:
     """The outage is longer than the ``resume_s`` of the pipeline, 2 s. The reader comes back after it."""
-    here, there = pair
-    path = start(here, outputs=60, interval_s=0.1)
-    seen = read_some(there, path, 3)
+    first, second = pair
+    path = start(first, outputs=60, interval_s=0.1)
+    seen = read_some(second, path, 3)
     redis.stop()
     time.sleep(2.5)
     redis.start()
     time.sleep(0.8)  # the owner of the stream sends at least one heartbeat first
-    seen += read_all(there, path, after=3)
+    seen += read_all(second, path, after=3)
     assert seen[-1].data["reason"] == "complete"
 
 
-def test_a_redis_that_lost_everything_ends_the_stream(pair: Pair, redis: RedisServer, tmp_path: Path) -> None:
-    here, there = pair
-    path = start(here, outputs=1000, interval_s=0.05)
-    with reading(there, path) as coming:
-        seen = [next(coming)]
+def test_a_redis_without_its_data_ends_the_stream(pair: Pair, redis: RedisServer, tmp_path: Path) -> None:
+    first, second = pair
+    path = start(first, outputs=1000, interval_s=0.05)
+    with reading(second, path) as stream:
+        seen = [next(stream)]
         redis.flush()
-        seen += list(coming)
+        seen += list(stream)
     assert [event.id for event in seen] == list(range(1, len(seen) + 1))
     assert seen[-1].name in {"error", "output"}
-    eventually(lambda: here.metric("active_streams") == 0)
-    assert status(there, path) == 404
+    eventually(lambda: first.metric("active_streams") == 0)
+    assert status(second, path) == 404
 
 
-def test_drain_tells_readers_elsewhere(pair: Pair, doomed: GatewayProcess) -> None:
-    _, there = pair
-    path = start(doomed, outputs=1000, interval_s=0.05)
-    with reading(there, path) as coming:
-        seen = [next(coming)]
-        doomed.process.send_signal(signal.SIGTERM)
-        seen += list(coming)
+def test_drain_ends_the_readers_of_other_gateways(pair: Pair, third: GatewayProcess) -> None:
+    _, second = pair
+    path = start(third, outputs=1000, interval_s=0.05)
+    with reading(second, path) as stream:
+        seen = [next(stream)]
+        third.process.send_signal(signal.SIGTERM)
+        seen += list(stream)
     assert (seen[-1].name, seen[-1].data["code"]) == ("error", "draining")
-    assert doomed.process.wait(15) == 0
+    assert third.process.wait(15) == 0
 
 
 @pytest.fixture
 def patient_pair(settings: dict[str, str], start_gateway: StartGateway, tmp_path: Path) -> Pair:
-    """Two gateways that wait long for a reader and seldom interrupt one with a heartbeat."""
+    """Two gateways with long timeouts and a long interval of pings."""
     config = tmp_path / "gateway.yaml"
     config.write_text(
         "pipelines: {scripted_patient: {model: scripted_stream, stream: {timeout_s: 120},"
         " inputs: {script: {tensor: SCRIPT, kind: text}}}}"
     )
-    own = settings | {"config": str(config), "ping_s": "15"}
-    return start_gateway(**own), start_gateway(**own)
+    patient = settings | {"config": str(config), "ping_s": "15"}
+    return start_gateway(**patient), start_gateway(**patient)
 
 
 @pytest.mark.full
 async def test_2000_readers_of_200_streams_over_one_redis(patient_pair: Pair, redis: RedisServer) -> None:
-    """Every reader gets every event, and no owner of a stream counts as dead."""
-    here, there = patient_pair
+    """Each reader gets all events, and the gateways miss no heartbeat."""
+    first, second = patient_pair
     outputs = 15
     slots = asyncio.Semaphore(16)
 
     async def read_by_ten() -> list[str]:
         async with slots:
-            path = await asyncio.to_thread(start, here, outputs=outputs, interval_s=1.0)
-        return await asyncio.gather(*(read_raw(there, path) for _ in range(10)))
+            path = await asyncio.to_thread(start, first, outputs=outputs, interval_s=1.0)
+        return await asyncio.gather(*(read_raw(second, path) for _ in range(10)))
 
     answers = [answer for ten in await asyncio.gather(*(read_by_ten() for _ in range(200))) for answer in ten]
     endings = Counter(_ending(answer) for answer in answers)
@@ -225,7 +225,7 @@ async def test_2000_readers_of_200_streams_over_one_redis(patient_pair: Pair, re
 
 
 def _ending(answer: str) -> str:
-    """The reason or the code of the last event."""
+    """Returns the reason or the code of the last event."""
     (data,) = re.findall(r"event: (?:done|error)\ndata: (.*)\n", answer)[-1:] or [answer]
     ending = json.loads(data)
     return str(ending.get("reason") or ending["code"] + ending["detail"])
@@ -242,13 +242,13 @@ async def read_raw(gateway: GatewayProcess, path: str) -> str:
         await writer.wait_closed()
 
 
-def test_the_password_is_in_no_log(pair: Pair, redis: RedisServer) -> None:
-    """After all that was logged above, an outage among it."""
+def test_the_log_does_not_contain_the_password(pair: Pair, redis: RedisServer) -> None:
+    """Reads the log of the tests above, which includes an outage of Redis."""
     assert any("Redis does not answer" in each.log for each in pair)
     assert all(PASSWORD not in each.log for each in pair)
 
 
-def test_a_redis_that_is_not_there_ends_the_start_with_status_2(tmp_path: Path) -> None:
+def test_an_unreachable_redis_ends_the_start_with_status_2(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     url = f"redis://:{PASSWORD}@127.0.0.1:{port}"
     ended = subprocess.run(

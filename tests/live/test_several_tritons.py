@@ -1,4 +1,4 @@
-"""Two real Tritons behind one gateway: killed, stopped, with different models. Each request ends exactly once."""
+"""One gateway with two real Tritons that are killed, stopped or lack a model. Each request ends exactly once."""
 
 import asyncio
 import os
@@ -43,7 +43,7 @@ WITHIN_S = 30.0
 
 @pytest.fixture(scope="module")
 def tritons(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterator[list[EmbeddedTriton]]:
-    """Two of them, on two addresses and one port, started again when they are killed."""
+    """Two Tritons on two addresses with the same ports. A killed Triton restarts."""
     repository = scripted_models(tmp_path_factory.mktemp("several") / "repository")
     with ExitStack() as stack, ThreadPoolExecutor(2) as pool:
         ports = Ports.free("127.0.0.2")
@@ -69,7 +69,7 @@ def own_gateway(tritons: list[EmbeddedTriton], tmp_path_factory: pytest.TempPath
 
 @pytest.fixture
 def gateway(own_gateway: GatewayProcess) -> GatewayProcess:
-    """With both Tritons up."""
+    """The gateway, with both Tritons up."""
     eventually(lambda: set(states(own_gateway).values()) == {"up"}, WITHIN_S)
     return own_gateway
 
@@ -83,14 +83,19 @@ def calls(gateway: GatewayProcess, triton: EmbeddedTriton) -> float:
     return gateway.metric("triton_calls_by_address_total", address=triton.grpc_url, code="OK")
 
 
-def both_answer(gateway: GatewayProcess, tritons: list[EmbeddedTriton]) -> None:
-    """Waits until each of them has answered ten more calls."""
+def wait_until_both_answer(gateway: GatewayProcess, tritons: list[EmbeddedTriton]) -> None:
+    """Waits until each Triton has answered more than ten further calls."""
     before = {triton.grpc_url: calls(gateway, triton) for triton in tritons}
     eventually(lambda: all(calls(gateway, each) > before[each.grpc_url] + 10 for each in tritons), WITHIN_S)
 
 
 class Load:
-    """Closed-loop callers of one pipeline; ``answers`` counts statuses."""
+    """Closed-loop callers of one pipeline.
+
+    Attributes:
+        answers: the number of answers by status.
+        sent: the number of requests.
+    """
 
     def __init__(self, gateway: GatewayProcess, pipeline: str) -> None:
         self.answers: Counter[int] = Counter()
@@ -113,7 +118,7 @@ class Load:
                 self._is_over.set()
 
     def balances(self) -> bool:
-        """Every request was answered once, and counted once."""
+        """Returns whether each request has exactly one answer and is counted exactly once."""
         counted = self._gateway.metric("requests_total", pipeline=self._pipeline) - self._counted_before
         return sum(self.answers.values()) == self.sent == counted
 
@@ -127,11 +132,11 @@ class Load:
                     self.answers[status] += 1
 
 
-def test_a_triton_is_killed_under_load_and_returns(gateway: GatewayProcess, tritons: list[EmbeddedTriton]) -> None:
+def test_no_request_fails_while_a_triton_restarts(gateway: GatewayProcess, tritons: list[EmbeddedTriton]) -> None:
     victim = tritons[0]
     load = Load(gateway, "safe")
     with load.running():
-        both_answer(gateway, tritons)
+        wait_until_both_answer(gateway, tritons)
         assert victim.pid is not None
         os.kill(victim.pid, signal.SIGKILL)
         eventually(lambda: states(gateway)[victim.grpc_url] == "down", WITHIN_S)
@@ -145,12 +150,12 @@ def test_a_triton_is_killed_under_load_and_returns(gateway: GatewayProcess, trit
     assert gateway.metric("triton_ejections_total", address=victim.grpc_url, reason="down") >= 1
 
 
-def test_a_triton_is_stopped_under_load_and_continues(gateway: GatewayProcess, tritons: list[EmbeddedTriton]) -> None:
+def test_no_request_fails_while_a_triton_is_stopped(gateway: GatewayProcess, tritons: list[EmbeddedTriton]) -> None:
     victim = tritons[1]
     assert victim.pid is not None
     load = Load(gateway, "safe")
     with load.running():
-        both_answer(gateway, tritons)
+        wait_until_both_answer(gateway, tritons)
         os.kill(victim.pid, signal.SIGSTOP)
         try:
             eventually(lambda: states(gateway)[victim.grpc_url] == "down", WITHIN_S)
@@ -164,14 +169,14 @@ def test_a_triton_is_stopped_under_load_and_continues(gateway: GatewayProcess, t
     assert load.balances()
 
 
-def test_requests_that_may_not_run_twice_wait_for_a_stopped_triton(
+def test_non_idempotent_requests_wait_for_a_stopped_triton(
     gateway: GatewayProcess, tritons: list[EmbeddedTriton]
 ) -> None:
     victim = tritons[1]
     assert victim.pid is not None
     load = Load(gateway, "once")
     with load.running():
-        both_answer(gateway, tritons)
+        wait_until_both_answer(gateway, tritons)
         os.kill(victim.pid, signal.SIGSTOP)
         try:
             eventually(lambda: states(gateway)[victim.grpc_url] == "down", WITHIN_S)
@@ -181,9 +186,7 @@ def test_requests_that_may_not_run_twice_wait_for_a_stopped_triton(
     assert load.balances()
 
 
-def test_a_pipeline_is_served_by_the_triton_that_has_its_model(
-    gateway: GatewayProcess, tritons: list[EmbeddedTriton]
-) -> None:
+def test_requests_go_to_the_triton_that_has_the_model(gateway: GatewayProcess, tritons: list[EmbeddedTriton]) -> None:
     unloaded = tritons[0]
     asyncio.run(control(unloaded, loads=False))
     try:
@@ -204,8 +207,8 @@ def post(gateway: GatewayProcess, pipeline: str = "once") -> int:
 
 
 def missing_at(gateway: GatewayProcess) -> dict[str, str]:
-    (found,) = (each for each in httpx.get(f"{gateway.url}/v1/pipelines").json()["pipelines"] if each["name"] == "once")
-    missing: dict[str, str] = found.get("missing_at", {})
+    (once,) = (each for each in httpx.get(f"{gateway.url}/v1/pipelines").json()["pipelines"] if each["name"] == "once")
+    missing: dict[str, str] = once.get("missing_at", {})
     return missing
 
 
@@ -218,8 +221,8 @@ async def control(triton: EmbeddedTriton, *, loads: bool) -> None:
 
 
 @pytest.mark.full
-def test_the_first_success_comes_within_a_second_after_an_outage(tritons: list[EmbeddedTriton], tmp_path: Path) -> None:
-    """One address, so there is no other Triton to go to. Measured from the moment that Triton has the model ready."""
+def test_requests_succeed_within_a_second_after_an_outage(tritons: list[EmbeddedTriton], tmp_path: Path) -> None:
+    """The gateway has only one Triton. The second starts when Triton reports that the model is ready."""
     (tmp_path / "gateway.yaml").write_text(CONFIG)
     victim = tritons[0]
     with running_gateway(

@@ -1,4 +1,4 @@
-"""Large tensors through shared memory, with the real Triton at the other end."""
+"""Large tensors in shared memory with the real Triton."""
 
 import asyncio
 import json
@@ -60,13 +60,13 @@ def registered(triton: EmbeddedTriton) -> set[str]:
 
 @pytest.fixture
 def start(start_gateway: StartGateway, tmp_path: Path) -> Callable[[], GatewayProcess]:
-    """Starts a gateway with 64 MiB for large tensors."""
+    """Returns a function that starts a gateway with 64 MiB of shared memory."""
     config = tmp_path / "gateway.yaml"
     config.write_text(CONFIG)
     return lambda: start_gateway(config=str(config), shared_memory_bytes=str(64 * MIB))
 
 
-def test_a_file_and_its_answer_are_the_same_either_way(
+def test_an_answer_is_the_same_with_and_without_shared_memory(
     start: Callable[[], GatewayProcess], gateway: GatewayProcess
 ) -> None:
     sharing = start()
@@ -96,12 +96,12 @@ def test_a_disconnect_during_the_upload_frees_memory(start: Callable[[], Gateway
     assert post(gateway, b"d" * (MIB - 1)).json() == {"sum": (MIB - 1) * ord("d"), "fill": [float(ord("d"))] * 131072}
 
 
-def test_a_binary_tensor_of_v2_is_the_same_either_way(
+def test_v2_answers_are_the_same_as_those_of_triton(
     start: Callable[[], GatewayProcess], triton: EmbeddedTriton
 ) -> None:
     gateway = start()
-    asked = {"name": "FILE", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": 2 * MIB}}
-    header = json.dumps({"inputs": [asked], "parameters": {"binary_data_output": True}}).encode()
+    given = {"name": "FILE", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": 2 * MIB}}
+    header = json.dumps({"inputs": [given], "parameters": {"binary_data_output": True}}).encode()
     answers = []
     for byte in (b"a", b"b"):
         tensor = (2 * MIB - 4).to_bytes(4, "little") + byte * (2 * MIB - 4)
@@ -116,17 +116,19 @@ def test_a_binary_tensor_of_v2_is_the_same_either_way(
     assert gateway.metric("large_calls_total", way="shared_memory") == 2
 
 
-def test_every_end_of_a_gateway_cleans_up(start: Callable[[], GatewayProcess], triton: EmbeddedTriton) -> None:
+def test_killed_and_stopped_gateways_leave_no_regions(
+    start: Callable[[], GatewayProcess], triton: EmbeddedTriton
+) -> None:
     before = files()
     killed = start()
     assert post(killed, b"a" * MIB).status_code == 200
-    (left,) = registered(triton)
+    (orphan,) = registered(triton)
     killed.process.send_signal(signal.SIGKILL)
     killed.process.wait(20)
-    assert len(files() - before) == 1, "a region has no file after its registration"
+    assert len(files() - before) == 1, "a registered region has a file"
     gateway = start()
     assert post(gateway, b"a" * MIB).status_code == 200
-    eventually(lambda: left not in registered(triton), 10.0)
+    eventually(lambda: orphan not in registered(triton), 10.0)
     assert len(registered(triton)) == 1
     gateway.process.terminate()
     gateway.process.wait(20)
@@ -134,8 +136,8 @@ def test_every_end_of_a_gateway_cleans_up(start: Callable[[], GatewayProcess], t
 
 
 @pytest.mark.full
-def test_a_restart_of_triton_loses_no_memory_and_no_request(tmp_path: Path, models_venv: Path) -> None:
-    """The embedded Triton shares memory without a setting."""
+def test_a_restart_of_triton_leaks_no_memory_and_fails_no_request(tmp_path: Path, models_venv: Path) -> None:
+    """With an embedded Triton, shared memory is on by default."""
     models, config = tmp_path / "models", tmp_path / "gateway.yaml"
     models.mkdir()
     (models / "scripted_large").symlink_to(LIVE / "models" / "scripted_large")
@@ -159,10 +161,10 @@ def tritons_of(gateway: GatewayProcess) -> list[psutil.Process]:
 
 
 def port_of(process: psutil.Process) -> str:
-    """The gRPC port of a Triton; empty for another process, or one that has ended."""
+    """Returns the gRPC port of a Triton, or an empty text for other processes and for processes that have ended."""
     with suppress(psutil.NoSuchProcess):
         if process.name() == "tritonserver":
-            return next((word.partition("=")[2] for word in process.cmdline() if word.startswith("--grpc-port=")), "")
+            return next((each.partition("=")[2] for each in process.cmdline() if each.startswith("--grpc-port=")), "")
     return ""
 
 
@@ -173,7 +175,7 @@ def serves(triton: psutil.Process) -> bool:
 
 
 @pytest.mark.parametrize("name", ["shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"])
-def test_a_caller_cannot_name_a_region(gateway: GatewayProcess, name: str) -> None:
+def test_shared_memory_parameters_of_a_caller_are_rejected(gateway: GatewayProcess, name: str) -> None:
     url = f"{gateway.url}/v1/pipelines/scripted_large"
     answers = [
         httpx.post(url, json={"file": "YQ==", name: "x"}),
@@ -192,7 +194,7 @@ class TestSlowModel:
         async with opened(triton) as pair:
             yield pair
 
-    async def test_the_region_of_an_abandoned_call_is_not_used_again(self, lane: tuple[TritonEngine, Lane]) -> None:
+    async def test_the_region_of_an_abandoned_call_is_not_reused(self, lane: tuple[TritonEngine, Lane]) -> None:
         engine, lane_ = lane
         leases = await leased_by(lane_)
         with pytest.raises(DeadlineExceeded):
@@ -212,7 +214,7 @@ class TestSlowModel:
             while lane_._pool.retired:
                 await asyncio.sleep(0.02)
 
-    async def test_triton_survives_that_many_calls_are_abandoned(self, lane: tuple[TritonEngine, Lane]) -> None:
+    async def test_triton_works_after_many_abandoned_calls(self, lane: tuple[TritonEngine, Lane]) -> None:
         engine, lane_ = lane
         for _ in range(5):
             calls = [engine.infer(request(b"A", sleep_ms=50), Deadline.after(0.06)) for _ in range(8)]
@@ -246,15 +248,15 @@ def request(byte: bytes, **parameters: int) -> InferenceRequest:
 
 
 async def leased_by(lane: Lane) -> list[Lease]:
-    """Every lease from now on."""
+    """Returns a list that all later leases are added to."""
     leases: list[Lease] = []
     lease_of = lane.lease
 
-    async def kept(request: InferenceRequest) -> Lease | None:
+    async def recorded_lease(request: InferenceRequest) -> Lease | None:
         lease = await lease_of(request)
         if lease is not None:
             leases.append(lease)
         return lease
 
-    lane.lease = kept  # type: ignore[method-assign]
+    lane.lease = recorded_lease  # type: ignore[method-assign]
     return leases

@@ -1,4 +1,4 @@
-"""Traces from the caller to each step of an ensemble, as a collector gets them of the gateway and of Triton."""
+"""Traces from the caller to each step of an ensemble, as the gateway and Triton send them to a collector."""
 
 import json
 import secrets
@@ -43,7 +43,7 @@ def collector() -> Iterator[Collector]:
 def traced(
     collector: Collector, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config, models_venv: Path
 ) -> Iterator[GatewayProcess]:
-    """A gateway with its own embedded Triton, as started by ``serve --embedded``."""
+    """A gateway with an embedded Triton, both with the collector."""
     folder = tmp_path_factory.mktemp("traced")
     repository = folder / "models"
     repository.mkdir()
@@ -60,12 +60,12 @@ def traced(
             "otlp_endpoint": collector.url,
         }
         with running_gateway(folder, **settings) as process:
-            _wait_for_tritons_spans(process, collector)
+            _wait_for_spans_of_triton(process, collector)
             yield process
 
 
-def _wait_for_tritons_spans(gateway: GatewayProcess, collector: Collector) -> None:
-    """Triton 2.51 now and then loses the first trace of its life, on a busy machine about one in twenty."""
+def _wait_for_spans_of_triton(gateway: GatewayProcess, collector: Collector) -> None:
+    """Sends requests until a trace is complete. Triton 2.51 sometimes loses the first trace after its start."""
     with httpx.Client(base_url=gateway.url, timeout=30) as client:
         for _ in range(3):
             caller = Caller()
@@ -77,8 +77,8 @@ def _wait_for_tritons_spans(gateway: GatewayProcess, collector: Collector) -> No
 def _config(folder: Path, root: Path) -> Path:
     pipelines = yaml.safe_load((root / "gateway.yaml").read_text())["pipelines"]
     pipelines |= yaml.safe_load((Path(__file__).parent / "gateway.yaml").read_text())["pipelines"]
-    wanted = {name: pipelines[name] for name in ("insights", "write", "scripted", "scripted_exit")}
-    (folder / "gateway.yaml").write_text(yaml.safe_dump({"pipelines": wanted}))
+    selected = {name: pipelines[name] for name in ("insights", "write", "scripted", "scripted_exit")}
+    (folder / "gateway.yaml").write_text(yaml.safe_dump({"pipelines": selected}))
     return folder / "gateway.yaml"
 
 
@@ -89,7 +89,7 @@ def client(traced: GatewayProcess) -> Iterator[httpx.Client]:
 
 
 class Caller:
-    """Someone with a span of their own."""
+    """A caller that sends trace context and a request id."""
 
     def __init__(self, flags: str = "01") -> None:
         self.trace_id, self.span_id, self.request_id = secrets.token_hex(16), secrets.token_hex(8), secrets.token_hex(8)
@@ -101,9 +101,9 @@ class Caller:
 
 
 def tree(spans: list[Span], parent_id: str) -> dict[str, Any]:
-    """Names below a span."""
-    below = [span for span in spans if span.parent_id == parent_id]
-    return {span.name: tree(spans, span.span_id) for span in below}
+    """Returns the names of the descendants of a span, nested."""
+    children = [span for span in spans if span.parent_id == parent_id]
+    return {span.name: tree(spans, span.span_id) for span in children}
 
 
 def named(spans: list[Span], name: str) -> Span:
@@ -112,7 +112,7 @@ def named(spans: list[Span], name: str) -> Span:
 
 
 def line_of(gateway: GatewayProcess, request_id: str) -> dict[str, object]:
-    """The request's line, which is written after the last byte of the answer."""
+    """Returns the log line of the request. The gateway writes the line after the last byte of the answer."""
     (line,) = gateway.log_lines(request_id)
     return line
 
@@ -121,7 +121,7 @@ STEP: dict[str, Any] = {"compute": {}}
 ALL_OF_INSIGHTS = 14
 
 
-def test_one_trace_leads_from_the_caller_to_every_step(
+def test_a_trace_includes_the_caller_and_every_step(
     client: httpx.Client, traced: GatewayProcess, collector: Collector
 ) -> None:
     caller = Caller()
@@ -140,15 +140,15 @@ def test_one_trace_leads_from_the_caller_to_every_step(
     assert (line["trace_id"], line["span_id"]) == (caller.trace_id, request.span_id)
 
 
-def test_a_stream_has_a_span_that_ends_with_it(client: httpx.Client, collector: Collector) -> None:
+def test_the_span_of_a_stream_ends_with_the_stream(client: httpx.Client, collector: Collector) -> None:
     caller = Caller()
     events = read_stream(client, "write", WRITE, headers=caller.headers)
     assert events[-1].name == "done"
     spans = collector.of(caller.trace_id, "POST /v1/pipelines/{name}/stream", "stream write", "InferRequest")
-    below = tree(spans, caller.span_id)["POST /v1/pipelines/{name}/stream"]["stream write"][
+    call = tree(spans, caller.span_id)["POST /v1/pipelines/{name}/stream"]["stream write"][
         "ModelStreamInfer text_generate"
     ]
-    assert set(below["InferRequest"]["text_generate"]) == {"text_tokenize", "tokens_generate", "text_detokenize"}
+    assert set(call["InferRequest"]["text_generate"]) == {"text_tokenize", "tokens_generate", "text_detokenize"}
     stream = named(spans, "stream write")
     assert stream.attributes == {
         "triton_gateway.outputs": events[-1].data["outputs"],
@@ -180,7 +180,7 @@ def test_a_resumable_stream_has_its_own_span(client: httpx.Client, collector: Co
     ],
     ids=["early exit", "error"],
 )
-def test_a_stream_span_tells_an_early_exit_from_an_error(
+def test_the_span_of_a_stream_has_the_outcome(
     client: httpx.Client, collector: Collector, script: dict[str, Any], outcome: dict[str, str], is_error: bool
 ) -> None:
     caller = Caller()
@@ -194,7 +194,7 @@ def test_a_stream_span_tells_an_early_exit_from_an_error(
     assert outcome.items() <= request.attributes.items()
 
 
-def test_a_trace_begins_here_where_the_caller_has_none(
+def test_a_request_without_valid_context_starts_a_trace(
     client: httpx.Client, traced: GatewayProcess, collector: Collector
 ) -> None:
     request_id = secrets.token_hex(8)
@@ -206,7 +206,7 @@ def test_a_trace_begins_here_where_the_caller_has_none(
     assert line["trace_id"] != "0" * 32
 
 
-def test_an_unsampled_trace_is_in_the_log_only(
+def test_an_unsampled_trace_is_only_in_the_log(
     client: httpx.Client, traced: GatewayProcess, collector: Collector
 ) -> None:
     unsampled, marker = Caller("00"), Caller()
@@ -218,7 +218,7 @@ def test_an_unsampled_trace_is_in_the_log_only(
     assert line["trace_id"] == unsampled.trace_id
 
 
-def test_probes_pages_and_warm_ups_are_in_no_trace(client: httpx.Client, collector: Collector) -> None:
+def test_probes_pages_and_warm_ups_have_no_spans(client: httpx.Client, collector: Collector) -> None:
     caller = Caller()
     for path in ("/health/ready", "/v1/pipelines", "/openapi.json"):
         client.get(path, headers=caller.headers)
@@ -228,7 +228,7 @@ def test_probes_pages_and_warm_ups_are_in_no_trace(client: httpx.Client, collect
     assert all(span.parent_id for span in collector.spans if span.service == "triton-inference-server")
 
 
-def test_no_value_of_a_tensor_is_in_any_span(client: httpx.Client, collector: Collector) -> None:
+def test_spans_contain_no_values_of_tensors(client: httpx.Client, collector: Collector) -> None:
     caller, secret = Caller(), "velvet-" + secrets.token_hex(8)
     client.post("/v1/pipelines/insights", json=INSIGHTS | {"text": secret}, headers=caller.headers)
     client.post("/v1/pipelines/scripted", json={"script": secret}, headers=caller.headers)
@@ -236,7 +236,7 @@ def test_no_value_of_a_tensor_is_in_any_span(client: httpx.Client, collector: Co
     assert secret not in str(collector.spans)
 
 
-def test_without_a_collector_the_callers_context_reaches_the_log(
+def test_without_a_collector_the_log_has_the_context_of_the_caller(
     start_gateway: StartGateway, config_path: Path
 ) -> None:
     gateway, caller = start_gateway(config=str(config_path)), Caller("00")
@@ -246,16 +246,17 @@ def test_without_a_collector_the_callers_context_reaches_the_log(
 
 
 @pytest.mark.parametrize(
-    "listens", [pytest.param(False, id="refuses", marks=pytest.mark.full), pytest.param(True, id="is silent")]
+    "listens",
+    [pytest.param(False, id="refuses connections", marks=pytest.mark.full), pytest.param(True, id="does not answer")],
 )
-def test_an_unreachable_collector_fails_and_delays_nothing(
+def test_an_unreachable_collector_does_not_affect_requests(
     start_gateway: StartGateway, config_path: Path, listens: bool
 ) -> None:
-    with socket.socket() as away:
-        away.bind(("127.0.0.1", 0))
+    with socket.socket() as unreachable:
+        unreachable.bind(("127.0.0.1", 0))
         if listens:
-            away.listen()
-        endpoint = f"http://127.0.0.1:{away.getsockname()[1]}"
+            unreachable.listen()
+        endpoint = f"http://127.0.0.1:{unreachable.getsockname()[1]}"
         gateway = start_gateway(config=str(config_path), otlp_endpoint=endpoint, drain_s="1")
         with httpx.Client(base_url=gateway.url, timeout=30) as client:
             for _ in range(20):

@@ -1,4 +1,4 @@
-"""A gateway with two workers: its connections, its numbers, its log, and the loss of a worker under load."""
+"""A gateway with two workers: connections, metrics, log, and a worker that dies under load."""
 
 import asyncio
 import json
@@ -24,13 +24,13 @@ from tests.processes import LIVE, GatewayProcess, StartGateway, running_gateway
 
 REQUESTS = 10_000
 INVALID = b'{"script": 5}'
-"""Answered without a call to Triton: 422."""
+"""The gateway answers this body with 422, without a call to Triton."""
 COUNTED = {"pipeline": "scripted", "transport": "unary", "outcome": "client_error"}
 WITHIN_S = 20.0
 
 
-def script(**words: object) -> bytes:
-    return json.dumps({"script": json.dumps(words)}).encode()
+def script(**fields: object) -> bytes:
+    return json.dumps({"script": json.dumps(fields)}).encode()
 
 
 def readiness(gateway: GatewayProcess) -> dict[str, object]:
@@ -55,13 +55,12 @@ def settings(triton: EmbeddedTriton, config: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def pair(settings: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    """Its workers may be killed: it replaces them."""
+    """A gateway with two workers. Tests may kill its workers, because the gateway replaces them."""
     with running_gateway(tmp_path_factory.mktemp("pair"), **settings) as gateway:
         yield gateway
 
 
-async def test_ten_thousand_requests_are_counted_exactly(pair: GatewayProcess) -> None:
-    """The clients, the metrics and the log agree."""
+async def test_clients_metrics_and_log_count_the_same_requests(pair: GatewayProcess) -> None:
     before = pair.metric("requests_total")
     results = await load(pair, "/v1/pipelines/scripted", INVALID, requests=REQUESTS)
     assert (results.statuses, results.broken) == (Counter({422: REQUESTS}), 0)
@@ -100,9 +99,9 @@ async def test_gauges_are_sums_over_the_workers(pair: GatewayProcess) -> None:
 
 
 def test_promtool_reports_nothing(pair: GatewayProcess, require: Require) -> None:
-    """On the page of several processes."""
+    """Checks the metrics page of several processes."""
     promtool = shutil.which("promtool")
-    require(promtool, "there is no promtool: `make system-packages` installs it")
+    require(promtool, "promtool is not installed: `make system-packages` installs it")
     page = httpx.get(f"{pair.admin_url}/metrics")
     assert page.headers["content-type"].startswith("text/plain")
     command = [str(promtool), "check", "metrics"]
@@ -110,47 +109,46 @@ def test_promtool_reports_nothing(pair: GatewayProcess, require: Require) -> Non
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_resumable_streams_are_off_and_this_is_logged_once(pair: GatewayProcess) -> None:
+def test_resumable_streams_are_501_and_the_log_says_so_once(pair: GatewayProcess) -> None:
     answer = httpx.post(f"{pair.url}/v1/streams", json={"pipeline": "scripted_stream", "inputs": {}})
     assert (answer.status_code, answer.json()["code"]) == (501, "resumable_streams_off")
     assert sum("resumable_streams_off" in str(line["message"]) for line in pair.json_lines()) == 1
 
 
-def test_by_default_there_is_one_process(gateway: GatewayProcess) -> None:
+def test_the_default_is_one_process(gateway: GatewayProcess) -> None:
     assert psutil.Process(gateway.process.pid).children() == []
     assert "workers" not in readiness(gateway)
 
 
-def test_the_readiness_of_the_admin_port_names_the_workers(pair: GatewayProcess) -> None:
+def test_readiness_on_the_admin_port_lists_the_workers(pair: GatewayProcess) -> None:
     assert readiness(pair)["workers"] == {"1": "ready", "2": "ready"}
     assert "workers" not in httpx.get(f"{pair.url}/health/ready").json()
 
 
-def test_each_worker_follows_the_file(pair: GatewayProcess, config: Path) -> None:
+def test_each_worker_reloads_the_file(pair: GatewayProcess, config: Path) -> None:
     """A worker that starts while the file is invalid serves the same pipelines as the others."""
-    deaths, good = pair.metric("worker_deaths_total"), config.read_text()
+    deaths, valid = pair.metric("worker_deaths_total"), config.read_text()
     config.write_text("pipelines: [")
     eventually(lambda: pair.metric("config_reload_failed") == 1, WITHIN_S)
     os.kill(workers_of(pair)[0], signal.SIGKILL)
     eventually(lambda: pair.metric("worker_deaths_total") == deaths + 1 and has_all_workers(pair), WITHIN_S)
-    assert answers(pair, "scripted") == {200}
-    config.write_text(good.replace("pipelines:\n", "pipelines:\n  added: {model: scripted}\n", 1))
-    eventually(lambda: answers(pair, "added") == {200}, WITHIN_S)
-    config.write_text(good)
-    eventually(lambda: answers(pair, "added") == {404}, WITHIN_S)
+    assert statuses(pair, "scripted") == {200}
+    config.write_text(valid.replace("pipelines:\n", "pipelines:\n  added: {model: scripted}\n", 1))
+    eventually(lambda: statuses(pair, "added") == {200}, WITHIN_S)
+    config.write_text(valid)
+    eventually(lambda: statuses(pair, "added") == {404}, WITHIN_S)
     eventually(lambda: pair.metric("config_reload_failed") == 0, WITHIN_S)
 
 
-def answers(gateway: GatewayProcess, pipeline: str) -> set[int]:
-    """The statuses over several connections, which the kernel spreads over both workers."""
+def statuses(gateway: GatewayProcess, pipeline: str) -> set[int]:
+    """Sends requests over several connections, which the kernel distributes over both workers."""
     body = {"SCRIPT" if pipeline == "added" else "script": "{}"}
     return {httpx.post(f"{gateway.url}/v1/pipelines/{pipeline}", json=body).status_code for _ in range(12)}
 
 
-async def test_a_worker_is_killed_under_load(pair: GatewayProcess) -> None:
-    """Clients and metrics lose only the requests that were in progress on that worker."""
+async def test_a_killed_worker_loses_only_its_current_requests(pair: GatewayProcess) -> None:
     counted, deaths = pair.metric("requests_total", **COUNTED), pair.metric("worker_deaths_total")
-    async with connections_to_each(pair, 2) as connections, Watched(pair) as pages:
+    async with connections_to_each(pair, 2) as connections, PagePoller(pair) as pages:
         killed, other = connections
         for connection in (*connections[killed], *connections[other]):
             connection.post("/v1/pipelines/scripted_patient/stream", script(outputs=500, interval_s=0.1))
@@ -178,23 +176,23 @@ async def test_a_worker_is_killed_under_load(pair: GatewayProcess) -> None:
     assert killed not in workers_of(pair)
 
 
-class Watched:
-    """Asks for the readiness and for the sum of a counter, over and over."""
+class PagePoller:
+    """Polls readiness and the sum of a counter during the block."""
 
     def __init__(self, gateway: GatewayProcess) -> None:
         self.statuses = set[int]()
         self.counts: list[float] = []
         self._gateway = gateway
 
-    async def __aenter__(self) -> "Watched":
-        self._task = asyncio.create_task(self._watch())
+    async def __aenter__(self) -> "PagePoller":
+        self._task = asyncio.create_task(self._poll())
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._task.cancel()
         await asyncio.wait([self._task])
 
-    async def _watch(self) -> None:
+    async def _poll(self) -> None:
         async with httpx.AsyncClient(base_url=self._gateway.admin_url) as client:
             while True:
                 self.statuses.add((await client.get("/health/ready")).status_code)
@@ -204,10 +202,10 @@ class Watched:
                 await asyncio.sleep(0.02)
 
 
-async def test_connections_are_accepted_while_a_worker_is_away(pair: GatewayProcess) -> None:
-    """Also those that the kernel gives to the worker that is away."""
+async def test_connections_of_a_killed_worker_are_accepted(pair: GatewayProcess) -> None:
+    """Another worker accepts the connections that wait in the queue of the killed worker."""
     stopped, other = workers_of(pair)
-    os.kill(stopped, signal.SIGSTOP)  # as if it hung: connections wait in its queue
+    os.kill(stopped, signal.SIGSTOP)  # like a worker that hangs: connections wait in its queue
     waiting = [await Connection.to(pair) for _ in range(16)]
     for connection in waiting:
         connection.post("/v1/pipelines/scripted", INVALID)
@@ -219,9 +217,7 @@ async def test_connections_are_accepted_while_a_worker_is_away(pair: GatewayProc
     await asyncio.to_thread(eventually, lambda: has_all_workers(pair), WITHIN_S)
 
 
-async def test_the_drain_reaches_the_streams_of_every_worker(
-    settings: dict[str, str], start_gateway: StartGateway
-) -> None:
+async def test_drain_ends_the_streams_of_every_worker(settings: dict[str, str], start_gateway: StartGateway) -> None:
     gateway = await asyncio.to_thread(start_gateway, **settings | {"drain_s": "3600"})
     async with connections_to_each(gateway, 1) as found:
         connections = [one for each in found.values() for one in each]
@@ -243,9 +239,7 @@ async def test_the_drain_reaches_the_streams_of_every_worker(
 
 
 @pytest.mark.full
-async def test_each_worker_has_its_share_of_the_connections(
-    settings: dict[str, str], start_gateway: StartGateway
-) -> None:
+async def test_each_worker_limits_its_connections(settings: dict[str, str], start_gateway: StartGateway) -> None:
     gateway = await asyncio.to_thread(start_gateway, **settings | {"max_connections": "6"})
     async with connections_to_each(gateway, 3):
         refused = [await Connection.to(gateway) for _ in range(4)]
@@ -256,9 +250,7 @@ async def test_each_worker_has_its_share_of_the_connections(
 
 
 @pytest.mark.full
-def test_the_workers_end_with_a_supervisor_that_is_killed(
-    settings: dict[str, str], start_gateway: StartGateway
-) -> None:
+def test_workers_exit_when_the_supervisor_is_killed(settings: dict[str, str], start_gateway: StartGateway) -> None:
     gateway = start_gateway(**settings)
     workers = workers_of(gateway)
     gateway.process.kill()

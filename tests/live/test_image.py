@@ -35,7 +35,7 @@ def image(builder: Builder) -> str:
     return builder.build("gateway")
 
 
-def test_the_image_serves_read_only_without_privileges_or_a_shell(
+def test_the_image_serves_read_only_without_root_or_a_shell(
     builder: Builder, image: str, triton: EmbeddedTriton, tmp_path: Path
 ) -> None:
     port, admin_port = free_ports(2)
@@ -112,7 +112,7 @@ def imported() -> set[str]:
     return names - local - sys.stdlib_module_names
 
 
-def test_the_models_find_their_packages_in_triton_s_image(builder: Builder) -> None:
+def test_the_models_find_their_packages_in_the_triton_image(builder: Builder) -> None:
     """The image is built on Debian, because the base image of NVIDIA is not available to the tests."""
     image = builder.build("triton")
     container = builder.buildah("from", "--pull-never", image)

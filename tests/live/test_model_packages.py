@@ -37,7 +37,7 @@ def environment_like(venv: Path, folder: Path, pth_line: str) -> Path:
     return folder
 
 
-def test_the_pth_file_of_the_image_works_where_pythonpath_does_not(models_venv: Path, tmp_path: Path) -> None:
+def test_model_processes_read_the_pth_file_but_not_pythonpath(models_venv: Path, tmp_path: Path) -> None:
     """Before Triton 24.11, model processes ignore PYTHONPATH. The wheel contains Triton 24.10."""
     (line,) = re.findall(r'echo "(.+)" > "\$folder/model-packages\.pth"', (ROOT / "Dockerfile").read_text())
     for module in ("by_pth_file", "by_pythonpath"):

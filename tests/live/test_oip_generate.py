@@ -104,7 +104,7 @@ def test_missing_inputs_are_400(both: Both, path: str, request_: dict[str, Any])
         {"id": 4},
     ],
 )
-def test_wrong_types_are_400_where_triton_returns_500(both: Both, path: str, changed: dict[str, Any]) -> None:
+def test_wrong_types_are_400_instead_of_500(both: Both, path: str, changed: dict[str, Any]) -> None:
     theirs, ours = both.post(path, body_of({**ONE, **changed}))
     assert (theirs.status_code, ours.status_code) == (500, 400)
     assert list(ours.json()) == ["error"]

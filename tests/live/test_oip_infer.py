@@ -61,7 +61,7 @@ def binary_size(size: int) -> dict[str, Any]:
     return {"parameters": {"binary_data_size": size}}
 
 
-def x(**changed: Any) -> dict[str, Any]:
+def input_x(**changed: Any) -> dict[str, Any]:
     return {"name": "X", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3], **changed}
 
 
@@ -159,10 +159,10 @@ class TestRequests:
             {"outputs": [{"name": "Y"}], "parameters": {"binary_data_output": True}},
             {"parameters": {"a": 1, "b": "x", "c": True, "d": 1.5}},
             {"parameters": {"priority": 1, "timeout": 1000, "sequence_id": 3, "sequence_start": True}},
-            {"inputs": [x(shape=[2, 3], data=[1, 2, 3, 4, 5, 6])]},
-            {"inputs": [x(data=[[1, 2, 3]])]},
-            {"inputs": [x(data=[[1], [2], [3]])]},
-            {"inputs": [x(parameters={"other": 1})]},
+            {"inputs": [input_x(shape=[2, 3], data=[1, 2, 3, 4, 5, 6])]},
+            {"inputs": [input_x(data=[[1, 2, 3]])]},
+            {"inputs": [input_x(data=[[1], [2], [3]])]},
+            {"inputs": [input_x(parameters={"other": 1})]},
             {"outputs": [{"name": "Y", "parameters": {"classification": 0}}]},
             {"outputs": [{"name": "Y", "parameters": {"classification": 2}}]},
             {"outputs": [{"name": "Y", "parameters": {"classification": 9}}]},
@@ -176,11 +176,11 @@ class TestRequests:
     @pytest.mark.parametrize("version", ["", "/versions/1"])
     def test_a_valid_request_has_the_answer_of_triton(self, both: Both, changed: dict[str, Any], version: str) -> None:
         path = f"/v2/models/batched_echo{version}/infer"
-        same_answer(both, path, json.dumps({"inputs": [x()], **changed}).encode())
+        same_answer(both, path, json.dumps({"inputs": [input_x()], **changed}).encode())
 
     def test_classes_have_the_labels_of_the_model(self, both: Both) -> None:
         output = {"name": "Y", "parameters": {"classification": 2}}
-        answer = same_answer(both, BATCHED, json.dumps({"inputs": [x()], "outputs": [output]}).encode())
+        answer = same_answer(both, BATCHED, json.dumps({"inputs": [input_x()], "outputs": [output]}).encode())
         assert answer.tensors["Y"] == ("BYTES", [1, 2], ["3.000000:2:fox", "2.000000:1:dog"])
 
     def test_a_raw_body_is_the_only_input(self, both: Both) -> None:
@@ -196,7 +196,7 @@ class TestRequests:
 
     @pytest.mark.parametrize("content_type", ["application/json", "application/octet-stream", "text/plain"])
     def test_the_content_type_does_not_matter(self, both: Both, content_type: str) -> None:
-        same_answer(both, BATCHED, json.dumps({"inputs": [x()]}).encode(), Content_Type=content_type)
+        same_answer(both, BATCHED, json.dumps({"inputs": [input_x()]}).encode(), Content_Type=content_type)
 
     def test_the_answer_has_only_the_requested_outputs(self, both: Both) -> None:
         script = {"name": "SCRIPT", "datatype": "BYTES", "shape": [1], "data": ["{}"]}
@@ -214,26 +214,26 @@ def refused_statuses(both: Both, path: str, body: bytes, **headers: str) -> tupl
 
 INVALID: dict[str, dict[str, Any]] = {
     "no inputs": {"inputs": []},
-    "wrong name": {"inputs": [x(name="Z")]},
-    "additional input": {"inputs": [x(), x(name="Z")]},
-    "duplicate input": {"inputs": [x(), x()]},
-    "wrong datatype": {"inputs": [x(datatype="INT32")]},
-    "unknown datatype": {"inputs": [x(datatype="X")]},
+    "wrong name": {"inputs": [input_x(name="Z")]},
+    "additional input": {"inputs": [input_x(), input_x(name="Z")]},
+    "duplicate input": {"inputs": [input_x(), input_x()]},
+    "wrong datatype": {"inputs": [input_x(datatype="INT32")]},
+    "unknown datatype": {"inputs": [input_x(datatype="X")]},
     "no data": {"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 3]}]},
-    "wrong rank": {"inputs": [x(shape=[3])]},
-    "wrong dimension": {"inputs": [x(shape=[1, 4], data=[1, 2, 3, 4])]},
-    "empty batch": {"inputs": [x(shape=[0, 3], data=[])]},
-    "large batch": {"inputs": [x(shape=[5, 3], data=[1] * 15)]},
-    "unknown output": {"inputs": [x()], "outputs": [{"name": "Z"}]},
-    "reserved parameter": {"inputs": [x()], "parameters": {"triton_x": 1}},
-    "object as parameter": {"inputs": [x()], "parameters": {"a": {}}},
-    "null as parameter": {"inputs": [x()], "parameters": {"a": None}},
-    "JSON data and binary size": {"inputs": [x(parameters={"binary_data_size": 12})]},
+    "wrong rank": {"inputs": [input_x(shape=[3])]},
+    "wrong dimension": {"inputs": [input_x(shape=[1, 4], data=[1, 2, 3, 4])]},
+    "empty batch": {"inputs": [input_x(shape=[0, 3], data=[])]},
+    "large batch": {"inputs": [input_x(shape=[5, 3], data=[1] * 15)]},
+    "unknown output": {"inputs": [input_x()], "outputs": [{"name": "Z"}]},
+    "reserved parameter": {"inputs": [input_x()], "parameters": {"triton_x": 1}},
+    "object as parameter": {"inputs": [input_x()], "parameters": {"a": {}}},
+    "null as parameter": {"inputs": [input_x()], "parameters": {"a": None}},
+    "JSON data and binary size": {"inputs": [input_x(parameters={"binary_data_size": 12})]},
     "shared memory for an input": {
         "inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 3], "parameters": {"shared_memory_region": "a"}}]
     },
     "shared memory for an output": {
-        "inputs": [x()],
+        "inputs": [input_x()],
         "outputs": [{"name": "Y", "parameters": {"shared_memory_region": "a", "shared_memory_byte_size": 12}}],
     },
 }
@@ -246,7 +246,7 @@ MALFORMED: dict[str, bytes] = {
     "null as inputs": b'{"inputs":null}',
     "beyond a double": b'{"inputs":[{"name":"X","datatype":"FP32","shape":[1,3],"data":[1e400,2,3]}]}',
     **{
-        name: json.dumps({"inputs": [x(**changed)]}).encode()
+        name: json.dumps({"inputs": [input_x(**changed)]}).encode()
         for name, changed in {
             "too few elements": {"data": [1, 2]},
             "too many elements": {"data": [1, 2, 3, 4]},
@@ -260,18 +260,18 @@ MALFORMED: dict[str, bytes] = {
             "number as name": {"name": 1},
         }.items()
     },
-    "number as id": json.dumps({"id": 5, "inputs": [x()]}).encode(),
+    "number as id": json.dumps({"id": 5, "inputs": [input_x()]}).encode(),
     "negative classification": json.dumps(
-        {"inputs": [x()], "outputs": [{"name": "Y", "parameters": {"classification": -1}}]}
+        {"inputs": [input_x()], "outputs": [{"name": "Y", "parameters": {"classification": -1}}]}
     ).encode(),
-    "number as binary output": json.dumps({"inputs": [x()], "parameters": {"binary_data_output": 1}}).encode(),
+    "number as binary output": json.dumps({"inputs": [input_x()], "parameters": {"binary_data_output": 1}}).encode(),
 }
 
 
 class TestRefusals:
     @pytest.mark.parametrize("case", list(INVALID))
     def test_invalid_requests_are_4xx_in_both(self, both: Both, case: str) -> None:
-        theirs, ours = refused_statuses(both, BATCHED, json.dumps({"inputs": [x()], **INVALID[case]}).encode())
+        theirs, ours = refused_statuses(both, BATCHED, json.dumps({"inputs": [input_x()], **INVALID[case]}).encode())
         assert (theirs // 100, ours) == (4, 400)
 
     @pytest.mark.parametrize("case", list(MALFORMED))
@@ -346,7 +346,7 @@ class TestRefusals:
         ],
     )
     def test_unknown_models_and_versions_are_404(self, both: Both, path: str) -> None:
-        assert refused_statuses(both, path, json.dumps({"inputs": [x()]}).encode()) == (404, 404)
+        assert refused_statuses(both, path, json.dumps({"inputs": [input_x()]}).encode()) == (404, 404)
 
     def test_classes_of_texts_are_400(self, both: Both) -> None:
         """Triton 2.51 crashes on this request, so only the gateway gets it."""

@@ -22,7 +22,7 @@ PROMPT = "The for statement"
 SAMPLING: dict[str, Any] = {"max_tokens": 24, "seed": 7, "temperature": 0.8}
 MESSAGES: list[Any] = [{"role": "system", "content": "Be brief. "}, {"role": "user", "content": "What is a list?"}]
 AS_PROMPT = "System: Be brief.\nUser: What is a list?\nAssistant:"
-"""The messages after the template of `write`."""
+"""The messages as the template of `write` renders them."""
 TEXTS = [f"Sentence number {index} is about cats." for index in range(40)]
 
 

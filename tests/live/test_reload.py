@@ -60,9 +60,7 @@ def watched_readiness(gateway: GatewayProcess) -> Iterator[set[int]]:
         thread.join()
 
 
-def test_an_invalid_edit_is_reported_and_a_later_valid_edit_applies(
-    start_gateway: StartGateway, tmp_path: Path
-) -> None:
+def test_an_invalid_edit_is_reported_and_a_valid_edit_applies(start_gateway: StartGateway, tmp_path: Path) -> None:
     path = tmp_path / "gateway.yaml"
     path.write_text(GOOD)
     gateway = start_gateway(config=str(path))

@@ -222,7 +222,7 @@ async def control(triton: EmbeddedTriton, *, loads: bool) -> None:
 
 @pytest.mark.full
 def test_requests_succeed_within_a_second_after_an_outage(tritons: list[EmbeddedTriton], tmp_path: Path) -> None:
-    """The gateway has only one Triton. The second starts when Triton reports that the model is ready."""
+    """The gateway has only one Triton. The time is measured from when Triton reports that the model is ready."""
     (tmp_path / "gateway.yaml").write_text(CONFIG)
     victim = tritons[0]
     with running_gateway(

@@ -125,7 +125,7 @@ def test_killed_and_stopped_gateways_leave_no_regions(
     (orphan,) = registered(triton)
     killed.process.send_signal(signal.SIGKILL)
     killed.process.wait(20)
-    assert len(files() - before) == 1, "a registered region has a file"
+    assert len(files() - before) == 1, "a registered region still has a file"
     gateway = start()
     assert post(gateway, b"a" * MIB).status_code == 200
     eventually(lambda: orphan not in registered(triton), 10.0)
@@ -136,7 +136,7 @@ def test_killed_and_stopped_gateways_leave_no_regions(
 
 
 @pytest.mark.full
-def test_a_restart_of_triton_leaks_no_memory_and_fails_no_request(tmp_path: Path, models_venv: Path) -> None:
+def test_a_restart_of_triton_fails_no_request_and_leaks_nothing(tmp_path: Path, models_venv: Path) -> None:
     """With an embedded Triton, shared memory is on by default."""
     models, config = tmp_path / "models", tmp_path / "gateway.yaml"
     models.mkdir()

@@ -236,9 +236,7 @@ def test_spans_contain_no_values_of_tensors(client: httpx.Client, collector: Col
     assert secret not in str(collector.spans)
 
 
-def test_without_a_collector_the_log_has_the_context_of_the_caller(
-    start_gateway: StartGateway, config_path: Path
-) -> None:
+def test_without_a_collector_the_log_has_the_callers_context(start_gateway: StartGateway, config_path: Path) -> None:
     gateway, caller = start_gateway(config=str(config_path)), Caller("00")
     httpx.post(f"{gateway.url}/v1/pipelines/write", json=WRITE, headers=caller.headers, timeout=30).raise_for_status()
     line = line_of(gateway, caller.request_id)

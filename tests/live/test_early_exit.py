@@ -289,6 +289,7 @@ def test_an_embedded_triton_gets_the_early_exit_key(tmp_path: Path, repository: 
         json.dumps({"pipelines": {"p": {"model": "scripted", "early_exit": [rule]}}})
     )
     settings = {"embedded": "true", "embedded_repository": str(tmp_path / "models"), "embedded_venv": str(models_venv)}
-    with running_gateway(tmp_path, early_exit_key="sixteen letters!", **settings) as process:
+    settings |= {"config": str(tmp_path / "gateway.yaml"), "early_exit_key": "sixteen letters!"}
+    with running_gateway(tmp_path, **settings) as process:
         body = {"SCRIPT": json.dumps({"error": error(signed="proven")})}
         assert httpx.post(f"{process.url}/v1/pipelines/p", json=body).json()["early_exit"] == "proven"

@@ -27,12 +27,12 @@ def lacking() -> str:
 def debian_tree() -> Path:
     """Returns a folder with Debian and Python, unpacked once below .cache."""
     tree = ROOT / ".cache" / "images" / DEBIAN
-    if not (tree / ".complete").exists():
+    if not (tree / ".whole").exists():
         shutil.rmtree(tree, ignore_errors=True)
         tree.parent.mkdir(parents=True, exist_ok=True)
         packages = "--include=python3,python3-venv,python3-pip,ca-certificates"
         subprocess.run(["debootstrap", "--variant=minbase", packages, DEBIAN, tree], check=True, capture_output=True)
-        (tree / ".complete").touch()
+        (tree / ".whole").touch()
     return tree
 
 

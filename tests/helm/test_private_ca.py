@@ -1,4 +1,4 @@
-"""A private certificate authority as one value: each of the gateway's TLS clients trusts it."""
+"""One value adds a private certificate authority that all TLS clients of the gateway trust."""
 
 import shutil
 import ssl
@@ -59,7 +59,7 @@ def test_the_authority_is_a_file_of_the_gateway(values: Document, source: Docume
     assert mount in gateway_container(documents)["volumeMounts"]
 
 
-def test_the_authority_is_that_of_an_external_triton_without_one_of_its_own() -> None:
+def test_an_external_triton_uses_the_authority_by_default() -> None:
     external: Document = {"grpcUrl": "triton:8001", "tls": {"enabled": True}}
     values: Document = {"privateCa": {"configMapName": "bundle"}, "triton": {"enabled": False, "external": external}}
     assert read_settings(variables(values), {}).triton_ca == CA
@@ -72,7 +72,7 @@ def variables(values: Document) -> dict[str, str]:
 
 
 def run(script: str, url: str, authority: Path | None) -> subprocess.CompletedProcess[str]:
-    """Runs the script with the container's variables that name the authority, or without them."""
+    """Runs the script with or without the container's variables for the authority."""
     said = variables({"privateCa": {"configMapName": "bundle"}})
     named = {name: str(authority) for name, value in said.items() if value == CA}
     assert named.keys() == {"SSL_CERT_FILE", "OTEL_EXPORTER_OTLP_CERTIFICATE"}
@@ -87,7 +87,7 @@ def authority(tmp_path: Path) -> Authority:
 
 @pytest.fixture
 def redis_url(authority: Authority, tmp_path: Path, require: Require) -> Iterator[str]:
-    """A real Redis that listens only with TLS."""
+    """A real Redis that accepts only TLS connections."""
     require(shutil.which("redis-server"), "there is no redis-server: `make system-packages` installs it")
     (port,) = free_ports(1)
     issued = authority.issue("localhost")
@@ -115,7 +115,7 @@ def test_redis_with_a_certificate_of_the_authority_is_trusted(redis_url: str, au
 
 @contextmanager
 def collector(authority: Authority) -> Iterator[tuple[str, list[str]]]:
-    """The address of a collector with TLS, and the paths of the requests that it got."""
+    """Yields the address of a collector with TLS, and the paths of its requests."""
     paths: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):

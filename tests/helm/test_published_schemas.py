@@ -1,4 +1,4 @@
-"""The custom resources of every configuration, against the schemas that their operators publish (a package of npm)."""
+"""Validates custom resources with the schemas that their operators publish in an npm package."""
 
 import json
 import subprocess
@@ -37,7 +37,7 @@ def test_the_published_schemas_accept_every_configuration(folder: Path) -> None:
     assert set(SCHEMAS) - PUBLISHED == {"EndpointPickerConfig", "InferencePool"}, "which no package publishes"
 
 
-def test_the_published_schemas_refuse_a_wrong_type(folder: Path) -> None:
+def test_the_published_schemas_reject_a_wrong_type(folder: Path) -> None:
     scaling = {"enabled": True, "engine": "keda", "prometheusUrl": "http://prometheus"}
     scaled = the(render({"autoscaling": scaling, "podMonitor": {"enabled": True}}), "ScaledObject")
     scaled["spec"]["triggers"][0]["metadata"]["threshold"] = 8

@@ -1,4 +1,4 @@
-"""The small Redis for trying out resumable streams: its pod, who may reach it, and a real server with its arguments."""
+"""The small Redis for trials of resumable streams: its pod, its clients, and a real server with its arguments."""
 
 import shutil
 import subprocess
@@ -20,7 +20,7 @@ ON: Document = {"redis": {"enabled": True}}
 
 
 def part(documents: list[Document], kind: str) -> Document:
-    """The object of Redis among those of this kind."""
+    """Returns the object of this kind that belongs to Redis."""
     (found,) = (each for each in of_kind(documents, kind) if each["metadata"]["name"] == "demo-triton-gateway-redis")
     return found
 
@@ -34,21 +34,21 @@ def test_without_the_value_there_is_no_redis() -> None:
     assert "redis" not in str(render()).lower()
 
 
-def test_the_gateway_calls_it() -> None:
+def test_the_gateway_uses_the_redis_of_the_chart() -> None:
     documents = render(ON)
     url = read_settings(environment_of(gateway_container(documents)), {}).redis_url
     (port,) = part(documents, "Service")["spec"]["ports"]
     assert url == f"redis://{part(documents, 'Service')['metadata']['name']}:{port['port']}/0"
 
 
-def test_its_pod_complies_with_the_restricted_standard() -> None:
+def test_the_pod_complies_with_the_restricted_standard() -> None:
     pod = part(render(ON), "Deployment")["spec"]["template"]["spec"]
     assert list(breaches(pod)) == []
     assert container(render(ON))["securityContext"]["readOnlyRootFilesystem"]
     assert "volumes" not in pod
 
 
-def test_only_the_gateway_reaches_it_and_it_reaches_nobody() -> None:
+def test_only_the_gateway_can_connect_to_redis() -> None:
     documents = render({**ON, "networkPolicy": {"restrictEgress": True}})
     spec = part(documents, "NetworkPolicy")["spec"]
     (rule,) = spec["ingress"]
@@ -66,7 +66,7 @@ def test_only_the_gateway_reaches_it_and_it_reaches_nobody() -> None:
 
 @pytest.fixture
 def redis(tmp_path: Path, require: Require) -> Iterator[Redis]:
-    """A real server with the container's command, on another port and without a writable folder."""
+    """A real Redis with the container's command, on another port and without a writable folder."""
     require(shutil.which("redis-server"), "there is no redis-server: `make system-packages` installs it")
     (port,) = free_ports(1)
     said = container(render(ON))

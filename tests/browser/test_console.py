@@ -111,6 +111,7 @@ def test_a_lost_connection_resumes_where_it_stopped(console: Console) -> None:
     page = console("scripted_patient")
     expected = streamed(page, 100)
     page.wait_for_outputs(10)
+    page.click(".try summary")
     page.click("#drop")
     page.wait_for_state("lost")
     page.wait_for_state("done")

@@ -1,11 +1,11 @@
-/** The page: the list of pipelines, the open pipeline (its name is the URL fragment), and the gateway's health. */
+/** The page: the list of pipelines, the open pipeline, and the gateway's health. */
 
-import { Problem, get } from "./api.js";
-import { element } from "./dom.js";
+import { get, problemIn } from "./api.js";
 import { KeyForm } from "./key.js";
-import { html, render } from "./lib.js";
+import { html, render, useEffect, useRef } from "./lib.js";
+import { openLink } from "./link.js";
 import { Overview } from "./overview.js";
-import { problemNode } from "./result.js";
+import { ProblemNotice } from "./problem.js";
 import { Workbench } from "./workbench.js";
 
 const HEALTH_MS = 5000;
@@ -13,43 +13,37 @@ const HEALTH_MS = 5000;
 const work = document.getElementById("work");
 const list = document.getElementById("pipelines");
 const health = document.getElementById("health");
-let open = null;
+let pipelines = [];
 
-async function showList() {
-  const { values } = await get("/v1/pipelines");
-  list.replaceChildren(...values.pipelines.map(entryOf));
-  return values.pipelines;
-}
-
-function entryOf({ name, description, state, streams }) {
+function Entry({ pipeline, isOpen }) {
+  const { name, description, state, streams } = pipeline;
+  const link = useRef(null);
+  useEffect(() => {
+    if (isOpen) link.current.scrollIntoView({ block: "nearest", inline: "center" });
+  }, [isOpen]);
   const note = state === "ready" ? (streams ? "streams" : "") : state;
-  const title = element("span", { class: "title" }, name, note ? element("small", {}, note) : null);
-  return element("li", {}, element("a", { href: `#${name}`, "data-name": name }, title, element("span", {}, description || "")));
+  return html`
+    <li>
+      <a ref=${link} href=${`#${encodeURIComponent(name)}`} aria-current=${isOpen ? "page" : null}>
+        <span class="title">${name}${note ? html`<small>${note}</small>` : null}</span>
+        <span>${description || ""}</span>
+      </a>
+    </li>`;
 }
 
-async function show(name) {
-  open?.close();
-  open = null;
-  mark(name);
+const showList = (open) =>
+  render(pipelines.map((each) => html`<${Entry} key=${each.name} pipeline=${each} isOpen=${each.name === open} />`), list);
+
+async function show() {
+  const { name, inputs } = openLink();
+  showList(name);
   const { values } = await get(`/v1/pipelines/${encodeURIComponent(name)}`);
-  if (name !== named()) return;
-  if (values.inputs) {
-    open = new Workbench(values);
-    work.replaceChildren(open.node);
-  } else work.replaceChildren(element("p", { class: "empty" }, `${name} is not ready. ${values.state_detail}`));
+  if (name !== openLink().name) return;
+  const isReady = Boolean(values.inputs);
+  const notReady = html`<p class="empty">${name} is not ready. ${values.state_detail}</p>`;
+  render(isReady ? html`<${Workbench} key=${location.hash} pipeline=${values} linked=${inputs} />` : notReady, work);
   document.title = `${name} · triton-gateway`;
 }
-
-function mark(name) {
-  for (const link of list.querySelectorAll("a")) {
-    if (link.dataset.name === name) {
-      link.setAttribute("aria-current", "page");
-      link.scrollIntoView({ block: "nearest", inline: "center" });
-    } else link.removeAttribute("aria-current");
-  }
-}
-
-const named = () => decodeURIComponent(location.hash.slice(1));
 
 async function watchHealth() {
   const isReady = await fetch("/health/ready").then((response) => response.ok, () => null);
@@ -58,30 +52,31 @@ async function watchHealth() {
   setTimeout(watchHealth, HEALTH_MS);
 }
 
-function failed(error) {
-  work.replaceChildren(problemNode(error instanceof Problem ? error : { problem: { title: error.message } }));
-}
+const failed = (error) => render(html`<${ProblemNotice} problem=${problemIn(error)} />`, work);
 
 async function load() {
-  work.replaceChildren();
-  const pipelines = await showList();
+  render(null, work);
+  pipelines = (await get("/v1/pipelines")).values.pipelines;
   const first = pipelines.find(({ state }) => state === "ready") ?? pipelines[0];
   if (!first) {
-    work.append(element("p", { class: "empty" }, "No model is ready yet."));
+    render(html`<p class="empty">No model is ready yet.</p>`, work);
     return;
   }
-  if (!named()) history.replaceState(null, "", `#${first.name}`);
-  await show(named());
+  if (!openLink().name) history.replaceState(null, "", `#${encodeURIComponent(first.name)}`);
+  await show();
 }
 
 addEventListener("hashchange", () => {
-  if (named()) show(named()).catch(failed);
+  if (openLink().name) show().catch(failed);
 });
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault();
   work.focus();
 });
-addEventListener("pagehide", () => open?.close());
+addEventListener("pagehide", () => render(null, work));
+addEventListener("pageshow", (event) => {
+  if (event.persisted) load().catch(failed);
+});
 const keyForm = new KeyForm(document.getElementById("key"), () => load().catch(failed));
 addEventListener("unauthenticated", () => keyForm.ask());
 render(html`<${Overview} />`, document.getElementById("overview"));

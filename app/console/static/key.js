@@ -4,6 +4,8 @@ const STORED = "triton-gateway-key";
 
 const key = () => sessionStorage.getItem(STORED) ?? "";
 
+export const hasKey = () => key() !== "";
+
 /** Returns the headers with the key; none without a key. */
 export const keyHeaders = () => (key() ? { Authorization: `Bearer ${key()}` } : {});
 

@@ -1,45 +1,94 @@
-/** Shows a running stream: text, time to the first output, tokens per second, and the state of the connection. */
+/** Shows a running stream: its text, time to the first output, tokens per second, and the state of the connection. */
 
 import { remove } from "./api.js";
-import { element } from "./dom.js";
-import { earlyExit, problemNode } from "./result.js";
+import { html, useEffect, useRef, useState } from "./lib.js";
+import { EarlyExit, ProblemNotice } from "./problem.js";
 import { StreamReader } from "./stream.js";
 
 const DROP_MS = 2000;
 const STATES = { opening: "waiting", live: "live", lost: "lost, resuming…", done: "complete", exit: "early exit" };
+const OVER = new Set(["done", "exit", "failed", "cancelled"]);
 
-export class LiveStream {
+/** `started`: performance.now() at the start of the request. `onEnd(ending)` is called once, with `state`, `outputs` and `times_ms`. */
+export function LiveStream({ pipeline, url, started, onEnd }) {
+  const [shown, setShown] = useState({ state: "opening", figures: null, last: null, reason: null, problem: null });
+  const written = useRef(null);
+  const stream = useRef(null);
+  useEffect(() => {
+    const on = { shown: (changes) => setShown((before) => ({ ...before, ...changes })), end: onEnd, write: (text) => write(written.current, text) };
+    stream.current = new Stream(pipeline, { url, started }, on);
+    return () => stream.current.leave();
+  }, [url]);
+  const { state, figures, last, reason, problem } = shown;
+  return html`
+    <div class="result live" data-state=${state}>
+      ${!OVER.has(state) && html`<${Controls} stream=${stream} />`}
+      <${Figures} unit=${tokensOf(pipeline) ? "tokens" : "outputs"} figures=${figures} connection=${STATES[state] ?? state} />
+      <pre class="written" tabindex="0" aria-label="output" ref=${written}></pre>
+      ${last && html`<pre class="code">last output: ${JSON.stringify(last)}</pre>`}
+      <div role="status">
+        ${reason && html`<${EarlyExit} reason=${reason} />`}
+        ${problem && html`<${ProblemNotice} problem=${problem} />`}
+      </div>
+    </div>`;
+}
+
+function Controls({ stream }) {
+  return html`
+    <div class="actions">
+      <button type="button" id="cancel" onClick=${() => stream.current.cancel()}>Cancel</button>
+      <details class="try">
+        <summary class="small">Try</summary>
+        <button type="button" class="quiet" id="drop" onClick=${() => stream.current.drop()}>Lose the connection</button>
+      </details>
+    </div>`;
+}
+
+function Figures({ unit, figures, connection }) {
+  const first = figures ? `${Math.round(figures.first_ms)} ms` : "–";
+  const rate = figures?.rate ? figures.rate.toFixed(1) : "–";
+  const cells = { "first output": first, [`${unit}/s`]: rate, [unit]: figures?.units ?? "–", connection };
+  const cell = ([name, text]) => html`<div><dt>${name}</dt><dd data-figure=${name.replace(/\W/g, "-")}>${text}</dd></div>`;
+  return html`<dl class="figures">${Object.entries(cells).map(cell)}</dl>`;
+}
+
+/** Appends to an element, and keeps its end in view if it was. */
+function write(element, text) {
+  const isAtEnd = element.scrollTop + element.clientHeight >= element.scrollHeight - 8;
+  element.append(text);
+  if (isAtEnd) element.scrollTop = element.scrollHeight;
+}
+
+/** Returns the output that holds token ids, if there is one: other lists of numbers are counted as one output. */
+function tokensOf({ outputs }) {
+  return outputs.find(({ name, datatype, shape }) => /token/i.test(name) && /INT/.test(datatype) && shape.length === 1)?.name;
+}
+
+/** One stream, from its first event to its end. */
+class Stream {
   #url;
+  #on;
   #reader;
   #started;
-  #firstAt = 0;
-  #lastAt = 0;
-  #outputs = 0;
+  #tokens;
+  #texts;
   #units = 0;
   #unitsAtFirst = 0;
-  #runs;
-  #tokens;
-  #nodes;
+  #times = [];
+  #isOver = false;
 
-  /** `started`: performance.now() at the start of the request. `onEnd` is called once. */
-  constructor(pipeline, { url, started, onEnd }) {
+  constructor(pipeline, { url, started }, on) {
     this.#url = url;
+    this.#on = on;
     this.#started = started;
-    this.onEnd = onEnd;
+    this.#tokens = tokensOf(pipeline);
     const joined = pipeline.schemas.result.properties;
-    this.#runs = pipeline.outputs.filter(({ name }) => joined[name].type === "string").map(({ name }) => name);
-    this.#tokens = pipeline.outputs.find(({ kind, shape }) => kind === "number" && shape.length === 1)?.name;
-    this.#nodes = this.#build();
-    this.node = element("div", { class: "result live" }, ...Object.values(this.#nodes));
+    this.#texts = pipeline.outputs.filter(({ name }) => joined[name].type === "string").map(({ name }) => name);
     this.#reader = new StreamReader(url, {
       event: (name, data) => this.#event(name, data),
-      state: (state) => this.#state(state),
-      problem: (problem) => this.#failed(problem),
+      state: (state) => on.shown({ state }),
+      problem: ({ problem }) => this.#end("failed", { problem }),
     });
-  }
-
-  open() {
-    this.#state("opening");
     this.#reader.open();
   }
 
@@ -50,75 +99,41 @@ export class LiveStream {
   async cancel() {
     this.#reader.close();
     await remove(this.#url).catch(() => undefined);
-    this.#end("cancelled", "cancelled");
+    this.#end("cancelled");
   }
 
-  #build() {
-    const unit = this.#tokens ? "tokens/s" : "outputs/s";
-    const figures = ["first output", unit, this.#tokens ? "tokens" : "outputs", "connection"];
-    const cells = figures.map((name) =>
-      element("div", {}, element("dt", {}, name), element("dd", { "data-figure": name.replace(/\W/g, "-") }, "–")),
-    );
-    return {
-      figures: element("dl", { class: "figures" }, ...cells),
-      text: element("pre", { class: "written", tabindex: 0, "aria-label": "output" }),
-      last: element("pre", { class: "code", hidden: true }),
-      ending: element("div", { role: "status" }),
-    };
+  /** Cancels a stream that still runs: nobody sees it any more. */
+  leave() {
+    if (this.#isOver) return;
+    this.#isOver = true;
+    this.#reader.close();
+    remove(this.#url).catch(() => undefined);
   }
 
   #event(name, data) {
     if (name === "output") this.#output(data);
-    else if (name === "error") this.#failed({ problem: data });
-    else this.#done(data);
+    else if (name === "error") this.#end("failed", { problem: data });
+    else this.#end(data.early_exit ? "exit" : "done", { reason: data.early_exit });
   }
 
   #output(values) {
-    const now = performance.now();
-    this.#outputs += 1;
+    this.#times.push(performance.now() - this.#started);
     this.#units += this.#tokens ? (values[this.#tokens]?.length ?? 0) : 1;
-    if (!this.#firstAt) [this.#firstAt, this.#unitsAtFirst] = [now, this.#units];
-    this.#lastAt = now;
-    this.#append(values);
-    this.#measure();
+    if (this.#times.length === 1) this.#unitsAtFirst = this.#units;
+    this.#on.write(this.#texts.length ? this.#texts.map((name) => values[name] ?? "").join("") : `${JSON.stringify(values)}\n`);
+    this.#on.shown({ last: values, figures: this.#figures() });
   }
 
-  #append(values) {
-    const { text, last } = this.#nodes;
-    const isAtEnd = text.scrollTop + text.clientHeight >= text.scrollHeight - 8;
-    if (this.#runs.length) text.append(this.#runs.map((name) => values[name] ?? "").join(""));
-    else text.append(`${JSON.stringify(values)}\n`);
-    if (isAtEnd) text.scrollTop = text.scrollHeight;
-    last.textContent = `last output: ${JSON.stringify(values)}`;
-    last.hidden = false;
+  #figures() {
+    const [first, last] = [this.#times[0], this.#times.at(-1)];
+    const rate = last > first ? ((this.#units - this.#unitsAtFirst) / (last - first)) * 1000 : 0;
+    return { first_ms: first, rate, units: this.#units };
   }
 
-  #measure() {
-    const [first, rate, count] = this.#nodes.figures.querySelectorAll("dd");
-    const seconds = (this.#lastAt - this.#firstAt) / 1000;
-    first.textContent = `${Math.round(this.#firstAt - this.#started)} ms`;
-    rate.textContent = seconds > 0 ? ((this.#units - this.#unitsAtFirst) / seconds).toFixed(1) : "–";
-    count.textContent = String(this.#units);
-  }
-
-  #state(state, text = STATES[state]) {
-    const cell = this.#nodes.figures.querySelector("[data-figure=connection]");
-    cell.textContent = text;
-    this.node.dataset.state = state;
-  }
-
-  #done({ early_exit: reason }) {
-    if (reason) this.#nodes.ending.append(earlyExit(reason));
-    this.#end(reason ? "exit" : "done");
-  }
-
-  #failed(problem) {
-    this.#nodes.ending.append(problemNode(problem));
-    this.#end("failed", "failed");
-  }
-
-  #end(state, text) {
-    this.#state(state, text);
-    this.onEnd();
+  #end(state, changes = {}) {
+    if (this.#isOver) return;
+    this.#isOver = true;
+    this.#on.shown({ state, ...changes });
+    this.#on.end({ state, outputs: this.#times.length, times_ms: this.#times });
   }
 }

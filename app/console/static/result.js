@@ -1,49 +1,50 @@
-/** Shows an answer: boxes on the image, scores as bars, texts as text, and the rest as JSON. */
+/** Shows the outputs of an answer: boxes on the image, scores as bars, images as images, texts as text, and the rest as JSON. */
 
-import { element } from "./dom.js";
-import { boxesOn } from "./image.js";
+import { BoxedImage, imageUrlOf } from "./image.js";
+import { html } from "./lib.js";
+import { EarlyExit } from "./problem.js";
+import { Scores, Tensor, isNumbers, shortened } from "./tensor.js";
 
-const LONGEST_JSON = 600;
-
-/** `imageUrl`: the image in the request, if any. `sent`: the values of the request. */
-export async function resultOf(pipeline, sent, values, imageUrl) {
-  const nodes = values.early_exit ? [earlyExit(values.early_exit)] : [];
-  const boxes = boxOutput(pipeline, values);
-  const shown = new Set(["early_exit"]);
-  if (boxes && imageUrl) {
-    nodes.push(await boxesOn(imageUrl, values[boxes], textsBeside(pipeline, values, boxes)));
-    shown.add(boxes);
-  }
+/** `sent`: the values of the request. `image`: the decoded image of the request, if it has one. */
+export function Result({ pipeline, sent, values, image }) {
+  const boxes = image && boxOutput(pipeline, values);
+  const hidden = new Set(boxes ? [boxes] : []);
+  const outputs = [];
   for (const output of scoresFirst(pipeline.outputs, values)) {
-    if (shown.has(output.name)) continue;
+    if (hidden.has(output.name)) continue;
     const labels = labelsOf(pipeline, sent, values, output);
-    if (labels?.name) shown.add(labels.name);
-    nodes.push(outputOf(output.name, values[output.name], labels?.texts));
+    if (labels?.name) hidden.add(labels.name);
+    outputs.push(html`<${Output} key=${output.name} output=${output} value=${values[output.name]} labels=${labels?.texts} />`);
   }
-  return element("div", { class: "result" }, ...nodes);
+  return html`
+    <div class="result">
+      ${values.early_exit && html`<${EarlyExit} reason=${values.early_exit} />`}
+      ${boxes && html`<${BoxedImage} image=${image} boxes=${values[boxes]} texts=${textsBeside(pipeline, values, boxes)} />`}
+      ${outputs}
+    </div>`;
 }
 
-export function earlyExit(reason) {
-  return element(
-    "p",
-    { class: "notice exit" },
-    element("strong", {}, `Early exit: ${reason}`),
-    " The pipeline decided that there was nothing more to do. This is an answer, not an error: the same fields, empty.",
-  );
+function Output({ output, value, labels }) {
+  const { name, kind } = output;
+  return html`<section class="output" data-output=${name}><h3>${name}</h3><${Value} name=${name} kind=${kind} value=${value} labels=${labels} /></section>`;
 }
 
-export function problemNode({ problem }) {
-  const { title, detail, code, type, hint, errors, request_id: requestId } = problem;
-  const rows = (errors || []).map(({ field, problem: said }) => element("li", {}, element("code", {}, field), " ", said));
-  return element(
-    "div",
-    { class: "notice problem", role: "alert" },
-    element("strong", {}, title),
-    detail ? element("p", {}, detail) : null,
-    rows.length ? element("ul", {}, ...rows) : null,
-    hint ? element("p", {}, hint) : null,
-    code ? element("p", { class: "small" }, element("a", { href: type }, code), requestId ? ` · request ${requestId}` : "") : null,
-  );
+function Value({ name, kind, value, labels }) {
+  if (labels) return html`<${Scores} labels=${labels} numbers=${value} />`;
+  if (value === null || value === "" || value?.length === 0) return html`<p class="empty">empty</p>`;
+  if (typeof value === "string" && (kind === "image" || kind === "binary")) return html`<${Bytes} name=${name} base64=${value} />`;
+  if (typeof value === "string") return html`<p class="text">${value}</p>`;
+  if (isTexts(value)) return html`<ul>${value.map((text) => html`<li>${text}</li>`)}</ul>`;
+  if (Array.isArray(value) && kind === "number") return html`<${Tensor} name=${name} value=${value} />`;
+  return html`<pre class="code">${shortened(JSON.stringify(value, null, kind === "json" ? 2 : 0))}</pre>`;
+}
+
+function Bytes({ name, base64 }) {
+  const url = imageUrlOf(base64);
+  const bytes = Math.floor((base64.replace(/=+$/, "").length * 3) / 4);
+  return html`
+    ${url && html`<img class="shown" src=${url} alt=${`the output ${name}`} />`}
+    <p class="small">${bytes} bytes · <a download=${name} href=${url ?? `data:application/octet-stream;base64,${base64}`}>Save</a></p>`;
 }
 
 /** Returns the output whose items are boxes of four points, if it has any. */
@@ -59,7 +60,6 @@ function textsBeside(pipeline, values, boxes) {
   return found ? values[found.name] : [];
 }
 
-const isNumbers = (value) => Array.isArray(value) && value.length > 0 && value.every((item) => typeof item === "number");
 const isTexts = (value) => Array.isArray(value) && value.length > 0 && value.every((item) => typeof item === "string");
 
 /** Shows scores first, because their labels are texts that must not be shown again. */
@@ -78,32 +78,4 @@ function labelsOf(pipeline, sent, values, output) {
   if (own) return { name: own.name, texts: values[own.name] };
   const input = pipeline.inputs.find(({ name, default: initial }) => fits(sent[name] ?? initial));
   return input ? { texts: sent[input.name] ?? input.default } : null;
-}
-
-function outputOf(name, value, labels) {
-  return element("section", { class: "output", "data-output": name }, element("h3", {}, name), valueOf(value, labels));
-}
-
-function valueOf(value, labels) {
-  if (labels) return bars(labels, value);
-  if (value === null || value === "" || value?.length === 0) return element("p", { class: "empty" }, "empty");
-  if (typeof value === "string") return element("p", { class: "text" }, value);
-  if (isTexts(value)) return element("ul", {}, ...value.map((text) => element("li", {}, text)));
-  return element("pre", { class: "code" }, shortened(value));
-}
-
-function bars(labels, numbers) {
-  const rows = labels.map((label, index) => {
-    const part = Math.max(0, Math.min(1, numbers[index]));
-    const bar = element("progress", { max: 1, value: part, "aria-label": label });
-    return element("li", {}, element("span", {}, label), bar, element("output", {}, numbers[index].toFixed(3)));
-  });
-  return element("ul", { class: "bars" }, ...rows);
-}
-
-function shortened(value) {
-  const text = JSON.stringify(value);
-  if (text.length <= LONGEST_JSON) return text;
-  const size = Array.isArray(value) ? `${value.length} items` : `${text.length} characters`;
-  return `${text.slice(0, LONGEST_JSON)} …\n(${size})`;
 }

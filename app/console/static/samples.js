@@ -1,33 +1,49 @@
-/** Sample calls that work when pasted. */
+/** The request of the form as calls that work when pasted. */
 
-import { html, render, useState } from "./lib.js";
+import { valuesOf } from "./fields.js";
+import { hasKey } from "./key.js";
+import { html, useState } from "./lib.js";
+import { snippetsOf } from "./snippets.js";
 
-const TITLES = { curl: "curl", curl_stream: "curl, as a stream", javascript: "JavaScript", python: "Python" };
-
-export function samplesOf(samples) {
-  const section = document.createElement("div");
-  render(html`<${Samples} samples=${samples} />`, section);
-  return section;
+export function Samples({ pipeline, fields, draft }) {
+  const snippets = snippetsOfDraft(pipeline, fields, draft);
+  return html`
+    <section class="samples" aria-label="Call this pipeline">
+      <h2>Call this pipeline</h2>
+      ${snippets === null
+        ? html`<p class="empty">The form has a value that cannot be sent.</p>`
+        : Object.entries(snippets).map(([title, code]) => html`<${Sample} key=${title} title=${title} code=${code} />`)}
+    </section>`;
 }
 
-function Samples({ samples }) {
-  const blocks = Object.entries(samples).map(([name, code]) => html`<${Sample} key=${name} title=${TITLES[name] ?? name} code=${code} />`);
-  return blocks.length ? html`<section class="samples"><h2>Call this pipeline</h2>${blocks}</section>` : null;
+/** A file that is not chosen yet has the name of its field. */
+function snippetsOfDraft(pipeline, fields, draft) {
+  const isFile = ({ name, control, isRequired }) => control === "file" && (isRequired || draft[name]);
+  const files = Object.fromEntries(fields.filter(isFile).map(({ name }) => [name, draft[name]?.name ?? name]));
+  const others = fields.filter(({ control }) => control !== "file");
+  try {
+    const values = valuesOf(others, draft);
+    return snippetsOf({ url: location.origin + pipeline.url, values, files, streams: pipeline.streams, withKey: hasKey() });
+  } catch {
+    return null;
+  }
 }
 
 function Sample({ title, code }) {
-  const [isCopied, setCopied] = useState(false);
-  const copy = async () => {
-    await navigator.clipboard.writeText(code);
-    setCopied(true);
-    setTimeout(() => setCopied(false), 1500);
-  };
   return html`
     <details>
       <summary>${title}</summary>
-      <div class="sample">
-        <button type="button" class="copy" onClick=${copy}>${isCopied ? "Copied" : "Copy"}</button>
-        <pre>${code}</pre>
-      </div>
+      <div class="sample"><${Copy} text=${code} /><pre>${code}</pre></div>
     </details>`;
+}
+
+/** `label`: "Copy" if absent. */
+export function Copy({ text, label = "Copy", isQuiet = false }) {
+  const [isCopied, setCopied] = useState(false);
+  const copy = async () => {
+    await navigator.clipboard.writeText(typeof text === "function" ? text() : text);
+    setCopied(true);
+    setTimeout(() => setCopied(false), 1500);
+  };
+  return html`<button type="button" class=${isQuiet ? "quiet" : "copy"} onClick=${copy}>${isCopied ? "Copied" : label}</button>`;
 }

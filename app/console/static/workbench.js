@@ -1,119 +1,179 @@
-/** One pipeline: its description, its form and its answer. */
+/** One pipeline: its description, its form, its answer, and its history. */
 
-import { Problem, post } from "./api.js";
-import { element } from "./dom.js";
-import { fieldsOf, valuesOf } from "./form.js";
+import { Problem, post, problemIn } from "./api.js";
+import { Answer } from "./answer.js";
+import { InvalidField, draftOf, fieldsOf, linkedDraft, valuesOf } from "./fields.js";
+import { Fields } from "./form.js";
 import { graphOf } from "./graph.js";
-import { html, render } from "./lib.js";
+import { History } from "./history.js";
+import { decoded } from "./image.js";
+import { html, useEffect, useMemo, useRef, useState } from "./lib.js";
+import { linkTo } from "./link.js";
 import { LiveStream } from "./live.js";
-import { problemNode, resultOf } from "./result.js";
-import { samplesOf } from "./samples.js";
+import { ProblemNotice } from "./problem.js";
+import { Copy, Samples } from "./samples.js";
 import { TrySection } from "./try.js";
 
-export class Workbench {
-  #pipeline;
-  #fields;
-  #live = null;
-  #buttons;
-  #answer = element("div", { class: "answer" }, element("p", { class: "empty" }, "The answer appears here."));
+const MOST_RUNS = 20;
 
-  constructor(pipeline) {
-    this.#pipeline = pipeline;
-    this.#fields = fieldsOf(pipeline);
-    this.#buttons = this.#makeButtons();
-    this.node = element("div", {}, this.#heading(), graphOf(pipeline.graph), this.#panels(), this.#tries(), samplesOf(pipeline.samples));
-    this.#idle();
-  }
+/** What was open, by pipeline: it is there again when one comes back. */
+const kept = new Map();
+let lastRun = 0;
 
-  /** Closes the pipeline and cancels its running requests. */
-  close() {
-    if (this.#live) this.#live.cancel();
-  }
+/** `linked`: texts by field name, from a link. */
+export function Workbench({ pipeline, linked }) {
+  const fields = useMemo(() => fieldsOf(pipeline), [pipeline]);
+  const initial = kept.get(pipeline.name) ?? { runs: [], draft: draftOf(fields) };
+  const hasLink = Object.keys(linked).length > 0;
+  const [draft, setDraft] = useState(() => (hasLink ? linkedDraft(fields, linked) : { ...draftOf(fields), ...initial.draft }));
+  const [runs, setRuns] = useState(initial.runs);
+  const [errors, setErrors] = useState({});
+  const [view, setView] = useState(null);
+  const form = useRef(null);
+  const [chosen, setChosen] = useState(0);
+  useEffect(() => {
+    if (chosen) submitForm(form.current);
+  }, [chosen]);
+  useEffect(() => {
+    kept.set(pipeline.name, { draft, runs });
+  }, [draft, runs]);
 
-  #heading() {
-    const { name, description, model, decoupled, streams, early_exit: exits } = this.#pipeline;
-    const words = [`model ${model}`, decoupled ? "decoupled" : "", streams ? "streams" : ""].filter(Boolean);
-    const chips = [...words, ...exits.map((reason) => `may exit early: ${reason}`)];
-    return element(
-      "div",
-      { class: "heading" },
-      element("h1", {}, name),
-      element("p", {}, description || ""),
-      element("p", { class: "chips" }, ...chips.map((text) => element("span", { class: "chip" }, text))),
-    );
-  }
+  const change = (name, held) => {
+    setDraft((before) => ({ ...before, [name]: held }));
+    setErrors(({ [name]: _, ...others }) => others);
+    if (fields.some((field) => field.name === name && field.control === "file")) setChosen((count) => count + 1);
+  };
+  const keep = (run) => setRuns((before) => [run, ...before].slice(0, MOST_RUNS));
+  const failed = (error, request) => {
+    const found = errorsIn(error, fields);
+    setErrors(found);
+    const run = { ...request, problem: problemIn(error), answer: error.answer };
+    if (!(error instanceof InvalidField)) keep(run);
+    setView(error instanceof InvalidField ? null : { run });
+    form.current?.elements[Object.keys(found)[0]]?.focus();
+  };
+  const start = async (used, isUnary) => {
+    const request = { id: ++lastRun, at: new Date(), draft: used, isUnary, sent: {} };
+    setErrors({});
+    setView({ isBusy: true });
+    try {
+      request.sent = valuesOf(fields, used);
+      if (isUnary) {
+        const run = await answered(pipeline, fields, request);
+        keep(run);
+        setView({ run });
+      } else setView({ stream: await streamed(pipeline, request) });
+    } catch (error) {
+      failed(error, request);
+    }
+  };
+  const ended = (request) => ({ state, outputs }) => {
+    keep({ ...request, ending: `stream · ${state} · ${outputs} outputs` });
+    setView((now) => ({ ...now, isOver: true }));
+  };
+  const submit = (event) => {
+    event.preventDefault();
+    start(draft, event.submitter?.id === "run" || !pipeline.streams);
+  };
+  const rerun = (run) => {
+    setDraft(run.draft);
+    start(run.draft, run.isUnary);
+  };
+  const isBusy = Boolean(view?.isBusy || (view?.stream && !view.isOver));
+  return html`
+    <div>
+      <${Heading} pipeline=${pipeline} />
+      <${Graph} graph=${pipeline.graph} />
+      <div class="panels">
+        <form class="card" aria-label="Request" ref=${form} onSubmit=${submit} onKeyDown=${submitOnEnter}>
+          <h2>Request</h2>
+          <${Fields} fields=${fields} draft=${draft} errors=${errors} onChange=${change} />
+          <${Buttons} streams=${pipeline.streams} isBusy=${isBusy} />
+          <p class="actions">
+            <button type="button" class="quiet" onClick=${() => setDraft(draftOf(fields))}>Reset</button>
+            <${Copy} text=${() => linkTo(pipeline.name, fields, draft)} label="Copy a link" isQuiet />
+            <small class="hint">Ctrl+Enter sends</small>
+          </p>
+        </form>
+        <section class="card" aria-label="Answer">
+          <h2>Answer</h2>
+          <div class="answer"><${View} pipeline=${pipeline} view=${view} draft=${draft} onEnd=${ended} /></div>
+          <${History} runs=${runs} shown=${view?.run ?? null} onShow=${(run) => setView({ run })} onRerun=${rerun} />
+        </section>
+      </div>
+      <${TrySection} url=${pipeline.url} body=${() => valuesOf(fields, draft)} />
+      <${Samples} pipeline=${pipeline} fields=${fields} draft=${draft} />
+    </div>`;
+}
 
-  #panels() {
-    const { cancel, drop, ...starts } = this.#buttons;
-    const form = element("form", { class: "card", "aria-label": "Request" }, element("h2", {}, "Request"));
-    form.append(...this.#fields.map((field) => field.node), element("p", { class: "actions" }, ...Object.values(starts)));
-    form.addEventListener("submit", (event) => {
-      event.preventDefault();
-      this.#submit(event.submitter === this.#buttons.run);
-    });
-    form.addEventListener("chosen", () => form.requestSubmit(this.#pipeline.streams ? null : this.#buttons.run));
-    const whileLive = element("p", { class: "actions" }, cancel, drop);
-    const heading = element("div", { class: "answer-heading" }, element("h2", {}, "Answer"), whileLive);
-    const answer = element("section", { class: "card", "aria-label": "Answer" }, heading, this.#answer);
-    return element("div", { class: "panels" }, form, answer);
-  }
+function View({ pipeline, view, draft, onEnd }) {
+  if (view === null) return html`<p class="empty">The answer appears here.</p>`;
+  if (view.isBusy) return html`<p class="empty" role="status">…</p>`;
+  if (view.run) return html`<${Answer} key=${view.run.id} pipeline=${pipeline} run=${view.run} isStale=${view.run.draft !== draft} />`;
+  const { url, started, request } = view.stream;
+  return html`<${LiveStream} key=${url} pipeline=${pipeline} url=${url} started=${started} onEnd=${onEnd(request)} />`;
+}
 
-  #tries() {
-    const node = element("div");
-    render(html`<${TrySection} url=${this.#pipeline.url} body=${() => valuesOf(this.#fields)} />`, node);
-    return node;
-  }
+function Heading({ pipeline }) {
+  const { name, description, model, decoupled, streams, early_exit: exits } = pipeline;
+  const words = [`model ${model}`, decoupled ? "decoupled" : "", streams ? "streams" : ""].filter(Boolean);
+  const chips = [...words, ...exits.map((reason) => `may exit early: ${reason}`)];
+  return html`
+    <div class="heading">
+      <h1>${name}</h1>
+      <p>${description || ""}</p>
+      <p class="chips">${chips.map((text) => html`<span class="chip">${text}</span>`)}</p>
+    </div>`;
+}
 
-  #makeButtons() {
-    const { streams } = this.#pipeline;
-    return {
-      ...(streams ? { stream: element("button", { class: "primary", id: "stream" }, "Stream") } : {}),
-      run: element("button", { class: streams ? "" : "primary", id: "run" }, streams ? "Run at once" : "Run"),
-      cancel: element("button", { type: "button", id: "cancel", click: () => this.#live?.cancel() }, "Cancel"),
-      drop: element("button", { type: "button", id: "drop", click: () => this.#live?.drop() }, "Lose the connection"),
-    };
-  }
+function Graph({ graph }) {
+  const place = useRef(null);
+  useEffect(() => place.current.replaceChildren(graphOf(graph)), [graph]);
+  return html`<div ref=${place}></div>`;
+}
 
-  #submit(isUnary) {
-    this.#busy();
-    this.#answer.replaceChildren(element("p", { class: "empty" }, "…"));
-    (isUnary || !this.#pipeline.streams ? this.#run() : this.#stream()).catch((error) => this.#failed(error));
-  }
+function Buttons({ streams, isBusy }) {
+  return html`
+    <p class="actions">
+      ${streams && html`<button class="primary" id="stream" disabled=${isBusy}>Stream</button>`}
+      <button class=${streams ? "" : "primary"} id="run" disabled=${isBusy}>${streams ? "Run at once" : "Run"}</button>
+    </p>`;
+}
 
-  async #run() {
-    const sent = valuesOf(this.#fields);
-    const { values, tookMs } = await post(this.#pipeline.url, sent);
-    const imageUrl = this.#fields.map((field) => field.imageUrl?.()).find(Boolean);
-    const took = element("p", { class: "small took" }, `answered in ${Math.round(tookMs)} ms`);
-    this.#answer.replaceChildren(await resultOf(this.#pipeline, sent, values, imageUrl), took);
-    this.#idle();
-  }
+/** Sends the request. Raises Problem. */
+async function answered(pipeline, fields, request) {
+  const picture = fields.find(({ input, name }) => input?.kind === "image" && request.draft[name]);
+  const answer = await post(pipeline.url, request.sent);
+  const image = picture ? await decoded(request.draft[picture.name].url).catch(() => null) : null;
+  return { ...request, values: answer.values, answer, image };
+}
 
-  async #stream() {
-    const started = performance.now();
-    const { values } = await post("/v1/streams", { pipeline: this.#pipeline.name, inputs: valuesOf(this.#fields) });
-    this.#live = new LiveStream(this.#pipeline, { url: values.url, started, onEnd: () => this.#idle() });
-    this.#answer.replaceChildren(this.#live.node);
-    this.#busy();
-    this.#live.open();
-  }
+/** Starts a resumable stream. Raises Problem. */
+async function streamed(pipeline, request) {
+  const started = performance.now();
+  const { values } = await post("/v1/streams", { pipeline: pipeline.name, inputs: request.sent });
+  return { url: values.url, started, request };
+}
 
-  #failed(error) {
-    const problem = error instanceof Problem ? error : { problem: { title: error.message } };
-    this.#answer.replaceChildren(problemNode(problem));
-    this.#idle();
-  }
+/** Returns the texts of an error by the field that they are about. */
+function errorsIn(error, fields) {
+  if (error instanceof InvalidField) return { [error.field]: error.message };
+  const named = error instanceof Problem ? (error.problem.errors ?? []) : [];
+  const found = named.map(({ field, problem }) => [fields.find(({ name }) => isWithin(field, name))?.name, problem]);
+  return Object.fromEntries(found.filter(([name]) => name));
+}
 
-  #busy() {
-    const { stream, run, cancel, drop } = this.#buttons;
-    for (const button of [stream, run]) if (button) button.disabled = true;
-    for (const button of [cancel, drop]) button.hidden = this.#live === null;
-  }
+/** Whether an error's field, for example `inputs.topics[2]`, is that field or a part of it. */
+const isWithin = (path, name) => path.replace(/^inputs\./, "").split(/[.[]/)[0] === name;
 
-  #idle() {
-    this.#live = null;
-    const { stream, run, cancel, drop } = this.#buttons;
-    for (const button of [stream, run]) if (button) button.disabled = false;
-    for (const button of [cancel, drop]) button.hidden = true;
-  }
+function submitOnEnter(event) {
+  if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
+  event.preventDefault();
+  submitForm(event.currentTarget);
+}
+
+/** Sends the form as its first button does, unless a request runs. */
+function submitForm(form) {
+  const button = form.querySelector("button:not([type])");
+  if (!button.disabled) form.requestSubmit(button);
 }

@@ -1,0 +1,41 @@
+/** One answer: its status and times, and its outputs, its text as received, or its headers. */
+
+import { html, useState } from "./lib.js";
+import { ProblemNotice } from "./problem.js";
+import { Result } from "./result.js";
+import { shortened } from "./tensor.js";
+
+const VIEWS = ["Pretty", "Raw", "Headers"];
+
+/**
+ * `run`: `sent` and `image` of the request; `values` or `problem`; `answer`, the HTTP answer, undefined if there was none.
+ * `isStale`: the form has other inputs now.
+ */
+export function Answer({ pipeline, run, isStale }) {
+  const [view, setView] = useState("Pretty");
+  const { answer, problem } = run;
+  if (!answer) return html`<${ProblemNotice} problem=${problem} />`;
+  const tab = (name) => html`<button type="button" class="quiet" aria-pressed=${String(view === name)} onClick=${() => setView(name)}>${name}</button>`;
+  return html`
+    <div class="meta">
+      <p class="small took">
+        <strong class=${problem ? "chip bad" : "chip good"}>${answer.status}</strong> answered in ${Math.round(answer.tookMs)} ms
+        ${isStale && html`<span class="chip">the form has changed since</span>`}
+      </p>
+      <p class="views" role="group" aria-label="View">${VIEWS.map(tab)}</p>
+    </div>
+    ${view === "Pretty" && (problem ? html`<${ProblemNotice} problem=${problem} />` : html`<${Result} pipeline=${pipeline} ...${run} />`)}
+    ${view === "Raw" && html`<pre class="code sent" tabindex="0" aria-label="The answer as received">${shortened(answer.text)}</pre>`}
+    ${view === "Headers" && html`<${Headers} answer=${answer} />`}
+    <p class="small code">${[`request ${answer.requestId}`, ...timesOf(answer.headers)].join(" · ")}</p>`;
+}
+
+function Headers({ answer }) {
+  return html`<dl class="headers">${[...answer.headers].map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
+}
+
+/** Returns the parts of `Server-Timing` as texts. */
+function timesOf(headers) {
+  const parts = (headers.get("Server-Timing") ?? "").matchAll(/([\w-]+);dur=([\d.]+)/g);
+  return [...parts].map(([, name, milliseconds]) => `${name} ${Number(milliseconds).toFixed(1)} ms`);
+}

@@ -1,0 +1,28 @@
+/** What went wrong, and where: an error with its remedy, the error of a field; and the notice of an early exit. */
+
+import { html } from "./lib.js";
+
+export function ProblemNotice({ problem }) {
+  const { title, detail, code, type, hint, errors, request_id: requestId } = problem;
+  const rows = (errors || []).map(({ field, problem: said }) => html`<li><code>${field}</code> ${said}</li>`);
+  return html`
+    <div class="notice problem" role="alert">
+      <strong>${title}</strong>
+      ${detail && html`<p>${detail}</p>`}
+      ${rows.length > 0 && html`<ul>${rows}</ul>`}
+      ${hint && html`<p>${hint}</p>`}
+      ${code && html`<p class="small"><a href=${type}>${code}</a>${requestId ? ` · request ${requestId}` : ""}</p>`}
+    </div>`;
+}
+
+export function EarlyExit({ reason }) {
+  return html`
+    <p class="notice exit">
+      <strong>Early exit: ${reason}</strong>${" "}
+      The pipeline decided that there was nothing more to do. This is an answer, not an error: the same fields, empty.
+    </p>`;
+}
+
+export function FieldError({ id, error }) {
+  return error ? html`<p class="field-error" id=${`${id}-error`}>${error}</p>` : null;
+}

@@ -1,0 +1,214 @@
+"""The console's form, answer and history: what a user enters is kept, sent, explained and compared."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+from tests.browser.page import ConsolePage
+from tests.conftest import Require
+from tests.environments import npm_environment
+from tests.processes import GatewayProcess
+
+Console = Callable[..., ConsolePage]
+ROOT = Path(__file__).parents[2]
+FILLED = """
+const [field, fill, done] = arguments;
+import("/console/fields.js").then(({ filled }) => done(JSON.parse(filled(field, fill))));
+"""
+SCORES = """
+const [numbers, done] = arguments;
+Promise.all([import("/console/lib.js"), import("/console/tensor.js")]).then(([{ html, render }, { Tensor }]) => {
+  const place = document.createElement("div");
+  place.id = "scores";
+  document.querySelector("main").replaceChildren(place);
+  render(html`<${Tensor} name="scores" value=${numbers} />`, place);
+  done();
+});
+"""
+AXE = """
+const [source, done] = arguments;
+(0, eval)(source);
+axe.run().then(({ violations }) => done(violations.map(({ id, nodes }) => [id, ...nodes.map(({ html }) => html)])));
+"""
+
+
+def write(page: ConsolePage, field: str, text: str, *keys: str) -> None:
+    page.fill(field, text)
+    if keys:
+        ActionChains(page.browser).key_down(Keys.CONTROL).send_keys(*keys).key_up(Keys.CONTROL).perform()
+
+
+def held(page: ConsolePage, field: str) -> str:
+    return str(page.one(f"[name={field}]").get_property("value"))
+
+
+def test_control_and_enter_send_the_form(console: Console) -> None:
+    page = console("insights")
+    write(page, "text", "The parliament voted.", Keys.ENTER)
+    page.wait_for("[data-output=topic]", "politics")
+
+
+def test_values_are_kept_when_one_switches_pipelines(console: Console) -> None:
+    page = console("insights")
+    page.fill("text", "kept")
+    page.click("#pipelines a[href='#embed']")
+    page.wait_for("main h1", "embed")
+    page.click("#pipelines a[href='#insights']")
+    page.wait_for("main h1", "insights")
+    assert held(page, "text") == "kept"
+    page.browser.find_element(By.XPATH, "//button[.='Reset']").click()
+    assert held(page, "text").startswith("The striker")
+
+
+def test_a_link_carries_the_inputs(browser: Any, gateway: GatewayProcess) -> None:
+    page = ConsolePage(browser)
+    browser.get(f"{gateway.url}/#write?prompt={quote('a & b? <i>#1</i>')}&max_tokens=5")
+    page.wait_for("main h1", "write")
+    assert (held(page, "prompt"), held(page, "max_tokens"), held(page, "seed")) == ("a & b? <i>#1</i>", "5", "7")
+    made = browser.execute_async_script("""
+        const done = arguments[0];
+        const field = (name, control) => ({ name, control });
+        import("/console/link.js").then(({ linkTo }) =>
+            done(linkTo("write", [field("prompt"), field("file", "file")], { prompt: "a & b? <i>#1</i>", file: {} })));
+    """)
+    browser.get("about:blank")
+    browser.get(made)
+    page.wait_for("main h1", "write")
+    assert held(page, "prompt") == "a & b? <i>#1</i>"
+
+
+def test_an_error_is_shown_at_its_field_without_a_stale_answer(console: Console) -> None:
+    page = console("write")
+    page.click("#run")
+    page.wait_for("[data-output=text]")
+    page.browser.execute_script("document.querySelector('main form').noValidate = true")
+    page.fill("max_tokens", "9999")
+    page.wait_for(".meta", "the form has changed")
+    page.click("#run")
+    page.wait_for(".field-error", "must be an integer <= 512")
+    assert page.texts("[data-output]") == []
+    assert page.texts(".meta .chip")[0].endswith("422")
+    assert page.browser.switch_to.active_element.get_attribute("name") == "max_tokens"
+    page.fill("max_tokens", "5")
+    assert page.texts(".field-error") == []
+
+
+def test_history_runs_again_and_shows_the_difference(console: Console) -> None:
+    page = console("insights")
+    page.click("#run")
+    page.wait_for("[data-output=topic]", "sport")
+    page.fill("text", "Markets fell today.")
+    page.click("#run")
+    page.wait_for("[data-output=topic]", "business")
+    page.click(".history summary")
+    page.browser.find_element(By.XPATH, "//button[.='Compare']").click()
+    page.wait_for(".compared", "answer topic")
+    row = next(text for text in page.texts(".compared tbody tr") if text.startswith("answer topic "))
+    assert row.split()[-2:] == ["sport", "business"]
+    page.click(".history li:nth-child(2) button:nth-child(2)")
+    page.wait_for("[data-output=topic]", "sport")
+    assert held(page, "text").startswith("The striker")
+    assert len(page.texts(".history li")) == 3
+
+
+def test_raw_and_headers_of_an_answer(console: Console) -> None:
+    page = console("embed")
+    page.click("#run")
+    page.wait_for("[data-output=embedding] .figures", "[384]")
+    page.browser.find_element(By.XPATH, "//button[.='Raw']").click()
+    assert len(json.loads(page.one(".sent").text)["embedding"]) == 384
+    page.browser.find_element(By.XPATH, "//button[.='Headers']").click()
+    names = page.texts(".headers dt")
+    assert {"content-type", "server-timing", "x-request-id"} <= set(names)
+
+
+def test_calls_of_the_form_work_as_pasted(console: Console, require: Require, tmp_path: Path) -> None:
+    require(shutil.which("curl") and shutil.which("node"), "there is no curl or no node")
+    page = console("write")
+    prompt = """It's "quoted" $HOME \\ `x` é"""
+    page.fill("prompt", prompt)
+    page.fill("max_tokens", "4")
+    code = {title: call_of(page, title) for title in page.texts(".samples summary")}
+    ran = {title: outcome_of(title, text, tmp_path) for title, text in code.items()}
+    assert len(ran) == 6
+    assert all("finish_reason" in text for text in ran.values()), ran
+    assert {title: "early_exit" in text for title, text in ran.items()} == {title: "stream" in title for title in ran}
+
+
+def test_a_call_with_a_file_works_as_pasted(console: Console, require: Require) -> None:
+    require(shutil.which("curl"), "there is no curl")
+    page = console("ocr")
+    page.one("input[type=file]").send_keys(str(ROOT / "samples" / "sign.png"))
+    page.wait_for(".took")
+    answer = outcome_of("curl", call_of(page, "curl"), ROOT / "samples")
+    assert json.loads(answer)["texts"][0] == "Hello Triton gateway"
+
+
+def call_of(page: ConsolePage, title: str) -> str:
+    found = page.browser.find_element(By.XPATH, f"//details[summary='{title}']//pre")
+    return str(found.get_property("textContent"))
+
+
+def outcome_of(title: str, code: str, folder: Path) -> str:
+    program = {
+        "curl": ["bash", "-c"],
+        "Python": [sys.executable, "-c"],
+        "JavaScript": ["node", "--input-type=module", "-e"],
+    }
+    command = [*program[title.split(",", maxsplit=1)[0]], code]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, f"{title}: {done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("fill", "expected"), [("zeros", [[0, 0], [0, 0]]), ("ones", [[1, 1], [1, 1]]), ("counting", [[0, 1], [2, 3]])]
+)
+def test_templates_fill_a_tensor(console: Console, fill: str, expected: list[list[int]]) -> None:
+    page = console("embed")
+    field = {"input": {"datatype": "FP32", "shape": [2, 2]}}
+    assert page.browser.execute_async_script(FILLED, field, fill) == expected
+
+
+def test_a_thousand_scores_show_the_highest(console: Console, artifacts: Path) -> None:
+    page = console("embed")
+    page.browser.execute_async_script(SCORES, [index / 1000 for index in range(1000)])
+    page.wait_for("#scores .figures", "[1000]")
+    assert page.texts(".bars li span") == [f"#{index}" for index in range(999, 989, -1)]
+    page.keep(artifacts / "console-scores.png")
+    page.click("#scores button")
+    assert len(page.texts(".bars li")) == 1000
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(console: Console, require: Require, scheme: str) -> None:
+    axe = (
+        npm_environment("axe", Path(__file__).parent / "npm_axe", require) / "node_modules" / "axe-core" / "axe.min.js"
+    )
+    page = console("ocr")
+    wanted = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", wanted)
+    try:
+        page.one("input[type=file]").send_keys(str(ROOT / "samples" / "sign.png"))
+        page.wait_for(".took")
+        page.click(".history summary")
+        assert page.browser.execute_async_script(AXE, axe.read_text()) == []
+        page.browser.get(page.browser.current_url.split("#")[0] + "#write")
+        page.wait_for("main h1", "write")
+        page.fill("prompt", "x")
+        page.click("#stream")
+        page.wait_for_state("done")
+        assert page.browser.execute_async_script(AXE, axe.read_text()) == []
+        assert page.browser.get_log("browser") == []
+    finally:
+        page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})

@@ -101,6 +101,11 @@ class ModelConfig:
         """The models that the model's script calls, as declared by its author."""
         return self.names_in("bls_calls")
 
+    @property
+    def early_exits(self) -> tuple[str, ...]:
+        """The reasons of early exits that the model causes by an error, as declared by its author."""
+        return self.names_in("early_exits")
+
 
 @dataclass(frozen=True, slots=True)
 class ModelState:

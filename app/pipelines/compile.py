@@ -37,7 +37,7 @@ def compile_pipeline(
 ) -> Pipeline:
     """``models``: the models that a request uses, by name. Raises PipelineMismatch."""
     inputs, parameters, outputs = _inputs(spec, config), _parameters(spec, config), _outputs(spec, config)
-    graph = graph_of(config, models)
+    graph = graph_of(config, models, spec.version)
     _check_whole(spec, config, inputs, parameters)
     _check_rules(spec, config, has_key=surroundings.early_exit_key is not None)
     with mismatch_at("inputs"):

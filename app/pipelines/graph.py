@@ -15,11 +15,17 @@ class GraphStep:
     """``name`` is the model's name, with ``#2`` and so on if the model occurs more than once."""
 
     name: str
-    model: str
+    config: ModelConfig
     ensemble: str
     """The innermost ensemble that contains the step; empty if the pipeline's model is not an ensemble."""
-    backend: str
-    decoupled: bool
+    version: str = ""
+    """The version that the pipeline or the ensemble requires; empty for the latest version."""
+    calls: tuple[ModelConfig, ...] = ()
+    """The models that the step's script calls, as far as its configuration declares them."""
+
+    @property
+    def model(self) -> str:
+        return self.config.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +79,10 @@ class Graph:
         return [edge for edge in self.edges if edge.target.step is None]
 
 
-def graph_of(config: ModelConfig, models: Mapping[str, ModelConfig]) -> Graph:
+def graph_of(config: ModelConfig, models: Mapping[str, ModelConfig], version: str = "") -> Graph:
     """``models``: the models that a request uses, by name. Steps of other models are omitted."""
     builder = _Builder(models)
-    written = builder.run(config, {spec.name: (End(None, spec), spec.name) for spec in config.inputs}, "")
+    written = builder.run(config, {spec.name: (End(None, spec), spec.name) for spec in config.inputs}, "", version)
     answered = [Edge(written[spec.name], End(None, spec), spec.name) for spec in config.outputs if spec.name in written]
     return Graph(
         steps=tuple(builder.steps),
@@ -93,14 +99,19 @@ class _Builder:
         self.steps: list[GraphStep] = []
         self.edges: list[Edge] = []
 
-    def run(self, config: ModelConfig, given: Mapping[str, tuple[End, str]], ensemble: str) -> dict[str, End]:
+    def run(
+        self, config: ModelConfig, given: Mapping[str, tuple[End, str]], ensemble: str, version: str
+    ) -> dict[str, End]:
         """Returns the ends that write the model's outputs. ``given``: input -> its source, and the edge's name."""
-        return self._open(config, given) if config.is_ensemble else self._add(config, given, ensemble)
+        return self._open(config, given) if config.is_ensemble else self._add(config, given, ensemble, version)
 
-    def _add(self, config: ModelConfig, given: Mapping[str, tuple[End, str]], ensemble: str) -> dict[str, End]:
+    def _add(
+        self, config: ModelConfig, given: Mapping[str, tuple[End, str]], ensemble: str, version: str
+    ) -> dict[str, End]:
         places = sum(step.model == config.name for step in self.steps) + 1
         name = config.name if places == 1 else f"{config.name}#{places}"
-        step = GraphStep(name, config.name, ensemble, config.backend, config.decoupled)
+        calls = tuple(self._models[model] for model in config.bls_calls if model in self._models)
+        step = GraphStep(name, config, ensemble, version, calls)
         self.steps.append(step)
         for spec in config.inputs:
             if spec.name in given:
@@ -114,7 +125,7 @@ class _Builder:
             step = config.steps[index]
             child = self._models.get(step.model)
             inputs = {name: (ends[tensor], tensor) for name, tensor in step.input_map if tensor in ends}
-            outputs = self.run(child, inputs, config.name) if child is not None else {}
+            outputs = self.run(child, inputs, config.name, step.version) if child is not None else {}
             ends |= {tensor: outputs[name] for name, tensor in step.output_map if name in outputs}
         return ends
 

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
+from app.api.pipelines.graphs import graph_described
 from app.api.pipelines.samples import samples_of
 from app.pipelines.entry import Entry
 from app.pipelines.example import Filled, example_of
 from app.pipelines.fields import InputField, ParameterField
-from app.pipelines.graph import End, Graph
 from app.pipelines.outputs import OutputField
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.schema import event_schema, request_schema, result_schema
@@ -47,7 +47,7 @@ def _compiled(pipeline: Pipeline, load_limits: dict[str, Any]) -> dict[str, Any]
         "inputs": [_input(field) for field in pipeline.inputs],
         "parameters": [_parameter(field) for field in pipeline.parameters],
         "outputs": [_field(field) for field in pipeline.outputs],
-        "graph": _graph(pipeline.graph),
+        "graph": graph_described(pipeline),
         "early_exit": list(dict.fromkeys(rule.reason for rule in spec.early_exit)),
         "limits": {
             "timeout_s": pipeline.timeout_s,
@@ -68,31 +68,6 @@ def _sample(pipeline: Pipeline) -> dict[str, Any]:
     files = {field.name for field in pipeline.inputs if field.is_file}
     values = example_of(pipeline).items()
     return {name: value for name, value in values if name not in files and not isinstance(value, Filled)}
-
-
-def _graph(graph: Graph) -> dict[str, Any]:
-    """``step`` is null for a tensor of the request or of the response."""
-    return {
-        "steps": [
-            {"name": step.name, "model": step.model, "backend": step.backend, "decoupled": step.decoupled}
-            | ({"ensemble": step.ensemble} if step.ensemble else {})
-            for step in graph.steps
-        ],
-        "edges": [
-            {
-                "from": _end(edge.source),
-                "to": _end(edge.target),
-                "tensor": edge.name,
-                "datatype": edge.datatype,
-                "shape": edge.shape,
-            }
-            for edge in graph.edges
-        ],
-    }
-
-
-def _end(end: End) -> dict[str, Any]:
-    return {"step": end.step.name if end.step else None, "tensor": end.tensor.name}
 
 
 def _input(field: InputField) -> dict[str, Any]:

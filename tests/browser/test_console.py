@@ -137,6 +137,7 @@ def test_an_error_leads_to_its_page(console: Console, pipeline: str, field: str,
 
 def test_the_graph_shows_every_step(console: Console) -> None:
     page = console("insights")
+    page.wait_for(".node")
     steps = ["request", "insights_gate", "text_embed", "feature_router", "head_topic", "head_sentiment", "response"]
     assert page.texts(".node text:first-of-type") == steps
     assert page.browser.get_log("browser") == [], "a file is missing, or the policy refused something"

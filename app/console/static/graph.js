@@ -1,93 +1,147 @@
-/** Draws a pipeline's steps from request to response, in columns by their distance from the request. */
+/** Draws a pipeline from request to response: its steps, tensors and early exits, and the times of a traced request. */
 
-import { element, svg } from "./dom.js";
+import { GraphDetails } from "./details.js";
+import { CALL_HEIGHT, drawingOf, REQUEST, RESPONSE } from "./drawing.js";
+import { totalOf } from "./explain.js";
+import { placed } from "./layout.js";
+import { html, render, useEffect, useMemo, useRef, useState } from "./lib.js";
 
-const WIDTH = 150;
-const HEIGHT = 46;
-const GAP_X = 44;
-const GAP_Y = 18;
-const BOW = 66;
+const SMALLEST_SCALE = 0.78;
+const LABELLED_SCALE = 0.88;
+const NARROW = 620;
 
-const isStep = (name) => name !== null;
-
-export function graphOf({ steps, edges }) {
-  const links = linksOf(edges);
-  const columns = columnsOf(steps, links);
-  const rows = Math.max(...columns.map((column) => column.length));
-  const places = placesOf(columns, rows);
-  const width = columns.length * (WIDTH + GAP_X) - GAP_X + 4;
-  const isBowed = links.some((link) => passesBeneath(places.get(link.from), places.get(link.to)));
-  const height = rows * (HEIGHT + GAP_Y) - GAP_Y + 4 + (isBowed ? HEIGHT / 2 + 8 : 0);
-  const told = steps.map((step) => step.name).join(", then ");
-  return element(
-    "div",
-    { class: "graph", tabindex: 0, role: "region", "aria-label": "Steps" },
-    svg(
-      "svg",
-      { viewBox: `-2 -2 ${width} ${height}`, width, height, role: "img", "aria-label": `From the request: ${told}` },
-      ...links.map((link) => arrow(link, places)),
-      ...columns.flat().map((node) => box(node, places.get(node.id))),
-    ),
-  );
+/** Returns an element with the graph. */
+export function graphOf(graph) {
+  const node = document.createElement("div");
+  render(html`<${Graph} pipeline=${{ graph }} />`, node);
+  return node;
 }
 
-/** Draws one link for all tensors between the same two steps. */
-function linksOf(edges) {
-  const links = new Map();
-  for (const edge of edges) {
-    const from = isStep(edge.from.step) ? edge.from.step : "request";
-    const to = isStep(edge.to.step) ? edge.to.step : "response";
-    const link = links.get(`${from} ${to}`) ?? { from, to, tensors: [] };
-    link.tensors.push(`${edge.tensor} ${edge.datatype} [${edge.shape.join(", ")}]`);
-    links.set(`${from} ${to}`, link);
-  }
-  return [...links.values()];
+/** `pipeline`: its description. `explain`: an explanation of a request of the pipeline, or null. */
+export function Graph({ pipeline, explain = null }) {
+  const [node, width] = useWidth();
+  const [selected, select] = useState(null);
+  const drawing = useMemo(() => drawingOf(pipeline.graph, explain), [pipeline, explain]);
+  const drawn = useMemo(() => fitted(drawing, width), [drawing, width]);
+  const item = [...drawing.boxes, ...drawing.links].find(({ id }) => id === selected);
+  useEffect(() => select(null), [pipeline]);
+  const onKey = (event) => event.key === "Escape" && select(null);
+  return html`
+    <section class="graph" aria-label="Steps" onKeyDown=${onKey}>
+      <div class="graph-view" ref=${node} tabindex="0" role="group" aria-label="Graph of the steps">
+        <${Drawing} ...${drawn} selected=${item?.id} total=${explain && totalOf(explain)} onSelect=${(id) => select(id === selected ? null : id)} />
+      </div>
+      ${item && html`<${GraphDetails} item=${item} onClose=${() => select(null)} />`}
+    </section>
+  `;
 }
 
-function columnsOf(steps, links) {
-  const depth = new Map([["request", 0], ...steps.map((step) => [step.name, 1])]);
-  for (let round = 0; round < steps.length; round++) {
-    for (const { from, to } of links) {
-      if (depth.has(to)) depth.set(to, Math.max(depth.get(to), depth.get(from) + 1));
-    }
-  }
-  const columns = [[{ id: "request", title: "request", edge: true }]];
-  for (const step of steps) (columns[depth.get(step.name)] ??= []).push(nodeOf(step));
-  columns.push([{ id: "response", title: "response", edge: true }]);
-  return columns.filter((column) => column);
+/** Returns a ref for an element, and the element's width in pixels. */
+function useWidth() {
+  const node = useRef(null);
+  const [width, setWidth] = useState(0);
+  useEffect(() => {
+    const observer = new ResizeObserver(([entry]) => setWidth(Math.floor(entry.contentRect.width)));
+    observer.observe(node.current);
+    return () => observer.disconnect();
+  }, []);
+  return [node, width];
 }
 
-function nodeOf({ name, backend, decoupled }) {
-  return { id: name, title: name, note: [backend, decoupled ? "decoupled" : ""].filter(Boolean).join(" · ") };
+/** Chooses a direction that fits, with the tensors' names where there is space, and a scale. Wider graphs scroll. */
+function fitted({ boxes, links }, width) {
+  if (width === 0) return { width: 0, height: 0, scale: 1, boxes: [], links: [] };
+  const plain = links.map((link) => ({ ...link, label: null }));
+  const isVertical = width < NARROW;
+  const labelled = placed({ boxes, links }, isVertical);
+  const result = labelled.width * LABELLED_SCALE <= width ? labelled : placed({ boxes, links: plain }, isVertical);
+  return { ...result, scale: Math.max(SMALLEST_SCALE, Math.min(1, width / result.width)) };
 }
 
-function placesOf(columns, rows) {
-  const places = new Map();
-  columns.forEach((column, x) => {
-    const top = ((rows - column.length) * (HEIGHT + GAP_Y)) / 2;
-    column.forEach((node, y) => places.set(node.id, { x: x * (WIDTH + GAP_X), y: top + y * (HEIGHT + GAP_Y) }));
-  });
-  return places;
+function Drawing({ width, height, scale, boxes, links, selected, total, onSelect }) {
+  const steps = boxes.filter((box) => box.kind === "step").map((box) => box.title);
+  return html`
+    <svg viewBox="0 0 ${width} ${height}" width=${width * scale} height=${height * scale} role="group" aria-label="From the request: ${steps.join(", then ")}">
+      <defs>
+        ${["plain", "exit", "selected"].map((name) => html`<${Arrowhead} key=${name} name=${name} />`)}
+      </defs>
+      ${links.map((link) => html`<${Link} key=${link.id} link=${link} isSelected=${link.id === selected} onSelect=${onSelect} />`)}
+      ${boxes.map((box) => html`<${Box} key=${box.id} box=${box} isSelected=${box.id === selected} total=${total} onSelect=${onSelect} />`)}
+    </svg>
+  `;
 }
 
-/** Whether a straight link would cross the steps in between. */
-function passesBeneath(start, end) {
-  return end.x - start.x > WIDTH + GAP_X && start.y === end.y;
+function Arrowhead({ name }) {
+  return html`
+    <marker id="arrow-${name}" class="arrow ${name}" viewBox="0 0 8 8" refX="3" refY="4" markerWidth="8" markerHeight="8" markerUnits="userSpaceOnUse" orient="auto">
+      <path d="M0 0L8 4L0 8Z" />
+    </marker>
+  `;
 }
 
-function arrow({ from, to, tensors }, places) {
-  const [start, end] = [places.get(from), places.get(to)];
-  const [x1, y1, x2, y2] = [start.x + WIDTH, start.y + HEIGHT / 2, end.x, end.y + HEIGHT / 2];
-  const middle = (x1 + x2) / 2;
-  const path = passesBeneath(start, end)
-    ? `M${x1} ${y1}C${x1 + GAP_X} ${y1 + BOW} ${x2 - GAP_X} ${y2 + BOW} ${x2} ${y2}`
-    : `M${x1} ${y1}C${middle} ${y1} ${middle} ${y2} ${x2} ${y2}`;
-  return svg("path", { class: "link", d: path }, svg("title", {}, tensors.join("\n")));
+/** The attributes of an SVG group that works as a button. */
+function button(id, label, isSelected, onSelect) {
+  const onKeyDown = (event) => {
+    if (event.key !== "Enter" && event.key !== " ") return;
+    event.preventDefault();
+    onSelect(id);
+  };
+  return { role: "button", tabindex: 0, "aria-label": label, "aria-pressed": isSelected, onClick: () => onSelect(id), onKeyDown };
 }
 
-function box({ title, note, edge }, { x, y }) {
-  const lines = [svg("text", { x: x + WIDTH / 2, y: y + (note ? 20 : 28) }, title)];
-  if (note) lines.push(svg("text", { class: "note", x: x + WIDTH / 2, y: y + 36 }, note));
-  const shape = { x, y, width: WIDTH, height: HEIGHT, rx: edge ? HEIGHT / 2 : 9 };
-  return svg("g", { class: edge ? "node edge" : "node" }, svg("rect", shape), ...lines);
+const tensorText = ({ tensor, datatype, shape }) => `${tensor} ${datatype} [${shape.join(", ")}]`;
+
+function Link({ link, isSelected, onSelect }) {
+  const arrow = `url(#arrow-${isSelected ? "selected" : link.kind === "exit" ? "exit" : "plain"})`;
+  const what = link.kind === "exit" ? "early exit" : link.tensors.map(tensorText).join("\n");
+  const label = `${nameOf(link.from)} to ${nameOf(link.to)}: ${what.replaceAll("\n", ", ")}`;
+  return html`
+    <g class="link ${link.kind}" ...${button(link.id, label, isSelected, onSelect)}>
+      <title>${what}</title>
+      <path class="hit" d=${link.path} />
+      <path class="line" d=${link.path} data-from=${link.from} data-to=${link.to} marker-end=${arrow} />
+      ${link.label && html`<${LinkLabel} link=${link} />`}
+    </g>
+  `;
+}
+
+const nameOf = (id) => id.replace(/^(step|exit) /, "");
+
+function LinkLabel({ link: { label, labelX, labelY } }) {
+  return html`
+    <rect class="label" x=${labelX - label.width / 2} y=${labelY - label.height / 2} width=${label.width} height=${label.height} rx="4" />
+    <text class="note" x=${labelX} y=${labelY + 4}>${label.text}</text>
+  `;
+}
+
+function Box({ box, isSelected, total, onSelect }) {
+  const { id, kind, title, note, state, x, y, width, height } = box;
+  const isFixed = id === REQUEST || id === RESPONSE;
+  const radius = kind === "step" ? 9 : Math.min(height / 2, 20);
+  const attributes = isFixed ? {} : button(id, [title, note].filter(Boolean).join(", "), isSelected, onSelect);
+  return html`
+    <g class="node ${kind}" data-state=${state} data-id=${id} ...${attributes}>
+      <rect class="box" x=${x} y=${y} width=${width} height=${height} rx=${radius} />
+      <text x=${x + width / 2} y=${y + (note ? 20 : height / 2 + 5)}>${title}</text>
+      ${note && html`<text class="note" x=${x + width / 2} y=${y + 36}>${note}</text>`}
+      ${box.calls.map((call, index) => html`<${Call} key=${index} call=${call} x=${x + 8} y=${y + 44 + index * CALL_HEIGHT} width=${width - 16} />`)}
+      ${total && box.ms !== null && html`<${Share} box=${box} share=${box.ms / total} />`}
+    </g>
+  `;
+}
+
+function Call({ call: { model, note, state }, x, y, width }) {
+  return html`
+    <g class="call" data-state=${state}>
+      <rect x=${x} y=${y} width=${width} height=${CALL_HEIGHT - 4} rx="5" />
+      <text class="note name" x=${x + 7} y=${y + 13}>${model}</text>
+      <text class="note time" x=${x + width - 7} y=${y + 13}>${note}</text>
+    </g>
+  `;
+}
+
+/** A line under a step whose length is the step's share of the request's time. */
+function Share({ box: { x, y, width, height }, share }) {
+  const length = Math.max(2, (width - 20) * Math.min(1, share));
+  return html`<rect class="share" x=${x + 10} y=${y + height - 4} width=${length} height="3" rx="1.5" />`;
 }

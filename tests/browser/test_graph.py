@@ -1,0 +1,118 @@
+"""The graph, the waterfall and the histogram of the console, drawn in a real Chromium."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from selenium.webdriver import Chrome
+from selenium.webdriver.common.keys import Keys
+
+from tests.browser.page import ConsolePage
+from tests.processes import GatewayProcess
+
+HERE = Path(__file__).parent
+GEOMETRY = (HERE / "geometry.js").read_text()
+REFERENCE = ["ocr", "ocr_bls", "write", "insights", "insights_direct", "insights_topic", "insights_bls", "embed"]
+WIDTHS = {"desktop": 1440, "phone": 390}
+
+
+def synthetic(names: list[str], edges: list[tuple[str | None, str | None, str]], exits: list[str]) -> dict[str, Any]:
+    tensor = {"datatype": "FP32", "shape": [-1, 4]}
+    model = {
+        "model": "m",
+        "version": None,
+        "backend": "python",
+        "decoupled": False,
+        "max_batch_size": 8,
+        "instances": 1,
+    }
+    return {
+        "steps": [{"name": name, **model, "inputs": [], "outputs": [], "calls": []} for name in names],
+        "edges": [
+            {"from": {"step": start, "tensor": name}, "to": {"step": end, "tensor": name}, "tensor": name, **tensor}
+            for start, end, name in edges
+        ],
+        "exits": [{"step": name, "reason": "nothing_to_do"} for name in exits],
+    }
+
+
+def chain(count: int) -> dict[str, Any]:
+    """A chain of steps with parallel tensors, where each third step also reads the request and writes the response."""
+    names = [f"step_{index}" for index in range(count)]
+    ends = [None, *names, None]
+    edges = [(a, b, f"tensor_{side}") for a, b in pairwise(ends) for side in ("left", "right")]
+    long = [edge for name in names[1::3] for edge in ((None, name, "original"), (name, None, f"seen_by_{name}"))]
+    skips = [(a, b, "skipped") for a, b in zip(names, names[5:], strict=False)]
+    return synthetic(names, [*edges, *long, *skips], names[::7])
+
+
+def fan(count: int) -> dict[str, Any]:
+    """Two steps that each pass a tensor to all of the next steps, with names of very different lengths."""
+    heads = [f"head_{'long_name_' * (index % 4)}{index}" for index in range(count)]
+    edges = [(None, "first", "in"), ("first", "second", "one")]
+    edges += [(start, head, f"for_{head}") for head in heads for start in ("first", "second")]
+    return synthetic(["first", "second", *heads], [*edges, *((head, None, head) for head in heads)], ["second"])
+
+
+@pytest.fixture
+def sized(browser: Chrome) -> Any:
+    def sized(width: int) -> None:
+        screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+
+    yield sized
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def drawn(browser: Chrome, gateway: GatewayProcess, **request: Any) -> dict[str, Any]:
+    """What ``geometry.js`` reports about the parts that it drew on the console's page."""
+    browser.get(f"{gateway.url}/console/index.html")
+    browser.get_log("browser")
+    reply: dict[str, Any] = browser.execute_async_script(GEOMETRY, request)
+    assert browser.get_log("browser") == []
+    return reply
+
+
+@pytest.mark.parametrize("device", WIDTHS)
+def test_no_link_crosses_a_box_and_nothing_is_cropped(
+    browser: Chrome, sized: Callable[[int], None], gateway: GatewayProcess, client: httpx.Client, device: str
+) -> None:
+    graphs = {name: client.get(f"/v1/pipelines/{name}").json()["graph"] for name in REFERENCE}
+    graphs |= {"chain": chain(20), "fan": fan(9), "one": chain(1)}
+    sized(WIDTHS[device])
+    found = drawn(browser, gateway, graphs=graphs)["graphs"]
+    assert {name: report["faults"] for name, report in found.items()} == {name: [] for name in graphs}
+    assert all(report["links"] > 0 for report in found.values())
+    assert found["insights"]["boxes"] == 7
+
+
+def test_the_geometry_check_finds_a_link_behind_a_box(browser: Chrome, gateway: GatewayProcess) -> None:
+    found = drawn(browser, gateway, graphs={"bent": chain(3)}, spoil=True)["graphs"]
+    assert any("crosses" in fault for fault in found["bent"]["faults"])
+
+
+def test_a_step_and_a_link_show_what_they_are_by_keyboard(console: Callable[..., ConsolePage]) -> None:
+    page = console("insights_bls")
+    page.wait_for(".node[data-id='step insights_bls']")
+    page.one(".node[data-id='step insights_bls']").send_keys(Keys.ENTER)
+    page.wait_for(".details h2", "insights_bls")
+    facts = dict(zip(page.texts(".details > .facts dt"), page.texts(".details > .facts dd"), strict=True))
+    assert (facts["backend"], facts["version"], facts["largest batch"]) == ("python", "latest", "16")
+    assert page.texts(".details summary") == ["calls text_embed", "calls head_topic", "calls head_sentiment"]
+    page.browser.switch_to.active_element.send_keys(Keys.ESCAPE)
+    assert page.texts(".details") == []
+    page.one(".link").send_keys(Keys.SPACE)
+    page.wait_for(".details td", "TEXT")
+    assert page.texts(".details tbody tr")[0] == "TEXT BYTES [1] TEXT TEXT"
+
+
+def test_an_early_exit_is_a_dashed_way_out(console: Callable[..., ConsolePage], artifacts: Path) -> None:
+    page = console("ocr")
+    page.wait_for(".node.exit", "no_text")
+    line = page.one(".link.exit .line")
+    assert (line.get_attribute("data-from"), line.get_attribute("data-to")) == ("step text_gate", "exit no_text")
+    assert line.value_of_css_property("stroke-dasharray") != "none"
+    page.keep(artifacts / "console-graph-ocr.png")

@@ -73,7 +73,7 @@ function Drawing({ width, height, scale, boxes, links, selected, total, onSelect
 
 function Arrowhead({ name }) {
   return html`
-    <marker id="arrow-${name}" class="arrow ${name}" viewBox="0 0 8 8" refX="3" refY="4" markerWidth="8" markerHeight="8" markerUnits="userSpaceOnUse" orient="auto">
+    <marker id="arrow-${name}" class="arrow ${name}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" markerUnits="userSpaceOnUse" orient="auto">
       <path d="M0 0L8 4L0 8Z" />
     </marker>
   `;

@@ -11,8 +11,7 @@ const RANK_GAP = 46;
 const BOX_GAP = 20;
 const LINK_GAP = 14;
 const MARGIN = 4;
-const PAD = 4;
-const ARROW = 5;
+const PAD = 5;
 
 /**
  * Returns `{ width, height, boxes, links }` with the boxes' `x`, `y` (top left), the links' `path` (of an SVG path)
@@ -95,7 +94,7 @@ function routed(link, graph, zones, axis) {
     const enters = next[along] - zones.get(Math.round(next[along])) - PAD;
     const middle = (at + enters) / 2;
     path.push(`C${point(middle, beside)} ${point(middle, next[across])} ${point(enters, next[across])}`);
-    [at, beside] = [next === to ? to[along] - to[length] / 2 - ARROW : zoneEnd(zones, next[along]), next[across]];
+    [at, beside] = [next === to ? to[along] - to[length] / 2 : zoneEnd(zones, next[along]), next[across]];
     path.push(`L${point(at, beside)}`);
   }
   return { ...link, path: path.join(""), labelX: edge.x, labelY: edge.y };

@@ -27,6 +27,10 @@ class GraphStep:
     def model(self) -> str:
         return self.config.name
 
+    @property
+    def decoupled(self) -> bool:
+        return self.config.decoupled
+
 
 @dataclass(frozen=True, slots=True)
 class End:

@@ -1,5 +1,5 @@
 // Draws components of the console with the given data, and reports what is drawn. `spoil` bends every link by mistake.
-const [{ graphs = {}, spoil = false }, done] = arguments;
+const [{ graphs = {}, explain = null, spoil = false }, done] = arguments;
 
 const MARGIN = 1;
 const STEP = 3;
@@ -7,7 +7,7 @@ const STEP = 3;
 const load = (...names) => Promise.all(names.map((name) => import(`/console/${name}.js`)));
 
 async function report() {
-  const [{ html, render }, { Graph }] = await load("lib", "graph");
+  const [{ html, render }, { Graph }, { Waterfall }] = await load("lib", "graph", "waterfall");
   const place = document.createElement("div");
   document.body.replaceChildren(place);
   const show = async (component, selector) => {
@@ -19,6 +19,12 @@ async function report() {
   for (const [name, graph] of Object.entries(graphs)) {
     await show(html`<${Graph} pipeline=${{ graph }} />`, ".node");
     found.graphs[name] = drawing(place);
+  }
+  if (explain) {
+    const step = (name, calls = []) => ({ name, backend: "python", decoupled: false, calls });
+    const graph = { steps: explain.steps.map((name) => step(name)), edges: [], exits: [] };
+    await show(html`<div class="card"><${Graph} pipeline=${{ graph }} explain=${explain} /><${Waterfall} explain=${explain} /></div>`, ".node");
+    found.explain = explained(place);
   }
   return found;
 }
@@ -63,6 +69,13 @@ function cropped(place, boxes, links) {
   if (svg.clientWidth > view.clientWidth && view.scrollWidth < svg.clientWidth) outside.push("the view does not scroll");
   if (document.documentElement.scrollWidth > innerWidth) outside.push("the page scrolls sideways");
   return outside.map((each) => `cropped: ${each}`);
+}
+
+function explained(place) {
+  const shares = [...place.querySelectorAll(".legend li")].map((item) => [item.dataset.kind, Number(item.dataset.ms)]);
+  const states = [...place.querySelectorAll(".node.step")].map((node) => [node.dataset.id.slice("step ".length), node.dataset.state]);
+  const rows = [...place.querySelectorAll(".waterfall tbody tr")].map((row) => row.innerText.replace(/\s+/g, " ").replaceAll("\u2013", "-").trim());
+  return { shares: Object.fromEntries(shares), states: Object.fromEntries(states), rows };
 }
 
 report().then(done, (error) => done({ error: String(error) }));

@@ -14,6 +14,7 @@ const work = document.getElementById("work");
 const list = document.getElementById("pipelines");
 const health = document.getElementById("health");
 let pipelines = [];
+let mayExplain = false;
 
 function Entry({ pipeline, isOpen }) {
   const { name, description, state, streams } = pipeline;
@@ -41,7 +42,7 @@ async function show() {
   if (name !== openLink().name) return;
   const isReady = Boolean(values.inputs);
   const notReady = html`<p class="empty">${name} is not ready. ${values.state_detail}</p>`;
-  render(isReady ? html`<${Workbench} key=${location.hash} pipeline=${values} linked=${inputs} />` : notReady, work);
+  render(isReady ? html`<${Workbench} key=${location.hash} pipeline=${values} linked=${inputs} mayExplain=${mayExplain} />` : notReady, work);
   document.title = `${name} · triton-gateway`;
 }
 
@@ -56,7 +57,7 @@ const failed = (error) => render(html`<${ProblemNotice} problem=${problemIn(erro
 
 async function load() {
   render(null, work);
-  pipelines = (await get("/v1/pipelines")).values.pipelines;
+  ({ pipelines, may_explain: mayExplain } = (await get("/v1/pipelines")).values);
   const first = pipelines.find(({ state }) => state === "ready") ?? pipelines[0];
   if (!first) {
     render(html`<p class="empty">No model is ready yet.</p>`, work);

@@ -59,12 +59,14 @@ const STATE_TEXT = { failed: "failed", early_exit: "early exit", "not run": "not
 
 function noteOf({ backend, decoupled }, time) {
   if (!time) return [backend, decoupled ? "decoupled" : ""].filter(Boolean).join(" · ");
-  return [STATE_TEXT[time.state], time.ms === null ? "" : msText(time.ms)].filter(Boolean).join(" · ");
+  return [STATE_TEXT[time.state], timesText(time)].filter(Boolean).join(" · ");
 }
+
+const timesText = ({ ms, count }) => (count > 1 ? `${count} × · ${msText(ms)}` : count ? msText(ms) : "");
 
 /** The calls of a BLS script: those of the traced request, and the declared ones that it did not make. */
 function callsOf(step, time) {
-  const made = (time?.calls ?? []).map((span) => ({ model: span.model, note: msText(span.duration_ms), state: span.state }));
+  const made = (time?.calls ?? []).map((call) => ({ model: call.model, note: timesText(call), state: call.state }));
   const models = new Set(made.map((call) => call.model));
   const declared = step.calls.filter((call) => !models.has(call.model));
   return [...made, ...declared.map(({ model }) => ({ model, note: time ? "not called" : "", state: time ? "not run" : "" }))];

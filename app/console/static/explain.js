@@ -17,29 +17,53 @@ export async function explanationOf(requestId) {
   }
 }
 
-/** Returns the time and the state of each step, by the step's name: `{ ms, state, calls }`, and the calls of its script. */
+/** Returns `{ ms, count, state, calls }` of each step by its name: all its runs together, and the calls of its script. */
 export function stepsOf(explain) {
-  const steps = new Map();
-  for (const span of explain.spans) {
-    if (span.kind === "step") steps.set(span.name, { ms: span.duration_ms, state: span.state, calls: callsOf(explain, span) });
-  }
-  for (const name of explain.steps_not_run) steps.set(name, { ms: null, state: "not run", calls: [] });
-  return steps;
+  const runs = Map.groupBy(explain.spans.filter((span) => span.kind === "step"), (span) => span.name);
+  const steps = [...runs].map(([name, spans]) => [name, { ...totals(spans), calls: callsOf(explain, spans) }]);
+  const others = explain.steps_not_run.map((name) => [name, { ms: null, count: 0, state: "not run", calls: [] }]);
+  return new Map([...steps, ...others]);
 }
 
-function callsOf({ spans }, parent) {
-  return spans.filter((span) => span.kind === "bls" && span.parent === parent.id);
+/** Returns `{ model, ms, count, state }` of each model that the script called. */
+function callsOf({ spans }, parents) {
+  const ids = new Set(parents.map((span) => span.id));
+  const calls = spans.filter((span) => span.kind === "bls" && ids.has(span.parent));
+  return [...Map.groupBy(calls, (span) => span.model)].map(([model, each]) => ({ model, ...totals(each) }));
 }
 
-/** Returns the spans in the order of a tree, with their depth and the parts of each: `{ kind, start, ms }`. */
-export function rowsOf({ spans }) {
+function totals(spans) {
+  const states = spans.map((span) => span.state);
+  const state = ["failed", "early_exit"].find((each) => states.includes(each)) ?? states[0];
+  return { ms: sum(spans.map((span) => span.duration_ms)), count: spans.length, state };
+}
+
+/**
+ * Returns the spans as lines in the order of a tree, with their depth. Spans of the same name and parent share a line:
+ * `count`, `ms` of all, `wholes` (the time of each) and `parts` (queue and compute of each), as `{ kind, start, ms }`.
+ */
+export function rowsOf(explain) {
+  const spans = spansOf(explain);
+  const below = (parents, depth) => {
+    const children = spans.filter((span) => parents.has(span.parent));
+    const lines = Map.groupBy(children, (span) => `${span.kind} ${span.name}`);
+    return [...lines.values()].flatMap((runs) => [lineOf(runs, depth), ...below(new Set(runs.map((span) => span.id)), depth + 1)]);
+  };
+  return below(new Set([null]), 0);
+}
+
+function lineOf(runs, depth) {
+  const [{ id, name, kind }] = runs;
+  const wholes = runs.map((span) => ({ kind: "whole", start: span.start_ms, ms: span.duration_ms }));
+  return { id, name, kind, depth, ...totals(runs), wholes, parts: runs.flatMap((span) => span.parts) };
+}
+
+/** Returns the spans in the order of their start, with their parts; `parent` is null if the parent is missing. */
+function spansOf({ spans }) {
   const known = new Set(spans.map((span) => span.id));
-  const below = (parent, depth) =>
-    spans
-      .filter((span) => (known.has(span.parent) ? span.parent : null) === parent)
-      .toSorted((a, b) => a.start_ms - b.start_ms)
-      .flatMap((span) => [{ ...span, depth, parts: partsOf(span) }, ...below(span.id, depth + 1)]);
-  return below(null, 0);
+  return spans
+    .map((span) => ({ ...span, parent: known.has(span.parent) ? span.parent : null, parts: partsOf(span) }))
+    .toSorted((a, b) => a.start_ms - b.start_ms);
 }
 
 /** A step waits in Triton's queue, then its input is read, its model computes, and its output is written. */
@@ -57,10 +81,14 @@ function partsOf(span) {
   return parts;
 }
 
-/** The time of a span that is neither queue nor compute; null for an ensemble, whose steps have it. */
-export function waitingOf(span) {
-  if (span.parts.length === 0) return null;
-  return Math.max(0, span.duration_ms - sum(span.parts.map((part) => part.ms)));
+/** The time of a line's spans in queues or in models; null for an ensemble, whose steps have it. */
+export function timeIn(row, kind) {
+  return row.parts.length ? sum(row.parts.filter((part) => part.kind === kind).map((part) => part.ms)) : null;
+}
+
+/** The time of a line's spans that is neither queue nor compute. */
+export function waitingOf(row) {
+  return row.parts.length ? Math.max(0, row.ms - sum(row.parts.map((part) => part.ms))) : null;
 }
 
 /**
@@ -75,7 +103,7 @@ export function sharesOf(explain) {
   const total = totalOf(explain);
   const called = phases.get("triton") ?? 0;
   const queued = phases.get("queue") ?? 0;
-  const inside = coverOf(rowsOf(explain));
+  const inside = coverOf(spansOf(explain));
   const spent = sum(Object.values(inside));
   return [
     { kind: "gateway", ms: Math.max(0, total - called - queued) },
@@ -89,16 +117,15 @@ export function totalOf({ total_ms: total, gateway, spans }) {
   return total ?? Math.max(0, ...[...gateway, ...spans].map((each) => each.start_ms + each.duration_ms));
 }
 
-function coverOf(rows) {
+function coverOf(spans) {
   const cover = { queue: 0, compute: 0, other: 0 };
-  const parents = new Map(rows.map((row) => [row.id, row.parent]));
-  const bounds = rows.flatMap((row) => [...startAndEnd(row.start_ms, row.duration_ms), ...row.parts.flatMap((part) => startAndEnd(part.start, part.ms))]);
-  const times = [...new Set(bounds)].toSorted((a, b) => a - b);
+  const bounds = spans.flatMap((span) => [startAndEnd(span.start_ms, span.duration_ms), ...span.parts.map((part) => startAndEnd(part.start, part.ms))]);
+  const times = [...new Set(bounds.flat())].toSorted((a, b) => a - b);
   for (let i = 1; i < times.length; i++) {
     const middle = (times[i - 1] + times[i]) / 2;
-    const active = rows.filter((row) => holds(row.start_ms, row.duration_ms, middle));
-    const outer = new Set(active.map((row) => parents.get(row.id)));
-    const kinds = active.filter((row) => !outer.has(row.id)).map((row) => partAt(row, middle));
+    const active = spans.filter((span) => holds(span.start_ms, span.duration_ms, middle));
+    const outer = new Set(active.map((span) => span.parent));
+    const kinds = active.filter((span) => !outer.has(span.id)).map((span) => partAt(span, middle));
     if (kinds.length > 0) cover[["compute", "queue"].find((kind) => kinds.includes(kind)) ?? "other"] += times[i] - times[i - 1];
   }
   return cover;
@@ -106,7 +133,7 @@ function coverOf(rows) {
 
 const startAndEnd = (start, ms) => [start, start + ms];
 const holds = (start, ms, time) => start <= time && time < start + ms;
-const partAt = (row, time) => row.parts.find((part) => holds(part.start, part.ms, time))?.kind;
+const partAt = (span, time) => span.parts.find((part) => holds(part.start, part.ms, time))?.kind;
 const sum = (values) => values.reduce((total, value) => total + (value ?? 0), 0);
 
 /** Writes a number of milliseconds with at most three digits before the unit; an unknown number is a dash. */

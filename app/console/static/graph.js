@@ -4,18 +4,11 @@ import { GraphDetails } from "./details.js";
 import { CALL_HEIGHT, drawingOf, REQUEST, RESPONSE } from "./drawing.js";
 import { totalOf } from "./explain.js";
 import { placed } from "./layout.js";
-import { html, render, useEffect, useMemo, useRef, useState } from "./lib.js";
+import { html, useEffect, useMemo, useRef, useState } from "./lib.js";
 
 const SMALLEST_SCALE = 0.78;
 const LABELLED_SCALE = 0.88;
 const NARROW = 620;
-
-/** Returns an element with the graph. */
-export function graphOf(graph) {
-  const node = document.createElement("div");
-  render(html`<${Graph} pipeline=${{ graph }} />`, node);
-  return node;
-}
 
 /** `pipeline`: its description. `explain`: an explanation of a request of the pipeline, or null. */
 export function Graph({ pipeline, explain = null }) {

@@ -4,6 +4,7 @@ import { remove } from "./api.js";
 import { html, useEffect, useRef, useState } from "./lib.js";
 import { EarlyExit, ProblemNotice } from "./problem.js";
 import { StreamReader } from "./stream.js";
+import { TokenHistogram } from "./token-histogram.js";
 
 const DROP_MS = 2000;
 const STATES = { opening: "waiting", live: "live", lost: "lost, resuming…", done: "complete", exit: "early exit" };
@@ -11,7 +12,7 @@ const OVER = new Set(["done", "exit", "failed", "cancelled"]);
 
 /** `started`: performance.now() at the start of the request. `onEnd(ending)` is called once, with `state`, `outputs` and `times_ms`. */
 export function LiveStream({ pipeline, url, started, onEnd }) {
-  const [shown, setShown] = useState({ state: "opening", figures: null, last: null, reason: null, problem: null });
+  const [shown, setShown] = useState({ state: "opening", figures: null, last: null, reason: null, problem: null, times: [] });
   const written = useRef(null);
   const stream = useRef(null);
   useEffect(() => {
@@ -19,13 +20,14 @@ export function LiveStream({ pipeline, url, started, onEnd }) {
     stream.current = new Stream(pipeline, { url, started }, on);
     return () => stream.current.leave();
   }, [url]);
-  const { state, figures, last, reason, problem } = shown;
+  const { state, figures, last, reason, problem, times } = shown;
   return html`
     <div class="result live" data-state=${state}>
       ${!OVER.has(state) && html`<${Controls} stream=${stream} />`}
       <${Figures} unit=${tokensOf(pipeline) ? "tokens" : "outputs"} figures=${figures} connection=${STATES[state] ?? state} />
       <pre class="written" tabindex="0" aria-label="output" ref=${written}></pre>
       ${last && html`<pre class="code">last output: ${JSON.stringify(last)}</pre>`}
+      <${TokenHistogram} times_ms=${times} />
       <div role="status">
         ${reason && html`<${EarlyExit} reason=${reason} />`}
         ${problem && html`<${ProblemNotice} problem=${problem} />`}
@@ -133,7 +135,7 @@ class Stream {
   #end(state, changes = {}) {
     if (this.#isOver) return;
     this.#isOver = true;
-    this.#on.shown({ state, ...changes });
+    this.#on.shown({ state, times: this.#times.slice(1).map((time, index) => time - this.#times[index]), ...changes });
     this.#on.end({ state, outputs: this.#times.length, times_ms: this.#times });
   }
 }

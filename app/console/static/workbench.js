@@ -2,9 +2,10 @@
 
 import { Problem, post, problemIn } from "./api.js";
 import { Answer } from "./answer.js";
+import { EXPLAIN } from "./explain.js";
 import { InvalidField, draftOf, fieldsOf, linkedDraft, valuesOf } from "./fields.js";
 import { Fields } from "./form.js";
-import { graphOf } from "./graph.js";
+import { Graph } from "./graph.js";
 import { History } from "./history.js";
 import { decoded } from "./image.js";
 import { html, useEffect, useMemo, useRef, useState } from "./lib.js";
@@ -13,6 +14,7 @@ import { LiveStream } from "./live.js";
 import { ProblemNotice } from "./problem.js";
 import { Copy, Samples } from "./samples.js";
 import { TrySection } from "./try.js";
+import { Explanation } from "./waterfall.js";
 
 const MOST_RUNS = 20;
 
@@ -20,8 +22,8 @@ const MOST_RUNS = 20;
 const kept = new Map();
 let lastRun = 0;
 
-/** `linked`: texts by field name, from a link. */
-export function Workbench({ pipeline, linked }) {
+/** `linked`: texts by field name, from a link. `mayExplain`: whether the gateway explains requests of this caller. */
+export function Workbench({ pipeline, linked, mayExplain }) {
   const fields = useMemo(() => fieldsOf(pipeline), [pipeline]);
   const initial = kept.get(pipeline.name) ?? { runs: [], draft: draftOf(fields) };
   const hasLink = Object.keys(linked).length > 0;
@@ -29,6 +31,8 @@ export function Workbench({ pipeline, linked }) {
   const [runs, setRuns] = useState(initial.runs);
   const [errors, setErrors] = useState({});
   const [view, setView] = useState(null);
+  const [isExplained, setExplained] = useState(false);
+  const [explanations, setExplanations] = useState({});
   const form = useRef(null);
   const [chosen, setChosen] = useState(0);
   useEffect(() => {
@@ -53,7 +57,7 @@ export function Workbench({ pipeline, linked }) {
     form.current?.elements[Object.keys(found)[0]]?.focus();
   };
   const start = async (used, isUnary) => {
-    const request = { id: ++lastRun, at: new Date(), draft: used, isUnary, sent: {} };
+    const request = { id: ++lastRun, at: new Date(), draft: used, isUnary, isExplained, sent: {} };
     setErrors({});
     setView({ isBusy: true });
     try {
@@ -79,15 +83,19 @@ export function Workbench({ pipeline, linked }) {
     setDraft(run.draft);
     start(run.draft, run.isUnary);
   };
+  const explained = explainedRun(view);
+  const explain = explained ? explanations[explained.requestId] : null;
+  const found = (values) => setExplanations((before) => ({ ...before, [values.request_id]: values }));
   const isBusy = Boolean(view?.isBusy || (view?.stream && !view.isOver));
   return html`
     <div>
       <${Heading} pipeline=${pipeline} />
-      <${Graph} graph=${pipeline.graph} />
+      <${Graph} pipeline=${pipeline} explain=${explain} />
       <div class="panels">
         <form class="card" aria-label="Request" ref=${form} onSubmit=${submit} onKeyDown=${submitOnEnter}>
           <h2>Request</h2>
           <${Fields} fields=${fields} draft=${draft} errors=${errors} onChange=${change} />
+          ${mayExplain && html`<${ExplainOption} isChecked=${isExplained} onChange=${setExplained} />`}
           <${Buttons} streams=${pipeline.streams} isBusy=${isBusy} />
           <p class="actions">
             <button type="button" class="quiet" onClick=${() => setDraft(draftOf(fields))}>Reset</button>
@@ -98,6 +106,7 @@ export function Workbench({ pipeline, linked }) {
         <section class="card" aria-label="Answer">
           <h2>Answer</h2>
           <div class="answer"><${View} pipeline=${pipeline} view=${view} draft=${draft} onEnd=${ended} /></div>
+          ${explained && html`<${Explanation} key=${explained.requestId} ...${explained} explain=${explain} onFound=${found} />`}
           <${History} runs=${runs} shown=${view?.run ?? null} onShow=${(run) => setView({ run })} onRerun=${rerun} />
         </section>
       </div>
@@ -126,10 +135,19 @@ function Heading({ pipeline }) {
     </div>`;
 }
 
-function Graph({ graph }) {
-  const place = useRef(null);
-  useEffect(() => place.current.replaceChildren(graphOf(graph)), [graph]);
-  return html`<div ref=${place}></div>`;
+/** Returns the id of the shown request if it is explained and has ended. */
+function explainedRun(view) {
+  if (view?.run?.isExplained && view.run.answer) return { requestId: view.run.answer.requestId };
+  if (view?.isOver && view.stream?.request.isExplained) return { requestId: view.stream.requestId };
+  return null;
+}
+
+function ExplainOption({ isChecked, onChange }) {
+  return html`
+    <label class="explain">
+      <input type="checkbox" id="explain" checked=${isChecked} onChange=${(event) => onChange(event.currentTarget.checked)} />
+      Explain where the time goes
+    </label>`;
 }
 
 function Buttons({ streams, isBusy }) {
@@ -143,7 +161,7 @@ function Buttons({ streams, isBusy }) {
 /** Sends the request. Raises Problem. */
 async function answered(pipeline, fields, request) {
   const picture = fields.find(({ input, name }) => input?.kind === "image" && request.draft[name]);
-  const answer = await post(pipeline.url, request.sent);
+  const answer = await post(pipeline.url, request.sent, explainHeaders(request));
   const image = picture ? await decoded(request.draft[picture.name].url).catch(() => null) : null;
   return { ...request, values: answer.values, answer, image };
 }
@@ -151,9 +169,12 @@ async function answered(pipeline, fields, request) {
 /** Starts a resumable stream. Raises Problem. */
 async function streamed(pipeline, request) {
   const started = performance.now();
-  const { values } = await post("/v1/streams", { pipeline: pipeline.name, inputs: request.sent });
-  return { url: values.url, started, request };
+  const body = { pipeline: pipeline.name, inputs: request.sent };
+  const { values, requestId } = await post("/v1/streams", body, explainHeaders(request));
+  return { url: values.url, started, request, requestId };
 }
+
+const explainHeaders = ({ isExplained }) => (isExplained ? EXPLAIN : {});
 
 /** Returns the texts of an error by the field that they are about. */
 function errorsIn(error, fields) {

@@ -45,7 +45,7 @@ class Service:
         return await asyncio.open_connection(address.hostname, address.port)
 
     async def client(self, requests: int) -> None:
-        """Sends requests one after another until the old gateway has ended, over each connection until an answer closes it."""
+        """Sends requests one after another until the old gateway has ended. Reuses a connection until it is closed."""
         connection = None
         while self.total < requests or not self.is_rolled_out:
             try:

@@ -1,6 +1,6 @@
 /** The fields of a pipeline's form, from its JSON Schema, and the values of a draft. A draft has what the controls hold, by field name. */
 
-const UNITS = { _s: "seconds", _ms: "milliseconds", _bytes: "bytes", _tokens: "tokens" };
+const UNITS = { _s: "seconds", _ms: "milliseconds", _bytes: "bytes" };
 const INTEGERS = /^U?INT/;
 
 /** A draft's text that is no value. `field` is the name of its field. */

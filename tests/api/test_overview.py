@@ -17,6 +17,7 @@ FAULTY = """
 pipelines:
   read: {model: reader, outputs: {text: {tensor: TEXT, kind: text}}, sample: {nonsense: 1}, warmup: false}
   write: {model: writer, outputs: {text: {tensor: TEXT, kind: text}}, stream: true, sample: {gone: 1}, warmup: false}
+  lost: {model: typo, outputs: {text: {tensor: TEXT}}}
 oip: {models: [absent]}
 """
 
@@ -58,7 +59,7 @@ class TestStatistics:
         keys = write_keys(tmp_path / "keys.yaml", entry("all"), entry("reads", pipelines=["read"]))
         (tmp_path / "gateway.yaml").write_text(FAULTY)
         async with served(FakeEngine.of(READER, WRITER), tmp_path / "gateway.yaml", keys=keys) as api:
-            for key, names in (("all", ["read", "write"]), ("reads", ["read"])):
+            for key, names in (("all", ["read", "write", "lost"]), ("reads", ["read"])):
                 answer = (await api.client.get("/v1/statistics", headers=bearer(key))).json()
                 assert list(answer["pipelines"]) == names
 
@@ -68,6 +69,7 @@ class TestFindings:
     async def faulty(self, tmp_path: Path) -> AsyncIterator[Served]:
         (tmp_path / "gateway.yaml").write_text(FAULTY)
         scopes = [entry("all"), entry("reads", pipelines=["read"]), entry("none", pipelines=["later"])]
+        scopes.append(entry("loses", pipelines=["lost"]))
         keys = write_keys(tmp_path / "keys.yaml", *scopes)
         async with served(FakeEngine.of(READER, WRITER), tmp_path / "gateway.yaml", keys=keys) as api:
             yield api
@@ -87,13 +89,18 @@ class TestFindings:
         (sample,) = [each for each in found if each["pipeline"] == "read"]
         assert sample["severity"] == "error"
         assert sample["text"].startswith("gateway.yaml:3: pipelines.read.sample.nonsense is not a field")
-        assert [each["model"] for each in found if each["code"] == "gateway-yaml"] == ["absent"]
+        assert [each["model"] for each in found if each["code"] == "gateway-yaml"] == ["typo", "absent"]
 
     async def test_a_key_with_a_scope_sees_those_of_its_pipelines(self, faulty: Served) -> None:
         reads = await self.found(faulty, "reads")
         assert reads
         assert {each["pipeline"] or each["model"] for each in reads} <= {"read", "reader"}
         assert await self.found(faulty, "none") == []
+
+    async def test_a_key_with_a_scope_reads_no_names_of_other_models(self, faulty: Served) -> None:
+        texts = {key: (await self.found(faulty, key))[-1]["text"] for key in ("loses", "all")}
+        assert texts["loses"].endswith("'typo' is not a model in the repository")
+        assert texts["all"].endswith("'absent' is not a model in the repository; valid here: reader, writer")
 
     async def test_triton_is_not_asked_again_at_once(self, faulty: Served) -> None:
         before = await self.found(faulty, "all")

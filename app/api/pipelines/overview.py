@@ -12,6 +12,7 @@ from app.api.exchange import exchange_of
 from app.api.responses import JsonResponse
 from app.api.routing import Route
 from app.domain.fresh import Fresh
+from app.domain.nearest import without_nearest
 from app.observability.metrics import DURATION_BOUNDS_S
 from app.observability.statistics import PipelineStatistics, Statistics
 from app.pipelines.catalog import Catalog
@@ -48,37 +49,40 @@ class OverviewRoutes:
         return JsonResponse({"time_s": known.time_s, "bounds_s": DURATION_BOUNDS_S, "pipelines": pipelines})
 
     async def findings(self, request: Request) -> Response:
-        """Texts name gateway.yaml and samples without the folder, because answers contain no paths of the machine."""
-        allowed, file = _Allowed(self._catalog, exchange_of(request).key), self._catalog.file
-        folder = "" if file is None else f"{file.path.parent}/"
-        found = [_described(finding, folder) for finding in await self._findings.current() if allowed.includes(finding)]
-        return JsonResponse({"findings": found})
+        found, key, file = await self._findings.current(), exchange_of(request).key, self._catalog.file
+        view = _View(self._catalog, key, "" if file is None else f"{file.path.parent}/")
+        return JsonResponse({"findings": [view.of(finding) for finding in found if view.includes(finding)]})
 
 
-class _Allowed:
-    """The findings that a caller may see: those about the pipelines of its key, and about their models."""
+class _View:
+    """What a caller may see of the findings: those about the pipelines of its key, and about their models.
 
-    def __init__(self, catalog: Catalog, key: Key | None) -> None:
-        self._key = key
+    Texts name gateway.yaml and samples without their ``folder``, because answers contain no paths of the machine.
+    For a key with a scope they suggest no names, which may be of other pipelines' models.
+    """
+
+    def __init__(self, catalog: Catalog, key: Key | None, folder: str) -> None:
+        self._key = None if key is None or key.pipelines is None else key
+        self._folder = folder
         entries = [entry for name, entry in catalog.entries.items() if allows_pipeline(key, name)]
         self._models = {entry.spec.model for entry in entries}
         self._models |= {model for entry in entries if entry.pipeline for model in entry.pipeline.graph.models}
 
     def includes(self, finding: Finding) -> bool:
-        if self._key is None or self._key.pipelines is None:
+        if self._key is None:
             return True
         if finding.pipeline is not None:
             return self._key.allows(finding.pipeline)
         return finding.model in self._models
 
-
-def _described(finding: Finding, folder: str) -> dict[str, Any]:
-    return {
-        "severity": finding.severity,
-        "code": finding.code,
-        "pipeline": finding.pipeline,
-        "model": finding.model,
-        "step": finding.step,
-        "tensor": finding.tensor,
-        "text": finding.text.replace(folder, "") if folder else finding.text,
-    }
+    def of(self, finding: Finding) -> dict[str, Any]:
+        text = finding.text.replace(self._folder, "") if self._folder else finding.text
+        return {
+            "severity": finding.severity,
+            "code": finding.code,
+            "pipeline": finding.pipeline,
+            "model": finding.model,
+            "step": finding.step,
+            "tensor": finding.tensor,
+            "text": text if self._key is None else without_nearest(text),
+        }

@@ -41,7 +41,7 @@ function State({ problem, count, unready, findings }) {
 function Entry({ severity, where, text, code }) {
   return html`
     <li data-severity=${severity}>
-      <p><span class="chip">${severity.replace("_", " ")}</span> <strong>${where}</strong> ${code ? html`<code>${code}</code>` : null}</p>
+      <p><span class="chip">${severity.replaceAll("_", " ")}</span> <strong>${where}</strong> ${code ? html`<code>${code}</code>` : null}</p>
       <p>${text}</p>
     </li>
   `;

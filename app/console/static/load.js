@@ -15,10 +15,12 @@ export function Load({ url, body }) {
   async function start(event) {
     event.preventDefault();
     const [count, atOnce] = ["requests", "at-once"].map((name) => event.target.elements[name].valueAsNumber);
+    const sent = contentOf(body);
+    if (sent.problem) return setRun(sent);
     stop.current = new AbortController();
-    await send({ url, body: JSON.stringify(body()), count, atOnce, signal: stop.current.signal, onChange: setRun });
+    return send({ url, body: sent.content, count, atOnce, signal: stop.current.signal, onChange: setRun });
   }
-  const isRunning = run !== null && !run.isOver;
+  const isRunning = run !== null && !run.problem && !run.isOver;
   return html`
     <form class="load" aria-label="Load" onSubmit=${start}>
       <div class="load-fields">
@@ -28,9 +30,18 @@ export function Load({ url, body }) {
         <button type="button" disabled=${!isRunning} onClick=${() => stop.current.abort()}>Stop</button>
       </div>
       <p class="small">Sends the request of the form. A browser has at most 6 requests to one HTTP/1.1 server on their way; more wait in the browser, and that wait is not counted.</p>
-      ${run === null ? null : html`<${Run} run=${run} />`}
+      ${run === null ? null : run.problem ? html`<p role="alert">${run.problem}</p>` : html`<${Run} run=${run} />`}
     </form>
   `;
+}
+
+/** The body of every request; `problem` if the form has a value that cannot be sent. */
+function contentOf(body) {
+  try {
+    return { content: JSON.stringify(body()) };
+  } catch (error) {
+    return { problem: error.message };
+  }
 }
 
 function Run({ run }) {

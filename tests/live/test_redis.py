@@ -157,14 +157,14 @@ def test_a_stream_survives_a_frozen_redis(pair: Pair, redis: RedisServer) -> Non
 
 
 def test_an_outage_does_not_count_as_time_without_a_reader(pair: Pair, redis: RedisServer) -> None:
-    """The outage is longer than the ``resume_s`` of the pipeline, 2 s. The reader comes back after it."""
+    """The outage is longer than ``resume_s`` of the pipeline, which is 2 s. The reader reconnects after the outage."""
     first, second = pair
     path = start(first, outputs=60, interval_s=0.1)
     seen = read_some(second, path, 3)
     redis.stop()
     time.sleep(2.5)
     redis.start()
-    time.sleep(0.8)  # the owner of the stream sends at least one heartbeat first
+    time.sleep(0.8)  # the owner of the stream sends at least one heartbeat before the reader reconnects
     seen += read_all(second, path, after=3)
     assert seen[-1].data["reason"] == "complete"
 

@@ -41,7 +41,7 @@ export function Waterfall({ explain }) {
           <thead>
             <tr>
               <th scope="col">phase or step</th>
-              <th scope="col" class="line">time</th>
+              <th scope="col" class="when">time</th>
               <th scope="col">total ms</th>
               <th scope="col">queue</th>
               <th scope="col">compute</th>
@@ -51,7 +51,7 @@ export function Waterfall({ explain }) {
           <tbody>
             ${explain.gateway.map((phase) => html`<${Phase} key=${phase.name} phase=${phase} total=${total} />`)}
             ${rows.map((row) => html`<${Span} key=${row.id} row=${row} total=${total} />`)}
-            ${explain.steps_not_run.map((name) => html`<tr key=${name} class="not-run"><th scope="row">${name}</th><td class="line"></td><td colspan="4">not run</td></tr>`)}
+            ${explain.steps_not_run.map((name) => html`<tr key=${name} class="not-run"><th scope="row">${name}</th><td class="when"></td><td colspan="4">not run</td></tr>`)}
           </tbody>
         </table>
       </div>
@@ -109,7 +109,7 @@ function Span({ row, total }) {
 function Line({ parts, total }) {
   const percent = (ms) => `${Math.min(100, Math.max(0, (100 * ms) / total))}%`;
   return html`
-    <td class="line">
+    <td class="when">
       <div class="track">
         ${parts.map(({ kind, start, ms }, index) => html`<span key=${index} data-kind=${kind} style=${{ left: percent(start), width: percent(ms) }}></span>`)}
       </div>

@@ -80,7 +80,10 @@ class StreamClient(Client):
         return "answered"
 
     async def _read_events(self, stop: int | None) -> int:
-        """Reads the next events over one connection, at most ``stop``. Returns the status; 0 without an answer."""
+        """Reads the next events over one connection, at most ``stop``. Returns the status; 0 without an answer.
+
+        After its deletion the stream is read to its end: until then the worker that runs it may still be killed.
+        """
         before = len(self._events)
 
         async def has_enough(reply: Reply) -> bool:
@@ -88,7 +91,8 @@ class StreamClient(Client):
                 return reply.is_whole
             self._events[before:] = parsed(reply.body[: reply.body.rfind(b"\n\n") + 2].decode())
             await self._maybe_delete()
-            return self._has_ended or (stop is not None and len(self._events) >= before + stop)
+            is_dropping = stop is not None and len(self._events) >= before + stop and self._deletion == "not asked"
+            return self._has_ended or is_dropping
 
         return await self._asked("GET", has_enough)
 

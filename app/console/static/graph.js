@@ -72,7 +72,7 @@ function Arrowhead({ name }) {
   `;
 }
 
-/** The attributes of an SVG group that works as a button. Its content is hidden from screen readers, which read the label. */
+/** The attributes of an SVG group that works as a button. `label`: null if its text says what it is. */
 function button(id, label, isSelected, onSelect) {
   const onKeyDown = (event) => {
     if (event.key !== "Enter" && event.key !== " ") return;
@@ -86,16 +86,13 @@ const tensorText = ({ tensor, datatype, shape }) => `${tensor} ${datatype} [${sh
 
 function Link({ link, isSelected, onSelect }) {
   const arrow = `url(#arrow-${isSelected ? "selected" : link.kind === "exit" ? "exit" : "plain"})`;
-  const what = link.kind === "exit" ? "early exit" : link.tensors.map(tensorText).join("\n");
-  const label = `${nameOf(link.from)} to ${nameOf(link.to)}: ${what.replaceAll("\n", ", ")}`;
+  const what = link.kind === "exit" ? "early exit" : link.tensors.map(tensorText).join(", ");
+  const label = [link.label?.text, `${nameOf(link.from)} to ${nameOf(link.to)}: ${what}`].filter(Boolean).join(", ");
   return html`
     <g class="link ${link.kind}" ...${button(link.id, label, isSelected, onSelect)}>
-      <g aria-hidden="true">
-        <title>${what}</title>
-        <path class="hit" d=${link.path} />
-        <path class="line" d=${link.path} data-from=${link.from} data-to=${link.to} marker-end=${arrow} />
-        ${link.label && html`<${LinkLabel} link=${link} />`}
-      </g>
+      <path class="hit" d=${link.path} />
+      <path class="line" d=${link.path} data-from=${link.from} data-to=${link.to} marker-end=${arrow} />
+      ${link.label && html`<${LinkLabel} link=${link} />`}
     </g>
   `;
 }
@@ -113,16 +110,14 @@ function Box({ box, isSelected, total, onSelect }) {
   const { id, kind, title, note, state, x, y, width, height } = box;
   const isFixed = id === REQUEST || id === RESPONSE;
   const radius = kind === "step" ? 9 : Math.min(height / 2, 20);
-  const attributes = isFixed ? {} : button(id, [title, note, ...box.calls.map((call) => `calls ${call.model} ${call.note}`)].filter(Boolean).join(", "), isSelected, onSelect);
+  const attributes = isFixed ? {} : button(id, null, isSelected, onSelect);
   return html`
     <g class="node ${kind}" data-state=${state} data-id=${id} ...${attributes}>
-      <g aria-hidden=${String(!isFixed)}>
-        <rect class="box" x=${x} y=${y} width=${width} height=${height} rx=${radius} />
-        <text x=${x + width / 2} y=${y + (note ? 20 : height / 2 + 5)}>${title}</text>
-        ${note && html`<text class="note" x=${x + width / 2} y=${y + 36}>${note}</text>`}
-        ${box.calls.map((call, index) => html`<${Call} key=${index} call=${call} x=${x + 8} y=${y + 44 + index * CALL_HEIGHT} width=${width - 16} />`)}
-        ${total && box.ms !== null && html`<${Share} box=${box} share=${box.ms / total} />`}
-      </g>
+      <rect class="box" x=${x} y=${y} width=${width} height=${height} rx=${radius} />
+      <text x=${x + width / 2} y=${y + (note ? 20 : height / 2 + 5)}>${title}</text>
+      ${note && html`<text class="note" x=${x + width / 2} y=${y + 36}>${note}</text>`}
+      ${box.calls.map((call, index) => html`<${Call} key=${index} call=${call} x=${x + 8} y=${y + 44 + index * CALL_HEIGHT} width=${width - 16} />`)}
+      ${total && box.ms !== null && html`<${Share} box=${box} share=${box.ms / total} />`}
     </g>
   `;
 }

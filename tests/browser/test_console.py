@@ -22,6 +22,12 @@ def drop(page: ConsolePage, name: str) -> None:
     page.one("input[type=file]").send_keys(str(SAMPLES / name))
 
 
+def drawn_height_by_width(page: ConsolePage) -> float:
+    """Returns the proportions of the drawing with the boxes, which are those of the image's pixels."""
+    _, _, width, height = page.one(".boxes svg").get_attribute("viewBox").split()
+    return float(height) / float(width)
+
+
 def test_ocr_draws_its_boxes_and_texts_on_the_image(console: Console, artifacts: Path) -> None:
     page = console("ocr")
     drop(page, "sign.png")
@@ -31,6 +37,7 @@ def test_ocr_draws_its_boxes_and_texts_on_the_image(console: Console, artifacts:
     box, image = page.one(".boxes .box polygon").rect, page.one(".boxes img").rect
     assert image["x"] < box["x"]
     assert image["y"] < box["y"] < image["y"] + image["height"] / 3
+    assert image["height"] / image["width"] == pytest.approx(drawn_height_by_width(page), rel=0.01)
     page.keep(artifacts / "console-ocr.png")
 
 

@@ -11,6 +11,7 @@ import uvloop
 
 from benchmarks import (
     bls,
+    dashboard,
     early_exit,
     fan_out,
     large_json,
@@ -50,6 +51,7 @@ BENCHMARKS = {
     "shared-memory": Benchmark(shared_memory.run, 10),
     "workers": Benchmark(workers.run, 10),
     "tritons": Benchmark(tritons.run, 1),
+    "dashboard": Benchmark(dashboard.run),
     "load": Benchmark(under_load.run, 10),
 }
 STANDARD = ("micro", "peers", "large-json", "workers")

@@ -16,6 +16,9 @@ BAR = 0.8
 """Width of a group of bars; the distance between groups is 1."""
 
 
+MOST_LINES = 5
+
+
 class Spread(Protocol):
     @property
     def median(self) -> float: ...
@@ -38,6 +41,35 @@ class Figure:
         return f"![{self.title}]({self.file})\n"
 
 
+@dataclass(frozen=True)
+class Panel:
+    """Lines over time. ``series``: name -> pairs of seconds and a value."""
+
+    title: str
+    series: Mapping[str, Sequence[tuple[float, float]]]
+
+
+def panels(title: str, file: str, found: Sequence[Panel]) -> Figure:
+    """Draws the panels in rows of three, each with its MOST_LINES highest lines."""
+    with mpl.rc_context(STYLE):
+        rows = -(-len(found) // 3)
+        canvas = Canvas(figsize=(15, 2.6 * rows), layout="constrained")
+        for index, panel in enumerate(found):
+            axes = canvas.add_subplot(rows, 3, index + 1)
+            highest = sorted(panel.series.items(), key=_height, reverse=True)[:MOST_LINES]
+            for (name, points), colour in zip(highest, COLOURS, strict=False):
+                axes.plot(*zip(*points, strict=True), label=name, color=colour)
+            axes.set_title(panel.title, fontsize=10)
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.set_ylim(bottom=0)
+            axes.legend(fontsize=6, frameon=False, loc="upper left")
+        return Figure(title, file, _svg_of(canvas))
+
+
+def _height(line: tuple[str, Sequence[tuple[float, float]]]) -> float:
+    return max(value for _, value in line[1])
+
+
 def bars(title: str, file: str, groups: Sequence[str], found: Mapping[str, Sequence[Spread | None]]) -> Figure:
     """Draws a bar for each name in ``found`` in each group, with a line from the 10th to the 90th percentile."""
     with mpl.rc_context(STYLE):
@@ -53,9 +85,13 @@ def bars(title: str, file: str, groups: Sequence[str], found: Mapping[str, Seque
         axes.spines[["top", "right"]].set_visible(False)
         axes.yaxis.set_major_formatter("{x:,.0f}")
         canvas.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
-        text = io.StringIO()
-        canvas.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-    return Figure(title, file, text.getvalue())
+        return Figure(title, file, _svg_of(canvas))
+
+
+def _svg_of(canvas: Canvas) -> str:
+    text = io.StringIO()
+    canvas.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    return text.getvalue()
 
 
 def _add_bars(axes: Axes, placed: Sequence[tuple[float, Spread]], width: float, **look: str) -> None:

@@ -58,6 +58,7 @@ class Triton:
 class Gateway:
     client: httpx.AsyncClient
     url: str
+    admin_url: str
     pid: int
 
     async def post(self, pipeline: str, **fields: object) -> Any:
@@ -119,9 +120,9 @@ async def running_gateway(
     limits = httpx.Limits(max_connections=256, max_keepalive_connections=256)
     with process([sys.executable, "-m", "app.cli", "serve"], settings, folder / "gateway.log") as running:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=CALL_S, limits=limits) as client:
-            ready = f"http://127.0.0.1:{admin_port}/health/ready"
-            await wait_until_ready(client, ready, running, folder / "gateway.log")
-            yield Gateway(client, str(client.base_url), running.pid)
+            admin_url = f"http://127.0.0.1:{admin_port}"
+            await wait_until_ready(client, f"{admin_url}/health/ready", running, folder / "gateway.log")
+            yield Gateway(client, str(client.base_url), admin_url, running.pid)
 
 
 def _linked_models(folder: Path) -> Path:

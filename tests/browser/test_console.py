@@ -24,7 +24,7 @@ def drop(page: ConsolePage, name: str) -> None:
 
 def drawn_height_by_width(page: ConsolePage) -> float:
     """Returns the proportions of the drawing with the boxes, which are those of the image's pixels."""
-    _, _, width, height = page.one(".boxes svg").get_attribute("viewBox").split()
+    _, _, width, height = page.one(".boxes svg").get_dom_attribute("viewBox").split()
     return float(height) / float(width)
 
 

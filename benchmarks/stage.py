@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from tritonclient.grpc import InferInput
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import np_to_triton_dtype
 
-from app.triton.embedded.options import EmbeddedOptions
+from app.triton.embedded.options import EmbeddedOptions, bind_to_free_port
 from app.triton.embedded.server import EmbeddedTriton
 
 HERE = Path(__file__).parent
@@ -195,11 +195,9 @@ def _pid_of(embedded: EmbeddedTriton) -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        return [bind_to_free_port(each, "127.0.0.1") for each in sockets]
 
 
 def _tensor(name: str, array: np.ndarray) -> InferInput:

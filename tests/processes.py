@@ -3,14 +3,16 @@
 import asyncio
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import IO
 
@@ -24,6 +26,10 @@ from app.triton.embedded.server import EmbeddedTriton
 LIVE = Path(__file__).parent / "live"
 START_S = 60.0
 LOG_S = 5.0
+WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+PORTS_OF_A_WORKER = 2_000
+FIRST_PORT = 10_000 + WORKER % 5 * PORTS_OF_A_WORKER
+PORTS = iter(random.sample(range(FIRST_PORT, FIRST_PORT + PORTS_OF_A_WORKER), PORTS_OF_A_WORKER))
 EXIT_S = 1
 """Triton always waits this long for its Python models before it exits."""
 
@@ -204,11 +210,18 @@ def wait_until_ready(gateway: GatewayProcess, within_s: float = START_S) -> None
 
 
 def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+    """Returns ports for servers that start soon, each only once.
+
+    They are below the range for outgoing connections, and each process of pytest-xdist has a range of its own:
+    nothing takes a port before its server binds it.
+    """
+    return list(islice(filter(is_free, PORTS), count))
+
+
+def is_free(port: int) -> bool:
+    with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+        return True
+    return False
 
 
 @pytest.fixture(scope="session")

@@ -7,12 +7,16 @@ import grpc
 import httpx
 import numpy as np
 import pytest
+import yaml
 from tritonclient.grpc import service_pb2 as pb
 
 from benchmarks.load.orders import HttpAsk
 from benchmarks.peers import contents, gateway, grpc_client, kserve_transformer, plain_fastapi, triton_http
+from benchmarks.peers.measuring import IDLE_WARM_UP
 from benchmarks.peers.plain_fastapi_app import app_for
+from benchmarks.peers.run import IDLE_STREAMS
 from benchmarks.peers.workloads import WORKLOADS
+from benchmarks.stage import HERE
 from tests.fakes.triton import FakeTriton, serving
 
 ASKS = {module.NAME: module.asks() for module in (gateway, plain_fastapi, kserve_transformer, triton_http, grpc_client)}
@@ -95,3 +99,9 @@ def test_the_numbers_are_the_same_for_every_peer() -> None:
     assert ASKS[plain_fastapi.NAME]["large"].body == ASKS[gateway.NAME]["large"].body
     assert ASKS[kserve_transformer.NAME]["large"] == ASKS[triton_http.NAME]["large"]
     assert ASKS[grpc_client.NAME]["large"].inputs[0].raw == contents.LARGE.tobytes()
+
+
+def test_the_pipeline_admits_all_idle_streams() -> None:
+    """An adaptive limit would refuse most of them, because they are opened at the same time."""
+    pipelines = yaml.safe_load((HERE / "gateway.yaml").read_text())["pipelines"]
+    assert pipelines["bench_stream"]["limits"]["in_flight"] >= IDLE_STREAMS + IDLE_WARM_UP

@@ -1,15 +1,28 @@
 """Options of the embedded Triton."""
 
 import os
+import random
 import socket
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from app.triton.embedded.errors import PortTaken
 
 LOOPBACK = "127.0.0.1"
+PORTS = range(20_000, 32_768)
+"""Below Linux's default range for outgoing connections, which could take a port before Triton binds it."""
+
+
+def bind_to_free_port(to_bind: socket.socket, host: str) -> int:
+    """Binds to a random free port of `PORTS`, or of any range if all that are tried are taken. Returns the port."""
+    for port in random.sample(PORTS, 100):
+        with suppress(OSError):
+            to_bind.bind((host, port))
+            return port
+    to_bind.bind((host, 0))
+    return int(to_bind.getsockname()[1])
 
 
 @dataclass(frozen=True)
@@ -25,9 +38,7 @@ class Ports:
         """Finds three ports of the address that are free now."""
         with ExitStack() as held:
             sockets = [held.enter_context(socket.socket()) for _ in range(3)]
-            for each in sockets:
-                each.bind((host, 0))
-            return cls(*(each.getsockname()[1] for each in sockets))
+            return cls(*(bind_to_free_port(each, host) for each in sockets))
 
     def require_free(self, host: str = LOOPBACK) -> None:
         """Raises `PortTaken` for the first port that cannot be bound."""

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from app.triton.embedded import options as options_module
 from app.triton.embedded.errors import PortTaken, RepositoryUnservable, StartFailed, StartTimedOut
-from app.triton.embedded.options import Ports
+from app.triton.embedded.options import LOOPBACK, PORTS, Ports, bind_to_free_port
 from app.triton.embedded.progress import Loading
 from app.triton.embedded.server import EmbeddedTriton
 
@@ -216,6 +217,19 @@ async def until_answered(infer, url: str) -> None:
                 await asyncio.sleep(0.1)
             else:
                 return
+
+
+def test_free_ports_are_below_the_range_for_outgoing_connections() -> None:
+    ports = Ports.free()
+    assert len({ports.grpc, ports.http, ports.metrics}) == 3
+    assert all(port in PORTS for port in (ports.grpc, ports.http, ports.metrics))
+
+
+def test_any_free_port_is_used_if_all_others_are_taken(monkeypatch) -> None:
+    with socket.create_server((LOOPBACK, 0)) as taken, socket.socket() as to_bind:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(options_module, "PORTS", [port] * 100)
+        assert bind_to_free_port(to_bind, LOOPBACK) not in (0, port)
 
 
 def listening_on(port: int) -> socket.socket:

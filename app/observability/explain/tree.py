@@ -1,8 +1,8 @@
-"""The runs of models in one request, as a tree of Triton's spans."""
+"""The runs of models in one request, from the tree of Triton's spans. The tree may be deep: nothing here recurses."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 from app.observability.explain.request import Plan
@@ -18,28 +18,28 @@ class Kind(StrEnum):
 
 @dataclass(slots=True)
 class Run:
-    """One run of a model. ``name``: that of the pipeline's step if it is one, otherwise the model's."""
+    """One run of a model, and the run that it belongs to.
+
+    ``name``: that of the pipeline's step if it is one, otherwise the model's.
+    """
 
     span: TritonSpan
     kind: Kind
     name: str
     compute: dict[str, int]
     """The times of its phases; empty for an ensemble, and for a model that did not begin."""
-    runs: list["Run"] = field(default_factory=list)
-
-    def all(self) -> Iterator["Run"]:
-        """This run and all runs below, each parent before its children."""
-        yield self
-        for run in self.runs:
-            yield from run.all()
+    above: "Run | None"
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One gRPC call in Triton: its span, None until it has arrived, and the run of the pipeline's model."""
+    """One gRPC call in Triton: its span, None until it has arrived, and its runs.
+
+    The run of the pipeline's model is the first; each run comes before the runs below it.
+    """
 
     span: TritonSpan | None
-    run: Run
+    runs: Sequence[Run]
 
     @property
     def is_complete(self) -> bool:
@@ -50,10 +50,11 @@ class Call:
 def calls_of(spans: Sequence[TritonSpan], request_id: str, plan: Plan) -> list[Call]:
     """The calls for a request, in order. ``request_id``: the one that Triton saw, because a trace may have others."""
     by_id = {span.span_id: span for span in spans}
-    builder = _Builder(spans, plan)
+    ordered = sorted(by_id.values(), key=lambda each: each.start_ns)
+    builder = _Builder(ordered, plan)
     return [
-        Call(_call_above(span, by_id), builder.run(span, None))
-        for span in sorted(spans, key=lambda each: each.start_ns)
+        Call(_call_above(span, by_id), builder.runs_of(span))
+        for span in ordered
         if span.model and span.request_id == request_id and not _is_below_a_model(span, by_id)
     ]
 
@@ -68,23 +69,32 @@ def _call_above(span: TritonSpan, by_id: Mapping[str, TritonSpan]) -> TritonSpan
 
 
 class _Builder:
+    """``spans``: each once, in the order of their starts."""
+
     def __init__(self, spans: Sequence[TritonSpan], plan: Plan) -> None:
         self._plan = plan
         self._below: dict[str, list[TritonSpan]] = defaultdict(list)
         self._seen: dict[tuple[str, str], int] = defaultdict(int)
-        self._built: set[str] = set()
-        for span in sorted(spans, key=lambda each: each.start_ns):
+        for span in spans:
             self._below[span.parent_id].append(span)
 
-    def run(self, span: TritonSpan, above: Run | None) -> Run:
-        """``above``: the run that this one belongs to."""
-        self._built.add(span.span_id)  # a hostile export could have a circle
-        below = [each for each in self._below[span.span_id] if each.span_id not in self._built]
+    def runs_of(self, root: TritonSpan) -> list[Run]:
+        """Returns the run of ``root`` and all runs below it."""
+        runs: list[Run] = []
+        waiting: list[tuple[TritonSpan, Run | None]] = [(root, None)]
+        while waiting:
+            span, above = waiting.pop()
+            run = self._run(span, above)
+            runs.append(run)
+            waiting += [(each, run) for each in reversed(self._below[span.span_id]) if each.model]
+        return runs
+
+    def _run(self, span: TritonSpan, above: Run | None) -> Run:
+        below = self._below[span.span_id]
         compute = next((each.moments for each in below if each.name == COMPUTE and not each.model), {})
-        run = Run(span, self._kind_of(span, above, has_compute=bool(compute)), span.model, compute)
+        run = Run(span, self._kind_of(span, above, has_compute=bool(compute)), span.model, compute, above)
         if run.kind is Kind.STEP:
             run.name = self._step_name(span.model, above.span.model if above else "")
-        run.runs = [self.run(each, run) for each in below if each.model]
         return run
 
     def _kind_of(self, span: TritonSpan, above: Run | None, *, has_compute: bool) -> Kind:

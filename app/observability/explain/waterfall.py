@@ -74,23 +74,19 @@ def _triton(found: Found, plan: Plan, ended: Ended, start_ms: float) -> dict[str
     if not calls:
         return {"notes": [NO_SPANS]}
     last = calls[-1]
-    runs = list(last.run.all())
+    runs = last.runs
     is_complete = last.is_complete
     window = _Window(start_ms, start_ms + ended.triton_s * 1e3)
     clock = _clock_of(found.request.started_ns, last, window)
     states = states_of(runs, plan, ended) if is_complete else {}
     shown = _Shown(window, clock, states)
-    spans = [shown.span(run, parent) for call in calls for run, parent in _with_parents(call.run, None)]
+    spans = [shown.span(run) for call in calls for run in call.runs]
     return {
         "spans": spans,
         "steps_not_run": not_run(runs, plan) if is_complete else [],
         "is_complete": is_complete,
         "notes": _notes(found, runs, shown, calls, is_complete=is_complete),
     }
-
-
-def _with_parents(run: Run, parent: str | None) -> list[tuple[Run, str | None]]:
-    return [(run, parent), *(pair for below in run.runs for pair in _with_parents(below, run.span.span_id))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +110,7 @@ class _Clock:
 
 def _clock_of(started_ns: int, call: Call, window: _Window) -> _Clock:
     """Moves the call to the middle of the phase if it lies outside of it."""
-    clock, span = _Clock(started_ns), call.span or call.run.span
+    clock, span = _Clock(started_ns), call.span or call.runs[0].span
     answered_ns = span.moments.get("INFER_RESPONSE_COMPLETE", span.end_ns)
     begins_ms, answered_ms = clock.ms(span.start_ns), clock.ms(answered_ns)
     if begins_ms >= window.start_ms - CLOCKS_DIFFER_MS and answered_ms <= window.end_ms + CLOCKS_DIFFER_MS:
@@ -132,13 +128,13 @@ class _Shown:
         self.cut_ms = 0.0
         """The largest part that was cut from a span."""
 
-    def span(self, run: Run, parent: str | None) -> dict[str, Any]:
+    def span(self, run: Run) -> dict[str, Any]:
         span = run.span
         start_ms, end_ms = self._ms(span.start_ns), self._ms(span.end_ns)
         self.cut_ms = max(self.cut_ms, self.clock.ms(span.end_ns) - self._window.end_ms)
         return {
             "id": span.span_id,
-            "parent": parent,
+            "parent": run.above.span.span_id if run.above else None,
             "name": run.name,
             "kind": str(run.kind),
             "model": span.model,

@@ -240,6 +240,23 @@ def test_spans_in_a_circle_end() -> None:
     assert explained(spans)["is_complete"] is False
 
 
+def test_deeply_nested_spans_are_shown() -> None:
+    spans = Export(TRACE, TRITON_ID, STARTED_NS)
+    parent = spans.call(6, 40, 39)
+    for _ in range(5_000):
+        parent = spans.run("chain", parent, 6, 38)
+    found = explained(spans)
+    assert len(found["spans"]) == 5_000
+    assert found["spans"][-1]["parent"] == found["spans"][-2]["id"]
+
+
+def test_a_span_that_was_exported_twice_is_shown_once() -> None:
+    spans = export("detect", "gate", "recognize")
+    once = explained(spans)
+    spans.spans *= 2
+    assert explained(spans) == once
+
+
 def test_a_decoupled_step_says_what_its_span_leaves_out() -> None:
     streams = replace(CHAIN, steps=(Step("detect", "detect", "chain", decoupled=True),))
     assert "'detect' is decoupled" in explained(export("detect"), plan=streams)["notes"][0]

@@ -1,8 +1,10 @@
 """The connections of one process to Redis, a small fixed number that all streams and readers share."""
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import cache
+from typing import Any, cast
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
@@ -63,4 +65,25 @@ def _client(url: str, connections: int) -> RedisClient:
         socket_timeout=5,
         retry=Retry(ExponentialBackoff(cap=0.2, base=0.05), retries=2),
     )
+    pool.connection_class = _cancellable(cast("Any", pool.connection_class))
     return Redis.from_pool(pool)
+
+
+@cache
+def _cancellable(connection_class: Any) -> Any:
+    """Returns a subclass whose commands can be cancelled at any time.
+
+    redis-py sends with ``asyncio.wait_for``, which loses a cancellation in Python 3.11 if it arrives together with the
+    result. A task that runs until it is cancelled would then run forever.
+    """
+
+    class Cancellable(connection_class):  # type: ignore[misc]
+        async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+            task = asyncio.current_task()
+            requests = task.cancelling() if task else 0
+            await super().send_packed_command(command, check_health)
+            if task and task.cancelling() > requests:
+                await self.disconnect(nowait=True)  # its answer belongs to nobody
+                raise asyncio.CancelledError
+
+    return Cancellable

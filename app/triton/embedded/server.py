@@ -137,7 +137,8 @@ class EmbeddedTriton:
 
     async def _is_stopped_within(self, delay_s: float) -> bool:
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), delay_s)
+            async with asyncio.timeout(delay_s):
+                await self._stopping.wait()
         return self._stopping.is_set()
 
 

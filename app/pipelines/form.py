@@ -54,6 +54,8 @@ class Form:
     """The task that runs the sample; its exception is the sample's failure."""
     _models: Mapping[str, ModelConfig] = field(default_factory=dict)
     _backoff: Backoff = field(default_factory=Backoff)
+    _logged: str = ""
+    """The last problem in the log, without the model's own message."""
 
     def follow(self, lookup: Lookup, surroundings: Surroundings) -> None:
         """Compiles the version when its models are first available, and again when a model changes."""
@@ -112,7 +114,7 @@ class Form:
             self._misfit("The gateway cannot compile it; see the log for the cause.")
             self._report((), f"cannot be compiled: {exc!r}", exc)
         else:
-            self._models = models
+            self._models, self._logged = models, ""
             if not is_known:
                 self._begin_warming()
 
@@ -128,7 +130,7 @@ class Form:
             self._become_ready()
 
     def _become_ready(self) -> None:
-        self.state, self.detail, self.problem = State.READY, "", ""
+        self.state, self.detail, self.problem, self._logged = State.READY, "", "", ""
 
     def _fail_on_sample(self, failure: BaseException) -> None:
         self._backoff.fail()
@@ -136,16 +138,24 @@ class Form:
         upstream = getattr(failure, "upstream", None)
         said = f"; the model says: {upstream.message}" if upstream is not None else ""
         unexpected = None if isinstance(failure, _EXPECTED) else failure
-        self._report(("sample",), f"failed: {failure}{said}", unexpected)
+        self._report(("sample",), f"failed: {failure}", unexpected, said)
 
-    def _report(self, location: tuple[str | int, ...], text: str, exc: BaseException | None = None) -> None:
-        """Logs a problem on one line, once until the problem changes."""
+    def _report(
+        self, location: tuple[str | int, ...], text: str, exc: BaseException | None = None, said: str = ""
+    ) -> None:
+        """Logs a problem on one line, once until the problem changes.
+
+        ``said``: the model's own message. It may name another instance of the model at each attempt, so a different
+        message alone is not logged.
+        """
         where = ("pipelines", self.name, *location)
-        text = " ".join(text.split())[:_LONGEST_TEXT]
-        problem = self.file.complaint(where, text) if self.file else f"{'.'.join(map(str, where))} {text}"
-        if problem != self.problem:
-            _log.error("%s%s", problem, " (the last valid version stays active)" if self.replaces else "", exc_info=exc)
-        self.problem = problem
+        shown = " ".join(f"{text}{said}".split())[:_LONGEST_TEXT]
+        self.problem = self.file.complaint(where, shown) if self.file else f"{'.'.join(map(str, where))} {shown}"
+        to_log = f"{where} {text}"
+        if to_log != self._logged:
+            active = " (the last valid version stays active)" if self.replaces else ""
+            _log.error("%s%s", self.problem, active, exc_info=exc)
+        self._logged = to_log
 
 
 def _counted_once(models: Mapping[str, ModelConfig]) -> list[ModelConfig]:

@@ -541,6 +541,27 @@ class TestWarmingUp:
         )
         assert "weights" not in f"{catalog.entries['p'].state_detail}"
 
+    async def test_the_same_failure_of_another_instance_is_not_logged_again(
+        self, engine: FakeEngine, path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        engine.answers = [refusal("Failed for model 'plain_0_0': no ink")]
+        catalog = await loaded(engine, path, WITH_SAMPLE)
+        engine.answers = [refusal("Failed for model 'plain_0_1': no ink")]
+        next(catalog.entries["p"].forms).retry_now()
+        await turn(catalog)
+        assert len(engine.requests) == 2
+        assert len(caplog.records) == 1
+
+    async def test_the_failure_of_a_changed_model_is_logged_again(
+        self, engine: FakeEngine, path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        engine.answers = [refusal("no ink")]
+        catalog = await loaded(engine, path, WITH_SAMPLE)
+        engine.answers = [refusal("no paper")]
+        engine.configs["plain"] = dataclasses.replace(PLAIN, max_batch_size=4)
+        await turn(catalog)
+        assert [record.message.rpartition(": ")[2] for record in caplog.records] == ["no ink", "no paper"]
+
     @pytest.mark.parametrize("occasion", ["another model", "a reload", "Triton's return", "the file"])
     async def test_a_change_retries_the_sample_at_once(self, engine: FakeEngine, path: Path, occasion: str) -> None:
         engine.answers = [ModelError("no")]

@@ -55,7 +55,7 @@ def test_a_reload_shows_the_stream_again(opened: ConsolePage, open_gateway: Gate
     opened.click("#write")
     opened.wait_for("#state", "Done.")
     text = text_of(opened)
-    assert len(text) > 100
+    assert text
     assert text == stored_text(opened, open_gateway)
     opened.browser.refresh()
     opened.wait_for("#state", "Done.")

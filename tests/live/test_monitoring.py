@@ -80,12 +80,18 @@ class Prometheus:
         result: list[dict[str, Any]] = answer["data"]["result"]
         return result
 
+    def is_ready(self) -> bool:
+        """Whether it has loaded its data. It listens before, and answers 503."""
+        with suppress(httpx.TransportError):
+            return httpx.get(f"{self.url}/-/ready").is_success
+        return False
+
     def scraped(self) -> float:
         """Returns the number of successful scrapes of each target (the lower number), or 0 until both succeed."""
-        with suppress(httpx.TransportError):
-            counts = [float(each["value"][1]) for each in self.query("count_over_time(up[1h]) and up == 1")]
-            return min(counts) if len(counts) == 2 else 0.0
-        return 0.0
+        if not self.is_ready():
+            return 0.0
+        counts = [float(each["value"][1]) for each in self.query("count_over_time(up[1h]) and up == 1")]
+        return min(counts) if len(counts) == 2 else 0.0
 
     def wait_for_scrapes(self, count: float) -> None:
         ends = time.monotonic() + START_S

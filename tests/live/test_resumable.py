@@ -189,7 +189,7 @@ def test_an_invalid_start_is_rejected_without_a_call(
 
 def test_a_stream_is_counted_once_when_it_ends(gateway: GatewayProcess) -> None:
     before = counted(gateway)
-    path = start(gateway, outputs=3, interval_s=0.3)
+    path = start(gateway, outputs=3, interval_s=1.0)
     read_some(gateway, path, 1)
     assert counted(gateway) == before
     assert gateway.metric("active_streams", pipeline="scripted_patient") >= 1

@@ -89,7 +89,7 @@ async def test_gauges_are_sums_over_the_workers(pair: GatewayProcess) -> None:
     async with connections_to_each(pair, 2) as connections:
         for each in connections.values():
             for connection in each:
-                connection.post("/v1/pipelines/scripted_patient/stream", script(outputs=3, interval_s=0.1))
+                connection.post("/v1/pipelines/scripted_patient/stream", script(outputs=3, interval_s=1.0))
         await asyncio.to_thread(eventually, lambda: pair.metric("active_streams") == 4, WITHIN_S)
         await asyncio.to_thread(eventually, lambda: pair.metric("active_streams") == 0, WITHIN_S)
     assert pair.metric("stream_outputs_total", pipeline="scripted_patient") == 12

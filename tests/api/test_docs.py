@@ -240,9 +240,11 @@ class TestPages:
         listed = {address for address in page.addresses if address.startswith("/docs/errors/")}
         assert listed == {f"/docs/errors/{code}" for code in ERROR_BY_CODE}
 
-    async def test_the_documentation_needs_no_internet(self, api: Served) -> None:
+    @pytest.mark.parametrize("path", ["/docs", "/docs/errors"])
+    async def test_the_documentation_needs_no_internet(self, api: Served, path: str) -> None:
         page = Page()
-        page.feed((await api.client.get("/docs")).text)
+        page.feed((await api.client.get(path)).text)
+        assert "/docs/assets/colours.css" in page.addresses
         assert not [address for address in page.addresses if "//" in address]
         for address in page.addresses:
             if not address.startswith("data:"):

@@ -57,9 +57,12 @@ class TestDescriptions:
             "default": 3,
             "optional": False,
         }
+        assert [output["join"] for output in description["outputs"]] == [None, None]
         assert description["early_exit"] == ["no_text"]
         assert description["schemas"]["output_event"] is None
-        assert (await api.client.get("/v1/pipelines/write")).json()["limits"]["stream"]["progress_s"] == 5
+        streaming = (await api.client.get("/v1/pipelines/write")).json()
+        assert [output["join"] for output in streaming["outputs"]] == ["concatenate", "list"]
+        assert streaming["limits"]["stream"]["progress_s"] == 5
 
     async def test_schemas_of_a_pipeline_are_valid(self, api: Served) -> None:
         for name in ("read", "write"):

@@ -140,6 +140,7 @@ def test_a_closed_panel_asks_nothing(page: ConsolePage) -> None:
 def test_findings_name_pipeline_and_cause(page: ConsolePage, artifacts: Path) -> None:
     findings = open_section(page, "findings")
     page.wait_for(f"{findings} li[data-severity=error]", "'typo' is not a model in the repository")
+    page.wait_for(f"{findings} li[data-severity=error] .small", "Correct the key in the line")
     page.wait_for(f"{findings} li[data-severity=model_not_ready] strong", "wrong")
     page.one("#overview").location_once_scrolled_into_view  # noqa: B018 - scrolls
     page.browser.save_screenshot(str(artifacts / "console-findings.png"))

@@ -110,7 +110,7 @@ class Stream {
     this.#end("cancelled");
   }
 
-  /** Cancels a stream that still runs: nobody sees it any more. */
+  /** Cancels a stream that still runs, because the page no longer shows it. */
   leave() {
     if (this.#isOver) return;
     this.#isOver = true;

@@ -18,7 +18,7 @@ import { Explanation } from "./waterfall.js";
 
 const MOST_RUNS = 20;
 
-/** What was open, by pipeline: it is there again when one comes back. */
+/** The draft and the runs of each pipeline, for when the user opens the pipeline again. */
 const kept = new Map();
 let lastRun = 0;
 

@@ -1,6 +1,7 @@
 """HTML pages and their files, under a policy that lets a page load only the gateway's own files."""
 
 from os import PathLike, stat_result
+from pathlib import Path
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -20,6 +21,7 @@ HEADERS = {
 """The pages show texts of models and callers, so only the gateway's scripts may run. Caches always revalidate."""
 
 _FILE_HEADERS = {**HEADERS, "Accept-Ranges": "none"}
+_SHARED = Path(__file__).parent / "static" / "shared"
 
 
 class Page(HTMLResponse):
@@ -28,6 +30,13 @@ class Page(HTMLResponse):
 
 
 class PageFiles(StaticFiles):
+    """A folder of files, and beside them the files that all pages share."""
+
+    def get_directories(
+        self, directory: str | PathLike[str] | None = None, packages: list[str | tuple[str, str]] | None = None
+    ) -> list[str | PathLike[str]]:
+        return [*super().get_directories(directory, packages), _SHARED]
+
     async def page(self, name: str, request: Request) -> Response:
         """Returns one of the files, for a separate route."""
         return await self.get_response(name, request.scope)

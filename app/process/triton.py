@@ -1,4 +1,4 @@
-"""How the gateway reaches Triton, and the embedded Triton for as long as the gateway runs."""
+"""The address of Triton, and the embedded Triton, which runs as long as the gateway."""
 
 import os
 from collections.abc import AsyncIterator
@@ -19,10 +19,10 @@ from app.triton.embedded.server import EmbeddedTriton
 from app.triton.stuck import Restart
 
 EXPORT_DELAY_MS = 100
-"""Triton sends spans at least this often while there are some. Its default, 5 s, is long for a person who waits."""
+"""Triton sends its spans after this time at the latest. Its default of 5 s is too long for a user who waits."""
 
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""The addresses that a process on this machine calls instead of all addresses."""
+"""By address that listens on all interfaces: the address for calls from this machine."""
 _console = Console(stderr=True)
 
 
@@ -31,11 +31,11 @@ class WorkerPart:
     """A worker's part of the gateway. The supervisor manages Triton."""
 
     workers: int
-    """How many there are."""
+    """The number of workers."""
     file: GatewayFile | None
-    """gateway.yaml as the supervisor last read it well."""
+    """The last valid gateway.yaml that the supervisor read."""
     keys: Keyring | None = None
-    """The API keys as the supervisor last read them well."""
+    """The last valid API keys that the supervisor read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +47,13 @@ class Triton:
     metrics_url: str | None
     allows_fast_pings: bool
     restart: Restart | None = None
-    """None for a Triton that the gateway did not start."""
+    """Restarts the embedded Triton. None if the gateway did not start Triton."""
     part: WorkerPart | None = None
-    """None in a process that cares for this Triton: it repairs models, and notices that Triton is stuck."""
+    """None in the process that reloads failed models and detects a stuck Triton."""
 
     @property
     def is_single(self) -> bool:
-        """Whether there is one address, which stays."""
+        """Whether there is one address, which is not a DNS name."""
         return len(self.addresses) == 1 and not is_name(self.addresses[0])
 
     @property
@@ -65,9 +65,9 @@ class Triton:
 async def running_triton(
     settings: Settings, shutdown: Shutdown, supervisor: Supervisor, admin_port: int
 ) -> AsyncIterator[Triton]:
-    """The Triton to call. An embedded one runs for the duration of the block.
+    """Yields the Triton to call. An embedded Triton runs for the duration of the block.
 
-    If requests may be explained, it sends its spans to the admin port.
+    If requests may be explained, the embedded Triton sends its spans to the admin port.
     """
     if not settings.embedded:
         yield Triton(settings.triton_url, settings.triton_metrics_url, allows_fast_pings=False)
@@ -95,6 +95,6 @@ def _receiver_of(settings: Settings, admin_port: int) -> str:
 
 
 def _environment(settings: Settings) -> dict[str, str]:
-    """The environment of the embedded Triton, with the settings that its models read (names as in model_kit)."""
+    """Returns the environment of the embedded Triton. Its models read these settings (names as in model_kit)."""
     key = {"EARLY_EXIT_KEY": settings.early_exit_key} if settings.early_exit_key else {}
     return os.environ | {f"{PREFIX}LOG_TENSORS": settings.log_tensors} | key

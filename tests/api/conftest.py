@@ -72,15 +72,16 @@ async def api(tmp_path: Path) -> AsyncIterator[Served]:
 @pytest.fixture
 async def roomy(tmp_path: Path) -> AsyncIterator[Served]:
     """A gateway that accepts bodies of 8 MiB."""
-    async with scripted(tmp_path, Limits(8 * 1024 * 1024)) as gateway:
+    async with scripted(tmp_path, limits=Limits(8 * 1024 * 1024)) as gateway:
         yield gateway
 
 
 @asynccontextmanager
-async def scripted(folder: Path, limits: Limits | None = None) -> AsyncIterator[Served]:
+async def scripted(folder: Path, **options: Any) -> AsyncIterator[Served]:
+    """``options`` are those of ``served``."""
     (folder / "gateway.yaml").write_text(CONFIG)
     (folder / "sample.png").write_bytes(PNG)
     engine = FakeEngine.of(READER, WRITER, answers=[READ])
     origins = ("https://page.example",)
-    async with served(engine, folder / "gateway.yaml", limits=limits, origins=origins) as gateway:
+    async with served(engine, folder / "gateway.yaml", **({"origins": origins} | options)) as gateway:
         yield gateway

@@ -300,7 +300,7 @@ class TestBytesInFlight:
 
     @pytest.fixture
     async def tight(self, tmp_path: Path) -> AsyncIterator[Served]:
-        async with scripted(tmp_path, self.LIMITS) as gateway:
+        async with scripted(tmp_path, limits=self.LIMITS) as gateway:
             yield gateway
 
     async def test_a_body_over_the_budget_is_429_until_one_ends(self, tight: Served) -> None:

@@ -57,9 +57,12 @@ class TestDescriptions:
             "default": 3,
             "optional": False,
         }
+        assert [output["join"] for output in description["outputs"]] == [None, None]
         assert description["early_exit"] == ["no_text"]
         assert description["schemas"]["output_event"] is None
-        assert (await api.client.get("/v1/pipelines/write")).json()["limits"]["stream"]["progress_s"] == 5
+        streaming = (await api.client.get("/v1/pipelines/write")).json()
+        assert [output["join"] for output in streaming["outputs"]] == ["concatenate", "list"]
+        assert streaming["limits"]["stream"]["progress_s"] == 5
 
     async def test_schemas_of_a_pipeline_are_valid(self, api: Served) -> None:
         for name in ("read", "write"):
@@ -240,9 +243,11 @@ class TestPages:
         listed = {address for address in page.addresses if address.startswith("/docs/errors/")}
         assert listed == {f"/docs/errors/{code}" for code in ERROR_BY_CODE}
 
-    async def test_the_documentation_needs_no_internet(self, api: Served) -> None:
+    @pytest.mark.parametrize("path", ["/docs", "/docs/errors"])
+    async def test_the_documentation_needs_no_internet(self, api: Served, path: str) -> None:
         page = Page()
-        page.feed((await api.client.get("/docs")).text)
+        page.feed((await api.client.get(path)).text)
+        assert "/docs/assets/colours.css" in page.addresses
         assert not [address for address in page.addresses if "//" in address]
         for address in page.addresses:
             if not address.startswith("data:"):

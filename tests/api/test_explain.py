@@ -2,18 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from app.domain.errors import ModelError
-from tests.api.conftest import CONFIG, FINAL, PNG, READ, READER, WRITER, word
+from tests.api.conftest import FINAL, PNG, scripted, word
 from tests.fakes.collector import collecting
-from tests.fakes.engine import FakeEngine
-from tests.fakes.gateway import Served, served
+from tests.fakes.gateway import Served
 from tests.fakes.keys import bearer, entry, write_keys
 from tests.fakes.triton_spans import Export
 
@@ -22,25 +19,16 @@ CALLER = "00-" + "a" * 32 + "-" + "b" * 16
 KEYS = [entry("explains", explain=True), entry("other", explain=True), entry("plain")]
 
 
-@asynccontextmanager
-async def explaining(folder: Path, **options: Any) -> AsyncIterator[Served]:
-    (folder / "gateway.yaml").write_text(CONFIG)
-    (folder / "sample.png").write_bytes(PNG)
-    engine = FakeEngine.of(READER, WRITER, answers=[READ])
-    async with served(engine, folder / "gateway.yaml", **({"explains": True} | options)) as gateway:
-        yield gateway
-
-
 @pytest.fixture
 async def api(tmp_path: Path) -> AsyncIterator[Served]:
-    async with explaining(tmp_path) as gateway:
+    async with scripted(tmp_path, explains=True) as gateway:
         yield gateway
 
 
 @pytest.fixture
 async def keyed(tmp_path: Path) -> AsyncIterator[Served]:
     keys = write_keys(tmp_path / "keys.yaml", *KEYS)
-    async with explaining(tmp_path, explains=False, keys=keys) as gateway:
+    async with scripted(tmp_path, explains=False, keys=keys) as gateway:
         yield gateway
 
 
@@ -61,7 +49,7 @@ class TestWhoMayExplain:
             assert (await explanation(api, answer)).json()["code"] == "unknown_request"
 
     async def test_a_gateway_that_explains_nothing_ignores_the_header(self, tmp_path: Path) -> None:
-        async with explaining(tmp_path, explains=None) as api:
+        async with scripted(tmp_path) as api:
             answer = await run(api)
             assert (answer.status_code, api.engine.requests[-1].trace) == (200, None)
             refused = await explanation(api, answer)
@@ -199,7 +187,7 @@ class TestTheReceiver:
 
     async def test_a_collector_gets_every_export_unchanged(self, tmp_path: Path) -> None:
         with collecting() as collector:
-            async with explaining(tmp_path, collector_url=f"{collector.url}/v1/traces") as api:
+            async with scripted(tmp_path, explains=True, collector_url=f"{collector.url}/v1/traces") as api:
                 stranger = Export("c" * 32, "t9", 0)
                 stranger.run("reader", "", 0, 1)
                 headers = {"Content-Type": "application/json"}
@@ -208,7 +196,7 @@ class TestTheReceiver:
             assert [(span.trace_id, span.name) for span in collector.spans] == [("c" * 32, "reader")]
 
     async def test_without_its_collector_the_explanation_still_gets_the_spans(self, tmp_path: Path) -> None:
-        async with explaining(tmp_path, collector_url="http://127.0.0.1:9/v1/traces") as api:
+        async with scripted(tmp_path, explains=True, collector_url="http://127.0.0.1:9/v1/traces") as api:
             explained = await run(api)
             body = self.export(api).body()
             answer = await api.admin.post("/v1/traces", content=body, headers={"Content-Type": "application/json"})

@@ -89,6 +89,7 @@ class TestFindings:
         (sample,) = [each for each in found if each["pipeline"] == "read"]
         assert sample["severity"] == "error"
         assert sample["text"].startswith("gateway.yaml:3: pipelines.read.sample.nonsense is not a field")
+        assert sample["solution"].startswith("Correct the line that the finding names.")
         assert [each["model"] for each in found if each["code"] == "gateway-yaml"] == ["typo", "absent"]
 
     async def test_a_key_with_a_scope_sees_those_of_its_pipelines(self, faulty: Served) -> None:

@@ -14,8 +14,16 @@ from selenium.webdriver.chrome.service import Service
 
 from tests.browser.page import ConsolePage
 from tests.conftest import Require
+from tests.environments import npm_environment
 from tests.processes import GatewayProcess
 
+AXE = """
+const [source, done] = arguments;
+(0, eval)(source);
+const named = ({ id, nodes }) => [id, ...nodes.map(({ html }) => html)];
+axe.run({ preload: false }).then(({ violations }) => done(violations.map(named)));
+"""
+"""Without preload, because axe would copy imported style sheets into inline styles, which the page's policy blocks."""
 FLAGS = [
     "--headless=new",
     "--no-sandbox",
@@ -71,6 +79,30 @@ def console(browser: Chrome, gateway: GatewayProcess) -> Callable[..., ConsolePa
         return page
 
     return opened
+
+
+@pytest.fixture(scope="session")
+def axe_script(require: Require) -> str:
+    folder = npm_environment("axe", Path(__file__).parent / "npm_axe", require)
+    return (folder / "node_modules" / "axe-core" / "axe.min.js").read_text()
+
+
+@pytest.fixture
+def axe(browser: Chrome, axe_script: str) -> Callable[[], list[list[str]]]:
+    """``axe()`` returns the rules that the open page breaks, each with the markup that breaks it."""
+    return lambda: browser.execute_async_script(AXE, axe_script)
+
+
+@pytest.fixture
+def prefer(browser: Chrome) -> Iterator[Callable[[str], None]]:
+    """``prefer("dark")``: the colour scheme that pages see as the user's, until the end of the test."""
+
+    def prefer(scheme: str) -> None:
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+    yield prefer
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
 @pytest.fixture(scope="session")

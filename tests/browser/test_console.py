@@ -163,16 +163,11 @@ def test_a_phone_needs_no_sideways_scrolling(console: Console, pipeline: str, ar
     assert width <= 390
 
 
-def test_it_is_dark_where_the_user_wants_dark(console: Console, artifacts: Path) -> None:
+def test_it_is_dark_where_the_user_wants_dark(console: Console, prefer: Callable[[str], None], artifacts: Path) -> None:
     page = console("insights")
-    dark = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
-    page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", dark)
-    try:
-        colour = page.one("body").value_of_css_property("background-color")
-        page.click("#run")
-        page.wait_for(".took")
-        page.keep(artifacts / "console-dark.png")
-    finally:
-        page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
-    assert colour == "rgba(15, 21, 20, 1)"
+    prefer("dark")
+    page.click("#run")
+    page.wait_for(".took")
+    page.keep(artifacts / "console-dark.png")
+    assert page.one("body").value_of_css_property("background-color") == "rgba(15, 21, 20, 1)"
     assert page.texts("[data-output=topic] .text") == ["sport"]

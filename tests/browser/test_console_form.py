@@ -16,7 +16,6 @@ from selenium.webdriver.common.keys import Keys
 
 from tests.browser.page import ConsolePage
 from tests.conftest import Require
-from tests.environments import npm_environment
 from tests.processes import GatewayProcess
 
 Console = Callable[..., ConsolePage]
@@ -35,13 +34,6 @@ Promise.all([import("/console/lib.js"), import("/console/tensor.js")]).then(([{ 
   done();
 });
 """
-AXE = """
-const [source, done] = arguments;
-(0, eval)(source);
-const named = ({ id, nodes }) => [id, ...nodes.map(({ html }) => html)];
-axe.run({ preload: false }).then(({ violations }) => done(violations.map(named)));
-"""
-"""Without preload, because axe would copy imported style sheets into inline styles, which the page's policy blocks."""
 
 
 def write(page: ConsolePage, field: str, text: str, *keys: str) -> None:
@@ -193,10 +185,7 @@ def test_a_thousand_scores_show_the_highest(console: Console, artifacts: Path) -
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing(console: Console, require: Require, scheme: str) -> None:
-    axe = (
-        npm_environment("axe", Path(__file__).parent / "npm_axe", require) / "node_modules" / "axe-core" / "axe.min.js"
-    )
+def test_axe_finds_nothing(console: Console, axe: Callable[[], list[list[str]]], scheme: str) -> None:
     page = console("ocr")
     wanted = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
     page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", wanted)
@@ -204,13 +193,13 @@ def test_axe_finds_nothing(console: Console, require: Require, scheme: str) -> N
         page.one("input[type=file]").send_keys(str(ROOT / "samples" / "sign.png"))
         page.wait_for(".took")
         page.click(".history summary")
-        assert page.browser.execute_async_script(AXE, axe.read_text()) == []
+        assert axe() == []
         page.browser.get(page.browser.current_url.split("#")[0] + "#write")
         page.wait_for("main h1", "write")
         page.fill("prompt", "x")
         page.click("#stream")
         page.wait_for_state("done")
-        assert page.browser.execute_async_script(AXE, axe.read_text()) == []
+        assert axe() == []
         assert page.browser.get_log("browser") == []
     finally:
         page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})

@@ -1,6 +1,7 @@
 """The page /docs in a real Chromium, under its own Content-Security-Policy."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,11 +29,6 @@ def test_try_it_out_works_as_filled_in(browser: Chrome, gateway: GatewayProcess,
     assert errors == [], "a file is missing, or the policy refused something"
 
 
-def set_dark(browser: Chrome, is_dark: bool) -> None:
-    scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
-
-
 def background(browser: Chrome, selector: str) -> str:
     script = "return getComputedStyle(document.querySelector(arguments[0])).backgroundColor"
     return str(browser.execute_script(script, selector))
@@ -50,19 +46,17 @@ def test_pipelines_come_first_and_there_is_a_way_back(browser: Chrome, gateway: 
 
 
 @pytest.mark.parametrize("path", ["/docs", "/docs/errors", "/docs/errors/invalid_input"])
-def test_pages_follow_the_dark_scheme(browser: Chrome, gateway: GatewayProcess, path: str, artifacts: Path) -> None:
+def test_pages_follow_the_dark_scheme(
+    browser: Chrome, prefer: Callable[[str], None], gateway: GatewayProcess, path: str, artifacts: Path
+) -> None:
     browser.get(f"{gateway.url}{path}")
     shown = ".swagger-ui .info" if path == "/docs" else "main h1"
     WebDriverWait(browser, WAIT_S).until(lambda _: browser.find_elements(By.CSS_SELECTOR, shown))
     page = ".swagger-ui" if path == "/docs" else "body"
-    try:
-        for is_dark, colour in ((False, "rgb(246, 247, 247)"), (True, "rgb(15, 21, 20)")):
-            set_dark(browser, is_dark)
-            WebDriverWait(browser, WAIT_S).until(lambda _, colour=colour: background(browser, page) == colour)
-            name = f"{path.strip('/').replace('/', '-')}-{'dark' if is_dark else 'light'}.png"
-            browser.save_screenshot(str(artifacts / name))
-    finally:
-        set_dark(browser, is_dark=False)
+    for scheme, colour in (("light", "rgb(246, 247, 247)"), ("dark", "rgb(15, 21, 20)")):
+        prefer(scheme)
+        WebDriverWait(browser, WAIT_S).until(lambda _, colour=colour: background(browser, page) == colour)
+        browser.save_screenshot(str(artifacts / f"{path.strip('/').replace('/', '-')}-{scheme}.png"))
     assert browser.get_log("browser") == []
 
 

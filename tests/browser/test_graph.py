@@ -1,7 +1,6 @@
 """The graph, the waterfall and the histogram of the console, drawn in a real Chromium."""
 
 import json
-import re
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +12,7 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.keys import Keys
 
 from tests.browser.page import ConsolePage
-from tests.processes import GatewayProcess, StartGateway, running_gateway
+from tests.processes import GatewayProcess
 
 HERE = Path(__file__).parent
 GEOMETRY = (HERE / "geometry.js").read_text()
@@ -150,66 +149,3 @@ def test_only_who_may_explain_is_offered_it(console: Callable[..., ConsolePage])
     page = console("embed")
     page.wait_for("#run")
     assert page.texts("#explain") == []
-
-
-def explained(page: ConsolePage, url: str) -> tuple[float, dict[str, Any]]:
-    """The sum of the shown shares in milliseconds, and the explanation from the gateway."""
-    page.wait_for(".waterfall h3")
-    request_id = re.search(r"request (\S+)", page.one(".answer > .code").text)
-    assert request_id is not None
-    shown = page.browser.execute_script(
-        "return [...document.querySelectorAll('.legend li')].reduce((sum, item) => sum + Number(item.dataset.ms), 0)"
-    )
-    return float(shown), httpx.get(f"{url}/v1/requests/{request_id[1]}/explain").json()
-
-
-def test_an_explained_request_shows_its_phases(
-    console: Callable[..., ConsolePage], start_gateway: StartGateway, config_path: Path
-) -> None:
-    """This Triton sends no spans, so that only the gateway's phases are known."""
-    url = start_gateway(config=str(config_path), explain="true").url
-    page = console("embed", at=url)
-    page.wait_for("#explain")
-    page.click("#explain")
-    page.click("#run")
-    sum_ms, explanation = explained(page, url)
-    assert sum_ms == pytest.approx(explanation["total_ms"])
-    assert [row.split()[0] for row in page.texts(".waterfall .phase th")] == ["read", "gateway's", "call", "write"]
-    assert explanation["notes"][0] in page.texts(".waterfall p")
-
-
-@pytest.mark.full
-def test_the_spans_of_triton_are_on_the_graph_and_in_the_waterfall(
-    browser: Chrome, models_venv: Path, tmp_path: Path, pytestconfig: pytest.Config, artifacts: Path
-) -> None:
-    root = pytestconfig.rootpath
-    settings = {
-        "embedded": "true",
-        "embedded_repository": str(root / "triton_models"),
-        "embedded_venv": str(models_venv),
-        "config": str(root / "gateway.yaml"),
-        "explain": "true",
-    }
-    with running_gateway(tmp_path / "explaining", **settings) as gateway:
-        page = ConsolePage(browser)
-        for _ in range(2):  # Triton 2.51 sometimes loses the first trace of its life
-            explained(run_explained(page, gateway.url, "insights"), gateway.url)
-        for pipeline in ("insights", "insights_bls", "ocr"):
-            sum_ms, explanation = explained(run_explained(page, gateway.url, pipeline), gateway.url)
-            assert explanation["is_complete"]
-            assert sum_ms == pytest.approx(explanation["total_ms"], rel=0.01)
-            steps = [span["name"] for span in explanation["spans"] if span["kind"] == "step"]
-            assert {text.partition("\n")[0] for text in page.texts(".node.step[data-state=ok]")} == set(steps)
-            page.keep(artifacts / f"console-explained-{pipeline}.png")
-
-
-def run_explained(page: ConsolePage, url: str, pipeline: str) -> ConsolePage:
-    page.browser.get("about:blank")
-    page.open(url, pipeline)
-    page.wait_for("#explain")
-    page.click("#explain")
-    if pipeline == "ocr":
-        page.one("input[type=file]").send_keys(str(HERE.parents[1] / "samples" / "sign.png"))
-    else:
-        page.click("#run")
-    return page

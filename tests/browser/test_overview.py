@@ -18,6 +18,11 @@ from tests.processes import GatewayProcess, running_gateway
 BOUNDS = [0.1, 1, 10]
 PIPELINE = {"stream": {"outcomes": {}, "durations": [0] * 4}, "in_flight": 0, "active_streams": 0, "waiting": 0}
 WRONG = {"model": "typo", "outputs": {"text": {"tensor": "TEXT"}}, "readiness": "optional"}
+WITH_JSON = {
+    "model": "scripted",
+    "inputs": {"script": {"tensor": "SCRIPT", "kind": "json"}},
+    "outputs": {"text": {"tensor": "TEXT", "kind": "text"}},
+}
 
 
 def module(browser: Chrome, script: str, *values: object) -> Any:
@@ -80,11 +85,12 @@ class TestDifferences:
 def development(
     triton: EmbeddedTriton, config_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[GatewayProcess]:
-    """A gateway that offers load, with a pipeline whose model does not exist."""
+    """A gateway that offers load, with a pipeline whose model does not exist, and one with a field for JSON."""
     folder = tmp_path_factory.mktemp("development")
     config = config_path.with_name("with_fault.yaml")
     declared = yaml.safe_load(config_path.read_text())
-    config.write_text(json.dumps({**declared, "pipelines": {**declared["pipelines"], "wrong": WRONG}}))
+    pipelines = {**declared["pipelines"], "wrong": WRONG, "with_json": WITH_JSON}
+    config.write_text(json.dumps({**declared, "pipelines": pipelines}))
     with running_gateway(
         folder / "gateway", triton_url=triton.grpc_url, config=str(config), console_load="true"
     ) as process:
@@ -134,6 +140,7 @@ def test_a_closed_panel_asks_nothing(page: ConsolePage) -> None:
 def test_findings_name_pipeline_and_cause(page: ConsolePage, artifacts: Path) -> None:
     findings = open_section(page, "findings")
     page.wait_for(f"{findings} li[data-severity=error]", "'typo' is not a model in the repository")
+    page.wait_for(f"{findings} li[data-severity=error] .small", "Correct the key in the line")
     page.wait_for(f"{findings} li[data-severity=model_not_ready] strong", "wrong")
     page.one("#overview").location_once_scrolled_into_view  # noqa: B018 - scrolls
     page.browser.save_screenshot(str(artifacts / "console-findings.png"))
@@ -166,6 +173,24 @@ def test_too_much_load_is_refused_by_the_form(page: ConsolePage) -> None:
     for name, much in (("requests", "1001"), ("at-once", "33")):
         page.fill(name, much)
         assert not page.browser.execute_script(f"return document.querySelector('[name={name}]').checkValidity()")
+
+
+def test_invalid_json_is_shown_at_its_field_and_no_load_is_sent(page: ConsolePage, development: GatewayProcess) -> None:
+    sent = "return performance.getEntriesByName(location.origin + '/v1/pipelines/with_json').length"
+    page.open(development.url, "with_json")
+    load = open_section(page, "load")
+    before = page.browser.execute_script(sent)
+    page.fill("script", '{"outputs": }')
+    page.click(f"{load} button")
+    page.wait_for(f"{load} [role=alert]", "This is not JSON")
+    page.wait_for("form[aria-label=Request] .field-error", "This is not JSON")
+    assert page.browser.switch_to.active_element.get_attribute("name") == "script"
+    assert page.browser.execute_script(sent) == before
+    page.fill("script", "{}")
+    page.fill("requests", "2")
+    page.click(f"{load} button")
+    page.wait_for(f"{load} [role=status]", "2 requests ended.")
+    assert page.browser.execute_script(sent) == before + 2
 
 
 def test_load_is_not_offered_in_production(console: Callable[..., ConsolePage]) -> None:

@@ -12,18 +12,16 @@ import pytest
 from fastapi import FastAPI
 
 from app.api.pages import HEADERS
-from app.api.routes import docs
-from app.console import page
 from app.main import Pages, create_app
+from tests.console.files import FILES, FOLDERS, path_of, read
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gateway import Served, served
 
-STATIC = Path(page.__file__).parent / "static"
-DOCS = Path(docs.__file__).parents[1] / "static"
-FILES = sorted(path.name for path in STATIC.iterdir() if path.is_file())
 MODULES = [name for name in FILES if name.endswith(".js")]
 COMMENTS = {"https://github.com/leeoniya/uPlot"}
-LIBRARIES = sorted(f"vendor/{path.name}" for path in (STATIC / "vendor").iterdir() if path.suffix in {".js", ".css"})
+LIBRARIES = sorted(
+    f"vendor/{path.name}" for path in (FOLDERS[0] / "vendor").iterdir() if path.suffix in {".js", ".css"}
+)
 NAMED = re.compile(r"""(?:from |import\()"\./([^"]+)"|/console/([^"]+)""")
 
 
@@ -72,17 +70,6 @@ def test_the_page_loads_only_its_own_files(name: str) -> None:
     )
 
 
-def test_the_documentation_has_the_colours_of_the_console() -> None:
-    """It may be served without the console, so its style sheet repeats them."""
-
-    def colours(style: str) -> list[set[str]]:
-        return [set(re.findall(r"--[\w-]+: #\w+", block)) for block in re.findall(r":root \{[^}]*\}", style)]
-
-    of_docs, of_console = colours((DOCS / "page.css").read_text()), colours(read("console.css"))
-    assert len(of_docs) == 2
-    assert all(own and own <= other for own, other in zip(of_docs, of_console, strict=True))
-
-
 def test_the_page_has_no_inline_script_or_style() -> None:
     html = read("index.html")
     assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\son\w+=|\sstyle=|javascript:", html)
@@ -112,9 +99,5 @@ def test_the_wheel_carries_the_files(tmp_path: Path, pytestconfig: pytest.Config
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    assert {f"app/console/static/{name}" for name in [*FILES, *LIBRARIES]} <= names
+    assert {str(path_of(name).relative_to(pytestconfig.rootpath)) for name in [*FILES, *LIBRARIES]} <= names
     assert {f"app/api/static/{name}" for name in ("docs.html", "docs.js", "docs.css", "page.css")} <= names
-
-
-def read(name: str) -> str:
-    return (STATIC / name).read_text()

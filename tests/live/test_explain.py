@@ -10,15 +10,16 @@ from typing import Any
 
 import httpx
 import pytest
-import yaml
 
 from tests.live.conftest import GatewayProcess, running_gateway
 from tests.live.events import read_stream
+from tests.live.some_models import embedded
 
 MODELS = (
     *("ocr_ensemble", "text_detect", "text_gate", "text_recognize"),
     *("insights", "insights_bls", "insights_gate", "text_embed", "feature_router", "head_topic", "head_sentiment"),
     *("text_generate", "text_tokenize", "tokens_generate", "text_detokenize"),
+    "scripted",
 )
 PIPELINES = ("ocr", "insights", "insights_bls", "write", "scripted")
 EXPLAIN = {"X-Explain": "1"}
@@ -29,29 +30,11 @@ ROUNDING_MS = 0.01
 
 
 @pytest.fixture(scope="module")
-def explaining(
-    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config, models_venv: Path
-) -> Iterator[GatewayProcess]:
+def explaining(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterator[GatewayProcess]:
     """A gateway with its own Triton: its supervisor receives the spans of the requests of both workers."""
     folder = tmp_path_factory.mktemp("explaining")
-    repository = folder / "models"
-    repository.mkdir()
-    for name in MODELS:
-        (repository / name).symlink_to(pytestconfig.rootpath / "triton_models" / name)
-    (repository / "scripted").symlink_to(Path(__file__).parent / "models" / "scripted")
-    known = yaml.safe_load((pytestconfig.rootpath / "gateway.yaml").read_text())["pipelines"]
-    known |= yaml.safe_load((Path(__file__).parent / "gateway.yaml").read_text())["pipelines"]
-    wanted = {name: {key: value for key, value in known[name].items() if key != "sample"} for name in PIPELINES}
-    (folder / "gateway.yaml").write_text(yaml.safe_dump({"pipelines": wanted}))
-    settings = {
-        "embedded": "true",
-        "embedded_repository": str(repository),
-        "embedded_venv": str(models_venv),
-        "config": str(folder / "gateway.yaml"),
-        "explain": "true",
-        "workers": "2",
-    }
-    with running_gateway(folder, **settings) as process:
+    settings = embedded(folder, models_venv, MODELS, PIPELINES)
+    with running_gateway(folder, **settings, explain="true", workers="2") as process:
         yield process
 
 

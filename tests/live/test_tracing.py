@@ -10,13 +10,12 @@ from typing import Any
 
 import httpx
 import pytest
-import yaml
 
 from tests.fakes.collector import Collector, Span, collecting
 from tests.live.conftest import GatewayProcess, StartGateway, running_gateway
 from tests.live.events import read_stream
+from tests.live.some_models import embedded
 
-SCRIPTED = Path(__file__).parent / "models"
 MODELS = (
     "insights",
     "insights_gate",
@@ -28,7 +27,9 @@ MODELS = (
     "text_tokenize",
     "tokens_generate",
     "text_detokenize",
+    "scripted",
 )
+PIPELINES = ("insights", "write", "scripted", "scripted_exit")
 INSIGHTS = {"text": "The match went to extra time.", "topics": ["sport", "art"], "sentiments": ["good", "bad"]}
 WRITE = {"prompt": "The sea", "max_tokens": 3}
 
@@ -41,25 +42,14 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture(scope="module")
 def traced(
-    collector: Collector, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config, models_venv: Path
+    collector: Collector, tmp_path_factory: pytest.TempPathFactory, models_venv: Path
 ) -> Iterator[GatewayProcess]:
     """A gateway with an embedded Triton, both with the collector."""
     folder = tmp_path_factory.mktemp("traced")
-    repository = folder / "models"
-    repository.mkdir()
-    for name in MODELS:
-        (repository / name).symlink_to(pytestconfig.rootpath / "triton_models" / name)
-    (repository / "scripted").symlink_to(SCRIPTED / "scripted")
+    settings = embedded(folder, models_venv, MODELS, PIPELINES)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
-        settings = {
-            "embedded": "true",
-            "embedded_repository": str(repository),
-            "embedded_venv": str(models_venv),
-            "config": str(_config(folder, pytestconfig.rootpath)),
-            "otlp_endpoint": collector.url,
-        }
-        with running_gateway(folder, **settings) as process:
+        with running_gateway(folder, **settings, otlp_endpoint=collector.url) as process:
             _wait_for_spans_of_triton(process, collector)
             yield process
 
@@ -72,14 +62,6 @@ def _wait_for_spans_of_triton(gateway: GatewayProcess, collector: Collector) -> 
             client.post("/v1/pipelines/insights", json=INSIGHTS, headers=caller.headers).raise_for_status()
             if len(collector.of(caller.trace_id, count=ALL_OF_INSIGHTS, wait_s=3.0)) == ALL_OF_INSIGHTS:
                 return
-
-
-def _config(folder: Path, root: Path) -> Path:
-    pipelines = yaml.safe_load((root / "gateway.yaml").read_text())["pipelines"]
-    pipelines |= yaml.safe_load((Path(__file__).parent / "gateway.yaml").read_text())["pipelines"]
-    selected = {name: pipelines[name] for name in ("insights", "write", "scripted", "scripted_exit")}
-    (folder / "gateway.yaml").write_text(yaml.safe_dump({"pipelines": selected}))
-    return folder / "gateway.yaml"
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def _compiled(pipeline: Pipeline, load_limits: dict[str, Any]) -> dict[str, Any]
         "decoupled": config.decoupled,
         "inputs": [_input(field) for field in pipeline.inputs],
         "parameters": [_parameter(field) for field in pipeline.parameters],
-        "outputs": [_field(field) for field in pipeline.outputs],
+        "outputs": [{**_field(field), "join": field.join if config.decoupled else None} for field in pipeline.outputs],
         "graph": graph_described(pipeline),
         "early_exit": list(dict.fromkeys(rule.reason for rule in spec.early_exit)),
         "limits": {

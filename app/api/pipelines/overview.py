@@ -17,6 +17,7 @@ from app.observability.metrics import DURATION_BOUNDS_S
 from app.observability.statistics import PipelineStatistics, Statistics
 from app.pipelines.catalog import Catalog
 from app.pipelines.linter.findings import Finding
+from app.pipelines.linter.solutions import SOLUTION_BY_CODE
 
 StatisticsSource = Callable[[], Awaitable[Statistics]]
 """Returns the numbers of all workers."""
@@ -85,4 +86,5 @@ class _View:
             "step": finding.step,
             "tensor": finding.tensor,
             "text": text if self._key is None else without_nearest(text),
+            "solution": SOLUTION_BY_CODE[finding.code],
         }

@@ -87,7 +87,8 @@ def _page(title: str, body: str) -> Page:
         '<meta name=viewport content="width=device-width, initial-scale=1">'
         '<meta name=color-scheme content="light dark">'
         f"<title>{title} · triton-gateway</title>"
-        '<link rel=icon href="data:,"><link rel=stylesheet href="/docs/assets/page.css"></head><body>'
+        '<link rel=icon href="data:,"><link rel=stylesheet href="/docs/assets/colours.css">'
+        '<link rel=stylesheet href="/docs/assets/page.css"></head><body>'
         '<nav class=bar aria-label=Gateway><a class=brand href="/">triton-gateway</a><a href="/">Console</a>'
         '<a href="/docs">API</a><a href="/docs/errors">Errors</a></nav>'
         f"<main class=text><h1>{title}</h1>{body}</main></body></html>"

@@ -7,7 +7,7 @@ export function GraphDetails({ item, onClose }) {
   const [title, content] = item.step ? [item.title, html`<${Step} step=${item.step} />`] : item.tensors?.length ? tensors(item) : exit(item);
   return html`
     <section class="card details" aria-label="Selected: ${title}" aria-live="polite">
-      <div class="answer-heading">
+      <div class="meta">
         <h2>${title}</h2>
         <button type="button" onClick=${onClose}>Close</button>
       </div>

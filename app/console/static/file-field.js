@@ -5,7 +5,7 @@ import { FieldError } from "./problem.js";
 
 const IMAGE_URL = /^data:image\/[a-z.+-]+;base64,[A-Za-z0-9+/=]+$/;
 
-/** `held`: the chosen file as `{name, url}`, with a data URL; null if there is none. */
+/** `held`: the selected file, `{name, url}` with a data URL, or null without a file. */
 export function FileField({ field, held, error, onChange }) {
   const { name, isRequired, note, input } = field;
   const [isOver, setOver] = useState(false);

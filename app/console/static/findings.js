@@ -33,16 +33,17 @@ function State({ problem, count, unready, findings }) {
     <p>${ready} ${findings.length ? null : "The linter found nothing."}</p>
     <ul class="finding-list">
       ${unready.map(({ name, state, state_detail: detail }) => html`<${Entry} key=${name} severity=${state} where=${name} text=${detail} />`)}
-      ${findings.map((each) => html`<${Entry} key=${each.text} severity=${each.severity} where=${whereOf(each)} text=${each.text} code=${each.code} />`)}
+      ${findings.map((each) => html`<${Entry} key=${each.text} severity=${each.severity} where=${whereOf(each)} text=${each.text} code=${each.code} solution=${each.solution} />`)}
     </ul>
   `;
 }
 
-function Entry({ severity, where, text, code }) {
+function Entry({ severity, where, text, code, solution = "" }) {
   return html`
     <li data-severity=${severity}>
       <p><span class="chip">${severity.replaceAll("_", " ")}</span> <strong>${where}</strong> ${code ? html`<code>${code}</code>` : null}</p>
       <p>${text}</p>
+      ${solution && html`<p class="small">${solution.split("`").map((part, index) => (index % 2 ? html`<code>${part}</code>` : part))}</p>`}
     </li>
   `;
 }

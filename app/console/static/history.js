@@ -17,9 +17,9 @@ export function History({ runs, shown, onShow, onRerun }) {
             <span class="small">${run.at.toLocaleTimeString()} · ${labelOf(run)}</span>
             <span class="code summary">${summaryOf(run.sent)}</span>
             <span class="actions">
-              ${run.answer && html`<button type="button" class="quiet" onClick=${() => onShow(run)}>Show</button>`}
+              <button type="button" class="quiet" onClick=${() => onShow(run)}>Show</button>
               <button type="button" class="quiet" onClick=${() => onRerun(run)}>Run again</button>
-              ${run.answer && shown?.answer && run !== shown && html`<button type="button" class="quiet" onClick=${() => setCompared(run)}>Compare</button>`}
+              ${shown && run !== shown && html`<button type="button" class="quiet" onClick=${() => setCompared(run)}>Compare</button>`}
             </span>
           </li>`)}
       </ol>

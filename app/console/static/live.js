@@ -1,6 +1,7 @@
 /** Shows a running stream: its text, time to the first output, tokens per second, and the state of the connection. */
 
 import { remove } from "./api.js";
+import { JoinedAnswer } from "./joined.js";
 import { html, useEffect, useRef, useState } from "./lib.js";
 import { EarlyExit, ProblemNotice } from "./problem.js";
 import { StreamReader } from "./stream.js";
@@ -10,7 +11,10 @@ const DROP_MS = 2000;
 const STATES = { opening: "waiting", live: "live", lost: "lost, resuming…", done: "complete", exit: "early exit" };
 const OVER = new Set(["done", "exit", "failed", "cancelled"]);
 
-/** `started`: performance.now() at the start of the request. `onEnd(ending)` is called once, with `state`, `outputs` and `times_ms`. */
+/**
+ * `started`: performance.now() at the start of the request. `onEnd(ending)` is called once: `state`, `outputs` (their number), and
+ * `problem` of a stream that failed or `values`, the joined outputs.
+ */
 export function LiveStream({ pipeline, url, started, onEnd }) {
   const [shown, setShown] = useState({ state: "opening", figures: null, last: null, reason: null, problem: null, times: [] });
   const written = useRef(null);
@@ -74,6 +78,7 @@ class Stream {
   #started;
   #tokens;
   #texts;
+  #joined;
   #units = 0;
   #unitsAtFirst = 0;
   #times = [];
@@ -84,6 +89,7 @@ class Stream {
     this.#on = on;
     this.#started = started;
     this.#tokens = tokensOf(pipeline);
+    this.#joined = new JoinedAnswer(pipeline);
     const joined = pipeline.schemas.result.properties;
     this.#texts = pipeline.outputs.filter(({ name }) => joined[name].type === "string").map(({ name }) => name);
     this.#reader = new StreamReader(url, {
@@ -104,7 +110,7 @@ class Stream {
     this.#end("cancelled");
   }
 
-  /** Cancels a stream that still runs: nobody sees it any more. */
+  /** Cancels a stream that still runs, because the page no longer shows it. */
   leave() {
     if (this.#isOver) return;
     this.#isOver = true;
@@ -115,11 +121,15 @@ class Stream {
   #event(name, data) {
     if (name === "output") this.#output(data);
     else if (name === "error") this.#end("failed", { problem: data });
-    else this.#end(data.early_exit ? "exit" : "done", { reason: data.early_exit });
+    else {
+      this.#joined.end(data.early_exit);
+      this.#end(data.early_exit ? "exit" : "done", { reason: data.early_exit });
+    }
   }
 
   #output(values) {
     this.#times.push(performance.now() - this.#started);
+    this.#joined.add(values);
     this.#units += this.#tokens ? (values[this.#tokens]?.length ?? 0) : 1;
     if (this.#times.length === 1) this.#unitsAtFirst = this.#units;
     this.#on.write(this.#texts.length ? this.#texts.map((name) => values[name] ?? "").join("") : `${JSON.stringify(values)}\n`);
@@ -136,6 +146,7 @@ class Stream {
     if (this.#isOver) return;
     this.#isOver = true;
     this.#on.shown({ state, times: this.#times.slice(1).map((time, index) => time - this.#times[index]), ...changes });
-    this.#on.end({ state, outputs: this.#times.length, times_ms: this.#times });
+    const answer = changes.problem ? { problem: changes.problem } : { values: this.#joined.values };
+    this.#on.end({ state, outputs: this.#times.length, ...answer });
   }
 }

@@ -1,4 +1,4 @@
-/** What one tries while developing: load. Shown only if the gateway offers it. */
+/** A section for development: load. The page shows it only if the gateway offers it. */
 
 import { get } from "./api.js";
 import { html, useEffect, useState } from "./lib.js";

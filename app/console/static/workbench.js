@@ -18,7 +18,7 @@ import { Explanation } from "./waterfall.js";
 
 const MOST_RUNS = 20;
 
-/** What was open, by pipeline: it is there again when one comes back. */
+/** The draft and the runs of each pipeline, for when the user opens the pipeline again. */
 const kept = new Map();
 let lastRun = 0;
 
@@ -48,13 +48,24 @@ export function Workbench({ pipeline, linked, mayExplain }) {
     if (fields.some((field) => field.name === name && field.control === "file")) setChosen((count) => count + 1);
   };
   const keep = (run) => setRuns((before) => [run, ...before].slice(0, MOST_RUNS));
-  const failed = (error, request) => {
+  const showAtFields = (error) => {
     const found = errorsIn(error, fields);
     setErrors(found);
-    const run = { ...request, problem: problemIn(error), answer: error.answer };
+    form.current?.elements[Object.keys(found)[0]]?.focus();
+  };
+  const failed = (error, request) => {
+    const run = { ...request, problem: problemIn(error), answer: error.answer, requestId: error.answer?.requestId };
     if (!(error instanceof InvalidField)) keep(run);
     setView(error instanceof InvalidField ? null : { run });
-    form.current?.elements[Object.keys(found)[0]]?.focus();
+    showAtFields(error);
+  };
+  const bodyOfForm = () => {
+    try {
+      return valuesOf(fields, draft);
+    } catch (error) {
+      showAtFields(error);
+      throw error;
+    }
   };
   const start = async (used, isUnary) => {
     const request = { id: ++lastRun, at: new Date(), draft: used, isUnary, isExplained, sent: {} };
@@ -71,9 +82,10 @@ export function Workbench({ pipeline, linked, mayExplain }) {
       failed(error, request);
     }
   };
-  const ended = (request) => ({ state, outputs }) => {
-    keep({ ...request, ending: `stream · ${state} · ${outputs} outputs` });
-    setView((now) => ({ ...now, isOver: true }));
+  const ended = (request) => ({ state, outputs, ...answer }) => {
+    const run = { ...request, ...answer, ending: `stream · ${state} · ${outputs} outputs` };
+    keep(run);
+    setView((now) => ({ ...now, run }));
   };
   const submit = (event) => {
     event.preventDefault();
@@ -83,10 +95,10 @@ export function Workbench({ pipeline, linked, mayExplain }) {
     setDraft(run.draft);
     start(run.draft, run.isUnary);
   };
-  const explained = explainedRun(view);
-  const explain = explained ? explanations[explained.requestId] : null;
+  const explainedId = view?.run?.isExplained ? view.run.requestId : null;
+  const explain = explanations[explainedId] ?? null;
   const found = (values) => setExplanations((before) => ({ ...before, [values.request_id]: values }));
-  const isBusy = Boolean(view?.isBusy || (view?.stream && !view.isOver));
+  const isBusy = Boolean(view?.isBusy || (view?.stream && !view.run));
   return html`
     <div>
       <${Heading} pipeline=${pipeline} />
@@ -106,11 +118,11 @@ export function Workbench({ pipeline, linked, mayExplain }) {
         <section class="card" aria-label="Answer">
           <h2>Answer</h2>
           <div class="answer"><${View} pipeline=${pipeline} view=${view} draft=${draft} onEnd=${ended} /></div>
-          ${explained && html`<${Explanation} key=${explained.requestId} ...${explained} explain=${explain} onFound=${found} />`}
+          ${explainedId && html`<${Explanation} key=${explainedId} requestId=${explainedId} explain=${explain} onFound=${found} />`}
           <${History} runs=${runs} shown=${view?.run ?? null} onShow=${(run) => setView({ run })} onRerun=${rerun} />
         </section>
       </div>
-      <${TrySection} url=${pipeline.url} body=${() => valuesOf(fields, draft)} />
+      <${TrySection} url=${pipeline.url} body=${bodyOfForm} />
       <${Samples} pipeline=${pipeline} fields=${fields} draft=${draft} />
     </div>`;
 }
@@ -118,7 +130,7 @@ export function Workbench({ pipeline, linked, mayExplain }) {
 function View({ pipeline, view, draft, onEnd }) {
   if (view === null) return html`<p class="empty">The answer appears here.</p>`;
   if (view.isBusy) return html`<p class="empty" role="status">…</p>`;
-  if (view.run) return html`<${Answer} key=${view.run.id} pipeline=${pipeline} run=${view.run} isStale=${view.run.draft !== draft} />`;
+  if (!view.stream) return html`<${Answer} key=${view.run.id} pipeline=${pipeline} run=${view.run} isStale=${view.run.draft !== draft} />`;
   const { url, started, request } = view.stream;
   return html`<${LiveStream} key=${url} pipeline=${pipeline} url=${url} started=${started} onEnd=${onEnd(request)} />`;
 }
@@ -133,13 +145,6 @@ function Heading({ pipeline }) {
       <p>${description || ""}</p>
       <p class="chips">${chips.map((text) => html`<span class="chip">${text}</span>`)}</p>
     </div>`;
-}
-
-/** Returns the id of the shown request if it is explained and has ended. */
-function explainedRun(view) {
-  if (view?.run?.isExplained && view.run.answer) return { requestId: view.run.answer.requestId };
-  if (view?.isOver && view.stream?.request.isExplained) return { requestId: view.stream.requestId };
-  return null;
 }
 
 function ExplainOption({ isChecked, onChange }) {
@@ -163,7 +168,7 @@ async function answered(pipeline, fields, request) {
   const picture = fields.find(({ input, name }) => input?.kind === "image" && request.draft[name]);
   const answer = await post(pipeline.url, request.sent, explainHeaders(request));
   const image = picture ? await decoded(request.draft[picture.name].url).catch(() => null) : null;
-  return { ...request, values: answer.values, answer, image };
+  return { ...request, values: answer.values, answer, requestId: answer.requestId, image };
 }
 
 /** Starts a resumable stream. Raises Problem. */
@@ -171,7 +176,7 @@ async function streamed(pipeline, request) {
   const started = performance.now();
   const body = { pipeline: pipeline.name, inputs: request.sent };
   const { values, requestId } = await post("/v1/streams", body, explainHeaders(request));
-  return { url: values.url, started, request, requestId };
+  return { url: values.url, started, request: { ...request, requestId } };
 }
 
 const explainHeaders = ({ isExplained }) => (isExplained ? EXPLAIN : {});

@@ -9,6 +9,7 @@ from app.checking import CheckReport, text_of
 from app.pipelines.file import read_gateway_file
 from app.pipelines.linter.check import check
 from app.pipelines.linter.findings import Code, Finding
+from app.pipelines.linter.solutions import SOLUTION_BY_CODE
 from app.triton.model_repository import read_repository
 from app.triton.scripts import PYTHON
 from tests.broken_repositories import BROKEN, DECOUPLED, Broken, Repository, sound
@@ -118,6 +119,12 @@ def test_a_step_that_may_fail_must_not_run_in_parallel(
 
 def test_every_code_has_a_page(pytestconfig: pytest.Config) -> None:
     assert {page.stem for page in (pytestconfig.rootpath / "docs" / "reference" / "checks").iterdir()} == set(Code)
+
+
+@pytest.mark.parametrize("code", Code)
+def test_the_page_of_a_code_has_its_solution(code: Code, pytestconfig: pytest.Config) -> None:
+    page = (pytestconfig.rootpath / "docs" / "reference" / "checks" / f"{code}.md").read_text()
+    assert f"\n\n**Solution**: {SOLUTION_BY_CODE[code]}\n" in page
 
 
 def test_the_reference_models_have_no_findings(pytestconfig: pytest.Config) -> None:

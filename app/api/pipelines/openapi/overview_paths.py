@@ -49,6 +49,7 @@ _FINDING = _object_of(
     step={"type": ["integer", "null"], "description": "The step of the ensemble, from 1"},
     tensor={"type": ["string", "null"]},
     text=_TEXT,
+    solution={**_TEXT, "description": "What to do about findings with this code; names between backticks"},
 )
 _STATISTICS_ANSWERS = {"200": json_answer("The numbers of each pipeline", _STATISTICS), **problems()}
 _FINDINGS_ANSWERS = {

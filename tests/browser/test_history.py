@@ -1,0 +1,92 @@
+"""Streams in the console's history: their joined answer, their difference to another answer, and a second run."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+from selenium.webdriver.common.by import By
+
+from tests.browser.page import ConsolePage
+
+Console = Callable[..., ConsolePage]
+
+
+def press(page: ConsolePage, label: str) -> None:
+    """Presses a button of the history, of the newest run that has it."""
+    page.browser.find_element(By.XPATH, f"//*[@class='history']//button[.='{label}']").click()
+
+
+def test_a_stream_has_the_answer_of_a_request_without_a_stream(console: Console) -> None:
+    page = console("write")
+    page.click("#stream")
+    page.wait_for_state("done")
+    written = page.written
+    page.click(".history summary")
+    assert [text.split(" · ", 1)[1] for text in page.texts(".history li .small")] == ["stream · done · 24 outputs"]
+    assert len(page.browser.find_elements(By.CSS_SELECTOR, ".history li[aria-current]")) == 1
+    page.click("#run")
+    page.wait_for("[data-output=text]")
+    press(page, "Compare")
+    page.wait_for(".history [role=status]", "No difference between")
+    page.click(".history li:nth-child(2) button")
+    page.wait_for(".took", "stream · done · 24 outputs")
+    assert page.one("[data-output=text] .text").get_property("textContent") == written
+    assert page.texts("[data-output=finish_reason] .text") == ["length"]
+
+
+def test_a_stream_runs_again_and_is_compared(console: Console) -> None:
+    page = console("write")
+    page.click("#stream")
+    page.wait_for_state("done")
+    page.click(".history summary")
+    page.fill("max_tokens", "3")
+    page.click("#stream")
+    page.wait_for(".history li:nth-child(2)")
+    press(page, "Compare")
+    page.wait_for(".compared", "request max_tokens")
+    assert "answer text" in page.one(".compared").text
+    page.click(".history li:nth-child(2) button:nth-child(2)")
+    page.wait_for(".history li:nth-child(3)")
+    assert [text.split(" · ")[-1] for text in page.texts(".history li .small")] == [
+        "24 outputs",
+        "3 outputs",
+        "24 outputs",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("then", "state", "shown"),
+    [
+        ({"then": "error"}, "failed", ".notice.problem"),
+        (
+            {"then": "error", "error": {"code": "ALREADY_EXISTS", "message": "EARLY_EXIT[nothing]"}},
+            "exit",
+            ".notice.exit",
+        ),
+    ],
+)
+def test_a_stream_that_failed_or_ended_early_is_shown_again(
+    console: Console, then: dict[str, object], state: str, shown: str
+) -> None:
+    page = console("scripted_stream")
+    page.fill("script", json.dumps({"outputs": 1, **then}))
+    page.click("#stream")
+    page.wait_for_state(state)
+    page.click(".history summary")
+    press(page, "Show")
+    page.wait_for(".took", f"stream · {state} · 1 outputs")
+    assert len(page.browser.find_elements(By.CSS_SELECTOR, f".answer {shown}")) == 1
+
+
+def test_a_cancelled_stream_keeps_its_outputs(console: Console) -> None:
+    page = console("scripted_patient")
+    page.fill("script", json.dumps({"outputs": 1000, "interval_s": 0.02, "texts": ["61"]}))
+    page.click("#stream")
+    page.wait_for_outputs(5)
+    page.click("#cancel")
+    page.wait_for_state("cancelled")
+    written = page.written
+    page.click(".history summary")
+    press(page, "Show")
+    page.wait_for(".took", "stream · cancelled")
+    assert page.texts("[data-output=text] .text") == [written]

@@ -1,0 +1,31 @@
+"""A gateway with its own Triton, for some of the reference models and scripted models."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import yaml
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+
+def embedded(folder: Path, models_venv: Path, models: Iterable[str], pipelines: Iterable[str]) -> dict[str, str]:
+    """Creates the repository and a ``gateway.yaml`` without samples. Returns the settings of the gateway."""
+    repository = folder / "models"
+    repository.mkdir()
+    for name in models:
+        source = HERE / "models" / name
+        (repository / name).symlink_to(source if source.exists() else ROOT / "triton_models" / name)
+    (folder / "gateway.yaml").write_text(yaml.safe_dump({"pipelines": _without_samples(pipelines)}))
+    return {
+        "embedded": "true",
+        "embedded_repository": str(repository),
+        "embedded_venv": str(models_venv),
+        "config": str(folder / "gateway.yaml"),
+    }
+
+
+def _without_samples(names: Iterable[str]) -> dict[str, dict[str, object]]:
+    known = yaml.safe_load((ROOT / "gateway.yaml").read_text())["pipelines"]
+    known |= yaml.safe_load((HERE / "gateway.yaml").read_text())["pipelines"]
+    return {name: {key: value for key, value in known[name].items() if key != "sample"} for name in names}

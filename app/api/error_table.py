@@ -42,6 +42,11 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
         "No pipeline has this name.",
         "GET /v1/pipelines lists the pipelines.",
     ),
+    errors.UnknownExample: ErrorRow(
+        404,
+        "The pipeline has no example with this name, or the example cannot be sent: a file is missing or too large.",
+        "GET /v1/pipelines/{pipeline} lists the examples. `triton-gateway check` checks their files.",
+    ),
     errors.UnknownModel: ErrorRow(
         404,
         "No model has this name and version, or the gateway does not serve it under /v2.",

@@ -2,8 +2,9 @@
 
 GatewayError
   ClientError          InvalidJson, InvalidRequest, InvalidInput, Unauthenticated, Forbidden, UnknownPipeline,
-                       UnknownModel, UnknownStream, UnknownRequest, NotFound, MethodNotAllowed, SlowRequest,
-                       StreamEvicted, PayloadTooLarge, UnsupportedMediaType, HeadersTooLarge, ResumableStreamsOff
+                       UnknownExample, UnknownModel, UnknownStream, UnknownRequest, NotFound, MethodNotAllowed,
+                       SlowRequest, StreamEvicted, PayloadTooLarge, UnsupportedMediaType, HeadersTooLarge,
+                       ResumableStreamsOff
   Rejected             TooManyRequests, Draining
   ModelError           UpstreamProtocol
   ContractViolation
@@ -111,6 +112,11 @@ class Forbidden(ClientError):
 class UnknownPipeline(ClientError):
     code = "unknown_pipeline"
     title = "No such pipeline"
+
+
+class UnknownExample(ClientError):
+    code = "unknown_example"
+    title = "No such example"
 
 
 class UnknownModel(ClientError):

@@ -29,6 +29,7 @@ _WORDS: dict[str, Callable[[_Context], str]] = {
     "less_than_equal": lambda context: f"must be at most {context['le']}",
     "timezone_aware": lambda _: "must have a time zone, such as 2027-01-01T00:00:00Z",
     "too_short": lambda context: f"must have at least {context['min_length']} entry",
+    "too_long": lambda context: f"must have at most {context['max_length']} entries",
     "string_too_short": lambda context: f"must have at least {context['min_length']} characters",
     "string_pattern_mismatch": lambda context: f"must match the pattern {context['pattern']}",
 }

@@ -18,7 +18,7 @@ from app.pipelines.form import Form, State
 from app.pipelines.lookup import Lookup, look_up, read_index
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.spec import PipelineSpec
-from app.pipelines.warm_up import run_sample, sample_body
+from app.pipelines.warm_up import run_sample
 
 SAMPLES_WAIT_S = 1.0
 """How long one call waits for samples. Slower samples continue in the background."""
@@ -150,15 +150,11 @@ class Catalog:
         """
         for form in self._forms():
             if form.is_due and form.pipeline is not None:
-                form.warming = asyncio.create_task(run_sample(self.engine, form.pipeline, self._folder))
+                form.warming = asyncio.create_task(run_sample(self.engine, form.pipeline, self.folder))
                 form.warming.add_done_callback(lambda _: self._settle())
         if running := [form.warming for form in self._forms() if form.warming is not None]:
             await asyncio.wait(running, timeout=SAMPLES_WAIT_S)
         self._settle()
-
-    def sample_body(self, pipeline: Pipeline) -> bytes:
-        """See ``warm_up.sample_body``."""
-        return sample_body(pipeline, self._folder)
 
     def stop(self) -> None:
         """Stops the samples that are running."""
@@ -225,7 +221,8 @@ class Catalog:
         self._was_up = self.triton_is_up
 
     @property
-    def _folder(self) -> Path:
+    def folder(self) -> Path:
+        """What the paths in the file are relative to."""
         return self.path.parent if self.path is not None else Path()
 
 

@@ -18,6 +18,11 @@ Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Bound = Annotated[int, Field(ge=-(2**63), lt=2**64)] | Annotated[float, Field(allow_inf_nan=False)]
 Names = Annotated[list[str], Field(min_length=1)]
 GrpcCode = Literal[FailureCode, "any"]
+ExampleName = Annotated[str, Field(pattern=r"^[a-z0-9_-]{1,64}$")]
+Examples = Annotated[dict[ExampleName, dict[str, JsonValue]], Field(max_length=16)]
+
+SAMPLE = "sample"
+"""The name of the pipeline's ``sample`` among its examples."""
 
 RESERVED_NAMES = frozenset({"early_exit"})
 
@@ -173,6 +178,8 @@ class PipelineSpec(Section):
     warmup: bool = True
     batch: bool = False
     sample: dict[str, JsonValue] | None = None
+    examples: Examples = {}
+    """Further valid requests by name, in the form of ``sample``. The gateway never runs them on its own."""
     limits: LimitsSpec | None = None
     openai: OpenAISpec | None = None
 
@@ -181,6 +188,13 @@ class PipelineSpec(Section):
     def _stream_with_defaults(cls, value: Any) -> Any:
         """``stream: true`` and ``stream:`` mean the defaults, ``stream: false`` none."""
         return {} if value in (True, None) else None if value is False else value
+
+    @field_validator("examples")
+    @classmethod
+    def _none_is_the_sample(cls, examples: dict[str, Any]) -> dict[str, Any]:
+        if SAMPLE in examples:
+            raise ValueError(f"the name '{SAMPLE}' is reserved for the pipeline's sample")
+        return examples
 
     @model_validator(mode="after")
     def _names_are_free(self) -> Self:

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from app.domain.errors import GatewayError
 from app.pipelines.catalog import Catalog
+from app.pipelines.declared import sample_body
 from app.pipelines.pipeline import Pipeline
 from app.triton.canaries import Canary
 
@@ -32,7 +33,7 @@ def _sampled(catalog: Catalog) -> Iterator[Pipeline]:
 
 def _of(pipeline: Pipeline, catalog: Catalog) -> Iterator[Canary]:
     try:
-        request = pipeline.request_of_json(catalog.sample_body(pipeline))
+        request = pipeline.request_of_json(sample_body(pipeline, catalog.folder))
     except (GatewayError, OSError, TypeError, ValueError):
         return  # the catalog reports a sample that cannot be used
     yield Canary(replace(request, is_probe=True), pipeline.config.decoupled)

@@ -26,6 +26,7 @@ pipelines:
     model: reader
     inputs: {text: {tensor: IN, kind: text}}
     outputs: {text: {tensor: OUT, kind: text}}
+    examples: {short: {text: x}}
     warmup: false
     stream: {commit_s: 0.05}
     openai: {completions: {prompt: text}}
@@ -217,9 +218,18 @@ class TestScopes:
             answer = await api.client.post(path, json=body, headers=bearer("reads"))
             assert answer.status_code == 403
             assert "This API key does not allow this pipeline." in answer.text
-        for path in (f"/v1/pipelines/{name}", f"/v1/models/{name}", f"/v2/models/{name}", f"/v2/models/{name}/ready"):
+        paths = [f"/v1/pipelines/{name}", f"/v1/pipelines/{name}/examples/sample", f"/v1/models/{name}"]
+        for path in [*paths, f"/v2/models/{name}", f"/v2/models/{name}/ready"]:
             answer = await api.client.get(path, headers=bearer("reads"))
             assert answer.status_code == 403
+
+    @pytest.mark.parametrize(
+        ("key", "status"), [("all", 200), ("reads", 200), ("openai", 403), ("plain", 403), ("old", 401)]
+    )
+    async def test_an_example_needs_a_key_for_its_pipeline(self, api: Served, key: str, status: int) -> None:
+        answer = await api.client.get("/v1/pipelines/ocr/examples/short", headers=bearer(key))
+        assert answer.status_code == status
+        assert (answer.json() == {"text": "x"}) is (status == 200)
 
     @pytest.mark.parametrize("method", ["GET", "POST"])
     async def test_an_unknown_name_inside_the_scope_is_404(self, api: Served, method: str) -> None:

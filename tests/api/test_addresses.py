@@ -13,7 +13,15 @@ from tests.fakes.listener import listening
 
 ORIGIN = {"Origin": "https://page.example"}
 PAGES = ["/", "/console/console.js", "/docs", "/docs/assets/docs.js", "/docs/errors", "/docs/errors/internal"]
-GETS = ["/v1/pipelines", "/v1/pipelines/read", "/health/live", "/health/ready", "/openapi.json", *PAGES]
+GETS = [
+    "/v1/pipelines",
+    "/v1/pipelines/read",
+    "/v1/pipelines/read/examples/sample",
+    "/health/live",
+    "/health/ready",
+    "/openapi.json",
+    *PAGES,
+]
 RANGES = ["bytes=0-9", "bytes=-5", "bytes=5-3", "bytes=99999999-", "bytes=0-1,5-9", "lines=1-2", "bytes", "x"]
 
 
@@ -31,6 +39,7 @@ class TestMethods:
             ("/v1/pipelines", "GET, HEAD"),
             ("/v1/pipelines/read", "GET, HEAD, POST"),
             ("/v1/pipelines/write/stream", "POST"),
+            ("/v1/pipelines/read/examples/sample", "GET, HEAD"),
             ("/v1/streams", "POST"),
             ("/v1/streams/abc", "GET, HEAD, DELETE"),
             ("/health/live", "GET, HEAD"),

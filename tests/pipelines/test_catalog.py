@@ -17,6 +17,7 @@ from app.files.complaints import ConfigError
 from app.pipelines import catalog as catalog_module
 from app.pipelines.catalog import Catalog
 from app.pipelines.compile import compile_pipeline
+from app.pipelines.declared import sample_body
 from app.pipelines.form import State
 from app.pipelines.pipeline import Pipeline
 from tests.fakes.engine import FakeEngine
@@ -213,6 +214,13 @@ class TestFollowingTheFile:
         await catalog.warm_up()
         assert catalog.pipeline("p").timeout_s == 3
         assert len(engine.requests) == 1
+
+    async def test_changed_examples_are_a_new_version(self, engine: FakeEngine, path: Path) -> None:
+        catalog = await loaded(engine, path, "pipelines:\n  p: {model: plain, examples: {one: {X: 1}}}\n")
+        write(path, "pipelines:\n  p: {model: plain, examples: {two: {X: 2}}}\n")
+        await turn(catalog)
+        assert catalog.pipeline("p").spec.examples == {"two": {"X": 2}}
+        assert engine.requests == []
 
     def test_an_invalid_file_at_start_is_an_error(self, engine: FakeEngine, path: Path) -> None:
         write(path, "pipelines: [")
@@ -609,7 +617,7 @@ class TestWarmingUp:
         (path.parent / "sample.bin").write_bytes(b"\0\1")
         text = "pipelines:\n  p: {model: plain, inputs: {f: {tensor: F, kind: binary}}, sample: {f: sample.bin}}\n"
         catalog = await loaded(engine, path, text)
-        assert orjson.loads(catalog.sample_body(catalog.pipeline("p"))) == {"f": "AAE="}
+        assert orjson.loads(sample_body(catalog.pipeline("p"), catalog.folder)) == {"f": "AAE="}
         assert engine.requests[0].inputs[0].array.tolist() == [b"\0\1"]
 
 

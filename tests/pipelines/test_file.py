@@ -85,6 +85,22 @@ def test_a_complaint_has_the_line_of_its_key(path: Path) -> None:
             GOOD + "    parameters: {image: {type: integer}}\n",
             "2: pipelines.ocr is wrong: the name 'image' is used for an input and a parameter",
         ),
+        (
+            GOOD + "    examples:\n" + "".join(f"      e{index}: {{}}\n" for index in range(17)),
+            "6: pipelines.ocr.examples is wrong: must have at most 16 entries",
+        ),
+        (
+            GOOD + "    examples:\n      Dark: {}\n",
+            "7: pipelines.ocr.examples.Dark is wrong: must match the pattern ^[a-z0-9_-]{1,64}$",
+        ),
+        (
+            GOOD + "    examples: {dark:}\n",
+            "6: pipelines.ocr.examples.dark is wrong: must be a mapping of keys to values",
+        ),
+        (
+            GOOD + "    examples: {sample: {}}\n",
+            "6: pipelines.ocr.examples is wrong: the name 'sample' is reserved for the pipeline's sample",
+        ),
         ("", "1: the file is wrong: "),
         ("- 1\n", "1: the file is wrong: "),
         ("pipelines: [\n", "2: while parsing a flow node expected the node content"),

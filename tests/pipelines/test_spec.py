@@ -140,3 +140,26 @@ def test_a_default_must_have_a_json_form(value: Any) -> None:
     assert "is not valid in JSON: " in error_of(InputSpec, tensor="X", default=value)
     assert "is not valid in JSON: " in error_of(ParameterSpec, type="string", default=value)
     assert "is not valid in JSON: " in error_of(PipelineSpec, model="m", sample={"x": value})
+    assert "is not valid in JSON: " in error_of(PipelineSpec, model="m", examples={"a": {"x": value}})
+
+
+def test_examples_have_the_form_of_the_sample() -> None:
+    spec = PipelineSpec.model_validate({"model": "m", "examples": {"dark-1": {"x": [1, None]}, "a" * 64: {}}})
+    assert spec.examples == {"dark-1": {"x": [1, None]}, "a" * 64: {}}
+    assert PipelineSpec(model="m").examples == {}
+
+
+@pytest.mark.parametrize("name", ["", "Dark", "a b", "a.b", "a/b", "ä", "a\n", "a" * 65])
+def test_invalid_names_of_examples_are_rejected(name: str) -> None:
+    assert "String should match pattern" in error_of(PipelineSpec, model="m", examples={name: {}})
+
+
+def test_the_name_sample_is_reserved_for_the_sample() -> None:
+    assert "reserved for the pipeline's sample" in error_of(PipelineSpec, model="m", examples={"sample": {}})
+
+
+def test_a_pipeline_has_at_most_16_examples() -> None:
+    many: dict[str, Any] = {f"e{index}": {} for index in range(17)}
+    assert "at most 16" in error_of(PipelineSpec, model="m", examples=many)
+    many.popitem()
+    assert len(PipelineSpec(model="m", examples=many).examples) == 16

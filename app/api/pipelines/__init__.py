@@ -3,6 +3,7 @@
 from app.api.dialect import Dialect
 from app.api.inference import Inference
 from app.api.limits import Limits
+from app.api.pipelines.examples import ExampleRoutes
 from app.api.pipelines.explanations import ExplanationRoutes
 from app.api.pipelines.openapi import described
 from app.api.pipelines.overview import FindingsSource, OverviewRoutes, StatisticsSource
@@ -21,11 +22,12 @@ def pipelines_dialect(
     """``store``: None if resumable streams are off."""
     overview = OverviewRoutes(inference.catalog, statistics, findings)
     pipelines = PipelineRoutes(inference.catalog, inference, limits)
+    examples = ExampleRoutes(inference.catalog, limits)
     explanations = ExplanationRoutes(inference.explaining)
     streams = StreamsOff() if store is None else StreamRoutes(inference, store, limits)
     return Dialect(
         name="pipelines",
-        routers=[pipelines.router(), streams.router(), overview.router(), explanations.router()],
+        routers=[each.router() for each in (pipelines, examples, streams, overview, explanations)],
         bearer_routers=[streams.router_by_id()],
         short_routes=pipelines.short_routes(),
         described=lambda key: described(inference.catalog, key),

@@ -5,6 +5,7 @@ from typing import Any
 
 from app.api.pipelines.graphs import graph_described
 from app.api.pipelines.samples import samples_of
+from app.pipelines.declared import declared_requests, paths_in
 from app.pipelines.entry import Entry
 from app.pipelines.example import Filled, example_of
 from app.pipelines.fields import InputField, ParameterField
@@ -60,6 +61,9 @@ def _compiled(pipeline: Pipeline, load_limits: dict[str, Any]) -> dict[str, Any]
             "output_event": event_schema(pipeline) if spec.stream is not None else None,
         },
         "sample": _sample(pipeline),
+        "examples": [
+            {"name": name, "files": paths_in(pipeline, values)} for name, values in declared_requests(spec).items()
+        ],
     }
 
 

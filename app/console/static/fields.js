@@ -1,5 +1,7 @@
 /** The fields of a pipeline's form, from its JSON Schema, and the values of a draft. A draft has what the controls hold, by field name. */
 
+import { base64UrlOf } from "./image.js";
+
 const UNITS = { _s: "seconds", _ms: "milliseconds", _bytes: "bytes" };
 const INTEGERS = /^U?INT/;
 
@@ -24,6 +26,15 @@ export function fieldsOf(pipeline) {
 }
 
 export const draftOf = (fields) => Object.fromEntries(fields.map(({ name, initial }) => [name, initial]));
+
+/** Returns the draft of a request body. `files`: names by field. */
+export function draftOfValues(fields, values, files) {
+  const heldBy = ({ name, control, schema }) => {
+    if (control !== "file") return heldOf(control, values[name] ?? schema.default);
+    return name in files ? { name: files[name], url: base64UrlOf(values[name]) } : null;
+  };
+  return Object.fromEntries(fields.map((field) => [field.name, heldBy(field)]));
+}
 
 /** Returns the draft of a link: its texts replace the initial ones. */
 export function linkedDraft(fields, texts) {

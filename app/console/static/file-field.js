@@ -27,7 +27,10 @@ export function FileField({ field, held, error, onChange }) {
     over(false)(event);
     choose(event.dataTransfer.files[0]);
   };
-  const pick = ({ currentTarget }) => choose(currentTarget.files[0]);
+  const pick = ({ currentTarget }) => {
+    choose(currentTarget.files[0]);
+    currentTarget.value = ""; // so that the same file can be chosen again after an example
+  };
   const accept = isImage ? "image/*" : null;
   return html`
     <div class="field">

@@ -10,6 +10,9 @@ export function imageUrlOf(base64) {
   return magic ? `data:${MAGIC[magic]};base64,${base64}` : null;
 }
 
+/** Returns the data URL of any bytes in base64. */
+export const base64UrlOf = (base64) => imageUrlOf(base64) ?? `data:application/octet-stream;base64,${base64}`;
+
 /** Returns an image with its size in pixels, once the browser has decoded it. */
 export async function decoded(url) {
   const image = new Image();

@@ -2,6 +2,7 @@
 
 import { Problem, post, problemIn } from "./api.js";
 import { Answer } from "./answer.js";
+import { Gallery, sampleDraft, useExamples, withFiles } from "./examples.js";
 import { EXPLAIN } from "./explain.js";
 import { InvalidField, draftOf, fieldsOf, linkedDraft, valuesOf } from "./fields.js";
 import { Fields } from "./form.js";
@@ -34,6 +35,7 @@ export function Workbench({ pipeline, linked, mayExplain }) {
   const [isExplained, setExplained] = useState(false);
   const [explanations, setExplanations] = useState({});
   const form = useRef(null);
+  const loaded = useExamples(pipeline, fields, (sample) => setDraft((before) => withFiles(before, sample)));
   const [chosen, setChosen] = useState(0);
   useEffect(() => {
     if (chosen) submitForm(form.current);
@@ -46,6 +48,10 @@ export function Workbench({ pipeline, linked, mayExplain }) {
     setDraft((before) => ({ ...before, [name]: held }));
     setErrors(({ [name]: _, ...others }) => others);
     if (fields.some((field) => field.name === name && field.control === "file")) setChosen((count) => count + 1);
+  };
+  const replace = (found) => {
+    setDraft(found);
+    setErrors({});
   };
   const keep = (run) => setRuns((before) => [run, ...before].slice(0, MOST_RUNS));
   const showAtFields = (error) => {
@@ -106,11 +112,12 @@ export function Workbench({ pipeline, linked, mayExplain }) {
       <div class="panels">
         <form class="card" aria-label="Request" ref=${form} onSubmit=${submit} onKeyDown=${submitOnEnter}>
           <h2>Request</h2>
+          <${Gallery} pipeline=${pipeline} fields=${fields} loaded=${loaded} draft=${draft} onChoose=${replace} />
           <${Fields} fields=${fields} draft=${draft} errors=${errors} onChange=${change} />
           ${mayExplain && html`<${ExplainOption} isChecked=${isExplained} onChange=${setExplained} />`}
           <${Buttons} streams=${pipeline.streams} isBusy=${isBusy} />
           <p class="actions">
-            <button type="button" class="quiet" onClick=${() => setDraft(draftOf(fields))}>Reset</button>
+            <button type="button" class="quiet" onClick=${() => replace(sampleDraft(fields, loaded))}>Reset</button>
             <${Copy} text=${() => linkTo(pipeline.name, fields, draft)} label="Copy a link" isQuiet />
             <small class="hint">Ctrl+Enter sends</small>
           </p>

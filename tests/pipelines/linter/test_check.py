@@ -79,6 +79,28 @@ def test_samples_and_contracts_are_checked(tmp_path: Path, keys: str, expected: 
     assert expected in finding.text
 
 
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ("{image: absent.png}", "examples.dark.image names a file that cannot be read"),
+        ("{imgae: gateway.yaml}", "examples.dark.imgae is not a field of the pipeline; did you mean 'image'?"),
+        ("{}", "examples.dark.image is"),
+        ("{image: gateway.yaml}", "examples.dark.image"),
+        ("{image: [1]}", "examples.dark cannot be sent"),
+    ],
+)
+def test_each_example_is_checked_like_the_sample(tmp_path: Path, values: str, expected: str) -> None:
+    def build(repository: Repository) -> None:
+        repository.model("pictures", "X:STRING:1", "Y:FP32:4")
+
+    (tmp_path / "light.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    examples = f"\n    examples:\n      light: {{image: light.png}}\n      dark: {values}\n"
+    gateway = f"pipelines:\n  p:\n    model: pictures\n    inputs: {{image: {{tensor: X, kind: image}}}}{examples}"
+    (finding,) = findings_of(Broken(build, refused=False, gateway=gateway), tmp_path)
+    assert finding.code is Code.SAMPLE
+    assert f"gateway.yaml:7: pipelines.p.{expected}" in finding.text
+
+
 def test_scripts_of_a_model_are_parsed_but_not_executed(tmp_path: Path) -> None:
     def build(repository: Repository) -> None:
         repository.model("broken", "X", "Y", script=f"open('{tmp_path}/executed', 'w')")

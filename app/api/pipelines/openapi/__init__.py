@@ -4,7 +4,7 @@ from app.admission.keys import Key
 from app.api.access import allows_pipeline
 from app.api.openapi.answers import REFUSALS, Schema
 from app.api.openapi.document import Described
-from app.api.pipelines.openapi.catalog_paths import CATALOG_PATHS, describe_operation
+from app.api.pipelines.openapi.catalog_paths import CATALOG_PATHS
 from app.api.pipelines.openapi.events import DONE
 from app.api.pipelines.openapi.explain_paths import EXPLAIN_PATHS
 from app.api.pipelines.openapi.overview_paths import OVERVIEW_PATHS
@@ -19,7 +19,7 @@ def described(catalog: Catalog, key: Key | None) -> Described:
     paths: Schema = {}
     schemas: Schema = {"Done": DONE}
     for pipeline in pipelines:
-        paths |= paths_of(pipeline, describe_operation(pipeline))
+        paths |= paths_of(pipeline)
         schemas |= schemas_of(pipeline)
     paths |= {**CATALOG_PATHS, **OVERVIEW_PATHS, **streams_path(pipelines), **EXPLAIN_PATHS, **STREAM_PATHS}
     return Described(paths, schemas, REFUSALS, bearer_paths=list(STREAM_PATHS))

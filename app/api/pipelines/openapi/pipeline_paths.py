@@ -2,8 +2,10 @@
 
 from app.api.openapi.answers import Schema, answer, json_answer, problems
 from app.api.openapi.inference import INFERENCE_ERRORS, TIMEOUT_HEADER
+from app.api.pipelines.openapi.catalog_paths import describe_operation, example_operation
 from app.api.pipelines.openapi.events import event_stream
 from app.api.pipelines.openapi.explain_paths import EXPLAIN_HEADER
+from app.pipelines.declared import declared_requests
 from app.pipelines.example import Filled, example_of
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.schema import event_schema, form_schema, request_schema, result_schema
@@ -22,12 +24,14 @@ def schema_ref(pipeline: Pipeline, what: str) -> Schema:
     return {"$ref": f"#/components/schemas/{pipeline.name}_{what}"}
 
 
-def paths_of(pipeline: Pipeline, describe: Schema) -> Schema:
-    """``describe``: the GET of the pipeline's path."""
+def paths_of(pipeline: Pipeline) -> Schema:
     path = f"/v1/pipelines/{pipeline.name}"
     names = ["X-Early-Exit"] if pipeline.rules else []
     result = json_answer("The outputs. An early exit has the same keys.", schema_ref(pipeline, "result"), *names)
-    paths = {path: {"get": describe, "post": _operation(pipeline, "run", result)}}
+    paths = {path: {"get": describe_operation(pipeline), "post": _operation(pipeline, "run", result)}}
+    if names_of_examples := list(declared_requests(pipeline.spec)):
+        example = example_operation(pipeline, names_of_examples, schema_ref(pipeline, "request"))
+        paths[f"{path}/examples/{{example}}"] = {"get": example}
     if pipeline.spec.stream is not None:
         events = event_stream(schema_ref(pipeline, "output"))
         stream = answer("`output` events, then exactly one `done` or `error` event", events)

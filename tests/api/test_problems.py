@@ -24,7 +24,7 @@ CODES_BY_STATUS = {
     400: {"invalid_json", "invalid_request"},
     401: {"unauthenticated"},
     403: {"forbidden"},
-    404: {"unknown_pipeline", "unknown_model", "unknown_stream", "unknown_request", "not_found"},
+    404: {"unknown_pipeline", "unknown_model", "unknown_stream", "unknown_request", "unknown_example", "not_found"},
     405: {"method_not_allowed"},
     408: {"slow_request"},
     410: {"stream_evicted"},

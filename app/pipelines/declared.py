@@ -20,7 +20,8 @@ Values = Mapping[str, Any]
 
 def declared_requests(spec: PipelineSpec) -> dict[str, Values]:
     """Returns the values by name: the sample first, then the examples in the order of the file."""
-    return {**({} if spec.sample is None else {SAMPLE: spec.sample}), **spec.examples}
+    sample = {} if spec.sample is None else {SAMPLE: spec.sample}
+    return {**sample, **spec.examples}
 
 
 def paths_in(pipeline: Pipeline, values: Values) -> dict[str, str]:

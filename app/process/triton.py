@@ -19,7 +19,7 @@ from app.triton.embedded.server import EmbeddedTriton
 from app.triton.stuck import Restart
 
 EXPORT_DELAY_MS = 100
-"""Triton sends its spans after this time at the latest. Its default of 5 s is too long for a user who waits."""
+"""The longest delay before Triton sends its spans. The default of 5 s is too long for a user who waits."""
 
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """By address that listens on all interfaces: the address for calls from this machine."""

@@ -11,7 +11,7 @@ from app.pipelines.linter.findings import Code, Finding
 from app.pipelines.pipeline import Pipeline
 
 Misfit = tuple[tuple[str, ...], str]
-"""The path of the key below the request, and what is wrong with it."""
+"""The path of a key within the request, and a description of the problem."""
 
 
 def sample_misfits(file: GatewayFile, pipeline: Pipeline) -> Iterator[Finding]:

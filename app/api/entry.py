@@ -7,7 +7,7 @@ from app.api.exchange import Exchange
 from app.api.workload import Workload
 from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord
-from app.observability.tracing import Kind, Span, Tracer, end_request_span
+from app.observability.tracing import Kind, NoTracer, Span, Tracer, end_request_span
 
 
 class EntryPoint:
@@ -17,7 +17,7 @@ class EntryPoint:
         self._app = app
         self._metrics = metrics
         self._workload = workload
-        self._tracer = tracer
+        self._tracer = None if isinstance(tracer, NoTracer) else tracer
         self._budget = budget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -35,7 +35,7 @@ class EntryPoint:
 
     def _span_of(self, record: RequestRecord) -> Span | None:
         """Only POST requests get a span, because every inference is a POST."""
-        if record.method != "POST":
+        if self._tracer is None or record.method != "POST":
             return None
         span = self._tracer.start("POST", Kind.SERVER, record.trace)
         record.trace = span.trace

@@ -97,7 +97,7 @@ class Exchange:
         self._tensor: memoryview | None = None
         self._headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
         self.record = RequestRecord(request_id_of(self.header(b"x-request-id")), scope["method"], scope["path"])
-        self.work = RequestWork()
+        self.work = RequestWork(self.record)
         if b"traceparent" in self._headers:
             self.record.trace = trace_of(self._all(b"traceparent"), self._all(b"tracestate"))
 

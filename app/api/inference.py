@@ -4,10 +4,12 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from app.admission.admission import Admission, Entrance, ModelLoad, PipelineLimits
 from app.admission.caller import ANYONE, Caller
@@ -42,8 +44,7 @@ from app.streams.stream import Answer as StreamAnswer
 from app.streams.stream import ProblemOf, Stream, StreamPlan
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Struct, frozen=True, eq=False):
     """One checked call of a pipeline."""
 
     pipeline: Pipeline
@@ -133,12 +134,14 @@ class Inference:
     def show_load(self) -> None:
         """Brings the gauges of admission up to date."""
         entrances = self.admission.entrances.values()
+        unary = self.workload.unary_requests()
+        in_flight = {each.name: unary[each.name] for each in entrances}
         load = Counter[str](), Counter[str]()
         for entrance in entrances:
             for counted, count in zip(load, (entrance.own.running, entrance.own.waiting), strict=True):
                 counted[entrance.name] += count
         limits = {each.model: each.limit.value for each in self.admission.model_queues.values()}
-        self.metrics.show_load(*load, limits)
+        self.metrics.show_load(in_flight, *load, limits)
 
     def _entrance_of(self, pipeline: Pipeline) -> Entrance:
         known, in_flight = self._entrances.get(pipeline.name), self.catalog.exposed.in_flight
@@ -150,10 +153,6 @@ class Inference:
         entrance = self.admission.entrance(pipeline.name, load, limits)
         self._entrances[pipeline.name] = pipeline, in_flight, entrance
         return entrance
-
-    def counted(self, pipeline: str) -> AbstractContextManager[None]:
-        """Counts a unary request in the metrics for the duration of the block."""
-        return self.metrics.of_pipeline(pipeline).in_flight.track_inprogress()
 
     async def answer(self, call: Call, answer: Answer | None = None) -> Result:
         """One unary answer. Also calls the pipeline's ``cancel`` model if the gateway ends the request early.

@@ -1,9 +1,11 @@
 """The work in progress: requests from their admission to their last byte, and running streams."""
 
 import asyncio
+from collections import Counter
 from typing import Protocol
 
 from app.domain.errors import Draining, GatewayError
+from app.observability.record import RequestRecord
 
 
 class Work(Protocol):
@@ -20,8 +22,8 @@ class Workload:
         self.is_draining = False
         """True after the drain has started: new work is rejected."""
         self._running: set[Work] = set()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._idle: asyncio.Event | None = None
+        """Created by the first call of :meth:`idle`, so that before the drain no request has to set it."""
 
     @property
     def is_shutting_down(self) -> bool:
@@ -40,17 +42,24 @@ class Workload:
     def add(self, work: Work) -> None:
         """Adds work that also runs during the drain."""
         self._running.add(work)
-        self._idle.clear()
 
     def remove(self, work: Work) -> None:
         """No-op if ``work`` was never added."""
         self._running.discard(work)
-        if not self._running:
+        if self._idle is not None and not self._running:
             self._idle.set()
+
+    def unary_requests(self) -> Counter[str]:
+        """The number of unary requests of each pipeline."""
+        records = (work.record for work in self._running if isinstance(work, RequestWork))
+        return Counter(record.pipeline for record in records if record.transport == "unary")
 
     async def idle(self) -> None:
         """Waits until no work is in progress."""
-        await self._idle.wait()
+        self._idle = self._idle or asyncio.Event()
+        while self._running:
+            self._idle.clear()
+            await self._idle.wait()
 
     def end_all(self, cause: GatewayError) -> None:
         for work in tuple(self._running):
@@ -60,7 +69,8 @@ class Workload:
 class RequestWork:
     """One HTTP request, handled by the current task."""
 
-    def __init__(self) -> None:
+    def __init__(self, record: RequestRecord) -> None:
+        self.record = record
         task = asyncio.current_task()
         assert task is not None
         self.task = task

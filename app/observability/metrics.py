@@ -1,5 +1,6 @@
 """The Prometheus metrics. Label values come from fixed sets, never from a caller's text."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, cached_property, partial
 from typing import Literal
@@ -114,11 +115,18 @@ class Metrics:
     def count_stub_death(self, model: str) -> None:
         self.stub_deaths.labels(model).inc()
 
-    def show_load(self, running: Mapping[str, int], waiting: Mapping[str, int], limits: Mapping[str, int]) -> None:
-        """``running`` and ``waiting``: by pipeline. ``limits``: by model."""
+    def show_load(
+        self,
+        in_flight: Mapping[str, int],
+        running: Mapping[str, int],
+        waiting: Mapping[str, int],
+        limits: Mapping[str, int],
+    ) -> None:
+        """``limits``: by model; the others by pipeline."""
         self.requests_running.set(sum(running.values()))
         self.requests_waiting.set(sum(waiting.values()))
         by_label = (
+            (self.in_flight, in_flight),
             (self.running_by_pipeline, running),
             (self.waiting_by_pipeline, waiting),
             (self.in_flight_limit, limits),
@@ -140,7 +148,15 @@ class Metrics:
     def _histogram(
         self, name: str, text: str, *labels: str, buckets: tuple[float, ...] = DURATION_BOUNDS_S
     ) -> Histogram:
-        return Histogram(f"triton_gateway_{name}", text, labels, registry=self.registry, buckets=buckets)
+        return _Histogram(f"triton_gateway_{name}", text, labels, registry=self.registry, buckets=buckets)
+
+
+class _Histogram(Histogram):
+    """Finds the bucket by bisection, in a third of the time of prometheus_client's loop. Stores no exemplars."""
+
+    def observe(self, amount: float, exemplar: dict[str, str] | None = None) -> None:
+        self._sum.inc(amount)
+        self._buckets[bisect_left(self._upper_bounds, amount)].inc(1)
 
 
 class PipelineMetrics:
@@ -158,10 +174,6 @@ class PipelineMetrics:
         self._requests(transport, outcome).inc()
         self._request_duration(transport, outcome).observe(duration_s)
         self._overhead(transport).observe(max(duration_s - elsewhere_s, 0.0))
-
-    @cached_property
-    def in_flight(self) -> Gauge:
-        return self._metrics.in_flight.labels(self._name)
 
     @cached_property
     def queue_time(self) -> Histogram:

@@ -3,7 +3,10 @@
 import logging
 import re
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from app.domain.errors import ContractViolation, GatewayError, Outcome
 from app.domain.fault import FaultKind
@@ -28,8 +31,7 @@ def request_id_of(offered: str | None) -> str:
     return offered if offered is not None and REQUEST_ID.fullmatch(offered) else new_request_id()
 
 
-@dataclass(slots=True)
-class RequestRecord:
+class RequestRecord(Struct, eq=False):
     """Filled while the request runs. ``transport`` is None for requests that do not run inference."""
 
     request_id: str

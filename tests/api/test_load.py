@@ -120,6 +120,16 @@ class TestEveryDialect:
         assert await metric(api, "rejected_total", reason="too_many_requests") == 1
         await asyncio.gather(*first)
 
+    async def test_only_unary_requests_count_as_in_flight(self, api: Served, kind: str) -> None:
+        model, path, body = REQUESTS[kind]
+        scripted(api, model, pause_s=0.1)
+        answering = post(api, path, body)
+        await wait_for(lambda: running(api) == {model: 1})
+        pipeline = "-" if path.startswith("/v2") else {"reader": "read", "writer": "write", "embedder": "embed"}[model]
+        assert await metric(api, "in_flight_requests", pipeline=pipeline) == ("stream" not in kind)
+        await answering
+        assert await metric(api, "in_flight_requests", pipeline=pipeline) == 0
+
     async def test_a_failed_request_releases_its_slot(self, api: Served, kind: str) -> None:
         _, path, body = REQUESTS[kind]
         for error in (UpstreamUnavailable("away"), DeadlineExceeded("late"), TooManyRequests("full")):

@@ -84,10 +84,10 @@ def test_a_page_of_workers_has_the_series_of_one_process() -> None:
     """Compares all values except the times of creation, which are not shared."""
     alone, own, first, second = Metrics("1"), Metrics("1"), Worker(), Worker()
     alone.of_pipeline("p").count_request("unary", Outcome.OK, 0.003, 0.002)
-    alone.of_pipeline("p").in_flight.set(0)
+    alone.in_flight.labels("p").set(0)
     first.answers("p", 0.003)
     with second.acts():
-        second.metrics.of_pipeline("p").in_flight.set(0)
+        second.metrics.in_flight.labels("p").set(0)
     series = {key for key in page_of(alone) if not key[0].endswith("_created")}
     assert set(page_of(own, first, second)) == series
 
@@ -99,7 +99,7 @@ def test_counters_of_an_ended_worker_stay_and_its_gauges_go() -> None:
     for each in running:
         each.answers("p", 0.003, 0.3)
         with each.acts():
-            each.metrics.of_pipeline("p").in_flight.inc()
+            each.metrics.in_flight.labels("p").inc()
     page = page_of(own, summed=summed)
     assert (number(page, "requests_total", **OK), number(page, "in_flight_requests", pipeline="p")) == (4, 2)
     running.remove(first)

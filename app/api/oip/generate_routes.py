@@ -26,7 +26,6 @@ from app.api.oip.signature import Signature
 from app.api.responses import send_json
 from app.api.short_path import ShortRoute
 from app.api.streaming import Start, StreamResponse
-from app.observability.metrics import NO_PIPELINE
 from app.pipelines.spec import StreamSpec
 from app.streams.event import Event
 
@@ -44,12 +43,11 @@ class GenerateRoutes:
     async def generate(self, exchange: Exchange, found: Mapping[str, str], _send: Send) -> None:
         calls = self._calls
         signature = calls.admit(exchange, found["model"], "unary")
-        with calls.inference.counted(NO_PIPELINE):
-            deadline = deadline_of(exchange, calls.timeout_s)
-            calls.check_load(exchange, signature, deadline)
-            asked = await self._read(exchange, found, signature)
-            with CancelledOnDisconnect(exchange):
-                response = await calls.answer(exchange, signature, asked.inference, deadline)
+        deadline = deadline_of(exchange, calls.timeout_s)
+        calls.check_load(exchange, signature, deadline)
+        asked = await self._read(exchange, found, signature)
+        with CancelledOnDisconnect(exchange):
+            response = await calls.answer(exchange, signature, asked.inference, deadline)
         await send_json(exchange, values_of(asked, response))
 
     async def stream(self, exchange: Exchange, found: Mapping[str, str], send: Send) -> None:

@@ -14,7 +14,6 @@ from app.api.oip.infer_answer import send_answer
 from app.api.oip.reading import read_asked
 from app.api.short_path import ShortRoute
 from app.domain.errors import UnknownModel
-from app.observability.metrics import NO_PIPELINE
 
 MODEL = "/v2/models/{model}"
 VERSION = MODEL + "/versions/{version:int}"
@@ -33,12 +32,11 @@ class InferRoutes:
     async def infer(self, exchange: Exchange, found: Mapping[str, str], _send: Send) -> None:
         calls = self._calls
         signature, version = calls.admit(exchange, found["model"], "unary"), version_of(found)
-        with calls.inference.counted(NO_PIPELINE):
-            deadline = deadline_of(exchange, calls.timeout_s)
-            calls.check_load(exchange, signature, deadline)
-            asked = await read_asked(exchange, signature, version, self._limits)
-            with CancelledOnDisconnect(exchange):
-                response = await calls.answer(exchange, signature, asked.inference, deadline)
+        deadline = deadline_of(exchange, calls.timeout_s)
+        calls.check_load(exchange, signature, deadline)
+        asked = await read_asked(exchange, signature, version, self._limits)
+        with CancelledOnDisconnect(exchange):
+            response = await calls.answer(exchange, signature, asked.inference, deadline)
         await send_answer(exchange, asked, response)
 
 

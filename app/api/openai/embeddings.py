@@ -55,7 +55,7 @@ class EmbeddingsRoute:
     async def post(self, exchange: Exchange, _found: Mapping[str, str], _send: Send) -> None:
         request = await self._read(exchange)
         name = request.pipeline.name
-        with self._inference.counted(name), CancelledOnDisconnect(exchange):
+        with CancelledOnDisconnect(exchange):
             vectors = await self._vectors(exchange, request)
         await send_parts(exchange, await vectors.rendered(name, is_base64=request.is_base64), [JSON])
 

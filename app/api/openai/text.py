@@ -55,7 +55,7 @@ class TextRoute:
         if read.streams:
             return await self._opened(exchange, read)
         call = read.call(exchange, read.pipeline.timeout_s)
-        with self._inference.counted(read.pipeline.name), CancelledOnDisconnect(exchange):
+        with CancelledOnDisconnect(exchange):
             result = await self._inference.answer(call, read.collector)
         exit_header = [] if result.early_exit is None else [(b"x-early-exit", result.early_exit.encode("latin-1"))]
         await send_json(exchange, result.values, *exit_header)

@@ -62,12 +62,10 @@ class PipelineRoutes:
         return {"missing_at": missing} if missing else {}
 
     async def run_pipeline(self, exchange: Exchange, found: Mapping[str, str], _send: Send) -> None:
-        name = found["name"]
-        pipeline = self._inference.admit(exchange, name, "unary")
-        with self._inference.counted(name):
-            call = await self._call(exchange, pipeline, pipeline.timeout_s)
-            with CancelledOnDisconnect(exchange):
-                result = await self._inference.answer(call)
+        pipeline = self._inference.admit(exchange, found["name"], "unary")
+        call = await self._call(exchange, pipeline, pipeline.timeout_s)
+        with CancelledOnDisconnect(exchange):
+            result = await self._inference.answer(call)
         await _send_result(exchange, pipeline, result)
 
     async def stream_pipeline(self, exchange: Exchange, found: Mapping[str, str], send: Send) -> None:

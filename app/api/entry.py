@@ -1,5 +1,7 @@
 """The entry point of each port: creates a request's record, its span and the headers of its answer."""
 
+from functools import partial
+
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.api.budget import ByteBudget
@@ -29,9 +31,15 @@ class EntryPoint:
         finally:
             if span is not None:
                 end_request_span(span, exchange.record, getattr(scope.get("route"), "path", None))
-            self._workload.remove(exchange.work)
-            exchange.close()
-            exchange.record.close(self._metrics)
+            if exchange.connection is None:
+                self._close(exchange)
+            else:
+                exchange.connection.after_writing(partial(self._close, exchange))
+
+    def _close(self, exchange: Exchange) -> None:
+        self._workload.remove(exchange.work)
+        exchange.close()
+        exchange.record.close(self._metrics)
 
     def _span_of(self, record: RequestRecord) -> Span | None:
         """Only POST requests get a span, because every inference is a POST."""

@@ -62,6 +62,9 @@ class Connection(Protocol):
         Returns False if the client must first read earlier data; then send the answer by ASGI.
         """
 
+    def after_writing(self, work: Callable[[], None]) -> None:
+        """Does ``work`` as soon as the answer so far is written, so that the client does not wait for it."""
+
 
 class Exchange:
     """Created and closed by :class:`app.api.entry.EntryPoint` for each request."""

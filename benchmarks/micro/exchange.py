@@ -23,6 +23,9 @@ class Connection:
     def take_body(self, max_bytes: int) -> bytes | None:
         return self._exchange.body if len(self._exchange.body) <= max_bytes else None
 
+    def after_writing(self, work: Callable[[], None]) -> None:
+        work()
+
     def answer(self, status: int, _headers: Sequence[Header], body: bytes) -> bool:
         self._exchange.status, self._exchange.answer = status, body
         return True

@@ -33,6 +33,9 @@ class FakeConnection:
     async def pass_body(self, _sink: BodySink) -> bool:
         return False
 
+    def after_writing(self, work: Callable[[], None]) -> None:
+        work()
+
     def answer(self, _status: int, _headers: Sequence[Header], _body: bytes) -> bool:
         return False
 

@@ -200,6 +200,9 @@ class BoundedProtocol(ClosingProtocol):
         cycle.on_response()
         return True
 
+    def after_writing(self, work: Callable[[], None]) -> None:
+        self.loop.call_soon(work)  # after _write_held, which was scheduled in this turn or before
+
     def data_received(self, data: bytes) -> None:
         while data and not self.is_ending:
             data = self._read(data)
@@ -334,7 +337,10 @@ class BoundedProtocol(ClosingProtocol):
         if self.is_ending or self.transport.is_closing():
             return
         self.state_timer.start(self.timeout_keep_alive, self._end_silently)
-        self._read_ahead()
+        if self._ahead:
+            self.loop.call_soon(self._read_ahead)  # before the application gets it, this request's memory is free
+        else:
+            self.flow.resume_reading()
 
     def close_after_answer(self) -> None:
         """The next answer that begins has ``Connection: close``, and the connection is closed after it."""
@@ -354,7 +360,7 @@ class BoundedProtocol(ClosingProtocol):
 
     @property
     def _is_idle(self) -> bool:
-        return not self._is_answering and self._body is None and not self._is_in_head
+        return not (self._is_answering or self._body is not None or self._is_in_head or self._ahead)
 
     def _end_silently(self) -> None:
         self.end(lingers=False)

@@ -1,6 +1,7 @@
 """Bodies and answers that skip the messages of ASGI, on a real socket."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -95,6 +96,28 @@ async def test_pipelined_requests_are_answered_in_order(port: int, application: 
         writer.write(post("/direct") + post("/asgi") + post("/direct"))
         assert [(await read_answer(reader))[1] for _ in range(3)] == [BODY] * 3
     assert application.were_taken == [True, True]
+
+
+async def test_work_after_an_answer_follows_its_write_and_precedes_the_next_request() -> None:
+    events: list[object] = []
+    client = socket.socket()
+
+    async def application(scope: Any, _receive: Any, _send: Any) -> None:
+        events.append("request")
+        connection = scope["state"]["connection"]
+        connection.take_body(LIMIT)
+        assert connection.answer(200, [(b"content-length", b"0")], b"")
+        connection.after_writing(lambda: events.append(client.recv(4096)[:12]))
+
+    with client:
+        async with listening(application) as port:
+            client.connect(("127.0.0.1", port))
+            client.setblocking(False)
+            client.send(post("/") * 3)
+            async with asyncio.timeout(5):
+                while len(events) < 6:
+                    await asyncio.sleep(0.01)
+    assert events == ["request", b"HTTP/1.1 200"] * 3
 
 
 async def test_the_application_gets_a_disconnect_after_the_answer(port: int, application: Direct) -> None:

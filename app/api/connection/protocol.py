@@ -20,7 +20,7 @@ from app.api.connection.closing import ClosingProtocol, has_received
 from app.api.connection.event import LazyEvent
 from app.api.connection.framing import Body, LengthBody
 from app.api.connection.heads import MAX_HEAD_BYTES, body_of, end_of_head
-from app.api.connection.receiving import LARGE_BYTES, BodyReceiver
+from app.api.connection.receiving import LARGE_BYTES, LargeBody, Receiver, ReceivingRoom
 from app.api.exchange import BodySink, Header
 from app.api.problems import problem_response
 from app.domain.errors import GatewayError, HeadersTooLarge, InvalidRequest, SlowRequest, TooManyRequests
@@ -46,6 +46,7 @@ class ConnectionLimit:
     """The rejected connections that are still open. They do not count towards the limit."""
     is_closing: bool = False
     """Whether every answer on a new connection closes it, because the gateway shuts down."""
+    room: ReceivingRoom = field(default_factory=ReceivingRoom)
 
 
 def protocol_with(limit: ConnectionLimit) -> type[asyncio.Protocol]:
@@ -68,6 +69,7 @@ class BoundedProtocol(ClosingProtocol):
         "_is_in_head",
         "_keeps_alive",
         "_limit",
+        "_receiver",
         "_sink",
         "_sink_error",
         "is_lost",
@@ -107,9 +109,11 @@ class BoundedProtocol(ClosingProtocol):
         self._has_begun_answer = False
         self._ahead = bytearray()
         """Received bytes that are not parsed yet, because an answer is in progress."""
+        self._receiver = Receiver(self, limit.room)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.set_protocol(self._receiver)
         if len(self.connections) > self._limit.max_connections:
             self._refuse_connection()
         else:
@@ -158,29 +162,19 @@ class BoundedProtocol(ClosingProtocol):
     async def _received(self, body: LengthBody, sink: BodySink) -> bool:
         if self.transport.is_closing():
             return False
-        receiver = BodyReceiver(self, sink, body.missing, self.flow.pause_reading)
-        self._read_by(receiver)
+        received = self._receiver.large_body = LargeBody(body, sink, self._complete_request)
         self.flow.resume_reading()
         try:
-            await receiver.ended.wait()
+            await received.ended.wait()
         finally:
-            body.missing = receiver.missing
-            self._read_by(self)
-            error = receiver.error
-            receiver.release()
-        if error is not None:
-            raise error
+            self._receiver.large_body = None
+            if not body.is_complete:
+                self.flow.pause_reading()
+        if received.error is not None:
+            raise received.error
         if body.is_complete:
-            self._complete_request()
             self.cycle.message_event.clear()
-        self.flow.resume_reading()
         return body.is_complete
-
-    def _read_by(self, protocol: asyncio.BaseProtocol) -> None:
-        """Changes the transport's protocol and leaves reading paused. A closing transport keeps its protocol."""
-        self.flow.pause_reading()
-        if not self.transport.is_closing():
-            self.transport.set_protocol(protocol)
 
     def answer(self, status: int, headers: Sequence[Header], body: bytes) -> bool:
         """Leaves the cycle in the same state as uvicorn does after the two messages of an answer."""
@@ -268,6 +262,7 @@ class BoundedProtocol(ClosingProtocol):
     def on_headers_complete(self) -> None:
         """Starts the application. An answer before the end of the request has ``Connection: close``."""
         self._body = body_of(self.parser.get_http_version(), self.headers)
+        self._receiver.is_in_body = True
         super().on_headers_complete()
         self._is_in_head = False
         self.state_timer.stop()
@@ -290,6 +285,8 @@ class BoundedProtocol(ClosingProtocol):
             super().on_body(received)
         if body.is_complete:
             self._complete_request()
+        elif isinstance(body, LengthBody) and body.missing >= LARGE_BYTES and not self.cycle.response_started:
+            self.flow.pause_reading()  # until the application has memory for the body
         elif rest:
             return self._read_later(rest)
         return rest
@@ -318,6 +315,7 @@ class BoundedProtocol(ClosingProtocol):
 
     def _complete_request(self) -> None:
         self._body = None
+        self._receiver.is_in_body = False
         super().on_message_complete()
         self.parser = None  # type: ignore[assignment]  # the next head has a parser of its own
         if not self.cycle.response_started:

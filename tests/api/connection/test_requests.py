@@ -273,7 +273,7 @@ async def test_a_malformed_body_does_not_change_a_running_answer(port: int, appl
     assert application.calls == 1
 
 
-@pytest.mark.parametrize("ahead", [0, 10, 4 * MAX_AHEAD_BYTES])
+@pytest.mark.parametrize("ahead", [0, 10, 2 * MAX_AHEAD_BYTES])
 async def test_a_disconnect_after_pipelined_data_is_reported(
     port: int, application: Application, monkeypatch: pytest.MonkeyPatch, ahead: int
 ) -> None:

@@ -21,6 +21,9 @@ _KEEPALIVE = (
 _ONLY_WITH_PARENT = 2**31 - 1
 # Many model processes share the cores. A thread pool in each process would slow down all of them.
 _THREAD_COUNTS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+# The memory of a large tensor is kept for the next one. Otherwise glibc often returns it to the system, and each new
+# page costs as much as the copy into it. glibc itself sets these values after a block of 32 MiB. Source: mallopt(3).
+_KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(64 * 2**20)}
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class Launch:
         """Additions to the inherited environment. Model processes run the first `python3` on PATH."""
         inherited = self.options.environment
         return {
-            **{name: count for name, count in _THREAD_COUNTS.items() if name not in inherited},
+            **{name: value for name, value in (_THREAD_COUNTS | _KEPT_MEMORY).items() if name not in inherited},
             "PATH": _joined(str(self.models.python.path.parent), inherited.get("PATH", os.defpath)),
             **_library_path(self.models.python.library_folder, inherited),
         }

@@ -42,17 +42,20 @@ def test_auto_completion_is_off_only_for_complete_configs(launch, is_complete):
     assert ("--disable-auto-complete-config" in launch(is_complete).command()) is is_complete
 
 
-def test_models_run_with_their_own_python_and_one_thread(launch):
+def test_models_run_with_their_own_python_one_thread_and_kept_memory(launch):
     assert launch(PATH="/usr/bin", LD_LIBRARY_PATH="/cuda").environment() == {
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
+        "MALLOC_MMAP_THRESHOLD_": "33554432",
+        "MALLOC_TRIM_THRESHOLD_": "67108864",
         "PATH": "/venv/bin:/usr/bin",
         "LD_LIBRARY_PATH": "/opt/python/lib:/cuda",
     }
 
 
-def test_thread_count_of_the_user_is_kept(launch):
-    assert "OMP_NUM_THREADS" not in launch(OMP_NUM_THREADS="4").environment()
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "MALLOC_TRIM_THRESHOLD_"])
+def test_a_variable_of_the_user_is_kept(launch, name):
+    assert name not in launch(**{name: "4"}).environment()
 
 
 def test_only_requests_with_a_parent_span_are_sent(launch):

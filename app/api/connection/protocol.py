@@ -47,6 +47,13 @@ class ConnectionLimit:
     is_closing: bool = False
     """Whether every answer on a new connection closes it, because the gateway shuts down."""
     room: ReceivingRoom = field(default_factory=ReceivingRoom)
+    _defaults: tuple[Sequence[Header], bytes] = ((), b"")
+
+    def default_lines(self, headers: Sequence[Header]) -> bytes:
+        """Returns the lines of uvicorn's headers of every answer. uvicorn creates a new list once a second."""
+        if self._defaults[0] is not headers:
+            self._defaults = headers, b"".join([b"%b: %b\r\n" % header for header in headers])
+        return self._defaults[1]
 
 
 def protocol_with(limit: ConnectionLimit) -> type[asyncio.Protocol]:
@@ -182,11 +189,9 @@ class BoundedProtocol(ClosingProtocol):
         if self.flow.write_paused or cycle.disconnected:
             return False
         cycle.response_started = cycle.response_complete = True
-        lines = [STATUS_LINE[status]]
-        for name, value in (*cycle.default_headers, *headers):
-            lines += (name, b": ", value, b"\r\n")
-        lines.append(b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n")
-        self.write(b"".join(lines))
+        defaults = self._limit.default_lines(cycle.default_headers)
+        end = b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n"
+        self.write(b"".join((STATUS_LINE[status], defaults, *[b"%b: %b\r\n" % header for header in headers], end)))
         self.write(body)
         cycle.message_event.set()
         if not cycle.keep_alive:

@@ -1,6 +1,6 @@
 """The events of an HTTP/2 session, and the error that ends a connection. Source: RFC 9113, 7."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 NO_ERROR, PROTOCOL_ERROR, INTERNAL_ERROR, FLOW_CONTROL_ERROR = range(4)
 FRAME_SIZE_ERROR, REFUSED_STREAM, CANCEL, COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 6, 7, 8, 9, 11
@@ -16,15 +16,13 @@ class ConnectionFailed(Exception):
         self.code = code
 
 
-@dataclass(slots=True)
-class HeadersReceived:
+class HeadersReceived(Struct, gc=False):
     stream_id: int
     headers: Headers
     is_end: bool
 
 
-@dataclass(slots=True)
-class DataReceived:
+class DataReceived(Struct, gc=False):
     """``size``: the used bytes of the stream's window, which ``Session.acknowledge`` returns."""
 
     stream_id: int
@@ -33,8 +31,7 @@ class DataReceived:
     is_end: bool
 
 
-@dataclass(slots=True)
-class StreamReset:
+class StreamReset(Struct, gc=False):
     """``reason``: empty if the peer reset the stream, otherwise why the session reset it."""
 
     stream_id: int
@@ -42,16 +39,14 @@ class StreamReset:
     reason: str = ""
 
 
-@dataclass(slots=True)
-class GoAway:
+class GoAway(Struct, gc=False):
     """The peer did not process streams above ``last_stream_id`` and accepts no new ones."""
 
     last_stream_id: int
     code: int
 
 
-@dataclass(slots=True)
-class PingAcknowledged:
+class PingAcknowledged(Struct, gc=False):
     content: bytes
 
 

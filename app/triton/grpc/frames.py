@@ -2,7 +2,8 @@
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
 
@@ -14,12 +15,12 @@ HAS_PRIORITY = 0x20
 HEADER_BYTES = 9
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
-_HEADER = struct.Struct(">HBBBI")
+_HEADER = struct.Struct(">IBI")
+"""The size of the content and the kind, flags, and the stream id."""
 _STREAM_ID = 0x7FFF_FFFF
 
 
-@dataclass(slots=True)
-class Frame:
+class Frame(Struct, gc=False):
     kind: int
     flags: int
     stream_id: int
@@ -55,12 +56,12 @@ class FrameBuffer:
             data = self._rest + data
         end = len(data)
         while end - start >= HEADER_BYTES:
-            high, low, kind, flags, stream_id = _HEADER.unpack_from(data, start)
-            size = high << 8 | low
+            size_and_kind, flags, stream_id = _HEADER.unpack_from(data, start)
+            size = size_and_kind >> 8
             if size > self._max_content_bytes:
                 raise FrameTooLarge(f"a frame of {size} bytes")
             start += HEADER_BYTES
-            frame = Frame(kind, flags, stream_id & _STREAM_ID, data[start : start + size])
+            frame = Frame(size_and_kind & 0xFF, flags, stream_id & _STREAM_ID, data[start : start + size])
             if start + size > end:
                 self._cut, self._pieces, self._missing = frame, [frame.content], start + size - end
                 self._rest = b""
@@ -80,10 +81,9 @@ class FrameBuffer:
 
 
 def frame_bytes(kind: int, flags: int, stream_id: int, content: bytes = b"") -> bytes:
-    size = len(content)
-    return _HEADER.pack(size >> 8, size & 0xFF, kind, flags, stream_id) + content
+    return _HEADER.pack(len(content) << 8 | kind, flags, stream_id) + content
 
 
 def frame_header(kind: int, flags: int, stream_id: int, size: int) -> bytes:
     """Returns the header of a frame whose content has ``size`` bytes."""
-    return _HEADER.pack(size >> 8, size & 0xFF, kind, flags, stream_id)
+    return _HEADER.pack(size << 8 | kind, flags, stream_id)

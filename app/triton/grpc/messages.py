@@ -36,21 +36,18 @@ class MessageReader:
         start, size = 0, len(data)
         while size - start >= self.missing:
             end = start + self.missing
-            part = self._whole(data[start:end])
+            part = self._whole(data[start:end]) if self._pieces else data[start:end]
             start = end
-            self._has_prefix = not self._has_prefix
             if self._has_prefix:
-                self.missing = self._length_in(part)
-            else:
-                self.missing = PREFIX_BYTES
+                self._has_prefix, self.missing = False, PREFIX_BYTES
                 yield part
+            else:
+                self._has_prefix, self.missing = True, self._length_in(part)
         if start < size:
             self.missing -= size - start
             self._pieces.append(data[start:])
 
     def _whole(self, last: bytes) -> bytes:
-        if not self._pieces:
-            return last
         self._pieces.append(last)
         pieces, self._pieces = self._pieces, []
         return b"".join(pieces)

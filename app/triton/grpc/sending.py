@@ -1,7 +1,8 @@
 """Sends request bodies within the flow-control windows of the peer. Source: RFC 9113, 5.2."""
 
 from collections import deque
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from app.triton.grpc import frames
 from app.triton.grpc.contents import DEFAULT_WINDOW, MAX_WINDOW
@@ -12,8 +13,7 @@ SMALLEST_FRAME_LIMIT = 16_384
 LARGEST_FRAME_LIMIT = 2**24 - 1
 
 
-@dataclass(slots=True)
-class Stream:
+class Stream(Struct, eq=False):
     send_window: int
     receive_window: int
     unsent: deque[memoryview] | None = None

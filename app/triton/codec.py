@@ -214,6 +214,8 @@ def _short(value: object) -> str:
 
 def _split(raw: bytes) -> list[bytes] | None:
     """Returns the elements of a serialized BYTES tensor, or None if the lengths are inconsistent."""
+    if len(raw) > 4 and int.from_bytes(raw[:4], "little") == len(raw) - 4:
+        return [raw[4:]]  # the usual text: one element
     elements: list[bytes] = []
     offset = 0
     while offset < len(raw):

@@ -15,8 +15,9 @@ LOSS = 0.92
 """A lower limit is kept if at least this fraction of the throughput remains."""
 LONGEST_PAUSE = 32
 """Maximum number of measurements between two attempts in a direction that did not help."""
-QUEUE_S = 0.06
-"""Work for this time may always wait in Triton, so that Triton is never idle while the gateway's event loop is busy."""
+QUEUE_S = 0.25
+"""Work for this time may always be in Triton: it fills the batches of every step of an ensemble, which the search does
+not find, because each step of the limit changes the throughput too little."""
 HIGHEST = 4096
 
 STREAMS = 8
@@ -111,7 +112,7 @@ class ThroughputLimit(FixedLimit):
         self._begin_window(now, before if self.value != before else 0)
 
     def _learn(self, rate: float) -> None:
-        floor = min(max(self._lowest, ceil(self._instances + QUEUE_S * self._peak_rate)), HIGHEST)
+        floor = min(max(self._lowest, self._instances + int(QUEUE_S * self._peak_rate)), HIGHEST)
         if self._base < floor:
             self._set_base(floor)
         elif self._trial:

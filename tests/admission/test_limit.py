@@ -74,6 +74,13 @@ def test_batches_are_filled_if_that_increases_throughput() -> None:
     assert rate >= 0.85 * 64 / service(64)
 
 
+def test_a_chain_of_batching_steps_gets_enough_requests_for_all_of_them() -> None:
+    """Each further request adds a little throughput, as measured with `insights`: 157 per second with 16, 240 with 64."""
+    limit = ThroughputLimit(Capacity(instances=1, requests=16))
+    rate = under_load(limit, lambda running: (running + 12) / 285)
+    assert rate >= 0.9 * 285 * 64 / (64 + 12)
+
+
 def test_a_model_with_undeclared_concurrency_gets_a_higher_limit() -> None:
     """The configuration declares one instance, but the model runs 40 requests at a time."""
     limit = ThroughputLimit(Capacity(instances=1, requests=1))

@@ -112,7 +112,7 @@ class ThroughputLimit(FixedLimit):
         self._begin_window(now, before if self.value != before else 0)
 
     def _learn(self, rate: float) -> None:
-        floor = min(max(self._lowest, self._instances + int(QUEUE_S * self._peak_rate)), HIGHEST)
+        floor = min(max(self._lowest, int(QUEUE_S * self._peak_rate)), HIGHEST)
         if self._base < floor:
             self._set_base(floor)
         elif self._trial:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -100,9 +100,9 @@ class Inference:
         """Raises TooManyRequests if the request would be refused now. Call it before the body is read."""
         self._entrance_of(pipeline).check(caller, deadline)
 
-    async def take_slot(self, call: Call) -> Slot:
+    def take_slot(self, call: Call) -> Awaitable[Slot]:
         """A slot for the call, maybe after a wait in the queue. Raises TooManyRequests or DeadlineExceeded."""
-        return await self.take_slot_at(self._entrance_of(call.pipeline), call.caller, call.deadline, call.record)
+        return self.take_slot_at(self._entrance_of(call.pipeline), call.caller, call.deadline, call.record)
 
     async def take_slot_at(self, entrance: Entrance, caller: Caller, deadline: Deadline, record: RequestRecord) -> Slot:
         """As :meth:`take_slot`."""

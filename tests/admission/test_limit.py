@@ -75,7 +75,7 @@ def test_batches_are_filled_if_that_increases_throughput() -> None:
 
 
 def test_a_chain_of_batching_steps_gets_enough_requests_for_all_of_them() -> None:
-    """Each further request adds a little throughput, as measured with `insights`: 157 per second with 16, 240 with 64."""
+    """Each further request adds a little throughput, as measured: 157 answers per second with 16, 240 with 64."""
     limit = ThroughputLimit(Capacity(instances=1, requests=16))
     rate = under_load(limit, lambda running: (running + 12) / 285)
     assert rate >= 0.9 * 285 * 64 / (64 + 12)

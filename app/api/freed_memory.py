@@ -1,7 +1,7 @@
-"""Returns memory to the system after large bodies.
+"""Keeps freed memory while large requests follow each other, and returns it to the system afterwards.
 
-glibc keeps freed memory, up to twice the largest block, for the next request. This is fast for many large bodies, but
-wastes up to 64 MiB afterwards. Source: mallopt(3), M_MMAP_THRESHOLD and M_TRIM_THRESHOLD.
+New pages cost as much as the copy into them. glibc keeps freed memory only up to twice the largest block so far, and
+the blocks of one request are together larger. Source: mallopt(3), M_MMAP_THRESHOLD and M_TRIM_THRESHOLD.
 """
 
 import asyncio
@@ -10,6 +10,9 @@ from collections.abc import Callable
 
 LARGE_BYTES = 1024 * 1024
 IDLE_S = 1.0
+KEPT_BYTES = 64 * 1024 * 1024
+"""The most freed memory that is kept; glibc keeps as much after a block of 32 MiB, the largest that its heap takes."""
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 class FreedMemory:
@@ -27,6 +30,14 @@ class FreedMemory:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = loop.call_later(IDLE_S, loop.run_in_executor, None, self._release)
+
+
+def keep() -> None:
+    """Keeps memory that is freed from now on. Does nothing if the C library has no ``mallopt``."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, KEPT_BYTES // 2)
+        mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
 def release() -> None:

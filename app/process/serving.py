@@ -7,6 +7,7 @@ from starlette.types import ASGIApp
 
 from app import __version__
 from app.admission.keys_file import read_keys
+from app.api import freed_memory
 from app.api.connection.protocol import ConnectionLimit
 from app.api.problems import problem_of
 from app.main import Gateway, Pages, create_admin_app, create_app
@@ -56,6 +57,7 @@ async def serve(settings: Settings) -> None:
             limit = ConnectionLimit(settings.max_connections, refused)
             admin_limit = ConnectionLimit(ADMIN_CONNECTIONS, refused)
             admin_app = create_admin_app(gateway, api_port=port)
+            freed_memory.keep()
             freeze_heap()
             server = await stack.enter_async_context(serving(app, main, supervisor, limit))
             await stack.enter_async_context(serving(admin_app, admin, supervisor, admin_limit))

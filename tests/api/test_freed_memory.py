@@ -1,6 +1,8 @@
 """Memory is returned to the system when no large request has arrived for ``IDLE_S``."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 import weakref
 from unittest.mock import patch
@@ -123,3 +125,30 @@ async def test_a_slow_answer_does_not_keep_its_body_in_memory() -> None:
 
 def test_release_works_with_the_c_library() -> None:
     freed_memory.release()
+
+
+_FAULTS = """
+import resource, sys
+from app.api import freed_memory
+if sys.argv[1] == "kept":
+    freed_memory.keep()
+def request():
+    return len([b"x" * 1_500_000 for _ in range(4)])
+for _ in range(3):
+    request()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    request()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def test_kept_memory_needs_no_new_pages() -> None:
+    """Four blocks of 1.5 MB have 1,465 pages."""
+
+    def new_pages(kind: str) -> int:
+        command = [sys.executable, "-c", _FAULTS, kind]
+        return int(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+
+    assert new_pages("kept") < 1_000
+    assert new_pages("by default") > 10_000

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from app import __version__
+from app.api import freed_memory
 from app.api.connection.protocol import ConnectionLimit
 from app.main import Gateway
 from app.observability.exporter import open_tracer
@@ -62,6 +63,7 @@ async def work(descriptor: int) -> None:
         gateway.statistics_of_workers = totals.statistics
         app = api_of(gateway, settings, order.admin_port)
         limit = ConnectionLimit(settings.max_connections, gateway.inference.metrics.count_refused_connection)
+        freed_memory.keep()
         freeze_heap()
         own = _listener(order.listeners[number - 1])
         server = await stack.enter_async_context(serving(app, own, supervisor, limit))

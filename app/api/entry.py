@@ -31,6 +31,7 @@ class EntryPoint:
         finally:
             if span is not None:
                 end_request_span(span, exchange.record, getattr(scope.get("route"), "path", None))
+            exchange.record.count(self._metrics)
             if exchange.connection is None:
                 self._close(exchange)
             else:
@@ -39,7 +40,7 @@ class EntryPoint:
     def _close(self, exchange: Exchange) -> None:
         self._workload.remove(exchange.work)
         exchange.close()
-        exchange.record.close(self._metrics)
+        exchange.record.log()
 
     def _span_of(self, record: RequestRecord) -> Span | None:
         """Only POST requests get a span, because every inference is a POST."""

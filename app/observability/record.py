@@ -48,6 +48,8 @@ class RequestRecord(Struct, eq=False):
     triton_s: float = 0.0
     """Time that the request waited for Triton."""
     queue_s: float = 0.0
+    total_s: float = 0.0
+    """Time from the start to the end; 0 before."""
     status: int = 0
     outcome: Outcome = Outcome.OK
     early_exit: str | None = None
@@ -92,15 +94,23 @@ class RequestRecord(Struct, eq=False):
         return f", read;dur={read_s * 1e3:.2f}, respond;dur={max(own_s - read_s, 0.0) * 1e3:.2f}"
 
     def close(self, metrics: Metrics) -> None:
-        """Counts and logs the request. Call it once, after everything was sent."""
-        duration_s = self.duration_s
+        """Counts and logs the request. Call it once, at its end."""
+        self.count(metrics)
+        self.log()
+
+    def count(self, metrics: Metrics) -> None:
+        """Counts the request, before its answer is written: so a worker that is killed has counted every answer."""
+        self.total_s = self.duration_s
         if self.explanation is not None:
-            self.explanation.close(self, duration_s)
+            self.explanation.close(self, self.total_s)
         if self.transport is not None:
-            self._count(metrics, self.transport, duration_s)
+            self._count(metrics, self.transport, self.total_s)
+
+    def log(self) -> None:
+        """Logs the request after :meth:`count`."""
         level = self._level()
         if _log.is_enabled_for(level):
-            _log.log(level, "request", self._fields(duration_s))
+            _log.log(level, "request", self._fields(self.total_s))
 
     def _count(self, metrics: Metrics, transport: str, duration_s: float) -> None:
         elsewhere_s = self.queue_s + self.triton_s

@@ -16,8 +16,8 @@ LOSS = 0.92
 LONGEST_PAUSE = 32
 """Maximum number of measurements between two attempts in a direction that did not help."""
 QUEUE_S = 0.25
-"""Work for this time may always be in Triton: it fills the batches of every step of an ensemble, which the search does
-not find, because each step of the limit changes the throughput too little."""
+"""Work for this time may always be in Triton. It fills the batches of every step of an ensemble. The search does not
+find that limit, because a single change of the limit changes the throughput too little."""
 HIGHEST = 4096
 
 STREAMS = 8

@@ -126,7 +126,7 @@ class ModelQueue:
 
     def serve_queue(self) -> None:
         """Gives free slots to waiting requests."""
-        while self._queue.size and self.running < self.limit.value:
+        while self._queue and self.running < self.limit.value:
             waiter = self._queue.take(_may_run)
             if waiter is None:
                 return
@@ -251,7 +251,7 @@ class ModelQueue:
         """Updates the averages and the limit. The only failures that count are a passed deadline and a full queue."""
         if error is None:
             self._service_s += (WEIGHT if self._service_s else 1.0) * (duration_s - self._service_s)
-            self.limit.answered(now, is_full=self._queue.size > 0)
+            self.limit.answered(now, is_full=bool(self._queue))
         elif isinstance(error, DeadlineExceeded):
             self._service_s += WEIGHT * max(duration_s - self._service_s, 0.0)
         elif isinstance(error, TooManyRequests):

@@ -22,12 +22,12 @@ class FairQueue(Generic[E]):
     """Serves higher priorities first. Callers of equal priority take turns. Each caller's entries keep their order."""
 
     def __init__(self) -> None:
-        self.size = 0
+        self._size = 0
         self._lines: dict[int, OrderedDict[str, Line[E]]] = {}
         """By priority, highest first, then by key, in the order of their turns."""
 
     def __len__(self) -> int:
-        return self.size
+        return self._size
 
     def __iter__(self) -> Iterator[E]:
         for lines in self._lines.values():
@@ -40,7 +40,7 @@ class FairQueue(Generic[E]):
             lines = OrderedDict[str, Line[E]]()
             self._lines = dict(sorted([*self._lines.items(), (entry.priority, lines)], reverse=True))
         lines.setdefault(entry.key, OrderedDict())[entry] = None
-        self.size += 1
+        self._size += 1
 
     def remove(self, entry: E) -> bool:
         """Removes an entry. Returns whether it was in the queue."""
@@ -49,7 +49,7 @@ class FairQueue(Generic[E]):
         if not lines or line is None or entry not in line:
             return False
         del line[entry]
-        self.size -= 1
+        self._size -= 1
         if not line:
             del lines[entry.key]
         if not lines:

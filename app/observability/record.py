@@ -102,19 +102,19 @@ class RequestRecord(Struct, eq=False):
         """Counts the request, before its answer is written: so a worker that is killed has counted every answer."""
         self.total_s = self.duration_s
         if self.explanation is not None:
-            self.explanation.close(self, self.total_s)
+            self.explanation.close(self)
         if self.transport is not None:
-            self._count(metrics, self.transport, self.total_s)
+            self._count(metrics, self.transport)
 
     def log(self) -> None:
         """Logs the request after :meth:`count`."""
         level = self._level()
         if _log.is_enabled_for(level):
-            _log.log(level, "request", self._fields(self.total_s))
+            _log.log(level, "request", self._fields())
 
-    def _count(self, metrics: Metrics, transport: str, duration_s: float) -> None:
+    def _count(self, metrics: Metrics, transport: str) -> None:
         elsewhere_s = self.queue_s + self.triton_s
-        metrics.of_pipeline(self.pipeline).count_request(transport, self.outcome, duration_s, elsewhere_s)
+        metrics.of_pipeline(self.pipeline).count_request(transport, self.outcome, self.total_s, elsewhere_s)
         if self.early_exit is not None:
             metrics.early_exits.labels(self.pipeline, self.early_exit).inc()
         if self.error is not None:
@@ -135,14 +135,14 @@ class RequestRecord(Struct, eq=False):
             return logging.DEBUG
         return logging.WARNING if self.status >= 500 or self.outcome in _FAILURES else logging.INFO
 
-    def _fields(self, duration_s: float) -> dict[str, object]:
+    def _fields(self) -> dict[str, object]:
         fields: dict[str, object] = {
             "request_id": self.request_id,
             "method": self.method,
             "path": _STREAM_ID.sub("***", self.path) if "/streams/" in self.path else self.path,
             "status": self.status,
             "outcome": str(self.outcome),
-            "duration_ms": _milliseconds(duration_s),
+            "duration_ms": _milliseconds(self.total_s),
         }
         if self.transport is not None:
             fields["pipeline"] = self.pipeline
@@ -172,8 +172,8 @@ class OpenExplanation:
     stream_ended: float = 0.0
     """When the request's stream ended, on the clock of the record."""
 
-    def close(self, record: RequestRecord, total_s: float) -> None:
-        """Call it once, with the request's record."""
+    def close(self, record: RequestRecord) -> None:
+        """Call it once, with the request's record, whose ``total_s`` is set."""
         called_s = record.triton_at - record.started if record.triton_at else None
         triton_s = self.stream_ended - record.triton_at if self.stream_ended else record.triton_s
         error = record.error
@@ -184,7 +184,7 @@ class OpenExplanation:
             error=None if error is None else error.code,
             failed_step="" if error is None else error.failed_step,
             triton_request_id=record.triton_request_id,
-            total_s=total_s,
+            total_s=record.total_s,
             queue_s=record.queue_s,
             triton_at_s=called_s,
             triton_s=triton_s,

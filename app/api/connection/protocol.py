@@ -341,7 +341,7 @@ class BoundedProtocol(ClosingProtocol):
             return
         self.state_timer.start(self.timeout_keep_alive, self._end_silently)
         if self._ahead:
-            self.loop.call_soon(self._read_ahead)  # before the application gets it, this request's memory is free
+            self.loop.call_soon(self._read_ahead)  # the memory of this request is freed first
         else:
             self.flow.resume_reading()
 

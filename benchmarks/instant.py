@@ -9,7 +9,7 @@ from benchmarks.micro.gateway import IdentityEngine
 
 
 class InstantEngine(IdentityEngine):
-    """Accepts the arguments of ``TritonEngine``, and has one model, ``identity``."""
+    """Accepts the arguments of ``DirectEngine``, and has one model, ``identity``."""
 
     def __init__(self, *_: object) -> None:
         pass
@@ -19,7 +19,7 @@ class InstantEngine(IdentityEngine):
 
 
 def main() -> int:
-    servers.TritonEngine = InstantEngine  # type: ignore[assignment,misc]
+    servers.DirectEngine = InstantEngine  # type: ignore[assignment,misc]
     process.COMMAND = (sys.executable, "-m", "benchmarks.instant", "worker")
     return cli.main(sys.argv[1:])
 

@@ -53,7 +53,7 @@ Samples = Mapping[str, list[Sample]]
 async def run(rounds: int) -> list[Table]:
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="benchmark-")))
-        starts = (_gateway("one", 1, folder), _gateway("other", 1, folder), _gateway("two", 2, folder))
+        starts = (gateway_with(1, "one", folder), gateway_with(1, "other", folder), gateway_with(2, "two", folder))
         one, other, two = [await stack.enter_async_context(start) for start in starts]
         cases = {ONE: (one,), TWO: (two,), SIDE_BY_SIDE: (one, other)}
         samples: Samples = {name: [] for name in cases}
@@ -65,7 +65,8 @@ async def run(rounds: int) -> list[Table]:
     return [_rates(samples), _scaling(samples)]
 
 
-def _gateway(name: str, workers: int, folder: Path) -> AbstractAsyncContextManager[Peer]:
+def gateway_with(workers: int, name: str, folder: Path) -> AbstractAsyncContextManager[Peer]:
+    """Starts a gateway whose engine answers at once. ``name``: of its log in ``folder``."""
     config = folder / "identity.yaml"
     config.write_text(CONFIG)
 

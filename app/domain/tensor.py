@@ -47,6 +47,6 @@ class Tensor(Struct, frozen=True, eq=False):
 
 def bytes_array(values: list[bytes], shape: tuple[int, ...]) -> Array:
     """Returns a BYTES array; numpy's constructor would cut trailing NULs and lose the rank of an empty array."""
-    array = np.empty(len(values), dtype=np.object_)
+    array = np.empty(len(values), np.object_)
     array[:] = values
-    return array.reshape(shape)
+    return array if array.shape == shape else array.reshape(shape)

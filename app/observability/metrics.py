@@ -139,7 +139,7 @@ class Metrics:
         self.rejected.labels(TooManyRequests.code).inc()
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"triton_gateway_{name}", text, labels, registry=self.registry)
+        return _Counter(f"triton_gateway_{name}", text, labels, registry=self.registry)
 
     def _gauge(self, name: str, text: str, *labels: str, mode: Literal["all", "livesum", "livemax"] = "all") -> Gauge:
         """``mode``: how the gauges of several workers are merged. With ``all`` the page has only the supervisor's."""
@@ -149,6 +149,13 @@ class Metrics:
         self, name: str, text: str, *labels: str, buckets: tuple[float, ...] = DURATION_BOUNDS_S
     ) -> Histogram:
         return _Histogram(f"triton_gateway_{name}", text, labels, registry=self.registry, buckets=buckets)
+
+
+class _Counter(Counter):
+    """Counts in half of the time of prometheus_client's method, which checks its arguments. Stores no exemplars."""
+
+    def inc(self, amount: float = 1, exemplar: dict[str, str] | None = None) -> None:
+        self._value.inc(amount)
 
 
 class _Histogram(Histogram):

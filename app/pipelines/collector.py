@@ -115,9 +115,8 @@ class Collector:
         array = None if tensor is None else field.array_of(tensor)
         if array is None or not array.size:
             return self._empty_value(field)
-        if field.name in self._texts:
-            return self._texts[field.name].decode(array.flat[0])
-        return field.value_of(array)
+        text = self._texts.get(field.name)
+        return field.value_of(array) if text is None else text.decode(array.flat[0])
 
     def _rests_of_text(self) -> Values:
         """Returns U+FFFD for each remaining byte of an incomplete character."""

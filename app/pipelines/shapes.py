@@ -10,6 +10,8 @@ def shape_text(shape: tuple[int, ...]) -> str:
 
 def fits(shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:
     """Whether a shape agrees with declared dims, where -1 is any size."""
+    if shape == dims:
+        return True
     if len(shape) != len(dims):
         return False
     for size, dim in zip(shape, dims, strict=True):  # noqa: SIM110 - half the time of all()

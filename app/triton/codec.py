@@ -185,14 +185,14 @@ def _tensor_of(output: service_pb2.ModelInferResponse.InferOutputTensor, raw: by
     shape = tuple(output.shape[:])
     if dtype is None:
         raise UpstreamProtocol(f"Output '{_short(output.name)}' has a datatype that this gateway does not know.")
-    array = _array_of(raw, dtype, shape) if _is_possible(shape) else None
+    array = array_of(raw, dtype, shape) if _is_possible(shape) else None
     if array is None:
         raise UpstreamProtocol(f"The bytes of output '{_short(output.name)}' do not fit its shape {_short(shape)}.")
     return Tensor(output.name, output.datatype, array)
 
 
-def _array_of(raw: bytes, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array | None:
-    """Returns None if the number of elements is not the product of the dimensions."""
+def array_of(raw: bytes, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array | None:
+    """Decodes the raw bytes of a tensor; None if the number of elements is not the product of the dimensions."""
     if dtype.kind != "O":
         return np.ndarray(shape, dtype, raw) if len(raw) == math.prod(shape) * dtype.itemsize else None
     elements = _split(raw)

@@ -34,6 +34,7 @@ from app.triton.documents import document_of, document_request
 from app.triton.errors import gateway_error_of, request_too_large, triton_errors
 from app.triton.health import TritonHealth
 from app.triton.refusals import Refusals
+from app.triton.repeated import RepeatedHeads
 from app.triton.service import call_control, path_of
 from app.triton.shared_memory.lane import Lane
 from app.triton.shared_memory.lease import Lease
@@ -69,6 +70,8 @@ class TritonEngine(Engine):
         self._cancels = cancels or PacedCancels()
         self._cancelling = BackgroundTasks()
         self._refusals = Refusals()
+        self._heads = RepeatedHeads()
+        self._streamed_heads = RepeatedHeads()
 
     async def is_live(self) -> bool:
         return await self.answers() and not self._health.progress.is_stuck
@@ -179,7 +182,15 @@ class TritonEngine(Engine):
             self._cancels.cancel(call)
         if lease is not None:
             lease.settle()
-        return response_of(service_pb2.ModelInferResponse.FromString(answer), lease)
+        return self._response_of(request.model, answer) if lease is None else response_of(_decoded(answer), lease)
+
+    def _response_of(self, model: str, answer: bytes) -> InferenceResponse:
+        response = self._heads.response_of(model, answer)
+        if response is None:
+            message = _decoded(answer)
+            response = response_of(message)
+            self._heads.learn(model, answer, message, response)
+        return response
 
     async def infer_stream(self, request: InferenceRequest, deadline: Deadline) -> AsyncGenerator[InferenceResponse]:
         timeout_s = _timeout_s(deadline, request.model)
@@ -190,15 +201,19 @@ class TritonEngine(Engine):
             is_over = False
             try:
                 async for answer in call:
-                    message = service_pb2.ModelStreamInferResponse.FromString(answer)
-                    del answer  # frees the memory while the response is read
-                    if message.error_message:
-                        is_over = True  # whatever the final flag says
-                        raise gateway_error_of(None, message.error_message, request.model)
-                    given = [streamed_response_of(message.infer_response)]
-                    del message  # frees the memory while the response is read
-                    is_over = given[0].is_final
-                    watched.response(given[0])
+                    response = self._streamed_heads.streamed_response_of(request.model, answer)
+                    if response is None:
+                        message = service_pb2.ModelStreamInferResponse.FromString(answer)
+                        if message.error_message:
+                            is_over = True  # whatever the final flag says
+                            raise gateway_error_of(None, message.error_message, request.model)
+                        response = streamed_response_of(message.infer_response)
+                        self._streamed_heads.learn(request.model, answer, message.infer_response, response)
+                        del message
+                    is_over = response.is_final
+                    watched.response(response)
+                    given = [response]
+                    del answer, response  # frees the memory while the response is read
                     yield given.pop()
                 if not is_over:
                     raise UpstreamProtocol("Triton closed the stream without marking its end.")
@@ -220,6 +235,10 @@ class TritonEngine(Engine):
     async def close(self) -> None:
         """Waits until every abandoned stream is cancelled."""
         await self._cancelling.close()
+
+
+def _decoded(answer: bytes) -> service_pb2.ModelInferResponse:
+    return service_pb2.ModelInferResponse.FromString(answer)
 
 
 def _is_about_model(error: GatewayError) -> bool:

@@ -11,6 +11,8 @@ from app.triton.breaker import Breakers
 
 SILENCE_S = 5.0
 """An abandoned call counts as unanswered if it waited at least this long for a response."""
+TOGETHER_S = 0.001
+"""Responses of a call that arrive within this time count as one answer."""
 _NO_ANSWER = {"DEADLINE_EXCEEDED", "CANCELLED", "UNAVAILABLE"}
 """Codes that gRPC generates without Triton. Triton uses UNAVAILABLE too, which then does not count as an answer."""
 
@@ -49,7 +51,8 @@ class Progress:
         self.unanswered[method] = 0
         self.answers[method] += 1
         self.heard_at = time.monotonic()
-        self._longest_wait_s[model] = max(self._longest_wait_s.get(model, 0.0), waited_s)
+        if waited_s >= self._longest_wait_s.get(model, 0.0):
+            self._longest_wait_s[model] = waited_s
         self.breakers.answered(model, waited_s)
 
     def take(self) -> Seen:
@@ -84,14 +87,16 @@ class _TimedCall(ObservedCall):
         self._has_response = False
 
     def response(self, response: InferenceResponse) -> None:
-        self._has_response = True
-        self._answered()
+        now = time.monotonic()
+        if not self._has_response or now - self._since >= TOGETHER_S:
+            self._has_response = True
+            self._answered(now)
 
     def ended(self, code: str, error: GatewayError | None) -> None:
         if self._has_response and code == "OK":
             return  # the last response was counted when it arrived
         if code not in _NO_ANSWER:
-            self._answered()
+            self._answered(time.monotonic())
             return
         if self._is_unanswered(code):
             self._progress.unanswered[self._method] += 1
@@ -103,7 +108,6 @@ class _TimedCall(ObservedCall):
             return True
         return code != "UNAVAILABLE" and time.monotonic() - self._since >= SILENCE_S
 
-    def _answered(self) -> None:
-        now = time.monotonic()
+    def _answered(self, now: float) -> None:
         self._progress.answered(self.request.model, self._method, now - self._since)
         self._since = now

@@ -169,9 +169,12 @@ class StreamCall(Call):
             await self._change()
         message = self._messages.pop(0)
         if not self._is_over:
-            self._note_delay()
+            session = self._connection.session
+            if session.receive_window(self._stream_id) < session.limits.stream_window // 4:
+                self._note_delay()
             self._acknowledge(len(message) + PREFIX_BYTES)
-            self._connection.flush()
+            if session.has_output:
+                self._connection.flush()
         return message
 
     def close(self) -> None:
@@ -186,6 +189,8 @@ class StreamCall(Call):
             self._acknowledge(padding)
         count = len(self._messages) - before
         if count:
+            if self.arrived is None:
+                self._connection.has_responded(self._stream_id)
             self._note_arrival(count)
         if self._messages:
             self._wake()
@@ -206,7 +211,5 @@ class StreamCall(Call):
 
     def _note_delay(self) -> None:
         """Notes that the server may have been blocked, because the window was nearly closed until this read."""
-        session = self._connection.session
-        is_nearly_closed = session.receive_window(self._stream_id) < session.limits.stream_window // 4
-        if is_nearly_closed and time.monotonic() - (self.arrived or 0.0) > WAITED_S:
+        if time.monotonic() - (self.arrived or 0.0) > WAITED_S:
             self.is_behind = True

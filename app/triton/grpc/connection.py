@@ -1,6 +1,7 @@
 """One HTTP/2 connection on asyncio: passes bytes between transport and session, and events to the calls."""
 
 import asyncio
+import time
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +22,10 @@ CLOSE_S = 1.0
 _FEW = 4
 """Up to this many output parts are joined. A large body is written without a copy."""
 _PING = b"gateway!"
+REST_S = 0.001
+"""Streams whose responses arrive faster than this are read this often, so that one read has several responses."""
+_SMALL_READ_BYTES = 4096
+"""A larger read is part of a large response, or already has many responses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +54,15 @@ class Connection(asyncio.Protocol):
         self.loop = asyncio.get_running_loop()
         self._keep_alive = keep_alive
         self._received_at = 0.0
+        self._heard_at = 0.0
+        """When bytes arrived last, or reading began again."""
         self._timer: asyncio.TimerHandle | None = None
         self._room = asyncio.Event()
         self._exchanges: dict[int, Exchange] = {}
+        self._awaited: set[int] = set()
+        """The calls whose first response has not arrived. Responses are read at once while there are any."""
+        self._rest: asyncio.TimerHandle | None = None
+        """Ends the pause between two reads."""
         self._transport: asyncio.Transport | None = None
         self._will_flush = False
         """Whether the output will be flushed at the end of this turn of the event loop."""
@@ -76,14 +87,20 @@ class Connection(asyncio.Protocol):
         """Sends a request. Returns the id of its stream."""
         stream_id = self.session.open(header_block, message, prefix_of(message))
         self._exchanges[stream_id] = exchange
+        self._awaited.add(stream_id)
+        self._end_rest()
         if not self._will_flush:
             self._will_flush = True
             self.loop.call_soon(self._end_turn)
         return stream_id
 
+    def has_responded(self, stream_id: int) -> None:
+        """Call this after the first of any number of responses: the next ones need not be read at once."""
+        self._awaited.discard(stream_id)
+
     def cancel(self, stream_id: int) -> None:
         """Ends a stream. Its exchange gets no further events."""
-        if self._exchanges.pop(stream_id, None) is not None:
+        if self._removed(stream_id) is not None:
             self.session.reset(stream_id)
             self.flush()
             self._room.set()
@@ -120,11 +137,13 @@ class Connection(asyncio.Protocol):
         self._transport = transport
         self.is_open = True
         self.flush()
-        self._received_at = self.loop.time()
+        self._received_at = time.monotonic()
         self._timer = self.loop.call_later(self._keep_alive.interval_s, self._ping_if_silent)
 
     def data_received(self, data: bytes) -> None:
-        self._received_at = self.loop.time()
+        now = time.monotonic()
+        may_rest = now - self._heard_at < REST_S and len(data) < _SMALL_READ_BYTES
+        self._received_at = self._heard_at = now
         try:
             for event in self.session.receive(data):
                 self._dispatch(event)
@@ -136,6 +155,8 @@ class Connection(asyncio.Protocol):
         self.flush()
         if not self._room.is_set():
             self._room.set()
+        if may_rest and self._exchanges and not self._awaited:
+            self._begin_rest()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end(f"the connection was lost: {exc}" if exc else "the connection was closed")
@@ -156,10 +177,14 @@ class Connection(asyncio.Protocol):
 
     def _exchange_of(self, event: HeadersReceived | DataReceived) -> Exchange | None:
         """Returns None for a cancelled call."""
-        return (self._exchanges.pop if event.is_end else self._exchanges.get)(event.stream_id, None)
+        return self._removed(event.stream_id) if event.is_end else self._exchanges.get(event.stream_id)
+
+    def _removed(self, stream_id: int) -> Exchange | None:
+        self._awaited.discard(stream_id)
+        return self._exchanges.pop(stream_id, None)
 
     def _failed(self, stream_id: int, error: RpcError) -> None:
-        exchange = self._exchanges.pop(stream_id, None)
+        exchange = self._removed(stream_id)
         if exchange is not None:
             exchange.failed(error)
 
@@ -167,8 +192,23 @@ class Connection(asyncio.Protocol):
         for stream_id in [each for each in self._exchanges if each > event.last_stream_id]:
             self._failed(stream_id, RpcError("UNAVAILABLE", "the server is going away", was_sent=False))
 
+    def _begin_rest(self) -> None:
+        """A TLS transport may pass on received bytes during a pause, which then is not prolonged."""
+        if self.is_open and self._rest is None and self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+            self._rest = self.loop.call_later(REST_S, self._end_rest)
+
+    def _end_rest(self) -> None:
+        """Reads again. A no-op if reading is not paused."""
+        if self._rest is not None:
+            self._rest.cancel()
+            self._rest = None
+            self._heard_at = time.monotonic()
+            if self._transport is not None and not self._transport.is_closing():
+                self._transport.resume_reading()
+
     def _ping_if_silent(self) -> None:
-        silent_s = self.loop.time() - self._received_at
+        silent_s = time.monotonic() - self._received_at
         is_due = silent_s >= self._keep_alive.interval_s and (self._keep_alive.without_calls or self._exchanges)
         if not is_due:
             wait_s = max(self._keep_alive.interval_s - silent_s, self._keep_alive.timeout_s)
@@ -176,7 +216,7 @@ class Connection(asyncio.Protocol):
             return
         self.session.ping(_PING)
         self.flush()
-        self._timer = self.loop.call_later(self._keep_alive.timeout_s, self._require_answer, self.loop.time())
+        self._timer = self.loop.call_later(self._keep_alive.timeout_s, self._require_answer, time.monotonic())
 
     def _require_answer(self, asked_at: float) -> None:
         """Fails the connection if no bytes arrived since the ping. The answer may be queued behind a large response."""
@@ -190,6 +230,9 @@ class Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._room.set()
+        if self._rest is not None:
+            self._rest.cancel()
+        self._awaited.clear()
         exchanges, self._exchanges = self._exchanges, {}
         for exchange in exchanges.values():
             exchange.failed(RpcError("UNAVAILABLE", reason))

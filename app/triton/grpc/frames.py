@@ -54,19 +54,20 @@ class FrameBuffer:
             yield self._completed(self._cut, data[:start])
         elif self._rest:
             data = self._rest + data
-        end = len(data)
+        end, limit, unpack = len(data), self._max_content_bytes, _HEADER.unpack_from
         while end - start >= HEADER_BYTES:
-            size_and_kind, flags, stream_id = _HEADER.unpack_from(data, start)
+            size_and_kind, flags, stream_id = unpack(data, start)
             size = size_and_kind >> 8
-            if size > self._max_content_bytes:
+            if size > limit:
                 raise FrameTooLarge(f"a frame of {size} bytes")
             start += HEADER_BYTES
-            frame = Frame(size_and_kind & 0xFF, flags, stream_id & _STREAM_ID, data[start : start + size])
-            if start + size > end:
-                self._cut, self._pieces, self._missing = frame, [frame.content], start + size - end
+            after = start + size
+            frame = Frame(size_and_kind & 0xFF, flags, stream_id & _STREAM_ID, data[start:after])
+            if after > end:
+                self._cut, self._pieces, self._missing = frame, [frame.content], after - end
                 self._rest = b""
                 return
-            start += size
+            start = after
             yield frame
         self._rest = data[start:]
 

@@ -1,7 +1,7 @@
 """gRPC's framing of messages inside the body of a stream. Source: gRPC over HTTP/2, "Length-Prefixed-Message"."""
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from app.triton.transport import BrokenExchange, RpcError
 
@@ -31,8 +31,15 @@ class MessageReader:
     def is_between_messages(self) -> bool:
         return not self._has_prefix and self.missing == PREFIX_BYTES
 
-    def messages(self, data: bytes) -> Iterator[bytes]:
-        """Yields the messages that ``data`` completes. Raises RpcError."""
+    def messages(self, data: bytes) -> Iterable[bytes]:
+        """Returns the messages that ``data`` completes. They may be yielded one by one, and then raise RpcError."""
+        if self.missing == PREFIX_BYTES and not self._has_prefix and len(data) > PREFIX_BYTES:
+            is_compressed, length = _PREFIX.unpack_from(data)
+            if length == len(data) - PREFIX_BYTES and length <= self._max_message_bytes and not is_compressed:
+                return (data[PREFIX_BYTES:],)  # the usual piece: one whole message
+        return self._assembled(data)
+
+    def _assembled(self, data: bytes) -> Iterator[bytes]:
         start, size = 0, len(data)
         while size - start >= self.missing:
             end = start + self.missing

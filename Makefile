@@ -36,7 +36,7 @@ lint: setup ## ruff: rules and format
 type: setup ## mypy, strict, on app/
 	@$(BIN)/mypy
 
-bench: setup ## compare the gateway with other servers, and write docs/benchmarks (at most ten minutes)
+bench: setup ## compare the gateway with other servers, and write docs/benchmarks (about a quarter of an hour)
 	@$(SCRATCH) $(BIN)/python -m benchmarks --write docs/benchmarks
 
 bench-tritons: setup ## measure three Tritons while one is killed, stopped, slow or added (about three minutes)

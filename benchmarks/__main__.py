@@ -55,7 +55,7 @@ BENCHMARKS = {
     "load": Benchmark(under_load.run, 10),
 }
 STANDARD = ("micro", "peers", "large-json", "workers")
-"""The benchmarks that run without arguments. They take at most ten minutes on two cores."""
+"""The benchmarks that run without arguments. They take about a quarter of an hour on two cores."""
 
 
 def main() -> None:

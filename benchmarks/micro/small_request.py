@@ -19,6 +19,7 @@ from app.pipelines.run import run
 from app.pipelines.spec import PipelineSpec
 from app.triton.codec import request_parts, response_of
 from app.triton.engine import TritonEngine
+from app.triton.repeated import RepeatedHeads
 from app.triton.transport import Metadata
 
 BODY = b'{"INPUT": [1.5, 2.5, 3.5, 4.5]}'
@@ -83,13 +84,16 @@ def parts() -> dict[str, Part]:
     engine = TritonEngine(transport, CallObservers(CallMetrics(Metrics("0"))))
     deadline = Deadline.after(1e6)
     from_bytes = service_pb2.ModelInferResponse.FromString
+    heads = RepeatedHeads()
+    heads.learn("identity", answer, message, response_of(message))
     result = _result_of(run(quick, pipeline, request, deadline))
     return {
         "request_of_json": _repeated(lambda: pipeline.request_of_json(BODY)),
         "run, with an engine that answers at once": _awaited(lambda: run(quick, pipeline, request, deadline)),
         "engine.infer, with a transport that answers at once": _awaited(lambda: engine.infer(request, deadline)),
         "of that: the request message, serialized": _repeated(lambda: b"".join(request_parts(request))),
-        "of that: the response of the answer's bytes": _repeated(lambda: response_of(from_bytes(answer))),
+        "of that: the response of the answer's bytes": _repeated(lambda: heads.response_of("identity", answer)),
+        "the same by protobuf, without a known head": _repeated(lambda: response_of(from_bytes(answer))),
         "the answer's JSON": _repeated(lambda: orjson.dumps(result.values, option=orjson.OPT_SERIALIZE_NUMPY)),
     }
 

@@ -11,7 +11,7 @@ from app.triton.breaker import Breakers
 
 SILENCE_S = 5.0
 """An abandoned call counts as unanswered if it waited at least this long for a response."""
-TOGETHER_S = 0.001
+_TOGETHER_S = 0.001
 """Responses of a call that arrive within this time count as one answer."""
 _NO_ANSWER = {"DEADLINE_EXCEEDED", "CANCELLED", "UNAVAILABLE"}
 """Codes that gRPC generates without Triton. Triton uses UNAVAILABLE too, which then does not count as an answer."""
@@ -88,7 +88,7 @@ class _TimedCall(ObservedCall):
 
     def response(self, response: InferenceResponse) -> None:
         now = time.monotonic()
-        if not self._has_response or now - self._since >= TOGETHER_S:
+        if not self._has_response or now - self._since >= _TOGETHER_S:
             self._has_response = True
             self._answered(now)
 

@@ -41,6 +41,18 @@ def test_a_response_resets_the_count() -> None:
     assert progress.unanswered[METHOD] == 0
 
 
+@pytest.mark.parametrize(("together_s", "answers"), [(60.0, 1), (0.0, 3)])
+def test_responses_that_arrive_together_are_one_answer(
+    monkeypatch: pytest.MonkeyPatch, together_s: float, answers: int
+) -> None:
+    monkeypatch.setattr(module, "_TOGETHER_S", together_s)
+    progress = Progress()
+    call = progress.started(REQUEST, METHOD)
+    for _ in range(3):
+        call.response(InferenceResponse({}))
+    assert progress.answers[METHOD] == answers
+
+
 def test_a_deadline_in_an_active_stream_is_not_unanswered() -> None:
     progress = Progress()
     call = progress.started(REQUEST, METHOD)

@@ -1,10 +1,12 @@
 """One measurement: runs a workload on a peer for some time, and measures the resources of the processes."""
 
 import asyncio
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import psutil
 
+from benchmarks.awake import processors_awake
 from benchmarks.load.orders import Drop, Hold, Order, Relay, Unary
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.workloads import Workload
@@ -30,6 +32,11 @@ class Sample:
 
 async def measure(peer: Peer, workload: Workload, triton_pid: int, seconds: float) -> Sample:
     """Raises the exceptions of the load process, because an unexpected answer ends the benchmark."""
+    with processors_awake() if workload.keeps_awake else nullcontext():
+        return await _measured(peer, workload, triton_pid, seconds)
+
+
+async def _measured(peer: Peer, workload: Workload, triton_pid: int, seconds: float) -> Sample:
     await peer.load.perform(_order(peer, workload, WARM_UP_S))
     servers = [psutil.Process(pid) for pid in (peer.pid, *peer.workers)]
     triton, load = psutil.Process(triton_pid), psutil.Process(peer.load.pid)

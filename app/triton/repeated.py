@@ -91,10 +91,7 @@ class RepeatedHeads:
         head = self._heads.get(model)
         if head is None or not answer.startswith(_INFER_RESPONSE):
             return None
-        if len(answer) > 2 and answer[1] >= 0x80 and answer[2] < 0x80:
-            size, start = answer[1] & 0x7F | answer[2] << 7, 3  # the usual length of a small response
-        else:
-            size, start = _varint(answer, 1)
+        size, start = _varint(answer, 1)
         return head.response_of(answer, start) if start + size == len(answer) else None
 
     def learn(

@@ -173,8 +173,7 @@ class StreamCall(Call):
             if session.receive_window(self._stream_id) < session.limits.stream_window // 4:
                 self._note_delay()
             self._acknowledge(len(message) + PREFIX_BYTES)
-            if session.has_output:
-                self._connection.flush()
+            self._connection.flush()
         return message
 
     def close(self) -> None:

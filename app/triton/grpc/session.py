@@ -147,20 +147,17 @@ class Session:
         self._receive_window -= size
         if self._receive_window < _LOW_WINDOW:
             self._reopen_window()
-        stream_id, flags = frame.stream_id, frame.flags
-        stream = self._streams.get(stream_id) or self._known_stream(frame)
+        stream = self._known_stream(frame)
         if stream is None:
             return None
         stream.receive_window -= size
         if stream.receive_window < 0:
-            return self._stream_failed(stream_id, FLOW_CONTROL_ERROR, "the stream's window was not respected")
-        if not flags:
-            return DataReceived(stream_id, frame.content, size, is_end=False)
+            return self._stream_failed(frame.stream_id, FLOW_CONTROL_ERROR, "the stream's window was not respected")
+        is_end = bool(frame.flags & frames.END_STREAM)
         data = contents.unpadded(frame)
-        is_end = bool(flags & frames.END_STREAM)
         if is_end:
-            self._ended(stream_id, stream)
-        return DataReceived(stream_id, data, size, is_end)
+            self._ended(frame.stream_id, stream)
+        return DataReceived(frame.stream_id, data, size, is_end)
 
     def _on_headers(self, frame: Frame) -> Event | None:
         headers = self._blocks.repeated(frame)

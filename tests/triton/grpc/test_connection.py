@@ -53,6 +53,15 @@ class Server:
         self.connection.connection_made(cast("asyncio.Transport", self.transport))
         self.connection.data_received(frame_bytes(frames.SETTINGS, 0, 0))
 
+    @classmethod
+    def with_a_stream(cls) -> "Server":
+        """The first response of stream 1 has arrived."""
+        server = cls()
+        server.stream()
+        server.begin(1)
+        server.respond(1)
+        return server
+
     def stream(self) -> StreamCall:
         call = StreamCall(self.connection, 1024 * 1024)
         call.start(b"", b"", TIMEOUT_S)
@@ -92,10 +101,7 @@ async def test_a_fast_stream_is_read_with_pauses() -> None:
 
 async def test_a_slow_stream_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "REST_S", 0.0)
-    server = Server()
-    server.stream()
-    server.begin(1)
-    server.respond(1)
+    server = Server.with_a_stream()
     server.respond(1)
     assert server.transport.is_reading
 
@@ -116,10 +122,7 @@ async def test_reading_continues_after_the_pause(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("start", [Server.unary, Server.stream])
 async def test_a_new_call_ends_the_pause(start: Callable[[Server], object]) -> None:
     """Its first response is read at once, and so is everything until then."""
-    server = Server()
-    server.stream()
-    server.begin(1)
-    server.respond(1)
+    server = Server.with_a_stream()
     start(server)
     assert server.transport.is_reading
     server.respond(1)
@@ -128,10 +131,7 @@ async def test_a_new_call_ends_the_pause(start: Callable[[Server], object]) -> N
 
 
 async def test_reading_pauses_again_after_the_answer_of_another_call() -> None:
-    server = Server()
-    server.stream()
-    server.begin(1)
-    server.respond(1)
+    server = Server.with_a_stream()
     call = server.unary()
     server.begin(3)
     server.respond(3)
@@ -143,10 +143,7 @@ async def test_reading_pauses_again_after_the_answer_of_another_call() -> None:
 
 @pytest.mark.parametrize("code", ["cancelled", "reset"])
 async def test_a_call_that_ended_without_a_response_is_not_waited_for(code: str) -> None:
-    server = Server()
-    server.stream()
-    server.begin(1)
-    server.respond(1)
+    server = Server.with_a_stream()
     other = server.unary()
     if code == "cancelled":
         other.cancel()
@@ -185,10 +182,7 @@ async def test_a_connection_without_calls_is_read_at_once() -> None:
 
 
 async def test_the_pause_ends_with_the_connection() -> None:
-    server = Server()
-    server.stream()
-    server.begin(1)
-    server.respond(1)
+    server = Server.with_a_stream()
     server.connection.connection_lost(None)
     server.connection.fail("again")
     assert (server.transport.calls.paused, server.transport.calls.resumed) == (1, 0)

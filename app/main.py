@@ -85,10 +85,16 @@ class Gateway:
     statistics_of_workers: StatisticsSource | None = None
     """None if this process is the only one that serves the API."""
 
+    def show_load(self) -> None:
+        """Brings the gauges of admission and of kept streams up to date."""
+        self.inference.show_load()
+        if self.store is not None:
+            self.inference.metrics.show_kept(self.store.usage.streams, self.store.usage.size)
+
     async def statistics(self) -> Statistics:
         if self.statistics_of_workers is not None:
             return await self.statistics_of_workers()
-        self.inference.show_load()
+        self.show_load()
         return statistics_of(self.inference.metrics.registry)
 
 
@@ -160,7 +166,7 @@ def create_admin_app(gateway: Gateway, *, api_port: int, workers: Workers | None
     app.include_router(health.router())
     registry = inference.metrics.registry if workers is None else workers.registry
     url, tls = gateway.triton_metrics_url, gateway.triton_metrics_tls
-    app.include_router(MetricsRoutes(registry, inference.show_load, url, tls).router())
+    app.include_router(MetricsRoutes(registry, gateway.show_load, url, tls).router())
     if gateway.explain_store is not None:
         app.include_router(TraceRoutes(gateway.explain_store, gateway.collector_url).router())
     return _entry_point(app, gateway)

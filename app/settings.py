@@ -91,6 +91,10 @@ class Settings(BaseSettings):
     max_bytes_in_flight: int = Field(
         256 * 1024 * 1024, ge=1, description="limit of all request bodies in memory, in bytes"
     )
+    max_kept_bytes: int = Field(
+        256 * 1024 * 1024, ge=1024 * 1024, description="limit of the events kept for resumable streams, in bytes"
+    )
+    max_kept_streams: int = Field(20_000, ge=1, description="limit of resumable streams, running and ended")
     shared_memory_bytes: int | None = Field(
         None,
         ge=0,

@@ -79,8 +79,9 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
     ),
     errors.StreamEvicted: ErrorRow(
         410,
-        "The stream no longer stores the events after this Last-Event-ID.",
-        "Start a new stream. Resume earlier, or ask the model for larger outputs.",
+        "The stream no longer stores the events after this Last-Event-ID, or was dropped after its end because newer "
+        "streams needed its memory.",
+        "Start a new stream. Resume earlier, ask the model for larger outputs, or raise GATEWAY_MAX_KEPT_BYTES.",
     ),
     errors.PayloadTooLarge: ErrorRow(
         413,

@@ -27,7 +27,6 @@ from app.domain.errors import (
     ContractViolation,
     DeadlineExceeded,
     GatewayError,
-    UpstreamUnavailable,
 )
 from app.domain.inference import InferenceRequest, InferenceResponse
 from app.observability.metrics import Metrics
@@ -218,7 +217,8 @@ class Inference:
 
         ``slot``: its slot, which it gives back when it ends.
 
-        Raises UpstreamUnavailable if the store does not answer: then nothing was started, and the POST is counted.
+        Raises TooManyRequests if the store is full, UpstreamUnavailable if it does not answer: then nothing was
+        started, and the POST is counted.
         """
         posted, call = call.record, replace(call, record=call.record.handed_over())
         stream = Stream(self._plan_of(call, ResumableRecorder(self, *self._recorded(call), slot)), store.new_log())
@@ -226,7 +226,7 @@ class Inference:
             stream_id = await store.keep(stream, call.pipeline.stream_spec().resume_s, call.record.key)
         except BaseException as exc:
             slot.leave(exc)
-            if isinstance(exc, UpstreamUnavailable):
+            if isinstance(exc, GatewayError):
                 posted.take_back(call.record)
             raise
         self._start(stream, call.pipeline.name)

@@ -63,6 +63,12 @@ class Metrics:
             "requests_waiting_by_pipeline", "Requests that wait for a slot", "pipeline", mode="livesum"
         )
         self.in_flight_limit = self._gauge("in_flight_limit", "Slots for requests to a model", "model", mode="livesum")
+        self.kept_streams = self._gauge(
+            "kept_streams", "Resumable streams that can be read, running and ended", mode="livesum"
+        )
+        self.kept_stream_bytes = self._gauge(
+            "kept_stream_bytes", "Memory of the events of resumable streams", mode="livesum"
+        )
         self.early_exits = self._counter("early_exits", "Requests that ended in an early exit", "pipeline", "reason")
         self.rejected = self._counter("rejected", "Requests rejected under load, by error code", "reason")
         self.contract_violations = self._counter(
@@ -134,6 +140,11 @@ class Metrics:
         for gauge, values in by_label:
             for label, value in values.items():
                 gauge.labels(label).set(value)
+
+    def show_kept(self, streams: int, size: int) -> None:
+        """``size``: in bytes."""
+        self.kept_streams.set(streams)
+        self.kept_stream_bytes.set(size)
 
     def count_refused_connection(self) -> None:
         self.rejected.labels(TooManyRequests.code).inc()

@@ -23,6 +23,7 @@ from app.process.supervision import Supervisor
 from app.process.triton import running_triton
 from app.settings import PREFIX, Settings
 from app.streams.memory_store import MemoryStore
+from app.streams.quota import KeepLimits
 from app.streams.store import StoreUnusable, StreamStore
 
 ADMIN_CONNECTIONS = 256
@@ -45,7 +46,7 @@ async def serve(settings: Settings) -> None:
             main = stack.enter_context(listening(settings.host, settings.port, f"{PREFIX}PORT"))
             admin = stack.enter_context(listening(settings.host, settings.admin_port, f"{PREFIX}ADMIN_PORT"))
             tracer = await stack.enter_async_context(open_tracer(settings.traces_url, __version__))
-            store = await stack.enter_async_context(open_store(settings.redis_url))
+            store = await stack.enter_async_context(open_store(settings))
             await stack.enter_async_context(supervisor.running("store of streams", store.run()))
             port, admin_port = main.getsockname()[1], admin.getsockname()[1]
             triton = await stack.enter_async_context(running_triton(settings, shutdown, supervisor, admin_port))
@@ -98,17 +99,13 @@ def freeze_heap() -> None:
     gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
 
 
-def open_store(redis_url: str | None, *, must_answer: bool = True) -> StreamStore:
-    """Raises StoreUnusable.
-
-    Args:
-        redis_url: None for the store in memory.
-        must_answer: whether it is an error if Redis does not answer now.
-    """
-    if redis_url is None:
-        return MemoryStore()
+def open_store(settings: Settings, *, must_answer: bool = True) -> StreamStore:
+    """Raises StoreUnusable. ``must_answer``: whether it is an error if Redis does not answer now."""
+    limits = KeepLimits(settings.max_kept_bytes, settings.max_kept_streams)
+    if settings.redis_url is None:
+        return MemoryStore(limits)
     try:
         from app.streams.redis_store import RedisStore  # noqa: PLC0415 - needs an extra that may not be installed
     except ModuleNotFoundError as exc:
         raise StoreUnusable("GATEWAY_REDIS_URL needs the extra `redis`: pip install '.[redis]'") from exc
-    return RedisStore(redis_url, problem_of, must_answer=must_answer)
+    return RedisStore(settings.redis_url, problem_of, limits, must_answer=must_answer)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import takewhile
 from typing import Protocol
 
@@ -13,6 +13,8 @@ MAX_UNREAD_BYTES = 48 * 1024
 MAX_READ_BYTES = 32 * 1024
 """Limit of one read of a live log; always at least one event."""
 MAX_REPLAY_BYTES = 1024 * 1024
+EVENT_BYTES = 160
+"""The overhead of an event in memory."""
 STALL_S = 2.0
 """How long a log may stay full. Meanwhile Triton buffers the model's responses without a limit."""
 
@@ -118,6 +120,13 @@ class ReplayLog:
         """Created by a waiting reader."""
         self.last_id = after.id if after else 0
         self.has_ended = after is not None and after.is_terminal
+        self.changed: Callable[[], None] | None = None
+        """Called after events were added."""
+
+    @property
+    def size(self) -> int:
+        """The memory of the events, in bytes."""
+        return self._bytes + EVENT_BYTES * len(self._events)
 
     @property
     def is_full(self) -> bool:
@@ -133,8 +142,20 @@ class ReplayLog:
         for event in events:
             self._add(event)
         while self._bytes > self._max_bytes and len(self._events) > 1:
-            self._bytes -= self._events.popleft().size
+            self._drop_oldest()
+        if self.changed is not None:
+            self.changed()
         self.wake()
+
+    def drop_older_half(self) -> bool:
+        """Drops the older half of the events, but never the newest one. Returns whether an event was dropped."""
+        count = len(self._events) // 2
+        for _ in range(count):
+            self._drop_oldest()
+        return count > 0
+
+    def _drop_oldest(self) -> None:
+        self._bytes -= self._events.popleft().size
 
     async def read(self, after: int) -> list[Event]:
         """Raises StreamEvicted if events after ``after`` have been dropped."""

@@ -2,21 +2,24 @@
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 from app.domain.errors import ClientClosedRequest, UnknownStream
 from app.streams.event import Event
 from app.streams.log import EventLog, ReplayLog
+from app.streams.quota import KEEP_LIMITS, STREAM_BYTES, EvictedStreams, KeepLimits, KeepQuota, KeptStream, Usage
 from app.streams.store import new_stream_id
 from app.streams.stream import Stream
 
 
 @dataclass(slots=True, eq=False)
 class _Kept:
-    stream: Stream
+    entry: KeptStream
     log: ReplayLog
     resume_s: float
-    caller: str
+    stream: Stream | None
+    """None after the end: then only the events are kept."""
     readers: int = 0
     idle: asyncio.TimerHandle | None = None
 
@@ -24,78 +27,130 @@ class _Kept:
 class MemoryStore:
     """Implements :class:`app.streams.store.StreamStore`."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: KeepLimits = KEEP_LIMITS) -> None:
         self._kept: dict[str, _Kept] = {}
+        self._quota = KeepQuota(limits)
+        self._evicted = EvictedStreams()
+
+    @property
+    def usage(self) -> Usage:
+        return self._quota.total
 
     def new_log(self) -> EventLog:
         return ReplayLog()
 
     async def keep(self, stream: Stream, resume_s: float, caller: str = "") -> str:
         assert isinstance(stream.log, ReplayLog), "the stream was made with this store's log"
+        self._make_room_for(caller)
         stream_id = new_stream_id()
-        kept = self._kept[stream_id] = _Kept(stream, stream.log, resume_s, caller)
-        self._await_reader(stream_id, kept)
+        kept = self._kept[stream_id] = _Kept(KeptStream(stream_id, caller), stream.log, resume_s, stream)
+        self._quota.add(kept.entry)
+        stream.log.changed = partial(self._log_changed, kept)
+        self._await_reader(kept)
         return stream_id
 
     async def reader(self, stream_id: str) -> "MemoryReader":
         kept = self._found(stream_id)
         kept.readers += 1
+        self._quota.mark(kept.entry, evictable=False)
         if kept.idle is not None:
             kept.idle.cancel()
-        return MemoryReader(self, stream_id, kept)
+        return MemoryReader(self, kept)
 
     async def caller_of(self, stream_id: str) -> str:
-        return self._found(stream_id).caller
+        return self._found(stream_id).entry.caller
 
     async def delete(self, stream_id: str) -> None:
         kept = self._found(stream_id)
-        self._forget(stream_id, kept)
-        kept.stream.end(ClientClosedRequest("The stream was deleted."))
+        self._forget(kept)
+        if kept.stream is not None:
+            kept.stream.end(ClientClosedRequest("The stream was deleted."))
 
     async def run(self) -> None:
         await asyncio.Event().wait()
 
-    def left(self, stream_id: str, kept: _Kept) -> None:
+    def left(self, kept: _Kept) -> None:
         """Called when a reader closes."""
         kept.readers -= 1
-        if not kept.readers and stream_id in self._kept:
-            self._await_reader(stream_id, kept)
+        if not kept.readers and kept.entry.id in self._kept:
+            self._quota.mark(kept.entry, evictable=kept.log.has_ended)
+            self._await_reader(kept)
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for stream_id, kept in list(self._kept.items()):
-            self._forget(stream_id, kept)
+        for kept in list(self._kept.values()):
+            self._forget(kept)
 
     def _found(self, stream_id: str) -> _Kept:
         kept = self._kept.get(stream_id)
         if kept is None:
+            self._evicted.check(stream_id)
             raise UnknownStream("There is no such stream, or it has expired.")
         return kept
 
-    def _await_reader(self, stream_id: str, kept: _Kept) -> None:
-        kept.idle = asyncio.get_running_loop().call_later(kept.resume_s, self._nobody_came, stream_id, kept)
+    def _make_room_for(self, caller: str) -> None:
+        """Evicts ended streams until a further one fits. Raises TooManyRequests."""
+        while self._quota.is_over(caller, streams=1):
+            victim = self._quota.victim(caller, streams=1)
+            if victim is None:
+                raise self._quota.refusal(caller)
+            self._evict(victim)
 
-    def _nobody_came(self, stream_id: str, kept: _Kept) -> None:
+    def _log_changed(self, kept: _Kept) -> None:
+        """Accounts for new events. Makes room for them in ended streams, otherwise in the largest stream."""
+        if kept.entry.id not in self._kept:
+            return
+        self._account(kept)
+        while self._quota.is_over(kept.entry.caller):
+            victim = self._quota.victim(kept.entry.caller)
+            if victim is not None:
+                self._evict(victim)
+            elif not self._shrink_largest(kept.entry.caller):
+                break
         if kept.log.has_ended:
-            self._forget(stream_id, kept)
+            kept.stream = None
+            self._quota.mark(kept.entry, evictable=not kept.readers)
+
+    def _shrink_largest(self, caller: str) -> bool:
+        """Returns whether the largest stream dropped events; only a stream of this caller if its share is used up."""
+        is_own = self._quota.is_share_used_up(caller)
+        candidates = (each for each in self._kept.values() if not is_own or each.entry.caller == caller)
+        largest = max(candidates, key=lambda each: each.entry.size)
+        has_shrunk = largest.log.drop_older_half()
+        self._account(largest)
+        return has_shrunk
+
+    def _account(self, kept: _Kept) -> None:
+        self._quota.grow(kept.entry, STREAM_BYTES + kept.log.size - kept.entry.size)
+
+    def _evict(self, victim: KeptStream) -> None:
+        self._forget(self._kept[victim.id])
+        self._evicted.add(victim.id)
+
+    def _await_reader(self, kept: _Kept) -> None:
+        kept.idle = asyncio.get_running_loop().call_later(kept.resume_s, self._nobody_came, kept)
+
+    def _nobody_came(self, kept: _Kept) -> None:
+        if kept.stream is None:
+            self._forget(kept)
             return
         kept.stream.end(ClientClosedRequest(f"No client read the stream for {kept.resume_s:g} s."))
-        self._await_reader(stream_id, kept)
+        self._await_reader(kept)
 
-    def _forget(self, stream_id: str, kept: _Kept) -> None:
+    def _forget(self, kept: _Kept) -> None:
         if kept.idle is not None:
             kept.idle.cancel()
-        del self._kept[stream_id]
+        del self._kept[kept.entry.id]
+        self._quota.remove(kept.entry)
 
 
 class MemoryReader:
     """Implements :class:`app.streams.store.Reader`."""
 
-    def __init__(self, store: MemoryStore, stream_id: str, kept: _Kept) -> None:
+    def __init__(self, store: MemoryStore, kept: _Kept) -> None:
         self._store = store
-        self._stream_id = stream_id
         self._kept = kept
 
     @property
@@ -109,4 +164,4 @@ class MemoryReader:
         return await self._kept.log.read(after)
 
     async def close(self) -> None:
-        self._store.left(self._stream_id, self._kept)
+        self._store.left(self._kept)

@@ -2,7 +2,7 @@
 
 ``<id>:events`` is a Redis Stream; the event with id n is the entry ``n-1``, so that two writers cannot both write it.
 ``<id>:stream`` is a hash: ``owner`` (the process that runs the stream), ``request_id``, ``resume_ms``,
-``caller`` (the id of the API key that started the stream).
+``caller`` (the id of the API key that started the stream), ``evicted`` (if the events were dropped to make room).
 ``<id>:readers`` exists while the stream has a reader. ``owner:<name>`` exists while that process is alive.
 ``wake:<name>`` is a Redis Stream that interrupts the blocking read of that process.
 """
@@ -16,6 +16,8 @@ from app.streams.event import Event, EventName
 PREFIX = "triton-gateway"
 LEASE_MS = 30_000
 """Keys expire this long after ``resume_s``, so that a missed heartbeat or a restart of Redis loses no stream."""
+PRESENCE_MS = 3_000
+"""How long a reader's key is valid, in milliseconds."""
 MAX_BATCH = 200
 """Limit of the streams in one Redis pipeline, because larger pipelines would block the event loop."""
 
@@ -52,6 +54,14 @@ if redis.call('EXISTS', KEYS[2]) == 1 then redis.call('HSET', KEYS[2], 'owner', 
 return 1
 """
 """Arguments: lifetime, last read id, data of the terminal event. A no-op if there are unread events."""
+
+EVICT = """
+if redis.call('EXISTS', KEYS[3]) == 1 then return 0 end
+redis.call('DEL', KEYS[1])
+if redis.call('EXISTS', KEYS[2]) == 1 then redis.call('HSET', KEYS[2], 'evicted', 1) end
+return 1
+"""
+"""Drops the events of an ended stream. Returns 0 if the stream has a reader, and does nothing then."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,16 @@
 import asyncio
 import time
 from collections import deque
+from contextlib import suppress
 
 from redis.exceptions import RedisError
 
 from app.streams.event import Event
-from app.streams.log import MAX_REPLAY_BYTES, STALL_S
+from app.streams.log import EVENT_BYTES, MAX_REPLAY_BYTES, STALL_S
+from app.streams.quota import KeptStream
 from app.streams.redis_connections import OUTAGE_S, RETRY_PAUSE_S, RedisClient
-from app.streams.redis_keys import PUBLISH, Keys, lifetime_ms, script_words
+from app.streams.redis_kept import KeptInRedis
+from app.streams.redis_keys import PUBLISH, keys_of, lifetime_ms, script_words
 from app.streams.stream import Stream
 
 MAX_BATCH_BYTES = 256 * 1024
@@ -22,9 +25,13 @@ class StreamLost(Exception):
 class Publisher:
     """``read_at``: time of the last known reader, on the monotonic clock."""
 
-    def __init__(self, stream: Stream, keys: Keys, resume_s: float, max_bytes: int = MAX_REPLAY_BYTES) -> None:
+    def __init__(
+        self, stream: Stream, room: KeptInRedis, kept: KeptStream, resume_s: float, max_bytes: int = MAX_REPLAY_BYTES
+    ) -> None:
         self.stream = stream
-        self.keys = keys
+        self.kept = kept
+        self.keys = keys_of(kept.id)
+        self._room = room
         self.resume_s = resume_s
         self.read_at = time.monotonic()
         self._max_bytes = max_bytes
@@ -48,7 +55,8 @@ class Publisher:
 
         Raises StreamLost.
         """
-        words = (lifetime_ms(self.resume_s), self._first_id_with(batch), *script_words(batch))
+        await self._account_for(batch)
+        words = (lifetime_ms(self.resume_s), self._sizes[0][0], *script_words(batch))
         started = time.monotonic()
         ends, ends_if_full = started + OUTAGE_S, started + STALL_S
         while True:
@@ -62,13 +70,21 @@ class Publisher:
         if not is_written:
             raise StreamLost
 
-    def _first_id_with(self, events: list[Event]) -> int:
-        """Returns the id of the oldest event that remains in Redis after ``events`` are added."""
-        self._sizes.extend((event.id, event.size) for event in events)
-        self._total += sum(event.size for event in events)
+    async def _account_for(self, events: list[Event]) -> None:
+        """Notes new events, and drops the oldest ones that do not fit into the stream's or the process's limit."""
+        before = self._total
+        self._sizes.extend((event.id, event.size + EVENT_BYTES) for event in events)
+        self._total += sum(event.size + EVENT_BYTES for event in events)
         while self._total > self._max_bytes and len(self._sizes) > 1:
-            self._total -= self._sizes.popleft()[1]
-        return self._sizes[0][0]
+            self._drop_oldest()
+        with suppress(RedisError, OSError):
+            while not await self._room.grow(self.kept, self._total - before) and len(self._sizes) > 1:
+                before = self._total
+                for _ in range(len(self._sizes) // 2):
+                    self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        self._total -= self._sizes.popleft()[1]
 
 
 def batches_of(events: list[Event]) -> list[list[Event]]:

@@ -7,6 +7,7 @@ from typing import cast
 from app.domain.errors import StreamEvicted, UnknownStream, UpstreamUnavailable
 from app.streams.event import Event
 from app.streams.log import MAX_READ_BYTES, check_resume
+from app.streams.quota import evicted
 from app.streams.redis_connections import OUTAGE_S, RETRY_PAUSE_S, RedisClient, redis_errors
 from app.streams.redis_keys import Entry, Keys, entry_id, event_of
 from app.streams.redis_tailer import Reference, Tail, Tailer
@@ -37,13 +38,15 @@ class RedisReader:
 
     @classmethod
     async def open(cls, redis: RedisClient, tailer: Tailer, keys: Keys) -> "RedisReader":
-        """Raises UnknownStream or UpstreamUnavailable."""
+        """Raises UnknownStream, StreamEvicted or UpstreamUnavailable."""
         with redis_errors():
             async with redis.pipeline(transaction=True) as pipe:
                 pipe.hgetall(keys.stream).xrange(keys.events, count=1).xrevrange(keys.events, count=1)
                 known, oldest, newest = await pipe.execute()
         if not known:
             raise UnknownStream("There is no such stream, or it has expired.")
+        if b"evicted" in known:
+            raise evicted()
         stream = Reference(
             keys, known[b"owner"].decode(), known[b"request_id"].decode(), int(known[b"resume_ms"]) / 1e3
         )

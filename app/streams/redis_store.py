@@ -17,7 +17,9 @@ from redis.exceptions import RedisError
 
 from app.domain.errors import ClientClosedRequest, Internal, UnknownStream
 from app.streams.log import EventLog, LiveLog
+from app.streams.quota import KEEP_LIMITS, KeepLimits, Usage, evicted
 from app.streams.redis_connections import Connections, redis_errors
+from app.streams.redis_kept import KeptInRedis
 from app.streams.redis_keys import DISOWN, batches, keys_of, lifetime_ms, owner_key
 from app.streams.redis_publisher import Publisher, StreamLost
 from app.streams.redis_reader import RedisReader
@@ -41,7 +43,9 @@ _log = logging.getLogger(__name__)
 class RedisStore:
     """Implements :class:`app.streams.store.StreamStore`."""
 
-    def __init__(self, url: str, problem_of: ProblemOf, *, must_answer: bool = True) -> None:
+    def __init__(
+        self, url: str, problem_of: ProblemOf, limits: KeepLimits = KEEP_LIMITS, *, must_answer: bool = True
+    ) -> None:
         """``must_answer``: whether Redis must answer at the start of the store."""
         self._must_answer = must_answer
         self._connections = Connections(url)
@@ -49,10 +53,15 @@ class RedisStore:
         self._beat_at = time.monotonic()
         """Time of the last heartbeat that Redis answered."""
         self._tailer = Tailer(self._connections.tail, self._owner, problem_of)
+        self._room = KeptInRedis(self._connections.requests, limits)
         self._owned: dict[str, Publisher] = {}
         self._publishing: set[asyncio.Task[None]] = set()
         self._disowned: set[str] = set()
         """Streams that ended without a terminal event in Redis; readers may write it."""
+
+    @property
+    def usage(self) -> Usage:
+        return self._room.usage
 
     def new_log(self) -> EventLog:
         return LiveLog(MAX_UNPUBLISHED_BYTES)
@@ -67,9 +76,10 @@ class RedisStore:
             "caller": caller,
         }
         with redis_errors():
+            await self._room.make_room_for_stream(caller)
             async with self._connections.requests.pipeline(transaction=True) as pipe:
                 await pipe.hset(keys.stream, mapping=known).pexpire(keys.stream, lifetime_ms(resume_s)).execute()
-        self._owned[stream_id] = publisher = Publisher(stream, keys, resume_s)
+        self._owned[stream_id] = publisher = Publisher(stream, self._room, self._room.add(stream_id, caller), resume_s)
         task = asyncio.create_task(self._publish(stream_id, publisher))
         self._publishing.add(task)
         task.add_done_callback(self._publishing.discard)
@@ -87,9 +97,14 @@ class RedisStore:
 
     async def delete(self, stream_id: str) -> None:
         """The owner notices the deletion within HEARTBEAT_S; open readers still get the terminal event."""
+        key = keys_of(stream_id).stream
         with redis_errors():
-            if not await self._connections.requests.delete(keys_of(stream_id).stream):
-                raise UnknownStream("There is no such stream, or it has expired.")
+            async with self._connections.requests.pipeline(transaction=True) as pipe:
+                is_evicted, is_deleted = await pipe.hexists(key, "evicted").delete(key).execute()
+        if is_evicted:
+            raise evicted()
+        if not is_deleted:
+            raise UnknownStream("There is no such stream, or it has expired.")
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -134,6 +149,7 @@ class RedisStore:
             publisher.stream.end(Internal("The gateway failed. Its log shows the cause under the request's id."))
         finally:
             del self._owned[stream_id]
+            self._room.ended(publisher.kept, lifetime_ms(publisher.resume_s) / 1e3)
 
     async def _watch(self) -> None:
         is_away = False
@@ -156,6 +172,7 @@ class RedisStore:
         for stream_id in list(self._disowned):
             await self._connections.heartbeat.eval(DISOWN, 1, keys_of(stream_id).stream)
             self._disowned.discard(stream_id)
+        await self._room.refresh()
 
     def _note_heartbeat(self, now: float) -> None:
         """After an outage no stream counts as unread, because no client could read it."""

@@ -19,6 +19,7 @@ from app.streams.log import ReplayLog
 from app.streams.redis_connections import OUTAGE_S, RETRY_PAUSE_S, RedisClient
 from app.streams.redis_keys import (
     END_ORPHAN,
+    PRESENCE_MS,
     Entry,
     Keys,
     batches,
@@ -32,7 +33,6 @@ from app.streams.stream import ProblemOf
 
 BLOCK_MS = 500
 TOUCH_S = 1.0
-PRESENCE_MS = 3_000
 ORPHAN_S = 2.0
 """How long the owner's heartbeat may be missing while Redis answers, before a reader ends the stream."""
 MAX_KEPT_BYTES = 64 * 1024

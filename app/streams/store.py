@@ -5,6 +5,7 @@ from typing import Protocol, Self
 
 from app.streams.event import Event
 from app.streams.log import EventLog
+from app.streams.quota import Usage
 from app.streams.stream import Stream
 
 
@@ -38,27 +39,31 @@ class Reader(Protocol):
 
 
 class StreamStore(Protocol):
+    @property
+    def usage(self) -> Usage:
+        """What this process keeps for all of its streams."""
+
     def new_log(self) -> EventLog:
         """Creates the log of a stream for :meth:`keep`."""
 
     async def keep(self, stream: Stream, resume_s: float, caller: str = "") -> str:
-        """Stores a stream before its start and returns its id. Raises UpstreamUnavailable.
+        """Stores a stream before its start and returns its id. Raises TooManyRequests or UpstreamUnavailable.
 
         ``caller``: the id of the API key that starts the stream; empty without one.
         After ``resume_s`` seconds without a reader, a running stream is ended and an ended stream is deleted.
         """
 
     async def reader(self, stream_id: str) -> Reader:
-        """Raises UnknownStream or UpstreamUnavailable."""
+        """Raises UnknownStream, StreamEvicted or UpstreamUnavailable."""
 
     async def caller_of(self, stream_id: str) -> str:
         """The id of the API key that started the stream; empty without one.
 
-        Raises UnknownStream or UpstreamUnavailable.
+        Raises UnknownStream, StreamEvicted or UpstreamUnavailable.
         """
 
     async def delete(self, stream_id: str) -> None:
-        """Ends and deletes a stream. Raises UnknownStream or UpstreamUnavailable."""
+        """Ends and deletes a stream. Raises UnknownStream, StreamEvicted or UpstreamUnavailable."""
 
     async def run(self) -> None:
         """Runs the store's background work until it is cancelled. Raises unexpected exceptions."""

@@ -25,8 +25,9 @@ CA = "/etc/private-ca/ca.crt"
 PING = """
 import asyncio, sys
 from app.process.serving import open_store
+from app.settings import Settings
 async def main():
-    async with open_store(sys.argv[1]):
+    async with open_store(Settings(redis_url=sys.argv[1])):
         pass
 asyncio.run(main())
 """

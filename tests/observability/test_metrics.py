@@ -22,6 +22,8 @@ LABELS_BY_METRIC = {
     "requests_running_by_pipeline": {"pipeline"},
     "requests_waiting_by_pipeline": {"pipeline"},
     "in_flight_limit": {"model"},
+    "kept_streams": set[str](),
+    "kept_stream_bytes": set[str](),
     "early_exits": {"pipeline", "reason"},
     "rejected": {"reason"},
     "contract_violations": {"pipeline", "tensor"},

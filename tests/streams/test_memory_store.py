@@ -6,11 +6,19 @@ from typing import Any
 
 import pytest
 
-from app.domain.errors import ClientClosedRequest, GatewayError, InvalidRequest, StreamEvicted, UnknownStream
+from app.domain.errors import (
+    ClientClosedRequest,
+    GatewayError,
+    InvalidRequest,
+    StreamEvicted,
+    TooManyRequests,
+    UnknownStream,
+)
 from app.domain.inference import InferenceResponse
 from app.streams.event import Event
 from app.streams.log import ReplayLog
 from app.streams.memory_store import MemoryStore
+from app.streams.quota import KeepLimits
 from app.streams.stream import Stream
 from tests.fakes.streams import plan_of
 
@@ -183,3 +191,75 @@ async def test_the_store_knows_the_key_that_started_a_stream(store: MemoryStore)
         assert await store.caller_of(await store.keep(stream, LONG_S, caller)) == caller
     with pytest.raises(UnknownStream):
         await store.caller_of("unknown")
+
+
+async def ended(store: MemoryStore, count: int = 3, caller: str = "") -> str:
+    """Starts a stream, waits for its end, and returns its id."""
+    stream = Stream(plan_of(responses(count, then_wait=False), Numbers()), store.new_log())
+    stream_id = await store.keep(stream, LONG_S, caller)
+    await asyncio.wait_for(stream.start(), 5)
+    return stream_id
+
+
+async def test_ended_streams_stay_within_the_limit_of_bytes() -> None:
+    limits = KeepLimits(max_bytes=100_000)
+    async with MemoryStore(limits) as store:
+        stream_ids = [await ended(store, count=20) for _ in range(50)]
+        assert store.usage.size <= limits.max_bytes
+        assert 0 < store.usage.streams < 50
+        assert len(await read_all(store, stream_ids[-1])) == 21
+        with pytest.raises(StreamEvicted):
+            await store.reader(stream_ids[0])
+
+
+async def test_ended_streams_stay_within_the_limit_of_streams() -> None:
+    async with MemoryStore(KeepLimits(max_streams=2)) as store:
+        stream_ids = [await ended(store) for _ in range(3)]
+        assert store.usage.streams == 2
+        with pytest.raises(StreamEvicted):
+            await store.delete(stream_ids[0])
+
+
+async def test_without_a_stream_to_evict_a_further_stream_is_rejected() -> None:
+    async with MemoryStore(KeepLimits(max_streams=2)) as store:
+        first = await ended(store)
+        reader = await store.reader(first)
+        await kept(store, runs_on=True)
+        with pytest.raises(TooManyRequests):
+            await ended(store)
+        await reader.close()
+        await ended(store)
+
+
+async def test_the_largest_running_streams_drop_their_oldest_events_at_the_limit() -> None:
+    limits = KeepLimits(max_bytes=50_000)
+    async with MemoryStore(limits) as store:
+        running = [await kept(store, count=500, runs_on=True, max_bytes=1_000_000) for _ in range(4)]
+        async with asyncio.timeout(5):
+            while min(stream.outputs for stream, _ in running) < 500:
+                await asyncio.sleep(0.01)
+        assert store.usage.size <= limits.max_bytes
+        for stream, stream_id in running:
+            reader = await store.reader(stream_id)
+            with pytest.raises(StreamEvicted):
+                await reader.resume(0)
+            assert len(await reader.read(stream.outputs - 10)) == 10
+
+
+async def test_a_key_keeps_its_streams_while_another_key_starts_many() -> None:
+    async with MemoryStore(KeepLimits(max_streams=10)) as store:
+        mine = await ended(store, caller="mine")
+        for _ in range(30):
+            await ended(store, caller="other")
+        assert len(await read_all(store, mine)) == 4
+        assert store.usage.streams == 1 + 5
+
+
+async def test_usage_is_zero_after_every_stream_was_deleted_or_has_expired() -> None:
+    async with MemoryStore() as store:
+        await store.delete(await ended(store))
+        _, stream_id = await kept(store, runs_on=True)
+        await store.delete(stream_id)
+        await kept(store, resume_s=RESUME_S)
+        await asyncio.sleep(3 * RESUME_S)
+        assert (store.usage.streams, store.usage.size) == (0, 0)

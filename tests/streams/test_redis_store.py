@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from app.domain.errors import ClientClosedRequest, StreamEvicted, UnknownStream
-from app.streams import redis_tailer
+from app.domain.errors import ClientClosedRequest, StreamEvicted, TooManyRequests, UnknownStream
+from app.streams import redis_kept, redis_store, redis_tailer
 from app.streams.event import Event
 from app.streams.log import LiveLog
+from app.streams.quota import KEEP_LIMITS, KeepLimits
 from app.streams.redis_connections import PUBLISH_CONNECTIONS, REQUEST_CONNECTIONS
 from app.streams.redis_store import RedisStore
 from app.streams.stream import Stream
@@ -26,19 +27,23 @@ CONNECTIONS = PUBLISH_CONNECTIONS + REQUEST_CONNECTIONS + 2
 
 
 @asynccontextmanager
-async def running(redis: RedisServer, store_type: type[RedisStore] = RedisStore) -> AsyncIterator[RedisStore]:
-    async with store_type(redis.url, problem_of) as store:
+async def running(
+    redis: RedisServer, store_type: type[RedisStore] = RedisStore, limits: KeepLimits = KEEP_LIMITS
+) -> AsyncIterator[RedisStore]:
+    async with store_type(redis.url, problem_of, limits) as store:
         work = asyncio.create_task(store.run())
         yield store
         work.cancel()
         await asyncio.wait([work])
 
 
-async def kept(store: RedisStore, *answers: Answer, log: LiveLog | None = None) -> tuple[Stream, str]:
+async def kept(
+    store: RedisStore, *answers: Answer, log: LiveLog | None = None, resume_s: float = LONG_S
+) -> tuple[Stream, str]:
     engine = FakeEngine(answers=list(answers))
     responses = engine.infer_stream(None, None)  # type: ignore[arg-type]
     stream = Stream(plan_of(responses, FakeAnswer()), log or store.new_log())
-    stream_id = await store.keep(stream, LONG_S)
+    stream_id = await store.keep(stream, resume_s)
     stream.start()
     return stream, stream_id
 
@@ -178,3 +183,63 @@ async def test_every_process_knows_the_key_that_started_a_stream(redis: RedisSer
             assert await other.caller_of(stream_id) == caller
         with pytest.raises(UnknownStream):
             await other.caller_of("unknown")
+
+
+async def ended(store: RedisStore, count: int = 3, resume_s: float = LONG_S) -> str:
+    """Starts a stream, waits until its terminal event is in Redis, and returns its id."""
+    _, stream_id = await kept(store, *(token(number) for number in range(count)), FINAL, resume_s=resume_s)
+    await read_all(store, stream_id)
+    return stream_id
+
+
+async def without_readers(redis: RedisServer, *stream_ids: str) -> None:
+    """Removes the readers' keys, which otherwise expire after three seconds."""
+    async with Redis.from_url(redis.url) as client:
+        await client.delete(*(f"triton-gateway:{stream_id}:readers" for stream_id in stream_ids))
+
+
+async def test_ended_streams_in_redis_stay_within_the_limits(redis: RedisServer) -> None:
+    limits = KeepLimits(max_bytes=100_000, max_streams=8)
+    async with running(redis, limits=limits) as here, running(redis) as there:
+        stream_ids = []
+        for _ in range(12):
+            stream_ids.append(await ended(here))
+            await without_readers(redis, *stream_ids)
+        assert here.usage.streams == 8
+        assert here.usage.size <= limits.max_bytes
+        assert ids(await read_all(there, stream_ids[-1])) == [1, 2, 3, 4]
+        with pytest.raises(StreamEvicted):
+            await there.reader(stream_ids[0])
+        with pytest.raises(StreamEvicted):
+            await there.delete(stream_ids[0])
+        async with Redis.from_url(redis.url) as client:
+            assert await client.exists(*(f"triton-gateway:{stream_id}:events" for stream_id in stream_ids)) == 8
+
+
+async def test_an_ended_stream_in_redis_that_is_being_read_is_not_evicted(redis: RedisServer) -> None:
+    async with running(redis, limits=KeepLimits(max_streams=1)) as here, running(redis) as there:
+        stream_id = await ended(here)
+        async with Redis.from_url(redis.url) as client:
+            await client.set(f"triton-gateway:{stream_id}:readers", 1, px=3000)
+        with pytest.raises(TooManyRequests):
+            await ended(here)
+        assert ids(await read_all(there, stream_id)) == [1, 2, 3, 4]
+
+
+async def test_the_usage_of_expired_and_deleted_streams_in_redis_ends(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_store, "lifetime_ms", lambda resume_s: round(resume_s * 1e3))
+    monkeypatch.setattr(redis_kept, "PRESENCE_MS", 100)
+    async with running(redis) as here:
+        stream_ids = [await ended(here, resume_s=0.5) for _ in range(2)]
+        await here.delete(stream_ids[1])
+        async with Redis.from_url(redis.url) as client:
+            for stream_id in stream_ids:
+                await client.pexpire(f"triton-gateway:{stream_id}:events", 500)
+        await without_readers(redis, *stream_ids)
+        assert here.usage.streams == 2
+        async with asyncio.timeout(10):
+            while here.usage.streams:
+                await asyncio.sleep(0.1)
+        assert here.usage.size == 0

@@ -2,7 +2,7 @@
 
 from app.settings import Settings, SettingsError
 
-SHARED_OUT = ("max_connections", "max_bytes_in_flight")
+SHARED_OUT = ("max_connections", "max_bytes_in_flight", "max_kept_bytes", "max_kept_streams")
 """Settings that are totals for all workers."""
 
 
@@ -12,6 +12,10 @@ def check_shares(settings: Settings) -> None:
     if settings.max_connections < workers:
         raise SettingsError(
             f"GATEWAY_MAX_CONNECTIONS is {settings.max_connections}: each of the {workers} workers needs one"
+        )
+    if settings.max_kept_streams < workers:
+        raise SettingsError(
+            f"GATEWAY_MAX_KEPT_STREAMS is {settings.max_kept_streams}: each of the {workers} workers needs one"
         )
     share = settings.max_bytes_in_flight // workers
     if share < settings.max_body_bytes <= settings.max_bytes_in_flight:

@@ -101,5 +101,5 @@ async def _check_what_workers_need(settings: Settings) -> None:
             "/v1/streams answers 501 resumable_streams_off: several workers need GATEWAY_REDIS_URL to share it"
         )
         return
-    async with open_store(settings.redis_url):
+    async with open_store(settings):
         pass

@@ -54,7 +54,7 @@ async def work(descriptor: int) -> None:
         store = None
         if settings.redis_url is not None:
             # The supervisor has checked Redis. A worker that is replaced during an outage serves everything else.
-            store = await stack.enter_async_context(open_store(settings.redis_url, must_answer=False))
+            store = await stack.enter_async_context(open_store(settings, must_answer=False))
             await stack.enter_async_context(supervisor.running("store of streams", store.run()))
         explanations = SupervisorsExplanations(channel)
         stores = Stores(store, explanations if settings.may_explain else None)
@@ -116,7 +116,7 @@ class Link:
         self, channel: Channel, gateway: Gateway, doors: Doors, dropped_lines: SharedValue, answers: Answers
     ) -> None:
         self._channel = channel
-        self._inference = gateway.inference
+        self._gateway = gateway
         self._catalog = gateway.inference.catalog
         self._health = gateway.health
         self._doors = doors
@@ -132,7 +132,7 @@ class Link:
     async def _report(self) -> None:
         while True:
             self._dropped_lines.set(dropped_lines())
-            self._inference.show_load()
+            self._gateway.show_load()
             self._channel.send(Report(self._catalog.is_ready, self._health.take()))
             await asyncio.sleep(REPORT_S)
 

@@ -58,14 +58,14 @@ def _start_example(pipeline: Pipeline) -> Schema:
     return {**sample, "value": {"pipeline": pipeline.name, "inputs": sample["value"]}}
 
 
-_STORE_ERRORS = errors.UnknownStream, errors.ResumableStreamsOff, errors.UpstreamUnavailable
+_STORE_ERRORS = errors.UnknownStream, errors.StreamEvicted, errors.ResumableStreamsOff, errors.UpstreamUnavailable
 
 
 def _read() -> Schema:
     answers = {
         "200": answer("The events after `Last-Event-ID`", event_stream({"type": "object"})),
         "204": answer("The stream has ended and the client has received every event"),
-        **problems(*_STORE_ERRORS, errors.StreamEvicted),
+        **problems(*_STORE_ERRORS),
     }
     summary = "Read or resume a stream"
     return operation("read_stream", "streams", summary, answers, _STREAM_ID, _LAST_EVENT_ID)

@@ -99,6 +99,8 @@ class Exchange:
         self._memory: mmap | None = None
         self._tensor: memoryview | None = None
         self._headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
+        if b"cookie" in self._headers:
+            _remove_cookies(scope)
         self.record = RequestRecord(request_id_of(self.header(b"x-request-id")), scope["method"], scope["path"])
         self.work = RequestWork(self.record)
         if b"traceparent" in self._headers:
@@ -173,6 +175,11 @@ class Exchange:
 
     def _all(self, name: bytes) -> list[str]:
         return [value.decode("latin-1") for each, value in self.scope["headers"] if each == name]
+
+
+def _remove_cookies(scope: Scope) -> None:
+    """The gateway uses no cookies, but FastAPI parses them for every route, and Python in quadratic time."""
+    scope["headers"][:] = [header for header in scope["headers"] if header[0] != b"cookie"]
 
 
 def exchange_of(connection: HTTPConnection) -> Exchange:

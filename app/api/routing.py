@@ -1,12 +1,18 @@
-"""Routes that answer HEAD as well as GET, and the list of the methods of a path."""
+"""Routes that answer HEAD as well as GET, with few query fields, and the list of the methods of a path."""
 
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fastapi.routing import APIRoute
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Match, Mount
+from starlette.types import Scope
+
+from app.domain.errors import InvalidRequest
 
 METHODS = ("GET", "HEAD", "POST", "DELETE")
+MAX_QUERY_FIELDS = 128
 
 
 class Route(APIRoute):
@@ -17,6 +23,22 @@ class Route(APIRoute):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.methods = {*self.methods, "HEAD"} if "GET" in self.methods else self.methods
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Checks the query first, because FastAPI parses it for every route."""
+        handle = super().get_route_handler()
+
+        async def checked(request: Request) -> Response:
+            check_query(request.scope)
+            return await handle(request)
+
+        return checked
+
+
+def check_query(scope: Scope) -> None:
+    """Rejects a query with too many fields before anything parses it. Raises InvalidRequest."""
+    if scope["query_string"].count(b"&") >= MAX_QUERY_FIELDS:
+        raise InvalidRequest(f"The query string has more than {MAX_QUERY_FIELDS} fields.")
 
 
 def methods_of_path(request: Request) -> list[str]:

@@ -10,14 +10,14 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 
-from benchmarks.attacks import bodies, connections
+from benchmarks.attacks import bodies, connections, stalls
 from benchmarks.attacks.target import Target, Targets, own_target
 from benchmarks.surroundings import ARTIFACTS, surroundings
 from benchmarks.table import Table
 
 Run = Callable[[Targets], Awaitable[Sequence[Table]]]
 
-ATTACKS: dict[str, Run] = {"bodies": bodies.run, "connections": connections.run}
+ATTACKS: dict[str, Run] = {"bodies": bodies.run, "connections": connections.run, "stalls": stalls.run}
 
 
 def main() -> None:

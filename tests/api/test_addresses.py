@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from app.api.pages import HEADERS
+from app.api.routing import MAX_QUERY_FIELDS
 from app.domain.errors import ModelError
 from tests.api.conftest import FINAL, PNG, word
 from tests.fakes.gateway import Served
@@ -30,6 +31,24 @@ async def wire(api: Served) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the same gateway, behind uvicorn with the gateway's own protocol."""
     async with listening(api.app) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
         yield client
+
+
+@pytest.mark.parametrize("path", ["/health/live", "/v1/pipelines", "/openapi.json", "/docs/errors"])
+async def test_too_many_query_fields_are_400_at_every_address(
+    api: Served, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = await api.client.get(f"{path}?{'a&' * (MAX_QUERY_FIELDS - 1)}a")
+    assert answer.status_code == 200
+    monkeypatch.setattr("starlette.datastructures.parse_qsl", None)
+    answer = await api.client.get(f"{path}?{'a&' * MAX_QUERY_FIELDS}a")
+    assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
+
+
+async def test_cookies_are_never_parsed(api: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("starlette.requests.cookie_parser", None)
+    for client in (api.client, api.admin):
+        answer = await client.get("/health/live", headers={"Cookie": 'a="' + '\\"' * 7000 + '"'})
+        assert answer.status_code == 200
 
 
 class TestMethods:

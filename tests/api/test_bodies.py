@@ -17,11 +17,12 @@ from app.api.bodies import SWITCH_S, read_body
 from app.api.budget import ByteBudget
 from app.api.limits import Limits
 from app.api.pipelines.reading import read_inference
+from app.api.routing import MAX_QUERY_FIELDS
 from app.domain.inference import InferenceResponse
 from app.domain.tensor_memory import ELEMENT
 from app.pipelines.body import BodyReader
 from app.pipelines.pipeline import Pipeline
-from tests.api.conftest import PNG, scripted
+from tests.api.conftest import PNG, counted, scripted
 from tests.fakes.exchange import exchange_with
 from tests.fakes.gateway import Served
 
@@ -167,6 +168,21 @@ class TestRefusals:
         answer = await api.client.post(f"{URL}?{query}", content=PNG, headers={"Content-Type": "image/png"})
         assert refusal(answer) == (422, "invalid_input")
         assert [each["problem"] for each in answer.json()["errors"]] == ["is given twice"]
+
+    async def test_too_many_query_fields_are_400_before_the_body_is_read(self, api: Served) -> None:
+        async def never() -> Any:
+            raise AssertionError
+            yield b""
+
+        query = "&".join(f"f{index}" for index in range(MAX_QUERY_FIELDS + 1))
+        answer = await api.client.post(f"{URL}?{query}", content=never(), headers={"Content-Type": "image/png"})
+        assert refusal(answer) == (400, "invalid_request")
+        assert counted(api, "read", "unary") == {"client_error": 1}
+
+    async def test_few_query_fields_are_parsed(self, api: Served) -> None:
+        query = "&".join(f"f{index}" for index in range(MAX_QUERY_FIELDS))
+        answer = await api.client.post(f"{URL}?{query}", content=PNG, headers={"Content-Type": "image/png"})
+        assert refusal(answer) == (422, "invalid_input")
 
     @pytest.mark.parametrize("url", [URL, f"{WRITE}/stream", "/v1/streams"])
     async def test_a_query_with_a_json_body_is_400(self, api: Served, url: str) -> None:

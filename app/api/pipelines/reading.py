@@ -10,6 +10,7 @@ from app.api.bodies import JSON_HINT, check_no_query, is_json, media_type_of, of
 from app.api.exchange import Exchange
 from app.api.limits import Limits
 from app.api.pipelines.forms import check_given_once, parts_of
+from app.api.routing import check_query
 from app.domain.errors import UnsupportedMediaType
 from app.domain.inference import InferenceRequest
 from app.domain.tensor_memory import ELEMENT
@@ -47,7 +48,8 @@ async def read_inference(exchange: Exchange, pipeline: Pipeline, limits: Limits)
 
 
 def _query_of(exchange: Exchange, file: str) -> dict[str, str]:
-    """The parameters of a raw body, whose field is ``file``. Raises InvalidInput."""
+    """The parameters of a raw body, whose field is ``file``. Raises InvalidRequest or InvalidInput."""
+    check_query(exchange.scope)
     query = QueryParams(exchange.scope["query_string"])
     check_given_once([file, *(name for name, _ in query.multi_items())])
     return dict(query)

@@ -1,0 +1,102 @@
+"""Heads of parts and their parameters: what browsers and clients send, and limits for what attackers send."""
+
+import pytest
+
+from app.api.pipelines.forms import MAX_HEAD_BYTES, MAX_PARAMETERS, check_given_once, parts_of
+from app.domain.errors import InvalidInput, InvalidRequest
+
+FORM = "multipart/form-data; boundary=x"
+
+
+def body_with(disposition: bytes, *headers: bytes) -> memoryview:
+    lines = b"\r\n".join([b"--x", b"Content-Disposition: " + disposition, *headers])
+    return memoryview(lines + b"\r\n\r\ncontent\r\n--x--\r\n")
+
+
+@pytest.mark.parametrize(
+    ("disposition", "name"),
+    [
+        (b'form-data; name="a"', "a"),
+        (b"form-data; name=a", "a"),
+        (b'FORM-DATA;NAME="a"', "a"),
+        (b'form-data ; name="a" ; filename="b.png"', "a"),
+        (b'form-data; name="a"; filename="b;c;d;e;f;g;h;i;j;k;l.png"', "a"),
+        (b'form-data; name="a"; filename="C:\\\\b.png"', "a"),
+        (b"form-data; name=\"a\"; filename*=utf-8''%ff", "a"),
+        (b'form-data; name="a"; name*=b', "a"),
+        (b'form-data; name="a \\"b\\" c"', 'a "b" c'),
+        (b'form-data; name="a\\b"', "a\\b"),
+        (b'form-data; name="%22"', "%22"),
+        ('form-data; name="ü"'.encode(), "ü"),
+        (b'form-data; name=""', ""),
+        (b'form-data; name="a";', "a"),
+        (b'form-data;;; name="a"', "a"),
+    ],
+)
+def test_the_name_of_a_part(disposition: bytes, name: str) -> None:
+    assert parts_of(FORM, body_with(disposition)) == {name: b"content"}
+
+
+@pytest.mark.parametrize(
+    "disposition",
+    [
+        b"",
+        b"form-data",
+        b'attachment; name="a"',
+        b'form-data; name="a',
+        b'form-data; name=a"b',
+        b'form-data; name="a"b',
+        b'form-data; name "a"',
+    ],
+)
+def test_a_part_without_a_clear_name_is_refused(disposition: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        parts_of(FORM, body_with(disposition))
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_the_head_of_a_part_is_limited(extra: int) -> None:
+    head = b'\r\nContent-Disposition: form-data; name="a"\r\nX: '
+    filling = b"y" * (MAX_HEAD_BYTES - len(head) - len(b"\r\n\r\n") + extra)
+    body = memoryview(b"--x" + head + filling + b"\r\n\r\ncontent\r\n--x--\r\n")
+    if not extra:
+        assert parts_of(FORM, body) == {"a": b"content"}
+        return
+    with pytest.raises(InvalidRequest, match=str(MAX_HEAD_BYTES)):
+        parts_of(FORM, body)
+
+
+@pytest.mark.parametrize("parameter", [b"; b=c", b";", b'; b="c;d"'])
+def test_the_parameters_of_a_part_are_limited(parameter: bytes) -> None:
+    at_limit = b'form-data; name="a"' + parameter * (MAX_PARAMETERS - 1)
+    assert parts_of(FORM, body_with(at_limit)) == {"a": b"content"}
+    with pytest.raises(InvalidRequest, match=str(MAX_PARAMETERS)):
+        parts_of(FORM, body_with(at_limit + parameter))
+
+
+@pytest.mark.parametrize("filling", ["; a=b" * MAX_PARAMETERS, ";" * MAX_PARAMETERS, "; a=" + "b" * MAX_HEAD_BYTES])
+def test_the_content_type_of_a_form_is_limited(filling: str) -> None:
+    body = body_with(b'form-data; name="a"')
+    assert parts_of(f"{FORM}; charset=utf-8", body) == {"a": b"content"}
+    with pytest.raises(InvalidRequest):
+        parts_of(FORM + filling, body)
+
+
+class Name(str):
+    """Counts how often names are compared."""
+
+    comparisons = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Name.comparisons += 1
+        return str.__eq__(self, other)
+
+
+def test_a_repeated_name_is_found_in_linear_time() -> None:
+    names = [Name(index) for index in range(1000)]
+    Name.comparisons = 0
+    check_given_once(names)
+    assert Name.comparisons < len(names)
+    with pytest.raises(InvalidInput):
+        check_given_once([*names, "5"])

@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import threading
 import tracemalloc
 import zlib
 from collections.abc import AsyncIterator
@@ -14,9 +15,9 @@ import numpy as np
 import pytest
 
 from app.api.budget import ByteBudget
-from app.api.inflating import inflated
+from app.api.inflating import MAX_SILENT_BYTES, READ_BYTES, inflated
 from app.api.limits import Limits
-from app.domain.errors import PayloadTooLarge, TooManyRequests, UpstreamUnavailable
+from app.domain.errors import InvalidRequest, PayloadTooLarge, TooManyRequests, UpstreamUnavailable
 from app.domain.inference import InferenceResponse, RequestedOutput
 from tests.fakes.engine import FakeEngine
 from tests.fakes.exchange import exchange_with
@@ -222,6 +223,28 @@ async def test_a_decoupled_model_can_answer_with_one_response(api: Served) -> No
     assert error_of(answer)[0] == 400
 
 
+class WatchedInflater:
+    """zlib's, which notes the thread and the size of each call."""
+
+    calls: list[tuple[threading.Thread, int]]
+    new = zlib.decompressobj
+
+    def __init__(self, wbits: int) -> None:
+        self._inflater = WatchedInflater.new(wbits)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inflater, name)
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        WatchedInflater.calls.append((threading.current_thread(), len(data)))
+        return self._inflater.decompress(data, max_length)
+
+
+def empty_blocks(size: int) -> memoryview:
+    """Returns a zlib stream of blocks without content (RFC 1951, section 3.2.4), without its end."""
+    return memoryview((zlib.compress(b"")[:2] + b"\x00\x00\x00\xff\xff" * (size // 5 + 1))[:size])
+
+
 class TestInflating:
     def exchange(self, limits: Limits = LIMITS) -> Any:
         return exchange_with(budget=ByteBudget(limits.max_bytes_in_flight))
@@ -270,6 +293,29 @@ class TestInflating:
         await inflated(self.exchange(), memoryview(gzip.compress(bytes(1_000_000))), LIMITS)
         ticking.cancel()
         assert turns > 3
+
+    @pytest.mark.parametrize("size", [READ_BYTES, READ_BYTES + 1])
+    async def test_a_large_compressed_body_is_inflated_in_a_thread_from_the_start(
+        self, monkeypatch: pytest.MonkeyPatch, size: int
+    ) -> None:
+        monkeypatch.setattr("app.api.inflating.zlib.decompressobj", WatchedInflater)
+        WatchedInflater.calls = []
+        with pytest.raises(InvalidRequest):
+            await inflated(self.exchange(), empty_blocks(size), LIMITS)
+        threads = {thread is threading.main_thread() for thread, _ in WatchedInflater.calls}
+        assert threads == {size <= READ_BYTES}
+
+    async def test_a_body_without_content_is_400_before_its_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("app.api.inflating.zlib.decompressobj", WatchedInflater)
+        WatchedInflater.calls = []
+        with pytest.raises(InvalidRequest):
+            await inflated(self.exchange(), empty_blocks(8 * 1024 * 1024), LIMITS)
+        assert sum(size for _, size in WatchedInflater.calls) <= MAX_SILENT_BYTES + READ_BYTES
+
+    async def test_a_long_gzip_header_is_accepted(self) -> None:
+        extra = b"\xff\xff" + bytes(65_535)
+        body = b"\x1f\x8b\x08\x04" + bytes(6) + extra + gzip.compress(b"content")[10:]
+        assert await inflated(self.exchange(), memoryview(body), LIMITS) == b"content"
 
 
 @pytest.mark.parametrize(("others", "is_idempotent"), [("", True), ("  q: {model: echo}\n", False)])

@@ -134,7 +134,7 @@ def create_app(
         add_routes(app, dialect, access and access.for_dialect(dialect.name))
     if pages.docs:
         app.include_router(docs.pages())
-        described = docs.DocumentRoute(dialects, needs_keys=keys is not None).router()
+        described = docs.DocumentRoute(dialects, inference.catalog, needs_keys=keys is not None).router()
         app.include_router(described, dependencies=[] if access is None else [Depends(access.required)])
         app.router.routes.append(docs.assets)
     if pages.console:

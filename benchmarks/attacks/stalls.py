@@ -68,11 +68,14 @@ def attacks() -> Iterator[Sent]:
     yield Sent(
         "64 KiB of empty deflate blocks", INFER, "application/json", _empty_blocks(64 * KIB - 8), headers=deflate
     )
+    cookie = ((b"cookie", b'a="' + b'\\"' * 7_900 + b'"'),)
+    yield Sent("a cookie of escaped quotes (16 KB)", LIVE, "", headers=cookie, method="GET")
+    yield Sent("GET /health/live, 1,500 at once", LIVE, "", method="GET", times=1_500)
     yield Sent("GET /openapi.json, once", "/openapi.json", "", method="GET")
     yield Sent("GET /openapi.json, 1,500 at once", "/openapi.json", "", method="GET", times=1_500)
 
 
-OCR, INFER = "/v1/pipelines/ocr", "/v2/models/text_embed/infer"
+OCR, INFER, LIVE = "/v1/pipelines/ocr", "/v2/models/text_embed/infer", "/health/live"
 FORM = f"multipart/form-data; boundary={BOUNDARY.decode()}"
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -8,14 +8,18 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.routing import Mount
 
+from app.admission.keys import Key
 from app.api.dialect import Dialect
 from app.api.error_table import ERROR_BY_CODE, ROW_BY_ERROR
 from app.api.exchange import exchange_of
+from app.api.openapi.answers import Schema
 from app.api.openapi.document import openapi_of
+from app.api.openapi.kept import KeptDocuments
 from app.api.pages import Page, PageFiles
 from app.api.responses import JsonResponse
 from app.api.routing import Route
 from app.domain.errors import GatewayError, NotFound
+from app.pipelines.catalog import Catalog
 
 _files = PageFiles(directory=Path(__file__).parents[1] / "static", packages=[("fastapi_offline", "static")])
 assets = Mount("/docs/assets", _files, name="docs-assets")
@@ -24,8 +28,9 @@ assets = Mount("/docs/assets", _files, name="docs-assets")
 class DocumentRoute:
     """The OpenAPI document: what the caller's key allows."""
 
-    def __init__(self, dialects: Sequence[Dialect], *, needs_keys: bool = False) -> None:
+    def __init__(self, dialects: Sequence[Dialect], catalog: Catalog, *, needs_keys: bool = False) -> None:
         self._dialects = dialects
+        self._kept = KeptDocuments(catalog)
         self._needs_keys = needs_keys
 
     def router(self) -> APIRouter:
@@ -35,8 +40,12 @@ class DocumentRoute:
 
     async def openapi(self, request: Request) -> Response:
         key = exchange_of(request).key
+        document = self._kept.document(key, lambda: self._document(key))
+        return Response(document, media_type=JsonResponse.media_type)
+
+    def _document(self, key: Key | None) -> Schema:
         spoken = (each for each in self._dialects if key is None or key.speaks(each.name))
-        return JsonResponse(openapi_of((each.described(key) for each in spoken), needs_keys=self._needs_keys))
+        return openapi_of((each.described(key) for each in spoken), needs_keys=self._needs_keys)
 
 
 def pages() -> APIRouter:

@@ -59,6 +59,21 @@ def calls_of(spans: Sequence[TritonSpan], request_id: str, plan: Plan) -> list[C
     ]
 
 
+def computed_until_ns(runs: Sequence[Run]) -> dict[str, int]:
+    """When each run, or a run below it, last computed, by the id of its span; its start if nothing computed.
+
+    ``runs``: each before the runs below it.
+    """
+    until: dict[str, int] = {}
+    for run in reversed(runs):
+        computed_ns = run.compute.get("COMPUTE_OUTPUT_START", run.span.start_ns)
+        until[run.span.span_id] = until_ns = max(computed_ns, until.get(run.span.span_id, 0))
+        if run.above is not None:
+            above = run.above.span.span_id
+            until[above] = max(until_ns, until.get(above, 0))
+    return until
+
+
 def _is_below_a_model(span: TritonSpan, by_id: Mapping[str, TritonSpan]) -> bool:
     return span.parent_id in by_id and bool(by_id[span.parent_id].model)
 

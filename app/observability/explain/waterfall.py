@@ -1,13 +1,13 @@
 """The explanation of a request: one clock, milliseconds since the gateway received the request."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from app.domain.errors import Outcome
 from app.observability.explain.request import Ended, Found, Plan
 from app.observability.explain.states import State, not_run, states_of
-from app.observability.explain.tree import Call, Kind, Run, calls_of
+from app.observability.explain.tree import Call, Kind, Run, calls_of, computed_until_ns
 
 NO_SPANS = (
     "Triton has sent no spans yet. If none come, send the request again: Triton may lose them, or does not trace."
@@ -80,7 +80,7 @@ def _triton(found: Found, plan: Plan, ended: Ended, start_ms: float) -> dict[str
     clock = _clock_of(found.request.started_ns, last, window)
     states = states_of(runs, plan, ended) if is_complete else {}
     shown = _Shown(window, clock, states)
-    spans = [shown.span(run) for call in calls for run in call.runs]
+    spans = [span for call in calls for span in shown.spans(call.runs)]
     return {
         "spans": spans,
         "steps_not_run": not_run(runs, plan) if is_complete else [],
@@ -119,7 +119,11 @@ def _clock_of(started_ns: int, call: Call, window: _Window) -> _Clock:
 
 
 class _Shown:
-    """Spans as the answer shows them. A span ends with the phase at the latest: Triton cleans up after its answer."""
+    """Spans as the answer shows them. Each ends with the answer of its run, but Triton ends it after a clean-up.
+
+    The answer of a call comes at the end of the phase at the latest. The answer of a run below another comes before the
+    end of the run above, except if it still computed then: a script or a failed ensemble did not wait for it.
+    """
 
     def __init__(self, window: _Window, clock: _Clock, states: dict[str, State]) -> None:
         self._window = window
@@ -128,10 +132,23 @@ class _Shown:
         self.cut_ms = 0.0
         """The largest part that was cut from a span."""
 
-    def span(self, run: Run) -> dict[str, Any]:
+    def spans(self, runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
+        """``runs``: all of one call, each before the runs below it."""
+        computed_until = computed_until_ns(runs)
+        ends_ns: dict[str, int] = {}
+        for run in runs:
+            span_id, end_ns = run.span.span_id, run.span.end_ns
+            if run.above is not None:
+                above_ns = ends_ns[run.above.span.span_id]
+                if computed_until[span_id] <= above_ns:
+                    end_ns = min(end_ns, above_ns)
+            ends_ns[span_id] = end_ns
+            yield self._span(run, end_ns)
+
+    def _span(self, run: Run, end_ns: int) -> dict[str, Any]:
         span = run.span
-        start_ms, end_ms = self._ms(span.start_ns), self._ms(span.end_ns)
-        self.cut_ms = max(self.cut_ms, self.clock.ms(span.end_ns) - self._window.end_ms)
+        start_ms, end_ms = self._ms(span.start_ns), self._ms(end_ns)
+        self.cut_ms = max(self.cut_ms, self.clock.ms(span.end_ns) - end_ms)
         return {
             "id": span.span_id,
             "parent": run.above.span.span_id if run.above else None,
@@ -141,20 +158,20 @@ class _Shown:
             "version": span.version,
             "start_ms": _rounded(start_ms),
             "duration_ms": _rounded(max(end_ms - start_ms, 0.0)),
-            "queue_ms": self._between(span.moments | run.compute, "QUEUE_START", "COMPUTE_START"),
-            "compute_input_ms": self._between(run.compute, "COMPUTE_START", "COMPUTE_INPUT_END"),
-            "compute_ms": self._between(run.compute, "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START"),
-            "compute_output_ms": self._between(run.compute, "COMPUTE_OUTPUT_START", "COMPUTE_END"),
+            "queue_ms": self._between(span.moments | run.compute, "QUEUE_START", "COMPUTE_START", end_ms),
+            "compute_input_ms": self._between(run.compute, "COMPUTE_START", "COMPUTE_INPUT_END", end_ms),
+            "compute_ms": self._between(run.compute, "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", end_ms),
+            "compute_output_ms": self._between(run.compute, "COMPUTE_OUTPUT_START", "COMPUTE_END", end_ms),
             "state": str(self._states.get(span.span_id, State.UNKNOWN)),
         }
 
     def _ms(self, at_ns: int) -> float:
         return min(max(self.clock.ms(at_ns), self._window.start_ms), self._window.end_ms)
 
-    def _between(self, moments: dict[str, int], first: str, second: str) -> float | None:
+    def _between(self, moments: dict[str, int], first: str, second: str, end_ms: float) -> float | None:
         if first not in moments or second not in moments:
             return None
-        return _rounded(max(self._ms(moments[second]) - self._ms(moments[first]), 0.0))
+        return _rounded(max(min(self._ms(moments[second]), end_ms) - self._ms(moments[first]), 0.0))
 
 
 def _notes(found: Found, runs: Sequence[Run], shown: _Shown, calls: Sequence[Call], *, is_complete: bool) -> list[str]:
@@ -167,7 +184,7 @@ def _notes(found: Found, runs: Sequence[Run], shown: _Shown, calls: Sequence[Cal
     if shown.clock.shift_ms:
         notes.append(f"The clocks differ: Triton's times are moved by {shown.clock.shift_ms:.1f} ms.")
     if shown.cut_ms >= 0.1:
-        notes.append(f"Triton ended its spans up to {shown.cut_ms:.1f} ms after its answer; that part is not shown.")
+        notes.append(f"Triton ended spans up to {shown.cut_ms:.1f} ms after their answers; that part is not shown.")
     if found.dropped:
         notes.append(f"{found.dropped} spans over the limit are not shown.")
     if ended.outcome in (Outcome.TIMEOUT, Outcome.CANCELLED):

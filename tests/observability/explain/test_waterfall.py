@@ -210,7 +210,41 @@ def test_spans_of_another_request_in_the_trace_are_left_out() -> None:
 def test_a_span_never_ends_after_the_answer() -> None:
     found = explained(export("detect", "gate", "recognize", step_ms=13.0))
     assert max(span["start_ms"] + span["duration_ms"] for span in found["spans"]) == 45.0
-    assert found["notes"] == ["Triton ended its spans up to 1.0 ms after its answer; that part is not shown."]
+    assert found["notes"] == ["Triton ended spans up to 1.0 ms after their answers; that part is not shown."]
+
+
+def script_and_child(script_end_ms: float, child_end_ms: float, *child_compute_ms: float) -> dict[str, Any]:
+    """The explanation of a script and of a model that the script called."""
+    spans = Export(TRACE, TRITON_ID, STARTED_NS)
+    script = spans.run("script", spans.call(6, 40, 39), 6, script_end_ms, 7, 8, script_end_ms - 1, script_end_ms)
+    spans.run("embed", script, 10, child_end_ms, *child_compute_ms)
+    return explained(spans, plan=SCRIPT)
+
+
+def test_a_called_model_ends_before_the_script_that_waited_for_it() -> None:
+    """Triton ends the span of a called model after the script has its answer, at times after the script's own end."""
+    found = script_and_child(30, 31.2, 11, 12, 28, 31)
+    script, child = found["spans"]
+    assert child["start_ms"] + child["duration_ms"] == script["start_ms"] + script["duration_ms"] == 30.0
+    assert (child["queue_ms"], child["compute_input_ms"], child["compute_ms"]) == (1.0, 1.0, 16.0)
+    assert child["compute_output_ms"] == 2.0
+    assert "Triton ended spans up to 1.2 ms after their answers; that part is not shown." in found["notes"]
+
+
+def test_a_called_model_that_works_after_the_script_is_shown_so() -> None:
+    found = script_and_child(30, 36, 11, 12, 34, 35)
+    _, child = found["spans"]
+    assert (child["start_ms"], child["duration_ms"]) == (10.0, 26.0)
+    assert (child["compute_ms"], child["compute_output_ms"]) == (22.0, 1.0)
+
+
+def test_a_called_ensemble_ends_before_the_script_that_waited_for_it() -> None:
+    spans = Export(TRACE, TRITON_ID, STARTED_NS)
+    script = spans.run("script", spans.call(6, 40, 39), 6, 30, 7, 8, 29, 30)
+    ensemble = spans.run("embed", script, 10, 31)
+    spans.run("topic", ensemble, 11, 32, 12, 13, 28, 31)
+    found = explained(spans, plan=SCRIPT)
+    assert [span["start_ms"] + span["duration_ms"] for span in found["spans"]] == [30.0, 30.0, 30.0]
 
 
 @pytest.mark.parametrize("off_ms", [-5000.0, 5000.0])

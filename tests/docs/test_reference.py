@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from app.api.error_table import ROW_BY_ERROR
+from app.api.openai.neutral import NEUTRAL_OF_EMBEDDINGS, NEUTRAL_OF_TEXTS
 from app.domain.errors import GatewayError
 from app.observability.metrics import Metrics
 from app.pipelines import spec
@@ -85,6 +86,14 @@ def sections_in(annotation: Any) -> list[Any]:
 
 def test_every_error_is_documented_with_the_text_of_its_page() -> None:
     assert list(rows_under("docs/reference/errors.md", "Codes")) == [documented_row(error) for error in ROW_BY_ERROR]
+
+
+def test_every_neutral_field_of_openai_is_documented() -> None:
+    documented = list(rows_under("docs/reference/openai.md", "Fields without an effect"))
+    assert documented == [
+        (f"`{name}`", neutral.meaning, "yes" if name in NEUTRAL_OF_EMBEDDINGS else "no")
+        for name, neutral in NEUTRAL_OF_TEXTS.items()
+    ]
 
 
 def documented_row(error: type[GatewayError]) -> tuple[str, ...]:

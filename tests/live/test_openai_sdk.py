@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import numpy as np
@@ -100,6 +100,43 @@ class TestText:
         answer = sdk.completions.with_raw_response.create(model="scripted_stream", prompt=json.dumps(script))
         assert answer.headers["x-early-exit"] == "nothing"
         assert answer.parse().choices[0].text == ""
+
+
+class TestNeutralFields:
+    """Fields that applications send to OpenAI, and that do not change the answer."""
+
+    CALLER: ClassVar[dict[str, Any]] = {"user": "u-1"}
+    CHAT: ClassVar[dict[str, Any]] = CALLER | {
+        "metadata": {"team": "search"},
+        "parallel_tool_calls": False,
+        "prediction": {"type": "content", "content": "A list"},
+        "prompt_cache_key": "search",
+        "safety_identifier": "u-1",
+        "service_tier": "priority",
+        "store": True,
+        "verbosity": "low",
+    }
+
+    def test_they_do_not_change_a_chat(self, sdk: openai.OpenAI) -> None:
+        plain = sdk.chat.completions.create(model="write", messages=MESSAGES, **SAMPLING)
+        neutral = sdk.chat.completions.create(model="write", messages=MESSAGES, **SAMPLING, **self.CHAT)
+        assert neutral.choices == plain.choices
+        with sdk.chat.completions.stream(model="write", messages=MESSAGES, **SAMPLING, **self.CHAT) as stream:
+            assert stream.get_final_completion().choices[0].message.content == plain.choices[0].message.content
+
+    def test_they_do_not_change_a_completion(self, sdk: openai.OpenAI) -> None:
+        plain = sdk.completions.create(model="write", prompt=PROMPT, **SAMPLING)
+        assert sdk.completions.create(model="write", prompt=PROMPT, **SAMPLING, **self.CALLER).choices == plain.choices
+
+    def test_they_do_not_change_embeddings(self, sdk: openai.OpenAI) -> None:
+        plain = sdk.embeddings.create(model="embed", input=TEXTS[:1])
+        assert sdk.embeddings.create(model="embed", input=TEXTS[:1], **self.CALLER).data == plain.data
+
+    @pytest.mark.parametrize("extra", [{"ignore_eos": True}, {"min_tokens": 9}], ids=str)
+    def test_parameters_that_would_change_the_answer_are_named(self, sdk: openai.OpenAI, extra: dict[str, Any]) -> None:
+        with pytest.raises(openai.BadRequestError) as caught:
+            sdk.chat.completions.create(model="write", messages=MESSAGES, extra_body=extra)
+        assert caught.value.param == next(iter(extra))
 
 
 class TestStreams:

@@ -21,6 +21,7 @@ from app.api.inference import Call, Inference
 from app.api.limits import Limits
 from app.api.openai.asked import asked_of, form_of
 from app.api.openai.members import Members, body_of_fields, renamed, required, take
+from app.api.openai.neutral import NEUTRAL_OF_EMBEDDINGS
 from app.api.openai.vectors import BatchAnswer, Vectors
 from app.api.responses import JSON, send_parts
 from app.domain.errors import FieldProblem, InvalidInput
@@ -116,7 +117,9 @@ def embeddings_request(pipeline: Pipeline, form: EmbeddingsForm, members: Member
     if take(members, "dimensions", int, form.length) != form.length:
         raise refused([FieldProblem("dimensions", "is not the length of this model's vectors, which is fixed")])
     texts = [texts] if isinstance(texts, str) else texts
-    body = body_of_fields({form.input: msgspec.json.encode(texts[0])}, members, form.field_by_parameter, {})
+    body = body_of_fields(
+        {form.input: msgspec.json.encode(texts[0])}, members, form.field_by_parameter, NEUTRAL_OF_EMBEDDINGS
+    )
     try:
         first = pipeline.request_of_json(body)
     except InvalidInput as exc:

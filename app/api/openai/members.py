@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from app.api.openai.neutral import NOT_SUPPORTED, Neutral
 from app.domain.errors import FieldProblem, InvalidInput
 from app.pipelines.body import Body, is_null, printable, problem_of_value, refused
 from app.pipelines.structure import has_more_elements, malformed, members_of
@@ -33,17 +34,19 @@ def read_members(body: Body) -> Members:
 def take(members: Members, name: str, type_: Any, default: Value, *, max_elements: int = MAX_ELEMENTS) -> Value:
     """Takes a member out. Raises InvalidInput or InvalidJson."""
     text = members.pop(name, None)
-    if text is None:
-        return default
+    return default if text is None else _decoded(name, text, type_, max_elements)
+
+
+def _decoded(name: str, text: memoryview, type_: Any, max_elements: int = MAX_ELEMENTS) -> Any:
+    """Raises InvalidInput or InvalidJson."""
     if len(text) > 2 * max_elements and has_more_elements(text, max_elements):
         raise refused([FieldProblem(name, f"has more than {max_elements} elements")])
     try:
-        value: Value = msgspec.json.decode(text, type=type_)
+        return msgspec.json.decode(text, type=type_)
     except msgspec.ValidationError as exc:
         raise refused([problem_of_value(name, str(exc))]) from exc
     except (ValueError, RecursionError) as exc:
         raise malformed() from exc
-    return value
 
 
 def required(name: str) -> InvalidInput:
@@ -54,11 +57,11 @@ def body_of_fields(
     prompt: Mapping[str, Body],
     members: Members,
     field_by_parameter: Mapping[str, str],
-    neutral: Mapping[str, Sequence[Any]],
+    neutral: Mapping[str, Neutral],
 ) -> bytes:
     """Returns the pipeline's JSON body: the prompt, and each member under its name in the pipeline.
 
-    ``neutral``: values of other members that are omitted.
+    ``neutral``: other members that are checked and omitted.
 
     Raises InvalidInput for members that the pipeline has no field for, and InvalidJson.
     """
@@ -70,17 +73,14 @@ def body_of_fields(
             problems.append(FieldProblem(name, "is given twice, under two names"))
         elif field is not None:
             fields[field] = text
-        elif not _is_one_of(neutral.get(name, ()), text):
-            problems.append(FieldProblem(printable(name), _NOT_SUPPORTED.get(name, "is not supported by this model")))
+        else:
+            problems += _problems_of(name, text, neutral.get(name))
     if problems:
         raise refused(problems)
     pieces: list[Body] = []
     for name, value in fields.items():
         pieces += [b"," if pieces else b"{", msgspec.json.encode(name), b":", value]
     return b"".join([*pieces, b"}"])
-
-
-_NOT_SUPPORTED = {"n": "is not supported: a request has one answer", "best_of": "is not supported"}
 
 
 def renamed(error: InvalidInput, name_by_field: Mapping[str, str]) -> InvalidInput:
@@ -95,9 +95,22 @@ def renamed(error: InvalidInput, name_by_field: Mapping[str, str]) -> InvalidInp
     return refused(problems) if problems else error
 
 
+def _problems_of(name: str, text: memoryview, neutral: Neutral | None) -> Sequence[FieldProblem]:
+    """Returns what is wrong with a member that the pipeline has no field for. Raises InvalidJson."""
+    if neutral is None:
+        return [FieldProblem(printable(name), NOT_SUPPORTED)]
+    if neutral.type is None:
+        return () if _is_one_of(neutral.values, text) else [FieldProblem(name, neutral.otherwise)]
+    try:
+        _decoded(name, text, neutral.type)
+    except InvalidInput as exc:
+        return exc.errors
+    return ()
+
+
 def _is_one_of(values: Sequence[Any], text: memoryview) -> bool:
     """Raises InvalidJson."""
-    if not values or len(text) > 256:
+    if len(text) > 256:
         return False
     try:
         value = msgspec.json.decode(text)

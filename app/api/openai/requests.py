@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from app.api.openai.members import Members, body_of_fields, renamed, required, take
+from app.api.openai.neutral import NEUTRAL_OF_TEXTS, Labels
 from app.domain.errors import FieldProblem, InvalidInput
 from app.domain.inference import InferenceRequest
 from app.pipelines.body import refused
@@ -20,26 +21,6 @@ _StopText = Annotated[str, Meta(min_length=1, max_length=256)]
 _Stop = Annotated[list[_StopText], Meta(min_length=1, max_length=4)] | _StopText
 
 
-NEUTRAL: dict[str, Sequence[Any]] = {
-    "best_of": [1],
-    "echo": [False],
-    "frequency_penalty": [0],
-    "logit_bias": [{}],
-    "logprobs": [False],
-    "modalities": [["text"]],
-    "n": [1],
-    "presence_penalty": [0],
-    "response_format": [{"type": "text"}],
-    "service_tier": ["auto", "default"],
-    "store": [False],
-    "suffix": [""],
-    "tool_choice": ["none", "auto"],
-    "tools": [[]],
-    "top_p": [1],
-}
-"""Values that have no effect. Any other value of these fields is an error."""
-
-
 class _StreamOptions(Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
@@ -48,6 +29,7 @@ class _StreamOptions(Struct, forbid_unknown_fields=True):
 class _TextPart(Struct, forbid_unknown_fields=True):
     type: Literal["text"]
     text: str
+    prompt_cache_breakpoint: Labels | None = None
 
 
 class _Message(Struct, forbid_unknown_fields=True):
@@ -108,7 +90,7 @@ def _take_messages(members: Members) -> Sequence[Mapping[str, Any]]:
 def _request_of(
     pipeline: Pipeline, form: TextForm, members: Members, prompt: memoryview, prompt_name: str
 ) -> InferenceRequest:
-    body = body_of_fields({form.prompt: prompt}, members, form.field_by_parameter, NEUTRAL)
+    body = body_of_fields({form.prompt: prompt}, members, form.field_by_parameter, NEUTRAL_OF_TEXTS)
     try:
         return pipeline.request_of_json(body)
     except InvalidInput as exc:

@@ -178,7 +178,7 @@ class TestRefusals:
             ({"logit_bias": {"5": 1}}, "logit_bias"),
             ({"suffix": "x"}, "suffix"),
             ({"presence_penalty": 0.5}, "presence_penalty"),
-            ({"user": "me"}, "user"),
+            ({"user": 5}, "user"),
             ({"foo": 1}, "foo"),
             ({"max_tokens": 65}, "max_tokens"),
             ({"max_tokens": "9"}, "max_tokens"),

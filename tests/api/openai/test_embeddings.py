@@ -67,7 +67,8 @@ async def test_dimensions_must_match_the_model(api: Api) -> None:
         ({"input": [[1, 2]]}, "input"),
         ({"input": None}, "input"),
         ({"encoding_format": "int8"}, "encoding_format"),
-        ({"user": "me"}, "user"),
+        ({"user": 5}, "user"),
+        ({"seed": 1}, "seed"),
     ],
     ids=lambda value: str(value)[:20],
 )

@@ -1,9 +1,12 @@
 """The schemas of requests, one for each model: each has the fields of its pipeline."""
 
+from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from app.api.openai.embeddings import MAX_INPUTS
-from app.api.openai.requests import NEUTRAL
+from app.api.openai.neutral import NEUTRAL_OF_EMBEDDINGS, NEUTRAL_OF_TEXTS, Labels, Neutral
 from app.api.openapi.answers import Schema
 from app.pipelines.example import example_of
 from app.pipelines.openai.form import EmbeddingsForm, TextForm
@@ -13,10 +16,11 @@ from app.pipelines.schema import request_schema
 _TEXT: Schema = {"type": "string"}
 _ONE_TEXT: Schema = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": 1}]}
 _STOP_TEXT: Schema = {**_TEXT, "minLength": 1, "maxLength": 256}
+_LABELS: Schema = {"anyOf": [msgspec.json.schema(Labels), {"type": "null"}]}
 _PART: Schema = {
     "type": "object",
     "required": ["type", "text"],
-    "properties": {"type": {"const": "text"}, "text": _TEXT},
+    "properties": {"type": {"const": "text"}, "text": _TEXT, "prompt_cache_breakpoint": _LABELS},
     "additionalProperties": False,
 }
 _MESSAGE: Schema = {
@@ -45,10 +49,15 @@ def chat_schema(pipeline: Pipeline, form: TextForm) -> Schema:
 
 def embeddings_schema(pipeline: Pipeline, form: EmbeddingsForm) -> Schema:
     texts = {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_INPUTS}
-    fields: Schema = {"encoding_format": {"enum": ["float", "base64", None]}}
+    fields = _schemas_of(NEUTRAL_OF_EMBEDDINGS)
+    fields["encoding_format"] = {"enum": ["float", "base64", None]}
     if form.length > 0:
         fields["dimensions"] = {"enum": [form.length, None]}
     return _schema(pipeline, form, {"input": {"anyOf": [_TEXT, texts]}}, fields)
+
+
+def _schemas_of(neutral: Mapping[str, Neutral]) -> Schema:
+    return {name: each.schema for name, each in neutral.items()}
 
 
 def example_text_of(pipeline: Pipeline, field: str) -> Any:
@@ -59,7 +68,7 @@ def example_text_of(pipeline: Pipeline, field: str) -> Any:
 def _text_fields(pipeline: Pipeline, form: TextForm) -> Schema:
     """The fields that the gateway supports, and the values of other fields that have no effect."""
     stops: Schema = {"type": "array", "items": _STOP_TEXT, "minItems": 1, "maxItems": 4}
-    fields: Schema = {name: {"enum": [*values, None]} for name, values in NEUTRAL.items()}
+    fields = _schemas_of(NEUTRAL_OF_TEXTS)
     fields |= {"stop": {"anyOf": [_STOP_TEXT, stops, {"type": "null"}]}, "stream": {"enum": [False, None]}}
     if pipeline.spec.stream is not None:
         usage = {"enum": [False, True, None] if form.usage is not None else [False, None]}

@@ -1,0 +1,146 @@
+"""Fields of OpenAI's API that do not change the answer are accepted; other fields are errors."""
+
+from typing import Any
+
+import jsonschema
+import pytest
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
+from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionParams
+from openai.types.embedding_create_params import EmbeddingCreateParams
+
+from app.api.openai.neutral import NEUTRAL_OF_EMBEDDINGS, NEUTRAL_OF_TEXTS
+from tests.api.openai.conftest import Api, refusal
+from tests.fakes.models import response, tensor
+
+OF_EMBEDDINGS: dict[str, Any] = {
+    "metadata": {"team": "search"},
+    "prompt_cache_key": "k",
+    "prompt_cache_options": {"mode": "explicit", "ttl": "30m"},
+    "prompt_cache_retention": "24h",
+    "safety_identifier": "hash",
+    "service_tier": "flex",
+    "store": True,
+    "user": "me",
+}
+OF_TEXTS: dict[str, Any] = OF_EMBEDDINGS | {
+    "best_of": 1,
+    "echo": False,
+    "frequency_penalty": 0,
+    "function_call": "auto",
+    "functions": [],
+    "ignore_eos": False,
+    "logit_bias": {},
+    "logprobs": False,
+    "min_tokens": 0,
+    "modalities": ["text"],
+    "n": 1,
+    "parallel_tool_calls": True,
+    "prediction": {"type": "content", "content": "def"},
+    "presence_penalty": 0,
+    "reasoning_effort": "none",
+    "response_format": {"type": "text"},
+    "suffix": "",
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": 0,
+    "top_p": 1,
+    "verbosity": "low",
+}
+READ = {"model", "stream", "stream_options", "stop", "prompt", "messages", "input", "dimensions", "encoding_format"}
+OF_PIPELINES = {"max_tokens", "max_completion_tokens", "temperature", "seed"}
+CHANGING_THE_ANSWER = {"audio", "moderation", "web_search_options"}
+
+
+def parts(text: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [{"type": "text", "text": "Hi", **text}]}]
+
+
+@pytest.mark.parametrize(
+    ("params", "neutral"),
+    [
+        (ChatParams, NEUTRAL_OF_TEXTS),
+        (CompletionParams, NEUTRAL_OF_TEXTS),
+        (EmbeddingCreateParams, NEUTRAL_OF_EMBEDDINGS),
+    ],
+    ids=["chat", "completions", "embeddings"],
+)
+def test_every_field_of_the_client_is_decided(params: type, neutral: dict[str, Any]) -> None:
+    assert set(params.__annotations__) <= READ | OF_PIPELINES | CHANGING_THE_ANSWER | set(neutral)
+
+
+def test_the_tables_of_this_file_are_complete() -> None:
+    assert set(OF_TEXTS) == set(NEUTRAL_OF_TEXTS)
+    assert set(OF_EMBEDDINGS) == set(NEUTRAL_OF_EMBEDDINGS)
+
+
+@pytest.mark.parametrize("field", OF_TEXTS)
+async def test_a_neutral_field_is_accepted(complete: Any, chat: Any, field: str) -> None:
+    body = {field: OF_TEXTS[field]}
+    assert [(await complete(**body)).status_code, (await chat(**body)).status_code] == [200, 200]
+    assert (await chat(**body, stream=True)).status_code == 200
+
+
+async def test_neutral_fields_do_not_reach_the_model(chat: Any, api: Api) -> None:
+    plain = (await chat(max_tokens=9)).json()
+    neutral = {name: value for name, value in OF_TEXTS.items() if name != "top_p"}  # the pipeline has top_p
+    assert (await chat(max_tokens=9, **neutral)).json()["choices"] == plain["choices"]
+    first, second = api.engine.requests
+    assert first.parameters == second.parameters
+    assert first.inputs[0].array == second.inputs[0].array
+
+
+async def test_neutral_fields_of_embeddings_are_accepted(api: Api) -> None:
+    api.engine.answers = [response(tensor("VECTOR", "FP32", [[1, 2]]), tensor("TOKENS", "INT32", [[1]]))]
+    body = {"model": "embed", "input": "Hi", "encoding_format": "float"} | OF_EMBEDDINGS
+    answer = await api.client.post("/v1/embeddings", json=body)
+    assert answer.json()["data"][0]["embedding"] == [1.0, 2.0]
+
+
+async def test_a_field_of_the_pipeline_is_not_ignored(complete: Any, api: Api) -> None:
+    assert (await complete(top_p=0.5)).status_code == 200
+    assert api.engine.requests[0].parameters["top_p"] == 0.5
+
+
+async def test_a_text_part_may_be_a_breakpoint_of_the_cache(chat: Any) -> None:
+    answer = await chat(messages=parts({"prompt_cache_breakpoint": {"mode": "explicit", "ttl": "30m"}}))
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({"user": 5}, "'user' must be a string, not an integer."),
+        ({"user": "x" * 1025}, "'user' must be a string of length <= 1024."),
+        ({"store": "yes"}, "'store' must be true or false, not a string."),
+        ({"metadata": []}, "'metadata' must be an object, not a list."),
+        ({"metadata": {str(each): "" for each in range(17)}}, "'metadata' must be an object of length <= 16."),
+        ({"metadata": {"a": "x" * 513}}, "'metadata[...]' must be a string of length <= 512."),
+        ({"prediction": {"content": [1] * 100}}, "'prediction' has more than 64 elements."),
+        ({"verbosity": "loud"}, "'verbosity' is not one of the allowed values."),
+        ({"ignore_eos": True}, "'ignore_eos' is not supported by this model."),
+        ({"min_tokens": 4}, "'min_tokens' is not supported by this model."),
+        ({"n": 2}, "'n' is not supported: a request has one answer."),
+        ({"reasoning_effort": "high"}, "'reasoning_effort' is not supported by this model."),
+        ({"functions": [{"name": "f"}]}, "'functions' is not supported by this model."),
+        ({"top_logprobs": 2}, "'top_logprobs' is not supported by this model."),
+        ({"audio": {"voice": "x"}}, "'audio' is not supported by this model."),
+        ({"moderation": {"model": "x"}}, "'moderation' is not supported by this model."),
+        ({"web_search_options": {}}, "'web_search_options' is not supported by this model."),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+async def test_other_values_are_refused_with_the_name(chat: Any, body: dict[str, Any], expected: str) -> None:
+    answer = await chat(**body)
+    assert refusal(answer)[:2] == (400, "invalid_input")
+    assert answer.json()["error"]["message"] == expected
+
+
+async def test_the_openapi_document_has_the_accepted_values(api: Api) -> None:
+    document = (await api.client.get("/openapi.json")).json()
+    body = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    (schema,) = (each for each in body["oneOf"] if each["title"] == "write")
+    request = {"model": "write", "messages": parts({})}
+    jsonschema.validate(request | OF_TEXTS, schema)
+    for wrong in ({"user": 5}, {"metadata": {"a": "x" * 513}}, {"verbosity": "loud"}, {"ignore_eos": True}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(request | wrong, schema)

@@ -36,6 +36,15 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class SequenceBatching:
+    """``id_datatype``: of the correlation-id control, or empty if the model has none."""
+
+    id_datatype: str = ""
+    is_iterative: bool = False
+    """Whether Triton makes the id, because each request is a sequence of its own."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     name: str
     backend: str
@@ -50,6 +59,8 @@ class ModelConfig:
     """Whether its queue policy refuses requests: a largest queue or a timeout."""
     joins_requests: bool = False
     """Whether Triton joins several requests to one batch."""
+    sequence: SequenceBatching | None = None
+    """Set for a model with ``sequence_batching``."""
 
     @property
     def is_ensemble(self) -> bool:

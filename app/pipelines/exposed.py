@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from app.domain.capacity import Capacity, capacity_of
 from app.domain.errors import ModelNotReady, UnknownModel
 from app.domain.model import ModelConfig
+from app.domain.sequence import SequenceIds, sequence_ids_of
 from app.pipelines.lookup import Lookup, Missing
 
 _UNKNOWN = Capacity()
@@ -16,6 +17,7 @@ class ExposedModels:
     def __init__(self) -> None:
         self._configs: dict[str, ModelConfig | None] = {}
         self._capacities: dict[str, Capacity] = {}
+        self._sequence_ids: dict[str, SequenceIds] = {}
         self.in_flight: Mapping[str, int] = {}
         """Model -> the largest ``limits.in_flight`` of its pipelines. A new object if one may have changed."""
         self.idempotent: frozenset[str] = frozenset()
@@ -46,6 +48,13 @@ class ExposedModels:
         """Returns the signature of a model with a known configuration: the same object until it changes."""
         return self._capacities.get(model, _UNKNOWN)
 
+    def sequence_ids(self, model: str) -> SequenceIds:
+        """Returns the same object until it changes. Raises ModelNotReady if a step of the model is not known."""
+        known = self._sequence_ids.get(model)
+        if known is None:
+            raise ModelNotReady("A model that this model runs is not loaded.")
+        return known
+
     def expose(self, names: Iterable[str]) -> None:
         """Replaces the exposed models, and deletes the configurations of all others."""
         self._configs = {name: self._configs.get(name) for name in names}
@@ -59,6 +68,9 @@ class ExposedModels:
             models = lookup.models_of(name)
             if not isinstance(models, Missing):
                 self._learn(name, capacity_of(models[name], models))
+                ids = sequence_ids_of(models[name], models)
+                if self._sequence_ids.get(name) != ids:
+                    self._sequence_ids[name] = ids
 
     def _learn(self, model: str, capacity: Capacity) -> None:
         if self._capacities.get(model) != capacity:

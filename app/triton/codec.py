@@ -99,7 +99,7 @@ def _set_parameter(slot: service_pb2.InferParameter, value: Parameter) -> None:
     if isinstance(value, bool):
         slot.bool_param = value
     elif isinstance(value, int):
-        slot.int64_param = value
+        slot.int64_param = value if value < 2**63 else value - 2**64  # only a sequence id, which Triton reads unsigned
     elif isinstance(value, float):
         slot.double_param = value
     else:

@@ -7,7 +7,7 @@ from google.protobuf import text_format
 from google.protobuf.descriptor import EnumDescriptor
 from tritonclient.grpc import model_config_pb2
 
-from app.domain.model import ModelConfig, Step, TensorSpec
+from app.domain.model import ModelConfig, SequenceBatching, Step, TensorSpec
 from app.domain.nearest import nearest
 
 _BYTES_TYPE = model_config_pb2.DataType.TYPE_STRING
@@ -42,6 +42,7 @@ def model_config_of(message: model_config_pb2.ModelConfig) -> ModelConfig:
         parameters=tuple(sorted((name, value.string_value) for name, value in message.parameters.items())),
         limits_queue=_limits_queue(message.dynamic_batching),
         joins_requests=message.HasField("dynamic_batching"),
+        sequence=_sequence_of(message.sequence_batching) if message.HasField("sequence_batching") else None,
     )
 
 
@@ -78,6 +79,12 @@ def _names_in(kind: str) -> list[str]:
     if found is None:
         return []
     return list(found.values_by_name if isinstance(found, EnumDescriptor) else found.fields_by_name)
+
+
+def _sequence_of(batching: model_config_pb2.ModelSequenceBatching) -> SequenceBatching:
+    controls = [control for each in batching.control_input for control in each.control]
+    datatypes = [_datatype_of(each.data_type) for each in controls if each.kind == each.CONTROL_SEQUENCE_CORRID]
+    return SequenceBatching(datatypes[0] if datatypes else "", batching.iterative_sequence)
 
 
 def _limits_queue(batching: model_config_pb2.ModelDynamicBatching) -> bool:

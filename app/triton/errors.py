@@ -14,6 +14,7 @@ from app.domain.errors import (
     ContractViolation,
     DeadlineExceeded,
     GatewayError,
+    InvalidInput,
     ModelError,
     ModelNotReady,
     PayloadTooLarge,
@@ -85,6 +86,18 @@ def _queue_timeout(_found: re.Match[str]) -> GatewayError:
     error = UpstreamUnavailable("The request waited too long in the model's queue in Triton.")
     error.was_answered = True
     return error
+
+
+def _sequence_not_started(_found: re.Match[str]) -> GatewayError:
+    return InvalidInput(
+        "inference request must specify the START flag on the first request of the sequence.",
+        hint="Send `sequence_start: true` with the first request. Triton also ends a sequence that is idle for "
+        "`max_sequence_idle_microseconds`.",
+    )
+
+
+def _sequence_in_batch(_found: re.Match[str]) -> GatewayError:
+    return InvalidInput("inference request must specify batch-size 1 due to requirements of sequence batcher.")
 
 
 def _is_stopping(_found: re.Match[str]) -> GatewayError:
@@ -159,6 +172,18 @@ _LIMIT = f"{MAX_MESSAGE_BYTES} bytes"
 _ERROR_BY_TEXT: tuple[tuple[frozenset[str], re.Pattern[str], Callable[[re.Match[str]], GatewayError]], ...] = (
     (frozenset({"UNAVAILABLE"}), re.compile(_PREFIX + r"Exceeds maximum queue size\Z"), _queue_full),
     (frozenset({"UNAVAILABLE"}), re.compile(_PREFIX + r"Request timeout expired\Z"), _queue_timeout),
+    (
+        frozenset({"INVALID_ARGUMENT"}),
+        re.compile(
+            _PREFIX + r"inference request for sequence .{0,128} to model '[^']*' must specify the START flag on"
+        ),
+        _sequence_not_started,
+    ),
+    (
+        frozenset({"INVALID_ARGUMENT"}),
+        re.compile(_PREFIX + r"inference request to model '[^']*' must specify batch-size 1 due to requirements of"),
+        _sequence_in_batch,
+    ),
     (frozenset({"UNAVAILABLE"}), re.compile(r"\A(?:Server is stopping|Server not ready)"), _is_stopping),
     (frozenset({"NOT_FOUND", "UNAVAILABLE"}), re.compile(_PREFIX + r"Request for unknown model: '"), _not_loaded),
     (frozenset({"INTERNAL"}), re.compile(_PREFIX + r"Stub process (?:'[^']*' )?is not healthy\."), _process_died),

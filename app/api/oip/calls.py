@@ -50,15 +50,16 @@ class ModelCalls:
         """
         exchange.record.transport = transport
         check_model(exchange, self.inference.catalog, model)
-        signature = self._signature_of(self.inference.catalog.exposed.config(model))
+        signature = self._signature_of(model)
         self.inference.workload.begin(exchange.work)
         return signature
 
-    def _signature_of(self, config: ModelConfig) -> Signature:
+    def _signature_of(self, model: str) -> Signature:
         """Compiled when the configuration is first used."""
-        known = self._signatures.get(config.name)
-        if known is None or known.config is not config:
-            known = self._signatures[config.name] = Signature.compile(config)
+        exposed = self.inference.catalog.exposed
+        config, ids, known = exposed.config(model), exposed.sequence_ids(model), self._signatures.get(model)
+        if known is None or known.config is not config or known.sequence_ids is not ids:
+            known = self._signatures[model] = Signature.compile(config, ids)
         return known
 
     async def answer(

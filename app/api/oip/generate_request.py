@@ -44,7 +44,8 @@ def generation_of(body: memoryview, signature: Signature, version: str) -> Asked
             parameters[name] = _parameter_of(text)
     given = tuple(tensors.values())
     signature.check_inputs(given)
-    return Asked(InferenceRequest(signature.config.name, given, version, checked(parameters)), own_id)
+    parameters = checked(parameters, signature.sequence_ids)
+    return Asked(InferenceRequest(signature.config.name, given, version, parameters), own_id)
 
 
 def _members_of(body: memoryview) -> Iterable[_Member]:

@@ -90,7 +90,7 @@ def asked_of(body: memoryview, json_bytes: int, signature: Signature, version: s
         model=signature.config.name,
         version=version,
         inputs=tuple(tensors),
-        parameters=checked(parameters) if parameters else {},
+        parameters=checked(parameters, signature.sequence_ids),
         outputs=tuple(_outputs_of(outputs, signature)) if outputs else (),
     )
     # As in Triton, ``binary_data_output`` does not apply to listed outputs.
@@ -103,7 +103,8 @@ def asked_of_raw(body: memoryview, signature: Signature, version: str) -> Asked:
         raise InvalidInput("A raw request is accepted only by a model with one input.")
     (only,) = signature.inputs.values()
     tensor = only.of_bytes(body, _shape_of_raw(body, only))
-    return Asked(InferenceRequest(signature.config.name, (tensor,), version), all_binary=True)
+    parameters = checked({}, signature.sequence_ids)
+    return Asked(InferenceRequest(signature.config.name, (tensor,), version, parameters), all_binary=True)
 
 
 def _decoded(text: memoryview) -> _Body:

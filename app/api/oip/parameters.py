@@ -4,13 +4,12 @@ from collections.abc import Mapping
 
 from app.domain.errors import InvalidInput
 from app.domain.inference import Parameter
+from app.domain.sequence import SequenceIds
 from app.pipelines.spec import RESERVED_PARAMETERS
 
 MAX_PARAMETERS = 64
 MAX_NAME = 128
 MAX_TEXT = 4096
-MAX_SEQUENCE_ID = 128
-"""In characters, as in Triton."""
 
 _TYPES_BY_NAME: Mapping[str, tuple[type, ...]] = {
     "sequence_id": (int, str),
@@ -22,19 +21,20 @@ _TYPES_BY_NAME: Mapping[str, tuple[type, ...]] = {
 """Triton's sequence and schedule policy extensions. Every other parameter that Triton interprets is refused."""
 
 
-def checked(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
+def checked(parameters: Mapping[str, Parameter], sequence_ids: SequenceIds) -> dict[str, Parameter]:
     """Raises InvalidInput."""
     if len(parameters) > MAX_PARAMETERS:
         raise InvalidInput(f"The request has more than {MAX_PARAMETERS} parameters.")
     for name, value in parameters.items():
         _check(name, value)
+    sequence_ids.check(parameters.get("sequence_id", 0))
     return dict(parameters)
 
 
 def _check(name: str, value: Parameter) -> None:
     types = _TYPES_BY_NAME.get(name)
     if types is not None:
-        if type(value) not in types or (type(value) is int and value < 0) or len(str(value)) > MAX_SEQUENCE_ID:
+        if type(value) not in types or (type(value) is int and value < 0):
             raise InvalidInput(f"parameter '{name}' has invalid type or value.")
     elif RESERVED_PARAMETERS.fullmatch(name) or name == "traceparent":
         raise InvalidInput("The request has a parameter whose name is reserved.")
@@ -42,5 +42,5 @@ def _check(name: str, value: Parameter) -> None:
         raise InvalidInput(f"A parameter's name must have 1 to {MAX_NAME} printable characters of ASCII.")
     if isinstance(value, str) and (len(value) > MAX_TEXT or "\0" in value):  # Triton truncates text at a NUL
         raise InvalidInput(f"A parameter's text must have at most {MAX_TEXT} characters, and no NUL.")
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+    if isinstance(value, int) and not -(2**63) <= value < 2**63 and name != "sequence_id":
         raise InvalidInput("A parameter is an integer beyond 64 bits.")

@@ -182,6 +182,11 @@ class Broken:
         return path / "gateway.yaml"
 
 
+def _sequence(repository: Repository) -> None:
+    control = 'name: "ID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT32 }'
+    repository.model("broken", "X", "Y", f"sequence_batching {{ control_input {{ {control} }} }}")
+
+
 BROKEN = {
     "unreadable-config": Broken(_unreadable, refused=True),
     "folder-name": Broken(_folder_name, refused=True),
@@ -218,5 +223,6 @@ BROKEN = {
         refused=False,
         gateway="pipelines:\n  broken:\n    model: broken\n    sample:\n      x: [1.0]\n",
     ),
+    "needs-session": Broken(_sequence, refused=False),
     "unknown-edge": Broken(_auto, refused=False),
 }

@@ -7,6 +7,7 @@ from typing import Any
 from app.domain.capacity import capacity_of
 from app.domain.model import ModelConfig, TensorSpec
 from app.domain.nearest import nearest
+from app.domain.sequence import sequence_ids_of
 from app.domain.tensor import DTYPE_BY_DATATYPE
 from app.pipelines.body import BodyReader
 from app.pipelines.contract import Contracts
@@ -59,6 +60,7 @@ def compile_pipeline(
         openai=openai,
         exposes_errors=surroundings.exposes_errors,
         capacity=capacity_of(config, models),
+        sequence_ids=sequence_ids_of(config, models),
     )
 
 

@@ -10,6 +10,7 @@ from app.domain.deadline import Deadline
 from app.domain.errors import GatewayError, InvalidInput, InvalidRequest, UpstreamError
 from app.domain.inference import InferenceRequest
 from app.domain.model import ModelConfig
+from app.domain.sequence import SequenceIds
 from app.pipelines.body import Body, BodyReader, Part
 from app.pipelines.contract import Contracts
 from app.pipelines.early_exit import EarlyExitRules
@@ -42,6 +43,7 @@ class Pipeline:
     exposes_errors: bool = False
     """Whether callers see the messages of models."""
     capacity: Capacity = field(default_factory=Capacity)
+    sequence_ids: SequenceIds = field(default_factory=SequenceIds)
 
     def request_of_json(self, body: Body) -> InferenceRequest:
         """Raises InvalidJson, InvalidRequest or InvalidInput."""
@@ -52,7 +54,16 @@ class Pipeline:
         return self.request_of(self.reader.from_form(parts))
 
     def request_of(self, values: Mapping[str, Any]) -> InferenceRequest:
-        """Decoded values by field name -> a request whose types, shapes and data agree. Raises InvalidInput."""
+        """Decoded values by field name -> a request whose types, shapes and data agree.
+
+        Raises InvalidInput, or InvalidRequest for a model that runs no request outside of a sequence.
+        """
+        if self.sequence_ids.needed_by:
+            raise InvalidRequest(
+                f"Model '{self.sequence_ids.needed_by}' needs a session, which pipelines do not have yet.",
+                hint=f"Call POST /v2/models/{self.spec.model}/infer with the parameters `sequence_id`, "
+                "`sequence_start` and `sequence_end`.",
+            )
         return self.builder.request_of(values)
 
     def with_deadline(self, request: InferenceRequest, deadline: Deadline) -> InferenceRequest:

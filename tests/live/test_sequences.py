@@ -1,5 +1,6 @@
 """Sequence ids against a real Triton: the right ones reach it, the others are refused and harm nobody."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -166,8 +167,29 @@ def test_a_sequence_that_was_not_started_is_400(client: httpx.Client) -> None:
         assert "123456" not in answer.text
 
 
+def test_a_pipeline_without_sessions_names_v2(client: httpx.Client) -> None:
+    answers = [
+        client.post("/v1/pipelines/session", json={"text": "q"}),
+        client.post("/v1/pipelines/session/stream", json={"text": "q"}),
+        client.post("/v1/streams", json={"pipeline": "session", "inputs": {"text": "q"}}),
+        client.post("/v1/completions", json={"model": "session", "prompt": "q"}),
+    ]
+    for answer in answers:
+        assert answer.status_code == 400, answer.text
+        assert "needs a session" in answer.text
+        assert "/v2/models/seq_chain/infer" in answer.text
+
+
 def test_iterative_sequences_need_no_id(client: httpx.Client) -> None:
     assert outputs(infer(client, "seq_iterative", "a"))[0] == "a"
     answer = client.post("/v1/pipelines/iterative", json={"TEXT": "b"})
     assert (answer.status_code, answer.json()["JOINED"]) == (200, "b")
     assert infer(client, "seq_iterative", "c", sequence_id=1, **WHOLE).status_code == 400
+
+
+def test_the_start_and_check_name_the_pipelines_that_need_a_session(gateway: GatewayProcess) -> None:
+    lines = [line for line in gateway.json_lines() if line.get("code") == "needs-session"]
+    assert [(line["model"], line["level"].lower()) for line in lines] == [("seq_chain", "warning")]
+    findings = httpx.get(f"{gateway.url}/v1/findings").json()
+    assert [each["model"] for each in findings["findings"] if each["code"] == "needs-session"] == ["seq_chain"]
+    assert json.dumps(findings).count("/v2") >= 1

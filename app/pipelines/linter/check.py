@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from app.domain.model import RepositoryModel
 from app.pipelines.file import GatewayFile
-from app.pipelines.linter import cycles, edges, files, gateway, names, omissions, parallel
+from app.pipelines.linter import cycles, edges, files, gateway, names, omissions, parallel, sessions
 from app.pipelines.linter.findings import Code, Finding
 from app.pipelines.linter.wiring import ENSEMBLE, Models, Wiring, wiring_of
 
@@ -21,6 +21,7 @@ def check(repository: Sequence[RepositoryModel], file: GatewayFile | None = None
         *(finding for wiring in wirings for finding in _ensemble(wiring, models, repository)),
         *_parallel_failures(repository, wirings, file),
         *_omissions(models, wirings, file),
+        *sessions.needed_sessions(file, readable),
         *(_gateway(file, readable) if file is not None else ()),
     ]
 

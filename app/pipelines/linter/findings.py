@@ -40,10 +40,19 @@ class Code(StrEnum):
     PARALLEL_FAILURE = "parallel-failure"
     SAMPLE = "sample"
     OTHER_SIGNATURE = "other-signature"
+    NEEDS_SESSION = "needs-session"
     UNKNOWN_EDGE = "unknown-edge"
 
 
-_WARNINGS = frozenset({Code.ROUTER_NEEDED, Code.UNORDERED_STREAM, Code.UNKNOWN_BACKEND, Code.PARALLEL_FAILURE})
+_WARNINGS = frozenset(
+    {
+        Code.ROUTER_NEEDED,
+        Code.UNORDERED_STREAM,
+        Code.UNKNOWN_BACKEND,
+        Code.PARALLEL_FAILURE,
+        Code.NEEDS_SESSION,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)

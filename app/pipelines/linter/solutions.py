@@ -73,6 +73,10 @@ SOLUTION_BY_CODE = {
         "Load the same version of the model everywhere. During a rolling update the finding disappears when the "
         "update is complete."
     ),
+    Code.NEEDS_SESSION: (
+        "List the model under `oip` instead of `pipelines`, and call it under `/v2` with the parameters `sequence_id`, "
+        "`sequence_start` and `sequence_end`. If each request is independent, remove `sequence_batching`."
+    ),
     Code.UNKNOWN_EDGE: (
         "Check the running server (`--triton`), which has the completed configuration, or declare the inputs and "
         "outputs."

@@ -4,7 +4,7 @@ Source: Triton's ``model_config.proto``. The gateway uses the configuration beca
 ``decoupled`` and the steps of an ensemble.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 _NO_DATATYPE = "INVALID"
@@ -113,9 +113,39 @@ class ModelConfig:
         return self.names_in("bls_calls")
 
     @property
+    def reads_traceparent(self) -> bool:
+        """Whether the model reads the request parameter ``traceparent``, as declared by its author."""
+        return self.parameter("reads_traceparent").lower() == "true"
+
+    @property
     def early_exits(self) -> tuple[str, ...]:
         """The reasons of early exits that the model causes by an error, as declared by its author."""
         return self.names_in("early_exits")
+
+
+def reached(
+    config: ModelConfig,
+    models: Mapping[str, ModelConfig],
+    names_of: Callable[[ModelConfig], Iterable[str]] = lambda config: config.calls,
+) -> list[ModelConfig]:
+    """The model and the models below it that ``models`` has. ``names_of``: the models directly below a model."""
+    found = {config.name: config}
+    waiting = [config]
+    while waiting:
+        for name in names_of(waiting.pop()):
+            if name in models and name not in found:
+                found[name] = models[name]
+                waiting.append(models[name])
+    return list(found.values())
+
+
+def takes_traceparent(config: ModelConfig, models: Mapping[str, ModelConfig]) -> bool:
+    """Whether requests get the parameter ``traceparent``, which all steps of an ensemble then receive.
+
+    A model must declare it. The vLLM backend fails on parameters that it does not know.
+    """
+    below = reached(config, models)
+    return any(each.reads_traceparent for each in below) and all(each.backend != "vllm" for each in below)
 
 
 @dataclass(frozen=True, slots=True)

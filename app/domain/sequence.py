@@ -5,11 +5,11 @@ memory of Triton, a number in a text control ends the model's process, and a con
 larger number, which may be the id of another sequence.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from app.domain.errors import InvalidInput
-from app.domain.model import ModelConfig
+from app.domain.model import ModelConfig, reached
 from app.domain.tensor import BYTES
 
 MAX_ID_BYTES = 128
@@ -75,13 +75,13 @@ def sequence_ids_of(config: ModelConfig, models: Mapping[str, ModelConfig]) -> S
 
     A step of an ensemble gets the id of the request. A BLS script may pass the id on, or use its own.
     """
-    reached = _reached(config, models, lambda each: each.calls)
-    given_id = _reached(config, models, lambda each: [step.model for step in each.steps])
-    datatypes = {each.sequence.id_datatype for each in reached if _needs_id(each) and each.sequence}
+    below = reached(config, models)
+    given_id = reached(config, models, lambda each: [step.model for step in each.steps])
+    datatypes = {each.sequence.id_datatype for each in below if _needs_id(each) and each.sequence}
     largest = [_LARGEST[each] for each in datatypes if each in _LARGEST]
     return SequenceIds(
         needed_by=next((each.name for each in given_id if _needs_id(each)), ""),
-        made_for=next((each.name for each in reached if each.sequence and each.sequence.is_iterative), ""),
+        made_for=next((each.name for each in below if each.sequence and each.sequence.is_iterative), ""),
         max_number=0 if BYTES in datatypes else min(largest, default=_LARGEST["UINT64"]),
         takes_text=not largest,
         is_text_tensor=BYTES in datatypes,
@@ -90,17 +90,3 @@ def sequence_ids_of(config: ModelConfig, models: Mapping[str, ModelConfig]) -> S
 
 def _needs_id(config: ModelConfig) -> bool:
     return config.sequence is not None and not config.sequence.is_iterative
-
-
-def _reached(
-    config: ModelConfig, models: Mapping[str, ModelConfig], names_of: Callable[[ModelConfig], Iterable[str]]
-) -> list[ModelConfig]:
-    """The model and the models below it. ``names_of``: the models directly below a model."""
-    found = {config.name: config}
-    waiting = [config]
-    while waiting:
-        for name in names_of(waiting.pop()):
-            if name in models and name not in found:
-                found[name] = models[name]
-                waiting.append(models[name])
-    return list(found.values())

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.domain.capacity import capacity_of
-from app.domain.model import ModelConfig, TensorSpec
+from app.domain.model import ModelConfig, TensorSpec, takes_traceparent
 from app.domain.nearest import nearest
 from app.domain.sequence import sequence_ids_of
 from app.domain.tensor import DTYPE_BY_DATATYPE
@@ -55,7 +55,13 @@ def compile_pipeline(
         contracts=Contracts(spec.contract, takes_batch=config.max_batch_size > 0 and not spec.batch),
         rules=EarlyExitRules(tuple(spec.early_exit), graph.ensembles, surroundings.early_exit_key),
         reader=reader,
-        builder=RequestBuilder(spec, inputs, parameters, config.max_batch_size),
+        builder=RequestBuilder(
+            spec,
+            inputs,
+            parameters,
+            config.max_batch_size,
+            takes_traceparent=takes_traceparent(config, models),
+        ),
         timeout_s=spec.timeout_s or surroundings.timeout_s,
         openai=openai,
         exposes_errors=surroundings.exposes_errors,

@@ -1,14 +1,23 @@
 """The models that callers can address directly by name, under ``/v2``."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from app.domain.capacity import Capacity, capacity_of
 from app.domain.errors import ModelNotReady, UnknownModel
-from app.domain.model import ModelConfig
+from app.domain.model import ModelConfig, takes_traceparent
 from app.domain.sequence import SequenceIds, sequence_ids_of
 from app.pipelines.lookup import Lookup, Missing
 
 _UNKNOWN = Capacity()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRules:
+    """The rules for requests to a model that depend on the models below it."""
+
+    sequence_ids: SequenceIds = field(default_factory=SequenceIds)
+    takes_traceparent: bool = False
 
 
 class ExposedModels:
@@ -17,7 +26,7 @@ class ExposedModels:
     def __init__(self) -> None:
         self._configs: dict[str, ModelConfig | None] = {}
         self._capacities: dict[str, Capacity] = {}
-        self._sequence_ids: dict[str, SequenceIds] = {}
+        self._rules: dict[str, RequestRules] = {}
         self.in_flight: Mapping[str, int] = {}
         """Model -> the largest ``limits.in_flight`` of its pipelines. A new object if one may have changed."""
         self.idempotent: frozenset[str] = frozenset()
@@ -48,9 +57,9 @@ class ExposedModels:
         """Returns the signature of a model with a known configuration: the same object until it changes."""
         return self._capacities.get(model, _UNKNOWN)
 
-    def sequence_ids(self, model: str) -> SequenceIds:
+    def rules(self, model: str) -> RequestRules:
         """Returns the same object until it changes. Raises ModelNotReady if a step of the model is not known."""
-        known = self._sequence_ids.get(model)
+        known = self._rules.get(model)
         if known is None:
             raise ModelNotReady("A model that this model runs is not loaded.")
         return known
@@ -67,11 +76,12 @@ class ExposedModels:
                 self._configs[name] = answer
             models = lookup.models_of(name)
             if not isinstance(models, Missing):
-                self._learn(name, capacity_of(models[name], models))
-                ids = sequence_ids_of(models[name], models)
-                if self._sequence_ids.get(name) != ids:
-                    self._sequence_ids[name] = ids
+                self._learn(models[name], models)
 
-    def _learn(self, model: str, capacity: Capacity) -> None:
-        if self._capacities.get(model) != capacity:
-            self._capacities[model] = capacity
+    def _learn(self, config: ModelConfig, models: Mapping[str, ModelConfig]) -> None:
+        capacity = capacity_of(config, models)
+        if self._capacities.get(config.name) != capacity:
+            self._capacities[config.name] = capacity
+        rules = RequestRules(sequence_ids_of(config, models), takes_traceparent(config, models))
+        if self._rules.get(config.name) != rules:
+            self._rules[config.name] = rules

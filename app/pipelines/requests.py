@@ -21,11 +21,14 @@ class RequestBuilder:
         inputs: Sequence[InputField],
         parameters: Sequence[ParameterField],
         max_batch_size: int,
+        *,
+        takes_traceparent: bool = False,
     ) -> None:
         self._model = spec.model
         self._version = spec.version
         self._ends_by_hook = spec.cancel is not None
         self._idempotent = spec.idempotent
+        self._takes_traceparent = takes_traceparent
         self._max_items = max_batch_size if spec.batch else None
         self._inputs = tuple(inputs)
         self._tensor_parameters = tuple(field for field in parameters if field.tensor is not None)
@@ -48,6 +51,7 @@ class RequestBuilder:
             parameters=parameters,
             ends_by_hook=self._ends_by_hook,
             idempotent=self._idempotent,
+            takes_traceparent=self._takes_traceparent,
         )
 
     def _input_tensors(self, values: Mapping[str, Any], problems: _Problems) -> list[Tensor]:

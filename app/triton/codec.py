@@ -107,10 +107,9 @@ def _set_parameter(slot: service_pb2.InferParameter, value: Parameter) -> None:
 
 
 def _parts_of(request: InferenceRequest, message: service_pb2.ModelInferRequest, lease: Lease | None) -> list[Buffer]:
-    """Also sends the trace as a parameter, because parameters reach every step of an ensemble."""
     for name, value in request.parameters.items():
         _set_parameter(message.parameters[name], value)
-    if request.trace is not None:
+    if request.takes_traceparent and request.trace is not None:
         message.parameters[TRACEPARENT].string_param = request.trace.traceparent
     inputs = tuple([(tensor.name, tensor.datatype, tensor.array.shape) for tensor in request.inputs])
     slots = () if lease is None else lease.inputs

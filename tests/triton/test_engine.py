@@ -97,7 +97,7 @@ class TestUnary:
         self, engine: TritonEngine, triton: FakeTriton
     ) -> None:
         triton.unary = echo
-        await engine.infer(REQUEST.with_trace(TRACE), Deadline.after(LONG_S))
+        await engine.infer(structs.replace(REQUEST, trace=TRACE, takes_traceparent=True), Deadline.after(LONG_S))
         assert triton.requests[0].parameters["traceparent"].string_param == TRACE.traceparent
         assert triton.trace_metadata() == {"traceparent": TRACE.traceparent, "tracestate": "a=1"}
 
@@ -105,9 +105,18 @@ class TestUnary:
         self, engine: TritonEngine, triton: FakeTriton
     ) -> None:
         triton.unary = echo
-        await engine.infer(REQUEST.with_trace(structs.replace(TRACE, flags=0)), Deadline.after(LONG_S))
+        trace = structs.replace(TRACE, flags=0)
+        await engine.infer(structs.replace(REQUEST, trace=trace, takes_traceparent=True), Deadline.after(LONG_S))
         assert triton.requests[0].parameters["traceparent"].string_param.endswith("-00")
         assert triton.trace_metadata() == {}
+
+    async def test_a_model_that_does_not_read_the_trace_gets_no_parameter(
+        self, engine: TritonEngine, triton: FakeTriton
+    ) -> None:
+        triton.unary = echo
+        await engine.infer(REQUEST.with_trace(TRACE), Deadline.after(LONG_S))
+        assert "traceparent" not in triton.requests[0].parameters
+        assert triton.trace_metadata()["traceparent"] == TRACE.traceparent
 
     async def test_without_a_trace_no_traceparent_is_sent(self, engine: TritonEngine, triton: FakeTriton) -> None:
         triton.unary = echo

@@ -57,9 +57,9 @@ class ModelCalls:
     def _signature_of(self, model: str) -> Signature:
         """Compiled when the configuration is first used."""
         exposed = self.inference.catalog.exposed
-        config, ids, known = exposed.config(model), exposed.sequence_ids(model), self._signatures.get(model)
-        if known is None or known.config is not config or known.sequence_ids is not ids:
-            known = self._signatures[model] = Signature.compile(config, ids)
+        config, rules, known = exposed.config(model), exposed.rules(model), self._signatures.get(model)
+        if known is None or known.config is not config or known.rules is not rules:
+            known = self._signatures[model] = Signature.compile(config, rules)
         return known
 
     async def answer(

@@ -44,8 +44,14 @@ def generation_of(body: memoryview, signature: Signature, version: str) -> Asked
             parameters[name] = _parameter_of(text)
     given = tuple(tensors.values())
     signature.check_inputs(given)
-    parameters = checked(parameters, signature.sequence_ids)
-    return Asked(InferenceRequest(signature.config.name, given, version, parameters), own_id)
+    inference = InferenceRequest(
+        model=signature.config.name,
+        version=version,
+        inputs=given,
+        parameters=checked(parameters, signature.rules.sequence_ids),
+        takes_traceparent=signature.rules.takes_traceparent,
+    )
+    return Asked(inference, own_id)
 
 
 def _members_of(body: memoryview) -> Iterable[_Member]:

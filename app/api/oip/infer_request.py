@@ -90,8 +90,9 @@ def asked_of(body: memoryview, json_bytes: int, signature: Signature, version: s
         model=signature.config.name,
         version=version,
         inputs=tuple(tensors),
-        parameters=checked(parameters, signature.sequence_ids),
+        parameters=checked(parameters, signature.rules.sequence_ids),
         outputs=tuple(_outputs_of(outputs, signature)) if outputs else (),
+        takes_traceparent=signature.rules.takes_traceparent,
     )
     # As in Triton, ``binary_data_output`` does not apply to listed outputs.
     return Asked(inference, own_id, all_binary and not outputs, dict(_binary_outputs(outputs)))
@@ -103,8 +104,14 @@ def asked_of_raw(body: memoryview, signature: Signature, version: str) -> Asked:
         raise InvalidInput("A raw request is accepted only by a model with one input.")
     (only,) = signature.inputs.values()
     tensor = only.of_bytes(body, _shape_of_raw(body, only))
-    parameters = checked({}, signature.sequence_ids)
-    return Asked(InferenceRequest(signature.config.name, (tensor,), version, parameters), all_binary=True)
+    inference = InferenceRequest(
+        model=signature.config.name,
+        version=version,
+        inputs=(tensor,),
+        parameters=checked({}, signature.rules.sequence_ids),
+        takes_traceparent=signature.rules.takes_traceparent,
+    )
+    return Asked(inference, all_binary=True)
 
 
 def _decoded(text: memoryview) -> _Body:

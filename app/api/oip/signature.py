@@ -9,9 +9,9 @@ import numpy as np
 
 from app.domain.errors import InvalidInput
 from app.domain.model import ModelConfig, TensorSpec
-from app.domain.sequence import SequenceIds
 from app.domain.tensor import BYTES, DTYPE_BY_DATATYPE, Array, Tensor, bytes_array
 from app.pipelines.body import LARGE_BYTES
+from app.pipelines.exposed import RequestRules
 from app.pipelines.kinds import to_array_of
 from app.pipelines.number_arrays import NumberLists
 from app.pipelines.number_codecs import NumberCodec, number_codec
@@ -135,16 +135,16 @@ class Signature:
     inputs: Mapping[str, Input]
     required: frozenset[str]
     outputs: Mapping[str, TensorSpec]
-    sequence_ids: SequenceIds
+    rules: RequestRules
 
     @classmethod
-    def compile(cls, config: ModelConfig, sequence_ids: SequenceIds) -> "Signature":
+    def compile(cls, config: ModelConfig, rules: RequestRules) -> "Signature":
         return cls(
             config,
             {spec.name: Input.compile(spec, config.max_batch_size) for spec in config.inputs},
             frozenset(spec.name for spec in config.inputs if not spec.optional),
             {spec.name: spec for spec in config.outputs},
-            sequence_ids,
+            rules,
         )
 
     @property

@@ -51,6 +51,6 @@ def _outputs(inputs, parameters):
     if "grid" in inputs:
         outputs.append(pb_utils.Tensor("SHAPE", np.array(inputs["grid"].shape, dtype=np.int32)))
     if parameters.get("SHOW"):
-        shown = json.dumps({name: value for name, value in parameters.items() if name != "traceparent"}, sort_keys=True)
+        shown = json.dumps(parameters, sort_keys=True)
         outputs.append(pb_utils.Tensor("PARAMETERS", np.array([shown.encode()], dtype=np.object_)))
     return outputs

@@ -1,0 +1,133 @@
+"""The request parameter `traceparent`: only models that declare it get it, in every dialect."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.triton.embedded import served_repository
+from app.triton.embedded.options import EmbeddedOptions
+from app.triton.embedded.server import EmbeddedTriton
+from app.triton.embedded.wheel import ModelEnvironment
+from tests.live.conftest import GatewayProcess, running_gateway, running_triton
+
+SCRIPT = Path(__file__).parent / "strict_model.py"
+TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
+HEADERS = {"traceparent": f"00-{TRACE_ID}-00f067aa0ba902b7-01"}
+TENSORS = """
+input [ { name: "TEXT", data_type: TYPE_STRING, dims: [ 1 ] } ]
+output [ { name: "SAID", data_type: TYPE_STRING, dims: [ 1 ] } ]
+model_transaction_policy { decoupled: true }
+"""
+DECLARED = 'parameters { key: "reads_traceparent" value { string_value: "true" } }'
+READS = DECLARED + 'parameters { key: "READS" value { string_value: "true" } }'
+MODELS = {"strict": ("python", ""), "llm": ("vllm", DECLARED), "reader": ("python", READS)}
+ENSEMBLES = {"strict_chain": ["strict"], "reader_chain": ["reader"], "mixed_chain": ["reader", "llm"]}
+ANSWERS = {"strict": "q", "llm": "q", "strict_chain": "q", "mixed_chain": "none"}
+"""Model without the parameter -> what it answers."""
+
+
+def write_models(repository: Path) -> None:
+    for name, (backend, rest) in MODELS.items():
+        folder = repository / name / "1"
+        folder.mkdir(parents=True)
+        group = "instance_group [ { kind: KIND_CPU count: 1 } ]"
+        (repository / name / "config.pbtxt").write_text(f'name: "{name}"\nbackend: "{backend}"{TENSORS}{group}{rest}')
+        if backend == "python":
+            (folder / "model.py").symlink_to(SCRIPT)
+    for name, steps in ENSEMBLES.items():
+        (repository / name / "1").mkdir(parents=True)
+        tensors = ["TEXT", *(f"mid{index}" for index in range(1, len(steps))), "SAID"]
+        scheduling = ", ".join(
+            f'{{ model_name: "{step}" model_version: -1 input_map {{ key: "TEXT" value: "{given}" }} '
+            f'output_map {{ key: "SAID" value: "{written}" }} }}'
+            for step, given, written in zip(steps, tensors, tensors[1:], strict=False)
+        )
+        text = f'name: "{name}"\nplatform: "ensemble"{TENSORS}ensemble_scheduling {{ step [ {scheduling} ] }}'
+        (repository / name / "config.pbtxt").write_text(
+            text.replace("model_transaction_policy { decoupled: true }", "")
+        )
+
+
+@pytest.fixture(scope="module")
+def triton(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterator[EmbeddedTriton]:
+    """A Triton that has a backend `vllm` of the kind that NVIDIA's backend is: a script for the Python backend."""
+    repository = tmp_path_factory.mktemp("strict")
+    write_models(repository)
+    link_backends = ModelEnvironment.link_backends
+
+    def with_vllm(environment: ModelEnvironment, folder: Path) -> None:
+        link_backends(environment, folder)
+        for link in (folder / "python").glob("*.so"):  # Triton follows no links for backends that are scripts
+            copy = shutil.copy(link.resolve(), folder)
+            Path(copy).replace(link)
+        (folder / "vllm").mkdir()
+        (folder / "vllm" / "model.py").symlink_to(SCRIPT)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ModelEnvironment, "link_backends", with_vllm)
+        patched.setattr(served_repository, "BACKENDS", {*served_repository.BACKENDS, "vllm"})
+        with running_triton(EmbeddedOptions(repository, models_venv)) as server:
+            yield server
+
+
+@pytest.fixture(scope="module")
+def gateway(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    folder = tmp_path_factory.mktemp("gateway")
+    of_model = {
+        "stream": True,
+        "inputs": {"text": {"tensor": "TEXT", "kind": "text"}},
+        "outputs": {"said": {"tensor": "SAID", "kind": "text"}},
+        "openai": {
+            "completions": {"prompt": "text", "text": "said"},
+            "chat": {"prompt": "text", "text": "said", "template_text": "{{ messages[0].content }}"},
+        },
+    }
+    pipelines = {model: {"model": model, **of_model} for model in (*MODELS, *ENSEMBLES)}
+    (folder / "gateway.yaml").write_text(json.dumps({"pipelines": pipelines}))
+    with running_gateway(folder, triton_url=triton.grpc_url, config=str(folder / "gateway.yaml")) as process:
+        yield process
+
+
+def calls(model: str) -> dict[str, tuple[str, dict[str, Any]]]:
+    tensor = {"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": ["q"]}
+    messages = [{"role": "user", "content": "q"}]
+    return {
+        "pipeline": (f"/v1/pipelines/{model}", {"text": "q"}),
+        "stream": (f"/v1/pipelines/{model}/stream", {"text": "q"}),
+        "completion": ("/v1/completions", {"model": model, "prompt": "q"}),
+        "streamed completion": ("/v1/completions", {"model": model, "prompt": "q", "stream": True}),
+        "chat": ("/v1/chat/completions", {"model": model, "messages": messages}),
+        "infer": (f"/v2/models/{model}/infer", {"inputs": [tensor]}),
+        "generate": (f"/v2/models/{model}/generate", {"TEXT": "q"}),
+        "generate_stream": (f"/v2/models/{model}/generate_stream", {"TEXT": "q", "parameters": {"max_tokens": 4}}),
+    }
+
+
+def resumable(client: httpx.Client, model: str) -> str:
+    started = client.post("/v1/streams", json={"pipeline": model, "inputs": {"text": "q"}}, headers=HEADERS)
+    return client.get(started.headers["Location"]).text
+
+
+@pytest.mark.parametrize("model", ANSWERS)
+def test_other_models_get_no_unknown_parameter(gateway: GatewayProcess, model: str) -> None:
+    with httpx.Client(base_url=gateway.url, timeout=30) as client:
+        for dialect, (path, body) in calls(model).items():
+            answer = client.post(path, json=body, headers=HEADERS)
+            assert (answer.status_code, "error" in answer.text) == (200, False), (dialect, answer.text)
+            assert f'"{ANSWERS[model]}"' in answer.text, (dialect, answer.text)
+        assert "event: done" in resumable(client, model)
+
+
+@pytest.mark.parametrize("model", ["reader", "reader_chain"])
+def test_a_model_that_declares_it_gets_the_trace(gateway: GatewayProcess, model: str) -> None:
+    with httpx.Client(base_url=gateway.url, timeout=30) as client:
+        for dialect, (path, body) in calls(model).items():
+            answer = client.post(path, json=body, headers=HEADERS)
+            assert f"00-{TRACE_ID}-" in answer.text, (dialect, answer.text)
+        assert f"00-{TRACE_ID}-" in resumable(client, model)
+        assert "none" in client.post(f"/v2/models/{model}/generate", json={"TEXT": "q"}).text

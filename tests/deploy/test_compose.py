@@ -30,6 +30,12 @@ def test_each_profile_has_one_triton_named_triton(profile: str) -> None:
     assert triton["networks"]["default"]["aliases"] == ["triton"]
 
 
+@pytest.mark.parametrize("name", ["triton", "triton-gpu"])
+def test_triton_is_not_process_1(name: str) -> None:
+    """Process 1 ignores SIGTERM as long as it has no handler, and Triton has none while it loads its models."""
+    assert SERVICES[name]["init"] is True
+
+
 @pytest.mark.parametrize("name", OWN)
 def test_own_images_run_read_only_without_capabilities(name: str) -> None:
     service = SERVICES[name]

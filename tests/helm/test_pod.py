@@ -147,7 +147,7 @@ def test_there_is_no_runtime_class_by_default() -> None:
 
 
 def test_zero_gpus_removes_everything_about_gpus() -> None:
-    documents = render({"triton": {"gpus": 0, "runtimeClassName": "nvidia"}})
+    documents = render({"triton": {"gpus": 0, "runtimeClassName": "nvidia", "entryPoint": ""}})
     assert "nvidia" not in str(pod_spec(documents))
 
 

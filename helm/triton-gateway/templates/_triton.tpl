@@ -4,6 +4,15 @@ name: triton
 image: {{ include "triton-gateway.image" (list .Values.triton.image .) }}
 imagePullPolicy: {{ .Values.triton.image.pullPolicy }}
 restartPolicy: Always
+command:
+  - sh
+  - -c
+  - |
+    {{- .Files.Get "files/triton_init.sh" | trim | nindent 4 }}
+  - triton_init
+  # Triton ends by itself within --exit-timeout-secs, unless it hangs.
+  - {{ add .Values.shutdown.tritonExitSeconds 5 | quote }}
+  - {{ .Values.triton.entryPoint | quote }}
 args:
   - tritonserver
   - --model-repository={{ include "triton-gateway.modelRepository" . }}

@@ -1,0 +1,247 @@
+"""The end of Triton's container: the chart's rendered command as process 1, with the real Triton, in each phase.
+
+``pytest tests/live/test_sidecar_exit.py --log-cli-level=info`` shows the duration and the exit status of each case.
+"""
+
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from app.triton.embedded.wheel import ModelEnvironment
+from tests.conftest import Require
+from tests.helm.rendering import CHART, Document, render, triton_container
+from tests.live.test_cancellation import eventually
+from tests.processes import LIVE, START_S
+
+_log = logging.getLogger(__name__)
+
+EXIT_S = 6
+"""``shutdown.tritonExitSeconds``."""
+KILLED_S = 20.0
+"""The container must end within this time: Triton's exit time, and the time until SIGKILL."""
+LOAD_S = 60
+"""The time to load the slow model, longer than every limit of these tests."""
+OUTPUTS = 15
+BODY = json.dumps({"SCRIPT": json.dumps({"outputs": OUTPUTS, "interval_s": 0.2, "items": [1, 2]})})
+HTTP = "http://127.0.0.1:8000/v2"
+
+SLOW = f"""
+import time
+class TritonPythonModel:
+    def initialize(self, args):
+        time.sleep({LOAD_S})
+"""
+ENTRY_POINT = """#!/bin/bash
+echo "entry point begins"
+sleep "${ENTRY_S:-0}"
+echo "entry point ends"
+exec "$@"
+"""
+SETUP = """
+ip link set lo up
+mount -t tmpfs tmpfs /dev/shm
+mkdir /dev/shm/upper /dev/shm/work
+mount -t overlay overlay -o lowerdir=/opt,upperdir=/dev/shm/upper,workdir=/dev/shm/work /opt
+mkdir -p /opt/nvidia
+cp "$1/entry.sh" /opt/nvidia/nvidia_entrypoint.sh
+mkdir /opt/shared
+mount --bind "$1" /opt/shared
+mount -t tmpfs tmpfs /tmp
+mount -o remount,bind,ro /
+shift
+exec setpriv --no-new-privs --inh-caps=-all --bounding-set=-all "$@"
+"""
+"""A container's network, folders, read-only root and capabilities, and the entry point of NVIDIA's image."""
+NAMESPACES = ("--pid", "--net", "--mount", "--ipc", "--fork", "--mount-proc")
+
+
+@dataclass(frozen=True)
+class Container:
+    """A running container. ``process``: the `unshare` outside it; ``init``: its process 1, by the number outside."""
+
+    process: subprocess.Popen[bytes]
+    init: int
+    log_path: Path
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    def command(self, *words: str) -> list[str]:
+        """Returns a command line that runs in the network of the container."""
+        return ["nsenter", f"--target={self.init}", "--net", *words]
+
+    @property
+    def is_live(self) -> bool:
+        probe = self.command("curl", "--fail", "--silent", "--max-time", "2", f"{HTTP}/health/live")
+        return subprocess.run(probe, check=False).returncode == 0
+
+    @property
+    def triton(self) -> int:
+        """The number of Triton's process outside the container."""
+        return next(pid for pid in [self.init, *children(self.init)] if name_of(pid) == "tritonserver")
+
+    def status_after(self, phase: str, *numbers: int) -> int:
+        """Sends signals to process 1, half a second apart, and returns the container's exit status."""
+        started = time.monotonic()
+        for number in numbers or (signal.SIGTERM,):
+            os.kill(self.init, number)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(0.5)
+        status = self.process.wait(KILLED_S)
+        _log.info("%s: ended after %.1f s with status %d", phase, time.monotonic() - started, status)
+        return status
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def name_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
+Start = Callable[..., Container]
+
+
+@pytest.fixture
+def start(tmp_path: Path, models_venv: Path, require: Require) -> Iterator[Start]:
+    """Starts the command of a rendered container: ``start(command, models, NAME=value)``."""
+    require(os.geteuid() == 0, "namespaces of a container need root")
+    programs = ("unshare", "nsenter", "setpriv", "ip", "curl", "bash")
+    require(all(map(shutil.which, programs)), f"one of {', '.join(programs)} is not installed")
+    environment = ModelEnvironment.of(models_venv)
+    environment.link_backends(tmp_path / "backends")
+    entry = tmp_path / "entry.sh"
+    entry.write_text(ENTRY_POINT)
+    entry.chmod(0o755)
+    running: list[Container] = []
+
+    def start(command: list[str], **variables: str) -> Container:
+        path = [str(environment.executable.parent), str(models_venv / "bin"), os.environ["PATH"]]
+        libraries = environment.python.library_folder or ""
+        variables |= {"PATH": ":".join(path), "LD_LIBRARY_PATH": libraries, "PYTHONDONTWRITEBYTECODE": "1"}
+        log_path = tmp_path / "log"
+        with log_path.open("wb") as log:
+            words = ["unshare", *NAMESPACES, "sh", "-ec", SETUP, "setup", str(tmp_path), *command]
+            process = subprocess.Popen(words, env=os.environ | variables, stdout=log, stderr=log)
+        eventually(lambda: bool(children(process.pid)))
+        container = Container(process, children(process.pid)[0], log_path)
+        running.append(container)
+        return container
+
+    yield start
+    for container in running:
+        if container.process.poll() is None:
+            os.kill(container.init, signal.SIGKILL)
+            container.process.wait(KILLED_S)
+
+
+def repository(folder: Path, *, is_slow: bool) -> None:
+    """Creates a repository with a model that streams, and with a model whose load takes LOAD_S."""
+    folder.mkdir()
+    shutil.copytree(LIVE / "models" / "scripted_stream", folder / "scripted_stream")
+    if is_slow:
+        add_slow(folder / "slow")
+
+
+def add_slow(folder: Path) -> None:
+    shutil.copytree(LIVE / "models" / "scripted_batch", folder)
+    config = folder / "config.pbtxt"
+    config.write_text(config.read_text().replace('name: "scripted_batch"', 'name: "slow"'))
+    (folder / "1" / "model.py").write_text(SLOW)
+
+
+def sidecar(folder: Path, *, is_slow: bool = False) -> list[str]:
+    """The command line of the rendered chart. Its values say where the models and the Python backend are."""
+    repository(folder / "models", is_slow=is_slow)
+    triton: Document = {
+        "models": {"path": "/opt/shared/models"},
+        "autoCompleteConfig": False,
+        "extraArgs": ["--backend-directory=/opt/shared/backends"],
+    }
+    container = triton_container(render({"triton": triton, "shutdown": {"tritonExitSeconds": EXIT_S}}))
+    return [*container["command"], *container["args"]]
+
+
+def loaded(container: Container) -> Container:
+    eventually(lambda: container.is_live or container.process.poll() is not None, START_S)
+    assert container.process.poll() is None, container.log[-2000:]
+    return container
+
+
+def test_triton_ends_while_the_entry_point_runs(start: Start, tmp_path: Path) -> None:
+    container = start(sidecar(tmp_path), ENTRY_S=str(LOAD_S))
+    eventually(lambda: "entry point begins" in container.log)
+    assert container.status_after("in the entry point") == 128 + signal.SIGTERM
+    assert "entry point ends" not in container.log
+
+
+def test_triton_ends_while_it_loads_its_models(start: Start, tmp_path: Path) -> None:
+    container = start(sidecar(tmp_path, is_slow=True))
+    eventually(lambda: "successfully loaded 'scripted_stream'" in container.log, START_S)
+    assert not container.is_live
+    assert container.status_after("during the first loads") == 128 + signal.SIGTERM
+
+
+def test_triton_ends_in_order_after_its_loads(start: Start, tmp_path: Path) -> None:
+    container = loaded(start(sidecar(tmp_path)))
+    assert "entry point ends" in container.log
+    assert container.status_after("after the loads") == 0
+
+
+@pytest.mark.parametrize("signals", [(signal.SIGTERM,), (signal.SIGTERM, signal.SIGTERM)], ids=["one", "two"])
+def test_streams_end_in_order(start: Start, tmp_path: Path, signals: tuple[int, ...]) -> None:
+    container = loaded(start(sidecar(tmp_path)))
+    words = container.command("curl", "--silent", "--data", BODY, f"{HTTP}/models/scripted_stream/generate_stream")
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout is not None
+        first = client.stdout.readline()
+        assert container.status_after(f"with a stream, {len(signals)} signals", *signals) == 0
+        events = [line for line in [first, *client.stdout] if line.startswith("data: ")]
+    assert len(events) == OUTPUTS
+
+
+def test_triton_ends_while_it_loads_a_model_again(start: Start, tmp_path: Path) -> None:
+    container = loaded(start(sidecar(tmp_path)))
+    add_slow(tmp_path / "models" / "slow")
+    words = container.command("curl", "--silent", "--request", "POST", f"{HTTP}/repository/models/slow/load")
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL):
+        eventually(lambda: "loading: slow" in container.log)
+        container.status_after("during a later load")
+
+
+def test_a_triton_that_hangs_is_killed(start: Start, tmp_path: Path) -> None:
+    container = loaded(start(sidecar(tmp_path)))
+    os.kill(container.triton, signal.SIGSTOP)
+    assert container.status_after("hung") == 128 + signal.SIGKILL
+
+
+def test_a_crash_keeps_its_exit_status(start: Start, tmp_path: Path) -> None:
+    container = loaded(start(sidecar(tmp_path)))
+    os.kill(container.triton, signal.SIGSEGV)
+    assert container.process.wait(KILLED_S) == 128 + signal.SIGSEGV
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+def test_the_entry_point_is_optional(start: Start, shell: str) -> None:
+    words = triton_container(render({"triton": {"entryPoint": ""}}))["command"]
+    container = start([shell, *words[1:], "sh", "-c", "exit 7"])
+    assert container.process.wait(KILLED_S) == 7
+    assert "entry point" not in container.log
+
+
+def test_kubernetes_expands_nothing_in_the_script() -> None:
+    script = (CHART / "files" / "triton_init.sh").read_text()
+    assert "$(" not in script
+    assert "$$" not in script

@@ -53,6 +53,7 @@ NEEDS = {
         "podMonitor": {"enabled": True}, "serviceMonitor": {"enabled": True}
     },
     "50% of 1 pods would block every drain": {"podDisruptionBudget": {"minAvailable": "50%"}},
+    "tests.body is needed with tests.pipeline": {"tests": {"pipeline": "detect", "body": ""}},
     "redis.enabled and gateway.redis.secretName: choose one": {
         "redis": {"enabled": True}, "gateway": {"redis": {"secretName": "shared"}}
     },
@@ -164,6 +165,10 @@ def test_every_invalid_value_is_rejected() -> None:
 def test_the_error_names_the_missing_values(said: str) -> None:
     with pytest.raises(ChartRefused, match=re.escape(said)):
         render_text(NEEDS[said])
+
+
+def test_the_body_of_the_test_may_be_empty_without_a_pipeline() -> None:
+    assert 'value: ""' in render_text({"tests": {"body": ""}})
 
 
 def test_every_error_of_the_templates_has_a_case() -> None:

@@ -102,4 +102,7 @@
 {{- if and .Values.privateCa.configMapName .Values.privateCa.secretName -}}
 {{ fail "privateCa.configMapName and privateCa.secretName: choose one" }}
 {{- end -}}
+{{- if and .Values.tests.pipeline (not .Values.tests.body) -}}
+{{ fail "tests.body is needed with tests.pipeline" }}
+{{- end -}}
 {{- end }}

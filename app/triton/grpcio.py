@@ -65,11 +65,14 @@ class GrpcioTransport:
         return GrpcioUnaryCall(self._channel.unary_unary(path)(message, timeout=timeout_s, metadata=metadata))
 
     async def stream(self, path: str, message: bytes, timeout_s: float, metadata: Metadata = ()) -> "GrpcioStreamCall":
+        ends = time.monotonic() + timeout_s
         call = self._channel.stream_stream(path)(timeout=timeout_s, metadata=metadata)
         try:
             await call.write(message)
             await call.done_writing()
-        except (grpc.aio.AioRpcError, grpc.aio.UsageError) as exc:
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError, grpc.aio.InternalError) as exc:
+            if time.monotonic() >= ends:  # grpcio reports INTERNAL, or only that a step failed
+                raise RpcError("DEADLINE_EXCEEDED", "the deadline passed while the request was sent") from exc
             raise rpc_error_of(exc) from exc
         except asyncio.CancelledError:
             call.cancel()

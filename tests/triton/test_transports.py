@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -156,6 +157,23 @@ async def test_metadata_and_deadline_reach_the_server(transport: Transport, scri
     assert script.metadata["traceparent"] == "00-a-b-01"
     assert script.metadata["tracestate"] == "k=" + "v" * 300
     assert 0 < remaining[0] <= 7.0 + ROUNDED_UP_S
+
+
+async def test_a_deadline_that_passes_while_a_stream_starts_is_reported(transport: Transport, script: Script) -> None:
+    """Blocks the event loop, so that deadlines pass between the steps of a start."""
+    script.answer_when_released()
+
+    async def stream(timeout_s: float) -> list[bytes]:
+        return await drained(await streamed(transport, b"x" * 100, timeout_s))
+
+    async def block() -> None:
+        for _ in range(200):
+            time.sleep(0.003)  # noqa: ASYNC251 - blocks the event loop
+            await asyncio.sleep(0)
+
+    calls = (stream(each % 40 / 2000) for each in range(200))
+    *ends, _ = await asyncio.gather(*calls, block(), return_exceptions=True)
+    assert {end.code if isinstance(end, RpcError) else repr(end) for end in ends} == {"DEADLINE_EXCEEDED"}
 
 
 @pytest.mark.parametrize("code", CODES[1:])

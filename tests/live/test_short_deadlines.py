@@ -1,0 +1,118 @@
+"""Calls whose deadlines pass in the middle of a BLS script do not end Triton.
+
+The engine gives Triton at least 50 ms. Here it gives less, because Triton must also survive deadlines that pass
+just after a call began.
+"""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.domain.deadline import Deadline
+from app.domain.errors import GatewayError
+from app.domain.inference import InferenceRequest, InferenceResponse
+from app.domain.tensor import Tensor, bytes_array
+from app.triton.embedded.options import EmbeddedOptions
+from app.triton.embedded.server import EmbeddedTriton
+from app.triton.engine import TritonEngine
+from app.triton.shared_memory.lane import Lane
+from app.triton.shared_memory.layout import LARGE_BYTES
+from app.triton.transport import Kind
+from app.triton.transports import open_transport
+from tests.processes import running_triton
+
+CLIENTS = 8
+SHORTEST_S, LONGEST_S = 0.001, 0.1
+MIB = 1024 * 1024
+ENDS = {"DeadlineExceeded", "ModelError", "TooManyRequests", "ok"}
+"""None of them says that Triton is gone."""
+
+
+@pytest.fixture(scope="module")
+def own_triton(
+    tmp_path_factory: pytest.TempPathFactory, models_venv: Path, pytestconfig: pytest.Config
+) -> Iterator[EmbeddedTriton]:
+    """A Triton that no other test uses and that is not restarted."""
+    repository = tmp_path_factory.mktemp("repository")
+    for name in ("ocr_bls", "text_detect", "text_recognize"):
+        (repository / name).symlink_to(pytestconfig.rootpath / "triton_models" / name)
+    with running_triton(EmbeddedOptions(repository, models_venv)) as server:
+        yield server
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Calls ``ocr_bls``. ``padding``: bytes after the end of each image, so that it is large enough for its way."""
+
+    engine: TritonEngine
+    is_stream: bool
+    padding: int
+
+    async def answer(self, image: bytes, timeout_s: float) -> InferenceResponse:
+        """Raises GatewayError."""
+        tensor = Tensor("IMAGE", "BYTES", bytes_array([image + b"\0" * self.padding], (1, 1)))
+        parameters = {"deadline_unix_ms": int((time.time() + timeout_s) * 1000)}
+        request = InferenceRequest("ocr_bls", (tensor,), parameters=parameters)
+        deadline = Deadline(time.monotonic() + timeout_s)
+        if not self.is_stream:
+            return await self.engine.infer(request, deadline)
+        async with aclosing(self.engine.infer_stream(request, deadline)) as responses:
+            return await anext(responses)
+
+
+@pytest.fixture(params=["asyncio", "grpcio"])
+def kind(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture(params=["wire", "shared memory", "stream"])
+async def caller(
+    request: pytest.FixtureRequest, own_triton: EmbeddedTriton, kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Caller]:
+    monkeypatch.setattr("app.triton.engine.FLOOR_S", SHORTEST_S)
+    async with open_transport(own_triton.grpc_url, kind=kind) as transport:
+        lane = Lane(transport, 256 * MIB) if request.param == "shared memory" else None
+        engine = TritonEngine(transport, lane=lane)
+        cleaning = None
+        if lane is not None:
+            lane.learn(await engine.model_config("ocr_bls"), "")
+            cleaning = asyncio.create_task(lane.run())
+        yield Caller(engine, request.param == "stream", 0 if lane is None else LARGE_BYTES)
+        await engine.close()
+        if cleaning is not None:
+            cleaning.cancel()
+
+
+@pytest.fixture
+def images(pytestconfig: pytest.Config) -> list[bytes]:
+    """Images that need both models, one model, and none."""
+    samples = [(pytestconfig.rootpath / "samples" / name).read_bytes() for name in ("sign.png", "blank.png")]
+    return [*samples, b"no image"]
+
+
+@pytest.mark.parametrize("count", [100, pytest.param(10_000, marks=[pytest.mark.full, pytest.mark.timeout(900)])])
+async def test_triton_survives_deadlines_of_1_to_100_ms(caller: Caller, images: list[bytes], count: int) -> None:
+    ends, remaining = Counter[str](), iter(range(count))
+    chance = random.Random(count)
+
+    async def client() -> None:
+        for _ in remaining:
+            try:
+                await caller.answer(chance.choice(images), chance.uniform(SHORTEST_S, LONGEST_S))
+                ends["ok"] += 1
+            except GatewayError as exc:
+                ends[type(exc).__name__] += 1
+
+    await asyncio.gather(*(client() for _ in range(CLIENTS)))
+    answer = await caller.answer(images[0], 30.0)
+    assert answer.outputs["TEXTS"].array.size
+    assert ends.keys() <= ENDS, ends
+    assert ends["DeadlineExceeded"] > count / 2

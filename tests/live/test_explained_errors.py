@@ -159,7 +159,7 @@ def test_an_early_exit_without_its_code_after_a_bls_call(faulty: httpx.Client) -
 
 def test_the_text_of_an_exception_is_not_shown(faulty: httpx.Client) -> None:
     answer = ask(faulty, "declared_script", error=["INTERNAL", "a user's secret"], raises=True)
-    assert answer.json()["detail"] == "Step 'declared_script' raised an exception."
+    assert answer.json()["detail"] == "Model 'declared_script' raised an exception."
     assert "When `execute` of 'declared_script' raises, " in answer.json()["hint"]
     assert "secret" not in answer.text
 

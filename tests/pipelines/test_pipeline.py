@@ -111,6 +111,11 @@ class TestNameOfTheFailedStep:
         assert "begins its message with its own name" in (error.hint or "")
         assert "secret" not in (error.hint or "")
 
+    def test_a_plain_model_is_no_step_of_its_own_pipeline(self) -> None:
+        plain = pipeline(model("X FP32 [1]", "Y FP32 [1]"))
+        for message in ("broken", "model: broken"):
+            assert self.failed(message, plain).detail == "Model 'model' failed."
+
     def test_the_message_is_shown_if_the_setting_allows_it(self) -> None:
         exposing = dataclasses.replace(self.P, exposes_errors=True)
         message = (

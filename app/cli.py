@@ -171,7 +171,8 @@ def _add_flag(parser: argparse.ArgumentParser, name: str, annotation: Any, text:
         return
     choices = get_args(annotation) if get_origin(annotation) is Literal else ()
     metavar = "{" + ",".join(choices) + "}" if choices else None
-    parser.add_argument(*flags, dest=name, metavar=metavar, help=text.replace("%", "%%"))
+    alone: dict[str, Any] = {"nargs": "?", "const": "true"} if "true" in choices else {}
+    parser.add_argument(*flags, dest=name, metavar=metavar, help=text.replace("%", "%%"), **alone)
 
 
 def _help_of(name: str, field: FieldInfo) -> str:

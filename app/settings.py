@@ -140,8 +140,10 @@ class Settings(BaseSettings):
     log_format: Literal["auto", "json", "text"] = Field(
         "auto", description="one JSON object a line, or plain text; auto: text if standard error is a terminal"
     )
-    expose_model_errors: bool = Field(
-        False, description="show callers Triton's message about a failed model, for development only"
+    expose_model_errors: Literal["false", "true", "oip"] = Field(
+        "false",
+        description="show callers Triton's message about a failed model: true, for development, or oip: only under "
+        "/v2, where Triton shows it too",
     )
 
     @property
@@ -212,6 +214,13 @@ class Settings(BaseSettings):
                 raise ValueError(f"'{address.strip()}' has no port: Triton's gRPC port is usually 8001")
         addresses_of(value)
         return value
+
+    @field_validator("expose_model_errors", mode="before")
+    @classmethod
+    def _as_text(cls, value: Any) -> Any:
+        """Accepts the usual words for a boolean."""
+        text = str(value).lower()
+        return {"1": "true", "yes": "true", "on": "true", "0": "false", "no": "false", "off": "false"}.get(text, text)
 
     @field_validator("cors_origins", mode="before")
     @classmethod

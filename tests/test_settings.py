@@ -35,6 +35,10 @@ def test_the_defaults() -> None:
         ("cors_origins", "https://a, https://b,", ("https://a", "https://b")),
         ("cors_origins", "", ()),
         ("triton_url", "unix:/run/x.sock", "unix:/run/x.sock"),
+        ("expose_model_errors", "oip", "oip"),
+        ("expose_model_errors", "True", "true"),
+        ("expose_model_errors", "1", "true"),
+        ("expose_model_errors", "off", "false"),
     ],
 )
 def test_variables_and_flags_are_parsed_alike(name: str, text: str, value: Any) -> None:
@@ -98,6 +102,7 @@ def test_an_unknown_variable_gets_a_suggestion() -> None:
         ("DRAIN_S", "-1"),
         ("EMBEDDED", "perhaps"),
         ("LOG_FORMAT", "xml"),
+        ("EXPOSE_MODEL_ERRORS", "v2"),
         ("LOG_TENSORS", "values"),
         ("EARLY_EXIT_KEY", "tooshort"),
     ],

@@ -20,6 +20,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from app.domain.fault import Fault
+from app.domain.shown import shown
 
 NO_TENSOR = "-"
 """Used if the tensor that violated its contract is unknown."""
@@ -60,7 +61,11 @@ class UpstreamError:
 
 
 class GatewayError(Exception):
-    """The base class. Callers see ``detail`` and ``hint``, so they never contain text of Triton or of the request."""
+    """The base class.
+
+    Callers see ``detail`` and ``hint``: they never contain values of the request, and names only as ``shown`` returns
+    them. A model's message is part of them only if the operator exposes it.
+    """
 
     code: ClassVar[str]
     title: ClassVar[str]
@@ -122,6 +127,12 @@ class UnknownExample(ClientError):
 class UnknownModel(ClientError):
     code = "unknown_model"
     title = "No such model"
+
+    @classmethod
+    def named(cls, model: str, version: str = "") -> "UnknownModel":
+        """Has Triton's words."""
+        of_version = f" version {shown(version)}" if version else ""
+        return cls(f"Request for unknown model: '{shown(model)}'{of_version} is not found")
 
 
 class NotFound(ClientError):

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from app.domain.errors import FieldProblem, InvalidInput, InvalidJson
+from app.domain.shown import shown
 from app.pipelines.fields import InputField, ParameterField
 from app.pipelines.structure import check_depth, is_json, malformed, members_of
 
@@ -62,7 +63,7 @@ class BodyReader:
     def from_form(self, parts: Mapping[str, Part]) -> dict[str, Any]:
         """Form fields or a query string: files are bytes, numbers are text. Raises InvalidInput."""
         values: dict[str, Any] = {}
-        problems = [FieldProblem(printable(name), _NO_FIELD) for name in parts if name not in self._fields]
+        problems = [FieldProblem(shown(name), _NO_FIELD) for name in parts if name not in self._fields]
         problems += self._absent(parts)
         for name in (name for name in self._fields if name in parts):
             try:
@@ -190,9 +191,7 @@ def _problem_of(name: str, exc: Exception) -> FieldProblem:
         return FieldProblem(name, _NO_TEXT)
     if isinstance(exc, msgspec.ValidationError):
         return problem_of_value(name, str(exc))
-    return FieldProblem(
-        printable(name), "is not JSON" if isinstance(exc, (msgspec.DecodeError, InvalidJson)) else str(exc)
-    )
+    return FieldProblem(shown(name), "is not JSON" if isinstance(exc, (msgspec.DecodeError, InvalidJson)) else str(exc))
 
 
 def problem_of_value(name: str, text: str) -> FieldProblem:
@@ -220,7 +219,3 @@ def _position_of(exc: Exception) -> str:
     if isinstance(exc, UnicodeDecodeError):
         return "it is not UTF-8"
     return str(exc).removeprefix("JSON is malformed: ").lower()
-
-
-def printable(name: str) -> str:
-    return "".join(character if character.isprintable() else "?" for character in name[:64])

@@ -31,6 +31,9 @@ class Surroundings:
     timeout_s: float = 30.0
     early_exit_key: bytes | None = None
     exposes_errors: bool = False
+    """Whether callers of pipelines see the messages of models."""
+    exposes_oip_errors: bool = False
+    """Whether callers of ``/v2`` do."""
 
 
 def compile_pipeline(

@@ -51,7 +51,7 @@ class ExposedModels:
             return config
         if model in self._configs:
             raise ModelNotReady("The model is not loaded.")
-        raise UnknownModel("Request for unknown model: this gateway serves no model with this name.")
+        raise UnknownModel.named(model)
 
     def capacity(self, model: str) -> Capacity:
         """Returns the signature of a model with a known configuration: the same object until it changes."""

@@ -104,7 +104,9 @@ async def _catalog_of(settings: Settings, triton: Triton, engine: Engine) -> Cat
     catalog = Catalog(
         engine,
         settings.config_path,
-        Surroundings(settings.timeout_s, key, settings.expose_model_errors),
+        Surroundings(
+            settings.timeout_s, key, settings.expose_model_errors == "true", settings.expose_model_errors != "false"
+        ),
         triton.grpc_url,
     )
     if settings.config_path is None and triton.part is None:

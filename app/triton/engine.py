@@ -131,7 +131,7 @@ class TritonEngine(Engine):
         except GatewayError as exc:
             if not _is_about_model(exc):
                 raise
-            raise UnknownModel("Request for unknown model: Triton has no model with this name and version.") from exc
+            raise UnknownModel.named(model, version) from exc
 
     async def reload_model(self, model: str) -> None:
         """Unloads and loads the model. Models that run it are unavailable in the meantime."""

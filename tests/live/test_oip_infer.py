@@ -14,7 +14,7 @@ import pytest
 
 from app.domain.tensor import DTYPE_BY_DATATYPE
 from app.triton.embedded.server import EmbeddedTriton
-from tests.live.conftest import GatewayProcess, running_gateway
+from tests.live.conftest import GatewayProcess, StartGateway, running_gateway
 from tests.live.side_by_side import Answer, Both, answer_of, both_at, raw_texts, with_binary
 from tests.live.test_cancellation import eventually
 
@@ -392,13 +392,127 @@ class TestRefusals:
         theirs, ours = both.post("/v2/models/scripted/infer", json.dumps({"inputs": [tensor]}).encode())
         assert (theirs.status_code, ours.status_code) == (500, 500)
         assert b"model.py" in theirs.content
-        assert ours.json() == {"error": "A model's script raised an exception."}
+        assert ours.json() == {"error": "Model 'scripted' failed: a model's script raised an exception."}
 
     def test_a_deeply_nested_body_is_400(self, both: Both) -> None:
         """The process of Triton crashes on this body, so only the gateway gets it."""
         for opening in ('{"inputs":', '{"inputs":[{"name":"X","datatype":"FP32","shape":[1,3],"data":', '{"a":'):
             answer = both.gateway.post(BATCHED, content=opening.encode() + b"[" * 100_000)
             assert (answer.status_code, list(answer.json())) == (400, ["error"])
+
+
+WORDED = {
+    "no inputs",
+    "wrong name",
+    "duplicate input",
+    "wrong datatype",
+    "unknown datatype",
+    "no data",
+    "wrong rank",
+    "wrong dimension",
+    "large batch",
+    "unknown output",
+    "reserved parameter",
+    "JSON data and binary size",
+    "shared memory for an input",
+    "shared memory for an output",
+}
+"""The cases of INVALID for which Triton has words about the model, the tensor or the parameter."""
+
+
+def same_words(both: Both, path: str, body: bytes, **headers: str) -> str:
+    """Checks that one error begins with the other, without Triton's id of the request. Returns the gateway's."""
+    theirs, ours = (answer.json()["error"] for answer in both.post(path, body, **headers))
+    theirs = theirs.removeprefix("[request id: <id_unknown>] ")
+    assert theirs.startswith(ours) or ours.startswith(theirs), (theirs, ours)
+    return ours
+
+
+class TestWords:
+    @pytest.mark.parametrize("case", sorted(WORDED))
+    def test_an_error_has_the_words_of_triton(self, both: Both, case: str) -> None:
+        body = {"inputs": [input_x()], **INVALID[case]}
+        text = same_words(both, BATCHED, json.dumps(body).encode())
+        assert any(name in text for name in ("'batched_echo'", "'X'", "input X", "'Z'", "'triton_x'", "'a'")), text
+
+    @pytest.mark.parametrize("value", [None, [1], {}])
+    def test_a_parameter_of_a_wrong_type_is_named(self, both: Both, value: Any) -> None:
+        for path, body in (
+            (BATCHED, {"inputs": [input_x()], "parameters": {"steps": value}}),
+            ("/v2/models/batched_echo/generate", {"X": [1, 2, 3], "steps": value}),
+        ):
+            for answer in both.post(path, json.dumps(body).encode()):
+                assert answer.json()["error"].startswith(
+                    "parameter 'steps' has invalid type. It should be either 'int'"
+                )
+
+    @pytest.mark.parametrize(
+        "parameters",
+        [{"priority": "x"}, {"priority": 1.5}, {"timeout": "x"}, {"sequence_start": 1}, {"sequence_end": "x"}],
+    )
+    def test_a_parameter_of_triton_is_named(self, both: Both, parameters: dict[str, Any]) -> None:
+        same_words(both, BATCHED, json.dumps({"inputs": [input_x()], "parameters": parameters}).encode())
+
+    @pytest.mark.parametrize(
+        ("path", "name"),
+        [
+            ("/v2/models/nope/infer", "'nope' is not found"),
+            ("/v2/models/batched_echo/versions/9/infer", "'batched_echo' version 9 is not found"),
+        ],
+    )
+    def test_an_unknown_model_is_named(self, both: Both, path: str, name: str) -> None:
+        assert same_words(both, path, json.dumps({"inputs": [input_x()]}).encode()).endswith(name)
+
+    @pytest.mark.parametrize(
+        "path", ["nope", "nope/config", "batched_echo/versions/9", "batched_echo/versions/9/config"]
+    )
+    def test_an_unknown_model_is_named_by_documents(self, both: Both, path: str) -> None:
+        theirs, ours = both.get(f"/v2/models/{path}")
+        assert (ours.status_code, ours.json()) == (theirs.status_code, theirs.json())
+
+    @pytest.mark.parametrize("size", [0, 8, 16])
+    def test_sizes_of_binary_tensors_are_named(self, both: Both, size: int) -> None:
+        tensor = {"name": "X", "datatype": "FP32", "shape": [1, 3], **binary_size(size)}
+        body, headers = with_binary({"inputs": [tensor]}, b"\0" * size)
+        same_words(both, BATCHED, body, **headers)
+
+    @pytest.mark.parametrize("raw", [RAW[:8], RAW + b"1234"])
+    def test_missing_or_extra_bytes_are_named(self, both: Both, raw: bytes) -> None:
+        tensor = {"name": "X", "datatype": "FP32", "shape": [1, 3], **binary_size(12)}
+        body, headers = with_binary({"inputs": [tensor]}, raw)
+        same_words(both, BATCHED, body, **headers)
+
+    @pytest.mark.parametrize("raw", [raw_texts(b"a"), raw_texts(b"a", b"b", b"c")])
+    def test_numbers_of_texts_are_named(self, both: Both, raw: bytes) -> None:
+        body, headers = with_binary({"inputs": [tensor_of("BYTES", **binary_size(len(raw)))]}, raw)
+        same_words(both, TYPED, body, **headers)
+
+    def test_a_raw_body_for_several_inputs(self, both: Both) -> None:
+        same_words(both, TYPED, b"1234", Inference_Header_Content_Length="0")
+
+
+class TestExposedMessages:
+    """`GATEWAY_EXPOSE_MODEL_ERRORS`: who sees the message of a model."""
+
+    @pytest.mark.parametrize(
+        ("setting", "under_v1", "under_v2"), [("false", False, False), ("oip", False, True), ("true", True, True)]
+    )
+    def test_a_message_is_shown_where_it_is_allowed(
+        self, triton: EmbeddedTriton, start_gateway: StartGateway, *, setting: str, under_v1: bool, under_v2: bool
+    ) -> None:
+        gateway = start_gateway(expose_model_errors=setting)
+        failing = json.dumps({"error": {"code": "INTERNAL", "message": "no colour channel"}})
+        with both_at(triton.http_url, gateway.url) as both:
+            theirs, ours = both.post("/v2/models/scripted/infer", script(**json.loads(failing)))
+            expected = theirs.json() if under_v2 else {"error": "Model 'scripted' failed."}
+            assert (ours.status_code, ours.json()) == (theirs.status_code, expected)
+            generated = [both.gateway.post(f"/v2/models/scripted/{verb}", json={"SCRIPT": failing}) for verb in VERBS]
+            assert [("no colour channel" in answer.text) for answer in generated] == [under_v2] * len(VERBS)
+            answer = both.gateway.post("/v1/pipelines/scripted", json={"SCRIPT": failing})
+            assert ("no colour channel" in answer.text) is under_v1
+
+
+VERBS = ("generate", "generate_stream")
 
 
 def script(**fields: Any) -> bytes:

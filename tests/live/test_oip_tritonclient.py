@@ -154,9 +154,11 @@ def test_metadata_calls_of_the_client(client: Any, triton_http: Any) -> None:
 def test_errors_have_a_message_and_a_status(client: Any) -> None:
     tensor = http.InferInput("X", [1, 4], "FP32")
     tensor.set_data_from_numpy(np.zeros((1, 4), np.float32))
-    with pytest.raises(InferenceServerException, match=r"\[400\] Input 'X' has the wrong shape"):
+    with pytest.raises(
+        InferenceServerException, match=r"\[400\] unexpected shape for input 'X' for model 'batched_echo'"
+    ):
         client.infer("batched_echo", [tensor])
-    with pytest.raises(InferenceServerException, match=r"\[404\] Request for unknown model"):
+    with pytest.raises(InferenceServerException, match=r"\[404\] Request for unknown model: 'nope' is not found"):
         client.infer("nope", [tensor])
     for forbidden in (client.load_model, client.unload_model):
         with pytest.raises(InferenceServerException, match="404"):

@@ -13,14 +13,16 @@ from app.admission.slot import Slot
 from app.api.access import check_model
 from app.api.exchange import Exchange
 from app.api.inference import Inference, StreamRecorder, Writing
+from app.api.oip.errors import is_of_model
 from app.api.oip.infer_request import Asked
 from app.api.oip.signature import Signature
 from app.domain.capacity import Capacity
 from app.domain.deadline import Deadline
-from app.domain.errors import DeadlineExceeded, InvalidRequest, ModelNotReady, UnknownModel
+from app.domain.errors import DeadlineExceeded, GatewayError, InvalidRequest, ModelNotReady, UnknownModel
 from app.domain.inference import InferenceRequest, InferenceResponse
 from app.domain.model import ModelConfig
 from app.observability.metrics import NO_PIPELINE
+from app.pipelines.explain import public_text
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.spec import StreamSpec
 from app.streams.event import Event
@@ -84,6 +86,9 @@ class ModelCalls:
             raise
         except ModelNotReady as exc:
             raise _error_of(exc, request) from exc
+        except GatewayError as exc:
+            self.complete(exc, request.model)
+            raise
         finally:
             record.triton_s = time.perf_counter() - started
 
@@ -145,6 +150,19 @@ class ModelCalls:
             return stream, await inference.opened(stream, NO_PIPELINE, None)
         except ModelNotReady as exc:
             raise _error_of(exc, request) from exc
+        except GatewayError as exc:
+            self.complete(exc, request.model)
+            raise
+
+    def complete(self, error: GatewayError, model: str) -> None:
+        """Names the model in an error of it, or shows its own message if the operator allows that. Idempotent."""
+        named = f"Model '{model}' failed: "
+        if error.upstream is None or not is_of_model(error):
+            return
+        if self.inference.catalog.surroundings.exposes_oip_errors:
+            error.detail, error.hint = public_text(error.upstream.message), None
+        elif error.fault is not None and not error.detail.startswith(named):
+            error.detail = named + error.detail[0].lower() + error.detail[1:]
 
     def abandon(self, request: InferenceRequest) -> None:
         """Stops a step that Triton would not stop, where a pipeline over the same model says how."""
@@ -162,4 +180,4 @@ class ModelCalls:
 def _error_of(error: ModelNotReady, request: InferenceRequest) -> ModelNotReady | UnknownModel:
     """A version that Triton does not have is the caller's mistake; a model that is being loaded is not."""
     is_unknown = error.upstream is not None and error.upstream.grpc_code in {"NOT_FOUND", None} and request.version
-    return UnknownModel("Request for unknown model: it has no such version.") if is_unknown else error
+    return UnknownModel.named(request.model, request.version) if is_unknown else error

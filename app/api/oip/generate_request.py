@@ -10,17 +10,17 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from app.api.oip.infer_request import MAX_ID, Asked
-from app.api.oip.parameters import checked
+from app.api.oip.parameters import checked, parameter_of
 from app.api.oip.signature import Input, Signature
-from app.domain.errors import InvalidInput, InvalidJson, InvalidRequest
+from app.domain.errors import InvalidInput, InvalidRequest
 from app.domain.inference import InferenceRequest, Parameter
+from app.domain.shown import shown
 from app.domain.tensor import Tensor
 from app.pipelines.body import LARGE_BYTES
 from app.pipelines.structure import WHITESPACE, members_of
 
 _Member = tuple[str, memoryview]
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_parameter = msgspec.json.Decoder(bool | int | float | str)
 _id = msgspec.json.Decoder(str)
 _MAX_BLANK = 1024
 """Limit of the white space before a list, in bytes."""
@@ -34,14 +34,14 @@ def generation_of(body: memoryview, signature: Signature, version: str) -> Asked
     for name, text in _members_of(body):
         if name in signature.inputs:
             if name in tensors:
-                raise InvalidInput(f"input '{name}' already exists in request.")
+                raise InvalidInput(f"input '{name}' already exists in request")
             tensors[name] = _tensor_of(signature.inputs[name], text)
         elif name == "id":
             own_id = _id_of(text)
         elif name in parameters:
-            raise InvalidInput("A parameter is given twice.")
+            raise InvalidInput(f"parameter '{shown(name)}' is given twice.")
         else:
-            parameters[name] = _parameter_of(text)
+            parameters[name] = parameter_of(name, text)
     given = tuple(tensors.values())
     signature.check_inputs(given)
     inference = InferenceRequest(
@@ -112,23 +112,11 @@ def _shape_of(size: int, known: Input) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _parameter_of(text: memoryview) -> Parameter:
-    try:
-        value: Parameter = _parameter.decode(text)
-    except msgspec.ValidationError as exc:
-        raise InvalidInput(
-            "A parameter has invalid type. It should be either 'int', 'float', 'bool', or 'string'."
-        ) from exc
-    except (ValueError, RecursionError) as exc:
-        raise InvalidJson("The body is not JSON.") from exc
-    return value
-
-
 def _id_of(text: memoryview) -> str:
     try:
         own_id: str = _id.decode(text)
     except ValueError as exc:
-        raise InvalidInput("'id' must be a string.") from exc
+        raise InvalidInput("Unable to parse 'id': attempt to access JSON non-string as string") from exc
     if len(own_id) > MAX_ID:
         raise InvalidInput(f"'id' must have at most {MAX_ID} characters.")
     return own_id

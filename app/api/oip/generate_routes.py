@@ -13,6 +13,7 @@ from app.api.limits import Limits
 from app.api.oip.calls import ModelCalls
 from app.api.oip.generate_answer import (
     Generated,
+    Values,
     error_object,
     error_response,
     stream_error_response,
@@ -26,6 +27,7 @@ from app.api.oip.signature import Signature
 from app.api.responses import send_json
 from app.api.short_path import ShortRoute
 from app.api.streaming import Start, StreamResponse
+from app.domain.errors import GatewayError
 from app.pipelines.spec import StreamSpec
 from app.streams.event import Event
 
@@ -57,7 +59,12 @@ class GenerateRoutes:
         calls.check_load(exchange, signature, deadline)
         asked = await self._read(exchange, found, signature)
         with CancelledOnDisconnect(exchange):
-            writing = Writing(Generated(asked), error_object)
+
+            def problem_of(error: GatewayError, _request_id: str) -> Values:
+                calls.complete(error, signature.config.name)
+                return error_object(error)
+
+            writing = Writing(Generated(asked), problem_of)
             stream, opening = await calls.open_stream(exchange, asked, deadline, writing)
         response = _Generation(
             stream.log, self._limits, start=Start(events=opening), on_left=stream.end, closing=stream.ended

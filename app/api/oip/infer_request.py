@@ -10,17 +10,23 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from app.api.oip.parameters import checked
+from app.api.oip.parameters import checked, parameter_of
 from app.api.oip.signature import Input, Signature
 from app.domain.errors import InvalidInput, InvalidJson
 from app.domain.inference import InferenceRequest, Parameter, RequestedOutput
 from app.domain.model import TensorSpec
-from app.domain.tensor import FLOAT_DATATYPES, INTEGER_DATATYPES, Tensor
+from app.domain.shown import shown
+from app.domain.tensor import DTYPE_BY_DATATYPE, FLOAT_DATATYPES, INTEGER_DATATYPES, Tensor
 
 MAX_ID = 1024
 _MAX_DIM = 2**63 - 1
 _CLASSIFIED = INTEGER_DATATYPES | (FLOAT_DATATYPES - {"FP16", "BF16"})
 """The datatypes for which Triton 2.51 supports classification."""
+
+_ONE_FIELD = (
+    "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
+    "'shared_memory_region' in 'parameters'."
+)
 
 _Size = Annotated[int, Meta(ge=0)]
 _Dim = Annotated[int, Meta(ge=0, le=_MAX_DIM)]
@@ -63,6 +69,10 @@ _NO_INPUT_PARAMETERS, _NO_OUTPUT_PARAMETERS = _InputParameters(), _OutputParamet
 _decode = msgspec.json.Decoder(_Body).decode
 
 
+class _Parameters(Struct):
+    parameters: dict[str, Raw] | None = None
+
+
 class Asked(Struct, frozen=True, eq=False):
     """A parsed request: the call of the model, and the format of the answer."""
 
@@ -82,8 +92,10 @@ def asked_of(body: memoryview, json_bytes: int, signature: Signature, version: s
     decoded = _decoded(body[:json_bytes])
     parameters, outputs, own_id = decoded.parameters or {}, decoded.outputs or (), decoded.id or ""
     all_binary = parameters.pop("binary_data_output", False)
-    if not isinstance(all_binary, bool) or len(own_id) > MAX_ID:
-        raise InvalidInput(f"'binary_data_output' must be a boolean, and 'id' have at most {MAX_ID} characters.")
+    if not isinstance(all_binary, bool):
+        raise InvalidInput("Unable to parse 'binary_data_output': attempt to access JSON non-boolean as boolean")
+    if len(own_id) > MAX_ID:
+        raise InvalidInput(f"'id' must have at most {MAX_ID} characters.")
     tensors = list(_tensors_of(decoded.inputs, body[json_bytes:], signature))
     signature.check_inputs(tensors)
     inference = InferenceRequest(
@@ -101,7 +113,10 @@ def asked_of(body: memoryview, json_bytes: int, signature: Signature, version: s
 def asked_of_raw(body: memoryview, signature: Signature, version: str) -> Asked:
     """Converts a body of raw bytes for the model's only input, which may have at most one free dimension."""
     if len(signature.inputs) != 1:
-        raise InvalidInput("A raw request is accepted only by a model with one input.")
+        raise InvalidInput(
+            f"Raw request must only have 1 input (found 1) to be deduced but got {len(signature.inputs)} inputs in "
+            f"'{signature.config.name}' model configuration"
+        )
     (only,) = signature.inputs.values()
     tensor = only.of_bytes(body, _shape_of_raw(body, only))
     inference = InferenceRequest(
@@ -118,9 +133,20 @@ def _decoded(text: memoryview) -> _Body:
     try:
         return _decode(text)
     except msgspec.ValidationError as exc:
+        _check_parameters(text)
         raise InvalidInput(f"The request does not follow the protocol: {exc}.") from exc
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise InvalidJson("failed to parse the request JSON buffer: it is not JSON.") from exc
+
+
+def _check_parameters(text: memoryview) -> None:
+    """Names the parameter of a wrong type, because the decoder does not. Raises InvalidInput."""
+    try:
+        parameters = msgspec.json.decode(text, type=_Parameters).parameters
+    except (ValueError, RecursionError):
+        return
+    for name, value in (parameters or {}).items():
+        parameter_of(name, memoryview(value))
 
 
 def _tensors_of(given: Sequence[_Input], binary: memoryview, signature: Signature) -> Iterator[Tensor]:
@@ -128,23 +154,25 @@ def _tensors_of(given: Sequence[_Input], binary: memoryview, signature: Signatur
     for each in given:
         known = signature.input(each.name)
         if each.datatype != known.spec.datatype:
-            raise InvalidInput(f"Input '{known.spec.name}' has the wrong datatype; expected {known.spec.datatype}.")
+            raise _wrong_datatype(each, known)
         parameters = each.parameters or _NO_INPUT_PARAMETERS
         shape, size = tuple(each.shape), parameters.binary_data_size
         known.check_shape(shape)
         if parameters.shared_memory_region is not UNSET:
-            raise _no_shared_memory()
+            raise _no_shared_memory(parameters.shared_memory_region)
         if (each.data is UNSET) == (size is UNSET):
-            raise InvalidInput(f"Input '{known.spec.name}' must have either 'data' or 'binary_data_size'.")
+            found = "no field is set" if size is UNSET else "set 'data' 'binary_data_size'"
+            raise InvalidInput(f"{_ONE_FIELD} But {found} for input '{known.spec.name}'")
         if isinstance(each.data, Raw):
             yield known.of_json(memoryview(each.data), shape)
         elif isinstance(size, int):
             start += size
             if start > len(binary):
-                raise InvalidInput(f"unexpected size for input '{known.spec.name}': the body has fewer bytes.")
+                missing = f"expecting {start - len(binary)} additional bytes for model '{known.model}'"
+                raise InvalidInput(f"unexpected size for input '{known.spec.name}', {missing}")
             yield known.of_bytes(binary[start - size : start], shape)
     if start != len(binary):
-        raise InvalidInput("unexpected additional input data: the body has bytes that belong to no input.")
+        raise InvalidInput(f"unexpected additional input data for model '{signature.config.name}'")
 
 
 def _outputs_of(given: Sequence[_Output], signature: Signature) -> Iterable[RequestedOutput]:
@@ -154,7 +182,7 @@ def _outputs_of(given: Sequence[_Output], signature: Signature) -> Iterable[Requ
         parameters = each.parameters or _NO_OUTPUT_PARAMETERS
         known, classes = signature.output(each.name), parameters.classification
         if parameters.shared_memory_region is not UNSET:
-            raise _no_shared_memory()
+            raise _no_shared_memory(parameters.shared_memory_region)
         if classes:
             _check_classes(known, classes)
         found[known.name] = RequestedOutput(known.name, classes)
@@ -175,8 +203,19 @@ def _check_classes(output: TensorSpec, classes: int) -> None:
         raise InvalidInput(f"class result not available for output '{output.name}', which may have no element.")
 
 
-def _no_shared_memory() -> InvalidInput:
-    return InvalidInput("Unable to find shared memory region: this gateway accepts none from callers.")
+def _wrong_datatype(given: _Input, known: Input) -> InvalidInput:
+    name, expected = known.spec.name, known.spec.datatype
+    if given.datatype not in DTYPE_BY_DATATYPE:
+        return InvalidInput(f"invalid datatype for input {name}")
+    return InvalidInput(
+        f"inference input '{name}' data-type is '{given.datatype}', but model '{known.model}' expects '{expected}'"
+    )
+
+
+def _no_shared_memory(region: Raw) -> InvalidInput:
+    name = msgspec.json.decode(region)
+    of_name = f": '{shown(name)}'" if isinstance(name, str) else ""
+    return InvalidInput(f"Unable to find shared memory region{of_name}. This gateway accepts none from callers.")
 
 
 def _shape_of_raw(body: memoryview, only: Input) -> tuple[int, ...]:

@@ -100,7 +100,7 @@ class ModelRoutes:
         model = request.path_params["model"]
         check_model(exchange_of(request), self._inference.catalog, model)
         if model not in self._inference.catalog.exposed:
-            raise UnknownModel("Request for unknown model: this gateway serves no model with this name.")
+            raise UnknownModel.named(model)
         version = version_of(request.path_params)
         return JsonResponse(await self._inference.engine.document(document, model, version))
 

@@ -44,5 +44,5 @@ def version_of(found: Mapping[str, object]) -> str:
     """The version in the path, or an empty string. Raises UnknownModel."""
     text = str(found.get("version", ""))
     if len(text) > _MAX_DIGITS:
-        raise UnknownModel("Request for unknown model: it has no such version.")
+        raise UnknownModel.named(str(found["model"]), text)
     return str(int(text)) if text else ""

@@ -1,7 +1,7 @@
 """The inputs and outputs of a model, compiled once for its configuration: names, datatypes, shapes, codecs."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -9,6 +9,7 @@ import numpy as np
 
 from app.domain.errors import InvalidInput
 from app.domain.model import ModelConfig, TensorSpec
+from app.domain.shown import shown
 from app.domain.tensor import BYTES, DTYPE_BY_DATATYPE, Array, Tensor, bytes_array
 from app.pipelines.body import LARGE_BYTES
 from app.pipelines.exposed import RequestRules
@@ -33,17 +34,19 @@ class Input:
     dims: tuple[int, ...]
     """Includes the batch dimension; -1 means any size."""
     max_batch_size: int
+    model: str
     _numbers: NumberCodec | None
     """None for BYTES."""
 
     @classmethod
-    def compile(cls, spec: TensorSpec, max_batch_size: int) -> "Input":
+    def compile(cls, spec: TensorSpec, config: ModelConfig) -> "Input":
+        max_batch_size = config.max_batch_size
         dims = ((-1,) if max_batch_size else ()) + spec.dims
         as_number = InputSpec(tensor=spec.name)
         is_number = spec.datatype in DTYPE_BY_DATATYPE and spec.datatype != BYTES
         to_array = to_array_of("number", spec.datatype) if is_number else None
         numbers = number_codec(as_number, spec, to_array) if to_array is not None else None
-        return cls(spec, dims, max_batch_size, numbers)
+        return cls(spec, dims, max_batch_size, config.name, numbers)
 
     @property
     def itemsize(self) -> int:
@@ -53,9 +56,13 @@ class Input:
     def check_shape(self, shape: tuple[int, ...]) -> None:
         """Raises InvalidInput."""
         if not fits(shape, self.dims):
-            raise self._refused(f"has the wrong shape; expected {shape_text(self.dims)}")
+            expected, got = shape_text(self.dims), shape_text(shape[:_MAX_DIMENSIONS])
+            raise InvalidInput(
+                f"unexpected shape for input {self._of_model}. Expected {expected}, got {got}.{self._note}"
+            )
         if self.max_batch_size and not 1 <= shape[0] <= self.max_batch_size:
-            raise self._refused(f"has a batch size that is not between 1 and {self.max_batch_size}")
+            bound = f"<= {self.max_batch_size}" if shape[0] else ">= 1"
+            raise InvalidInput(f"inference request batch-size must be {bound} for '{self.model}'")
         if len(shape) > _MAX_DIMENSIONS or (0 in shape and math.prod(filter(None, shape)) > MAX_ELEMENTS):
             raise self._refused("has a shape that is not possible")
 
@@ -63,7 +70,7 @@ class Input:
         """``text``: lists of the elements, flat or nested. Raises InvalidInput or InvalidJson."""
         array = self._elements_of(text, shape)
         if array.size != math.prod(shape):
-            raise self._refused(f"has {array.size} elements, which does not match its shape")
+            raise self._other_shape()
         return self._tensor(array.reshape(shape))
 
     def of_list(self, text: memoryview) -> Tensor:
@@ -86,7 +93,10 @@ class Input:
             return self._tensor(_object_array(self._elements_in(raw, math.prod(shape)), shape))
         dtype = self._numbers.dtype
         if len(raw) != math.prod(shape) * dtype.itemsize:
-            raise self._refused(f"has {len(raw)} bytes of data, which does not match its shape")
+            expected = math.prod(shape) * dtype.itemsize
+            raise InvalidInput(
+                f"input byte size mismatch for input {self._of_model}. Expected {expected}, got {len(raw)}"
+            )
         return self._tensor(np.frombuffer(raw, dtype).reshape(shape))
 
     def _numbers_of(self, text: memoryview, numbers: NumberCodec, shape: tuple[int, ...] | None) -> Array:
@@ -97,7 +107,7 @@ class Input:
     def _check_count(self, sent: tuple[int, ...], shape: tuple[int, ...] | None) -> None:
         """Called before any number is decoded. Raises InvalidInput."""
         if shape is not None and math.prod(sent) != math.prod(shape):
-            raise self._refused(f"has {math.prod(sent)} elements, which does not match its shape")
+            raise self._other_shape()
 
     def _texts_of(self, text: memoryview) -> Array:
         if len(text) >= LARGE_BYTES and has_more_elements(text, MAX_ELEMENTS):
@@ -118,9 +128,33 @@ class Input:
             element = raw[offset + 4 : end]
             elements.append(bytes(element) if len(element) < _KEPT_IN_BODY else element)
             offset = end
-        if offset != size or len(elements) != count:
-            raise self._refused("has data that does not match its shape")
+        if len(elements) > count:
+            expecting = f"{self._of_model}, expecting {count}"
+            raise InvalidInput(f"unexpected number of string elements {len(elements)} for inference input {expecting}")
+        if offset != size:
+            raise self._refused("has texts whose lengths do not match its bytes")
+        if len(elements) < count:
+            got = f"{self._of_model}, got {len(elements)}"
+            raise InvalidInput(f"expected {count} string elements for inference input {got}")
         return elements
+
+    @property
+    def _of_model(self) -> str:
+        return f"'{self.spec.name}' for model '{self.model}'"
+
+    @property
+    def _note(self) -> str:
+        """A model with batches is the usual reason for a wrong rank."""
+        if not self.max_batch_size:
+            return ""
+        return (
+            " NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended "
+            "to each input shape."
+        )
+
+    def _other_shape(self) -> InvalidInput:
+        text = "Unable to parse 'data': Shape does not match true shape of 'data' field"
+        return InvalidInput(f"{text} of input '{self.spec.name}'")
 
     def _tensor(self, array: Array) -> Tensor:
         return Tensor(self.spec.name, self.spec.datatype, array)
@@ -141,7 +175,7 @@ class Signature:
     def compile(cls, config: ModelConfig, rules: RequestRules) -> "Signature":
         return cls(
             config,
-            {spec.name: Input.compile(spec, config.max_batch_size) for spec in config.inputs},
+            {spec.name: Input.compile(spec, config) for spec in config.inputs},
             frozenset(spec.name for spec in config.inputs if not spec.optional),
             {spec.name: spec for spec in config.outputs},
             rules,
@@ -154,31 +188,46 @@ class Signature:
 
     def check_inputs(self, tensors: Sequence[Tensor]) -> None:
         """Checks that no input is missing or given twice, and that the batch sizes agree. Raises InvalidInput."""
-        names = {tensor.name for tensor in tensors}
-        if len(names) < len(tensors):
-            raise InvalidInput("An input already exists in the request: it is given twice.")
-        if missing := self.required - names:
-            expected, got = len(self.required), len(names)
-            raise InvalidInput(
-                f"expected {expected} inputs but got {got} inputs for model '{self.config.name}': "
-                f"missing required input(s) {', '.join(sorted(missing))}."
-            )
+        names = [tensor.name for tensor in tensors]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise InvalidInput(f"input '{twice}' already exists in request")
+        if missing := self.required.difference(names):
+            raise self._incomplete(names, missing)
         if self.config.max_batch_size and len({tensor.shape[0] for tensor in tensors}) > 1:
-            raise InvalidInput("The inputs have different batch sizes.")
+            raise InvalidInput(f"The inputs for model '{self.config.name}' have different batch sizes.")
+
+    def _incomplete(self, names: Sequence[str], missing: Iterable[str]) -> InvalidInput:
+        least, most = len(self.required), len(self.inputs)
+        expected = f"{least}" if least == most else f"number of inputs between {least} and {most}"
+        inputs = " inputs" if least == most else ""
+        return InvalidInput(
+            f"expected {expected}{inputs} but got {len(names)} inputs for model '{self.config.name}'. Got input(s) "
+            f"{_quoted(names)}, but missing required input(s) {_quoted(sorted(missing))}. Please provide all required "
+            "input(s)."
+        )
 
     def input(self, name: str) -> Input:
         """Raises InvalidInput."""
         found = self.inputs.get(name)
         if found is None:
-            raise InvalidInput(f"unexpected inference input for model '{self.config.name}'{_listed(self.inputs)}")
+            raise InvalidInput(
+                f"unexpected inference input '{shown(name)}' for model '{self.config.name}'{_listed(self.inputs)}"
+            )
         return found
 
     def output(self, name: str) -> TensorSpec:
         """Raises InvalidInput."""
         found = self.outputs.get(name)
         if found is None:
-            raise InvalidInput(f"unexpected inference output for model '{self.config.name}'{_listed(self.outputs)}")
+            raise InvalidInput(
+                f"unexpected inference output '{shown(name)}' for model '{self.config.name}'{_listed(self.outputs)}"
+            )
         return found
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return "[" + ",".join(f"'{name}'" for name in names[:16]) + "]"
 
 
 def _listed(names: Mapping[str, object]) -> str:

@@ -7,7 +7,8 @@ import msgspec
 
 from app.api.openai.neutral import NOT_SUPPORTED, Neutral
 from app.domain.errors import FieldProblem, InvalidInput
-from app.pipelines.body import Body, is_null, printable, problem_of_value, refused
+from app.domain.shown import shown
+from app.pipelines.body import Body, is_null, problem_of_value, refused
 from app.pipelines.structure import has_more_elements, malformed, members_of
 
 Members = dict[str, memoryview]
@@ -24,7 +25,7 @@ def read_members(body: Body) -> Members:
     members: Members = {}
     for name, text in members_of(memoryview(body)):
         if name in members:
-            raise refused([FieldProblem(printable(name), "is given twice")])
+            raise refused([FieldProblem(shown(name), "is given twice")])
         if len(members) == MAX_MEMBERS:
             raise refused([FieldProblem("body", f"has more than {MAX_MEMBERS} fields")])
         members[name] = text
@@ -98,7 +99,7 @@ def renamed(error: InvalidInput, name_by_field: Mapping[str, str]) -> InvalidInp
 def _problems_of(name: str, text: memoryview, neutral: Neutral | None) -> Sequence[FieldProblem]:
     """Returns what is wrong with a member that the pipeline has no field for. Raises InvalidJson."""
     if neutral is None:
-        return [FieldProblem(printable(name), NOT_SUPPORTED)]
+        return [FieldProblem(shown(name), NOT_SUPPORTED)]
     if neutral.type is None:
         return () if _is_one_of(neutral.values, text) else [FieldProblem(name, neutral.otherwise)]
     try:

@@ -109,26 +109,53 @@ async def test_an_invalid_shape_never_reaches_triton(api: Served, shape: Any) ->
 async def test_a_forbidden_parameter_never_reaches_triton(api: Served, parameters: dict[str, Any]) -> None:
     status, text = error_of(await infer(api, x(), parameters=parameters))
     assert status == 400
-    assert "xxxx" not in text
+    assert "x" * 65 not in text
     assert api.engine.requests == []
 
 
 async def test_an_optional_input_does_not_replace_a_required_input(api: Served) -> None:
     text = {"name": "N", "datatype": "BYTES", "shape": [1], "data": ["a"]}
-    assert error_of(await infer(api, text))[1].endswith("missing required input(s) X.")
+    assert error_of(await infer(api, text))[1].endswith(
+        "missing required input(s) ['X']. Please provide all required input(s)."
+    )
     assert api.engine.requests == []
 
 
-async def test_an_error_contains_no_text_of_the_request(api: Served) -> None:
+CANARY = "canary\n\u202e7" + "z" * 100
+SHOWN = "canary??7" + "z" * 55
+
+
+@pytest.mark.parametrize(
+    ("inputs", "more"),
+    [
+        ([x(name=CANARY)], {}),
+        ([x(parameters={"shared_memory_region": CANARY})], {}),
+        ([x()], {"outputs": [{"name": CANARY}]}),
+        ([x()], {"parameters": {f"triton_{CANARY}"[7:]: 1}}),
+        ([x()], {"parameters": {CANARY: None}}),
+    ],
+)
+async def test_an_error_names_what_it_is_about(api: Served, inputs: list[Any], more: dict[str, Any]) -> None:
+    """A name is shortened and has no control characters."""
+    status, text = error_of(await infer(api, *inputs, **more))
+    assert (status, SHOWN[:9] in text, text.isprintable(), "z" * 65 in text) == (400, True, True, False)
+
+
+async def test_an_error_names_the_model(api: Served) -> None:
+    expected = (404, "Request for unknown model: 'nope' is not found")
+    for verb in ("infer", "generate", "generate_stream"):
+        assert error_of(await api.client.post(f"/v2/models/nope/{verb}", json={})) == expected
+    for document in ("", "/config", "/versions/9"):
+        assert error_of(await api.client.get(f"/v2/models/nope{document}")) == expected
+
+
+async def test_an_error_never_repeats_a_value(api: Served) -> None:
     canary = "canary7"
-    for tensor_ in (
-        x(name=canary),
-        x(datatype=canary),
-        x(data=[canary]),
-        x(parameters={"shared_memory_region": canary}),
-    ):
-        for more in ({}, {"outputs": [{"name": canary}]}, {"parameters": {f"triton_{canary}": canary}}):
-            assert canary not in (await infer(api, tensor_, **more)).text
+    for tensor_ in (x(datatype=canary), x(data=[canary]), x(shape=[canary]), x()):
+        for parameters in ({}, {"a": canary + "\0"}, {"sequence_start": canary}, {"sequence_id": canary * 20}):
+            assert canary not in (await infer(api, tensor_, parameters=parameters)).text
+    for body in ({"X": canary}, {"X": [canary]}, {"X": 1, "id": [canary]}, {"X": 1, "a": [canary]}):
+        assert canary not in (await api.client.post("/v2/models/echo/generate", json=body)).text
 
 
 async def test_binary_tensors_are_not_copied(api: Served) -> None:

@@ -14,6 +14,8 @@ class ErrorRow(NamedTuple):
     status: int
     meaning: str
     remedy: str
+    is_of_replica: bool = False
+    """Whether another replica may answer the same request: then the connection is closed, also after a stream."""
 
 
 ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
@@ -147,16 +149,19 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
         503,
         "Triton does not answer.",
         "Retry after the number of seconds in Retry-After. GET /health/ready shows the state of Triton.",
+        is_of_replica=True,
     ),
     errors.ModelNotReady: ErrorRow(
         503,
         "The pipeline's model is not loaded, or its first run is not finished.",
         "Retry after the number of seconds in Retry-After. GET /health/ready shows the state of the pipeline.",
+        is_of_replica=True,
     ),
     errors.Draining: ErrorRow(
         503,
         "The gateway is shutting down.",
         "Retry: another replica can answer.",
+        is_of_replica=True,
     ),
     errors.DeadlineExceeded: ErrorRow(
         504,
@@ -169,7 +174,11 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
 def headers_of(error: GatewayError) -> dict[str, str]:
     """The headers of an answer with this error, in every dialect."""
     headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
-    return headers | ({"WWW-Authenticate": "Bearer"} if isinstance(error, errors.Unauthenticated) else {})
+    if isinstance(error, errors.Unauthenticated):
+        headers["WWW-Authenticate"] = "Bearer"
+    if ROW_BY_ERROR[type(error)].is_of_replica:
+        headers["Connection"] = "close"
+    return headers
 
 
 ERROR_BY_CODE: dict[str, type[GatewayError]] = {error.code: error for error in ROW_BY_ERROR}

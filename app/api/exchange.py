@@ -47,6 +47,9 @@ class Connection(Protocol):
 
     def abort(self) -> None: ...
 
+    def end_after_answer(self) -> None:
+        """Closes the connection after the answer, which may have begun."""
+
     def take_body(self, max_bytes: int) -> bytes | None:
         """Returns the body if it has arrived completely with at most ``max_bytes``; otherwise None: read it by ASGI."""
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,6 +11,7 @@ from starlette.concurrency import iterate_in_threadpool
 from starlette.types import Message, Receive, Scope, Send
 
 from app.api.disconnect import CancelledOnDisconnect
+from app.api.error_table import ROW_BY_ERROR
 from app.api.exchange import Connection, Exchange
 from app.api.limits import Limits
 from app.api.sse import HEADERS, PING, frame_of
@@ -91,8 +91,9 @@ class StreamResponse(EventSourceResponse):
                 exchange.forget_request()
                 await client.send(self._opening or self.ping)
                 self._opening = b""  # is not kept
-                with suppress(StreamEvicted, UpstreamUnavailable):
-                    await self._relay(client)
+                error = await self._relayed(client) or self.error_of(exchange)
+                if error is not None and exchange.connection is not None and ROW_BY_ERROR[error].is_of_replica:
+                    exchange.connection.end_after_answer()
                 await client.send(b"", more_body=False)
         except ClientClosedRequest as exc:
             self._on_left(exc)
@@ -103,6 +104,19 @@ class StreamResponse(EventSourceResponse):
     def frame_of(event: Event) -> bytes:
         """Renders an event."""
         return frame_of(event)
+
+    def error_of(self, exchange: Exchange) -> type[GatewayError] | None:
+        """The error of the terminal event, if the event is an error."""
+        error = exchange.record.error
+        return None if error is None else type(error)
+
+    async def _relayed(self, client: "_Client") -> type[GatewayError] | None:
+        """Returns the error that ended the events without a terminal event."""
+        try:
+            await self._relay(client)
+        except (StreamEvicted, UpstreamUnavailable) as exc:
+            return type(exc)
+        return None
 
     async def _relay(self, client: "_Client") -> None:
         """Sends the events up to the terminal event, and heartbeats while the stream is idle."""

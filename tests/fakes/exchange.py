@@ -27,6 +27,9 @@ class FakeConnection:
     def abort(self) -> None:
         self.is_aborted = True
 
+    def end_after_answer(self) -> None:
+        pass
+
     def take_body(self, _max_bytes: int) -> None:
         return None
 

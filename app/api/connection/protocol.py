@@ -352,11 +352,14 @@ class BoundedProtocol(ClosingProtocol):
         if self._is_answering and not self.cycle.response_started:
             self.cycle.keep_alive = False
 
-    def shutdown(self) -> None:
-        """Closes an idle connection at once, another one after the answer to the request that is on its way."""
+    def end_after_answer(self) -> None:
         self.close_after_answer()
         if self._is_answering:
             self.cycle.keep_alive = False  # of an answer that has begun, such as a stream
+
+    def shutdown(self) -> None:
+        """Closes an idle connection at once, another one after the answer to the request that is on its way."""
+        self.end_after_answer()
         self._write_held()
         if self.is_ending or (self._is_idle and not has_received(self.transport.get_extra_info("socket"))):
             self.transport.close()

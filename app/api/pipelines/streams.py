@@ -1,6 +1,6 @@
 """``/v1/streams``: streams that a browser's EventSource can read and resume after a lost connection."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -9,16 +9,18 @@ from starlette.responses import Response
 from app.api.bodies import off_loop, read_json
 from app.api.deadlines import deadline_of
 from app.api.disconnect import CancelledOnDisconnect
-from app.api.exchange import exchange_of
+from app.api.error_table import ERROR_BY_CODE
+from app.api.exchange import Exchange, exchange_of
 from app.api.inference import Call, Inference
 from app.api.limits import Limits
 from app.api.responses import JsonResponse
 from app.api.routing import Route
 from app.api.sse import HEADERS, MEDIA_TYPE, RETRY
 from app.api.streaming import Start, StreamResponse
-from app.domain.errors import FieldProblem, Forbidden, InvalidInput, InvalidRequest, ResumableStreamsOff
+from app.domain.errors import FieldProblem, Forbidden, GatewayError, InvalidInput, InvalidRequest, ResumableStreamsOff
 from app.pipelines.body import Body
 from app.pipelines.structure import malformed, members_of
+from app.streams.event import Event
 from app.streams.store import StreamStore
 
 MAX_ID_DIGITS = 15
@@ -68,9 +70,7 @@ class StreamRoutes:
         if not has_more or request.method == "HEAD":
             await reader.close()
             return Response(status_code=204) if not has_more else Response(headers=HEADERS, media_type=MEDIA_TYPE)
-        return StreamResponse(
-            reader, self._limits, start=Start(after, RETRY), on_left=lambda _: None, closing=reader.close
-        )
+        return _Reading(reader, self._limits, start=Start(after, RETRY), on_left=lambda _: None, closing=reader.close)
 
     async def delete_stream(self, stream_id: str, request: Request) -> Response:
         await self._check_owner(stream_id, request)
@@ -102,6 +102,20 @@ class StreamsOff:
             "This gateway has several workers and no Redis to share streams between them.",
             hint="POST /v1/pipelines/{pipeline}/stream works. For resumable streams, set GATEWAY_REDIS_URL.",
         )
+
+
+class _Reading(StreamResponse):
+    """The events of a stream that another request has started, whose record has the error."""
+
+    _error: type[GatewayError] | None = None
+
+    def error_of(self, _exchange: Exchange) -> type[GatewayError] | None:
+        return self._error
+
+    def _frames_of(self, events: Sequence[Event]) -> bytes:
+        if events and events[-1].name == "error":
+            self._error = ERROR_BY_CODE.get(msgspec.json.decode(events[-1].data)["code"])
+        return super()._frames_of(events)
 
 
 def _router(start: Endpoint) -> APIRouter:

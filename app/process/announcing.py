@@ -2,12 +2,15 @@
 
 import asyncio
 import math
-import sys
 import time
+from pathlib import Path
 
 from app.api.pipelines.samples import samples_of
 from app.api.routes.health import WorkerStates
+from app.observability.log import say
 from app.pipelines.catalog import Catalog
+from app.pipelines.example import Filled, example_of, file_names_of
+from app.pipelines.pipeline import Pipeline
 from app.process.diagnosing import wrong_address
 
 WAITING_S = 2.0
@@ -15,7 +18,12 @@ WAITING_S = 2.0
 
 
 async def announce(
-    catalog: Catalog, url: str, triton_url: str, workers: WorkerStates | None = None, *, with_key: bool = False
+    catalog: Catalog,
+    url: str,
+    triton_url: str,
+    workers: WorkerStates | None = None,
+    *,
+    with_key: bool = False,
 ) -> None:
     """Reports when the gateway is ready and how to try it, then waits until cancelled.
 
@@ -27,20 +35,20 @@ async def announce(
     while not (catalog.is_ready and (workers is None or workers.is_ready)):
         await asyncio.sleep(0.05)
         if time.monotonic() > says_why_at:
-            _say(_missing(catalog, triton_url))
+            say(_missing(catalog, triton_url))
             says_why_at = math.inf
-    _say(f"triton-gateway is ready: {url}/")
+    say(f"triton-gateway is ready: {url}/")
     pipelines = [entry.pipeline for entry in catalog.entries.values() if entry.pipeline]
     if pipelines:
         declared_first = sorted(pipelines, key=lambda pipeline: pipeline.spec.sample is None)
-        _say(f"Try: {samples_of(declared_first[0], url, with_key=with_key)['curl']}")
+        say(f"Try: {_call_of(declared_first[0], url, with_key=with_key)}")
     await asyncio.Event().wait()
 
 
 async def _say_what_is_wrong_with(triton_url: str) -> None:
     for address in triton_url.split(","):
         if problem := await wrong_address(address.strip()):
-            _say(f"Triton at {address.strip()}: {problem}.")
+            say(f"Triton at {address.strip()}: {problem}.")
 
 
 def _missing(catalog: Catalog, triton_url: str) -> str:
@@ -50,7 +58,14 @@ def _missing(catalog: Catalog, triton_url: str) -> str:
     return f"Waiting for {', '.join(waited_for or ['the workers'])}."
 
 
-def _say(line: str) -> None:
-    # Does not use rich, because its first line blocks the event loop for 30 ms.
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
+def _call_of(pipeline: Pipeline, url: str, *, with_key: bool) -> str:
+    """A call that works where it is pasted: without values of a large tensor, and without files that are elsewhere."""
+    is_large = any(isinstance(value, Filled) for value in example_of(pipeline).values())
+    has_files = all(Path(path).is_file() for path in file_names_of(pipeline).values())
+    if has_files and not is_large:
+        return samples_of(pipeline, url, with_key=with_key)["curl"]
+    address = f"{url}/v1/pipelines/{pipeline.name}"
+    key = ' -H "Authorization: Bearer $API_KEY"' if with_key else ""
+    if pipeline.spec.sample is None:
+        return f"curl {address}{key}"
+    return f"curl {address}/examples/sample{key} | curl {address}{key} -H 'Content-Type: application/json' -d @-"

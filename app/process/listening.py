@@ -21,6 +21,16 @@ GRACE_S = 5
 """How long a stopped server waits for open responses, in seconds."""
 
 
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""By address that listens on all interfaces: the address for calls from this machine."""
+
+
+def url_of(host: str, port: int) -> str:
+    """Returns the URL for calls from this machine to a server that listens on ``host``."""
+    host = _LOOPBACK.get(host, host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
 class PortTaken(Exception):
     """The gateway cannot listen on a port. The message names the setting."""
 

@@ -17,7 +17,7 @@ from app.pipelines.file import read_gateway_file
 from app.process.announcing import announce
 from app.process.credentials import check_credentials
 from app.process.gateway import Stores, open_gateway
-from app.process.listening import listening, serving
+from app.process.listening import listening, serving, url_of
 from app.process.shutdown import Shutdown, ShutdownRequested, delay, drain
 from app.process.supervision import Supervisor
 from app.process.triton import running_triton
@@ -53,7 +53,6 @@ async def serve(settings: Settings) -> None:
             stores = Stores(store, ExplainStore() if settings.may_explain else None)
             gateway = await stack.enter_async_context(open_gateway(settings, triton, stores, tracer, supervisor))
             app = api_of(gateway, settings, admin_port)
-            url = f"http://{settings.host}:{port}"
             refused = gateway.inference.metrics.count_refused_connection
             limit = ConnectionLimit(settings.max_connections, refused)
             admin_limit = ConnectionLimit(ADMIN_CONNECTIONS, refused)
@@ -63,7 +62,7 @@ async def serve(settings: Settings) -> None:
             server = await stack.enter_async_context(serving(app, main, supervisor, limit))
             await stack.enter_async_context(serving(admin_app, admin, supervisor, admin_limit))
             catalog, with_key = gateway.inference.catalog, gateway.keys is not None
-            announcement = announce(catalog, url, triton.grpc_url, with_key=with_key)
+            announcement = announce(catalog, url_of(settings.host, port), triton.grpc_url, with_key=with_key)
             async with supervisor.running("announcement", announcement):
                 await shutdown.requested.wait()
             await delay(gateway.inference.workload, server, shutdown, settings.shutdown_delay_s)

@@ -1,11 +1,11 @@
 """``triton-gateway triton``: runs only the wheel's Triton, for gateways and clients on this machine."""
 
 import asyncio
-import sys
 from contextlib import suppress
 
 from rich.console import Console
 
+from app.observability.log import say
 from app.process.shutdown import Shutdown, ShutdownRequested
 from app.settings import Settings
 from app.triton.embedded.options import EmbeddedOptions, Ports
@@ -23,9 +23,9 @@ async def run_triton(settings: Settings, ports: Ports = PORTS) -> None:
     triton = EmbeddedTriton(EmbeddedOptions(settings.embedded_repository, settings.models_venv, ports))
     try:
         with suppress(ShutdownRequested):
-            with shown_on(Console(stderr=True)) as on_progress:
+            with shown_on(Console(stderr=True), say) as on_progress:
                 await shutdown.unless_requested(triton.start(on_progress))
-            sys.stderr.write(f"Triton is ready: gRPC {triton.grpc_url}, HTTP {triton.http_url}, {triton.metrics_url}\n")
+            say(f"Triton is ready: gRPC {triton.grpc_url}, HTTP {triton.http_url}, {triton.metrics_url}")
             watching = asyncio.create_task(triton.watch())
             await shutdown.requested.wait()
             watching.cancel()

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from app.admission.keys import Keyring
+from app.observability.log import say
 from app.pipelines.file import GatewayFile
+from app.process.listening import url_of
 from app.process.shutdown import Shutdown
 from app.process.supervision import Supervisor
 from app.settings import PREFIX, Settings
@@ -21,8 +23,6 @@ from app.triton.stuck import Restart
 EXPORT_DELAY_MS = 100
 """The longest delay before Triton sends its spans. The default of 5 s is too long for a user who waits."""
 
-_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""By address that listens on all interfaces: the address for calls from this machine."""
 _console = Console(stderr=True)
 
 
@@ -76,22 +76,17 @@ async def running_triton(
         settings.embedded_repository,
         settings.models_venv,
         environment=_environment(settings),
-        traces_url=_receiver_of(settings, admin_port) if settings.may_explain else settings.traces_url,
+        traces_url=f"{url_of(settings.host, admin_port)}/v1/traces" if settings.may_explain else settings.traces_url,
         traces_delay_ms=EXPORT_DELAY_MS if settings.may_explain else None,
     )
     embedded = EmbeddedTriton(options)
     try:
-        with shown_on(_console) as on_progress:
+        with shown_on(_console, say) as on_progress:
             await shutdown.unless_requested(embedded.start(on_progress))
         async with supervisor.running("watch of the embedded Triton", embedded.watch()):
             yield Triton(embedded.grpc_url, embedded.metrics_url, allows_fast_pings=True, restart=embedded.restart)
     finally:
         await embedded.stop()
-
-
-def _receiver_of(settings: Settings, admin_port: int) -> str:
-    host = _LOOPBACK.get(settings.host, settings.host)
-    return f"http://{f'[{host}]' if ':' in host else host}:{admin_port}/v1/traces"
 
 
 def _environment(settings: Settings) -> dict[str, str]:

@@ -17,7 +17,7 @@ from app.observability.shared_values import Descriptors
 from app.observability.tracing import NoTracer
 from app.process.announcing import announce
 from app.process.gateway import Stores, open_gateway
-from app.process.listening import listening, listening_together, serving
+from app.process.listening import listening, listening_together, serving, url_of
 from app.process.serving import ADMIN_CONNECTIONS, check_files, freeze_heap, open_store
 from app.process.shutdown import Shutdown, ShutdownRequested
 from app.process.supervision import Supervisor
@@ -57,7 +57,7 @@ async def supervise(settings: Settings) -> None:
             freeze_heap()
             await stack.enter_async_context(serving(admin_app, admin, supervisor, limit))
             await stack.enter_async_context(supervisor.running("workers", crew.run()))
-            url = f"http://{settings.host}:{port}"
+            url = url_of(settings.host, port)
             announcement = announce(catalog, url, triton.grpc_url, crew, with_key=gateway.keys is not None)
             async with supervisor.running("announcement", announcement):
                 await shutdown.requested.wait()

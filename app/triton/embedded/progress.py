@@ -38,10 +38,10 @@ def changes_only(on_progress: OnProgress) -> OnProgress:
 
 
 @contextmanager
-def shown_on(console: Console) -> Iterator[OnProgress]:
-    """Returns a callback that draws a bar on a terminal, and prints plain lines otherwise."""
+def shown_on(console: Console, say: Callable[[str], None]) -> Iterator[OnProgress]:
+    """Returns a callback that draws a bar on a terminal, and calls ``say`` with lines otherwise."""
     if not console.is_terminal:
-        yield lambda loading: console.print(f"Triton: {loading}", highlight=False)
+        yield lambda loading: say(f"Triton: {loading}")
         return
     columns = (TextColumn("Triton"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console) as bar:

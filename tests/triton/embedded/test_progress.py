@@ -19,14 +19,14 @@ def test_the_same_progress_is_reported_once():
 
 
 def test_a_pipe_gets_plain_lines():
-    written = io.StringIO()
-    with shown_on(Console(file=written)) as on_progress:
+    lines: list[str] = []
+    with shown_on(Console(file=io.StringIO()), lines.append) as on_progress:
         on_progress(Loading(1, 2, "a"))
-    assert written.getvalue() == "Triton: 1 of 2 models ready: a\n"
+    assert lines == ["Triton: 1 of 2 models ready: a"]
 
 
 def test_a_terminal_gets_a_progress_bar():
     written = io.StringIO()
-    with shown_on(Console(file=written, force_terminal=True, width=100)) as on_progress:
+    with shown_on(Console(file=written, force_terminal=True, width=100), print) as on_progress:
         on_progress(Loading(1, 2, "a"))
     assert "1 of 2 models ready: a" in written.getvalue()

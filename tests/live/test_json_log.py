@@ -1,0 +1,74 @@
+"""With GATEWAY_LOG_FORMAT=json each line of the log is JSON, in each mode and phase."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from app.triton.embedded.server import EmbeddedTriton
+from tests.live.some_models import embedded
+from tests.live.test_cancellation import eventually
+from tests.processes import LIVE, START_S, GatewayProcess, free_ports, running_gateway
+
+JSON = {"log_format": "json", "host": "0.0.0.0"}
+LARGE = """
+pipelines:
+  large:
+    model: scripted_large
+    inputs: {file: {tensor: FILE, kind: binary}}
+    outputs: {sum: {tensor: SUM}}
+    sample: {file: sample.bin}
+"""
+
+
+def messages(gateway: GatewayProcess) -> list[str]:
+    """The messages of all lines. Raises ValueError for a line that is not JSON."""
+    return [json.loads(line)["message"] for line in gateway.log.splitlines()]
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_gateway_with_a_remote_triton(triton: EmbeddedTriton, tmp_path: Path, workers: str) -> None:
+    settings = JSON | {"triton_url": triton.grpc_url, "config": str(LIVE / "gateway.yaml"), "workers": workers}
+    with running_gateway(tmp_path, **settings, shutdown_delay_s="0.2") as gateway:
+        eventually(lambda: "Try: " in gateway.log, START_S)
+        if workers == "2":
+            os.kill(psutil.Process(gateway.process.pid).children()[-1].pid, signal.SIGKILL)
+            eventually(lambda: "worker" in gateway.log, START_S)
+        gateway.process.terminate()
+        gateway.process.wait(START_S)
+        found = messages(gateway)
+    port = gateway.url.rpartition(":")[2]
+    assert f"triton-gateway is ready: http://127.0.0.1:{port}/" in found
+    assert any(each.startswith("draining") for each in found)
+
+
+def test_a_gateway_that_waits_for_triton(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    with running_gateway(tmp_path, ready=False, triton_url=f"127.0.0.1:{port}", **JSON) as gateway:
+        eventually(lambda: "Waiting for Triton" in gateway.log, START_S)
+        assert f"Waiting for Triton at 127.0.0.1:{port}." in messages(gateway)
+
+
+def test_a_gateway_with_an_embedded_triton(tmp_path: Path, models_venv: Path) -> None:
+    settings = embedded(tmp_path, models_venv, ["scripted"], ["scripted"])
+    with running_gateway(tmp_path / "gateway", **settings, **JSON) as gateway:
+        eventually(lambda: "Try: " in gateway.log, START_S)
+        assert any(each.startswith("Triton: 1 of 1 models ready") for each in messages(gateway))
+
+
+def test_the_printed_call_needs_no_file(triton: EmbeddedTriton, tmp_path: Path) -> None:
+    """The sample's file is in the folder of gateway.yaml, and the gateway runs in another folder."""
+    (tmp_path / "sample.bin").write_bytes(b"\x01\x02")
+    (tmp_path / "gateway.yaml").write_text(LARGE)
+    settings = JSON | {"triton_url": triton.grpc_url, "config": str(tmp_path / "gateway.yaml")}
+    with running_gateway(tmp_path / "elsewhere", **settings) as gateway:
+        eventually(lambda: "Try: " in gateway.log, START_S)
+        (command,) = [each.removeprefix("Try: ") for each in messages(gateway) if each.startswith("Try: ")]
+        done = subprocess.run(["sh", "-c", command], cwd=tmp_path / "elsewhere", capture_output=True, check=True)
+    assert "examples/sample" in command
+    assert re.search(r'"sum"', done.stdout.decode())

@@ -11,6 +11,7 @@ import uvloop
 
 from benchmarks import (
     bls,
+    bursts,
     dashboard,
     early_exit,
     fan_out,
@@ -53,6 +54,7 @@ BENCHMARKS = {
     "tritons": Benchmark(tritons.run, 1),
     "dashboard": Benchmark(dashboard.run),
     "load": Benchmark(under_load.run, 10),
+    "bursts": Benchmark(bursts.run, len(bursts.CASES)),
 }
 STANDARD = ("micro", "peers", "large-json", "workers")
 """The benchmarks that run without arguments. They take about a quarter of an hour on two cores."""

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 from app.admission.account import Account
 from app.admission.caller import ANYONE, Caller, CallerLimits
-from app.admission.limit import limit_for
+from app.admission.limit import FixedLimit, Limit, ThroughputLimit
 from app.admission.model_queue import Applicant, ModelQueue
 from app.admission.slot import Slot
+from app.admission.stream_limit import StreamLimit
 from app.domain.capacity import Capacity
 from app.domain.deadline import Deadline
 
@@ -144,6 +145,13 @@ class Admission:
         else:
             model_queue.limit = limit
             model_queue.serve_queue()
+
+
+def limit_for(capacity: Capacity, in_flight: int | None, workers: int = 1) -> Limit:
+    """Chooses the limit for a model. ``in_flight``: a fixed limit from gateway.yaml, or None for an adaptive limit."""
+    if in_flight is not None:
+        return FixedLimit(in_flight)
+    return (StreamLimit if capacity.is_decoupled else ThroughputLimit)(capacity, workers)
 
 
 def _share(total: int | None, workers: int) -> int | None:

@@ -1,5 +1,6 @@
 """Adaptive limits on the number of concurrent requests to a model (decision 0032). Pure: no I/O, no clock."""
 
+from collections.abc import Hashable
 from math import ceil
 from typing import Protocol
 
@@ -20,40 +21,63 @@ QUEUE_S = 0.25
 find that limit, because a single change of the limit changes the throughput too little."""
 HIGHEST = 4096
 
-STREAMS = 8
-"""The initial limit of a decoupled model, whose instances usually process several requests at the same time."""
-FIRST_OUTPUT_S = 1.0
-"""A first output that arrives sooner is never late."""
-LATE = 3.0
-"""A first output is late if it takes this many times as long as the fastest first outputs."""
-
 
 class Limit(Protocol):
     @property
     def value(self) -> int: ...
 
+    def started(self, request: Hashable, now: float) -> None:
+        """Call this when a request gets its slot."""
+
+    def first_output(self, request: Hashable, now: float) -> None:
+        """Call this when the first output of a decoupled model arrives."""
+
+    def next_output(self, request: Hashable, now: float) -> None:
+        """Call this when a later output of a decoupled model arrives."""
+
+    def left(self, request: Hashable, now: float) -> None:
+        """Call this when a request releases its slot."""
+
     def answered(self, now: float, *, is_full: bool) -> None:
         """Call this when a request was answered. ``is_full``: whether another request waits for its slot."""
 
-    def first_output(self, now: float, wait_s: float, *, is_full: bool) -> None:
-        """Call this when the first output of a decoupled model arrives."""
-
-    def refused(self) -> None:
+    def refused(self, now: float) -> None:
         """Call this when Triton rejects a request because its own queue is full."""
+
+    def pass_time(self, now: float) -> float | None:
+        """Call this while requests wait. Returns the seconds until the next call, or None if no call is needed."""
+
+    def is_rising(self, now: float, since: float) -> bool:
+        """Whether the limit rises so fast that requests which wait ``since`` this time run soon."""
 
 
 class FixedLimit:
     def __init__(self, value: int) -> None:
         self.value = value
 
+    def started(self, request: Hashable, now: float) -> None:
+        pass
+
+    def first_output(self, request: Hashable, now: float) -> None:
+        pass
+
+    def next_output(self, request: Hashable, now: float) -> None:
+        pass
+
+    def left(self, request: Hashable, now: float) -> None:
+        pass
+
     def answered(self, now: float, *, is_full: bool) -> None:
         pass
 
-    def first_output(self, now: float, wait_s: float, *, is_full: bool) -> None:
+    def refused(self, now: float) -> None:
         pass
 
-    def refused(self) -> None:
-        pass
+    def pass_time(self, now: float) -> float | None:
+        return None
+
+    def is_rising(self, now: float, since: float) -> bool:
+        return False
 
 
 class ThroughputLimit(FixedLimit):
@@ -91,7 +115,7 @@ class ThroughputLimit(FixedLimit):
         elif self._answers >= self._enough and now - self._since >= WINDOW_S:
             self._end_window(now)
 
-    def refused(self) -> None:
+    def refused(self, now: float) -> None:
         self._set_base(max(self._lowest, int(self._base / STEP)))
 
     def _begin_window(self, now: float, answers: int = 0) -> None:
@@ -150,40 +174,3 @@ class ThroughputLimit(FixedLimit):
 
     def _end_trial(self, value: int) -> None:
         self._trial, self._base, self.value = 0, value, value
-
-
-class FirstOutputLimit(FixedLimit):
-    """For decoupled models: the limit grows while first outputs are fast, and shrinks when they are late.
-
-    The duration of a stream depends on the request, so neither the duration nor the rate of streams is a useful
-    measurement.
-    """
-
-    def __init__(self, capacity: Capacity, workers: int = 1) -> None:
-        self._lowest = ceil(capacity.instances / workers) + 1
-        self._exact = float(max(self._lowest, ceil(max(STREAMS, capacity.requests) / workers)))
-        self._quickest_s = float("inf")
-        self._cut_at = float("-inf")
-        super().__init__(int(self._exact))
-
-    def first_output(self, now: float, wait_s: float, *, is_full: bool) -> None:
-        self._quickest_s = min(wait_s, 1.01 * self._quickest_s)
-        if wait_s <= max(FIRST_OUTPUT_S, LATE * self._quickest_s):
-            self._set(self._exact + 0.25 if is_full else self._exact)
-        elif now - self._cut_at > wait_s:  # streams that started before the last cut are ignored
-            self._cut_at = now
-            self._set(0.8 * self._exact)
-
-    def refused(self) -> None:
-        self._set(0.8 * self._exact)
-
-    def _set(self, exact: float) -> None:
-        self._exact = min(max(exact, self._lowest), HIGHEST)
-        self.value = int(self._exact)
-
-
-def limit_for(capacity: Capacity, in_flight: int | None, workers: int = 1) -> Limit:
-    """Chooses the limit for a model. ``in_flight``: a fixed limit from gateway.yaml, or None for an adaptive limit."""
-    if in_flight is not None:
-        return FixedLimit(in_flight)
-    return (FirstOutputLimit if capacity.is_decoupled else ThroughputLimit)(capacity, workers)

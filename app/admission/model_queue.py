@@ -1,7 +1,7 @@
 """Decides whether a request to a model runs at once, waits in the queue, or is refused."""
 
 import asyncio
-from math import ceil
+from math import ceil, inf
 from time import monotonic
 
 from app.admission.account import Account
@@ -21,6 +21,8 @@ CALLERS_PER_SLOT = 2
 WEIGHT = 0.1
 """The weight of the newest duration in the moving average."""
 MOST_PROMISES = 1024
+TICK_S = 0.01
+"""Shortest time between two updates of a limit that grows with time."""
 
 
 class Applicant:
@@ -72,6 +74,11 @@ class ModelQueue:
         self._queue = FairQueue[Waiter]()
         self._service_s = 0.0
         """Moving average of the time of a request in Triton; 0 before the first request has ended."""
+        self._first_start = inf
+        """The start of the first request since no request ran."""
+        self._queued_at = -inf
+        """Since when requests wait without a break."""
+        self._next_growth: asyncio.TimerHandle | None = None
         self._output_s: float | None = None
         """Moving average of the time to the first output of a decoupled model."""
         self._promised: dict[str, float] = {}
@@ -112,20 +119,36 @@ class ModelQueue:
         self.running -= 1
         for account in accounts:
             account.running -= 1
+        if self.running == 0:
+            self._first_start = inf
         self.learn(now, now - since, error)
         for account in accounts:
             if account.model_queues:
                 for each in tuple(account.model_queues):
                     each.serve_queue()
 
-    def responded(self, now: float, wait_s: float) -> None:
+    def responded(self, wait_s: float) -> None:
+        """Call this when the first output of a decoupled model has arrived, after ``wait_s`` seconds."""
         before = self._output_s
         self._output_s = wait_s if before is None else before + WEIGHT * (wait_s - before)
-        self.limit.first_output(now, wait_s, is_full=bool(self._queue))
         self.serve_queue()
 
     def serve_queue(self) -> None:
         """Gives free slots to waiting requests."""
+        self._give_slots()
+        if self._queue and self._next_growth is None:
+            self._pass_time()
+
+    def _pass_time(self) -> None:
+        """Lets the limit grow while requests wait, even if nothing else happens."""
+        self._next_growth = None
+        if self._queue:
+            wait_s = self.limit.pass_time(monotonic())
+            if wait_s is not None:
+                self._next_growth = asyncio.get_running_loop().call_later(max(wait_s, TICK_S), self._pass_time)
+            self._give_slots()
+
+    def _give_slots(self) -> None:
         while self._queue and self.running < self.limit.value:
             waiter = self._queue.take(_may_run)
             if waiter is None:
@@ -146,9 +169,13 @@ class ModelQueue:
         self.running += 1
         for account in applicant.accounts:
             account.running += 1
-        return Slot(self, applicant.accounts, queued_s)
+        slot = Slot(self, applicant.accounts, queued_s)
+        self._first_start = min(self._first_start, slot.since)
+        return slot
 
     async def _wait(self, waiter: Waiter) -> Slot:
+        if not self._queue:
+            self._queued_at = waiter.since
         self._queue.add(waiter)
         for account in waiter.applicant.accounts:
             account.waiting += 1
@@ -220,14 +247,24 @@ class ModelQueue:
 
     @property
     def _rate(self) -> float:
-        """Requests that end per second while all slots are taken, by Little's law; 0 if unknown."""
-        return self.limit.value / self._service_s if self._service_s else 0.0
+        """Requests that end per second while all slots are taken, by Little's law; 0 if unknown.
+
+        If no request has ended yet, the requests are expected to take twice as long as they have taken so far.
+        """
+        service_s = self._service_s or 2 * (monotonic() - self._first_start)
+        return self.limit.value / service_s if service_s > 0 else 0.0
+
+    @property
+    def _is_rising(self) -> bool:
+        now = monotonic()
+        return self.limit.is_rising(now, self._queued_at if self._queue else now)
 
     def _wait_s(self, applicant: Applicant) -> float:
         """Expected wait of a new request, in seconds."""
         if not self._service_s:
             return 0.0
-        wait_s = (self._queue.ahead_of(applicant.priority, applicant.key) + 1) / self._rate
+        ahead = 0 if self._is_rising else self._queue.ahead_of(applicant.priority, applicant.key) + 1
+        wait_s = ahead / self._rate
         for account in applicant.accounts:
             if account.is_limited:
                 wait_s = max(wait_s, (account.waiting + 1) * self._service_s / account.max_running)
@@ -236,10 +273,11 @@ class ModelQueue:
     def retry_after_s(self, key: str, wait_s: float = 0.0) -> int:
         """Returns the whole seconds until a slot is expected to be free for a caller that is refused now.
 
-        Each refusal of a key reserves a later time, so that refused callers do not all retry at once.
+        Each refusal of a key reserves a later time, so that refused callers do not all retry at once. While the limit
+        rises, the time is not known.
         """
         now, rate = monotonic(), CALLERS_PER_SLOT * self._rate / max(self._queue.callers(), 1)
-        if not rate:
+        if not rate or self._is_rising:
             return 1
         if len(self._promised) >= MOST_PROMISES:
             self._promised = {each: due for each, due in self._promised.items() if due > now}
@@ -255,7 +293,7 @@ class ModelQueue:
         elif isinstance(error, DeadlineExceeded):
             self._service_s += WEIGHT * max(duration_s - self._service_s, 0.0)
         elif isinstance(error, TooManyRequests):
-            self.limit.refused()
+            self.limit.refused(now)
             error.retry_after_s = self.retry_after_s("")
         self.serve_queue()
 

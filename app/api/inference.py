@@ -279,7 +279,7 @@ class _Timed:
         return self._answer.has_enough
 
     def join(self, response: InferenceResponse) -> None:
-        self._slot.first_output()
+        self._slot.output()
         self._answer.join(response)
 
     def result(self, error: GatewayError | None = None) -> Result:
@@ -305,8 +305,10 @@ class StreamRecorder:
         self._last_at = record.started
         self._has_output = False
 
+    def responded(self) -> None:
+        self._slot.output()
+
     def output_written(self) -> None:
-        self._slot.first_output()
         now = time.perf_counter()
         (self._gap if self._has_output else self._first).observe(now - self._last_at)
         self._last_at, self._has_output = now, True

@@ -52,6 +52,9 @@ class Answer(Protocol):
 class StreamObserver(Protocol):
     """Receives the events of one stream's life."""
 
+    def responded(self) -> None:
+        """Called for each response of the model, before its output is written."""
+
     def output_written(self) -> None: ...
     def abandoned(self) -> None:
         """Called when the gateway needs no further response, but the model may still be computing."""
@@ -131,6 +134,7 @@ class Stream:
             with IdleTimeout(self._plan.progress_s) as silence:
                 async with aclosing(self._plan.responses) as responses:
                     async for response in responses:
+                        self._plan.observer.responded()
                         await self._add(response)
                         if self._plan.answer.has_enough:
                             self._leave_rest(response)

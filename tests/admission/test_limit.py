@@ -6,13 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from app.admission.limit import (
-    STREAMS,
-    FirstOutputLimit,
-    FixedLimit,
-    ThroughputLimit,
-    limit_for,
-)
+from app.admission.admission import limit_for
+from app.admission.limit import FixedLimit, ThroughputLimit
 from app.domain.capacity import Capacity
 
 Service = Callable[[int], float]
@@ -104,10 +99,10 @@ def test_the_limit_is_unchanged_while_no_requests_wait() -> None:
 
 def test_a_full_queue_in_triton_lowers_the_limit() -> None:
     limit = ThroughputLimit(Capacity(instances=2, requests=64))
-    limit.refused()
+    limit.refused(1.0)
     assert limit.value < 64
     for _ in range(20):
-        limit.refused()
+        limit.refused(1.0)
     assert limit.value == 3
 
 
@@ -116,39 +111,10 @@ def test_the_limits_of_all_workers_add_up_to_the_capacity() -> None:
     assert sum(parts) == 16
 
 
-class TestStreams:
-    def test_the_limit_grows_while_first_outputs_are_fast(self) -> None:
-        limit = FirstOutputLimit(Capacity(is_decoupled=True))
-        for number in range(200):
-            limit.first_output(number * 0.1, 0.2, is_full=True)
-        assert limit.value > 4 * STREAMS
-
-    def test_the_limit_shrinks_after_late_outputs_and_recovers(self) -> None:
-        limit = FirstOutputLimit(Capacity(is_decoupled=True))
-        for number in range(10):
-            limit.first_output(number * 10.0, 5.0 if number else 0.1, is_full=True)
-        assert limit.value == 2
-        for number in range(100):
-            limit.first_output(1000 + number, 0.1, is_full=True)
-        assert limit.value > STREAMS
-
-    def test_a_burst_of_late_outputs_lowers_the_limit_once(self) -> None:
-        limit = FirstOutputLimit(Capacity(instances=20, requests=20, is_decoupled=True))
-        for number in range(20):
-            limit.first_output(100 + number * 0.01, 5.0, is_full=True)
-        assert limit.value >= 20 * 0.8
-
-    def test_a_model_with_slow_first_outputs_keeps_its_limit(self) -> None:
-        limit = FirstOutputLimit(Capacity(is_decoupled=True))
-        for number in range(100):
-            limit.first_output(number * 1.0, 4.0, is_full=True)
-        assert limit.value > STREAMS
-
-
 def test_a_limit_set_in_the_file_does_not_adapt() -> None:
     limit = limit_for(Capacity(instances=2, requests=8), in_flight=5)
     assert isinstance(limit, FixedLimit)
-    limit.refused()
+    limit.refused(1.0)
     for number in range(1000):
         limit.answered(number * 0.001, is_full=True)
     assert limit.value == 5

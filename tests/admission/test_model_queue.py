@@ -45,7 +45,7 @@ async def turn() -> None:
 async def run_for(entrance: Entrance, seconds: float) -> None:
     """Simulates one request of a given duration."""
     slot = await entered(entrance)
-    slot._since -= seconds
+    slot.since -= seconds
     slot.leave()
 
 
@@ -170,7 +170,7 @@ class TestRefusals:
         first, second = [await entered(entrance) for _ in range(2)]
         waiting = entering(entrance, deadline_s=1.0)
         await turn()
-        first._since -= 5.0
+        first.since -= 5.0
         first.leave()
         with pytest.raises(TooManyRequests):
             await waiting

@@ -58,9 +58,13 @@ class FakeAnswer:
 class SeenByObserver:
     """Implements StreamObserver and records every call."""
 
+    responses: list[None] = field(default_factory=list)
     outputs: list[None] = field(default_factory=list)
     abandonments: list[None] = field(default_factory=list)
     ends: list[Stream] = field(default_factory=list)
+
+    def responded(self) -> None:
+        self.responses.append(None)
 
     def output_written(self) -> None:
         self.outputs.append(None)

@@ -118,7 +118,7 @@ class ModelCalls:
         only: InferenceResponse | None = None
         async with aclosing(self.inference.engine.infer_stream(request, deadline)) as responses:
             async for response in responses:
-                slot.first_output()
+                slot.output()
                 if response.outputs and only is not None:
                     self.abandon(request)
                     raise InvalidRequest(ONE_RESPONSE)

@@ -1,0 +1,158 @@
+"""Simulates clients of a decoupled model, with the real queue and a clock that never waits."""
+
+import asyncio
+import selectors
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any, TypeVar
+from unittest.mock import patch
+
+from app.admission.admission import Admission, Entrance, ModelLoad
+from app.admission.caller import ANYONE
+from app.admission.slot import Slot
+from app.domain.capacity import Capacity
+from app.domain.deadline import Deadline
+from app.domain.errors import TooManyRequests
+
+DECOUPLED = Capacity(is_decoupled=True)
+TIMEOUT_S = 300.0
+R = TypeVar("R")
+
+
+class _Clock(selectors.SelectSelector):
+    """Passes the time at once that an event loop wants to wait. All loops have the same clock."""
+
+    now = 1000.0
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        assert timeout is not None, "nothing is left that could happen"
+        _Clock.now += timeout
+        return super().select(0)
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self.clock = _Clock()
+        super().__init__(self.clock)
+
+    def time(self) -> float:
+        return self.clock.now
+
+
+def simulated(work: Coroutine[Any, Any, R]) -> R:
+    """Runs a coroutine on the simulated clock."""
+    loop = _Loop()
+    try:
+        with _on(loop):
+            return loop.run_until_complete(work)
+    finally:
+        loop.close()
+
+
+@contextmanager
+def _on(loop: _Loop) -> Iterator[None]:
+    names = (
+        "app.admission.model_queue.monotonic",
+        "app.admission.slot.monotonic",
+        "app.domain.deadline.time.monotonic",
+    )
+    first, second, third = (patch(name, loop.time) for name in names)
+    with first, second, third:
+        yield
+
+
+@dataclass
+class Places:
+    """A model that runs a number of streams at a time, first in, first out, with the same interval for all of them.
+
+    ``batch_s``: outputs arrive only at multiples of this time, as those of a busy engine.
+    """
+
+    places: int
+    first_s: float = 0.05
+    stream_s: float = 5.0
+    interval_s: float = 0.25
+    batch_s: float = 0.0
+    running: int = 0
+    """Streams that run, or wait for a place."""
+    most: int = 0
+    """The highest value of ``running``."""
+    free: asyncio.Semaphore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.free = asyncio.Semaphore(self.places)
+
+    async def run(self, slot: Slot) -> float:
+        """Runs one stream. Returns the time of its first output."""
+        self.running += 1
+        self.most = max(self.most, self.running)
+        async with self.free:
+            time = asyncio.get_running_loop().time
+            await self._arrive(time() + self.first_s)
+            slot.output()
+            first, ends = time(), time() + self.stream_s - self.first_s
+            while time() + self.interval_s <= ends:
+                await self._arrive(time() + self.interval_s)
+                slot.output()
+        self.running -= 1
+        return first
+
+    async def _arrive(self, due: float) -> None:
+        if self.batch_s:
+            due = ceil(due / self.batch_s) * self.batch_s
+        await asyncio.sleep(due - asyncio.get_running_loop().time())
+
+
+@dataclass
+class Seen:
+    """``arrival``, ``start``, ``first``: in seconds, of the request, its slot and its first output."""
+
+    arrival: float
+    start: float = 0.0
+    first: float = 0.0
+    refusals: list[int] = field(default_factory=list)
+
+    @property
+    def first_event_s(self) -> float:
+        return self.first - self.arrival
+
+    @property
+    def in_model_s(self) -> float:
+        return self.first - self.start
+
+
+def entrance(workers: int = 1) -> Entrance:
+    return Admission(workers).entrance("p", ModelLoad("m", DECOUPLED))
+
+
+async def burst(entrances: Sequence[Entrance], model: Places, clients: int, within_s: float = 1.3) -> list[Seen]:
+    """Each client asks for one stream, and again after a refusal's ``Retry-After``.
+
+    The clients are distributed evenly to the entrances.
+    """
+    time = asyncio.get_running_loop().time
+    begin = time()
+    seen = [Seen(begin + number * within_s / clients) for number in range(clients)]
+
+    async def ask(each: Seen, at: Entrance) -> None:
+        await asyncio.sleep(each.arrival - time())
+        while True:
+            try:
+                slot = await at.enter(ANYONE, Deadline.after(TIMEOUT_S))
+                break
+            except TooManyRequests as exc:
+                each.refusals.append(exc.retry_after_s or 0)
+                await asyncio.sleep(exc.retry_after_s or 0)
+        with slot:
+            each.start = time()
+            each.first = await model.run(slot)
+
+    await asyncio.gather(*(ask(each, entrances[number % len(entrances)]) for number, each in enumerate(seen)))
+    return seen
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[max(int(len(ordered) * share + 0.5) - 1, 0)]

@@ -1,0 +1,243 @@
+"""The limit of a decoupled model learns from first outputs. Clients and models are simulated with a simulated clock."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from app.admission.admission import Admission, Entrance, ModelLoad
+from app.admission.caller import ANYONE
+from app.admission.stream_limit import COLD_STREAMS, STREAMS, StreamLimit
+from tests.admission.simulated import DECOUPLED, Places, Seen, burst, entrance, percentile, simulated
+
+WAYS = {"one worker": [1], "two workers": [2, 2], "two gateways": [1, 1]}
+"""For each process, the number of workers of its gateway."""
+ways = pytest.mark.parametrize("way", WAYS)
+
+
+def entrances_of(way: str) -> list[Entrance]:
+    return [entrance(workers) for workers in WAYS[way]]
+
+
+def seen_in(model: Places, clients: int, entrances: Sequence[Entrance], within_s: float = 1.3) -> list[Seen]:
+    return simulated(burst(entrances, model, clients, within_s))
+
+
+def limits_of(entrances: Sequence[Entrance]) -> int:
+    return sum(each.model_queue.limit.value for each in entrances)
+
+
+def late(seen: Sequence[Seen], after_s: float = 1.0) -> int:
+    return sum(each.in_model_s > after_s for each in seen)
+
+
+class TestAColdGateway:
+    @ways
+    @pytest.mark.parametrize("first_s", [0.02, 0.05, 0.2, 2.0])
+    def test_a_burst_that_fits_into_the_model_runs_at_once(self, way: str, first_s: float) -> None:
+        seen = seen_in(Places(256, first_s), 128, entrances_of(way))
+        assert not any(each.refusals for each in seen)
+        assert percentile([each.first_event_s for each in seen], 0.99) <= first_s + 1
+
+    @ways
+    def test_of_a_thousand_clients_those_that_run_have_a_first_output_soon(self, way: str) -> None:
+        model, entrances = Places(256), entrances_of(way)
+        seen = seen_in(model, 1000, entrances)
+        assert late(seen) <= STREAMS * len(entrances) * 1.5
+        assert sorted(each.start - each.arrival for each in seen)[240] <= 1.5
+        assert max(each.first_event_s for each in seen) <= 1000 / 256 * model.stream_s
+        assert max(len(each.refusals) for each in seen) <= 8
+
+    @ways
+    @pytest.mark.parametrize("places", [4, 16, 64])
+    def test_a_full_model_does_not_hold_many_streams(self, way: str, places: int) -> None:
+        model, entrances = Places(places), entrances_of(way)
+        seen = seen_in(model, 128, entrances)
+        assert not any(each.refusals for each in seen)
+        assert model.most <= places + STREAMS * len(set(WAYS[way]) | set(WAYS[way][1:])) * len(entrances)
+        assert max(each.first_event_s for each in seen) <= 128 / places * model.stream_s
+        assert limits_of(entrances) <= places + 4
+
+    def test_streams_of_a_minute_start_as_soon_as_short_ones(self) -> None:
+        seen = seen_in(Places(256, stream_s=60.0, interval_s=5.0), 128, [entrance()])
+        assert percentile([each.first_event_s for each in seen], 0.99) <= 1
+
+    def test_a_slow_first_output_of_a_small_model_corrects_the_limit(self) -> None:
+        """Nothing distinguishes this model from a large one before the first outputs."""
+        model, at = Places(4, first_s=2.0), entrance()
+        seen_in(model, 128, [at])
+        assert model.most <= COLD_STREAMS
+        assert at.model_queue.limit.value <= 8
+
+    def test_outputs_in_bursts_do_not_stop_the_growth(self) -> None:
+        """Measured with vLLM on two cores: gaps of 0.5 to 0.7 s for all streams."""
+        seen = seen_in(Places(64, batch_s=0.7, stream_s=20.0, interval_s=0.1), 64, [entrance()], within_s=0.1)
+        assert max(each.first_event_s for each in seen) <= 3.0
+
+    def test_calls_with_a_single_output_also_raise_the_limit(self) -> None:
+        model, at = Places(64, first_s=0.5, stream_s=0.5), entrance()
+        seen_in(model, 2000, [at], within_s=20.0)
+        assert at.model_queue.limit.value >= 50
+
+
+class TestAGatewayInUse:
+    def test_a_burst_after_single_streams_is_not_refused(self) -> None:
+        """One stream at a time ran before, so the average duration is known and the limit is low."""
+        at = entrance()
+
+        async def bursts() -> list[Seen]:
+            for _ in range(5):
+                await burst([at], Places(256), 1)
+            return await burst([at], Places(256), 128)
+
+        seen = simulated(bursts())
+        assert not any(each.refusals for each in seen)
+        assert percentile([each.first_event_s for each in seen], 0.99) <= 1
+
+    def test_a_full_model_keeps_its_limit_under_constant_load(self) -> None:
+        model, at = Places(16), entrance()
+        seen = seen_in(model, 400, [at], within_s=100.0)
+        assert 16 <= at.model_queue.limit.value <= 20
+        assert late(seen[100:]) <= 0.05 * len(seen)
+
+    def test_the_limit_follows_a_model_with_fewer_places(self) -> None:
+        at = entrance()
+
+        async def bursts() -> None:
+            await burst([at], Places(64), 200)
+            await burst([at], Places(8), 300, within_s=150.0)
+
+        simulated(bursts())
+        assert at.model_queue.limit.value <= 16
+
+    def test_the_limit_follows_a_model_with_more_places(self) -> None:
+        at = entrance()
+
+        async def bursts() -> list[Seen]:
+            await burst([at], Places(8), 100)
+            await asyncio.sleep(20.0)
+            return await burst([at], Places(128), 128)
+
+        seen = simulated(bursts())
+        assert not any(each.refusals for each in seen)
+        assert percentile([each.first_event_s for each in seen], 0.99) <= 2
+
+
+class TestTheLimit:
+    def started(self, limit: StreamLimit, streams: Sequence[int], now: float) -> None:
+        for stream in streams:
+            limit.started(stream, now)
+
+    def answered(self, limit: StreamLimit, streams: Sequence[int], now: float) -> None:
+        for stream in streams:
+            limit.first_output(stream, now)
+
+    @pytest.fixture
+    def limit(self) -> StreamLimit:
+        """Eight streams run, with a first output after 50 ms."""
+        limit = StreamLimit(DECOUPLED)
+        self.started(limit, range(8), 0.0)
+        self.answered(limit, range(8), 0.05)
+        return limit
+
+    def test_each_first_output_makes_room_for_another_stream(self, limit: StreamLimit) -> None:
+        assert limit.value == 16
+        self.started(limit, range(8, 16), 0.05)
+        self.answered(limit, range(8, 12), 0.1)
+        assert limit.value == 20
+
+    def test_a_late_first_output_stops_the_growth(self, limit: StreamLimit) -> None:
+        self.started(limit, [8], 0.05)
+        self.answered(limit, [8], 2.0)
+        assert limit.value == 9
+
+    def test_the_growth_begins_again_after_a_pause_with_one_stream(self, limit: StreamLimit) -> None:
+        self.started(limit, [8], 0.05)
+        self.answered(limit, [8], 2.0)
+        assert limit.pass_time(2.1) == pytest.approx(0.9)
+        assert limit.value == 9
+        limit.pass_time(3.0)
+        assert limit.value == 10
+
+    def test_the_growth_doubles_again_while_there_is_room(self, limit: StreamLimit) -> None:
+        self.started(limit, [8], 0.05)
+        self.answered(limit, [8], 2.0)
+        limit.pass_time(3.0)
+        values, number = [], 9
+        for round_ in range(4):
+            more = range(number, limit.value)
+            self.started(limit, more, 4.0 + round_)
+            for stream in range(number):
+                limit.next_output(stream, 4.0 + round_)
+            self.answered(limit, more, 4.05 + round_)
+            number = more.stop
+            values.append(limit.value - number)
+        assert values == [2, 4, 8, 8]
+
+    def test_a_stream_that_ends_before_an_overdue_first_output_stops_the_growth(self, limit: StreamLimit) -> None:
+        """The place of the stream that ended belongs to the one that waits in the model."""
+        self.started(limit, range(8, 16), 0.05)
+        limit.left(0, 5.0)
+        assert limit.value == 8
+
+    def test_a_first_output_that_others_overtook_is_not_late(self, limit: StreamLimit) -> None:
+        self.started(limit, [8], 0.05)
+        self.started(limit, [9], 1.0)
+        self.answered(limit, [9], 1.05)
+        before = limit.value
+        self.answered(limit, [8], 3.0)
+        assert limit.value >= before
+
+    def test_streams_whose_outputs_slow_down_stop_the_growth(self, limit: StreamLimit) -> None:
+        for number in range(8):
+            limit.next_output(number, 0.1)
+        self.started(limit, range(8, 16), 4.9)
+        self.answered(limit, range(8, 16), 5.0)
+        assert limit.value == 16
+        for number in range(8):
+            limit.next_output(number, 5.0)
+        self.started(limit, [16], 5.0)
+        self.answered(limit, [16], 5.05)
+        assert limit.value > 16
+
+    def test_a_late_first_output_lowers_a_limit_that_does_not_grow(self, limit: StreamLimit) -> None:
+        self.started(limit, [8], 0.05)
+        self.answered(limit, [8], 2.0)
+        self.started(limit, [9], 2.1)
+        self.answered(limit, [9], 8.0)
+        assert limit.value == 7
+
+    def test_a_burst_of_late_outputs_lowers_the_limit_once(self, limit: StreamLimit) -> None:
+        self.started(limit, [8], 0.05)
+        self.answered(limit, [8], 2.0)
+        self.started(limit, range(9, 20), 2.1)
+        self.answered(limit, range(9, 20), 8.0)
+        assert limit.value >= 7
+
+    def test_a_full_queue_in_triton_lowers_the_limit(self, limit: StreamLimit) -> None:
+        limit.refused(1.0)
+        assert limit.value == 6
+
+    def test_requests_of_an_earlier_configuration_are_ignored(self, limit: StreamLimit) -> None:
+        before = limit.value
+        limit.first_output(99, 1.0)
+        limit.next_output(99, 1.0)
+        limit.left(99, 1.0)
+        assert limit.value == before
+
+    def test_the_limit_is_lower_for_each_of_several_workers(self) -> None:
+        assert StreamLimit(DECOUPLED, workers=4).value == STREAMS / 4
+
+
+def test_a_new_configuration_replaces_the_limit_while_streams_run() -> None:
+    async def replace() -> tuple[int, int]:
+        admission = Admission()
+        at = admission.entrance("p", ModelLoad("m", DECOUPLED))
+        slot = at.try_enter(ANYONE)
+        assert slot is not None
+        admission.entrance("p", ModelLoad("m", DECOUPLED, in_flight=3))
+        slot.output()
+        slot.leave()
+        return at.model_queue.running, at.model_queue.limit.value
+
+    assert asyncio.run(replace()) == (0, 3)

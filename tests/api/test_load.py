@@ -1,12 +1,13 @@
 """Slots, the queue and 429 over HTTP, in every dialect."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from pathlib import Path
 
 import httpx
 import pytest
 
+from app.admission.limit import FixedLimit
 from app.domain.errors import DeadlineExceeded, TooManyRequests, UpstreamUnavailable
 from tests.api.conftest import FINAL, READ, READER, WRITER, word
 from tests.fakes.engine import FakeEngine
@@ -260,3 +261,60 @@ async def test_batches_of_embeddings_wait_for_free_slots(api: Served) -> None:
     assert answer.status_code == 200
     assert (len(answer.json()["data"]), peak) == (20, 1)
     assert running(api) == {}
+
+
+STREAMED = """
+pipelines:
+  write:
+    model: writer
+    inputs: {prompt: {tensor: PROMPT, kind: text}}
+    outputs: {text: {tensor: TEXT, kind: text}}
+    stream: {commit_s: 0.05}
+    openai: {completions: {}}
+oip: {models: [writer]}
+"""
+CALLS: dict[str, tuple[str, dict[str, object]]] = {
+    "pipeline": ("/v1/pipelines/write", WORDS),
+    "stream": ("/v1/pipelines/write/stream", WORDS),
+    "resumable stream": ("/v1/streams", {"pipeline": "write", "inputs": WORDS}),
+    "openai": ("/v1/completions", {"model": "write", "prompt": "x"}),
+    "openai stream": ("/v1/completions", {"model": "write", "prompt": "x", "stream": True}),
+    "generate": ("/v2/models/writer/generate", {"PROMPT": "x"}),
+    "generate_stream": ("/v2/models/writer/generate_stream", {"PROMPT": "x"}),
+}
+
+
+class Spy(FixedLimit):
+    """Records what the limit of a model is told."""
+
+    def __init__(self) -> None:
+        super().__init__(8)
+        self.calls: list[str] = []
+
+    def started(self, request: Hashable, now: float) -> None:
+        self.calls.append("started")
+
+    def first_output(self, request: Hashable, now: float) -> None:
+        self.calls.append("first_output")
+
+    def next_output(self, request: Hashable, now: float) -> None:
+        self.calls.append("next_output")
+
+    def left(self, request: Hashable, now: float) -> None:
+        self.calls.append("left")
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_every_response_of_a_decoupled_model_reaches_its_limit(call: str, tmp_path: Path) -> None:
+    """The first response has no text, so OpenAI's stream has no chunk for it."""
+    (tmp_path / "gateway.yaml").write_text(STREAMED)
+    path, body = CALLS[call]
+    async with served(FakeEngine.of(WRITER), tmp_path / "gateway.yaml") as api:
+        api.engine.answers = [word(b"", 1), FINAL]
+        await api.client.post(path, json=body)
+        await wait_for(lambda: not running(api))
+        queue, spy = api.gateway.inference.admission.model_queues["writer"], Spy()
+        queue.limit = spy
+        assert (await api.client.post(path, json=body)).status_code in (200, 201)
+        await wait_for(lambda: not running(api))
+    assert spy.calls == ["started", "first_output", "next_output", "left"]

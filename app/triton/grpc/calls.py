@@ -13,7 +13,7 @@ from app.triton.transport import WAITED_S, BrokenExchange, RpcError
 class Call:
     """Base class of unary calls and streams: end, deadline, cancellation and receive window."""
 
-    __slots__ = ("_changed", "_connection", "_error", "_granted", "_is_over", "_reader", "_stream_id", "_timer")
+    __slots__ = ("_changed", "_connection", "_error", "_is_over", "_reader", "_stream_id", "_timer")
 
     def __init__(self, connection: Connection, max_message_bytes: int) -> None:
         self._connection = connection
@@ -23,8 +23,6 @@ class Call:
         self._is_over = False
         self._error: RpcError | None = None
         self._changed: asyncio.Future[None] | None = None
-        self._granted = 0
-        """Bytes that were added to the window for a message and have not arrived yet."""
 
     def start(self, header_block: bytes, message: bytes, timeout_s: float) -> None:
         self._stream_id = self._connection.start(self, header_block, message)
@@ -89,25 +87,17 @@ class Call:
         self._changed = self._connection.loop.create_future()
         await self._changed
 
+    @property
+    def _is_awaited(self) -> bool:
+        return self._changed is not None and not self._changed.done()
+
     def _wake(self) -> None:
         if self._changed is not None and not self._changed.done():
             self._changed.set_result(None)
 
-    def _grant_missing(self) -> None:
-        """Opens the window for a message that is larger than the window."""
-        session = self._connection.session
-        missing = self._reader.missing - self._granted
-        if missing > session.limits.stream_window // 2:
-            self._granted += missing
-            session.grant(self._stream_id, missing)
-
-    def _acknowledge(self, size: int) -> None:
-        """Returns ``size`` bytes to the window, except bytes that were granted in advance."""
-        if self._granted:
-            used = min(self._granted, size)
-            self._granted -= used
-            size -= used
-        self._connection.session.acknowledge(self._stream_id, size)
+    def _await_message(self) -> None:
+        """Lets the server send the rest of the current message, even if it is larger than the window."""
+        self._connection.session.await_bytes(self._stream_id, self._reader.missing)
 
 
 class UnaryCall(Call):
@@ -134,9 +124,9 @@ class UnaryCall(Call):
             if self._message is not None:
                 raise BrokenExchange("the server sent two messages for one request")
             self._message = message
-        self._acknowledge(event.size)
+        self._connection.session.acknowledge(self._stream_id, event.size)
         if self._message is None:
-            self._grant_missing()
+            self._await_message()
 
 
 class StreamCall(Call):
@@ -163,7 +153,7 @@ class StreamCall(Call):
         while not self._messages:
             if self._is_over:
                 raise self._error or StopAsyncIteration
-            self._grant_missing()
+            self._await_message()
             self._connection.flush()
             self._asked = time.monotonic()
             await self._change()
@@ -172,7 +162,7 @@ class StreamCall(Call):
             session = self._connection.session
             if session.receive_window(self._stream_id) < session.limits.stream_window // 4:
                 self._note_delay()
-            self._acknowledge(len(message) + PREFIX_BYTES)
+            session.acknowledge(self._stream_id, len(message) + PREFIX_BYTES)
             self._connection.flush()
         return message
 
@@ -185,7 +175,7 @@ class StreamCall(Call):
         self._messages.extend(self._reader.messages(event.data))
         padding = event.size - len(event.data)
         if padding:
-            self._acknowledge(padding)
+            self._connection.session.acknowledge(self._stream_id, padding)
         count = len(self._messages) - before
         if count:
             if self.arrived is None:
@@ -193,8 +183,8 @@ class StreamCall(Call):
             self._note_arrival(count)
         if self._messages:
             self._wake()
-        else:
-            self._grant_missing()
+        elif self._is_awaited:
+            self._await_message()
 
     def _note_arrival(self, count: int) -> None:
         """Notes that ``count`` messages arrived together."""

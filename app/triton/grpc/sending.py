@@ -18,6 +18,7 @@ class Stream(Struct, eq=False):
     receive_window: int
     unsent: deque[memoryview] | None = None
     unacknowledged: int = 0
+    """Read bytes that were not returned to the receive window. Negative: bytes that were granted in advance."""
 
 
 class Sender:

@@ -105,20 +105,22 @@ class Session:
     def acknowledge(self, stream_id: int, size: int) -> None:
         """Returns ``size`` bytes to the receive window after the reader has read them."""
         stream = self._streams.get(stream_id)
-        if stream is None or size <= 0:
+        if stream is None:
             return
         stream.unacknowledged += size
         if stream.unacknowledged * 2 >= self.limits.stream_window:
-            self.grant(stream_id, stream.unacknowledged)
-            stream.unacknowledged = 0
+            self._grant(stream_id, stream, stream.unacknowledged)
 
-    def grant(self, stream_id: int, size: int) -> None:
-        """Opens the receive window of a stream by ``size`` bytes."""
+    def await_bytes(self, stream_id: int, size: int) -> None:
+        """Opens the receive window for the next ``size`` bytes. Bytes above the window are granted in advance."""
         stream = self._streams.get(stream_id)
-        if stream is not None:
-            size = min(size, MAX_WINDOW - stream.receive_window)
-            stream.receive_window += size
-            self._output.append(contents.integer_frame(frames.WINDOW_UPDATE, stream_id, size))
+        if stream is not None and stream.receive_window < size:
+            self._grant(stream_id, stream, size - stream.receive_window)
+
+    def _grant(self, stream_id: int, stream: Stream, size: int) -> None:
+        stream.receive_window += size
+        stream.unacknowledged -= size
+        self._output.append(contents.integer_frame(frames.WINDOW_UPDATE, stream_id, size))
 
     def reset(self, stream_id: int, code: int = CANCEL) -> None:
         """Ends a stream; later frames of the stream are ignored. A no-op for a stream that has ended."""

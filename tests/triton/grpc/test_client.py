@@ -340,14 +340,15 @@ async def test_the_window_grows_for_a_large_response() -> None:
     async def large(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await request(reader)
         head = frame_bytes(frames.HEADERS, frames.END_HEADERS, 1, HEAD)
-        writer.write(SETTINGS + head + frame_bytes(frames.DATA, 0, 1, message(content)[:1000]))
-        buffer, window = FrameBuffer(2**24), WINDOW - 1000
-        while window < len(content):
+        start, rest = message(content)[:1000], message(content)[1000:]
+        writer.write(SETTINGS + head + frame_bytes(frames.DATA, 0, 1, start))
+        buffer, window = FrameBuffer(2**24), WINDOW - len(start)
+        while window < len(rest):
             for frame in buffer.frames(await reader.read(65536)):
                 if frame.kind == frames.WINDOW_UPDATE and frame.stream_id == 1:
                     window += int.from_bytes(frame.content, "big")
-        for start in range(1000, len(content) + 5, 16_384):
-            writer.write(frame_bytes(frames.DATA, 0, 1, message(content)[start : start + 16_384]))
+        for position in range(0, len(rest), 16_384):
+            writer.write(frame_bytes(frames.DATA, 0, 1, rest[position : position + 16_384]))
         writer.write(frame_bytes(frames.HEADERS, END, 1, trailers(b"0")))
         await reader.read()
 

@@ -4,7 +4,7 @@ The first output is a text. Keys of the script (JSON):
     outputs: the number of responses, 3 by default.
     interval_s: the time before each response.
     texts: hexadecimal bytes for each response; the model repeats the list.
-    bytes: the size of the text of each response, instead of texts.
+    bytes: the size of the text of each response, instead of texts; of a list, the model repeats the sizes.
     items: the number of token ids of each response; the last number applies to all later responses.
     omit: the outputs that the responses do not have.
     then: what follows the responses: final (default), final_with_last, error, crash, or silence until a cancellation.
@@ -101,7 +101,8 @@ def _is_cancelled_within(sender, script, seconds, sent):
 
 def _response(script, index):
     if "bytes" in script:
-        text = b"x" * script["bytes"]
+        sizes = script["bytes"] if isinstance(script["bytes"], list) else [script["bytes"]]
+        text = b"x" * sizes[index % len(sizes)]
     else:
         texts = script.get("texts", [b"word ".hex()])
         text = bytes.fromhex(texts[index % len(texts)])

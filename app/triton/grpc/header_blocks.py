@@ -7,7 +7,7 @@ and each distinct block is decoded once.
 from dataclasses import dataclass, field
 
 from hpack import Decoder
-from hpack.exceptions import HPACKError
+from hpack.exceptions import HPACKError, OversizedHeaderListError
 
 from app.triton.grpc import frames
 from app.triton.grpc.contents import header_part_of
@@ -62,13 +62,15 @@ class HeaderBlocks:
         self.unfinished = None if frame.flags & frames.END_HEADERS else block
         return block if self.unfinished is None else None
 
-    def headers_of(self, block: HeaderBlock) -> Headers:
-        """Raises ConnectionFailed."""
+    def headers_of(self, block: HeaderBlock) -> Headers | None:
+        """Returns None if the block, or the list of its header fields, is too large. Raises ConnectionFailed."""
+        if block.is_too_large:
+            return None
         content = b"".join(block.parts)
         headers = self._decoded.get(content)
         if headers is None:
             headers = self._decode(content)
-            if len(self._decoded) < _MAX_CACHED_BLOCKS:
+            if headers is not None and len(self._decoded) < _MAX_CACHED_BLOCKS:
                 self._decoded[content] = headers
         return headers
 
@@ -83,8 +85,11 @@ class HeaderBlocks:
         self.unfinished.add(frame.content)
         return self.unfinished
 
-    def _decode(self, content: bytes) -> Headers:
+    def _decode(self, content: bytes) -> Headers | None:
+        """Returns None if the size of the list is over the limit: names, values and 32 bytes for each field."""
         try:
             return tuple((bytes(name), bytes(value)) for name, value in self._decoder.decode(content, raw=True))
+        except OversizedHeaderListError:
+            return None  # there is no dynamic table, so the decoder needs nothing of this block for the next one
         except (HPACKError, ValueError, IndexError) as exc:
             raise ConnectionFailed(COMPRESSION_ERROR, "a header block cannot be decoded") from exc

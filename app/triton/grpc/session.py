@@ -171,8 +171,9 @@ class Session:
         block = self._blocks.add(frame)
         if block is None:
             return None
-        if not block.is_too_large:
-            return self._headers_received(frame, self._blocks.headers_of(block), is_end=block.is_end)
+        headers = self._blocks.headers_of(block)
+        if headers is not None:
+            return self._headers_received(frame, headers, is_end=block.is_end)
         if self._known_stream(frame) is None:
             return None
         reason = f"metadata size exceeds the limit of {self.limits.max_header_bytes} bytes"

@@ -7,6 +7,7 @@ import h2.config
 import h2.connection
 import h2.events
 import pytest
+from hpack.hpack import encode_integer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -286,6 +287,27 @@ def test_headers_over_the_limit_reset_only_their_stream(session: Session) -> Non
         StreamReset(first, 11, "metadata size exceeds the limit of 65536 bytes"),
         HeadersReceived(second, ((b":status", b"200"),), is_end=False),
     ]
+
+
+@pytest.mark.parametrize("size", range(65_330, 65_537, 3))
+def test_a_text_near_the_limit_of_headers_ends_at_most_its_stream(session: Session, size: int) -> None:
+    """The limit of a header list counts 32 bytes for each field, and the names. The size of a block has neither."""
+    first, second = session.open(REQUEST, b""), session.open(REQUEST, b"")
+    value = b"x" * size
+    text = b"\x10\x0cgrpc-message" + encode_integer(len(value), 7) + value
+    parts = [text[start : start + 16_384] for start in range(0, len(text), 16_384)]
+    block = frame_bytes(frames.HEADERS, frames.END_STREAM, first, OK) + b"".join(
+        frame_bytes(frames.CONTINUATION, 0 if part is not parts[-1] else frames.END_HEADERS, first, part)
+        for part in parts
+    )
+    good = frame_bytes(frames.HEADERS, frames.END_HEADERS, second, OK)
+    large, after = events_of(session, block, good)
+    assert after == HeadersReceived(second, ((b":status", b"200"),), is_end=False)
+    if size > 65_450:
+        assert large == StreamReset(first, 11, "metadata size exceeds the limit of 65536 bytes")
+    else:
+        assert isinstance(large, HeadersReceived)
+        assert large.headers[1] == (b"grpc-message", value)
 
 
 def test_a_streams_window_over_2_31_resets_the_stream(session: Session) -> None:

@@ -115,9 +115,10 @@ class Client:
         else:
             host, _, port = self._url.rpartition(":")
             name = self._authority.rpartition(":")[0].strip("[]") if tls else None
-            _, connection = await loop.create_connection(
+            transport, connection = await loop.create_connection(
                 protocol, host.strip("[]"), int(port), ssl=tls, server_hostname=name
             )
+            self._options.keep_alive.set_options(transport.get_extra_info("socket"))
         return connection
 
     def _header_block(self, path: str, timeout_s: float, metadata: Metadata) -> bytes:

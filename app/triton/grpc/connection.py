@@ -1,6 +1,8 @@
 """One HTTP/2 connection on asyncio: passes bytes between transport and session, and events to the calls."""
 
 import asyncio
+import math
+import socket
 import time
 from dataclasses import dataclass
 from typing import Protocol
@@ -35,6 +37,16 @@ class KeepAlive:
     interval_s: float
     timeout_s: float
     without_calls: bool = False
+    network_s: float = 20.0
+    """The connection fails if TCP gets no acknowledgement of sent bytes, or of a probe while it is idle, for this time.
+    Servers do not see the probes, so they may be more frequent than pings."""
+
+    def set_options(self, connection: socket.socket) -> None:
+        """Applies ``network_s`` to a TCP connection. Linux resends lost bytes for a quarter of an hour by default."""
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, math.ceil(self.network_s / 2))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, math.ceil(self.network_s / 4))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(self.network_s * 1000))
 
 
 class Exchange(Protocol):

@@ -1,4 +1,4 @@
-"""A gRPC client on asyncio with one connection, which is opened on demand and reopened after a loss."""
+"""A gRPC client on asyncio with one connection for new calls, which is opened on demand and reopened after a loss."""
 
 import asyncio
 import ssl
@@ -43,6 +43,9 @@ class Client:
         self._authority = "localhost" if url.startswith("unix:") else options.authority or url
         self._options = options
         self._connection: Connection | None = None
+        """The newest connection, for new calls."""
+        self._connections: set[Connection] = set()
+        """Includes older connections whose calls have not ended."""
         self._connecting = asyncio.Lock()
         self._backoff = Backoff(FIRST_BACKOFF_S, LONGEST_BACKOFF_S)
         self._blocks: dict[str, bytes] = {}
@@ -66,9 +69,8 @@ class Client:
         return call
 
     async def close(self) -> None:
-        """Closes the connection; running calls fail with UNAVAILABLE."""
-        if self._connection is not None:
-            await self._connection.close()
+        """Closes every connection; running calls fail with UNAVAILABLE."""
+        await asyncio.gather(*(connection.close() for connection in self._connections))
 
     async def _connected(self, timeout_s: float) -> tuple[Connection, float]:
         """Returns a connection with room for a call, and the remaining time. Raises RpcError."""
@@ -101,6 +103,7 @@ class Client:
                 text = f"failed to connect to {self._url}: {exc or 'timeout'}"
                 raise RpcError("UNAVAILABLE", text, was_sent=False) from exc
             self._backoff.reset()
+            self._connections = {each for each in self._connections if each.is_open} | {self._connection}
             return self._connection
 
     async def _opened(self) -> Connection:

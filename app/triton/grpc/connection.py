@@ -116,6 +116,7 @@ class Connection(asyncio.Protocol):
             self.session.reset(stream_id)
             self.flush()
             self._room.set()
+            self._close_if_done()
 
     def _end_turn(self) -> None:
         """Writes the output of all calls of this turn at once. A write for each call would wake the server early."""
@@ -133,11 +134,20 @@ class Connection(asyncio.Protocol):
 
     async def close(self) -> None:
         """Closes the connection; running calls fail."""
-        if self.is_open and self._transport is not None:
-            self.session.close()
-            self.flush()
-            self._transport.close()
+        if self.is_open:
+            self._close()
             await asyncio.wait({self._lost}, timeout=CLOSE_S)
+
+    def _close(self) -> None:
+        self.session.close()
+        self.flush()
+        if self._transport is not None:
+            self._transport.close()
+
+    def _close_if_done(self) -> None:
+        """Closes a connection without calls that accepts no new ones: after GOAWAY, or without further stream ids."""
+        if not self._exchanges and self.is_open and not self.session.accepts_streams:
+            self._close()
 
     def fail(self, reason: str) -> None:
         """Aborts the connection at once; running calls fail with UNAVAILABLE."""
@@ -167,7 +177,9 @@ class Connection(asyncio.Protocol):
         self.flush()
         if not self._room.is_set():
             self._room.set()
-        if may_rest and self._exchanges and not self._awaited:
+        if not self._exchanges:
+            self._close_if_done()
+        elif may_rest and not self._awaited:
             self._begin_rest()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -88,3 +88,12 @@ def frame_bytes(kind: int, flags: int, stream_id: int, content: bytes = b"") -> 
 def frame_header(kind: int, flags: int, stream_id: int, size: int) -> bytes:
     """Returns the header of a frame whose content has ``size`` bytes."""
     return _HEADER.pack(size << 8 | kind, flags, stream_id)
+
+
+def header_frames(stream_id: int, block: bytes, max_content_bytes: int) -> Iterator[bytes]:
+    """Yields HEADERS and the CONTINUATION frames of a header block, which must follow it without a gap."""
+    kind, end = HEADERS, len(block)
+    for start in range(0, end, max_content_bytes):
+        after = start + max_content_bytes
+        yield frame_bytes(kind, END_HEADERS if after >= end else 0, stream_id, block[start:after])
+        kind = CONTINUATION

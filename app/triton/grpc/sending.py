@@ -30,13 +30,13 @@ class Sender:
         self._streams = streams
         self._output = output
         self._window = DEFAULT_WINDOW
-        self._max_frame_bytes = SMALLEST_FRAME_LIMIT
+        self.max_frame_bytes = SMALLEST_FRAME_LIMIT
         self._blocked: deque[int] = deque()
 
     def send(self, stream_id: int, stream: Stream, prefix: bytes, body: bytes) -> None:
         """Sends the whole body, now or later. A large body is not copied."""
         size = len(prefix) + len(body)
-        if size <= self._max_frame_bytes and size <= stream.send_window and size <= self._window:
+        if size <= self.max_frame_bytes and size <= stream.send_window and size <= self._window:
             self._window -= size
             self._output.append(frame_bytes(frames.DATA, frames.END_STREAM, stream_id, prefix + body))
         else:
@@ -54,7 +54,7 @@ class Sender:
         """Raises ConnectionFailed."""
         if not SMALLEST_FRAME_LIMIT <= value <= LARGEST_FRAME_LIMIT:
             raise ConnectionFailed(PROTOCOL_ERROR, "SETTINGS_MAX_FRAME_SIZE out of range")
-        self._max_frame_bytes = value
+        self.max_frame_bytes = value
 
     def set_initial_window(self, value: int) -> None:
         """Sets the window of new streams and adjusts the windows of open streams. Raises ConnectionFailed."""
@@ -82,7 +82,7 @@ class Sender:
 
     def _send_frame(self, stream_id: int, stream: Stream, unsent: deque[memoryview]) -> bool:
         """Sends the next part of a body. False if the windows are closed."""
-        size = min(len(unsent[0]), self._max_frame_bytes, stream.send_window, self._window)
+        size = min(len(unsent[0]), self.max_frame_bytes, stream.send_window, self._window)
         if size <= 0:
             return False
         stream.send_window -= size

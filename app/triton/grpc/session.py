@@ -78,7 +78,10 @@ class Session:
         """
         stream_id, self._next_id = self._next_id, self._next_id + 2
         stream = self._streams[stream_id] = Stream(self._sender.initial_window, self.limits.stream_window)
-        self._output.append(frame_bytes(frames.HEADERS, frames.END_HEADERS, stream_id, header_block))
+        if len(header_block) <= self._sender.max_frame_bytes:
+            self._output.append(frame_bytes(frames.HEADERS, frames.END_HEADERS, stream_id, header_block))
+        else:
+            self._output += frames.header_frames(stream_id, header_block, self._sender.max_frame_bytes)
         self._sender.send(stream_id, stream, prefix, body)
         return stream_id
 

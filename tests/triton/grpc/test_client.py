@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from app.triton.credentials import TlsFiles
-from app.triton.grpc import frames
+from app.triton.grpc import frames, session
 from app.triton.grpc.calls import UnaryCall
 from app.triton.grpc.client import Client, Options
 from app.triton.grpc.connection import Connection, KeepAlive
@@ -197,6 +197,65 @@ async def test_a_call_that_goaway_includes_is_answered() -> None:
         opened = client(url)
         assert await called(opened) == b"fine"
         assert await called(opened) == b"fine"
+
+
+def answering_until_closed(closed: asyncio.Event, *parts: bytes) -> Talk:
+    """Answers like :func:`replying`, and sets ``closed`` when the client closes the connection."""
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request(reader)
+        writer.write(SETTINGS + b"".join(parts))
+        while await reader.read(65536):
+            pass
+        closed.set()
+
+    return talk
+
+
+GOAWAY = frame_bytes(frames.GOAWAY, 0, 0, struct.pack(">II", 1, 0))
+
+
+@pytest.mark.parametrize("parts", [(GOAWAY, answer(1)), (answer(1), GOAWAY)], ids=["during a call", "idle"])
+async def test_a_connection_closes_after_goaway_and_its_last_call(parts: tuple[bytes, ...]) -> None:
+    closed = asyncio.Event()
+    async with server(answering_until_closed(closed, *parts), GOOD) as url:
+        opened = client(url)
+        assert await called(opened) == b"fine"
+        await asyncio.wait_for(closed.wait(), 5.0)
+        assert await called(opened) == b"fine"
+        await opened.close()
+
+
+async def test_a_connection_without_further_stream_ids_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "MAX_WINDOW", 1)
+    closed = asyncio.Event()
+    async with server(answering_until_closed(closed, answer(1)), GOOD) as url:
+        opened = client(url)
+        assert await called(opened) == b"fine"
+        await asyncio.wait_for(closed.wait(), 5.0)
+        assert await called(opened) == b"fine"
+
+
+async def test_a_cancelled_last_call_closes_the_connection_too() -> None:
+    closed = asyncio.Event()
+    async with server(answering_until_closed(closed, GOAWAY), GOOD) as url:
+        call = await client(url).unary("/test/Unary", b"question", 10.0)
+        await asyncio.sleep(0.05)
+        call.cancel()
+        await asyncio.wait_for(closed.wait(), 5.0)
+
+
+async def test_closing_the_client_closes_older_connections() -> None:
+    closed = asyncio.Event()
+    async with server(answering_until_closed(closed, GOAWAY), GOOD) as url:
+        opened = client(url)
+        older = await opened.unary("/test/Unary", b"question", 10.0)
+        await asyncio.sleep(0.05)
+        assert await called(opened) == b"fine"
+        await opened.close()
+        await asyncio.wait_for(closed.wait(), 5.0)
+        with pytest.raises(RpcError):
+            await older.response()
 
 
 async def test_a_call_on_a_lost_connection_may_have_been_processed() -> None:

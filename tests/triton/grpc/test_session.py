@@ -105,6 +105,20 @@ def test_a_request_and_its_response(session: Session, peer: Peer) -> None:
     assert len(session) == 0
 
 
+@pytest.mark.parametrize("size", [16_350, 16_384, 40_000])
+def test_a_header_block_larger_than_a_frame_is_continued(session: Session, size: int) -> None:
+    peer = Peer(session)
+    peer.server.local_settings.max_header_list_size = 65_536
+    peer.server.decoder.max_header_list_size = 65_536
+    peer.exchange()
+    value = b"t" * size
+    stream_id = session.open(REQUEST + b"\x10\x05token" + encode_integer(len(value), 7) + value, b"question")
+    peer.exchange()
+    (request,) = (event for event in peer.seen if isinstance(event, h2.events.RequestReceived))
+    assert dict(request.headers or ())[b"token"] == value
+    assert peer.received(stream_id) == b"question"
+
+
 def test_stream_ids_are_odd_and_increase(session: Session, peer: Peer) -> None:
     assert [session.open(REQUEST, b"") for _ in range(3)] == [1, 3, 5]
     peer.exchange()

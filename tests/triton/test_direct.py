@@ -1,6 +1,7 @@
 """A single Triton: repeats of calls and the breaker, with a real gRPC server."""
 
 import asyncio
+import struct
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -15,13 +16,17 @@ from app.domain.inference import InferenceRequest
 from app.triton import breaker as breaker_module
 from app.triton.breaker import FAILURES
 from app.triton.direct import DirectEngine
+from app.triton.grpc import frames
+from app.triton.grpc.events import REFUSED_STREAM
+from app.triton.grpc.frames import frame_bytes
 from app.triton.health import TritonHealth
 from app.triton.probes import BreakerProbes
 from app.triton.stubs import Stubs
 from app.triton.transport import Kind
 from app.triton.transports import open_transport
-from tests.fakes.triton import FakeTriton, serving
+from tests.fakes.triton import FakeTriton, piece, serving
 from tests.fakes.watches import Samples, eventually, running
+from tests.triton.grpc import test_client as h2
 
 GOOD = grpc.StatusCode.OK
 
@@ -103,6 +108,51 @@ class TestRepeats:
         triton.text = "Request timeout expired"
         async with calling(triton, "grpcio") as (engine, _, _):
             assert await ask(engine, idempotent=True) == "UpstreamUnavailable"
+
+
+async def _refusing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Refuses the first stream (REFUSED_STREAM), and answers the second one on the same connection."""
+    await h2.request(reader)
+    writer.write(h2.SETTINGS + frame_bytes(frames.RST_STREAM, 0, 1, struct.pack(">I", REFUSED_STREAM)))
+    await reader.readuntil(struct.pack(">I", 3))
+    writer.write(h2.answer(3, piece(7, final=True).SerializeToString()))
+    await reader.read()
+
+
+async def _going_away(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Excludes the first stream (GOAWAY)."""
+    await h2.request(reader)
+    writer.write(h2.SETTINGS + frame_bytes(frames.GOAWAY, 0, 0, struct.pack(">II", 0, 0)))
+    await reader.read()
+
+
+ANSWERING = h2.replying(h2.answer(1, piece(7, final=True).SerializeToString()))
+
+
+class TestRepeatedStreams:
+    @pytest.mark.parametrize("talk", [_refusing, _going_away])
+    async def test_a_refused_stream_is_repeated(self, talk: h2.Talk) -> None:
+        repeats: list[int] = []
+        async with h2.server(talk, ANSWERING) as url, open_transport(url) as transport:
+            engine = DirectEngine(transport)
+            engine.on_repeat = lambda: repeats.append(1)
+            request = InferenceRequest("m", ())
+            responses = [each async for each in engine.infer_stream(request, Deadline.after(5))]
+        assert [each.outputs["Y"].array.tolist() for each in responses] == [[7]]
+        assert repeats == [1]
+
+    async def test_a_stream_is_repeated_only_once(self) -> None:
+        async with h2.server(_going_away) as url, open_transport(url) as transport:
+            with pytest.raises(UpstreamUnavailable):
+                await anext(DirectEngine(transport).infer_stream(InferenceRequest("m", ()), Deadline.after(5)))
+
+    async def test_a_stream_that_triton_may_have_processed_is_not_repeated(self) -> None:
+        async def lost(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await h2.request(reader)
+
+        async with h2.server(lost, ANSWERING) as url, open_transport(url) as transport:
+            with pytest.raises(UpstreamUnavailable):
+                await anext(DirectEngine(transport).infer_stream(InferenceRequest("m", ()), Deadline.after(5)))
 
 
 class TestBreaker:

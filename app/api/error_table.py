@@ -118,7 +118,7 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
     errors.SlowConsumer: ErrorRow(
         499,
         "The client reads its stream too slowly.",
-        "Read faster, or ask the model for larger outputs.",
+        "Read faster, raise the pipeline's lag_s, or ask the model for larger outputs.",
     ),
     errors.Internal: ErrorRow(
         500,

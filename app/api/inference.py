@@ -236,12 +236,14 @@ class Inference:
         record, writing = call.record, writing or Writing(Collector(call.pipeline, call.inference))
         record.triton_request_id, record.triton_at = call.inference.request_id, time.perf_counter()
         inference = call.pipeline.with_deadline(call.inference, call.deadline).with_trace(recorder.span.trace)
+        spec = call.pipeline.stream_spec()
         return StreamPlan(
             request_id=record.request_id,
             responses=self.engine.infer_stream(inference, call.deadline),
             answer=writing.answer,
             deadline=call.deadline,
-            progress_s=call.pipeline.stream_spec().progress_s,
+            progress_s=spec.progress_s,
+            lag_s=spec.lag_s,
             problem_of=writing.problem_of,
             observer=recorder,
         )

@@ -63,3 +63,5 @@ class InferenceResponse(Struct, frozen=True, eq=False):
     is_final: bool = True
     version: str = ""
     """The version of the model that answered."""
+    is_behind: bool = False
+    """Whether Triton keeps later responses, because earlier ones were not read in time."""

@@ -93,6 +93,8 @@ class StreamSpec(Section):
     progress_s: Seconds = 30.0
     """The longest silence of the model."""
     timeout_s: Seconds = 600.0
+    lag_s: Seconds = 30.0
+    """The longest time that Triton keeps responses for a slow client."""
     resume_s: Seconds = 60.0
     """How long a resumable stream continues, and is kept, without a reader."""
     commit_s: Annotated[float, Field(ge=0, le=3600)] = 5.0

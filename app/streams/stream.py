@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from app.domain.deadline import Deadline
-from app.domain.errors import ClientClosedRequest, DeadlineExceeded, GatewayError, Internal, Outcome
+from app.domain.errors import ClientClosedRequest, DeadlineExceeded, GatewayError, Internal, Outcome, SlowConsumer
 from app.domain.inference import InferenceResponse
 from app.domain.json_text import is_large, json_in_turns, json_of
 from app.streams.event import Event, EventName
@@ -65,13 +65,18 @@ class StreamObserver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
-    """The parts of a stream. ``progress_s``: longest time between two responses of the model, in seconds."""
+    """The parts of a stream.
+
+    ``progress_s``: longest time between two responses of the model, in seconds. ``lag_s``: longest time in seconds for
+    which Triton keeps responses because the reader is slower than the model.
+    """
 
     request_id: str
     responses: AsyncGenerator[InferenceResponse]
     answer: Answer
     deadline: Deadline
     progress_s: float
+    lag_s: float
     problem_of: ProblemOf
     observer: StreamObserver
 
@@ -84,6 +89,8 @@ class Stream:
         self._last_id = 0
         self._cause: GatewayError | None = None
         self._task: asyncio.Task[None] | None = None
+        self._lag_s = 0.0
+        """Seconds of waiting for the reader since Triton last kept no response for it."""
         self.log: EventLog = log or LiveLog()
         self.request_id = plan.request_id
         self.outcome: Outcome | None = None
@@ -136,6 +143,8 @@ class Stream:
                     async for response in responses:
                         self._plan.observer.responded()
                         await self._add(response)
+                        if self._lag_s and not response.is_behind:
+                            self._lag_s = 0.0
                         if self._plan.answer.has_enough:
                             self._leave_rest(response)
                             return
@@ -153,11 +162,15 @@ class Stream:
 
     async def _wait_for_reader(self) -> None:
         """Waits while Triton buffers the model's responses. :meth:`end` and the deadline interrupt the wait."""
+        if self._lag_s > self._plan.lag_s:
+            raise SlowConsumer(f"The client was too slow: Triton kept outputs for {self._plan.lag_s:g} s.")
+        began = time.monotonic()
         try:
             async with asyncio.timeout(self._plan.deadline.remaining_s()):
                 await self.log.room()
         except TimeoutError as exc:
             raise DeadlineExceeded("The deadline passed while the client was reading.") from exc
+        self._lag_s += time.monotonic() - began
 
     async def _add(self, response: InferenceResponse) -> None:
         started = time.perf_counter()

@@ -211,6 +211,8 @@ class TritonEngine(Engine):
                         self._streamed_heads.learn(request.model, answer, message.infer_response, response)
                         del message
                     is_over = response.is_final
+                    if call.is_behind:
+                        response = structs.replace(response, is_behind=True)
                     watched.response(response)
                     given = [response]
                     del answer, response  # frees the memory while the response is read

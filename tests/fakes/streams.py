@@ -117,13 +117,14 @@ def live(
     progress_s: float = 20,
     log: EventLog | None = None,
     deadline: Deadline | None = None,
+    lag_s: float = 60,
 ) -> Life:
     """Starts a stream over an engine with these answers."""
     engine = FakeEngine(answers=list(answers))
     seen = SeenByObserver()
     log = log or ReplayLog()
     responses = engine.infer_stream(None, None)  # type: ignore[arg-type]
-    plan = plan_of(responses, answer or FakeAnswer(), progress_s, seen, deadline)
+    plan = plan_of(responses, answer or FakeAnswer(), progress_s, seen, deadline, lag_s=lag_s)
     stream = Stream(plan, log)
     stream.start()
     return Life(stream, log, seen, engine)
@@ -135,9 +136,11 @@ def plan_of(
     progress_s: float = 60,
     observer: StreamObserver | None = None,
     deadline: Deadline | None = None,
+    *,
+    lag_s: float = 60,
 ) -> StreamPlan:
     deadline = deadline or Deadline.after(60)
-    return StreamPlan("rid", responses, answer, deadline, progress_s, problem_of, observer or SeenByObserver())
+    return StreamPlan("rid", responses, answer, deadline, progress_s, lag_s, problem_of, observer or SeenByObserver())
 
 
 def problem_of(error: GatewayError, request_id: str) -> dict[str, Any]:

@@ -112,6 +112,13 @@ class TestLargeTensors:
         assert ("--allow-client-shm=true" in arguments) is is_given
 
 
+@pytest.mark.parametrize(("values", "given"), [({}, []), ({"maxQueuedResponses": 64}, ["64"])], ids=str)
+def test_the_responses_of_a_slow_reader_are_limited_on_request(values: Document, given: list[str]) -> None:
+    option = "--grpc-max-response-pool-size="
+    arguments = triton_container(render({"triton": values}))["args"]
+    assert [each.removeprefix(option) for each in arguments if each.startswith(option)] == given
+
+
 def test_the_only_gpu_pod_is_recreated() -> None:
     assert strategy({}) == {"type": "Recreate"}
 

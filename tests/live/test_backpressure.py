@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import socket
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from urllib.parse import urlsplit
 
 import psutil
 import pytest
+import yaml
 
 from app.triton.embedded.options import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
@@ -24,6 +26,8 @@ GATEWAY_GROWTH = 4 * KIB * KIB
 """Growth of the gateway process during its first streams, independent of their number."""
 SERVER_GROWTH = 8 * KIB * KIB
 """Growth of Triton per stream. Triton keeps sent responses, and the kernel buffers megabytes before a stream stalls."""
+KEPT_BYTES = 256 * KIB * KIB
+"""Triton may keep the responses of a few seconds, not those of the 60 s until the deadline."""
 OUTPUT_BYTES = 32_000
 ALL_BYTES_PER_S = 32_000_000
 """Total rate of all readers. A higher rate uses all of two cores, which changes the result of the test."""
@@ -75,6 +79,28 @@ async def test_a_reader_slower_than_the_model_gets_all_events(
         answer = await asyncio.to_thread(read_steadily, connection, 2_000_000)
     events = checked(parsed(dechunked(answer.partition(b"\r\n\r\n")[2]).decode()))
     assert (events[-1].name, len(events)) == ("done", script["outputs"] + 1)
+
+
+@pytest.mark.parametrize("size", [16_000, 100_000])
+async def test_a_reader_that_stays_behind_gets_slow_consumer(
+    start_gateway: StartGateway, triton: EmbeddedTriton, tmp_path: Path, size: int
+) -> None:
+    """The reader reads steadily at 0.5 MB/s, the model writes at least 3 MB/s. Triton keeps the difference."""
+    document = yaml.safe_load((HERE / "gateway.yaml").read_text())
+    document["pipelines"] = {"scripted_patient": document["pipelines"]["scripted_patient"]}
+    document["pipelines"]["scripted_patient"]["stream"]["lag_s"] = 3
+    (tmp_path / "gateway.yaml").write_text(yaml.safe_dump({"pipelines": document["pipelines"]}))
+    gateway = start_gateway(config=str(tmp_path / "gateway.yaml"))
+    server = psutil.Process(triton.pid)
+    before = server.memory_info().rss
+    with request_stream(gateway, outputs=100_000, bytes=size, interval_s=0.004) as connection:
+        connection.settimeout(20)
+        answer = await asyncio.to_thread(read_steadily, connection, 500_000)
+    growth = server.memory_info().rss - before
+    logging.getLogger(__name__).info("Triton's memory grew by %.0f MiB", growth / KIB / KIB)
+    events = checked(parsed(dechunked(answer.partition(b"\r\n\r\n")[2]).decode()))
+    assert (events[-1].name, events[-1].data["code"]) == ("error", "slow_consumer")
+    assert growth < KEPT_BYTES
 
 
 def read_steadily(connection: socket.socket, bytes_per_s: int) -> bytes:

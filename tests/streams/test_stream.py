@@ -1,12 +1,14 @@
 """Every way a stream can end. Events are numbered from 1; the last event is the only terminal event."""
 
 import asyncio
+import json
 import weakref
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from app.domain.deadline import Deadline
 from app.domain.errors import (
@@ -245,6 +247,25 @@ class TestASlowReader:
         await life.stream.ended()
         assert isinstance(life.stream.error, DeadlineExceeded)
         assert "silent" in life.stream.error.detail
+
+    @pytest.mark.parametrize(
+        ("is_behind", "ending"),
+        [(lambda _: True, "slow_consumer"), (lambda value: value % 4, "complete"), (lambda _: False, "complete")],
+        ids=["always", "until it catches up", "never"],
+    )
+    async def test_a_reader_may_lag_behind_the_model_for_a_limited_time(
+        self, is_behind: Callable[[int], object], ending: str
+    ) -> None:
+        """Only the time counts in which Triton keeps responses for the reader, and only until it has caught up."""
+        answers = [structs.replace(token(value), is_behind=bool(is_behind(value))) for value in range(200)]
+        life = live(*answers, FINAL, log=LiveLog(max_unread_bytes=30), lag_s=0.5)
+        events: list[Event] = []
+        while not (events and events[-1].is_terminal):
+            await until(lambda: life.log.is_full or life.stream.outcome)
+            await asyncio.sleep(0.02)
+            events += await life.log.read(len(events))
+        terminal = json.loads(events[-1].data)
+        assert terminal.get("reason", terminal.get("code")) == ending
 
     @pytest.mark.parametrize("cause", [ClientClosedRequest("gone"), Draining("bye"), SlowConsumer("slow")])
     async def test_end_interrupts_the_wait(self, cause: GatewayError) -> None:

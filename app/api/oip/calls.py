@@ -142,6 +142,7 @@ class ModelCalls:
             answer=writing.answer,
             deadline=deadline,
             progress_s=spec.progress_s,
+            lag_s=spec.lag_s,
             problem_of=writing.problem_of,
             observer=recorder,
         )

@@ -95,9 +95,9 @@ class Call:
         if self._changed is not None and not self._changed.done():
             self._changed.set_result(None)
 
-    def _await_message(self) -> None:
-        """Lets the server send the rest of the current message, even if it is larger than the window."""
-        self._connection.session.await_bytes(self._stream_id, self._reader.missing)
+    def _await_message(self) -> bool:
+        """Lets the server send the rest of the current message. Returns whether the window was too small for it."""
+        return self._connection.session.await_bytes(self._stream_id, self._reader.missing)
 
 
 class UnaryCall(Call):
@@ -153,9 +153,12 @@ class StreamCall(Call):
         while not self._messages:
             if self._is_over:
                 raise self._error or StopAsyncIteration
-            self._await_message()
+            if self._await_message():
+                self._note_delay()
+                self._asked = None  # the time until the message is complete does not show the model's pace
+            else:
+                self._asked = time.monotonic()
             self._connection.flush()
-            self._asked = time.monotonic()
             await self._change()
         message = self._messages.pop(0)
         if not self._is_over:

@@ -114,11 +114,17 @@ class Session:
         if stream.unacknowledged * 2 >= self.limits.stream_window:
             self._grant(stream_id, stream, stream.unacknowledged)
 
-    def await_bytes(self, stream_id: int, size: int) -> None:
-        """Opens the receive window for the next ``size`` bytes. Bytes above the window are granted in advance."""
+    def await_bytes(self, stream_id: int, size: int) -> bool:
+        """Opens the receive window for the next ``size`` bytes. Bytes above the window are granted in advance.
+
+        Returns:
+            Whether the window was smaller.
+        """
         stream = self._streams.get(stream_id)
-        if stream is not None and stream.receive_window < size:
-            self._grant(stream_id, stream, size - stream.receive_window)
+        if stream is None or stream.receive_window >= size:
+            return False
+        self._grant(stream_id, stream, size - stream.receive_window)
+        return True
 
     def _grant(self, stream_id: int, stream: Stream, size: int) -> None:
         stream.receive_window += size

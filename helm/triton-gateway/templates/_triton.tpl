@@ -47,6 +47,9 @@ args:
   # The rate applies only to requests without a parent span. Requests with a sampled parent are always recorded.
   - --trace-config=rate=2147483647
   {{- end }}
+  {{- with .Values.triton.maxQueuedResponses }}
+  - --grpc-max-response-pool-size={{ . }}
+  {{- end }}
   {{- with .Values.triton.extraArgs }}
   {{- toYaml . | nindent 2 }}
   {{- end }}

@@ -11,6 +11,7 @@ import orjson
 from app.domain.engine import Engine
 from app.domain.errors import GatewayError
 from app.domain.model import RepositoryModel
+from app.domain.printable import printable
 from app.pipelines.catalog import Catalog
 from app.pipelines.file import GatewayFile, read_gateway_file
 from app.pipelines.linter.check import check
@@ -19,6 +20,9 @@ from app.pipelines.linter.several import compare
 from app.triton.addresses import addresses_of
 from app.triton.model_repository import live_repository, read_repository
 from app.triton.opening import open_engine
+
+MAX_TEXT = 1000
+"""Limit of characters for each text of a finding, because names in a repository can have any length."""
 
 _log = logging.getLogger(__name__)
 
@@ -119,17 +123,21 @@ async def log_findings(engine: Engine, file: GatewayFile | None) -> None:
 
 
 def _line(finding: Finding) -> str:
-    where = f"{finding.model}: " if finding.model else ""
-    return f"{finding.severity:7} {finding.code:18} {where}{finding.text}"
+    where = f"{_shown(finding.model)}: " if finding.model else ""
+    return f"{finding.severity:7} {finding.code:18} {where}{_shown(finding.text)}"
+
+
+def _shown(text: str | None) -> str | None:
+    return None if text is None else printable(text, MAX_TEXT)
 
 
 def _as_json(finding: Finding) -> dict[str, object]:
     return {
         "severity": finding.severity,
         "code": finding.code,
-        "model": finding.model,
+        "model": _shown(finding.model),
         "step": finding.step,
-        "tensor": finding.tensor,
-        "text": finding.text,
+        "tensor": _shown(finding.tensor),
+        "text": _shown(finding.text),
         "page": f"docs/reference/checks/{finding.code}.md",
     }

@@ -19,9 +19,10 @@ from app import __version__
 from app.admission.keys import hash_of, new_key
 from app.admission.keys_file import entry_of
 from app.arguments import CommandParser
-from app.checking import CheckImpossible, CheckOptions, run_check, text_of
+from app.checking import MAX_TEXT, CheckImpossible, CheckOptions, run_check, text_of
 from app.domain.engine import Engine
 from app.domain.errors import GatewayError
+from app.domain.printable import printable
 from app.files.complaints import ConfigError
 from app.observability.exporter import TracingUnavailable
 from app.observability.log import configure_logging
@@ -98,7 +99,8 @@ def _report(error: Exception, given: dict[str, Any]) -> None:
         configure_logging("error", "json")
         logging.getLogger(__name__).error("%s", error)
     else:
-        print(f"triton-gateway: {error}", file=sys.stderr)  # noqa: T201 - the command's own answer
+        lines = [printable(line, MAX_TEXT) for line in f"triton-gateway: {error}".split("\n")]
+        print("\n".join(lines), file=sys.stderr)  # noqa: T201 - the command's own answer
 
 
 def _serve(given: dict[str, Any]) -> int:
@@ -216,7 +218,7 @@ def _check(given: dict[str, Any]) -> int:
     """Prints the report and returns the exit status. Raises CheckImpossible, RepositoryUnreadable or ConfigError."""
     if given["config"] is None:
         beside = config_beside(DEFAULT_REPOSITORY if given["triton"] else given["repository"])
-        given["config"] = beside if beside.exists() else None
+        given["config"] = beside if os.path.lexists(beside) else None
     options = CheckOptions(**given)
     report = asyncio.run(run_check(options))
     print(text_of(report, options.format))  # noqa: T201 - the command's own answer

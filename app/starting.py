@@ -7,14 +7,17 @@ STARTER = Path(__file__).with_name("starter")
 
 
 class FolderTaken(Exception):
-    """The folder to write is not empty."""
+    """The folder is not empty, or cannot be written."""
 
 
 def write_starter(folder: Path) -> None:
     """Copies the starter into a new or empty folder. Raises FolderTaken."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FolderTaken(f"{folder} already exists and is not empty: name a new folder, nothing was written.")
-    shutil.copytree(STARTER, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise FolderTaken(f"{folder} already exists and is not empty: name a new folder, nothing was written.")
+        shutil.copytree(STARTER, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    except OSError as exc:
+        raise FolderTaken(f"{folder} cannot be written: {exc.strerror or exc}: name a new folder.") from exc
 
 
 def next_steps(folder: Path) -> str:

@@ -81,6 +81,14 @@ def _folder_name(repository: Repository) -> None:
     config.write_text(config.read_text().replace('"broken"', '"borken"'))
 
 
+def _invalid_size(repository: Repository) -> None:
+    repository.model("broken", "X:FP32:-5,3", "Y")
+
+
+def _excessive_size(repository: Repository) -> None:
+    repository.model("broken", "X:FP32:9223372036854775807,-1", "Y")
+
+
 def _unknown_version(repository: Repository) -> None:
     repository.ensemble("broken", "X", "Y", "ident X=X > Y=Y")
     config = repository.path / "broken" / "config.pbtxt"
@@ -190,6 +198,8 @@ def _sequence(repository: Repository) -> None:
 BROKEN = {
     "unreadable-config": Broken(_unreadable, refused=True),
     "folder-name": Broken(_folder_name, refused=True),
+    "invalid-size": Broken(_invalid_size, refused=True),
+    "excessive-size": Broken(_excessive_size, refused=False),
     "unknown-model": Broken(_steps("X", "Y", "idnet X=X > Y=Y"), refused=True),
     "unknown-version": Broken(_unknown_version, refused=True),
     "unknown-tensor": Broken(_steps("X", "Y", "ident X=X > Z=Y"), refused=True),

@@ -9,10 +9,14 @@ from tritonclient.grpc import model_config_pb2 as pb
 from app.domain.engine import Engine
 from app.domain.errors import ModelNotReady
 from app.domain.model import ModelConfig, ModelFiles, RepositoryModel
+from app.files.document import read_regular_file
 from app.triton.config import model_config_of, parse_config
 from app.triton.scripts import Scripts
 
 CONFIG_FILE = "config.pbtxt"
+MAX_CONFIG_BYTES = 1024 * 1024
+MAX_WIRES = 2048
+"""Limit of an ensemble's tensors, steps and the entries of their maps together, which the checks compare."""
 SCRIPT = "model.py"
 BACKEND_BY_FILE = {
     SCRIPT: "python",
@@ -53,7 +57,10 @@ def model_folders(path: Path) -> list[Path]:
     """Raises RepositoryUnreadable."""
     if not path.is_dir():
         raise RepositoryUnreadable(f"There is no model repository at {path}.")
-    folders = sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith((".", "__")))
+    try:
+        folders = sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith((".", "__")))
+    except OSError as exc:
+        raise RepositoryUnreadable(f"The model repository {path} cannot be read: {exc.strerror}.") from exc
     if not folders:
         raise RepositoryUnreadable(
             f"The model repository {path} contains no models: each model needs a folder of its own."
@@ -65,7 +72,7 @@ def read_config(folder: Path) -> pb.ModelConfig:
     """Returns a model's configuration, empty if there is no file. Raises ValueError with the path of a broken file."""
     path = folder / CONFIG_FILE
     try:
-        return parse_config(path.read_text(encoding="utf-8"))
+        return _bounded(parse_config(read_regular_file(path, MAX_CONFIG_BYTES).decode("utf-8")))
     except UnicodeDecodeError as exc:
         raise ValueError(f"{path} cannot be read: it is not UTF-8 text") from exc
     except ValueError as exc:
@@ -73,7 +80,16 @@ def read_config(folder: Path) -> pb.ModelConfig:
     except OSError as exc:
         if isinstance(exc, FileNotFoundError) and not path.is_symlink():
             return pb.ModelConfig()
-        raise ValueError(f"{path} cannot be read: {exc.strerror}") from exc
+        raise ValueError(f"{path} cannot be read: {exc.strerror or exc}") from exc
+
+
+def _bounded(config: pb.ModelConfig) -> pb.ModelConfig:
+    """Raises ValueError."""
+    steps = config.ensemble_scheduling.step
+    wires = sum(1 + len(step.input_map) + len(step.output_map) for step in steps)
+    if wires + len(config.input) + len(config.output) > MAX_WIRES:
+        raise ValueError(f"1: more than {MAX_WIRES} tensors, steps and entries of their maps")
+    return config
 
 
 def backend_named(config: pb.ModelConfig) -> str:
@@ -97,7 +113,15 @@ def _versions(folder: Path) -> tuple[str, ...]:
 
 
 def _read_model(folder: Path) -> RepositoryModel:
-    versions = _versions(folder)
+    try:
+        return _readable_model(folder, _versions(folder))
+    except OSError as exc:
+        complaint = f"{folder} cannot be read: {exc.strerror}"
+        return RepositoryModel(folder.name, _empty_config(folder.name), complaint=complaint)
+
+
+def _readable_model(folder: Path, versions: tuple[str, ...]) -> RepositoryModel:
+    """Raises OSError."""
     try:
         message = read_config(folder)
         config = model_config_of(message)

@@ -7,6 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from app.files.document import read_regular_file
+
+MAX_SCRIPT_BYTES = 1024 * 1024
 PYTHON = "{}.{}".format(*sys.version_info)
 
 
@@ -41,9 +44,9 @@ def _parsed(path: Path) -> ast.Module:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the script's style, such as unknown escapes
-            return ast.parse(path.read_bytes())
+            return ast.parse(read_regular_file(path, MAX_SCRIPT_BYTES))
     except OSError as exc:
-        raise ValueError(f"{path} cannot be read: {exc.strerror}") from exc
+        raise ValueError(f"{path} cannot be read: {exc.strerror or exc}") from exc
     except SyntaxError as exc:
         raise ValueError(f"{path}:{exc.lineno or 1}: {exc.msg}, as Python {PYTHON} reads it") from exc
     except (ValueError, RecursionError, MemoryError) as exc:

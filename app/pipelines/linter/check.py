@@ -1,29 +1,39 @@
 """Every check over a repository's models and gateway.yaml."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
+from itertools import islice
 
 from app.domain.model import RepositoryModel
 from app.pipelines.file import GatewayFile
-from app.pipelines.linter import cycles, edges, files, gateway, names, omissions, parallel, sessions
+from app.pipelines.linter import cycles, edges, files, gateway, names, omissions, parallel, sessions, sizes
 from app.pipelines.linter.findings import Code, Finding
-from app.pipelines.linter.wiring import ENSEMBLE, Models, Wiring, wiring_of
+from app.pipelines.linter.wiring import ENSEMBLE, Models, Wiring, decoupled_models, wiring_of
+
+MAX_FINDINGS = 1000
 
 
 def check(repository: Sequence[RepositoryModel], file: GatewayFile | None = None) -> list[Finding]:
-    """``file`` None: only the models are checked."""
+    """``file`` None: only the models are checked. Returns at most MAX_FINDINGS."""
+    return list(islice(_findings(repository, file), MAX_FINDINGS))
+
+
+def _findings(repository: Sequence[RepositoryModel], file: GatewayFile | None) -> Iterator[Finding]:
     models = {model.folder: model.config for model in repository}
     readable = {model.folder: model.config for model in repository if not model.complaint}
     wirings = [wiring_of(config, readable) for config in readable.values() if config.backend == ENSEMBLE]
-    return [
-        *_folders(repository),
-        *cycles.ensemble_cycles(repository),
-        *cycles.bls_cycles(repository),
-        *(finding for wiring in wirings for finding in _ensemble(wiring, models, repository)),
-        *_parallel_failures(repository, wirings, file),
-        *_omissions(models, wirings, file),
-        *sessions.needed_sessions(file, readable),
-        *(_gateway(file, readable) if file is not None else ()),
-    ]
+    yield from _folders(repository)
+    yield from sizes.invalid_sizes(readable)
+    yield from sizes.excessive_sizes(readable)
+    yield from cycles.ensemble_cycles(repository)
+    yield from cycles.bls_cycles(repository)
+    decoupled = decoupled_models(models)
+    for wiring in wirings:
+        yield from _ensemble(wiring, models, decoupled, repository)
+    yield from _parallel_failures(repository, wirings, file)
+    yield from _omissions(models, wirings, file)
+    yield from sessions.needed_sessions(file, readable)
+    if file is not None:
+        yield from _gateway(file, readable)
 
 
 def _folders(repository: Sequence[RepositoryModel]) -> Iterator[Finding]:
@@ -41,7 +51,9 @@ def _folders(repository: Sequence[RepositoryModel]) -> Iterator[Finding]:
         yield from files.scripts(model)
 
 
-def _ensemble(wiring: Wiring, models: Models, repository: Sequence[RepositoryModel]) -> Iterator[Finding]:
+def _ensemble(
+    wiring: Wiring, models: Models, decoupled: Set[str], repository: Sequence[RepositoryModel]
+) -> Iterator[Finding]:
     yield from names.unknown_models(wiring, models)
     yield from _versions(wiring, repository)
     yield from names.unknown_tensors(wiring)
@@ -52,8 +64,8 @@ def _ensemble(wiring: Wiring, models: Models, repository: Sequence[RepositoryMod
     yield from cycles.tensor_cycles(wiring)
     yield from edges.mismatches(wiring)
     yield from edges.batch_sizes(wiring)
-    yield from edges.decoupled_joins(wiring, models)
-    yield from edges.unordered_streams(wiring, models)
+    yield from edges.decoupled_joins(wiring, decoupled)
+    yield from edges.unordered_streams(wiring, decoupled)
     yield from edges.routers_needed(wiring)
     yield from names.unknown_edges(wiring)
 

@@ -61,13 +61,20 @@ def _cycles(edges: Mapping[_N, Iterable[_N]]) -> list[list[_N]]:
 
 def _way_back(start: _N, edges: Mapping[_N, Iterable[_N]]) -> list[_N] | None:
     """The shortest way from a node to itself."""
-    ways = [[start]]
-    seen: set[_N] = set()
-    for way in ways:
-        for node in edges.get(way[-1], ()):
-            if node == start:
-                return way
-            if node not in seen:
-                seen.add(node)
-                ways.append([*way, node])
+    before: dict[_N, _N] = {}
+    waiting = [start]
+    for node in waiting:
+        for following in edges.get(node, ()):
+            if following == start:
+                return _way(start, node, before)
+            if following not in before:
+                before[following] = node
+                waiting.append(following)
     return None
+
+
+def _way(start: _N, end: _N, before: Mapping[_N, _N]) -> list[_N]:
+    way = [end]
+    while way[-1] != start:
+        way.append(before[way[-1]])
+    return way[::-1]

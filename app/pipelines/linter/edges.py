@@ -4,10 +4,10 @@ The rules are those by which Triton 2.51 loads and runs an ensemble, observed on
 edge has a batch dimension, it takes the dimension away or adds one, as long as the batch is of one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from app.pipelines.linter.findings import Code, Finding
-from app.pipelines.linter.wiring import End, Models, Place, Wiring, is_decoupled
+from app.pipelines.linter.wiring import End, Place, Wiring
 from app.pipelines.shapes import shape_text
 
 _FREE = -1
@@ -29,14 +29,14 @@ def batch_sizes(wiring: Wiring) -> Iterator[Finding]:
             yield Finding(Code.BATCH_MISMATCH, text, wiring.name, place.number)
 
 
-def decoupled_joins(wiring: Wiring, models: Models) -> Iterator[Finding]:
+def decoupled_joins(wiring: Wiring, decoupled: Set[str]) -> Iterator[Finding]:
     """A step whose inputs come with different numbers of responses, or such outputs of the ensemble."""
     origin: dict[str, Place | None] = {spec.name: None for spec in wiring.config.inputs}
     for place in wiring.runnable():
         tensors = [tensor for _, tensor in place.step.input_map]
         if found := _join(wiring, tensors, origin, place):
             yield found
-        own = place if place.config is not None and is_decoupled(place.config, models) else None
+        own = place if place.step.model in decoupled else None
         inherited = origin[tensors[0]] if tensors else None
         origin |= {tensor: own or inherited for _, tensor in place.step.output_map}
     outputs = [spec.name for spec in wiring.config.outputs if spec.name in origin]
@@ -44,7 +44,7 @@ def decoupled_joins(wiring: Wiring, models: Models) -> Iterator[Finding]:
         yield found
 
 
-def unordered_streams(wiring: Wiring, models: Models) -> Iterator[Finding]:
+def unordered_streams(wiring: Wiring, decoupled: Set[str]) -> Iterator[Finding]:
     streamed: set[str] = set()
     for place in wiring.runnable():
         reads_stream = any(tensor in streamed for _, tensor in place.step.input_map)
@@ -52,7 +52,7 @@ def unordered_streams(wiring: Wiring, models: Models) -> Iterator[Finding]:
             count = place.config.instance_count
             text = f"{place} has {count} instances behind a decoupled step: responses may arrive in the wrong order"
             yield Finding(Code.UNORDERED_STREAM, text, wiring.name, place.number)
-        if reads_stream or (place.config is not None and is_decoupled(place.config, models)):
+        if reads_stream or place.step.model in decoupled:
             streamed |= {tensor for _, tensor in place.step.output_map}
 
 

@@ -16,6 +16,8 @@ class Severity(StrEnum):
 class Code(StrEnum):
     UNREADABLE_CONFIG = "unreadable-config"
     FOLDER_NAME = "folder-name"
+    INVALID_SIZE = "invalid-size"
+    EXCESSIVE_SIZE = "excessive-size"
     UNKNOWN_MODEL = "unknown-model"
     UNKNOWN_VERSION = "unknown-version"
     UNKNOWN_TENSOR = "unknown-tensor"
@@ -46,6 +48,7 @@ class Code(StrEnum):
 
 _WARNINGS = frozenset(
     {
+        Code.EXCESSIVE_SIZE,
         Code.ROUTER_NEEDED,
         Code.UNORDERED_STREAM,
         Code.UNKNOWN_BACKEND,

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from app.domain.model import RepositoryModel
 from app.pipelines.linter.findings import Code, Finding
-from app.pipelines.linter.wiring import Models, Place, Wiring
+from app.pipelines.linter.wiring import Models, Place, Wiring, models_below
 from app.pipelines.spec import PipelineSpec
 
 Reasons = Mapping[str, str]
@@ -18,7 +18,7 @@ def reasons_to_fail(
     models = {model.folder: model.config for model in repository}
     reasons: dict[str, str] = {}
     for name, spec in pipelines.items():
-        if _runs(spec.model, ensemble, models):
+        if spec.rejects_input and ensemble in models_below(spec.model, models):
             reasons |= dict.fromkeys(spec.rejects_input, f"pipeline '{name}' lists it under rejects_input")
     for model in repository:
         if model.files is not None and model.files.sends_errors:
@@ -28,31 +28,23 @@ def reasons_to_fail(
     return reasons
 
 
-def _runs(model: str, ensemble: str, models: Models, above: frozenset[str] = frozenset()) -> bool:
-    steps = models[model].steps if model in models and model not in above else ()
-    return model == ensemble or any(_runs(step.model, ensemble, models, above | {model}) for step in steps)
-
-
 def parallel_failures(wiring: Wiring, models: Models, reasons: Reasons) -> Iterator[Finding]:
     """One finding for each step that may fail while another step runs."""
-    before = _steps_before(wiring)
-    for place in wiring.runnable():
-        reason = _reason(place.step.model, models, reasons, frozenset({wiring.name}))
-        beside = [other for other in wiring.runnable() if not _is_ordered(place, other, before)]
+    runnable, before = (wiring.runnable(), _steps_before(wiring)) if reasons else ([], {})
+    for place in runnable:
+        reason = _reason(place.step.model, models, reasons)
+        beside = next((other for other in runnable if not _is_ordered(place, other, before)), None)
         if reason and beside:
             text = (
-                f"{place} may fail ({reason}) while {beside[0]} runs, and Triton 2.51 can crash then: refuse in a step "
+                f"{place} may fail ({reason}) while {beside} runs, and Triton 2.51 can crash then: refuse in a step "
                 "before both, or run them from a BLS script"
             )
             yield Finding(Code.PARALLEL_FAILURE, text, wiring.name, place.number)
 
 
-def _reason(model: str, models: Models, reasons: Reasons, above: frozenset[str]) -> str:
+def _reason(model: str, models: Models, reasons: Reasons) -> str:
     """Why the model may fail. An ensemble may fail as soon as one of its steps may."""
-    if model in reasons or model in above:
-        return reasons.get(model, "")
-    steps = models[model].steps if model in models else ()
-    return next((found for step in steps if (found := _reason(step.model, models, reasons, above | {model}))), "")
+    return next((reasons[name] for name in models_below(model, models) if name in reasons), "")
 
 
 def _steps_before(wiring: Wiring) -> dict[int, frozenset[int]]:

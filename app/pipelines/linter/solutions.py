@@ -10,6 +10,10 @@ SOLUTION_BY_CODE = {
     Code.FOLDER_NAME: (
         "Rename the folder or correct `name` in `config.pbtxt`, or remove `name`: Triton then uses the folder's name."
     ),
+    Code.INVALID_SIZE: (
+        "Declare each dimension with its size, or with `-1` for any size. Without batching, `max_batch_size` is 0."
+    ),
+    Code.EXCESSIVE_SIZE: "Declare the size that the model needs, or `-1` for a dimension of any size.",
     Code.UNKNOWN_MODEL: "Correct `model_name` of the step, or add the model to the repository.",
     Code.UNKNOWN_VERSION: (
         "Use `model_version: -1` for the newest version, or add the folder (an ensemble needs an empty version folder "

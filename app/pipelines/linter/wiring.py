@@ -80,10 +80,30 @@ def is_auto_completed(config: ModelConfig) -> bool:
     return config.backend != ENSEMBLE and not config.declares_tensors
 
 
-def is_decoupled(config: ModelConfig, models: Models, above: frozenset[str] = frozenset()) -> bool:
-    """An ensemble is as soon as one of its steps is; Triton says so only once it has loaded it."""
-    below = [models[step.model] for step in config.steps if step.model in models and step.model not in above]
-    return config.decoupled or any(is_decoupled(each, models, above | {config.name}) for each in below)
+def models_below(model: str, models: Models) -> Iterator[str]:
+    """The model and the models that it runs, directly or through ensembles: each once, in the order of the steps."""
+    waiting, seen = [model], set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name not in seen:
+            seen.add(name)
+            yield name
+            waiting += [step.model for step in reversed(models[name].steps)] if name in models else ()
+
+
+def decoupled_models(models: Models) -> set[str]:
+    """An ensemble is decoupled if one of its steps is. Triton says so only after it has loaded the ensemble."""
+    callers: dict[str, set[str]] = {}
+    for name, config in models.items():
+        for step in config.steps:
+            callers.setdefault(step.model, set()).add(name)
+    found = {name for name, config in models.items() if config.decoupled}
+    waiting = list(found)
+    while waiting:
+        new = callers.get(waiting.pop(), set()) - found
+        found |= new
+        waiting += new
+    return found
 
 
 def _end(place: Place, name: str, spec_of: Callable[[ModelConfig, str], TensorSpec | None]) -> End:

@@ -13,7 +13,7 @@ LAYERS = {
     "domain": set[str](),
     "files": {"domain"},
     "admission": {"domain", "files"},
-    "triton": {"domain"},
+    "triton": {"domain", "files"},
     "pipelines": {"domain", "files"},
     "streams": {"domain"},
     "observability": {"domain"},

@@ -218,4 +218,6 @@ def _reworded(text: str) -> str:
 def _position_of(exc: Exception) -> str:
     if isinstance(exc, UnicodeDecodeError):
         return "it is not UTF-8"
+    if "truncated" in str(exc):  # msgspec's words for both
+        return "it ends too early, or a text has half of a surrogate pair"
     return str(exc).removeprefix("JSON is malformed: ").lower()

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
+from app.domain.errors import StreamEvicted
 from app.streams.event import Event, EventName
 
 PREFIX = "triton-gateway"
@@ -89,9 +90,13 @@ def entry_id(event_id: int) -> str:
 
 
 def event_of(entry: Entry) -> Event:
+    """Raises StreamEvicted for an entry that no gateway wrote."""
     entry_id, fields = entry
-    name = cast("EventName", fields[b"name"].decode())
-    return Event(int(entry_id.partition(b"-")[0]), name, fields[b"data"])
+    try:
+        name = cast("EventName", fields[b"name"].decode())
+        return Event(int(entry_id.partition(b"-")[0]), name, fields[b"data"])
+    except (KeyError, ValueError) as exc:
+        raise StreamEvicted("An event of this stream in Redis cannot be read.") from exc
 
 
 def script_words(events: list[Event]) -> list[str | bytes | int]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Mapping
 from typing import cast
 
 from app.domain.errors import StreamEvicted, UnknownStream, UpstreamUnavailable
@@ -47,9 +48,7 @@ class RedisReader:
             raise UnknownStream("There is no such stream, or it has expired.")
         if b"evicted" in known:
             raise evicted()
-        stream = Reference(
-            keys, known[b"owner"].decode(), known[b"request_id"].decode(), int(known[b"resume_ms"]) / 1e3
-        )
+        stream = _reference(keys, known)
         events = (event_of(oldest[0]), event_of(newest[0])) if newest else (None, None)
         return cls(redis, tailer, stream, *events)
 
@@ -106,6 +105,14 @@ class RedisReader:
         events = [event_of(entry) for entry in cast("list[Entry]", found)]
         self._count = _count_for(events)
         return events
+
+
+def _reference(keys: Keys, known: Mapping[bytes, bytes]) -> Reference:
+    """Raises StreamEvicted for a description that no gateway wrote."""
+    try:
+        return Reference(keys, known[b"owner"].decode(), known[b"request_id"].decode(), int(known[b"resume_ms"]) / 1e3)
+    except (KeyError, ValueError) as exc:
+        raise StreamEvicted("The description of this stream in Redis cannot be read.") from exc
 
 
 def _count_for(events: list[Event]) -> int:

@@ -93,7 +93,7 @@ class RedisStore:
             owner, caller = await self._connections.requests.hmget(keys_of(stream_id).stream, ["owner", "caller"])
         if owner is None:
             raise UnknownStream("There is no such stream, or it has expired.")
-        return (caller or b"").decode()
+        return (caller or b"").decode(errors="replace")
 
     async def delete(self, stream_id: str) -> None:
         """The owner notices the deletion within HEARTBEAT_S; open readers still get the terminal event."""

@@ -44,6 +44,11 @@ def body(**fields: Any) -> bytes:
     return json.dumps({**GOOD, **fields}).encode()
 
 
+@pytest.mark.parametrize("body", [b'{"note": "\\ud800"}', b'{"note": "a'])
+def test_half_of_a_surrogate_pair_is_named(body: bytes) -> None:
+    assert refusal(body).detail == "The body is not JSON: it ends too early, or a text has half of a surrogate pair."
+
+
 class TestMalformedJson:
     @pytest.mark.parametrize(
         "text",

@@ -15,6 +15,7 @@ from app.streams.event import Event
 from app.streams.log import LiveLog
 from app.streams.quota import KEEP_LIMITS, KeepLimits
 from app.streams.redis_connections import PUBLISH_CONNECTIONS, REQUEST_CONNECTIONS
+from app.streams.redis_keys import entry_id, keys_of
 from app.streams.redis_store import RedisStore
 from app.streams.stream import Stream
 from tests.fakes.engine import Answer, FakeEngine
@@ -113,6 +114,31 @@ async def test_an_idle_process_sends_redis_only_heartbeats(redis: RedisServer) -
         await read_all(store, stream_id)
         await asyncio.sleep(0.6)
         assert (await info(redis, "clients"))["blocked_clients"] == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "fields"),
+    [
+        ("events", {"name": b"output"}),
+        ("events", {"name": b"\xff", "data": b"{}"}),
+        ("stream", {"resume_ms": b"soon"}),
+        ("stream", {"owner": b"\xff"}),
+    ],
+)
+async def test_a_malformed_entry_ends_the_stream_for_its_readers(
+    redis: RedisServer, key: str, fields: dict[str, bytes]
+) -> None:
+    async with running(redis) as store, Redis.from_url(redis.url) as client:
+        _, stream_id = await kept(store, token(1), FINAL)
+        await read_all(store, stream_id)
+        keys = keys_of(stream_id)
+        if key == "events":
+            await client.delete(keys.events)
+            await client.xadd(keys.events, fields, id=entry_id(1))
+        else:
+            await client.hset(keys.stream, mapping=fields)
+        with pytest.raises(StreamEvicted):
+            await store.reader(stream_id)
 
 
 class BrokenLog(LiveLog):

@@ -1,7 +1,7 @@
 # Two images, which contain only locked packages:
 #   docker build -t triton-gateway:0.1.0 .
 #   docker build -t triton-gateway-models:0.1.0 --target triton .
-# BASE_IMAGE: any image with glibc and Python 3.11 to 3.13 as python3, with venv and pip. The locked wheels need glibc.
+# BASE_IMAGE: any image with glibc and Python 3.11 to 3.14 as python3, with venv and pip. The locked wheels need glibc.
 ARG BASE_IMAGE=python:3.13-slim-bookworm
 # NVIDIA's Triton image. The reference models need its Python backend, and numpy 1.26 needs Python 3.10 to 3.12.
 ARG TRITON_BASE_IMAGE=nvcr.io/nvidia/tritonserver:26.10-py3

@@ -2,23 +2,32 @@
 
 simdjson reads a list into a buffer, without a Python object for each number. If simdjson or the bounds reject the list,
 msgspec decodes it again. Only msgspec's result determines whether the list is rejected, and the message.
-docs/decisions/0026-compiled-codecs.md has the figures.
+docs/decisions/0026-compiled-codecs.md has the figures. Without simdjson, which has no wheel
+for Python 3.14, msgspec decodes all lists.
 """
 
 import math
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, Protocol, cast
 
 import msgspec
 import numpy as np
-import simdjson
 
 from app.domain.model import TensorSpec
 from app.domain.tensor import DTYPE_BY_DATATYPE, FLOAT_DATATYPES, Array
 from app.pipelines.json_types import element_type
 from app.pipelines.kinds import ToArray, narrowing_to
 from app.pipelines.spec import InputSpec
+
+try:
+    import simdjson
+except ModuleNotFoundError:
+    HAS_SIMDJSON = False
+else:
+    HAS_SIMDJSON = True
 
 _BufferType = Literal["d", "i", "u"]
 _WIDEST = {"d": np.dtype(np.float64), "i": np.dtype(np.int64), "u": np.dtype(np.uint64)}
@@ -75,6 +84,8 @@ def number_codec(spec: InputSpec, tensor: TensorSpec, to_array: ToArray) -> Numb
     """``to_array``: the field's conversion, for lists that simdjson does not support."""
     datatype = tensor.datatype
     lists = ListCodec(element_type(spec, tensor), datatype, to_array)
+    if not HAS_SIMDJSON:
+        return lists
     if datatype in FLOAT_DATATYPES:
         return BufferCodec(lists.dtype, "d", _within(spec, narrowing_to(datatype)), lists)
     if datatype == "BOOL" or spec.enum:
@@ -104,8 +115,9 @@ def _between(low: float, high: float, narrowed: ToArray) -> ToArray:
 class _Parser(threading.local):
     """One parser for each thread. It keeps memory for the longest text so far, 14 times its size."""
 
-    def __init__(self) -> None:
-        self.parse = simdjson.Parser(max_capacity=_MAX_TEXT_BYTES).parse
+    @cached_property
+    def parse(self) -> Callable[[bytes], Any]:
+        return simdjson.Parser(max_capacity=_MAX_TEXT_BYTES).parse
 
 
 _parser = _Parser()

@@ -1,6 +1,8 @@
 """Both codecs for lists of numbers have the same result for every body."""
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,10 +17,11 @@ from hypothesis import strategies as st
 
 from app.domain.errors import GatewayError, InvalidInput
 from app.domain.tensor import DTYPE_BY_DATATYPE, FLOAT_DATATYPES, INTEGER_DATATYPES, Array
-from app.pipelines import number_arrays, structure
+from app.pipelines import number_arrays, number_codecs, structure
 from app.pipelines.fields import InputField
 from app.pipelines.number_codecs import BufferCodec, ListCodec, NumberCodec, number_codec
 from app.pipelines.pipeline import Pipeline
+from tests.docs.pages import ROOT
 from tests.fakes.models import model, pipeline
 
 CONFIG = model(
@@ -50,6 +53,9 @@ def list_codec(*given: Any) -> NumberCodec:
     """Returns the codec that creates Python objects."""
     codec = number_codec(*given)
     return codec.others if isinstance(codec, BufferCodec) else codec
+
+
+needs_simdjson = pytest.mark.skipif(not number_codecs.HAS_SIMDJSON, reason="pysimdjson has no wheel for this Python")
 
 
 def compiled() -> Pipeline:
@@ -203,6 +209,19 @@ class _NoCodec(ListCodec):
         raise AssertionError("a valid list is decoded through Python objects")
 
 
+def test_without_simdjson_lists_are_decoded_by_msgspec() -> None:
+    program = """
+import sys
+sys.modules["simdjson"] = None
+from tests.pipelines.test_number_codecs import compiled
+field = compiled().inputs[0]
+print(type(field._numbers).__name__, field.decode_large(memoryview(b"[1.5, 2]")).tolist())
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout == "ListCodec [1.5, 2.0]\n", done.stderr
+
+
+@needs_simdjson
 @pytest.mark.parametrize("name", sorted(FIELDS.keys() - {"o", "s"}))
 def test_valid_numbers_are_decoded_without_python_objects(name: str) -> None:
     field = next(field for field in BY_BUFFERS.inputs if field.name == name)
@@ -216,6 +235,7 @@ def buffers_of(field: InputField) -> BufferCodec:
     return BufferCodec(codec.dtype, codec.of_type, codec.narrowed, _NoCodec())
 
 
+@needs_simdjson
 def test_a_long_text_without_commas_skips_the_parser() -> None:
     """The parser would keep memory of 14 times the text's length."""
     text = b"[" + b" " * 200_000 + b"7]"

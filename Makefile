@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # Tests and tools write only inside the checkout, including temporary files.
-SCRATCH := TMPDIR=$(CURDIR)/.cache/tmp
+SCRATCH := TMPDIR='$(CURDIR)/.cache/tmp'
 UV := UV_CACHE_DIR=.cache/uv $(BIN)/uv
 COMPILE := $(UV) pip compile --quiet --universal --generate-hashes --no-header
 

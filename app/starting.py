@@ -1,5 +1,6 @@
 """``triton-gateway init``: a small working model repository with its gateway.yaml."""
 
+import shlex
 import shutil
 from pathlib import Path
 
@@ -24,7 +25,7 @@ def next_steps(folder: Path) -> str:
     return "\n".join(
         [
             f"{folder} has four models, gateway.yaml and README.md. Next:",
-            f"  triton-gateway check {folder}",
-            f"  triton-gateway serve --embedded --models {folder}",
+            f"  triton-gateway check {shlex.quote(str(folder))}",
+            f"  triton-gateway serve --embedded --models {shlex.quote(str(folder))}",
         ]
     )

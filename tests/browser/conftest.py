@@ -1,5 +1,6 @@
 """A headless Chromium for the session, controlled with WebDriver."""
 
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from tests.browser.page import ConsolePage
 from tests.conftest import Require
 from tests.environments import npm_environment
 from tests.processes import GatewayProcess
+from tests.short_paths import short_path
 
 AXE = """
 const [source, done] = arguments;
@@ -48,10 +50,11 @@ def chromium(require: Require, tmp_path_factory: pytest.TempPathFactory) -> Iter
     for flag in [*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"]:
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    browser = Chrome(options, Service(str(driver)))
-    browser.set_script_timeout(30)
-    yield browser
-    browser.quit()
+    with short_path(tmp_path_factory.mktemp("sockets")) as temporary:
+        browser = Chrome(options, Service(str(driver), env=os.environ | {"TMPDIR": str(temporary)}))
+        browser.set_script_timeout(30)
+        yield browser
+        browser.quit()
 
 
 @pytest.fixture

@@ -32,8 +32,9 @@ def helm(*arguments: str, stdin: str = "") -> str:
 
 def render_text(values: Document | Path | None = None, *, kubernetes: str = "1.33", chart: Path = CHART) -> str:
     """The YAML of a release called ``demo`` in the namespace ``inference``. Raises ChartRefused."""
-    chosen = [] if values is None else ["--values", str(values) if isinstance(values, Path) else "-"]
-    stdin = json.dumps(values) if isinstance(values, dict) else ""
+    # On standard input, because helm splits the names of files at commas.
+    chosen = [] if values is None else ["--values", "-"]
+    stdin = values.read_text() if isinstance(values, Path) else json.dumps(values or {})
     options = ["--namespace", NAMESPACE, "--kube-version", kubernetes, *chosen]
     return helm("template", RELEASE, str(chart), *options, stdin=stdin)
 

@@ -17,6 +17,7 @@ from app.triton.grpc.client import Client, Options
 from app.triton.grpc.connection import KeepAlive
 from app.triton.grpcio import SIZE_OPTIONS, SLOW_PING_OPTIONS, GrpcioTransport
 from app.triton.transport import MAX_MESSAGE_BYTES, RpcError, StreamCall, Transport
+from tests.short_paths import short_path
 
 Answer = Callable[[bytes, grpc.aio.ServicerContext], AsyncIterator[bytes]]
 Open = Callable[[str], Transport]
@@ -380,12 +381,13 @@ async def test_a_lost_connection_fails_its_calls(open_transport: Open, script: S
 
 
 async def test_a_transport_reconnects_after_a_restart(open_transport: Open, script: Script, tmp_path: Path) -> None:
-    address = f"unix:{tmp_path}/triton.sock"
-    transport = open_transport(address)
-    for _ in range(2):
-        async with serving(script, address):
-            assert await until_connected(transport, b"again") == b"again"
-    await transport.close()
+    with short_path(tmp_path) as folder:
+        address = f"unix:{folder}/triton.sock"
+        transport = open_transport(address)
+        for _ in range(2):
+            async with serving(script, address):
+                assert await until_connected(transport, b"again") == b"again"
+        await transport.close()
 
 
 async def until_connected(transport: Transport, message: bytes) -> bytes:

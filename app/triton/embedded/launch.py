@@ -2,9 +2,10 @@
 
 import os
 import secrets
+import shlex
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from app.triton.embedded.options import EmbeddedOptions, Ports
@@ -42,8 +43,12 @@ class Launch:
         cls, options: EmbeddedOptions, ports: Ports, repository: ServedRepository, models: ModelEnvironment
     ) -> "Launch":
         """Chooses the names and creates the temporary folder with Triton's backends."""
-        folder = Path(tempfile.mkdtemp(prefix="triton-gateway-"))
+        temporary = tempfile.gettempdir()
+        folder = Path(tempfile.mkdtemp(prefix="triton-gateway-", dir=temporary if _is_one_word(temporary) else "/tmp"))
         models.link_backends(folder)
+        if not _is_one_word(str(repository.path)):
+            (folder / "models").symlink_to(repository.path)
+            repository = replace(repository, path=folder / "models")
         return cls(options, ports, repository, models, secrets.token_hex(8), folder)
 
     @property
@@ -102,6 +107,11 @@ class Launch:
             yield f"--trace-config=opentelemetry,bsp_schedule_delay={self.options.traces_delay_ms}"
         yield "--trace-config=level=TIMESTAMPS"
         yield f"--trace-config=rate={_ONLY_WITH_PARENT}"
+
+
+def _is_one_word(path: str) -> bool:
+    """Whether Triton can use the path: its Python backend inserts paths without quotes into a command of bash."""
+    return shlex.quote(path) == path
 
 
 def _library_path(folder: str | None, inherited: Mapping[str, str]) -> dict[str, str]:

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -56,6 +57,20 @@ async def test_start_reports_progress_until_all_models_are_ready(options, add_mo
         await triton.stop()
     assert reported[0].total == 2
     assert reported[-1] == Loading(2, 2)
+
+
+async def test_paths_may_have_spaces(options, infer, tmp_path, monkeypatch):
+    repository, temporary = tmp_path / "the $models", tmp_path / "temporary files"
+    options.repository.rename(repository)
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    triton = EmbeddedTriton(replace(options, repository=repository))
+    await triton.start()
+    try:
+        assert await infer(triton.grpc_url) == 0.0
+    finally:
+        await triton.stop()
+    assert (repository / "ident" / "config.pbtxt").is_file()
 
 
 async def test_stop_removes_processes_and_files(options, traces_of):

@@ -44,6 +44,7 @@ from app.settings import (
 )
 from app.starting import FolderTaken, next_steps, write_starter
 from app.streams.store import StoreUnusable
+from app.triton.embedded import environment
 from app.triton.embedded.errors import EmbeddedTritonError
 from app.triton.model_repository import RepositoryUnreadable
 from app.triton.opening import open_engine
@@ -108,6 +109,8 @@ def _serve(given: dict[str, Any]) -> int:
     if given["embedded_repository"] is not None and not settings.embedded:
         raise SettingsError("--models is the repository of the embedded Triton: add --embedded")
     require_free_ports(settings.host, {f"{PREFIX}PORT": settings.port, f"{PREFIX}ADMIN_PORT": settings.admin_port})
+    if settings.embedded:
+        _prepare_models(settings)
     uvloop.run(serve(settings) if settings.workers == 1 else supervise(settings))
     return 0
 
@@ -232,15 +235,31 @@ def _add_init(commands: "argparse._SubParsersAction[CommandParser]") -> None:
 
 
 def _init(given: dict[str, Any]) -> int:
-    """Raises FolderTaken."""
+    """Raises FolderTaken, SettingsError or EmbeddedTritonError."""
+    settings = read_settings(os.environ, {})
     write_starter(given["folder"])
     print(next_steps(given["folder"]))  # noqa: T201 - the command's own answer
+    _prepare_models(settings)
     return 0
 
 
 def _triton(given: dict[str, Any]) -> int:
-    uvloop.run(run_triton(_settings(given)))
+    settings = _settings(given)
+    _prepare_models(settings)
+    uvloop.run(run_triton(settings))
     return 0
+
+
+def _prepare_models(settings: Settings) -> None:
+    """Creates the models' environment if the gateway's own is the default and cannot run models.
+
+    Only the extra ``embedded`` can do this. Raises ModelEnvironmentUnfit.
+    """
+    own = Path(sys.prefix)
+    if settings.models_venv == own and environment.is_needed(own):
+        configure_logging(settings.log_level, settings.log_format)
+        logging.getLogger(__name__).info("setting up %s for the models", settings.embedded_venv)
+        environment.create(settings.embedded_venv)
 
 
 async def show_models(settings: Settings) -> None:

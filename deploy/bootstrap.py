@@ -5,8 +5,8 @@ with the same lock files is a no-op.
 
     python3 deploy/bootstrap.py
 
-The gateway needs Python 3.11 to 3.13, the models Python 3.10 to 3.12 with a shared libpython. `MODELS_PYTHON` selects
-a Python for the models.
+The gateway needs Python 3.11 to 3.14, the models Python 3.10 to 3.12 with a shared libpython. If this machine has no
+such Python, uv installs one in `.cache/python`. `MODELS_PYTHON` selects a Python for the models.
 """
 
 from __future__ import annotations
@@ -25,20 +25,25 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from app.triton.embedded import interpreter, machine  # noqa: E402 - of this checkout, which is not installed yet
+# Of this checkout, which is not installed yet.
+from app.triton.embedded import interpreter, machine, managed_python  # noqa: E402
 from app.triton.embedded.interpreter import Interpreter  # noqa: E402
+from app.triton.embedded.managed_python import PythonUnavailable  # noqa: E402
 
+OLDEST, NEWEST = (3, 11), (3, 14)
 CACHE = ROOT / ".cache"
+MANAGED_PYTHONS = CACHE / "python"
 REQUIREMENTS = ROOT / "requirements"
 # Settings of pip and uv (an index, a proxy) are inherited, but their caches are inside the checkout.
-TOOL_ENVIRONMENT = {
+ENVIRONMENT = {
     **os.environ,
     "PIP_CACHE_DIR": str(CACHE / "pip"),
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     "UV_CACHE_DIR": str(CACHE / "uv"),
-    "UV_PYTHON_DOWNLOADS": "never",
     "TMPDIR": str(CACHE / "tmp"),
 }
+# Only `install_python` installs a Python, not a command that finds none.
+TOOL_ENVIRONMENT = {**ENVIRONMENT, "UV_PYTHON_DOWNLOADS": "never"}
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,8 @@ MODELS = Environment(
     os.environ.get("MODELS_PYTHON"),
 )
 UV = GATEWAY.folder / "bin" / "uv"
+UV_ALONE = CACHE / "setup"
+INSTALL_UV = ("-m", "pip", "install", "--quiet", "--require-hashes", "-r", REQUIREMENTS / "bootstrap.txt")
 
 
 def main() -> None:
@@ -110,19 +117,52 @@ def require_fit_machine() -> None:
 
 
 def find_gateway_python() -> Interpreter:
-    paths = interpreter.candidates(("python3.13", "python3.12", "python3.11"), outside_checkout())
-    found = interpreter.choose(paths, interpreter.inspect, can_run_gateway)
-    return found or sys.exit(
-        "The gateway needs Python 3.11 to 3.13 with venv and ensurepip, and none was found. Install one (Debian and "
-        "Ubuntu: `apt-get install python3-venv`), or name it: `make run PYTHON=/path/to/python3.12`."
+    names = ("python3.13", "python3.14", "python3.12", "python3.11")
+    paths = [*interpreter.candidates(names, outside_checkout()), *managed_python.paths_in(MANAGED_PYTHONS)]
+    require_venv(paths)
+    return interpreter.choose(paths, interpreter.inspect, can_run_gateway) or install_python(
+        "No Python on this machine can run the gateway: it needs Python 3.11 to 3.14. To name one that is not on PATH: "
+        "`make run PYTHON=/path/to/python3.12`."
     )
 
 
 def find_models_python() -> Interpreter:
     override = Path(MODELS.chosen) if MODELS.chosen else None
-    paths = [override] if override else interpreter.model_candidates(outside_checkout())
-    found = interpreter.choose(paths, interpreter.inspect, lambda each: each.runs_models)
-    return found or sys.exit(interpreter.refusal(override))
+    here = [*interpreter.model_candidates(outside_checkout()), *managed_python.paths_in(MANAGED_PYTHONS)]
+    found = interpreter.choose([override] if override else here, interpreter.inspect, lambda each: each.runs_models)
+    if found is None and override:
+        sys.exit(interpreter.refusal(override))
+    return found or install_python(
+        f"{interpreter.refusal(None)} To name one that is not on PATH: `MODELS_PYTHON=/path/to/python3.12 make run`."
+    )
+
+
+def install_python(refusal: str) -> Interpreter:
+    """Installs a Python for the gateway and the models. Exits with `refusal` and the reason if it cannot."""
+    try:
+        managed_python.require_permission(os.environ)
+        uv = UV if UV.exists() else install_uv()
+        say(f"Installing a Python in {MANAGED_PYTHONS.relative_to(ROOT)}")
+        return managed_python.install(uv, MANAGED_PYTHONS, ENVIRONMENT)
+    except PythonUnavailable as exc:
+        sys.exit(f"{refusal}\n{exc}")
+
+
+def install_uv() -> Path:
+    """Installs uv in an environment of its own, because there is no Python for `.venv` yet. Returns its path."""
+    python = require_venv(interpreter.candidates((), outside_checkout()))
+    run(python.path, "-m", "venv", "--clear", UV_ALONE)
+    run(UV_ALONE / "bin" / "python3", *INSTALL_UV)
+    return UV_ALONE / "bin" / "uv"
+
+
+def require_venv(paths: list[Path]) -> Interpreter:
+    """Returns the first Python of `paths` that can make an environment; its version does not matter."""
+    found = interpreter.choose(paths, interpreter.inspect, can_make_environments)
+    return found or sys.exit(
+        "The setup needs a Python with venv and ensurepip (Debian and Ubuntu: `apt-get install python3-venv`), or name "
+        "one: `make run PYTHON=/path/to/python3.12`."
+    )
 
 
 def outside_checkout() -> dict[str, str]:
@@ -132,16 +172,17 @@ def outside_checkout() -> dict[str, str]:
 
 
 def can_run_gateway(found: Interpreter) -> bool:
-    if not (3, 11) <= found.version <= (3, 13):
-        return False
+    return OLDEST <= found.version <= NEWEST and can_make_environments(found)
+
+
+def can_make_environments(found: Interpreter) -> bool:
     return subprocess.run([str(found.path), "-I", "-c", "import ensurepip, venv"], check=False).returncode == 0
 
 
 def set_up_gateway(python: Interpreter) -> None:
     with being_made(GATEWAY, python):
         if not UV.exists():
-            pip = (GATEWAY.python, "-m", "pip", "install", "--quiet", "--require-hashes")
-            run(*pip, "-r", REQUIREMENTS / "bootstrap.txt")
+            run(GATEWAY.python, *INSTALL_UV)
         sync(GATEWAY)
         run(UV, "pip", "install", "--python", GATEWAY.python, "--no-deps", "--no-build-isolation", "--editable", ROOT)
 

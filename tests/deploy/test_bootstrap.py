@@ -1,17 +1,6 @@
-import importlib.util
 from dataclasses import replace
 
 import pytest
-
-
-@pytest.fixture(scope="module")
-def bootstrap(pytestconfig):
-    spec = importlib.util.spec_from_file_location("bootstrap", pytestconfig.rootpath / "deploy" / "bootstrap.py")
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(importlib.sys.modules, "bootstrap", module)
-        spec.loader.exec_module(module)
-        yield module
 
 
 @pytest.fixture
@@ -73,11 +62,10 @@ def test_an_unsupported_machine_stops_setup_with_a_reason(bootstrap, monkeypatch
         bootstrap.require_fit_machine()
 
 
-def test_missing_interpreters_stop_setup_with_a_hint(bootstrap, monkeypatch):
-    monkeypatch.setattr(bootstrap.interpreter, "candidates", lambda *_: [])
-    with pytest.raises(SystemExit, match=r"Python 3\.11 to 3\.13.*make run PYTHON="):
-        bootstrap.find_gateway_python()
-    with pytest.raises(SystemExit, match="MODELS_PYTHON="):
+def test_an_unfit_chosen_python_stops_setup(bootstrap, monkeypatch):
+    chosen = replace(bootstrap.MODELS, chosen="/nonexistent/python3.12")
+    monkeypatch.setattr(bootstrap, "MODELS", chosen)
+    with pytest.raises(SystemExit, match=r"/nonexistent/python3\.12 cannot run the models"):
         bootstrap.find_models_python()
 
 

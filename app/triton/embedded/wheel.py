@@ -37,11 +37,12 @@ class ModelEnvironment:
         if python is None:
             raise ModelEnvironmentUnfit(
                 f"There is no Python environment for the models in {venv}. In a checkout, `make run` makes one, and so "
-                "does `pip install '.[embedded]'` with Python 3.11 or 3.12. Elsewhere, with Python 3.10 to 3.12: "
+                "does `pip install '.[embedded]'` with the next start. Elsewhere, with Python 3.10 to 3.12: "
                 f"`python3 -m venv .venv-triton && .venv-triton/bin/pip install {PACKAGES}`."
             )
         if not python.runs_models:
-            raise ModelEnvironmentUnfit(interpreter.refusal(python.path))
+            by_extra = "With `pip install '.[embedded]'` the gateway installs one itself."
+            raise ModelEnvironmentUnfit(f"{interpreter.refusal(python.path)} {by_extra}")
         return cls(python, _server_in(python.path))
 
     @property

@@ -66,5 +66,5 @@ def test_a_program_without_an_answer_is_not_an_interpreter(path):
 
 
 def test_the_error_suggests_a_remedy():
-    assert "MODELS_PYTHON=" in refusal(None)
+    assert "pyenv install 3.12" in refusal(None)
     assert "/opt/python3.13 cannot run the models" in refusal(Path("/opt/python3.13"))

@@ -47,6 +47,7 @@ class TlsFiles:
     def context(self, *protocols: str) -> ssl.SSLContext:
         """Creates a TLS context that offers ``protocols`` by ALPN. Raises CredentialsUnusable."""
         context = ssl.create_default_context(cadata=self._authorities())
+        context.minimum_version = ssl.TLSVersion.TLSv1_2  # Debian's Python leaves this to OpenSSL's configuration
         if self.certificate is not None:
             try:
                 context.load_cert_chain(self.certificate, self.key, password=str)

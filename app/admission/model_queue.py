@@ -89,11 +89,9 @@ class ModelQueue:
         return len(self._queue)
 
     def check(self, applicant: Applicant, deadline: Deadline) -> None:
-        """Raises TooManyRequests if :meth:`enter` would raise it now. Has no other effect."""
+        """Raises TooManyRequests if :meth:`enter` would raise it now. Has no effect on other requests."""
         if not self._has_slot(applicant):
-            refusal = self._refusal(applicant, deadline)
-            if refusal is not None:
-                raise refusal
+            self._require_place(applicant, deadline, self._displaced_by(applicant))
 
     def try_enter(self, applicant: Applicant) -> Slot | None:
         """Returns a slot if one is free and no other request waits for it."""
@@ -108,9 +106,10 @@ class ModelQueue:
         """
         if self._has_slot(applicant):
             return self._slot_of(applicant, 0.0)
-        refusal = self._refusal(applicant, deadline)
-        if refusal is not None:
-            raise refusal
+        displaced = self._displaced_by(applicant)
+        self._require_place(applicant, deadline, displaced)
+        if displaced is not None:
+            self._displace(displaced)
         return await self._wait(Waiter(applicant, deadline))
 
     def left(self, accounts: tuple[Account, ...], since: float, error: BaseException | None) -> None:
@@ -208,31 +207,30 @@ class ModelQueue:
             if account.waiting == 0:
                 account.model_queues.clear()
 
-    def _refusal(self, applicant: Applicant, deadline: Deadline) -> TooManyRequests | None:
-        """Returns the error if the request may not wait, else None. May refuse another request in its favour."""
-        if any(each.waiting >= each.max_waiting for each in applicant.accounts) and not self._make_room(applicant):
-            return self._refused(applicant, "The queue of this pipeline is full.", 0.0)
-        wait_s, needed_s = self._wait_s(applicant), self._needed_s
-        if wait_s * MARGIN + needed_s > deadline.remaining_s():
-            over_s = wait_s * MARGIN + needed_s - deadline.remaining_s()
-            return self._refused(applicant, "The request cannot be answered before its deadline.", over_s)
-        allowed_s = max(LONGEST_WAIT_S, 2 * self._service_s)
-        if wait_s > allowed_s:
-            return self._refused(applicant, "Too many requests wait for this model.", wait_s - allowed_s)
-        return None
-
-    def _make_room(self, applicant: Applicant) -> bool:
-        """Refuses a waiting request of the same pipeline with a weaker claim to its place. Returns whether it did."""
-        if any(each.waiting >= each.max_waiting for each in applicant.accounts if each is not applicant.own):
-            return False
-        displaced = self._queue.displaced_by(
+    def _displaced_by(self, applicant: Applicant) -> Waiter | None:
+        """Returns the request of the same pipeline that must leave its full queue for a new request, or None."""
+        if applicant.own.waiting < applicant.own.max_waiting:
+            return None
+        return self._queue.displaced_by(
             applicant.priority, applicant.key, lambda waiter: waiter.applicant.own is applicant.own
         )
-        if displaced is None:
-            return False
-        self._drop(displaced)
-        displaced.refuse(self._refused(displaced.applicant, "Requests with a greater right to the queue came.", 0.0))
-        return True
+
+    def _require_place(self, applicant: Applicant, deadline: Deadline, displaced: Waiter | None) -> None:
+        """Raises TooManyRequests if a request may not wait, even in the place of ``displaced``."""
+        full = [each for each in applicant.accounts if each.waiting >= each.max_waiting]
+        if full and (displaced is None or full != [applicant.own]):
+            raise self._refused(applicant, "The queue of this pipeline is full.", 0.0)
+        wait_s, needed_s = self._wait_s(applicant, displaced), self._needed_s
+        over_s = wait_s * MARGIN + needed_s - deadline.remaining_s()
+        if over_s > 0:
+            raise self._refused(applicant, "The request cannot be answered before its deadline.", over_s)
+        allowed_s = max(LONGEST_WAIT_S, 2 * self._service_s)
+        if wait_s > allowed_s:
+            raise self._refused(applicant, "Too many requests wait for this model.", wait_s - allowed_s)
+
+    def _displace(self, waiter: Waiter) -> None:
+        self._drop(waiter)
+        waiter.refuse(self._refused(waiter.applicant, "Requests with a greater right to the queue came.", 0.0))
 
     def _too_late(self, applicant: Applicant) -> TooManyRequests:
         return self._refused(applicant, "The request waited too long to be answered before its deadline.", 0.0)
@@ -259,15 +257,16 @@ class ModelQueue:
         now = monotonic()
         return self.limit.is_rising(now, self._queued_at if self._queue else now)
 
-    def _wait_s(self, applicant: Applicant) -> float:
-        """Expected wait of a new request, in seconds."""
+    def _wait_s(self, applicant: Applicant, displaced: Waiter | None) -> float:
+        """Expected wait of a new request that takes the place of ``displaced``, in seconds."""
         if not self._service_s:
             return 0.0
         ahead = 0 if self._is_rising else self._queue.ahead_of(applicant.priority, applicant.key) + 1
         wait_s = ahead / self._rate
         for account in applicant.accounts:
             if account.is_limited:
-                wait_s = max(wait_s, (account.waiting + 1) * self._service_s / account.max_running)
+                place = account.waiting + (displaced is None or account not in displaced.applicant.accounts)
+                wait_s = max(wait_s, place * self._service_s / account.max_running)
         return wait_s
 
     def retry_after_s(self, key: str, wait_s: float = 0.0) -> int:

@@ -236,6 +236,51 @@ class TestKeys:
         for each in (*flood, other):
             each.cancel()
 
+    async def test_a_check_displaces_no_request(self) -> None:
+        """The caller of the check has not sent its body, and may never send it."""
+        entrance = entrance_of(Admission(), queue=4)
+        waiting = await self.full_queue(entrance)
+        for caller in (self.OTHER, Caller("first", priority=1)):
+            entrance.check(caller, Deadline.after(LONG_S))
+        await turn()
+        assert [each.done() for each in waiting] == [False] * 4
+        for each in waiting:
+            each.cancel()
+
+    @pytest.mark.parametrize("priority", [0, 1])
+    async def test_a_rejected_request_displaces_no_request(self, priority: int) -> None:
+        entrance = entrance_of(Admission(), queue=4)
+        await run_for(entrance, 2.0)
+        waiting = await self.full_queue(entrance)
+        for enter in (entering(entrance, Caller("other", priority), deadline_s=2.5), self.check(entrance, priority)):
+            with pytest.raises(TooManyRequests):
+                await enter
+        assert [each.done() for each in waiting] == [False] * 4
+        for each in waiting:
+            each.cancel()
+
+    async def full_queue(self, entrance: Entrance) -> list[asyncio.Task[Slot]]:
+        for _ in range(2):
+            await entered(entrance, self.FLOOD)
+        waiting = [entering(entrance, self.FLOOD) for _ in range(4)]
+        await turn()
+        return waiting
+
+    @staticmethod
+    async def check(entrance: Entrance, priority: int) -> None:
+        entrance.check(Caller("other", priority), Deadline.after(2.5))
+
+    async def test_a_request_takes_the_place_of_the_one_that_it_displaces(self) -> None:
+        """Its expected wait is that of the displaced request, 3 s, not of a further one."""
+        entrance = entrance_of(Admission(), queue=4)
+        await run_for(entrance, 1.5)
+        waiting = await self.full_queue(entrance)
+        first = entering(entrance, Caller("first", priority=1), deadline_s=6.1)
+        await turn()
+        assert [each.done() for each in (*waiting, first)] == [False, False, False, True, False]
+        for each in (*waiting, first):
+            each.cancel()
+
     async def test_a_higher_priority_runs_first(self, entrance: Entrance) -> None:
         first, _ = [await entered(entrance) for _ in range(2)]
         low, high = entering(entrance, Caller("low")), entering(entrance, Caller("high", priority=1))

@@ -57,6 +57,10 @@ class Entrance:
         """Raises TooManyRequests if no slot is free or expected soon. Call it before you read the body."""
         self.model_queue.check(self._applicant(caller), deadline)
 
+    def admits(self, caller: Caller, deadline: Deadline) -> bool:
+        """Whether :meth:`check` would raise nothing now."""
+        return self.model_queue.admits(self._applicant(caller), deadline)
+
     async def enter(self, caller: Caller, deadline: Deadline) -> Slot:
         """Returns a slot, which the caller must release. Raises TooManyRequests or DeadlineExceeded."""
         return await self.model_queue.enter(self._applicant(caller), deadline)

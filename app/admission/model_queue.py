@@ -93,6 +93,10 @@ class ModelQueue:
         if not self._has_slot(applicant):
             self._require_place(applicant, deadline, self._displaced_by(applicant))
 
+    def admits(self, applicant: Applicant, deadline: Deadline) -> bool:
+        """Whether :meth:`check` would raise nothing now. Unlike a refusal, it reserves no retry time."""
+        return self._has_slot(applicant) or not self._objection(applicant, deadline, self._displaced_by(applicant))
+
     def try_enter(self, applicant: Applicant) -> Slot | None:
         """Returns a slot if one is free and no other request waits for it."""
         return self._slot_of(applicant, 0.0) if self._has_slot(applicant) else None
@@ -217,16 +221,25 @@ class ModelQueue:
 
     def _require_place(self, applicant: Applicant, deadline: Deadline, displaced: Waiter | None) -> None:
         """Raises TooManyRequests if a request may not wait, even in the place of ``displaced``."""
+        objection = self._objection(applicant, deadline, displaced)
+        if objection is not None:
+            raise self._refused(applicant, *objection)
+
+    def _objection(
+        self, applicant: Applicant, deadline: Deadline, displaced: Waiter | None
+    ) -> tuple[str, float] | None:
+        """Returns why a request may not wait, and for how many seconds this remains so; None if it may wait."""
         full = [each for each in applicant.accounts if each.waiting >= each.max_waiting]
         if full and (displaced is None or full != [applicant.own]):
-            raise self._refused(applicant, "The queue of this pipeline is full.", 0.0)
+            return "The queue of this pipeline is full.", 0.0
         wait_s, needed_s = self._wait_s(applicant, displaced), self._needed_s
         over_s = wait_s * MARGIN + needed_s - deadline.remaining_s()
         if over_s > 0:
-            raise self._refused(applicant, "The request cannot be answered before its deadline.", over_s)
+            return "The request cannot be answered before its deadline.", over_s
         allowed_s = max(LONGEST_WAIT_S, 2 * self._service_s)
         if wait_s > allowed_s:
-            raise self._refused(applicant, "Too many requests wait for this model.", wait_s - allowed_s)
+            return "Too many requests wait for this model.", wait_s - allowed_s
+        return None
 
     def _displace(self, waiter: Waiter) -> None:
         self._drop(waiter)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from random import choice
 from typing import Any
 
 from msgspec import Struct
@@ -15,7 +16,8 @@ from app.admission.admission import Admission, Entrance, ModelLoad, PipelineLimi
 from app.admission.caller import ANYONE, Caller
 from app.admission.keys import Key
 from app.admission.slot import Slot
-from app.api.access import check_pipeline
+from app.api.access import allows_pipeline, check_pipeline
+from app.api.deadlines import deadline_of
 from app.api.exchange import Exchange
 from app.api.explaining import Explaining
 from app.api.problems import problem_of
@@ -98,6 +100,26 @@ class Inference:
     def check_load(self, pipeline: Pipeline, caller: Caller, deadline: Deadline) -> None:
         """Raises TooManyRequests if the request would be refused now. Call it before the body is read."""
         self._entrance_of(pipeline).check(caller, deadline)
+
+    def check_load_of_any(self, exchange: Exchange, timeout_of: Callable[[Pipeline], float | None]) -> None:
+        """Raises TooManyRequests if the request would be refused now, whichever pipeline its body names.
+
+        Call it before the body is read. ``timeout_of``: the longest deadline, in seconds, of a request to a pipeline;
+        None if the body cannot name that pipeline.
+        """
+        allowed = (entry for name, entry in self.catalog.entries.items() if allows_pipeline(exchange.key, name))
+        refusing: list[tuple[Pipeline, Deadline]] = []
+        for pipeline in (entry.pipeline for entry in allowed):
+            timeout_s = None if pipeline is None else timeout_of(pipeline)
+            if pipeline is None or timeout_s is None:
+                continue
+            deadline = deadline_of(exchange, timeout_s)
+            if self._entrance_of(pipeline).admits(exchange.caller, deadline):
+                return
+            refusing.append((pipeline, deadline))
+        if refusing:
+            pipeline, deadline = choice(refusing)  # spreads the reserved retry times over the pipelines
+            self.check_load(pipeline, exchange.caller, deadline)
 
     def take_slot(self, call: Call) -> Awaitable[Slot]:
         """A slot for the call, maybe after a wait in the queue. Raises TooManyRequests or DeadlineExceeded."""

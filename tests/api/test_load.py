@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -12,6 +13,7 @@ from app.domain.errors import DeadlineExceeded, TooManyRequests, UpstreamUnavail
 from tests.api.conftest import FINAL, READ, READER, WRITER, word
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gateway import Served, served
+from tests.fakes.keys import bearer, entry, write_keys
 from tests.fakes.models import model, response, tensor
 
 CONFIG = """
@@ -188,6 +190,65 @@ async def test_a_full_queue_is_429_before_the_body_is_read(api: Served) -> None:
     refused = await api.client.post("/v1/pipelines/read", content=unread())
     assert refused.status_code == 429
     await asyncio.gather(*first)
+
+
+NAMED_IN_THE_BODY = ["resumable stream", "completion", "completion stream", "embeddings"]
+
+
+@pytest.mark.parametrize("kind", NAMED_IN_THE_BODY)
+async def test_a_request_that_every_pipeline_rejects_is_429_before_its_body_is_read(api: Served, kind: str) -> None:
+    model, path, body = REQUESTS[kind]
+    scripted(api, model, pause_s=0.2)
+    first = post(api, path, body)
+    await wait_for(lambda: running(api) == {model: 1})
+    refused = await post_unread(api, path)
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    assert await metric(api, "rejected_total", reason="too_many_requests") == 1
+    await first
+    await asyncio.wait_for(api.gateway.inference.workload.idle(), 5)
+
+
+async def test_a_busy_pipeline_rejects_no_request_to_another(tmp_path: Path) -> None:
+    """Two pipelines have completions, so the body is read as long as one of them accepts requests."""
+    write = CONFIG[CONFIG.index("  write:") : CONFIG.index("  embed:")]
+    second = write.replace("  write:", "  second:").replace("model: writer", "model: second")
+    (tmp_path / "gateway.yaml").write_text(f"pipelines:\n{write}{second}")
+    engine = FakeEngine.of(WRITER, replace(WRITER, name="second"))
+    async with served(engine, tmp_path / "gateway.yaml") as api:
+        scripted(api, "writer", pause_s=0.2)
+        first = post(api, *REQUESTS["completion"][1:])
+        await wait_for(lambda: running(api) == {"writer": 1})
+        busy = await post(api, "/v1/completions", {"model": "write", "prompt": "x"})
+        free = await post(api, "/v1/completions", {"model": "second", "prompt": "x"})
+        assert (busy.status_code, free.status_code) == (429, 200)
+        await first
+
+
+@pytest.mark.parametrize("kind", NAMED_IN_THE_BODY)
+async def test_a_full_key_is_429_before_the_body_is_read(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "gateway.yaml").write_text(CONFIG.replace("queue: 0", "queue: 9"))
+    keys = write_keys(tmp_path / "keys.yaml", entry("a", limits={"in_flight": 1, "queue": 0}), entry("b"))
+    engine = FakeEngine.of(READER, WRITER, EMBEDDER, FREE)
+    async with served(engine, tmp_path / "gateway.yaml", keys=keys) as api:
+        scripted(api, "reader", pause_s=0.2)
+        first = post(api, "/v1/pipelines/read", NOTE, **bearer("a"))
+        await wait_for(lambda: running(api) == {"reader": 1})
+        path = REQUESTS[kind][1]
+        assert (await post_unread(api, path, **bearer("a"))).status_code == 429
+        assert (await post_unread(api, path, **bearer("c"))).status_code == 401
+        assert (await post(api, path, {}, **bearer("b"))).status_code in {400, 422}
+        await first
+
+
+@pytest.mark.parametrize("kind", NAMED_IN_THE_BODY)
+async def test_a_drain_rejects_requests_before_their_body_is_read(api: Served, kind: str) -> None:
+    api.gateway.inference.workload.is_draining = True
+    assert (await post_unread(api, REQUESTS[kind][1])).status_code == 503
+
+
+async def post_unread(api: Served, path: str, **headers: str) -> httpx.Response:
+    headers = {"Content-Type": "application/json", **headers}
+    return await api.client.post(path, content=unread(), headers=headers)
 
 
 async def unread() -> AsyncIterator[bytes]:

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from app.admission.keys import Key
 from app.api.access import allows_pipeline, check_pipeline
@@ -34,13 +35,18 @@ class Asked:
         return await off_loop(lambda _body: read(), self.body)
 
 
-async def asked_of(exchange: Exchange, inference: Inference, limits: Limits) -> Asked:
+Pick = Callable[[OpenAIForm], Form | None]
+"""Returns the part of ``openai:`` that one address serves; None if the pipeline does not serve the address."""
+
+
+async def asked_of(exchange: Exchange, inference: Inference, limits: Limits, pick: Pick[Any]) -> Asked:
     """The request counts as work from here.
 
-    Raises Forbidden, Draining, UnknownPipeline or ModelNotReady, and what is wrong with the body.
+    Raises Forbidden, Draining, TooManyRequests, UnknownPipeline or ModelNotReady, and what is wrong with the body.
     """
     exchange.record.transport = "unary"
     inference.workload.begin(exchange.work)
+    inference.check_load_of_any(exchange, partial(_timeout_of, pick))
     body = await read_json(exchange, limits)
     members = await off_loop(read_members, body)
     model = take(members, "model", str, "")
@@ -63,7 +69,15 @@ def check_model(exchange: Exchange, catalog: Catalog, name: str) -> None:
         raise UnknownPipeline(f"There is no model with this id{nearest(name, models_of(catalog))[:512]}")
 
 
-def form_of(pipeline: Pipeline, pick: Callable[[OpenAIForm], Form | None], what: str) -> Form:
+def _timeout_of(pick: Pick[Any], pipeline: Pipeline) -> float | None:
+    """Returns the longest deadline of a request to the pipeline, whole or as a stream; None if it is not served."""
+    if pipeline.openai is None or pick(pipeline.openai) is None:
+        return None
+    stream = pipeline.spec.stream
+    return pipeline.timeout_s if stream is None else max(pipeline.timeout_s, stream.timeout_s)
+
+
+def form_of(pipeline: Pipeline, pick: Pick[Form], what: str) -> Form:
     """``what``: a description of the address. Raises UnknownPipeline."""
     form = None if pipeline.openai is None else pick(pipeline.openai)
     if form is None:

@@ -29,7 +29,7 @@ from app.domain.inference import InferenceRequest
 from app.domain.request_id import new_request_id
 from app.domain.tensor import Tensor, bytes_array
 from app.pipelines.body import refused
-from app.pipelines.openai.form import EmbeddingsForm
+from app.pipelines.openai.form import EmbeddingsForm, OpenAIForm
 from app.pipelines.pipeline import Pipeline
 
 MAX_INPUTS = 2048
@@ -62,8 +62,8 @@ class EmbeddingsRoute:
 
     async def _read(self, exchange: Exchange) -> EmbeddingsRequest:
         """The result keeps no reference to the body."""
-        asked = await asked_of(exchange, self._inference, self._limits)
-        form = form_of(asked.pipeline, lambda openai: openai.embeddings, "embeddings")
+        asked = await asked_of(exchange, self._inference, self._limits, _form_of)
+        form = form_of(asked.pipeline, _form_of, "embeddings")
         request = await asked.read(lambda: embeddings_request(asked.pipeline, form, asked.members))
         exchange.forget_body()
         return request
@@ -106,6 +106,10 @@ def _leave(slot: Slot, task: asyncio.Task[None]) -> None:
     """The duration of each batch was measured already."""
     failure = None if task.cancelled() else task.exception()
     slot.leave(failure or asyncio.CancelledError())
+
+
+def _form_of(openai: OpenAIForm) -> EmbeddingsForm | None:
+    return openai.embeddings
 
 
 def embeddings_request(pipeline: Pipeline, form: EmbeddingsForm, members: Members) -> EmbeddingsRequest:

@@ -72,7 +72,7 @@ class TextRoute:
 
     async def _read(self, exchange: Exchange) -> "_Read":
         """The result keeps no reference to the body."""
-        asked = await asked_of(exchange, self._inference, self._limits)
+        asked = await asked_of(exchange, self._inference, self._limits, self._address.form_of)
         form = form_of(asked.pipeline, self._address.form_of, self._address.what)
         read = await asked.read(lambda: self._read_members(asked, form, exchange.record.request_id))
         exchange.forget_body()

@@ -19,6 +19,7 @@ from app.api.sse import HEADERS, MEDIA_TYPE, RETRY
 from app.api.streaming import Start, StreamResponse
 from app.domain.errors import FieldProblem, Forbidden, GatewayError, InvalidInput, InvalidRequest, ResumableStreamsOff
 from app.pipelines.body import Body
+from app.pipelines.pipeline import Pipeline
 from app.pipelines.structure import malformed, members_of
 from app.streams.event import Event
 from app.streams.store import StreamStore
@@ -45,6 +46,7 @@ class StreamRoutes:
         record = exchange.record
         record.transport = "stream"
         self._inference.workload.begin(exchange.work)
+        self._inference.check_load_of_any(exchange, _timeout_of)
         name, inputs = await off_loop(_members_of, await read_json(exchange, self._limits))
         pipeline = self._inference.admit(exchange, name, "stream")
         deadline = deadline_of(exchange, pipeline.stream_spec().timeout_s)
@@ -130,6 +132,10 @@ def _router_by_id(read: Endpoint, delete: Endpoint) -> APIRouter:
     router.add_api_route("/{stream_id}", read)
     router.add_api_route("/{stream_id}", delete, methods=["DELETE"])
     return router
+
+
+def _timeout_of(pipeline: Pipeline) -> float | None:
+    return None if pipeline.spec.stream is None else pipeline.spec.stream.timeout_s
 
 
 def _members_of(body: Body) -> tuple[str, memoryview]:

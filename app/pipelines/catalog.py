@@ -13,7 +13,7 @@ from app.files.following import FollowedFile
 from app.pipelines.compile import Surroundings, derived_spec
 from app.pipelines.entry import Entry
 from app.pipelines.exposed import ExposedModels
-from app.pipelines.file import GatewayFile, read_gateway_file
+from app.pipelines.file import GatewayFile, followed_gateway_file
 from app.pipelines.form import Form, State
 from app.pipelines.lookup import Lookup, look_up, read_index
 from app.pipelines.pipeline import Pipeline
@@ -48,7 +48,7 @@ class Catalog:
     def load_file(self, known: GatewayFile | None = None) -> None:
         """Reads the file for the first time, or begins with content that is known to be good. Raises ConfigError."""
         if self.path is not None:
-            self._followed = FollowedFile(self.path, read_gateway_file, "gateway.yaml", is_quiet=known is not None)
+            self._followed = followed_gateway_file(self.path, is_quiet=known is not None)
             self.file = known or self._followed.read_first()
             specs = self.file.spec.pipelines
             self.entries = {name: Entry(served=Form(name, spec, self.file)) for name, spec in specs.items()}
@@ -118,7 +118,7 @@ class Catalog:
 
     async def adopt_file(self, path: Path) -> None:
         """Follows a file that was made after the start. Raises ConfigError."""
-        followed = FollowedFile(path, read_gateway_file, "gateway.yaml")
+        followed = followed_gateway_file(path)
         file = await asyncio.to_thread(followed.read_first)
         self.path, self._followed = path, followed
         self._take(file)

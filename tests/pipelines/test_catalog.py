@@ -24,6 +24,7 @@ from tests.fakes.engine import FakeEngine
 from tests.fakes.models import ensemble, model, refusal, response, tensor
 
 PLAIN = model("X FP32 [1]", "Y FP32 [1]", name="plain")
+LLM = model("PROMPT BYTES [1]", "TEXT BYTES [1]", name="llm")
 ANSWER = response(tensor("Y", "FP32", [0.5]))
 FILE = "pipelines:\n  p: {model: plain}\n"
 WITH_SAMPLE = "pipelines:\n  p: {model: plain, sample: {X: 1}}\n"
@@ -372,6 +373,43 @@ class TestReloading:
         write(path, FILE)
         await catalog.follow_file()
         assert catalog.entries.keys() == {"p"}
+
+    async def test_a_changed_template_is_followed(self, path: Path) -> None:
+        catalog = await self.with_template(path, "A: {{ messages[0].content }}")
+        write(path.parent / "chat.jinja", "B: {{ messages[0].content }}")
+        await turn(catalog)
+        assert self.prompt(catalog) == "B: Hello"
+        before = catalog.pipeline("p")
+        await turn(catalog)
+        assert catalog.pipeline("p") is before, "nothing changed since"
+
+    @pytest.mark.parametrize("broken", [b"\xff", b"{{", None], ids=["not UTF-8", "not a template", "deleted"])
+    async def test_a_broken_template_keeps_the_last_valid_version(self, path: Path, broken: bytes | None) -> None:
+        catalog = await self.with_template(path, "A: {{ messages[0].content }}")
+        template = path.parent / "chat.jinja"
+        template.unlink()
+        if broken is not None:
+            template.write_bytes(broken)
+        await turn(catalog)
+        assert (self.prompt(catalog), catalog.reload_failed) == ("A: Hello", True)
+        template.unlink(missing_ok=True)
+        template.write_text("C: {{ messages[0].content }}")
+        await turn(catalog)
+        assert (self.prompt(catalog), catalog.reload_failed) == ("C: Hello", False)
+
+    @staticmethod
+    async def with_template(path: Path, template: str) -> Catalog:
+        write(path.parent / "chat.jinja", template)
+        text = "pipelines:\n  p: {model: llm, openai: {chat: {prompt: PROMPT, text: TEXT, template: chat.jinja}}}\n"
+        return await loaded(FakeEngine.of(LLM), path, text)
+
+    @staticmethod
+    def prompt(catalog: Catalog) -> str:
+        openai = catalog.pipeline("p").openai
+        assert openai is not None
+        assert openai.chat is not None
+        assert openai.chat.template is not None
+        return openai.chat.template.render([{"role": "user", "content": "Hello"}])
 
     async def test_a_changed_symbolic_link_is_followed(self, engine: FakeEngine, path: Path) -> None:
         """Kubernetes updates a ConfigMap like this: the file is a link into a folder that is also a link."""

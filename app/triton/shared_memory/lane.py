@@ -112,7 +112,9 @@ class Lane:
         return True
 
     async def run(self) -> None:
-        """Drops the regions that Triton no longer maps. Runs until cancelled."""
+        """Removes the files of killed gateways, then drops the regions that Triton no longer maps, until cancelled."""
+        with suppress(OSError):
+            remove_leftovers()
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(IDLE_S):

@@ -5,6 +5,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from app.triton.shared_memory.region import SHARED_MEMORY
 
@@ -25,8 +26,8 @@ class Owner:
     def next_name(self) -> str:
         """Returns a unique name. Raises OSError."""
         if self._descriptor is None:
-            self._token = secrets.token_hex(8)
-            self._descriptor = _locked(self._token)
+            token = secrets.token_hex(8)
+            self._token, self._descriptor = token, _locked(token)
         self._count += 1
         return f"{PREFIX}{self._token}_{self._count}"
 
@@ -62,9 +63,15 @@ def _lock_file(token: str) -> str:
 
 
 def _locked(token: str) -> int:
-    """Opens and locks the file. Raises OSError."""
-    descriptor = os.open(_lock_file(token), os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    """Creates and locks the file. Raises OSError, also if another gateway removed the file before it was locked."""
+    path = _lock_file(token)
+    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        Path(path).stat()
+    except OSError:
+        os.close(descriptor)
+        raise
     return descriptor
 
 

@@ -1,14 +1,21 @@
 """A gateway removes the files of a killed gateway and no other files."""
 
+import asyncio
+import fcntl
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from app.triton.shared_memory import owner as owner_module
+from app.triton.shared_memory.lane import Lane
 from app.triton.shared_memory.owner import PREFIX, Owner, is_abandoned, remove_leftovers
 from app.triton.shared_memory.region import SHARED_MEMORY, Region
+from app.triton.transports import open_transport
+from tests.fakes.triton import FakeTriton, serving
+from tests.triton.shared_memory.stage import MIB
 
 KILLED = """
 import os, signal
@@ -71,3 +78,32 @@ def test_regions_of_a_killed_gateway_are_removed() -> None:
 
 def test_regions_of_other_clients_are_not_abandoned() -> None:
     assert not is_abandoned("region_of_another_client")
+
+
+async def test_the_next_gateway_removes_them_at_its_start(own_files: Callable[[], list[Path]]) -> None:
+    """Otherwise they would stay until it sends its first large tensor."""
+    async with serving(FakeTriton()) as triton, open_transport(triton.url) as transport:
+        (SHARED_MEMORY / f"{owner_module.PREFIX}dead.lock").touch()
+        (SHARED_MEMORY / f"{owner_module.PREFIX}dead_1").touch()
+        running = asyncio.create_task(Lane(transport, MIB).run())
+        async with asyncio.timeout(5):
+            while own_files():
+                await asyncio.sleep(0.01)
+        running.cancel()
+
+
+def test_a_lock_file_that_was_removed_before_it_was_locked_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another gateway may take it for a leftover. Then the regions would count as abandoned."""
+    owner, lock = Owner(), fcntl.flock
+
+    def remove_and_lock(descriptor: int, operation: int) -> None:
+        Path(f"/proc/self/fd/{descriptor}").readlink().unlink()
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", remove_and_lock)
+    with pytest.raises(OSError, match="No such file"):
+        owner.next_name()
+    monkeypatch.undo()
+    name = owner.next_name()
+    assert not is_abandoned(name)
+    owner.release()

@@ -35,15 +35,19 @@ def body_of(pipeline: Pipeline, values: Values, folder: Path, max_file_bytes: in
 
     Raises OSError for a file that cannot be read, TypeError or ValueError for a value that has no JSON form.
     """
-    files = {field.name for field in pipeline.inputs if field.is_file}
-    return orjson.dumps(
-        {
-            name: base64.b64encode(read_regular_file(folder / value, max_file_bytes)).decode()
-            if name in files
-            else value
-            for name, value in values.items()
-        }
+    paths = paths_in(pipeline, values)
+    return body_with(
+        pipeline, values, {name: read_regular_file(folder / path, max_file_bytes) for name, path in paths.items()}
     )
+
+
+def body_with(pipeline: Pipeline, values: Values, files: Mapping[str, bytes]) -> bytes:
+    """As ``body_of``, for files that were read: content by field name."""
+    for field in pipeline.inputs:
+        if field.is_file and field.name in values and field.name not in files:
+            raise TypeError(f"'{field.name}' is not the path of a file")
+    encoded = {name: base64.b64encode(content).decode() for name, content in files.items()}
+    return orjson.dumps({**values, **encoded})
 
 
 def sample_body(pipeline: Pipeline, folder: Path) -> bytes:

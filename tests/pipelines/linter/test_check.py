@@ -1,7 +1,9 @@
 """The linter on a broken repository for each code, on valid repositories, and on the reference models."""
 
+import builtins
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,6 +101,25 @@ def test_each_example_is_checked_like_the_sample(tmp_path: Path, values: str, ex
     (finding,) = findings_of(Broken(build, refused=False, gateway=gateway), tmp_path)
     assert finding.code is Code.SAMPLE
     assert f"gateway.yaml:7: pipelines.p.{expected}" in finding.text
+
+
+def test_the_file_of_a_sample_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file may have 64 MiB."""
+    opened: list[str] = []
+    real_open = builtins.open
+
+    def counting(path: Path, *args: Any, **options: Any) -> Any:
+        opened.append(Path(path).name)
+        return real_open(path, *args, **options)
+
+    def build(repository: Repository) -> None:
+        repository.model("pictures", "X:STRING:1", "Y:FP32:4")
+
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    monkeypatch.setattr(builtins, "open", counting)
+    gateway = f"pipelines:\n  p:\n    model: pictures{PICTURE.replace('contract: {Y: {shape: [-1]}}', '')}"
+    assert findings_of(Broken(build, refused=False, gateway=gateway), tmp_path) == []
+    assert opened.count("picture.png") == 1
 
 
 def test_scripts_of_a_model_are_parsed_but_not_executed(tmp_path: Path) -> None:

@@ -22,12 +22,17 @@ def sheet(width, height, *words):
     return image
 
 
-SIGN = Image.open(ROOT / "samples/sign.png")
+def sample(name):
+    with Image.open(ROOT / "samples" / name) as image:
+        return image.copy()
+
+
+SIGN = sample("sign.png")
 STRIP = sheet(170, 30, (10, 0, 24, "Strip word 0"))
 IMAGES = {
     "sign": SIGN,
-    "blank": Image.open(ROOT / "samples/blank.png"),
-    "scribble": Image.open(ROOT / "samples/scribble.png"),
+    "blank": sample("blank.png"),
+    "scribble": sample("scribble.png"),
     "upside_down": SIGN.rotate(180),
     "sloping": SIGN.rotate(10, expand=True, fillcolor=255),
     "photo_sized": SIGN.resize((3200, 1600)),

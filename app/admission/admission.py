@@ -69,13 +69,13 @@ class Entrance:
         """Returns a slot if one is free and no other request waits for it."""
         return self.model_queue.try_enter(self._applicant(caller))
 
-    def set_limits(self, limits: PipelineLimits, workers: int) -> None:
+    def set_limits(self, limits: PipelineLimits) -> None:
         self.limits = limits
-        queue = QUEUE if limits.queue is None else limits.queue
-        self.own.set_limits(_share(limits.in_flight, workers), _share(queue, workers))
+        queue, share = QUEUE if limits.queue is None else limits.queue, self._admission.share
+        self.own.set_limits(share(limits.in_flight), share(queue))
         self._applicants.clear()
         for account in self._by_key.values():
-            account.set_limits(_share(limits.per_key, workers), None)
+            account.set_limits(share(limits.per_key), None)
 
     def _applicant(self, caller: Caller) -> Applicant:
         if caller is ANYONE and self.limits.per_key is None:
@@ -96,7 +96,7 @@ class Entrance:
     def _account_of_key(self, key: str) -> Account:
         account = self._by_key.get(key)
         if account is None:
-            account = self._by_key[key] = Account(_share(self.limits.per_key, self._admission.workers))
+            account = self._by_key[key] = Account(self._admission.share(self.limits.per_key))
         return account
 
 
@@ -104,12 +104,14 @@ class Admission:
     """Holds the queues of all models and the accounts of all callers.
 
     Args:
-        workers: the number of processes that share the limits; each process gets an equal share of at least 1.
+        workers: the number of processes that share the limits.
         servers: the number of Tritons at the start.
+        number: of this process among the workers, from 1.
     """
 
-    def __init__(self, workers: int = 1, servers: int = 1) -> None:
-        self.workers = workers
+    def __init__(self, workers: int = 1, servers: int = 1, number: int = 1) -> None:
+        self._workers = workers
+        self._number = number
         self._servers = servers
         self.model_queues: dict[str, ModelQueue] = {}
         """By model: one limit protects a model, however it is called."""
@@ -124,7 +126,7 @@ class Admission:
         entrance = self.entrances.get((name, model))
         if entrance is None:
             entrance = self.entrances[name, model] = Entrance(self, name, model)
-        entrance.set_limits(limits, self.workers)
+        entrance.set_limits(limits)
         self._follow(load)
         return entrance
 
@@ -134,8 +136,17 @@ class Admission:
         if account is None:
             account = self._callers[caller.id] = Account()
         limits = caller.limits
-        account.set_limits(_share(limits.in_flight, self.workers), _share(limits.queue, self.workers))
+        account.set_limits(self.share(limits.in_flight), self.share(limits.queue))
         return account
+
+    def share(self, total: int | None) -> int | None:
+        """Returns this process's share of a limit. The shares add up to ``total``, but none is 0 unless ``total`` is.
+
+        A worker without a slot could not answer the requests on its connections.
+        """
+        if total is None:
+            return None
+        return max(total // self._workers + (self._number <= total % self._workers), min(total, 1))
 
     def _follow(self, load: ModelLoad) -> None:
         """Creates the queue of a model, or sets a new limit if the model's configuration has changed."""
@@ -143,7 +154,7 @@ class Admission:
         if model_queue is not None and self._loads[load.model] == load:
             return
         self._loads[load.model] = load
-        limit = limit_for(load.capacity.times(self._servers), _share(load.in_flight, self.workers), self.workers)
+        limit = limit_for(load.capacity.times(self._servers), self.share(load.in_flight), self._workers)
         if model_queue is None:
             self.model_queues[load.model] = ModelQueue(load.model, limit)
         else:
@@ -156,8 +167,3 @@ def limit_for(capacity: Capacity, in_flight: int | None, workers: int = 1) -> Li
     if in_flight is not None:
         return FixedLimit(in_flight)
     return (StreamLimit if capacity.is_decoupled else ThroughputLimit)(capacity, workers)
-
-
-def _share(total: int | None, workers: int) -> int | None:
-    """Returns one worker's share of a limit: at least 1, unless the limit is 0."""
-    return None if total is None else max(total // workers, min(total, 1))

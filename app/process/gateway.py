@@ -25,6 +25,7 @@ from app.process.adopting import adopt_when_made
 from app.process.credentials import metrics_tls_of
 from app.process.refreshing import ModelCheck, keep_fresh
 from app.process.servers import Servers
+from app.process.small_shares import ShareCheck
 from app.process.supervision import Supervisor
 from app.process.triton import Triton
 from app.settings import Settings
@@ -63,7 +64,9 @@ async def open_gateway(
         check = ModelCheck(catalog, engine, is_done=triton.part is not None)
         await check.run_once()
         canceller = Canceller(engine)
-        admission = Admission(triton.part.workers if triton.part else 1, len(triton.addresses))
+        workers, number = (triton.part.workers, triton.part.number) if triton.part else (1, 1)
+        admission = Admission(workers, len(triton.addresses), number)
+        shares = ShareCheck(catalog, keys, 1 if triton.part else settings.workers)
         gateway = Gateway(
             Inference(
                 engine,
@@ -85,7 +88,7 @@ async def open_gateway(
             settings.traces_url,
         )
         async with (
-            supervisor.running("catalog refresh", keep_fresh(catalog, check, metrics, keys)),
+            supervisor.running("catalog refresh", keep_fresh(catalog, check, metrics, keys, shares)),
             supervisor.running("wait for gateway.yaml", adopt_when_made(catalog, settings.default_config)),
         ):
             yield gateway

@@ -10,6 +10,7 @@ from app.domain.engine import Engine
 from app.observability.metrics import Metrics
 from app.pipelines.catalog import Catalog
 from app.process.scopes import ScopeCheck
+from app.process.small_shares import ShareCheck
 
 FILE_POLL_S = 1.0
 REFRESH_S = 2.0
@@ -33,7 +34,13 @@ class ModelCheck:
             await log_findings(self._engine, self._catalog.file)
 
 
-async def keep_fresh(catalog: Catalog, check: ModelCheck, metrics: Metrics, keys: FollowedKeys | None = None) -> None:
+async def keep_fresh(
+    catalog: Catalog,
+    check: ModelCheck,
+    metrics: Metrics,
+    keys: FollowedKeys | None = None,
+    shares: ShareCheck | None = None,
+) -> None:
     """Follows the files and the models until it is cancelled: a Triton that does not answer delays no reload."""
 
     def measured() -> None:
@@ -41,13 +48,15 @@ async def keep_fresh(catalog: Catalog, check: ModelCheck, metrics: Metrics, keys
 
     try:
         async with asyncio.TaskGroup() as group:
-            group.create_task(_follow_files(catalog, keys, measured))
+            group.create_task(_follow_files(catalog, keys, shares, measured))
             group.create_task(_follow_models(catalog, check, measured))
     finally:
         catalog.stop()
 
 
-async def _follow_files(catalog: Catalog, keys: FollowedKeys | None, measured: Callable[[], None]) -> None:
+async def _follow_files(
+    catalog: Catalog, keys: FollowedKeys | None, shares: ShareCheck | None, measured: Callable[[], None]
+) -> None:
     scopes = None if keys is None else ScopeCheck(keys, catalog)
     while True:
         if keys is not None:
@@ -55,6 +64,8 @@ async def _follow_files(catalog: Catalog, keys: FollowedKeys | None, measured: C
         await _contained(catalog.follow_file)
         if scopes is not None:
             scopes.run()
+        if shares is not None:
+            shares.run()
         measured()
         await asyncio.sleep(FILE_POLL_S)
 

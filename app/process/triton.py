@@ -36,6 +36,8 @@ class WorkerPart:
     """The last valid gateway.yaml that the supervisor read."""
     keys: Keyring | None = None
     """The last valid API keys that the supervisor read."""
+    number: int = 1
+    """The worker's number, from 1."""
 
 
 @dataclass(frozen=True, slots=True)

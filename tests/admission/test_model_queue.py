@@ -100,6 +100,22 @@ class TestSlots:
         await asyncio.wait_for(waiting, 1)
 
 
+class TestWorkers:
+    @pytest.mark.parametrize(("total", "shares"), [(7, [3, 2, 2]), (3, [1, 1, 1]), (2, [1, 1, 1]), (0, [0, 0, 0])])
+    def test_the_shares_of_a_limit_add_up_unless_there_are_more_workers(self, total: int, shares: list[int]) -> None:
+        assert [Admission(3, 1, number).share(total) for number in (1, 2, 3)] == shares
+
+    async def test_together_the_workers_run_as_many_requests_as_the_limit(self) -> None:
+        ran = 0
+        for number in (1, 2):
+            limits = PipelineLimits(in_flight=5, per_key=3)
+            entrance = Admission(2, 1, number).entrance("p", ModelLoad("m", Capacity(), in_flight=5), limits)
+            while entrance.try_enter(Caller("a")):
+                ran += 1
+        assert ran == 3
+        assert entrance.model_queue.limit.value == 2
+
+
 class TestLeaving:
     async def test_a_cancelled_request_leaves_the_queue(self, entrance: Entrance) -> None:
         first, _ = [await entered(entrance) for _ in range(2)]

@@ -79,7 +79,7 @@ class _Orders:
 
     def __call__(self, number: int, metrics: Descriptors) -> Order:
         keys, file = self.gateway.keys, self.gateway.inference.catalog.file
-        part = WorkerPart(self.settings.workers, file, None if keys is None else keys.ring)
+        part = WorkerPart(self.settings.workers, file, None if keys is None else keys.ring, number)
         return Order(
             number=number,
             settings=settings_of_worker(self.settings, number),

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Mapping
-from typing import cast
+from typing import NamedTuple, cast
 
 from app.domain.errors import StreamEvicted, UnknownStream, UpstreamUnavailable
 from app.streams.event import Event
@@ -19,16 +19,27 @@ FIRST_EVENTS = 16
 """Limit of the first fetch, before the size of the events is known."""
 
 
+class Held(NamedTuple):
+    """What Redis has of a stream: its oldest and newest event, and the number of events."""
+
+    first: Event | None = None
+    last: Event | None = None
+    events: int = 0
+
+    @property
+    def has_gap(self) -> bool:
+        """Whether events between the oldest and the newest are lost."""
+        return self.first is not None and self.last is not None and self.events <= self.last.id - self.first.id
+
+
 class RedisReader:
     """Implements :class:`app.streams.store.Reader`."""
 
-    def __init__(
-        self, redis: RedisClient, tailer: Tailer, stream: Reference, oldest: Event | None, newest: Event | None
-    ) -> None:
+    def __init__(self, redis: RedisClient, tailer: Tailer, stream: Reference, held: "Held") -> None:
         self._redis = redis
         self._tailer = tailer
         self._stream = stream
-        self._oldest, self._newest = oldest, newest
+        self._held = held
         self._tail: Tail | None = None
         self._count = FIRST_EVENTS
         self._failing_since: float | None = None
@@ -43,22 +54,23 @@ class RedisReader:
         with redis_errors():
             async with redis.pipeline(transaction=True) as pipe:
                 pipe.hgetall(keys.stream).xrange(keys.events, count=1).xrevrange(keys.events, count=1)
-                known, oldest, newest = await pipe.execute()
+                known, oldest, newest, count = await pipe.xlen(keys.events).execute()
         if not known:
             raise UnknownStream("There is no such stream, or it has expired.")
         if b"evicted" in known:
             raise evicted()
-        stream = _reference(keys, known)
-        events = (event_of(oldest[0]), event_of(newest[0])) if newest else (None, None)
-        return cls(redis, tailer, stream, *events)
+        held = Held(event_of(oldest[0]), event_of(newest[0]), count) if newest else Held()
+        return cls(redis, tailer, _reference(keys, known), held)
 
     async def resume(self, after: int) -> bool:
-        first, last = self._oldest, self._newest
+        first, last, has_gap = self._held.first, self._held.last, self._held.has_gap
+        self._held = Held()
         has_ended = last is not None and last.is_terminal
         is_left = check_resume(after, first.id if first else 1, last.id if last else 0, has_ended=has_ended)
+        if is_left and has_gap and last is not None and after < last.id:
+            await self._require(after + 1)
         if is_left:
             await self._follow(last)
-        self._oldest = self._newest = None
         return is_left
 
     async def read(self, after: int) -> list[Event]:
@@ -73,7 +85,7 @@ class RedisReader:
             except StreamEvicted:
                 events = await self._replay(after)
             if events and events[0].id != after + 1:
-                raise StreamEvicted("The events after this id were dropped: the buffer keeps only the newest events.")
+                raise _lost()
             if events:
                 return events
             await asyncio.sleep(RETRY_PAUSE_S)
@@ -90,8 +102,20 @@ class RedisReader:
             with redis_errors():
                 await self._tailer.wake(self._redis)
 
+    async def _require(self, event_id: int) -> None:
+        """Raises StreamEvicted if Redis does not have the event. A failover of Redis may lose the newest events.
+
+        A reader that had received them then writes the terminal event after them, so that they are missing before it.
+        """
+        with redis_errors():
+            if not await self._redis.xrange(self._stream.keys.events, entry_id(event_id), entry_id(event_id)):
+                raise _lost()
+
     async def _replay(self, after: int) -> list[Event]:
-        """Returns events that only Redis has; none during an outage. Raises UpstreamUnavailable after a long outage."""
+        """Returns events that only Redis has, up to the first lost one; none during an outage.
+
+        Raises UpstreamUnavailable after a long outage.
+        """
         try:
             with redis_errors():
                 found = await self._redis.xrange(self._stream.keys.events, min=entry_id(after + 1), count=self._count)
@@ -104,7 +128,11 @@ class RedisReader:
         self._failing_since = None
         events = [event_of(entry) for entry in cast("list[Entry]", found)]
         self._count = _count_for(events)
-        return events
+        return [event for place, event in enumerate(events) if event.id == events[0].id + place]
+
+
+def _lost() -> StreamEvicted:
+    return StreamEvicted("The events after this id were dropped: the buffer keeps only the newest events.")
 
 
 def _reference(keys: Keys, known: Mapping[bytes, bytes]) -> Reference:

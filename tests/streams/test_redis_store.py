@@ -108,6 +108,47 @@ async def test_reading_dropped_events_raises_stream_evicted(redis: RedisServer) 
         await reader.close()
 
 
+async def test_events_that_a_failover_lost_are_never_skipped(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica that takes over may lack acknowledged events, which a reader has already sent to its client."""
+    monkeypatch.setattr(redis_tailer, "ORPHAN_S", 0.1)
+    monkeypatch.setattr(redis_tailer, "TOUCH_S", 0.1)
+    async with running(redis) as store, Redis.from_url(redis.url) as client:
+        _, stream_id = await kept(store, *map(token, range(10)), 1.0, token(10), 3600.0)
+        reader = await store.reader(stream_id)
+        assert await reader.resume(0)
+        events: list[Event] = []
+        while len(events) < 10:
+            events += await reader.read(len(events))
+        assert await client.xdel(keys_of(stream_id).events, *(f"{number}-1" for number in (7, 8, 9, 10))) == 4
+        (end,) = await asyncio.wait_for(reader.read(10), 20)
+        await reader.close()
+        assert (end.id, end.name) == (11, "error")
+        for after in (6, 7, 8, 9):
+            with pytest.raises(StreamEvicted):
+                await resumed(store, stream_id, after)
+        assert ids(await resumed(store, stream_id, 10)) == [11]
+        assert ids(await resumed(store, stream_id, 3)) == [4, 5, 6]
+        assert ids(await resumed(store, stream_id, 0)) == [1, 2, 3, 4, 5, 6]
+
+
+async def resumed(store: RedisStore, stream_id: str, after: int) -> list[Event]:
+    """Returns the events until the terminal event, or until a lost event ends the connection."""
+    reader = await store.reader(stream_id)
+    events: list[Event] = []
+    try:
+        assert await reader.resume(after)
+        while not (events and events[-1].is_terminal):
+            events += await reader.read(events[-1].id if events else after)
+    except StreamEvicted:
+        if not events:
+            raise
+    finally:
+        await reader.close()
+    return events
+
+
 async def test_an_idle_process_sends_redis_only_heartbeats(redis: RedisServer) -> None:
     async with running(redis) as store:
         _, stream_id = await kept(store, token(1), FINAL)

@@ -5,6 +5,7 @@ import ctypes
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
@@ -17,7 +18,8 @@ from app.observability.exporter import open_tracer
 from app.observability.lines import turns_by
 from app.observability.log import configure_logging, dropped_lines
 from app.observability.metrics import DROPPED_LINES
-from app.observability.shared_values import Series, SharedValue, Writer
+from app.observability.processes import cpu_series
+from app.observability.shared_values import Series, Writer
 from app.process.gateway import Stores, open_gateway
 from app.process.listening import Server, serving
 from app.process.serving import api_of, freeze_heap, open_store
@@ -46,6 +48,7 @@ async def work(descriptor: int) -> None:
     configure_logging(settings.log_level, settings.log_format, number, turns_by(order.log_lock))
     values = Writer(order.metrics)
     values.use()
+    own_numbers = OwnNumbers(values)
     shutdown = Shutdown()
     shutdown.listen_to_signals()
     supervisor = Supervisor(on_failure=shutdown.request)
@@ -68,11 +71,12 @@ async def work(descriptor: int) -> None:
         own = _listener(order.listeners[number - 1])
         server = await stack.enter_async_context(serving(app, own, supervisor, limit))
         answers: Answers = {Totals: totals.arrived, Explanation: explanations.arrived}
-        link = Link(channel, gateway, Doors(server, number, order.listeners), _dropped_lines(values), answers)
+        link = Link(channel, gateway, Doors(server, number, order.listeners), own_numbers, answers)
         await stack.enter_async_context(supervisor.running("link to the supervisor", link.run()))
         await shutdown.requested.wait()
         await delay(gateway.inference.workload, server, shutdown, settings.shutdown_delay_s)
         await drain(gateway.inference.workload, shutdown, settings.drain_s)
+    own_numbers.share()
     supervisor.raise_if_failed()
 
 
@@ -88,8 +92,16 @@ def _listener(descriptor: int) -> socket.socket:
     return socket.socket(fileno=os.dup(descriptor))
 
 
-def _dropped_lines(values: Writer) -> SharedValue:
-    return values.value(Series("counter", DROPPED_LINES, f"{DROPPED_LINES}_total", (), ()))
+class OwnNumbers:
+    """Counters that the process or the log keeps: copied to the shared values, so that they survive this process."""
+
+    def __init__(self, values: Writer) -> None:
+        self._dropped_lines = values.value(Series("counter", DROPPED_LINES, f"{DROPPED_LINES}_total", (), ()))
+        self._cpu_s = values.value(cpu_series())
+
+    def share(self) -> None:
+        self._dropped_lines.set(dropped_lines())
+        self._cpu_s.set(time.process_time())
 
 
 class Doors:
@@ -113,14 +125,14 @@ class Link:
     """Reports this worker's state to the supervisor, and follows its guidance. ``answers``: who asked for each."""
 
     def __init__(
-        self, channel: Channel, gateway: Gateway, doors: Doors, dropped_lines: SharedValue, answers: Answers
+        self, channel: Channel, gateway: Gateway, doors: Doors, own_numbers: OwnNumbers, answers: Answers
     ) -> None:
         self._channel = channel
         self._gateway = gateway
         self._catalog = gateway.inference.catalog
         self._health = gateway.health
         self._doors = doors
-        self._dropped_lines = dropped_lines
+        self._own_numbers = own_numbers
         self._answers = answers
 
     async def run(self) -> None:
@@ -131,7 +143,7 @@ class Link:
 
     async def _report(self) -> None:
         while True:
-            self._dropped_lines.set(dropped_lines())
+            self._own_numbers.share()
             self._gateway.show_load()
             self._channel.send(Report(self._catalog.is_ready, self._health.take()))
             await asyncio.sleep(REPORT_S)

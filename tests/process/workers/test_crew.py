@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from app.observability.processes import CPU, numbers_of
 from tests.live.connections import workers_of
 from tests.live.test_cancellation import eventually
 from tests.processes import GatewayProcess, free_ports
@@ -35,8 +37,10 @@ def serving(folder: Path, changed: str = "") -> Iterator[GatewayProcess]:
     command = [sys.executable, "-c", SERVE.format(changed=changed), f"--port={port}", f"--admin-port={admin_port}"]
     log_path = folder / "log"
     with log_path.open("wb") as log, subprocess.Popen(command, stderr=log, cwd=folder) as process:
-        yield GatewayProcess(process, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}", log_path)
-        process.terminate()
+        try:
+            yield GatewayProcess(process, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}", log_path)
+        finally:
+            process.terminate()
 
 
 def states(gateway: GatewayProcess) -> dict[str, str]:
@@ -62,6 +66,20 @@ def test_a_missing_program_ends_the_process_with_status_1(tmp_path: Path) -> Non
     with serving(tmp_path, 'process.COMMAND = ("/nowhere",)') as gateway:
         assert gateway.process.wait(WITHIN_S) == 1
         assert gateway.log.count("worker 1 cannot be started: No such file or directory") >= 5
+
+
+def test_the_cpu_time_of_a_killed_worker_stays_counted(tmp_path: Path) -> None:
+    """Nobody reads the metrics before it is killed."""
+    with serving(tmp_path) as gateway:
+        eventually(lambda: set(states(gateway).values()) == {"not_ready"}, 3 * WITHIN_S)
+        workers = workers_of(gateway)
+        time.sleep(0.5)  # two reports
+        killed, total_s = workers[0], sum(numbers_of(pid)[CPU] for pid in (*workers, gateway.process.pid))
+        os.kill(killed, signal.SIGKILL)
+        eventually(lambda: len(deaths(gateway)) == 1, 3 * WITHIN_S)
+        page = httpx.get(f"{gateway.admin_url}/metrics").text.splitlines()
+        (counted_s,) = (float(line.split()[1]) for line in page if line.startswith("process_cpu_seconds_total "))
+        assert counted_s >= total_s - 0.1
 
 
 @pytest.mark.full

@@ -98,6 +98,7 @@ class Metrics:
         )
         self.stub_deaths = self._counter("stub_deaths", "Python processes of models that died", "model")
         self.worker_deaths = self._counter("worker_deaths", "Worker processes that ended unexpectedly")
+        self.out_of_files = self._counter("out_of_files", "Seconds in which a process had no free file descriptor")
         self.registry.register(_DroppedLines())
         self.processes = ProcessMetrics()
         self.registry.register(self.processes)

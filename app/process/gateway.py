@@ -23,6 +23,7 @@ from app.pipelines.catalog import Catalog
 from app.pipelines.compile import Surroundings
 from app.process.adopting import adopt_when_made
 from app.process.credentials import metrics_tls_of
+from app.process.open_files import watch_open_files
 from app.process.refreshing import ModelCheck, keep_fresh
 from app.process.servers import Servers
 from app.process.small_shares import ShareCheck
@@ -89,6 +90,7 @@ async def open_gateway(
         )
         async with (
             supervisor.running("catalog refresh", keep_fresh(catalog, check, metrics, keys, shares)),
+            supervisor.running("watch of open files", watch_open_files(metrics.out_of_files.inc)),
             supervisor.running("wait for gateway.yaml", adopt_when_made(catalog, settings.default_config)),
         ):
             yield gateway

@@ -18,6 +18,7 @@ from app.process.announcing import announce
 from app.process.credentials import check_credentials
 from app.process.gateway import Stores, open_gateway
 from app.process.listening import listening, serving, url_of
+from app.process.open_files import connections_within
 from app.process.shutdown import Shutdown, ShutdownRequested, delay, drain
 from app.process.supervision import Supervisor
 from app.process.triton import running_triton
@@ -54,7 +55,7 @@ async def serve(settings: Settings) -> None:
             gateway = await stack.enter_async_context(open_gateway(settings, triton, stores, tracer, supervisor))
             app = api_of(gateway, settings, admin_port)
             refused = gateway.inference.metrics.count_refused_connection
-            limit = ConnectionLimit(settings.max_connections, refused)
+            limit = ConnectionLimit(connections_within(settings.max_connections), refused)
             admin_limit = ConnectionLimit(ADMIN_CONNECTIONS, refused)
             admin_app = create_admin_app(gateway, api_port=port)
             freed_memory.keep()

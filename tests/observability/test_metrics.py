@@ -33,6 +33,7 @@ LABELS_BY_METRIC = {
     "shared_memory_bytes": {"state"},
     "stub_deaths": {"model"},
     "worker_deaths": set[str](),
+    "out_of_files": set[str](),
     "log_lines_dropped": set[str](),
     "triton_up": set[str](),
     "triton_calls_by_address": {"address", "code"},

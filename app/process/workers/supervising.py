@@ -18,6 +18,7 @@ from app.observability.tracing import NoTracer
 from app.process.announcing import announce
 from app.process.gateway import Stores, open_gateway
 from app.process.listening import listening, listening_together, serving, url_of
+from app.process.open_files import connections_within
 from app.process.serving import ADMIN_CONNECTIONS, check_files, freeze_heap, open_store
 from app.process.shutdown import Shutdown, ShutdownRequested
 from app.process.supervision import Supervisor
@@ -39,6 +40,7 @@ async def supervise(settings: Settings) -> None:
     shutdown.listen_to_signals()
     supervisor = Supervisor(on_failure=shutdown.request)
     check_files(settings)
+    connections_within(settings_of_worker(settings, 1).max_connections)
     with suppress(ShutdownRequested):
         async with AsyncExitStack() as stack:
             main = stack.enter_context(

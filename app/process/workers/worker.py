@@ -22,6 +22,7 @@ from app.observability.processes import cpu_series
 from app.observability.shared_values import Series, Writer
 from app.process.gateway import Stores, open_gateway
 from app.process.listening import Server, serving
+from app.process.open_files import connections_within
 from app.process.serving import api_of, freeze_heap, open_store
 from app.process.shutdown import Shutdown, delay, drain
 from app.process.supervision import Supervisor
@@ -65,7 +66,8 @@ async def work(descriptor: int) -> None:
         totals = TotalsOfWorkers(channel)
         gateway.statistics_of_workers = totals.statistics
         app = api_of(gateway, settings, order.admin_port)
-        limit = ConnectionLimit(settings.max_connections, gateway.inference.metrics.count_refused_connection)
+        connections = connections_within(settings.max_connections, is_quiet=True)
+        limit = ConnectionLimit(connections, gateway.inference.metrics.count_refused_connection)
         freed_memory.keep()
         freeze_heap()
         own = _listener(order.listeners[number - 1])

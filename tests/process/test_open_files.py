@@ -1,0 +1,84 @@
+"""A low limit of open files is reported at the start, and connections get an answer instead of a reset."""
+
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from socket import create_connection
+
+import httpx
+import psutil
+import pytest
+
+from app.process.open_files import RESERVED, connections_within
+from tests.live.test_cancellation import eventually
+from tests.processes import GatewayProcess, free_ports
+
+SERVE = """
+import resource, sys
+from app import cli
+resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
+sys.exit(cli.main(["serve", "--triton", "127.0.0.1:1", "--drain-s", "0", *sys.argv[1:]]))
+"""
+WITHIN_S = 60.0
+WARNING = "the limit of open files is"
+
+
+@contextmanager
+def serving(folder: Path, soft: int, hard: int, *options: str) -> Iterator[GatewayProcess]:
+    port, admin_port = free_ports(2)
+    command = [sys.executable, "-c", SERVE.format(soft=soft, hard=hard), f"--port={port}", f"--admin-port={admin_port}"]
+    log_path = folder / "log"
+    with log_path.open("wb") as log, subprocess.Popen([*command, *options], stderr=log, cwd=folder) as process:
+        try:
+            gateway = GatewayProcess(process, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}", log_path)
+            eventually(lambda: is_live(gateway), WITHIN_S)
+            yield gateway
+        finally:
+            process.terminate()
+
+
+def is_live(gateway: GatewayProcess) -> bool:
+    try:
+        return httpx.get(f"{gateway.url}/health/live").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_connections_above_a_low_limit_of_files_get_429(tmp_path: Path) -> None:
+    with serving(tmp_path, 200, 200) as gateway, ExitStack() as stack:
+        wanted = f"{WARNING} 200, so that a process accepts 100 connections and not 4096"
+        assert wanted in gateway.log
+        assert f"raise the limit (ulimit -n) to {4096 + RESERVED}" in gateway.log
+        port = int(gateway.url.rpartition(":")[2])
+        connections = [stack.enter_context(create_connection(("127.0.0.1", port), 10)) for _ in range(110)]
+        refused = [each.recv(12) for each in connections[-5:]]
+        assert refused == [b"HTTP/1.1 429"] * 5
+        assert gateway.metric("rejected_total", reason="too_many_requests") == 10
+        assert gateway.metric("out_of_files_total") == 0
+
+
+@pytest.mark.parametrize(("options", "soft"), [((), 4608), (("--workers", "2"), 2560)])
+def test_the_soft_limit_is_raised(tmp_path: Path, options: tuple[str, ...], soft: int) -> None:
+    with serving(tmp_path, 256, 8192, *options) as gateway:
+        (process, *_) = [*psutil.Process(gateway.process.pid).children(), psutil.Process(gateway.process.pid)]
+        assert process.rlimit(resource.RLIMIT_NOFILE) == (soft, 8192)
+        assert WARNING not in gateway.log
+
+
+def test_a_process_without_free_descriptors_logs_and_counts_it(tmp_path: Path) -> None:
+    with serving(tmp_path, 1024, 8192) as gateway:
+        process = psutil.Process(gateway.process.pid)
+        before = process.rlimit(resource.RLIMIT_NOFILE)
+        process.rlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+        eventually(lambda: "no file descriptor is free" in gateway.log, WITHIN_S)
+        process.rlimit(resource.RLIMIT_NOFILE, before)
+        eventually(lambda: "file descriptors are free again" in gateway.log, WITHIN_S)
+        assert gateway.log.count("no file descriptor is free") == 1
+        assert gateway.metric("out_of_files_total") >= 1
+
+
+def test_the_limit_of_connections_stays_if_the_files_suffice() -> None:
+    assert connections_within(10) == 10

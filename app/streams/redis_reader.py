@@ -84,11 +84,12 @@ class RedisReader:
                 return await self._tail.read(after)
             except StreamEvicted:
                 events = await self._replay(after)
-            if events and events[0].id != after + 1:
+            if events is None:
+                await asyncio.sleep(RETRY_PAUSE_S)
+            elif not events or events[0].id != after + 1:
                 raise _lost()
-            if events:
+            else:
                 return events
-            await asyncio.sleep(RETRY_PAUSE_S)
 
     async def close(self) -> None:
         """Leaves the key for readers to expire, because another process may have a reader too."""
@@ -111,8 +112,8 @@ class RedisReader:
             if not await self._redis.xrange(self._stream.keys.events, entry_id(event_id), entry_id(event_id)):
                 raise _lost()
 
-    async def _replay(self, after: int) -> list[Event]:
-        """Returns events that only Redis has, up to the first lost one; none during an outage.
+    async def _replay(self, after: int) -> list[Event] | None:
+        """Returns events that only Redis has, up to the first lost one; None during an outage.
 
         Raises UpstreamUnavailable after a long outage.
         """
@@ -124,7 +125,7 @@ class RedisReader:
             self._failing_since = self._failing_since or now
             if now - self._failing_since > OUTAGE_S:
                 raise
-            return []
+            return None
         self._failing_since = None
         events = [event_of(entry) for entry in cast("list[Entry]", found)]
         self._count = _count_for(events)

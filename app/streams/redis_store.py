@@ -30,6 +30,8 @@ from app.streams.stream import ProblemOf, Stream
 HEARTBEAT_S = 0.5
 OUTAGE_NOTICED_S = 1.0
 """If heartbeats are further apart, Redis was away, and the streams' readers get their full time again."""
+ENDED_S = 30.0
+"""How long ended streams are remembered: a failover of Redis loses only events that were written shortly before it."""
 OWNER_MS = 4_000
 """How long a heartbeat is valid, in milliseconds."""
 MAX_UNPUBLISHED_BYTES = 4 * 1024 * 1024
@@ -58,6 +60,8 @@ class RedisStore:
         self._publishing: set[asyncio.Task[None]] = set()
         self._disowned: set[str] = set()
         """Streams that ended without a terminal event in Redis; readers may write it."""
+        self._ended: dict[str, float] = {}
+        """When each stream that ended shortly ago had its terminal event written, on the monotonic clock."""
 
     @property
     def usage(self) -> Usage:
@@ -140,6 +144,7 @@ class RedisStore:
         """A failure ends only this stream: with an error here, and for readers as if the owner had died."""
         try:
             await publisher.publish(self._connections.publish)
+            self._ended[stream_id] = time.monotonic()
         except StreamLost:
             self._disowned.add(stream_id)
             publisher.stream.end(ClientClosedRequest("The store lost the stream, so no client can read it."))
@@ -175,10 +180,15 @@ class RedisStore:
         await self._room.refresh()
 
     def _note_heartbeat(self, now: float) -> None:
-        """After an outage no stream counts as unread, because no client could read it."""
+        """After an outage no stream counts as unread, because no client could read it.
+
+        The outage may have been a failover that lost terminal events: readers may write them again.
+        """
         if now - self._beat_at > OUTAGE_NOTICED_S:
             for owned in self._owned.values():
                 owned.read_at = now
+            self._disowned |= self._ended.keys()
+        self._ended = {stream_id: at for stream_id, at in self._ended.items() if now - at < ENDED_S}
         self._beat_at = now
 
     async def _check(self, owned: Sequence[Publisher]) -> None:

@@ -133,6 +133,40 @@ async def test_events_that_a_failover_lost_are_never_skipped(
         assert ids(await resumed(store, stream_id, 0)) == [1, 2, 3, 4, 5, 6]
 
 
+async def test_a_reader_does_not_wait_for_events_that_a_failover_lost(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another reader in this process has received them, and they are not in memory any more."""
+    monkeypatch.setattr(redis_tailer, "MAX_KEPT_BYTES", 1)
+    async with running(redis) as store, Redis.from_url(redis.url) as client:
+        _, stream_id = await kept(store, *map(token, range(10)), 3600.0)
+        reader = await store.reader(stream_id)
+        assert await reader.resume(0)
+        events: list[Event] = []
+        while len(events) < 10:
+            events += await reader.read(len(events))
+        await client.xdel(keys_of(stream_id).events, *(f"{number}-1" for number in (7, 8, 9, 10)))
+        assert ids(await asyncio.wait_for(resumed(store, stream_id, 3), 10)) == [4, 5, 6]
+        await reader.close()
+
+
+async def test_a_stream_whose_terminal_event_was_lost_in_a_failover_ends(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_tailer, "ORPHAN_S", 0.1)
+    monkeypatch.setattr(redis_tailer, "TOUCH_S", 0.1)
+    async with running(redis) as store, Redis.from_url(redis.url) as client:
+        stream, stream_id = await kept(store, token(1), token(2), FINAL)
+        assert ids(await read_all(store, stream_id)) == [1, 2, 3]
+        await asyncio.sleep(1)
+        await client.execute_command("CLIENT", "PAUSE", 1500)
+        await client.xdel(keys_of(stream_id).events, "3-1")
+        await client.execute_command("XSETID", keys_of(stream_id).events, "2-1")
+        events = await asyncio.wait_for(read_all(store, stream_id), 20)
+        assert [(event.id, event.name) for event in events] == [(1, "output"), (2, "output"), (3, "error")]
+        assert stream.error is None
+
+
 async def resumed(store: RedisStore, stream_id: str, after: int) -> list[Event]:
     """Returns the events until the terminal event, or until a lost event ends the connection."""
     reader = await store.reader(stream_id)

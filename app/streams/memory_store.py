@@ -39,9 +39,17 @@ class MemoryStore:
     def new_log(self) -> EventLog:
         return ReplayLog()
 
+    async def require_room(self, caller: str = "") -> None:
+        """Evicts ended streams until a further one fits."""
+        while self._quota.is_over(caller, streams=1):
+            victim = self._quota.victim(caller, streams=1)
+            if victim is None:
+                raise self._quota.refusal(caller)
+            self._evict(victim)
+
     async def keep(self, stream: Stream, resume_s: float, caller: str = "") -> str:
         assert isinstance(stream.log, ReplayLog), "the stream was made with this store's log"
-        self._make_room_for(caller)
+        await self.require_room(caller)
         stream_id = new_stream_id()
         kept = self._kept[stream_id] = _Kept(KeptStream(stream_id, caller), stream.log, resume_s, stream)
         self._quota.add(kept.entry)
@@ -89,14 +97,6 @@ class MemoryStore:
             self._evicted.check(stream_id)
             raise UnknownStream("There is no such stream, or it has expired.")
         return kept
-
-    def _make_room_for(self, caller: str) -> None:
-        """Evicts ended streams until a further one fits. Raises TooManyRequests."""
-        while self._quota.is_over(caller, streams=1):
-            victim = self._quota.victim(caller, streams=1)
-            if victim is None:
-                raise self._quota.refusal(caller)
-            self._evict(victim)
 
     def _log_changed(self, kept: _Kept) -> None:
         """Accounts for new events. Makes room for them in ended streams, otherwise in the largest stream."""

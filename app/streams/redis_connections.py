@@ -23,6 +23,7 @@ FREE_CONNECTION_S = 15.0
 OUTAGE_S = 30.0
 """How long running streams and open readers wait while Redis does not answer."""
 RETRY_PAUSE_S = 0.25
+UNAVAILABLE = "The store of streams is not available; send the request again."
 
 
 class Connections:
@@ -52,7 +53,7 @@ def redis_errors() -> Iterator[None]:
     try:
         yield
     except (RedisError, OSError) as exc:
-        raise UpstreamUnavailable("The store of streams is not available; send the request again.") from exc
+        raise UpstreamUnavailable(UNAVAILABLE) from exc
 
 
 def _client(url: str, connections: int) -> RedisClient:

@@ -10,15 +10,16 @@ import contextlib
 import logging
 import secrets
 import time
+from asyncio import timeout
 from collections.abc import Sequence
 from typing import Any, Self
 
 from redis.exceptions import RedisError
 
-from app.domain.errors import ClientClosedRequest, Internal, UnknownStream
+from app.domain.errors import ClientClosedRequest, Internal, UnknownStream, UpstreamUnavailable
 from app.streams.log import EventLog, LiveLog
 from app.streams.quota import KEEP_LIMITS, KeepLimits, Usage, evicted
-from app.streams.redis_connections import Connections, redis_errors
+from app.streams.redis_connections import UNAVAILABLE, Connections, redis_errors
 from app.streams.redis_kept import KeptInRedis
 from app.streams.redis_keys import DISOWN, batches, keys_of, lifetime_ms, owner_key
 from app.streams.redis_publisher import Publisher, StreamLost
@@ -32,6 +33,8 @@ OUTAGE_NOTICED_S = 1.0
 """If heartbeats are further apart, Redis was away, and the streams' readers get their full time again."""
 ENDED_S = 30.0
 """How long ended streams are remembered: a failover of Redis loses only events that were written shortly before it."""
+KEEP_S = 2.0
+"""Time limit for Redis when a stream starts."""
 OWNER_MS = 4_000
 """How long a heartbeat is valid, in milliseconds."""
 MAX_UNPUBLISHED_BYTES = 4 * 1024 * 1024
@@ -70,6 +73,15 @@ class RedisStore:
     def new_log(self) -> EventLog:
         return LiveLog(MAX_UNPUBLISHED_BYTES)
 
+    async def require_room(self, caller: str = "") -> None:
+        """Also rejects at once while Redis has not answered the last heartbeats, and after KEEP_S without an answer."""
+        if time.monotonic() - self._beat_at > HEARTBEAT_S + KEEP_S:
+            raise UpstreamUnavailable(UNAVAILABLE)
+        with redis_errors():
+            async with timeout(KEEP_S):
+                await self._connections.requests.ping()
+                await self._room.make_room_for_stream(caller)
+
     async def keep(self, stream: Stream, resume_s: float, caller: str = "") -> str:
         stream_id = new_stream_id()
         keys = keys_of(stream_id)
@@ -80,8 +92,8 @@ class RedisStore:
             "caller": caller,
         }
         with redis_errors():
-            await self._room.make_room_for_stream(caller)
-            async with self._connections.requests.pipeline(transaction=True) as pipe:
+            async with timeout(KEEP_S), self._connections.requests.pipeline(transaction=True) as pipe:
+                await self._room.make_room_for_stream(caller)
                 await pipe.hset(keys.stream, mapping=known).pexpire(keys.stream, lifetime_ms(resume_s)).execute()
         self._owned[stream_id] = publisher = Publisher(stream, self._room, self._room.add(stream_id, caller), resume_s)
         task = asyncio.create_task(self._publish(stream_id, publisher))

@@ -46,6 +46,12 @@ class StreamStore(Protocol):
     def new_log(self) -> EventLog:
         """Creates the log of a stream for :meth:`keep`."""
 
+    async def require_room(self, caller: str = "") -> None:
+        """Checks whether a further stream can be kept. Call it before the stream takes a slot of its model.
+
+        Raises TooManyRequests or UpstreamUnavailable.
+        """
+
     async def keep(self, stream: Stream, resume_s: float, caller: str = "") -> str:
         """Stores a stream before its start and returns its id. Raises TooManyRequests or UpstreamUnavailable.
 

@@ -156,6 +156,27 @@ def test_a_stream_survives_a_frozen_redis(pair: Pair, redis: RedisServer) -> Non
     assert [event.id for event in seen] == list(range(1, 22))
 
 
+def test_a_frozen_redis_takes_no_slot_from_other_requests(pair: Pair, redis: RedisServer) -> None:
+    """24 streams wait for Redis for at most two seconds each. Later ones are rejected at once."""
+    first, _ = pair
+    inputs = {"script": json.dumps({"outputs": 1})}
+    body = {"pipeline": "scripted_patient", "inputs": inputs}
+    with ThreadPoolExecutor(24) as threads, httpx.Client(base_url=first.url, timeout=30) as client:
+        redis.freeze()
+        try:
+            starts = [threads.submit(httpx.post, f"{first.url}/v1/streams", json=body, timeout=30) for _ in range(24)]
+            eventually(lambda: first.metric("requests_waiting") == 0)
+            plain = [client.post("/v1/pipelines/scripted_patient", json=inputs).status_code for _ in range(24)]
+            refused = [each.result() for each in starts]
+            later = client.post("/v1/streams", json=body)
+        finally:
+            redis.thaw()
+        assert plain == [200] * 24
+        assert {answer.status_code for answer in [*refused, later]} == {503}
+        assert later.elapsed.total_seconds() < 1.0
+        eventually(lambda: client.post("/v1/streams", json=body).status_code == 201)
+
+
 def test_an_outage_does_not_count_as_time_without_a_reader(pair: Pair, redis: RedisServer) -> None:
     """The outage is longer than ``resume_s`` of the pipeline, which is 2 s. The reader reconnects after the outage."""
     first, second = pair

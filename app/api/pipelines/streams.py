@@ -53,6 +53,7 @@ class StreamRoutes:
         inference = await off_loop(pipeline.request_of_json, inputs)
         call = Call(pipeline, inference, deadline, record, exchange.caller)
         with CancelledOnDisconnect(exchange):
+            await self._store.require_room(record.key)
             slot = await self._inference.take_slot(call)
         stream_id = await self._inference.start_resumable(call, self._store, slot)
         url = f"/v1/streams/{stream_id}"

@@ -1,5 +1,6 @@
 """Fixtures for all tests, which share one real Triton and one real gateway."""
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from app.observability.log import LineHandler
 from tests.live.redis import RedisServer, has_redis
 from tests.processes import client, config_path, free_ports, gateway, repository, start_gateway, triton
 
@@ -16,6 +18,15 @@ settings.register_profile("any machine", deadline=None)  # a deadline is a timed
 settings.load_profile("any machine")
 
 Require = Callable[[object, str], None]
+
+
+@pytest.fixture(autouse=True)
+def own_log() -> Iterator[None]:
+    """Fails a test that leaves the gateway's log in this process: its descriptor may be a later test's socket."""
+    yield
+    left = [handler for handler in logging.root.handlers if isinstance(handler, LineHandler)]
+    logging.root.handlers[:] = [handler for handler in logging.root.handlers if handler not in left]
+    assert not left, "the test configured the log of this process"
 
 
 @pytest.fixture(scope="session")

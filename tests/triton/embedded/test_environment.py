@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.cli import main
+from app import cli
 from app.triton.embedded import environment, interpreter
 from app.triton.embedded.errors import ModelEnvironmentUnfit
 from app.triton.embedded.wheel import ModelEnvironment
@@ -33,6 +33,7 @@ def machine(mirror: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> py
     }
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(cli, "configure_logging", lambda level, style: None)  # keeps pytest's logging
     monkeypatch.setattr(interpreter, "model_candidates", lambda _: [Path("/nonexistent")])
     monkeypatch.setattr(interpreter.Interpreter, "runs_models", property(lambda each: tmp_path in each.path.parents))
     monkeypatch.chdir(tmp_path)
@@ -50,7 +51,7 @@ def write_wheel(folder: Path, name: str, version: str) -> None:
 
 @pytest.mark.usefixtures("machine")
 def test_init_creates_the_environment_with_a_python_that_uv_installs(tmp_path: Path) -> None:
-    assert main(["init", "models"]) == 0
+    assert cli.main(["init", "models"]) == 0
     made = ModelEnvironment.of(tmp_path / "models-environment")
     assert made.python.version in {(3, 11), (3, 12)}
     assert made.python.path.resolve().is_relative_to(tmp_path / "pythons")
@@ -60,7 +61,7 @@ def test_a_forbidden_download_is_one_message(
     machine: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     machine.setenv("UV_PYTHON_DOWNLOADS", "never")
-    assert main(["init", "models"]) == 2
+    assert cli.main(["init", "models"]) == 2
     message = capfd.readouterr().err
     assert "No Python on this machine can run the models: they need Python 3.10 to 3.12" in message
     assert "Python downloads are set to 'never'" in message

@@ -20,7 +20,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from app.domain.fault import Fault
-from app.domain.shown import shown
+from app.domain.printable import shown
 
 NO_TENSOR = "-"
 """Used if the tensor that violated its contract is unknown."""

@@ -1,4 +1,4 @@
-"""Text of files and names of folders, made safe for a terminal and for JSON."""
+"""Text of others, made safe for messages, terminals and JSON."""
 
 
 def printable(text: str, max_length: int) -> str:
@@ -7,3 +7,8 @@ def printable(text: str, max_length: int) -> str:
     if cut.isprintable():
         return cut
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in cut)
+
+
+def shown(name: str, longest: int = 64) -> str:
+    """Returns the beginning of a caller's name, with ``?`` for each character that is not printable."""
+    return "".join(character if character.isprintable() else "?" for character in name[:longest])

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from app.domain.errors import FieldProblem, InvalidInput, InvalidJson
-from app.domain.shown import shown
+from app.domain.printable import shown
 from app.pipelines.fields import InputField, ParameterField
 from app.pipelines.structure import check_depth, is_json, malformed, members_of
 

@@ -14,7 +14,7 @@ from app.api.oip.parameters import checked, parameter_of
 from app.api.oip.signature import Input, Signature
 from app.domain.errors import InvalidInput, InvalidRequest
 from app.domain.inference import InferenceRequest, Parameter
-from app.domain.shown import shown
+from app.domain.printable import shown
 from app.domain.tensor import Tensor
 from app.pipelines.body import LARGE_BYTES
 from app.pipelines.structure import WHITESPACE, members_of

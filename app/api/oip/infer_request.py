@@ -15,7 +15,7 @@ from app.api.oip.signature import Input, Signature
 from app.domain.errors import InvalidInput, InvalidJson
 from app.domain.inference import InferenceRequest, Parameter, RequestedOutput
 from app.domain.model import TensorSpec
-from app.domain.shown import shown
+from app.domain.printable import shown
 from app.domain.tensor import DTYPE_BY_DATATYPE, FLOAT_DATATYPES, INTEGER_DATATYPES, Tensor
 
 MAX_ID = 1024

@@ -6,8 +6,8 @@ import msgspec
 
 from app.domain.errors import InvalidInput, InvalidJson
 from app.domain.inference import Parameter
+from app.domain.printable import shown
 from app.domain.sequence import SequenceIds
-from app.domain.shown import shown
 from app.pipelines.spec import RESERVED_PARAMETERS
 
 MAX_PARAMETERS = 64

@@ -9,7 +9,7 @@ import numpy as np
 
 from app.domain.errors import InvalidInput
 from app.domain.model import ModelConfig, TensorSpec
-from app.domain.shown import shown
+from app.domain.printable import shown
 from app.domain.tensor import BYTES, DTYPE_BY_DATATYPE, Array, Tensor, bytes_array
 from app.pipelines.body import LARGE_BYTES
 from app.pipelines.exposed import RequestRules

@@ -7,7 +7,7 @@ import msgspec
 
 from app.api.openai.neutral import NOT_SUPPORTED, Neutral
 from app.domain.errors import FieldProblem, InvalidInput
-from app.domain.shown import shown
+from app.domain.printable import shown
 from app.pipelines.body import Body, is_null, problem_of_value, refused
 from app.pipelines.structure import has_more_elements, malformed, members_of
 

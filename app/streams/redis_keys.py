@@ -2,7 +2,8 @@
 
 ``<id>:events`` is a Redis Stream; the event with id n is the entry ``n-1``, so that two writers cannot both write it.
 ``<id>:stream`` is a hash: ``owner`` (the process that runs the stream), ``request_id``, ``resume_ms``,
-``caller`` (the id of the API key that started the stream), ``evicted`` (if the events were dropped to make room).
+``caller`` (the id of the API key that started the stream), ``evicted`` (if the events were dropped to make room),
+``written`` (if events were written: Redis itself may have evicted their key, and only it).
 ``<id>:readers`` exists while the stream has a reader. ``owner:<name>`` exists while that process is alive.
 ``wake:<name>`` is a Redis Stream that interrupts the blocking read of that process.
 """
@@ -34,6 +35,7 @@ for i = 3, #ARGV, 3 do
     redis.call('XADD', KEYS[1], ARGV[i] .. '-1', 'name', ARGV[i + 1], 'data', ARGV[i + 2])
   end
 end
+if not last and redis.call('EXISTS', KEYS[2]) == 1 then redis.call('HSET', KEYS[2], 'written', 1) end
 redis.call('XTRIM', KEYS[1], 'MINID', ARGV[2] .. '-1')
 redis.call('PEXPIRE', KEYS[1], ARGV[1])
 return 1
@@ -48,13 +50,18 @@ DISOWN = "if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('HSET', KEYS[1],
 
 END_ORPHAN = """
 local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
-if last and (last[2][2] ~= 'output' or tonumber(string.match(last[1], '^%d+')) > tonumber(ARGV[2])) then return 0 end
+local last_id = last and tonumber(string.match(last[1], '^%d+')) or 0
+if last and (last[2][2] ~= 'output' or last_id > tonumber(ARGV[2])) then return last_id end
 redis.call('XADD', KEYS[1], (tonumber(ARGV[2]) + 1) .. '-1', 'name', 'error', 'data', ARGV[3])
 redis.call('PEXPIRE', KEYS[1], ARGV[1])
-if redis.call('EXISTS', KEYS[2]) == 1 then redis.call('HSET', KEYS[2], 'owner', '') end
-return 1
+if redis.call('EXISTS', KEYS[2]) == 1 then redis.call('HSET', KEYS[2], 'owner', '', 'written', 1) end
+return tonumber(ARGV[2]) + 1
 """
-"""Arguments: lifetime, last read id, data of the terminal event. A no-op if there are unread events."""
+"""Arguments: lifetime, last read id, data of the terminal event. A no-op if there are unread events.
+
+Returns the id of the newest event. If it is not above the last read id, another reader, which had read less, has
+written the terminal event.
+"""
 
 EVICT = """
 if redis.call('EXISTS', KEYS[3]) == 1 then return 0 end

@@ -61,7 +61,7 @@ class Publisher:
         ends, ends_if_full = started + OUTAGE_S, started + STALL_S
         while True:
             try:
-                is_written = await redis.eval(PUBLISH, 1, self.keys.events, *words)
+                is_written = await redis.eval(PUBLISH, 2, self.keys.events, self.keys.stream, *words)
                 break
             except (RedisError, OSError) as exc:
                 if time.monotonic() > (ends_if_full if self.stream.log.is_full else ends):

@@ -59,6 +59,8 @@ class RedisReader:
             raise UnknownStream("There is no such stream, or it has expired.")
         if b"evicted" in known:
             raise evicted()
+        if b"written" in known and not newest:
+            raise _lost()
         held = Held(event_of(oldest[0]), event_of(newest[0]), count) if newest else Held()
         return cls(redis, tailer, _reference(keys, known), held)
 

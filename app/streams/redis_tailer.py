@@ -165,17 +165,19 @@ class Tailer:
             await self._touch(batch)
 
     async def _touch(self, tails: Sequence[Tail]) -> None:
-        """Renews the keys for readers, and checks the owners' heartbeats."""
+        """Renews the keys for readers, and checks the owners' heartbeats, and whether Redis still has the events."""
         async with self._redis.pipeline(transaction=False) as pipe:
             for tail in tails:
                 keys, lifetime = tail.stream.keys, lifetime_ms(tail.stream.resume_s)
-                pipe.hget(keys.stream, "owner").exists(owner_key(tail.stream.owner))
+                pipe.hmget(keys.stream, ["owner", "written"]).exists(owner_key(tail.stream.owner))
                 pipe.set(keys.readers, 1, px=PRESENCE_MS).pexpire(keys.events, lifetime).pexpire(keys.stream, lifetime)
             seen: list[Any] = await pipe.execute()
         now = time.monotonic()
-        for tail, owner, is_alive in zip(tails, seen[::5], seen[1::5], strict=True):
+        for tail, (owner, is_written), is_alive, has_events in zip(
+            tails, seen[::5], seen[1::5], seen[3::5], strict=True
+        ):
             tail.touched = now
-            if is_alive and owner == tail.stream.owner.encode():
+            if is_alive and owner == tail.stream.owner.encode() and (has_events or not is_written):
                 tail.orphaned_since = None
             elif tail.orphaned_since is None:
                 tail.orphaned_since = now
@@ -187,7 +189,9 @@ class Tailer:
             error = UpstreamUnavailable("The process that ran this stream has ended.")
             data = orjson.dumps(self._problem_of(error, stream.request_id))
             words = (lifetime_ms(stream.resume_s), tail.last_id, data)
-            await self._redis.eval(END_ORPHAN, 2, stream.keys.events, stream.keys.stream, *words)
+            newest = await self._redis.eval(END_ORPHAN, 2, stream.keys.events, stream.keys.stream, *words)
+            if newest <= tail.last_id:
+                self._lose(tail)
 
     def _note_outage(self) -> None:
         now = time.monotonic()

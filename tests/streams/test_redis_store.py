@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from app.domain.errors import ClientClosedRequest, StreamEvicted, TooManyRequests, UnknownStream
+from app.domain.errors import ClientClosedRequest, StreamEvicted, TooManyRequests, UnknownStream, UpstreamUnavailable
 from app.streams import redis_kept, redis_store, redis_tailer
 from app.streams.event import Event
 from app.streams.log import LiveLog
@@ -165,6 +165,63 @@ async def test_a_stream_whose_terminal_event_was_lost_in_a_failover_ends(
         events = await asyncio.wait_for(read_all(store, stream_id), 20)
         assert [(event.id, event.name) for event in events] == [(1, "output"), (2, "output"), (3, "error")]
         assert stream.error is None
+
+
+@pytest.mark.parametrize("answers", [(FINAL,), (3600.0,)], ids=["ended", "running"])
+async def test_a_stream_whose_events_redis_has_evicted_cannot_be_read(
+    redis: RedisServer, answers: tuple[Answer, ...]
+) -> None:
+    async with running(redis) as store, Redis.from_url(redis.url) as client:
+        _, stream_id = await kept(store, token(1), token(2), *answers)
+        async with asyncio.timeout(5):
+            while await client.xlen(keys_of(stream_id).events) < 2 + answers.count(FINAL):
+                await asyncio.sleep(0.01)
+        await client.delete(keys_of(stream_id).events)
+        for _ in range(2):
+            with pytest.raises(StreamEvicted):
+                await store.reader(stream_id)
+
+
+async def test_readers_of_a_stream_whose_events_redis_evicts_do_not_wait(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_tailer, "ORPHAN_S", 0.1)
+    monkeypatch.setattr(redis_tailer, "TOUCH_S", 0.1)
+    async with running(redis) as store, running(redis) as other, Redis.from_url(redis.url) as client:
+        stream, stream_id = await kept(store, *map(token, range(3)), 3600.0)
+        reader = await store.reader(stream_id)
+        assert await reader.resume(0)
+        events: list[Event] = []
+        while len(events) < 3:
+            events += await reader.read(len(events))
+        await client.delete(keys_of(stream_id).events)
+        (end,) = await asyncio.wait_for(reader.read(3), 10)
+        assert (end.id, end.name) == (4, "error")
+        await asyncio.wait_for(stream.ended(), 5)
+        with pytest.raises(StreamEvicted):
+            await resumed(other, stream_id, 0)
+        assert ids(await resumed(other, stream_id, 3)) == [4]
+        await reader.close()
+
+
+async def test_a_reader_beyond_the_terminal_event_of_another_reader_does_not_wait(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_tailer, "ORPHAN_S", 0.1)
+    monkeypatch.setattr(redis_tailer, "TOUCH_S", 0.1)
+    async with running(redis) as store, Redis.from_url(redis.url) as client:
+        _, stream_id = await kept(store, *map(token, range(3)), 3600.0)
+        reader = await store.reader(stream_id)
+        assert await reader.resume(0)
+        events: list[Event] = []
+        while len(events) < 3:
+            events += await reader.read(len(events))
+        keys = keys_of(stream_id)
+        pipe = client.pipeline(transaction=True).delete(keys.events).hset(keys.stream, "owner", "")
+        await pipe.xadd(keys.events, {"name": "error", "data": b"{}"}, id=entry_id(2)).execute()
+        with pytest.raises(UpstreamUnavailable):
+            await asyncio.wait_for(reader.read(3), 10)
+        await reader.close()
 
 
 async def resumed(store: RedisStore, stream_id: str, after: int) -> list[Event]:

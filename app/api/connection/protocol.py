@@ -32,6 +32,8 @@ MAX_AHEAD_BYTES = 64 * 1024
 """Limit of the buffered bytes of pipelined requests. Above it, reading pauses."""
 LINGERING_REFUSALS = 256
 """Limit of rejected connections that linger. Further ones are closed as soon as their answer is sent."""
+SHORTEST_IDLE_S = 0.1
+"""A connection that is idle for less is not closed for a new one: its next request may be on its way."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,10 +46,24 @@ class ConnectionLimit:
     """The connections that were accepted and not refused."""
     refused: set[asyncio.Protocol] = field(default_factory=set)
     """The rejected connections that are still open. They do not count towards the limit."""
+    idle: dict["BoundedProtocol", float] = field(default_factory=dict)
+    """The connections that wait for a further request, the longest idle one first, and since when."""
     is_closing: bool = False
     """Whether every answer on a new connection closes it, because the gateway shuts down."""
     room: ReceivingRoom = field(default_factory=ReceivingRoom)
     _defaults: tuple[Sequence[Header], bytes] = ((), b"")
+
+    def close_longest_idle(self, now: float) -> bool:
+        """Makes room for a new connection. Returns False if no connection has been idle for SHORTEST_IDLE_S."""
+        for _ in range(len(self.idle)):
+            connection, since = next(iter(self.idle.items()))
+            if now - since < SHORTEST_IDLE_S:
+                return False
+            del self.idle[connection]
+            if connection.close_if_idle():
+                return True
+            self.idle[connection] = now
+        return False
 
     def default_lines(self, headers: Sequence[Header]) -> bytes:
         """Returns the lines of uvicorn's headers of every answer. uvicorn creates a new list once a second."""
@@ -121,7 +137,8 @@ class BoundedProtocol(ClosingProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.set_protocol(self._receiver)
-        if len(self.connections) > self._limit.max_connections:
+        is_full = len(self.connections) > self._limit.max_connections
+        if is_full and not self._limit.close_longest_idle(self.loop.time()):
             self._refuse_connection()
         else:
             self.state_timer.start(HEAD_TIMEOUT_S, self._end_silently)
@@ -130,6 +147,7 @@ class BoundedProtocol(ClosingProtocol):
         if self not in self._limit.refused:
             self._limit.outflow.left(1, self.loop.time())
         self._limit.refused.discard(self)
+        self._limit.idle.pop(self, None)
         super().connection_lost(exc)
         self.is_lost = True
         if self.on_lost is not None:
@@ -243,6 +261,7 @@ class BoundedProtocol(ClosingProtocol):
         return data[end:]
 
     def _begin_head(self) -> None:
+        self._limit.idle.pop(self, None)
         self._is_in_head = True
         self._has_begun = False
         self._head_bytes = 0
@@ -343,6 +362,7 @@ class BoundedProtocol(ClosingProtocol):
         if self._ahead:
             self.loop.call_soon(self._read_ahead)  # the memory of this request is freed first
         else:
+            self._limit.idle[self] = self.loop.time()
             self.flow.resume_reading()
 
     def close_after_answer(self) -> None:
@@ -361,12 +381,21 @@ class BoundedProtocol(ClosingProtocol):
         """Closes an idle connection at once, another one after the answer to the request that is on its way."""
         self.end_after_answer()
         self._write_held()
-        if self.is_ending or (self._is_idle and not has_received(self.transport.get_extra_info("socket"))):
+        if self.is_ending or self._is_idle:
             self.transport.close()
+
+    def close_if_idle(self) -> bool:
+        """Closes the connection at once, unless a request has arrived or the last answer is not sent completely."""
+        if self.transport.is_closing() or self._held or self.unsent_bytes or not self._is_idle:
+            return False
+        self.connections.discard(self)
+        self._end_silently()
+        return True
 
     @property
     def _is_idle(self) -> bool:
-        return not (self._is_answering or self._body is not None or self._is_in_head or self._ahead)
+        is_busy = self._is_answering or self._body is not None or self._is_in_head or self._ahead
+        return not (is_busy or has_received(self.transport.get_extra_info("socket")))
 
     def _end_silently(self) -> None:
         self.end(lingers=False)

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 
 import pytest
 
@@ -134,7 +134,8 @@ def _read_all(client: socket.socket) -> int:
     return size
 
 
-async def test_connections_above_the_limit_are_429(application: Application) -> None:
+async def test_connections_above_the_limit_are_429(application: Application, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "SHORTEST_IDLE_S", 60)
     refused: list[None] = []
     async with listening(application, max_connections=2, on_refused=lambda: refused.append(None)) as port:
         async with connected(port) as (reader, writer), connected(port) as (others_reader, others_writer):
@@ -153,6 +154,70 @@ async def test_connections_above_the_limit_are_429(application: Application) -> 
             writer.write(GOOD)
             assert (await read_answer(reader))[1] == b"hello"
     assert len(refused) == 3
+
+
+class TestFullGateway:
+    """``max_connections`` connections are open."""
+
+    @pytest.fixture(autouse=True)
+    def any_idle_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(protocol, "SHORTEST_IDLE_S", 0)
+
+    async def test_a_new_connection_closes_the_longest_idle_one(self, application: Application) -> None:
+        async with (
+            listening(application, max_connections=2) as port,
+            connected(port) as first,
+            connected(port) as second,
+        ):
+            for reader, writer in (first, second, first):
+                writer.write(GOOD)
+                await read_answer(reader)
+            async with connected(port) as (reader, writer):
+                writer.write(GOOD)
+                assert (await read_answer(reader))[1] == b"hello"
+                assert await asyncio.wait_for(second[0].read(), 1) == b""
+                first[1].write(GOOD)
+                assert (await read_answer(first[0]))[1] == b"hello"
+
+    async def test_new_connections_replace_any_number_of_idle_ones(self, application: Application) -> None:
+        refused: list[None] = []
+        async with (
+            listening(application, max_connections=4, on_refused=lambda: refused.append(None)) as port,
+            AsyncExitStack() as stack,
+        ):
+            for _ in range(3):
+                opened = [stack.enter_async_context(connected(port)) for _ in range(4)]
+                for reader, writer in await asyncio.gather(*opened):
+                    writer.write(GOOD)
+                    assert (await read_answer(reader))[1] == b"hello"
+        assert not refused
+
+    async def test_a_connection_with_a_request_is_not_closed(self, application: Application) -> None:
+        async with listening(application, max_connections=1) as port, connected(port) as (reader, writer):
+            writer.write(GOOD)
+            await read_answer(reader)
+            writer.write(request("/stream", method="GET"))
+            await reader.readuntil(b"one")
+            assert problem(await sent_and_received(port, GOOD)) == (429, "too_many_requests")
+            application.go_on.set()
+            await reader.readuntil(b"two")
+
+    async def test_a_connection_whose_answer_is_not_read_is_not_closed(self, application: Application) -> None:
+        async with listening(application, max_connections=1) as port:
+            with socket.socket() as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                client.connect(("127.0.0.1", port))
+                client.sendall(request("/large", method="GET"))
+                await asyncio.sleep(0.2)
+                assert problem(await sent_and_received(port, GOOD)) == (429, "too_many_requests")
+
+    async def test_a_connection_whose_request_has_arrived_is_not_closed(self, application: Application) -> None:
+        async with listening(application, max_connections=1) as port, connected(port) as (reader, writer):
+            writer.write(GOOD)
+            await read_answer(reader)
+            writer.write(GOOD)  # in the socket buffer; the event loop has not read it yet
+            assert not application.connection.close_if_idle()
+            assert (await read_answer(reader))[1] == b"hello"
 
 
 class TestShutdown:

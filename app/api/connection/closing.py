@@ -24,6 +24,11 @@ MAX_UNSENT_BYTES = 16 * 1024
 MAX_KERNEL_UNSENT_BYTES = 128 * 1024
 """Limit of the unsent bytes in the kernel. Its default is megabytes, which would hide the progress of a slow client."""
 DISCONNECT_CHECK_S = 1.0
+FIRST_RESET_CHECK_S = 0.001
+HALF_CLOSED_S = 10.0
+"""How long a client that has closed its side is waited for: a network may lose the reset of a closed connection."""
+INTERIM_ANSWER = b"HTTP/1.1 100 Continue\r\n\r\n"
+"""Clients ignore it (RFC 9110, 15.2), but if the client has closed its connection, its system resets it."""
 
 
 _NOTHING_WAITS: deque[tuple[RequestResponseCycle, ASGI3Application]] = deque()
@@ -126,6 +131,24 @@ class ClosingProtocol(HttpToolsProtocol):
         else:
             self.watch_for_disconnect()
 
+    def watch_for_reset(self) -> None:
+        """Finds out whether the client has closed its connection, or only its side of it and waits for the answer."""
+        self.transport.write(INTERIM_ANSWER)
+        self._check_for_reset_in(FIRST_RESET_CHECK_S, self.loop.time() + HALF_CLOSED_S)
+
+    def _check_for_reset_in(self, pause_s: float, until: float) -> None:
+        self._disconnect_timer = self.loop.call_later(pause_s, self._check_for_reset, pause_s, until)
+
+    def _check_for_reset(self, pause_s: float, until: float) -> None:
+        """An answer that has begun needs no limit, because its writing fails after a reset."""
+        if self.transport.is_closing():
+            return
+        is_late = self.loop.time() >= until
+        if _is_reset(self.transport.get_extra_info("socket")) or (is_late and not self.cycle.response_started):
+            self.transport.abort()
+        elif not is_late:
+            self._check_for_reset_in(min(2 * pause_s, DISCONNECT_CHECK_S), until)
+
 
 def has_received(connection: socket) -> bool:
     """Whether bytes wait in the kernel that the event loop has not read yet."""
@@ -137,7 +160,12 @@ def _is_disconnected(connection: socket) -> bool:
     return _has_event(connection, getattr(select, "POLLRDHUP", 0))
 
 
+def _is_reset(connection: socket) -> bool:
+    return _has_event(connection, 0)
+
+
 def _has_event(connection: socket, event: int) -> bool:
+    """Also true for POLLERR and POLLHUP, which need not be asked for."""
     poll = select.poll()
     poll.register(connection.fileno(), event)
     return bool(poll.poll(0))

@@ -365,6 +365,19 @@ class BoundedProtocol(ClosingProtocol):
             self._limit.idle[self] = self.loop.time()
             self.flow.resume_reading()
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Stays open for the answer to a whole request, because the client may have closed only its side.
+
+        Otherwise the end of the client's data is a disconnect. HTTP/1.0 has no interim answers.
+        """
+        self._write_held()
+        is_waiting = self._is_answering and self._body is None and not (self._ahead or self.is_ending)
+        if not is_waiting or self.cycle.response_started or self.scope["http_version"] != "1.1":
+            return False
+        self.close_after_answer()
+        self.watch_for_reset()
+        return True
+
     def close_after_answer(self) -> None:
         """The next answer that begins has ``Connection: close``, and the connection is closed after it."""
         self._closes_after_answer = True

@@ -96,6 +96,17 @@ class Application:
         await self.go_on.wait()
         await send({"type": "http.response.body", "body": b"two"})
 
+    async def later(self, _scope: Any, _receive: Any, send: Any) -> None:
+        """Answers after the test sets ``go_on``."""
+        await self.go_on.wait()
+        await _answer(send, HELLO)
+
+    async def later_stream(self, scope: Any, receive: Any, send: Any) -> None:
+        """Like ``stream``, but begins after the test sets ``go_on`` for the first time."""
+        await self.go_on.wait()
+        self.go_on.clear()
+        await self.stream(scope, receive, send)
+
     async def large(self, _scope: Any, _receive: Any, send: Any) -> None:
         await _answer(send, bytes(32 << 20))
 

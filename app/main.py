@@ -14,6 +14,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from app.admission.followed_keys import FollowedKeys
 from app.api.access import AccessCheck
+from app.api.browser_guard import BrowserGuard, BrowserRules
 from app.api.budget import ByteBudget
 from app.api.cors import Cors
 from app.api.dialect import add_routes
@@ -84,6 +85,8 @@ class Gateway:
     collector_url: str | None = None
     statistics_of_workers: StatisticsSource | None = None
     """None if this process is the only one that serves the API."""
+    browser_rules: BrowserRules | None = None
+    """None if every host and every page may send requests."""
 
     def show_load(self) -> None:
         """Brings the gauges of admission and of kept streams up to date."""
@@ -154,13 +157,14 @@ def create_app(
             allow_headers=ALLOWED_HEADERS,
             expose_headers=EXPOSED_HEADERS,
         )
-    return _entry_point(short_path, gateway)
+    return _entry_point(short_path, gateway, forms)
 
 
 def create_admin_app(gateway: Gateway, *, api_port: int, workers: Workers | None = None) -> EntryPoint:
     """``workers``: the processes that serve the API, or None if this process serves it."""
     hint = f"This is the admin port. The API, its documentation and the console are on port {api_port}."
-    app = _bare_app(hint, {}, ErrorForms())
+    forms = ErrorForms()
+    app = _bare_app(hint, {}, forms)
     inference = gateway.inference
     health = HealthRoutes(inference.catalog, inference.workload, lambda: gateway.health.is_stuck, workers)
     app.include_router(health.router())
@@ -169,11 +173,13 @@ def create_admin_app(gateway: Gateway, *, api_port: int, workers: Workers | None
     app.include_router(MetricsRoutes(registry, gateway.show_load, url, tls).router())
     if gateway.explain_store is not None:
         app.include_router(TraceRoutes(gateway.explain_store, gateway.collector_url).router())
-    return _entry_point(app, gateway)
+    return _entry_point(app, gateway, forms)
 
 
-def _entry_point(app: ASGIApp, gateway: Gateway) -> EntryPoint:
+def _entry_point(app: ASGIApp, gateway: Gateway, forms: ErrorForms) -> EntryPoint:
     inference = gateway.inference
+    if gateway.browser_rules is not None:
+        app = BrowserGuard(app, gateway.browser_rules, forms)
     budget = ByteBudget(gateway.limits.max_bytes_in_flight, gateway.tensor_memory)
     return EntryPoint(app, inference.metrics, inference.workload, inference.tracer, budget)
 

@@ -78,6 +78,11 @@ class Settings(BaseSettings):
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="origins whose pages may call the gateway, separated by commas"
     )
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="names under which the gateway may be called besides localhost, separated by commas (default: all; "
+        "on a loopback address without keys: none)",
+    )
     redis_url: str | None = Field(
         None,
         pattern=r"^(rediss?|unix)://",
@@ -222,10 +227,19 @@ class Settings(BaseSettings):
         text = str(value).lower()
         return {"1": "true", "yes": "true", "on": "true", "0": "false", "no": "false", "off": "false"}.get(text, text)
 
-    @field_validator("cors_origins", mode="before")
+    @field_validator("cors_origins", "allowed_hosts", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _are_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        """Raises ValueError."""
+        wrong = next((name for name in value if "/" in name or "*" in name), None)
+        if wrong is not None:
+            raise ValueError(f"'{wrong}' is not the name of a host: write it as in gateway.example.com")
+        return value
 
 
 def config_beside(repository: Path) -> Path:

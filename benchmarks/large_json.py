@@ -104,7 +104,7 @@ def _post(url: str, body: bytes) -> float:
     """Returns the seconds from the first byte of the request to the last byte of the answer."""
     address, start = urlsplit(url), time.perf_counter()
     with socket.create_connection((address.hostname, address.port)) as connection:
-        head = "POST /v1/pipelines/bench_identity HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head = "POST /v1/pipelines/bench_identity HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         connection.sendall(f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode())
         connection.sendall(body)
         status = connection.recv(65536)

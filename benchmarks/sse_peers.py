@@ -64,7 +64,7 @@ async def run(rounds: int) -> list[Table]:
 
 async def _read(port: int, path: str, until: bytes) -> asyncio.StreamWriter:
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
-    writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     tail = b""
     while until not in tail:
         chunk = await reader.read(1 << 18)

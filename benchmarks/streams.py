@@ -219,7 +219,8 @@ async def _generate_stream(on: Stage) -> None:
 async def _send(url: str, path: str, body: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     address = urlsplit(url)
     reader, writer = await asyncio.open_connection(address.hostname, address.port, limit=1 << 20)
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
     await writer.drain()
     return reader, writer

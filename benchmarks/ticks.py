@@ -19,7 +19,7 @@ from benchmarks.watching import say, watching
 
 BODY = json.dumps({"count": 1_000_000, "interval_ms": 2}).encode()
 HEAD = (
-    "POST /v1/pipelines/bench_stream/stream HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    "POST /v1/pipelines/bench_stream/stream HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     f"Content-Length: {len(BODY)}\r\n\r\n"
 )
 

@@ -34,6 +34,7 @@ def test_the_defaults() -> None:
         ("config", "a/b.yaml", Path("a/b.yaml")),
         ("cors_origins", "https://a, https://b,", ("https://a", "https://b")),
         ("cors_origins", "", ()),
+        ("allowed_hosts", "a.example, b.example,", ("a.example", "b.example")),
         ("triton_url", "unix:/run/x.sock", "unix:/run/x.sock"),
         ("expose_model_errors", "oip", "oip"),
         ("expose_model_errors", "True", "true"),
@@ -105,6 +106,8 @@ def test_an_unknown_variable_gets_a_suggestion() -> None:
         ("EXPOSE_MODEL_ERRORS", "v2"),
         ("LOG_TENSORS", "values"),
         ("EARLY_EXIT_KEY", "tooshort"),
+        ("ALLOWED_HOSTS", "gateway.example,https://gateway.example"),
+        ("ALLOWED_HOSTS", "*.example"),
     ],
 )
 def test_an_invalid_value_is_reported_but_not_repeated(name: str, text: str) -> None:

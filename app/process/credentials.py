@@ -1,9 +1,9 @@
 """The settings by which the gateway and a Triton that is not local prove to each other who they are."""
 
-import ipaddress
 import ssl
 from pathlib import Path
 
+from app.domain.loopback import is_loopback
 from app.settings import PREFIX, Settings, SettingsError
 from app.triton.credentials import Credentials, CredentialsUnusable, TlsFiles, token_in
 
@@ -60,8 +60,4 @@ def _complaint(settings: Settings) -> str:
 
 
 def _is_local(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or address.startswith("unix:")
+    return address.startswith("unix:") or is_loopback(address.rpartition(":")[0].strip("[]"))

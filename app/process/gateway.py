@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from app import __version__
 from app.admission.admission import Admission
 from app.admission.followed_keys import FollowedKeys
+from app.api.browser_guard import BrowserRules, host_of
 from app.api.explaining import Explaining
 from app.api.inference import Inference
 from app.api.limits import Limits
 from app.domain.engine import Engine
+from app.domain.loopback import is_loopback
 from app.files.complaints import ConfigError
 from app.main import Gateway
 from app.observability.explain.request import Explanations
@@ -87,6 +89,7 @@ async def open_gateway(
             keys,
             explanations if isinstance(explanations, ExplainStore) else None,
             settings.traces_url,
+            browser_rules=browser_rules_of(settings),
         )
         async with (
             supervisor.running("catalog refresh", keep_fresh(catalog, check, metrics, keys, shares)),
@@ -128,3 +131,12 @@ def limits_of(settings: Settings) -> Limits:
     return Limits(
         settings.max_body_bytes, settings.max_bytes_in_flight, ping_s=settings.ping_s, send_s=settings.send_timeout_s
     )
+
+
+def browser_rules_of(settings: Settings) -> BrowserRules | None:
+    """None if keys protect the gateway, or if other machines can call it anyway, unless the operator lists hosts."""
+    is_open = settings.api_keys_file is None and is_loopback(settings.host)
+    if not (is_open or settings.allowed_hosts):
+        return None
+    hosts, origins = frozenset(map(host_of, settings.allowed_hosts)), frozenset(settings.cors_origins)
+    return BrowserRules(hosts, origins, refuses_cross_site=is_open)

@@ -75,7 +75,7 @@ async def _row(targets: Targets, body: _Body) -> list[str]:
 async def _post(target: Target, body: _Body) -> str:
     """Sends the body and returns the status."""
     reader, writer = await connect(target.url)
-    head = f"POST /v1/pipelines/{MODEL} HTTP/1.1\r\nHost: x\r\nContent-Type: {body.media_type}\r\n"
+    head = f"POST /v1/pipelines/{MODEL} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {body.media_type}\r\n"
     writer.write(head.encode() + b"Content-Length: %d\r\nConnection: close\r\n\r\n" % len(body.content))
     writer.write(body.content)
     status = (await reader.readline()).split()[1].decode()

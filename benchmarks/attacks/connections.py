@@ -21,13 +21,13 @@ IDLE_S = 100.0
 CRLF_EVERY_S = 5.0
 SILENT_S = 150.0
 
-GOOD = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
-CHUNKED = b"Host: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n"
+GOOD = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+CHUNKED = b"Host: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n"
 BEFORE = b"POST /v1/streams HTTP/1.1\r\n" + CHUNKED
 """The answer waits for the end of the body."""
 AFTER = b"GET /health/live HTTP/1.1\r\n" + CHUNKED
 """The answer does not wait for the end of the body."""
-JSON = b"POST /v1/streams HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+JSON = b"POST /v1/streams HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 TOO_LARGE = JSON + b"Content-Length: 4294967296\r\n\r\n"
 SILENT = JSON + b"Content-Length: 5\r\n\r\n"
 

@@ -18,7 +18,7 @@ from benchmarks.watching import say, watching
 
 MIB = 1024 * 1024
 PAUSE_S = 0.01
-REQUEST = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+REQUEST = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @dataclass

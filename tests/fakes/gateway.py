@@ -9,6 +9,7 @@ import httpx
 from starlette.types import ASGIApp
 
 from app.admission.followed_keys import FollowedKeys
+from app.api.browser_guard import BrowserRules
 from app.api.explaining import Explaining
 from app.api.inference import Inference
 from app.api.limits import Limits
@@ -42,6 +43,7 @@ async def served(
     keys: Path | None = None,
     explains: bool | None = None,
     collector_url: str | None = None,
+    rules: BrowserRules | None = None,
 ) -> AsyncIterator[Served]:
     """``explains``: requests of every caller, or only those of keys with ``explain: true``; None: no requests."""
     catalog = Catalog(engine, config, Surroundings(early_exit_key=KEY))
@@ -54,6 +56,7 @@ async def served(
         gateway = Gateway(
             inference, store, limits or Limits(64 * 1024), keys=None if keys is None else FollowedKeys(keys)
         )
+        gateway.browser_rules = rules
         if explains is not None:
             gateway.explain_store, gateway.collector_url = ExplainStore(), collector_url
             inference.explaining = Explaining(gateway.explain_store, for_everyone=explains)

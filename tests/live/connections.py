@@ -58,14 +58,13 @@ class Connection:
         return int(self.writer.get_extra_info("sockname")[1])
 
     def post(self, path: str, body: bytes) -> None:
-        head = (
-            f"POST {path} HTTP/1.1\r\nHost: g\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        head += f"Content-Length: {len(body)}\r\n\r\n"
         self.writer.write(head.encode() + body)
 
     async def get(self, path: str) -> Any:
         """Sends GET and returns the JSON of the answer."""
-        self.writer.write(f"GET {path} HTTP/1.1\r\nHost: g\r\n\r\n".encode())
+        self.writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         _status, body = await self._read_answer()
         return json.loads(body)
 

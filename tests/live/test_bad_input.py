@@ -142,7 +142,8 @@ def test_an_invalid_request_id_is_replaced(client: httpx.Client) -> None:
 
 
 def test_a_body_with_a_too_large_length_is_not_read(gateway: GatewayProcess) -> None:
-    head = b"POST /v1/pipelines/ocr HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: 104857600\r\n\r\n"
+    head = b"POST /v1/pipelines/ocr HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n"
+    head += b"Content-Length: 104857600\r\n\r\n"
     assert b" 413 " in exchange(gateway, head)
 
 
@@ -158,14 +159,19 @@ def test_a_chunked_body_that_is_too_large_is_cut_off(client: httpx.Client) -> No
     problem(answer, 413, "payload_too_large")
 
 
+def test_a_foreign_host_is_refused_on_both_ports(gateway: GatewayProcess) -> None:
+    for url in (f"{gateway.url}/v1/pipelines", f"{gateway.admin_url}/metrics"):
+        problem(httpx.get(url, headers={"Host": "evil.example"}), 400, "invalid_request")
+
+
 def test_too_large_headers_are_431(gateway: GatewayProcess) -> None:
-    head = b"GET /health/live HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * 20_000
+    head = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\nX-Long: " + b"a" * 20_000
     assert b" 431 " in exchange(gateway, head)
     assert b" 431 " in exchange(gateway, head + b"\r\n\r\n")
 
 
 def test_headers_without_an_end_are_408(gateway: GatewayProcess) -> None:
-    answer = exchange(gateway, b"GET /health/live HTTP/1.1\r\nHost: x\r\n", trickle=b"X-A: b\r\n")
+    answer = exchange(gateway, b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n", trickle=b"X-A: b\r\n")
     assert b" 408 " in answer
     assert b"slow_request" in answer
 
@@ -173,9 +179,9 @@ def test_headers_without_an_end_are_408(gateway: GatewayProcess) -> None:
 @pytest.mark.parametrize(
     "request_text",
     [
-        b"POST /v1 HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"GET /health/live HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",
-        b"GET /health/live HTTP/9.9\r\nHost: x\r\n\r\n",
+        b"POST /v1 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"GET /health/live HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",
+        b"GET /health/live HTTP/9.9\r\nHost: localhost\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00",
     ],
 )

@@ -21,8 +21,8 @@ NOTICE_WITHIN_S = 5.0
 def request_bytes(path: str, body: dict[str, Any]) -> bytes:
     content = json.dumps(body).encode()
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n"
-        "Connection: close\r\n\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"
     )
     return head.encode() + content
 

@@ -108,7 +108,9 @@ def status_of(gateway: GatewayProcess, path: str, size: int = 0) -> int:
         size: the length of the body, which is not sent.
     """
     host, port = gateway.url.removeprefix("http://").split(":")
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {size}\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {size}\r\n\r\n"
+    )
     with socket.create_connection((host, int(port)), timeout=5) as connection:
         connection.sendall(head.encode())
         return int(connection.recv(100).split()[1])

@@ -70,7 +70,7 @@ class Connection:
 
     def send(self, path: str, body: object = None) -> None:
         text = b"" if body is None else json.dumps(body).encode()
-        head = f"{'GET' if body is None else 'POST'} {path} HTTP/1.1\r\nHost: x\r\n"
+        head = f"{'GET' if body is None else 'POST'} {path} HTTP/1.1\r\nHost: localhost\r\n"
         head += f"Content-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n"
         self._socket.sendall(head.encode() + text)
 
@@ -194,7 +194,7 @@ class Service:
     async def is_kept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Sends a request. Returns whether the connection stays open after the answer."""
         body = json.dumps(UNARY["pipelines"][1]).encode()
-        head = b"POST /v1/pipelines/words HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head = b"POST /v1/pipelines/words HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         writer.write(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         answer = (await reader.readuntil(b"\r\n\r\n")).lower()
         await reader.readexactly(int(answer.split(b"content-length: ")[1].split(b"\r\n")[0]))

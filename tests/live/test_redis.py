@@ -255,7 +255,7 @@ def _ending(answer: str) -> str:
 async def read_raw(gateway: GatewayProcess, path: str) -> str:
     address = urlsplit(gateway.url)
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
-    writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     try:
         return (await asyncio.wait_for(reader.readuntil(b"\r\n0\r\n\r\n"), 90)).decode()
     finally:

@@ -17,7 +17,7 @@ ENDPOINTS_S = 1.0
 """After this time, new connections reach only the new gateway, as after the removal of an endpoint of a Service."""
 BODY = b'{"script": "{\\"outputs\\": 1}"}'
 REQUEST = (
-    b"POST /v1/pipelines/scripted HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    b"POST /v1/pipelines/scripted HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     b"Content-Length: %d\r\n\r\n" % len(BODY)
 ) + BODY
 

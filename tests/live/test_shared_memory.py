@@ -87,7 +87,7 @@ def test_a_disconnect_during_the_upload_frees_memory(start: Callable[[], Gateway
 
     assert post(gateway, b"a" * MIB).status_code == 200
     free = gateway.metric("shared_memory_bytes", state="free")
-    head = "POST /v1/pipelines/scripted_large HTTP/1.1\r\nHost: x\r\nContent-Type: application/octet-stream\r\n"
+    head = "POST /v1/pipelines/scripted_large HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/octet-stream\r\n"
     with socket.create_connection(("127.0.0.1", httpx.URL(gateway.url).port or 0)) as client:
         client.sendall(f"{head}Content-Length: {MIB}\r\n\r\n".encode() + b"b" * (MIB // 2))
         eventually(lambda: held() == free, 10.0)

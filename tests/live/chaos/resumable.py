@@ -135,4 +135,4 @@ class StreamClient(Client):
 
     def _request(self, method: str) -> bytes:
         after = f"Last-Event-ID: {len(self._events)}\r\n" if method == "GET" and self._events else ""
-        return f"{method} {self._path} HTTP/1.1\r\nHost: gateway\r\n{after}Connection: close\r\n\r\n".encode()
+        return f"{method} {self._path} HTTP/1.1\r\nHost: localhost\r\n{after}Connection: close\r\n\r\n".encode()

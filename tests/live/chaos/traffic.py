@@ -160,7 +160,7 @@ def _request(
     path: str, token: str, content: bytes, media_type: str = "application/json", connection: str = "close"
 ) -> bytes:
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: gateway\r\nX-Request-ID: {token}\r\nContent-Type: {media_type}\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nX-Request-ID: {token}\r\nContent-Type: {media_type}\r\n"
         f"Content-Length: {len(content)}\r\nConnection: {connection}\r\n\r\n"
     )
     return head.encode() + content

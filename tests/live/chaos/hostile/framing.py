@@ -6,8 +6,8 @@ from tests.live.chaos.hostile.heads import Hostile
 from tests.live.chaos.hostile.values import CANARY
 
 _PATH = b"/v1/pipelines/scripted"
-_START = b"POST " + _PATH + b" HTTP/1.1\r\nHost: g\r\nContent-Type: application/json\r\n"
-_GET = b"GET /health/live HTTP/1.1\r\nHost: g\r\n"
+_START = b"POST " + _PATH + b" HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+_GET = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n"
 _CHUNKED = _START + b"Transfer-Encoding: chunked\r\n\r\n"
 SHAPES: list[bytes] = [
     _START + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
@@ -27,9 +27,9 @@ SHAPES: list[bytes] = [
     _CHUNKED + b"5;" + b"a" * 20_000,
     _CHUNKED + b"0\r\n" + b"x: y\r\n" * 5000 + b"\r\n",
     _CHUNKED + b"2\n{}\n0\n\n",
-    b"GET / HTTP/9.9\r\nHost: g\r\n\r\n",
+    b"GET / HTTP/9.9\r\nHost: localhost\r\n\r\n",
     b"GET /\r\n\r\n",
-    b"GET  /  HTTP/1.1\r\nHost: g\r\n\r\n",
+    b"GET  /  HTTP/1.1\r\nHost: localhost\r\n\r\n",
     b"GET /health/live HTTP/1.1\r\n\r\n",
     _GET + b"Host: h\r\n\r\n",
     _GET + b"X: a\r\n b\r\n\r\n",
@@ -40,13 +40,13 @@ SHAPES: list[bytes] = [
     _GET + b"X: a\n\n",
     _GET + b"A: b\r\n" * 3000 + b"\r\n",
     _GET + b"X: " + b"a" * 20_000 + b"\r\n\r\n",
-    b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: g\r\n\r\n",
+    b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00",
-    b"CONNECT g:443 HTTP/1.1\r\nHost: g\r\n\r\n",
+    b"CONNECT g:443 HTTP/1.1\r\nHost: localhost\r\n\r\n",
     b"\r\n\r\n\r\n",
     b"\x00" * 100,
-    _GET.replace(b"Host: g", b"Host: g@evil, " + CANARY.encode()) + b"\r\n",
+    _GET.replace(b"Host: localhost", b"Host: g@evil, " + CANARY.encode()) + b"\r\n",
     _GET + b"Connection: close\r\n\r\n" + _GET + b"\r\n",
 ]
 PARTIAL: list[bytes] = [

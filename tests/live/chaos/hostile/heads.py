@@ -64,7 +64,7 @@ class Request:
     headers: list[tuple[str, str]] = field(default_factory=list)
 
     def content(self) -> bytes:
-        own = [("Host", "gateway"), ("Content-Type", self.media_type), ("Content-Length", str(len(self.body)))]
+        own = [("Host", "localhost"), ("Content-Type", self.media_type), ("Content-Length", str(len(self.body)))]
         given = {name.lower() for name, _ in self.headers}
         lines = [
             f"{name}: {value}"

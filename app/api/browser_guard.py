@@ -1,0 +1,79 @@
+"""Refuses requests that a page of another site makes a browser send to a gateway without API keys.
+
+The browser may run on a machine that can call the gateway. Such a page has two ways: a name of its own that resolves
+to the gateway's address (DNS rebinding), and a form, which needs no preflight of CORS.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.api.exchange import Exchange
+from app.api.failures import ErrorForms
+from app.domain.errors import InvalidRequest
+from app.domain.loopback import is_loopback
+
+_HOST = re.compile(r"(?:\[([^]]*)\]|([^:]*))(?::[0-9]*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class BrowserRules:
+    """``hosts``: served besides those of loopback. ``origins``: whose pages may send a POST."""
+
+    hosts: frozenset[str] = frozenset()
+    origins: frozenset[str] = frozenset()
+    refuses_cross_site: bool = True
+
+    def check(self, exchange: Exchange) -> None:
+        """Raises InvalidRequest. A request without the headers of a browser passes."""
+        host = exchange.header(b"host")
+        if host is not None and not self._serves(host_of(host), exchange.scope["server"]):
+            raise InvalidRequest(
+                "The gateway does not answer for the host of this request.",
+                hint="Call it as localhost or 127.0.0.1, or add the host to GATEWAY_ALLOWED_HOSTS.",
+            )
+        if exchange.scope["method"] == "POST" and exchange.header(b"sec-fetch-site") == "cross-site":
+            self._check_origin(exchange.header(b"origin"))
+
+    def _serves(self, host: str, server: tuple[str, int | None] | None) -> bool:
+        """Also serves the address that the connection was made to, which probes use: a page cannot take it."""
+        return host in self.hosts or _is_loopback(host) or (server is not None and host == server[0])
+
+    def _check_origin(self, origin: str | None) -> None:
+        if self.refuses_cross_site and origin not in self.origins and "*" not in self.origins:
+            raise InvalidRequest(
+                "A page of another site sent this request.", hint="Add the page's origin to GATEWAY_CORS_ORIGINS."
+            )
+
+
+class BrowserGuard:
+    """Must run inside EntryPoint. Applies the rules before anything else of the application."""
+
+    def __init__(self, app: ASGIApp, rules: BrowserRules, forms: ErrorForms) -> None:
+        self._app = app
+        self._rules = rules
+        self._forms = forms
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange: Exchange = scope["state"]["exchange"]
+        try:
+            self._rules.check(exchange)
+        except InvalidRequest as error:
+            exchange.record.fail(error)
+            await self._forms(scope["path"])(error, exchange.record.request_id)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+@lru_cache(maxsize=128)
+def host_of(header: str) -> str:
+    """Returns the host of a Host header: in lower case, without port, brackets and final dot."""
+    found = _HOST.fullmatch(header)
+    return (found[1] or found[2] or "").lower().removesuffix(".") if found else header
+
+
+@lru_cache(maxsize=128)
+def _is_loopback(host: str) -> bool:
+    return is_loopback(host)

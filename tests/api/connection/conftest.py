@@ -98,12 +98,12 @@ class Application:
 
     async def later(self, _scope: Any, _receive: Any, send: Any) -> None:
         """Answers after the test sets ``go_on``."""
-        await self.go_on.wait()
+        await asyncio.wait_for(self.go_on.wait(), 5)
         await _answer(send, HELLO)
 
     async def later_stream(self, scope: Any, receive: Any, send: Any) -> None:
         """Like ``stream``, but begins after the test sets ``go_on`` for the first time."""
-        await self.go_on.wait()
+        await asyncio.wait_for(self.go_on.wait(), 5)
         self.go_on.clear()
         await self.stream(scope, receive, send)
 

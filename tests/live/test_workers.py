@@ -241,12 +241,22 @@ async def test_drain_ends_the_streams_of_every_worker(settings: dict[str, str], 
 @pytest.mark.full
 async def test_each_worker_limits_its_connections(settings: dict[str, str], start_gateway: StartGateway) -> None:
     gateway = await asyncio.to_thread(start_gateway, **settings | {"max_connections": "6"})
-    async with connections_to_each(gateway, 3):
-        refused = [await Connection.to(gateway) for _ in range(4)]
-        assert {await connection.answer() for connection in refused} == {429}
-        assert gateway.metric("rejected_total", reason="too_many_requests") >= 4
-        for connection in refused:
-            await connection.close()
+    held: list[Connection] = []
+    async with asyncio.timeout(4):
+        while len(held) < 6:
+            connection = await Connection.to(gateway)
+            connection.post("/v1/pipelines/nothing", b"{}")
+            if await connection.answer() == 429:
+                await connection.close()
+            else:
+                connection.writer.write(b"POST")  # otherwise it is idle, and a new connection replaces it
+                held.append(connection)
+    await asyncio.sleep(0.2)
+    refused = [await Connection.to(gateway) for _ in range(4)]
+    assert {await connection.answer() for connection in refused} == {429}
+    assert gateway.metric("rejected_total", reason="too_many_requests") >= 4
+    for connection in held + refused:
+        await connection.close()
 
 
 @pytest.mark.full

@@ -21,8 +21,8 @@ STREAM = "/v1/pipelines/scripted_patient/stream"
 CONFIG = """
 daemon off;
 worker_processes 1;
-pid {folder}/pid;
-error_log {folder}/error.log;
+pid "{folder}/pid";
+error_log "{folder}/error.log";
 events {{ worker_connections 64; }}
 http {{
   access_log off;
@@ -30,11 +30,11 @@ http {{
   gzip_proxied any;
   gzip_min_length 1;
   gzip_types application/json text/plain;
-  client_body_temp_path {folder}/body;
-  proxy_temp_path {folder}/proxy;
-  fastcgi_temp_path {folder}/fastcgi;
-  uwsgi_temp_path {folder}/uwsgi;
-  scgi_temp_path {folder}/scgi;
+  client_body_temp_path "{folder}/body";
+  proxy_temp_path "{folder}/proxy";
+  fastcgi_temp_path "{folder}/fastcgi";
+  uwsgi_temp_path "{folder}/uwsgi";
+  scgi_temp_path "{folder}/scgi";
   server {{
     listen 127.0.0.1:{port};
     location / {{ proxy_pass {upstream}; }}

@@ -20,22 +20,22 @@ WITHIN_S = 20.0
 CONFIG = """
 daemon off;
 worker_processes 1;
-pid {folder}/pid;
-error_log {folder}/error.log;
+pid "{folder}/pid";
+error_log "{folder}/error.log";
 events {{ worker_connections 64; }}
 http {{
   access_log off;
   client_max_body_size 64m;
-  client_body_temp_path {folder}/body;
-  proxy_temp_path {folder}/proxy;
-  fastcgi_temp_path {folder}/fastcgi;
-  uwsgi_temp_path {folder}/uwsgi;
-  scgi_temp_path {folder}/scgi;
+  client_body_temp_path "{folder}/body";
+  proxy_temp_path "{folder}/proxy";
+  fastcgi_temp_path "{folder}/fastcgi";
+  uwsgi_temp_path "{folder}/uwsgi";
+  scgi_temp_path "{folder}/scgi";
   server {{
     listen 127.0.0.1:{port} ssl http2;
-    ssl_certificate {folder}/server.pem;
-    ssl_certificate_key {folder}/server.key;
-    ssl_client_certificate {folder}/ca.pem;
+    ssl_certificate "{folder}/server.pem";
+    ssl_certificate_key "{folder}/server.key";
+    ssl_client_certificate "{folder}/ca.pem";
     ssl_verify_client on;
     location / {{
       if ($http_authorization !~ "^Bearer secret-[0-9]$") {{ return 401; }}

@@ -41,8 +41,13 @@ class KeepAlive:
     """The connection fails if TCP gets no acknowledgement of sent bytes, or of a probe while it is idle, for this time.
     Servers do not see the probes, so they may be more frequent than pings."""
 
-    def set_options(self, connection: socket.socket) -> None:
-        """Applies ``network_s`` to a TCP connection. Linux resends lost bytes for a quarter of an hour by default."""
+    def set_options(self, connection: socket.socket | None) -> None:
+        """Applies ``network_s`` to a TCP connection. Linux resends lost bytes for a quarter of an hour by default.
+
+        Raises OSError. ``connection``: None if the peer has closed it already.
+        """
+        if connection is None:
+            raise ConnectionResetError("the connection was closed at once")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, math.ceil(self.network_s / 2))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, math.ceil(self.network_s / 4))

@@ -427,6 +427,22 @@ async def test_a_cancelled_call_logs_nothing() -> None:
     assert reports == []
 
 
+async def test_a_connection_that_is_lost_at_once_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its transport has no socket any more when the options are set."""
+
+    class LostTransport(asyncio.Transport):
+        def get_extra_info(self, name: str, default: object = None) -> object:
+            return None
+
+    async def connect(protocol: Callable[[], Connection], *_: object, **__: object) -> tuple[LostTransport, Connection]:
+        return LostTransport(), protocol()
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", connect)
+    with pytest.raises(RpcError) as caught:
+        await client("127.0.0.1:1").unary("/x", b"", 5.0)
+    assert (caught.value.code, caught.value.was_sent) == ("UNAVAILABLE", False)
+
+
 async def test_calls_fail_at_once_between_connection_attempts() -> None:
     opened = client("127.0.0.1:1")
     first, second = await error_of(opened), await error_of(opened)

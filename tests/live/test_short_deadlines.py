@@ -33,7 +33,7 @@ CLIENTS = 8
 SHORTEST_S, LONGEST_S = 0.001, 0.1
 MIB = 1024 * 1024
 ENDS = {"DeadlineExceeded", "ModelError", "TooManyRequests", "ok"}
-"""None of them says that Triton is gone."""
+"""No call reports that Triton is gone."""
 
 
 @pytest.fixture(scope="module")

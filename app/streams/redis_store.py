@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 from app.domain.errors import ClientClosedRequest, Internal, UnknownStream, UpstreamUnavailable
 from app.streams.log import EventLog, LiveLog
 from app.streams.quota import KEEP_LIMITS, KeepLimits, Usage, evicted
-from app.streams.redis_connections import UNAVAILABLE, Connections, redis_errors
+from app.streams.redis_connections import RETRY_PAUSE_S, UNAVAILABLE, Connections, redis_errors
 from app.streams.redis_kept import KeptInRedis
 from app.streams.redis_keys import DISOWN, batches, keys_of, lifetime_ms, owner_key
 from app.streams.redis_publisher import Publisher, StreamLost
@@ -178,7 +178,7 @@ class RedisStore:
                 if not is_away:
                     _log.warning("Redis does not answer", extra={"error": type(exc).__name__})
                 is_away = True
-            await asyncio.sleep(HEARTBEAT_S)
+            await asyncio.sleep(RETRY_PAUSE_S if is_away else HEARTBEAT_S)
 
     async def _heartbeat(self) -> None:
         """Renews the heartbeat and the expiry of the streams, and ends streams that were deleted or have no reader."""

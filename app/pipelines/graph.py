@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from app.domain.model import ModelConfig, TensorSpec
 
+MAX_STEPS = 300
+"""Also bounds the depth. Nested ensembles of two steps double their steps with each level."""
+
 
 @dataclass(frozen=True, slots=True)
 class GraphStep:
@@ -84,7 +87,7 @@ class Graph:
 
 
 def graph_of(config: ModelConfig, models: Mapping[str, ModelConfig], version: str = "") -> Graph:
-    """``models``: the models that a request uses, by name. Steps of other models are omitted."""
+    """``models``: the models that a request uses, by name. Steps of other models, and above MAX_STEPS, are omitted."""
     builder = _Builder(models)
     written = builder.run(config, {spec.name: (End(None, spec), spec.name) for spec in config.inputs}, "", version)
     answered = [Edge(written[spec.name], End(None, spec), spec.name) for spec in config.outputs if spec.name in written]
@@ -100,6 +103,7 @@ def graph_of(config: ModelConfig, models: Mapping[str, ModelConfig], version: st
 class _Builder:
     def __init__(self, models: Mapping[str, ModelConfig]) -> None:
         self._models = models
+        self._left = MAX_STEPS
         self.steps: list[GraphStep] = []
         self.edges: list[Edge] = []
 
@@ -126,6 +130,9 @@ class _Builder:
     def _open(self, config: ModelConfig, given: Mapping[str, tuple[End, str]]) -> dict[str, End]:
         ends = {tensor: end for tensor, (end, _) in given.items()}
         for index in config.runnable_steps(ends):
+            if not self._left:
+                break
+            self._left -= 1
             step = config.steps[index]
             child = self._models.get(step.model)
             inputs = {name: (ends[tensor], tensor) for name, tensor in step.input_map if tensor in ends}

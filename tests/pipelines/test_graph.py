@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from app.domain.model import ModelConfig
-from app.pipelines.graph import Edge, End, graph_of
+from app.pipelines.graph import MAX_STEPS, Edge, End, graph_of
 from app.triton.model_repository import read_repository
 from tests.broken_repositories import Repository, sound
 
@@ -68,3 +68,25 @@ def test_an_ambiguous_input_has_no_edge(models: dict[str, ModelConfig]) -> None:
     graph = graph_of(models["outer"], models)
     assert graph.into("ident", "X") is None
     assert graph.into("join", "A", "outer") is not None
+
+
+def test_ensembles_that_double_their_steps_are_cut(tmp_path: Path) -> None:
+    """28 levels of two steps each are 268 million steps."""
+    repository = Repository(tmp_path)
+    sound(repository)
+    repository.ensemble("e0", "IN", "OUT", "ident X=IN > Y=t", "ident X=t > Y=OUT")
+    for level in range(1, 28):
+        below = f"e{level - 1}"
+        repository.ensemble(f"e{level}", "IN", "OUT", f"{below} IN=IN > OUT=t", f"{below} IN=t > OUT=OUT")
+    models = {model.folder: model.config for model in read_repository(tmp_path)}
+    assert 100 < len(graph_of(models["e27"], models).steps) < MAX_STEPS
+
+
+def test_ensembles_that_are_nested_very_deep_are_cut(tmp_path: Path) -> None:
+    repository = Repository(tmp_path)
+    sound(repository)
+    repository.ensemble("e0", "IN", "OUT", "ident X=IN > Y=OUT")
+    for level in range(1, 600):
+        repository.ensemble(f"e{level}", "IN", "OUT", f"e{level - 1} IN=IN > OUT=OUT")
+    models = {model.folder: model.config for model in read_repository(tmp_path)}
+    assert graph_of(models["e599"], models).steps == ()

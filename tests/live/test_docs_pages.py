@@ -1,5 +1,6 @@
 """``/docs`` and the error pages work without internet access."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 from app.api.error_table import ERROR_BY_CODE
 from tests.conftest import Require
 from tests.live.conftest import GatewayProcess
+from tests.short_paths import short_path
 
 PAGES = ["/docs", "/docs/errors", *(f"/docs/errors/{code}" for code in ERROR_BY_CODE)]
 REFERENCE = re.compile(r"""(?:src|href)\s*=\s*["']([^"']*)["']|url\(["']?([^"')]*)""")
@@ -43,12 +45,14 @@ def test_a_browser_without_the_internet_shows_every_pipeline(
     require(chromium, "chromium is not installed: `make system-packages` installs it")
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", f"--user-data-dir={tmp_path}"]
     offline = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
-    page = subprocess.run(
-        [str(chromium), *options, offline, "--virtual-time-budget=10000", "--dump-dom", f"{gateway.url}/docs"],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    ).stdout
+    with short_path(tmp_path) as temporary:
+        page = subprocess.run(
+            [str(chromium), *options, offline, "--virtual-time-budget=10000", "--dump-dom", f"{gateway.url}/docs"],
+            env=os.environ | {"TMPDIR": str(temporary)},
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        ).stdout
     paths = client.get("/openapi.json").json()["paths"]
     assert set(re.findall(r'data-path="([^"]*)"', page)) == set(paths)

@@ -19,6 +19,7 @@ from app.triton.cancels import PacedCancels
 from app.triton.direct import DirectEngine
 from app.triton.engine import TritonEngine
 from app.triton.health import HealthByAddress, TritonHealth
+from app.triton.lost_streams import LostStreams
 from app.triton.pool import Pool
 from app.triton.probes import BreakerProbes
 from app.triton.repair import StubRepair
@@ -104,7 +105,8 @@ class Servers:
         )
 
     def _new_health(self) -> TritonHealth:
-        return TritonHealth(Stubs(self.metrics.count_stub_death), self.metrics.count_open_breakers)
+        stubs = Stubs(self.metrics.count_stub_death, are_repaired=self.settings.repairs_triton)
+        return TritonHealth(stubs, self.metrics.count_open_breakers)
 
     def _cancels(self) -> PacedCancels:
         """The part of this process in the rate of cancellations that each Triton can handle."""
@@ -131,6 +133,8 @@ class Servers:
             stack.push_async_callback(engine.close)
             probes = BreakerProbes(engine, health.breakers, self.canaries)
             await stack.enter_async_context(self.supervisor.running("probes of models", probes.run()))
+            lost = LostStreams(engine, health, self.canaries)
+            await stack.enter_async_context(self.supervisor.running("watch of streams", lost.run()))
             if self.triton.part is None:
                 await stack.enter_async_context(self._repairs(engine, health))
             yield

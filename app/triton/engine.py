@@ -35,6 +35,7 @@ from app.triton.errors import gateway_error_of, request_too_large, triton_errors
 from app.triton.health import TritonHealth
 from app.triton.refusals import Refusals
 from app.triton.repeated import RepeatedHeads
+from app.triton.running import RunningStream
 from app.triton.service import call_control, path_of
 from app.triton.shared_memory.lane import Lane
 from app.triton.shared_memory.lease import Lease
@@ -68,6 +69,8 @@ class TritonEngine(Engine):
         self._health = health or TritonHealth()
         self._observer = observer
         self._cancels = cancels or PacedCancels()
+        self.streams: set[RunningStream] = set()
+        """The running streams, without probes."""
         self._cancelling = BackgroundTasks()
         self._refusals = Refusals()
         self._heads = RepeatedHeads()
@@ -198,6 +201,9 @@ class TritonEngine(Engine):
         with WatchedCall(request, "ModelStreamInfer", self._observer, self._health) as watched:
             call = await self._started(structs.replace(watched.request, inputs=inputs), timeout_s)
             del inputs  # frees the memory before the responses arrive
+            running = RunningStream(request.model, call)
+            if not request.is_probe:
+                self.streams.add(running)
             is_over = False
             try:
                 async for answer in call:
@@ -206,7 +212,7 @@ class TritonEngine(Engine):
                         message = service_pb2.ModelStreamInferResponse.FromString(answer)
                         if message.error_message:
                             is_over = True  # whatever the final flag says
-                            raise gateway_error_of(None, message.error_message, request.model)
+                            raise self._error_in_stream(message.error_message, request.model)
                         response = streamed_response_of(message.infer_response)
                         self._streamed_heads.learn(request.model, answer, message.infer_response, response)
                         del message
@@ -220,7 +226,11 @@ class TritonEngine(Engine):
                 if not is_over:
                     raise UpstreamProtocol("Triton closed the stream without marking its end.")
             finally:
+                self.streams.discard(running)
                 self._stop(call, SELF_END_S if is_over or request.ends_by_hook else 0.0)
+
+    def _error_in_stream(self, message: str, model: str) -> GatewayError:
+        return gateway_error_of(None, message, model, is_repaired=self._health.stubs.are_repaired)
 
     async def _started(self, request: InferenceRequest, timeout_s: float) -> StreamCall:
         """Starts the gRPC stream. Raises PayloadTooLarge or RpcError."""

@@ -27,6 +27,9 @@ from app.domain.fault import FaultKind
 from app.triton.faults import fault_in
 from app.triton.transport import MAX_MESSAGE_BYTES, BrokenExchange, RpcError
 
+REPAIR_S = 3
+"""``Retry-After`` while a model is loaded again: about the time from the first error to the first answer."""
+
 
 @contextmanager
 def triton_errors(model: str = "") -> Iterator[None]:
@@ -37,20 +40,29 @@ def triton_errors(model: str = "") -> Iterator[None]:
         raise error_of_call(exc, model) from exc
 
 
-def error_of_call(exc: RpcError | DecodeError, model: str) -> GatewayError:
+def error_of_call(exc: RpcError | DecodeError, model: str, *, is_repaired: bool = False) -> GatewayError:
+    """``is_repaired``: whether the gateway loads a model again whose process died."""
     if isinstance(exc, BrokenExchange | DecodeError):
         return UpstreamProtocol("The exchange with Triton failed: a message could not be sent or read.")
-    error = gateway_error_of(exc.code, exc.details, model)
+    error = gateway_error_of(exc.code, exc.details, model, is_repaired=is_repaired)
     if isinstance(error, UpstreamUnavailable):
         error.was_sent = error.was_sent and exc.was_sent
         error.was_answered = error.was_answered or exc.is_answer
     return error
 
 
-def gateway_error_of(grpc_code: str | None, message: str, model: str) -> GatewayError:
-    """Returns the domain error of a failed call. ``grpc_code``: None for an error in a stream, which has no code."""
+def gateway_error_of(grpc_code: str | None, message: str, model: str, *, is_repaired: bool = False) -> GatewayError:
+    """Returns the domain error of a failed call.
+
+    Args:
+        grpc_code: None for an error in a stream, which has no code.
+        message: Triton's text.
+        model: the called model.
+        is_repaired: whether the gateway loads a model again whose process died.
+    """
     error = (
-        _error_by_text(grpc_code, message)
+        (_process_is_replaced(grpc_code, message) if is_repaired else None)
+        or _error_by_text(grpc_code, message)
         or _error_by_fault(grpc_code, message)
         or _ERROR_BY_CODE.get(grpc_code or "", _model_failed)(model)
     )
@@ -117,6 +129,14 @@ def _process_died(_found: re.Match[str]) -> GatewayError:
     )
 
 
+def _process_is_replaced(grpc_code: str | None, message: str) -> GatewayError | None:
+    if grpc_code not in {"INTERNAL", None} or not _DEAD_PROCESS.search(message):
+        return None
+    error = ModelNotReady("The process of a model died; the gateway loads the model again.", retry_after_s=REPAIR_S)
+    error.was_answered = True
+    return error
+
+
 def _text_too_long(_found: re.Match[str]) -> GatewayError:
     return ModelError(
         "The model failed with an error text that is too long for gRPC.",
@@ -168,6 +188,7 @@ _PREFIX = r"\A(?:in ensemble '[^']*', )*(?:\[request id: [^\]]*\] )?"
 
 _SCRIPT = r"(?:Failed to process the request\(s\) for model (?:instance )?'[^']*', message: )?"
 _LIMIT = f"{MAX_MESSAGE_BYTES} bytes"
+_DEAD_PROCESS = re.compile(_PREFIX + r"Stub process (?:'[^']*' )?is not healthy\.")
 
 _ERROR_BY_TEXT: tuple[tuple[frozenset[str], re.Pattern[str], Callable[[re.Match[str]], GatewayError]], ...] = (
     (frozenset({"UNAVAILABLE"}), re.compile(_PREFIX + r"Exceeds maximum queue size\Z"), _queue_full),
@@ -186,7 +207,7 @@ _ERROR_BY_TEXT: tuple[tuple[frozenset[str], re.Pattern[str], Callable[[re.Match[
     ),
     (frozenset({"UNAVAILABLE"}), re.compile(r"\A(?:Server is stopping|Server not ready)"), _is_stopping),
     (frozenset({"NOT_FOUND", "UNAVAILABLE"}), re.compile(_PREFIX + r"Request for unknown model: '"), _not_loaded),
-    (frozenset({"INTERNAL"}), re.compile(_PREFIX + r"Stub process (?:'[^']*' )?is not healthy\."), _process_died),
+    (frozenset({"INTERNAL"}), _DEAD_PROCESS, _process_died),
     (
         frozenset({"INTERNAL"}),
         re.compile(_PREFIX + _SCRIPT + r"(?:Failed to increase the shared memory pool size|No space left on device)"),

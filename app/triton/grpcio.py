@@ -112,6 +112,8 @@ class GrpcioStreamCall:
         self.arrived: float | None = None
         self.gap_s: float | None = None
         self.is_behind = False
+        self.waits_since: float | None = None
+        self._interruption: Exception | None = None
         self._call = call
         self._prefetched: deque[bytes] = deque()
         self._prefetched_bytes = 0
@@ -126,13 +128,28 @@ class GrpcioStreamCall:
         while not self._prefetched:
             if self._end is not None:
                 raise self._end
-            self._changed.clear()
-            await self._changed.wait()
+            await self._message_or_end()
         message = self._prefetched.popleft()
         if self._prefetched_bytes >= _PREFETCH_BYTES:
             self._changed.set()
         self._prefetched_bytes -= len(message)
         return message
+
+    async def _message_or_end(self) -> None:
+        self._changed.clear()
+        self.waits_since = time.monotonic()
+        try:
+            await self._changed.wait()
+        finally:
+            self.waits_since = None
+            interruption, self._interruption = self._interruption, None
+        if interruption is not None and not self._prefetched:
+            raise interruption
+
+    def interrupt(self, error: Exception) -> None:
+        if self.waits_since is not None:
+            self._interruption = error
+            self._changed.set()
 
     def done(self) -> bool:
         return bool(self._call.done())

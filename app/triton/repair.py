@@ -72,7 +72,7 @@ class StubRepair:
             await self._engine.reload_model(model)
         except GatewayError as exc:
             if exc.upstream is not None and _REFUSED in exc.upstream.message:
-                self._may_reload = False
+                self._may_reload = self._stubs.are_repaired = False
                 _log.error("GATEWAY_TRITON_REPAIR needs a Triton with --model-control-mode=explicit; it is ignored")
             else:
                 _log.error("model '%s' could not be loaded again: %s", model, exc.detail)

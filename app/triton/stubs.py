@@ -24,12 +24,16 @@ class Stubs:
     An error text may contain text from a caller, so a suspect counts as dead only after :meth:`condemn`.
     """
 
-    def __init__(self, count_death: Callable[[str], None] = lambda model: None) -> None:
+    def __init__(self, count_death: Callable[[str], None] = lambda model: None, *, are_repaired: bool = False) -> None:
+        """``are_repaired``: whether the gateway loads a model again whose process died."""
         self._count_death = count_death
+        self.are_repaired = are_repaired
         self._configs: dict[str, ModelConfig] = {}
         self._suspects: dict[str, Counter[str]] = {}
         """Called model -> the models whose process the errors of its calls named."""
         self.dead_models: set[str] = set()
+        self._died_at: dict[str, float] = {}
+        """Model -> when its last death became known, in monotonic seconds."""
         self._repaired_at: dict[str, float] = {}
         """Model -> time of its last repair, in monotonic seconds."""
 
@@ -40,6 +44,10 @@ class Stubs:
     def is_alive(self, model: str) -> bool:
         """False while the process of the model, or of a model that it runs, is dead."""
         return self.dead_models.isdisjoint(self.run_by(model))
+
+    def has_died_since(self, began: float, called: str) -> bool:
+        """Whether the process of the model, or of a model that it runs, is known to have died after ``began``."""
+        return any(self._died_at.get(model, began) > began for model in self.run_by(called)) if self._died_at else False
 
     @property
     def suspects(self) -> list[str]:
@@ -85,13 +93,15 @@ class Stubs:
 
     def follow(self, dead: Iterable[str]) -> None:
         """Sets the dead models to those of the process that confirms and repairs them."""
-        repaired = self.dead_models.difference(dead)
-        self._repaired_at |= dict.fromkeys(repaired, time.monotonic())
-        self.dead_models = set(dead)
+        now, known = time.monotonic(), set(dead)
+        self._repaired_at |= dict.fromkeys(self.dead_models - known, now)
+        self._died_at |= dict.fromkeys(known - self.dead_models, now)
+        self.dead_models = known
 
     def condemn(self, model: str) -> None:
         if model not in self.dead_models:
             self.dead_models.add(model)
+            self._died_at[model] = time.monotonic()
             self._count_death(model)
             _log.error("the Python process of model '%s' died, and Triton does not restart it", model)
 

@@ -62,6 +62,10 @@ class StreamCall(Call, Protocol):
         """Seconds between the last two messages."""
 
     @property
+    def waits_since(self) -> float | None:
+        """Since when the reader has waited for the next message, in monotonic seconds; None while it does not wait."""
+
+    @property
     def is_behind(self) -> bool:
         """Whether older messages are still buffered, so that arrival times do not show the model's pace."""
 
@@ -69,6 +73,9 @@ class StreamCall(Call, Protocol):
 
     async def __anext__(self) -> bytes:
         """Raises RpcError, or StopAsyncIteration after the status OK."""
+
+    def interrupt(self, error: Exception) -> None:
+        """Raises ``error`` in the reader's wait; the call goes on. A no-op while the reader does not wait."""
 
     def close(self) -> None:
         """Discards the messages that arrived but were not read."""

@@ -7,11 +7,14 @@ from typing import Self
 from google.protobuf.message import DecodeError
 
 from app.domain.calls import CallObserver
-from app.domain.errors import GatewayError
+from app.domain.errors import GatewayError, ModelNotReady, UpstreamUnavailable
 from app.domain.inference import InferenceRequest, InferenceResponse
 from app.triton.errors import error_of_call
 from app.triton.health import TritonHealth
 from app.triton.transport import RpcError
+
+_CODE_WITHOUT_TRITON: dict[type[GatewayError], str] = dict.fromkeys((ModelNotReady, UpstreamUnavailable), "UNAVAILABLE")
+"""The codes of errors with which the gateway itself ended a stream."""
 
 
 class WatchedCall:
@@ -43,7 +46,7 @@ class WatchedCall:
         elif isinstance(exc, GatewayError):
             self._failed(exc)
         elif isinstance(exc, RpcError | DecodeError):
-            error = error_of_call(exc, self.request.model)
+            error = error_of_call(exc, self.request.model, is_repaired=self._health.stubs.are_repaired)
             self._failed(error)
             raise error from exc
         else:
@@ -53,7 +56,8 @@ class WatchedCall:
     def _failed(self, error: GatewayError) -> None:
         if error.upstream is not None:
             self._health.stubs.suspect(self.request.model, error.upstream.message, self._began)
-        self._ended((error.upstream.grpc_code if error.upstream else None) or "UNKNOWN", error)
+        code = error.upstream.grpc_code if error.upstream else _CODE_WITHOUT_TRITON.get(type(error))
+        self._ended(code or "UNKNOWN", error)
 
     def _ended(self, code: str, error: GatewayError | None) -> None:
         self._timed.ended(code, error)

@@ -91,7 +91,10 @@ def test_with_repair_the_model_works_again(own_triton: EmbeddedTriton, tmp_path:
     with gateway_of(own_triton, tmp_path, repair="true") as gateway:
         assert ask(gateway).status_code == 200
         kill_processes_of(own_triton, "scripted")
-        assert ask(gateway).json()["code"] == "model_error"
+        first = ask(gateway)
+        assert (first.status_code, first.json()["code"], first.json()["retryable"]) == (503, "model_not_ready", True)
+        assert int(first.headers["Retry-After"]) > 0
+        assert "GATEWAY_TRITON_REPAIR" not in first.text
         eventually(lambda: "model 'scripted' works again" in gateway.log, WITHIN_S)
         wait_until_ready(gateway, WITHIN_S)
         assert [ask(gateway).status_code for _ in range(4)] == [200] * 4
@@ -101,7 +104,9 @@ def test_with_repair_the_model_works_again(own_triton: EmbeddedTriton, tmp_path:
 def test_without_repair_readiness_fails_until_a_reload(own_triton: EmbeddedTriton, tmp_path: Path) -> None:
     with gateway_of(own_triton, tmp_path, repair="false") as gateway:
         kill_processes_of(own_triton, "scripted")
-        assert ask(gateway).status_code == 502
+        first = ask(gateway)
+        assert (first.status_code, first.json()["code"], first.json()["retryable"]) == (502, "model_error", False)
+        assert "GATEWAY_TRITON_REPAIR" in first.json()["hint"]
         eventually(lambda: readiness(gateway) == 503, WITHIN_S)
         assert gateway.metric("stub_deaths_total", model="scripted") == 1
         asyncio.run(reload(own_triton.grpc_url))
@@ -117,7 +122,7 @@ def test_several_workers_repair_the_model_once(own_triton: EmbeddedTriton, tmp_p
         kill_processes_of(own_triton, "scripted")
         with ThreadPoolExecutor(8) as pool:
             failed = {answer.status_code for answer in pool.map(ask, [gateway] * 8)}
-        assert 502 in failed
+        assert failed == {503}
         eventually(lambda: "model 'scripted' works again" in gateway.log, WITHIN_S)
         wait_until_ready(gateway, WITHIN_S)
         eventually(lambda: [ask(gateway).status_code for _ in range(8)] == [200] * 8, WITHIN_S)
@@ -130,6 +135,6 @@ def test_one_dead_process_of_two_is_repaired(own_triton: EmbeddedTriton, tmp_pat
     """Only every second request fails, and the remaining process answers the sample."""
     with gateway_of(own_triton, tmp_path, repair="true") as gateway:
         os.kill(processes_of(own_triton, "scripted")[0], signal.SIGKILL)
-        assert 502 in [ask(gateway).status_code for _ in range(3)]
+        assert 503 in [ask(gateway).status_code for _ in range(3)]
         eventually(lambda: "model 'scripted' works again" in gateway.log, WITHIN_S)
         assert [ask(gateway).status_code for _ in range(4)] == [200] * 4

@@ -47,6 +47,15 @@ BY_TEXT = [
 
 
 @pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize("code", ["INTERNAL", None])
+def test_with_repair_a_dead_process_is_a_model_that_is_not_ready(code: str | None, prefix: str) -> None:
+    found = gateway_error_of(code, f"{prefix}Stub process 'm_0_0' is not healthy.", "m", is_repaired=True)
+    assert isinstance(found, ModelNotReady)
+    assert found.retryable
+    assert found.retry_after_s
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
 @pytest.mark.parametrize(("code", "text", "error"), BY_TEXT)
 def test_a_known_text_is_recognized_after_its_prefixes(
     code: str, text: str, error: type[GatewayError], prefix: str

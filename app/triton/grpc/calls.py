@@ -135,14 +135,16 @@ class StreamCall(Call):
     The receive window reopens only when messages are read, so a stalled reader costs at most one window of memory.
     """
 
-    __slots__ = ("_asked", "_messages", "arrived", "gap_s", "is_behind")
+    __slots__ = ("_asked", "_interruption", "_messages", "arrived", "gap_s", "is_behind", "waits_since")
 
     def __init__(self, connection: Connection, max_message_bytes: int) -> None:
         super().__init__(connection, max_message_bytes)
         self.arrived: float | None = None
         self.gap_s: float | None = None
         self.is_behind = False
+        self.waits_since: float | None = None
         self._asked: float | None = None
+        self._interruption: Exception | None = None
         self._messages: list[bytes] = []
 
     def __aiter__(self) -> "StreamCall":
@@ -159,7 +161,7 @@ class StreamCall(Call):
             else:
                 self._asked = time.monotonic()
             self._connection.flush()
-            await self._change()
+            await self._message_or_end()
         message = self._messages.pop(0)
         if not self._is_over:
             session = self._connection.session
@@ -168,6 +170,22 @@ class StreamCall(Call):
             session.acknowledge(self._stream_id, len(message) + PREFIX_BYTES)
             self._connection.flush()
         return message
+
+    async def _message_or_end(self) -> None:
+        """Raises the error of :meth:`interrupt`."""
+        self.waits_since = time.monotonic()
+        try:
+            await self._change()
+        finally:
+            self.waits_since = None
+            interruption, self._interruption = self._interruption, None
+        if interruption is not None and not self._messages:
+            raise interruption
+
+    def interrupt(self, error: Exception) -> None:
+        if self.waits_since is not None:
+            self._interruption = error
+            self._wake()
 
     def close(self) -> None:
         """Discards the messages that were not read."""

@@ -1,0 +1,126 @@
+"""Streams whose model process died end with a retryable error, on every way of reading, with the real Triton.
+
+``--log-cli-level=INFO`` shows the seconds from the kill to the terminal event.
+"""
+
+import json
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.triton.embedded.options import EmbeddedOptions
+from app.triton.embedded.server import EmbeddedTriton
+from tests.live.conftest import GatewayProcess, running_gateway, running_triton, scripted_models
+from tests.live.events import lines_of
+from tests.live.test_cancellation import eventually
+from tests.live.test_dead_process import processes_of
+
+CONFIG = """
+pipelines:
+  stream:
+    model: scripted_stream
+    inputs: {script: {tensor: SCRIPT, kind: text}}
+    outputs: {text: {tensor: TEXT, kind: text, join: concatenate}, token_id: {tensor: TOKEN_ID, join: list}}
+    stream: {progress_s: 60, timeout_s: 120}
+    timeout_s: 120
+    sample: {script: '{"outputs": 1}'}
+    openai:
+      completions: {prompt: script, text: text}
+      chat: {prompt: script, text: text, template_text: "{{ messages[-1].content }}"}
+oip: {models: [scripted_stream]}
+"""
+SCRIPT = json.dumps({"outputs": 4000, "interval_s": 0.025})
+_log = logging.getLogger(__name__)
+WITHIN_S = 40.0
+"""Shorter than the time after which a stream or request of these pipelines would end for another reason."""
+
+
+@pytest.fixture(scope="module")
+def own_triton(models_venv: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTriton]:
+    """A Triton for this module only, because its tests kill the model processes."""
+    repository = scripted_models(tmp_path_factory.mktemp("lost") / "repository")
+    with running_triton(EmbeddedOptions(repository, models_venv)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def gateway(own_triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    folder = tmp_path_factory.mktemp("gateway")
+    (folder / "gateway.yaml").write_text(CONFIG)
+    settings = {"config": str(folder / "gateway.yaml"), "triton_repair": "true"}
+    with running_gateway(folder / "gateway", triton_url=own_triton.grpc_url, **settings) as process:
+        yield process
+
+
+Way = Callable[[httpx.Client], AbstractContextManager[httpx.Response]]
+
+
+def by_pipeline(client: httpx.Client) -> AbstractContextManager[httpx.Response]:
+    return client.stream("POST", "/v1/pipelines/stream/stream", json={"script": SCRIPT})
+
+
+def by_id(client: httpx.Client) -> AbstractContextManager[httpx.Response]:
+    started = client.post("/v1/streams", json={"pipeline": "stream", "inputs": {"script": SCRIPT}})
+    return client.stream("GET", started.json()["url"])
+
+
+def by_chat(client: httpx.Client) -> AbstractContextManager[httpx.Response]:
+    messages = [{"role": "user", "content": SCRIPT}]
+    return client.stream("POST", "/v1/chat/completions", json={"model": "stream", "messages": messages, "stream": True})
+
+
+def by_completions(client: httpx.Client) -> AbstractContextManager[httpx.Response]:
+    return client.stream("POST", "/v1/completions", json={"model": "stream", "prompt": SCRIPT, "stream": True})
+
+
+def by_generate(client: httpx.Client) -> AbstractContextManager[httpx.Response]:
+    return client.stream("POST", "/v2/models/scripted_stream/generate_stream", json={"SCRIPT": SCRIPT})
+
+
+WAYS: dict[str, Way] = {
+    "pipelines": by_pipeline,
+    "streams": by_id,
+    "chat": by_chat,
+    "completions": by_completions,
+    "generate_stream": by_generate,
+}
+
+
+def kill_the_process_of(triton: EmbeddedTriton, model: str = "scripted_stream") -> float:
+    (process,) = processes_of(triton, model)
+    os.kill(process, signal.SIGKILL)
+    return time.monotonic()
+
+
+def works_again(gateway: GatewayProcess) -> bool:
+    return httpx.post(f"{gateway.url}/v1/pipelines/stream", json={"script": '{"outputs": 1}'}).status_code == 200
+
+
+def last_data(lines: Iterator[str]) -> dict[str, Any]:
+    """The data of the last event, without OpenAI's ``[DONE]``."""
+    found = [line.removeprefix("data:").strip() for line in lines if line.startswith("data:")]
+    data: dict[str, Any] = json.loads(next(each for each in reversed(found) if each != "[DONE]"))
+    return data
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_stream_of_a_dead_process_ends_with_a_retryable_error(
+    own_triton: EmbeddedTriton, gateway: GatewayProcess, way: str
+) -> None:
+    with httpx.Client(base_url=gateway.url, timeout=WITHIN_S) as client:
+        with WAYS[way](client) as answer:
+            lines = lines_of(answer)
+            next(line for line in lines if line.startswith("data:"))
+            killed_at = kill_the_process_of(own_triton)
+            data = last_data(lines)
+        _log.info("%s: %.1f s from the kill to the terminal event", way, time.monotonic() - killed_at)
+        assert "The process of the model died before the stream was complete." in json.dumps(data)
+        eventually(lambda: works_again(gateway), WITHIN_S)

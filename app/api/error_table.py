@@ -115,6 +115,11 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
         "The client disconnected before the answer.",
         "Nothing to do: only the log and the metrics show this code.",
     ),
+    errors.StreamCancelled: ErrorRow(
+        499,
+        "The stream was cancelled before it was complete: by DELETE, or because no client read it.",
+        "Nothing to do after DELETE. If no client read the stream, start a new one and read it, or raise resume_s.",
+    ),
     errors.SlowConsumer: ErrorRow(
         499,
         "The client reads its stream too slowly.",

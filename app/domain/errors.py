@@ -10,7 +10,7 @@ GatewayError
   ContractViolation
   Unavailable          UpstreamUnavailable, ModelNotReady
   DeadlineExceeded
-  Cancelled            ClientClosedRequest, SlowConsumer
+  Cancelled            ClientClosedRequest, StreamCancelled, SlowConsumer
   Internal
 """
 
@@ -268,6 +268,11 @@ class Cancelled(GatewayError):
 class ClientClosedRequest(Cancelled):
     code = "client_closed_request"
     title = "The client disconnected"
+
+
+class StreamCancelled(Cancelled):
+    code = "cancelled"
+    title = "The stream was cancelled"
 
 
 class SlowConsumer(Cancelled):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
-from app.domain.errors import ClientClosedRequest, UnknownStream
+from app.domain.errors import StreamCancelled, UnknownStream
 from app.streams.event import Event
 from app.streams.log import EventLog, ReplayLog
 from app.streams.quota import KEEP_LIMITS, STREAM_BYTES, EvictedStreams, KeepLimits, KeepQuota, KeptStream, Usage
@@ -72,7 +72,7 @@ class MemoryStore:
         kept = self._found(stream_id)
         self._forget(kept)
         if kept.stream is not None:
-            kept.stream.end(ClientClosedRequest("The stream was deleted."))
+            kept.stream.end(StreamCancelled("The stream was cancelled with DELETE."))
 
     async def run(self) -> None:
         await asyncio.Event().wait()
@@ -136,7 +136,7 @@ class MemoryStore:
         if kept.stream is None:
             self._forget(kept)
             return
-        kept.stream.end(ClientClosedRequest(f"No client read the stream for {kept.resume_s:g} s."))
+        kept.stream.end(StreamCancelled(f"No client read the stream for {kept.resume_s:g} s."))
         self._await_reader(kept)
 
     def _forget(self, kept: _Kept) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from redis.exceptions import RedisError
 
-from app.domain.errors import ClientClosedRequest, Internal, UnknownStream, UpstreamUnavailable
+from app.domain.errors import Internal, StreamCancelled, UnknownStream, UpstreamUnavailable
 from app.streams.log import EventLog, LiveLog
 from app.streams.quota import KEEP_LIMITS, KeepLimits, Usage, evicted
 from app.streams.redis_connections import RETRY_PAUSE_S, UNAVAILABLE, Connections, redis_errors
@@ -159,7 +159,7 @@ class RedisStore:
             self._ended[stream_id] = time.monotonic()
         except StreamLost:
             self._disowned.add(stream_id)
-            publisher.stream.end(ClientClosedRequest("The store lost the stream, so no client can read it."))
+            publisher.stream.end(StreamCancelled("The store lost the stream, so no client can read it."))
         except Exception:
             self._disowned.add(stream_id)
             _log.exception("publishing a stream failed", extra={"request_id": publisher.stream.request_id})
@@ -218,8 +218,8 @@ class RedisStore:
         if has_reader:
             owned.read_at = now
         if owner is None:
-            owned.stream.end(ClientClosedRequest("The stream was deleted."))
+            owned.stream.end(StreamCancelled("The stream was cancelled with DELETE."))
         elif owner != self._owner.encode():
-            owned.stream.end(ClientClosedRequest("The stream was ended because this process missed its heartbeats."))
+            owned.stream.end(StreamCancelled("The stream was ended because this process missed its heartbeats."))
         elif now - owned.read_at > owned.resume_s:
-            owned.stream.end(ClientClosedRequest(f"No client read the stream for {owned.resume_s:g} s."))
+            owned.stream.end(StreamCancelled(f"No client read the stream for {owned.resume_s:g} s."))

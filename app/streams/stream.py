@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from app.domain.deadline import Deadline
-from app.domain.errors import ClientClosedRequest, DeadlineExceeded, GatewayError, Internal, Outcome, SlowConsumer
+from app.domain.errors import DeadlineExceeded, GatewayError, Internal, Outcome, SlowConsumer, StreamCancelled
 from app.domain.inference import InferenceResponse
 from app.domain.json_text import is_large, json_in_turns, json_of
 from app.streams.event import Event, EventName
@@ -109,7 +109,7 @@ class Stream:
     def _settle(self, _task: asyncio.Task[None]) -> None:
         """Writes the terminal event if the task was cancelled before its first step, outside its ``try``."""
         if self.outcome is None:
-            self._end_with(self._cause or ClientClosedRequest("The stream was cancelled."))
+            self._end_with(self._cause or StreamCancelled("The gateway cancelled the stream."))
 
     def end(self, cause: GatewayError) -> None:
         """Stops the work; the terminal event has the reason. A no-op for a stream that has ended."""
@@ -130,7 +130,7 @@ class Stream:
         except GatewayError as exc:
             self._finish(exc)
         except asyncio.CancelledError:
-            self._end_with(self._cause or ClientClosedRequest("The stream was cancelled."))
+            self._end_with(self._cause or StreamCancelled("The gateway cancelled the stream."))
         except Exception:
             _log.exception("a stream failed")
             self._end_with(Internal("The gateway failed. Its log shows the cause under the request's id."))

@@ -33,7 +33,7 @@ CODES_BY_STATUS = {
     422: {"invalid_input"},
     429: {"too_many_requests"},
     431: {"headers_too_large"},
-    499: {"client_closed_request", "slow_consumer"},
+    499: {"cancelled", "client_closed_request", "slow_consumer"},
     500: {"internal"},
     501: {"resumable_streams_off"},
     502: {"model_error", "contract_violation", "upstream_protocol"},

@@ -77,7 +77,7 @@ def test_other_gateways_can_read_resume_and_delete_a_stream(pair: Pair, tmp_path
         seen = [next(stream)]
         assert delete(second, path) == 204
         seen += list(stream)
-    assert (seen[-1].name, seen[-1].data["code"]) == ("error", "client_closed_request")
+    assert (seen[-1].name, seen[-1].data["code"]) == ("error", "cancelled")
     eventually(notice.exists)
     assert [status(each, path) for each in pair] == [404, 404]
     assert [delete(each, path) for each in pair] == [404, 404]
@@ -91,7 +91,7 @@ def test_a_reader_of_any_gateway_keeps_the_stream_running(pair: Pair, tmp_path: 
     notice = tmp_path / "notice"
     path = start(first, outputs=1000, interval_s=0.05, notice=str(notice))
     eventually(lambda: notice.exists() and bool(notice.read_text()))
-    assert read_all(second, path)[-1].data["code"] == "client_closed_request"
+    assert read_all(second, path)[-1].data["code"] == "cancelled"
 
 
 def test_a_killed_owner_leaves_exactly_one_terminal_event(pair: Pair, third: GatewayProcess) -> None:

@@ -118,7 +118,8 @@ def test_delete_cancels_the_model_and_removes_the_stream(gateway: GatewayProcess
         seen = [next(events)]
         assert delete(gateway, path) == 204
         seen += list(events)
-    assert (seen[-1].name, seen[-1].data["code"]) == ("error", "client_closed_request")
+    assert (seen[-1].name, seen[-1].data["code"]) == ("error", "cancelled")
+    assert seen[-1].data["detail"] == "The stream was cancelled with DELETE."
     eventually(lambda: notice.exists() and bool(notice.read_text()))
     assert status(gateway, path) == 404
     assert delete(gateway, path) == 404
@@ -131,7 +132,7 @@ def test_a_stream_without_readers_is_cancelled_and_expires(gateway: GatewayProce
     eventually(lambda: notice.exists() and bool(notice.read_text()))
     assert float(notice.read_text().split()[0]) - started >= 1.9
     events = read_all(gateway, path)
-    assert (events[-1].name, events[-1].data["code"]) == ("error", "client_closed_request")
+    assert (events[-1].name, events[-1].data["code"]) == ("error", "cancelled")
     time.sleep(2.2)
     assert status(gateway, path) == 404
 

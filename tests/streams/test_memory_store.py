@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from app.domain.errors import (
-    ClientClosedRequest,
     GatewayError,
     InvalidRequest,
+    StreamCancelled,
     StreamEvicted,
     TooManyRequests,
     UnknownStream,
@@ -126,7 +126,7 @@ async def test_a_full_buffer_drops_the_oldest_events(store: MemoryStore) -> None
 async def test_an_unread_stream_is_ended_and_then_deleted(store: MemoryStore) -> None:
     stream, stream_id = await kept(store, runs_on=True, resume_s=RESUME_S)
     await asyncio.wait_for(stream.ended(), 5)
-    assert isinstance(stream.error, ClientClosedRequest)
+    assert isinstance(stream.error, StreamCancelled)
     assert "No client read the stream" in stream.error.detail
     reader = await store.reader(stream_id)
     await reader.close()
@@ -163,7 +163,7 @@ async def test_deleting_ends_the_stream_with_an_error_event(store: MemoryStore) 
     events = await reading
     assert (events[-1].name, ids(events)) == ("error", list(range(1, len(events) + 1)))
     assert stream.error is not None
-    assert "deleted" in stream.error.detail
+    assert stream.error.code == "cancelled"
     for call in (store.reader, store.delete):
         with pytest.raises(UnknownStream):
             await call(stream_id)
@@ -181,7 +181,7 @@ async def test_closing_the_store_leaves_no_timer() -> None:
     assert stream.outcome is None
     with pytest.raises(UnknownStream):
         await store.reader(stream_id)
-    stream.end(ClientClosedRequest("The test is over."))
+    stream.end(StreamCancelled("The test is over."))
     await stream.ended()
 
 

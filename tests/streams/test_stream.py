@@ -195,12 +195,12 @@ class TestEnd:
             life.stream.end(self.CAUSES[1])
             assert await life.ending() in {"draining", "complete"}
 
-    async def test_a_cancelled_task_ends_as_a_client_disconnect(self) -> None:
+    async def test_a_cancelled_task_ends_with_cancelled(self) -> None:
         life = live(3600.0)
         task = next(each for each in asyncio.all_tasks() if "Stream._run" in repr(each))
         await asyncio.sleep(0)
         task.cancel()
-        assert await life.ending() == "client_closed_request"
+        assert await life.ending() == "cancelled"
 
     async def test_end_has_no_effect_before_the_start(self) -> None:
         async def none() -> AsyncGenerator[InferenceResponse]:

@@ -141,6 +141,14 @@ class TestStream:
         await api.gateway.inference.canceller.close()
         assert api.engine.requests[-1].inputs[0].name == "CANCEL"
 
+    async def test_a_stream_that_cannot_be_resumed_refuses_last_event_id(self, api: Served) -> None:
+        """hey-api's client sends the POST again after a cut, and would show the start of the text twice."""
+        resumed = {"Last-Event-ID": "24"}
+        answer = await api.client.post("/v1/pipelines/write/stream", json={"prompt": "x"}, headers=resumed)
+        assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
+        assert "/v1/streams" in answer.json()["hint"]
+        assert not api.engine.requests
+
     async def test_a_pipeline_without_streams_is_400(self, api: Served) -> None:
         answer = await api.client.post(f"{READ}/stream", files={"image": PNG})
         assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")

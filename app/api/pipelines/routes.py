@@ -19,6 +19,7 @@ from app.api.responses import JsonResponse, send_json
 from app.api.routing import Route
 from app.api.short_path import ShortRoute
 from app.api.streaming import Start, StreamResponse
+from app.domain.errors import InvalidRequest
 from app.pipelines.catalog import Catalog
 from app.pipelines.collector import Result
 from app.pipelines.entry import Entry
@@ -69,7 +70,9 @@ class PipelineRoutes:
         await _send_result(exchange, pipeline, result)
 
     async def stream_pipeline(self, exchange: Exchange, found: Mapping[str, str], send: Send) -> None:
-        response = await self._opened(exchange, self._inference.admit(exchange, found["name"], "stream"))
+        pipeline = self._inference.admit(exchange, found["name"], "stream")
+        _check_is_start(exchange)
+        response = await self._opened(exchange, pipeline)
         await response(exchange.scope, exchange.receive, send)
 
     async def _opened(self, exchange: Exchange, pipeline: Pipeline) -> StreamResponse:
@@ -86,6 +89,15 @@ class PipelineRoutes:
         self._inference.check_load(pipeline, exchange.caller, deadline)
         inference = await read_inference(exchange, pipeline, self._limits)
         return Call(pipeline, inference, deadline, exchange.record, exchange.caller)
+
+
+def _check_is_start(exchange: Exchange) -> None:
+    """Raises InvalidRequest for a client that wants to resume: its stream would begin again, with the first event."""
+    if exchange.header(b"last-event-id"):
+        raise InvalidRequest(
+            "This stream cannot be resumed.",
+            hint="Start the stream with POST /v1/streams and read it with GET: that stream resumes after Last-Event-ID.",
+        )
 
 
 def _send_result(exchange: Exchange, pipeline: Pipeline, result: Result) -> Awaitable[None]:

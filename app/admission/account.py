@@ -10,9 +10,11 @@ UNLIMITED = sys.maxsize
 
 
 class Account:
-    __slots__ = ("max_running", "max_waiting", "model_queues", "running", "waiting")
+    __slots__ = ("max_running", "max_waiting", "model_queues", "of_key", "running", "waiting")
 
-    def __init__(self, max_running: int | None = None, max_waiting: int | None = None) -> None:
+    def __init__(self, max_running: int | None = None, max_waiting: int | None = None, *, of_key: bool = False) -> None:
+        """``of_key``: whether the account is that of an API key, and not of a pipeline."""
+        self.of_key = of_key
         self.running = 0
         self.waiting = 0
         self.model_queues: set[ModelQueue] = set()

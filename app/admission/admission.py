@@ -96,7 +96,7 @@ class Entrance:
     def _account_of_key(self, key: str) -> Account:
         account = self._by_key.get(key)
         if account is None:
-            account = self._by_key[key] = Account(self._admission.share(self.limits.per_key))
+            account = self._by_key[key] = Account(self._admission.share(self.limits.per_key), of_key=True)
         return account
 
 
@@ -134,7 +134,7 @@ class Admission:
         """Returns the account that counts all requests of a caller, in all pipelines."""
         account = self._callers.get(caller.id)
         if account is None:
-            account = self._callers[caller.id] = Account()
+            account = self._callers[caller.id] = Account(of_key=True)
         limits = caller.limits
         account.set_limits(self.share(limits.in_flight), self.share(limits.queue))
         return account

@@ -3,6 +3,7 @@
 import asyncio
 from math import ceil, inf
 from time import monotonic
+from typing import NamedTuple
 
 from app.admission.account import Account
 from app.admission.limit import Limit
@@ -62,6 +63,21 @@ class Waiter:
     def refuse(self, error: GatewayError) -> None:
         if not self.slot.done():
             self.slot.set_exception(error)
+
+
+class Objection(NamedTuple):
+    """Why a request may not wait, and for how many seconds this remains so.
+
+    ``account``: of the API key, if its own limit is the reason.
+    """
+
+    detail: str
+    wait_s: float = 0.0
+    account: Account | None = None
+
+
+def _because(account: Account | None) -> str:
+    return "" if account is None else " because of the limit of its API key"
 
 
 class ModelQueue:
@@ -225,21 +241,28 @@ class ModelQueue:
         if objection is not None:
             raise self._refused(applicant, *objection)
 
-    def _objection(
-        self, applicant: Applicant, deadline: Deadline, displaced: Waiter | None
-    ) -> tuple[str, float] | None:
-        """Returns why a request may not wait, and for how many seconds this remains so; None if it may wait."""
+    def _objection(self, applicant: Applicant, deadline: Deadline, displaced: Waiter | None) -> Objection | None:
+        """Returns why a request may not wait; None if it may wait."""
         full = [each for each in applicant.accounts if each.waiting >= each.max_waiting]
         if full and (displaced is None or full != [applicant.own]):
-            return "The queue of this pipeline is full.", 0.0
-        wait_s, needed_s = self._wait_s(applicant, displaced), self._needed_s
+            key = next((each for each in full if each.of_key), None)
+            return Objection("The queue of this pipeline is full.") if key is None else self._key_is_full(key)
+        (wait_s, account), needed_s = self._wait_of(applicant, displaced), self._needed_s
         over_s = wait_s * MARGIN + needed_s - deadline.remaining_s()
         if over_s > 0:
-            return "The request cannot be answered before its deadline.", over_s
+            return Objection(f"The request cannot be answered before its deadline{_because(account)}.", over_s, account)
         allowed_s = max(LONGEST_WAIT_S, 2 * self._service_s)
         if wait_s > allowed_s:
-            return "Too many requests wait for this model.", wait_s - allowed_s
+            return Objection(f"Too many requests wait for this model{_because(account)}.", wait_s - allowed_s, account)
         return None
+
+    def _key_is_full(self, account: Account) -> Objection:
+        """A key whose running requests are limited gets a slot after those of its requests that wait already."""
+        detail = "This API key has reached its own limit of requests that run or wait at the same time."
+        if not account.is_limited:
+            return Objection(detail)
+        turn_s = self._expected_s / account.max_running
+        return Objection(detail, (account.waiting + 1) * turn_s - turn_s / CALLERS_PER_SLOT, account)
 
     def _displace(self, waiter: Waiter) -> None:
         self._drop(waiter)
@@ -248,8 +271,10 @@ class ModelQueue:
     def _too_late(self, applicant: Applicant) -> TooManyRequests:
         return self._refused(applicant, "The request waited too long to be answered before its deadline.", 0.0)
 
-    def _refused(self, applicant: Applicant, detail: str, wait_s: float) -> TooManyRequests:
-        return TooManyRequests(detail, retry_after_s=self.retry_after_s(applicant.key, wait_s))
+    def _refused(
+        self, applicant: Applicant, detail: str, wait_s: float, account: Account | None = None
+    ) -> TooManyRequests:
+        return TooManyRequests(detail, retry_after_s=self.retry_after_s(applicant.key, wait_s, account))
 
     @property
     def _needed_s(self) -> float:
@@ -257,39 +282,50 @@ class ModelQueue:
         return self._service_s if self._output_s is None else self._output_s
 
     @property
-    def _rate(self) -> float:
-        """Requests that end per second while all slots are taken, by Little's law; 0 if unknown.
+    def _expected_s(self) -> float:
+        """Expected time of a request in Triton; 0 if unknown.
 
         If no request has ended yet, the requests are expected to take twice as long as they have taken so far.
         """
-        service_s = self._service_s or 2 * (monotonic() - self._first_start)
-        return self.limit.value / service_s if service_s > 0 else 0.0
+        return self._service_s or max(2 * (monotonic() - self._first_start), 0.0)
+
+    def _rate_of(self, slots: int) -> float:
+        """Requests that end per second while all of these slots are taken, by Little's law; 0 if unknown."""
+        return slots / self._expected_s if self._expected_s else 0.0
 
     @property
     def _is_rising(self) -> bool:
         now = monotonic()
         return self.limit.is_rising(now, self._queued_at if self._queue else now)
 
-    def _wait_s(self, applicant: Applicant, displaced: Waiter | None) -> float:
-        """Expected wait of a new request that takes the place of ``displaced``, in seconds."""
+    def _wait_of(self, applicant: Applicant, displaced: Waiter | None) -> tuple[float, Account | None]:
+        """Expected wait of a new request that takes the place of ``displaced``, in seconds.
+
+        Also returns the key's account if its limit is the reason, and not the model.
+        """
         if not self._service_s:
-            return 0.0
+            return 0.0, None
         ahead = 0 if self._is_rising else self._queue.ahead_of(applicant.priority, applicant.key) + 1
-        wait_s = ahead / self._rate
+        wait_s, reason = ahead / self._rate_of(self.limit.value), None
         for account in applicant.accounts:
             if account.is_limited:
                 place = account.waiting + (displaced is None or account not in displaced.applicant.accounts)
-                wait_s = max(wait_s, place * self._service_s / account.max_running)
-        return wait_s
+                if (own_wait_s := place * self._service_s / account.max_running) > wait_s:
+                    wait_s, reason = own_wait_s, account if account.of_key else None
+        return wait_s, reason
 
-    def retry_after_s(self, key: str, wait_s: float = 0.0) -> int:
+    def retry_after_s(self, key: str, wait_s: float = 0.0, account: Account | None = None) -> int:
         """Returns the whole seconds until a slot is expected to be free for a caller that is refused now.
 
         Each refusal of a key reserves a later time, so that refused callers do not all retry at once. While the limit
-        rises, the time is not known.
+        rises, the time is not known. ``account``: of the key, if its own limit is the reason.
         """
-        now, rate = monotonic(), CALLERS_PER_SLOT * self._rate / max(self._queue.callers(), 1)
-        if not rate or self._is_rising:
+        now = monotonic()
+        if account is not None:
+            rate = CALLERS_PER_SLOT * self._rate_of(account.max_running)
+        else:
+            rate = CALLERS_PER_SLOT * self._rate_of(self.limit.value) / max(self._queue.callers(), 1)
+        if not rate or (account is None and self._is_rising):
             return 1
         if len(self._promised) >= MOST_PROMISES:
             self._promised = {each: due for each, due in self._promised.items() if due > now}

@@ -319,6 +319,30 @@ class TestKeys:
         slot.leave()
         (await asyncio.wait_for(waiting, 1)).leave()
 
+    @pytest.mark.parametrize("is_rising", [False, True])
+    async def test_the_refusal_of_a_full_key_names_it_and_its_time(
+        self, entrance: Entrance, monkeypatch: pytest.MonkeyPatch, is_rising: bool
+    ) -> None:
+        """One stream at a time, of 13.9 s: the next one in 14 s, and further refused ones later."""
+        monkeypatch.setattr(entrance.model_queue.limit, "is_rising", lambda now, since: is_rising)
+        await run_for(entrance, 13.9)
+        caller = Caller("a", limits=CallerLimits(in_flight=1, queue=0))
+        await entered(entrance, caller)
+        times = []
+        for _ in range(3):
+            with pytest.raises(TooManyRequests, match="This API key has reached its own limit") as refused:
+                entrance.check(caller, Deadline.after(LONG_S))
+            times.append(refused.value.retry_after_s)
+        assert times == [14, 21, 28]
+        entrance.check(self.OTHER, Deadline.after(LONG_S))
+
+    async def test_a_long_wait_for_the_limit_of_a_key_names_the_key(self, entrance: Entrance) -> None:
+        await run_for(entrance, 20.0)
+        caller = Caller("a", limits=CallerLimits(in_flight=1))
+        await entered(entrance, caller)
+        with pytest.raises(TooManyRequests, match="limit of its API key"):
+            entrance.check(caller, Deadline.after(10.0))
+
     async def test_requests_that_wait_for_their_key_do_not_block_others(self) -> None:
         entrance = entrance_of(Admission(), queue=1)
         await run_for(entrance, 20.0)

@@ -96,7 +96,7 @@ def _check_is_start(exchange: Exchange) -> None:
     if exchange.header(b"last-event-id"):
         raise InvalidRequest(
             "This stream cannot be resumed.",
-            hint="Start the stream with POST /v1/streams and read it with GET: that stream resumes after Last-Event-ID.",
+            hint="Start it with POST /v1/streams and read it with GET: that stream resumes after Last-Event-ID.",
         )
 
 

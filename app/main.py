@@ -40,21 +40,6 @@ from app.observability.statistics import Statistics, statistics_of
 from app.streams.store import StreamStore
 from app.triton.health import HealthByAddress
 
-EXPOSED_HEADERS = ["X-Request-ID", "X-Early-Exit", "Server-Timing", "Location", "Retry-After"]
-ALLOWED_HEADERS = [
-    "Authorization",
-    "X-API-Key",
-    "Content-Type",
-    "Last-Event-ID",
-    "traceparent",
-    "X-Request-Timeout",
-    "X-Request-ID",
-    "X-Explain",
-    # Headers that OpenAI's JavaScript client adds; the gateway ignores them.
-    *(f"X-Stainless-{name}" for name in ("Lang", "Package-Version", "OS", "Arch", "Runtime", "Runtime-Version")),
-    *(f"X-Stainless-{name}" for name in ("Retry-Count", "Timeout", "Helper-Method")),
-]
-
 
 class Workers(WorkerStates, Protocol):
     """The processes that serve the API for a supervisor."""
@@ -118,6 +103,7 @@ def create_app(
     *,
     admin_port: int,
     cors_origins: tuple[str, ...] = (),
+    cors_headers: tuple[str, ...] = (),
     pages: Pages = EVERY_PAGE,
 ) -> EntryPoint:
     elsewhere = f"The admin port, {admin_port}, serves the metrics."
@@ -150,13 +136,7 @@ def create_app(
     app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=trusted)
     short_path: ASGIApp = ShortPath(app)
     if cors_origins:
-        short_path = Cors(
-            short_path,
-            allow_origins=cors_origins,
-            allow_methods=["GET", "HEAD", "POST", "DELETE"],
-            allow_headers=ALLOWED_HEADERS,
-            expose_headers=EXPOSED_HEADERS,
-        )
+        short_path = Cors(short_path, cors_origins, cors_headers)
     return _entry_point(short_path, gateway, forms)
 
 

@@ -30,6 +30,7 @@ _SERVICE_LINK = re.compile(
 )
 
 
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'+.^_`|~-]+")
 _HAS_PORT = re.compile(r":\d{1,5}\Z")
 
 
@@ -77,6 +78,9 @@ class Settings(BaseSettings):
     )
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="origins whose pages may call the gateway, separated by commas"
+    )
+    cors_headers: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="further request headers that these pages may send, separated by commas"
     )
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
@@ -227,10 +231,19 @@ class Settings(BaseSettings):
         text = str(value).lower()
         return {"1": "true", "yes": "true", "on": "true", "0": "false", "no": "false", "off": "false"}.get(text, text)
 
-    @field_validator("cors_origins", "allowed_hosts", mode="before")
+    @field_validator("cors_origins", "cors_headers", "allowed_hosts", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @field_validator("cors_headers")
+    @classmethod
+    def _are_headers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        """Raises ValueError."""
+        wrong = next((name for name in value if not _HEADER.fullmatch(name)), None)
+        if wrong is not None:
+            raise ValueError(f"'{wrong}' is not the name of a header: write it as in X-Tenant, without wildcards")
+        return value
 
     @field_validator("allowed_hosts")
     @classmethod

@@ -34,6 +34,7 @@ def test_the_defaults() -> None:
         ("config", "a/b.yaml", Path("a/b.yaml")),
         ("cors_origins", "https://a, https://b,", ("https://a", "https://b")),
         ("cors_origins", "", ()),
+        ("cors_headers", "X-Tenant, b3,", ("X-Tenant", "b3")),
         ("allowed_hosts", "a.example, b.example,", ("a.example", "b.example")),
         ("triton_url", "unix:/run/x.sock", "unix:/run/x.sock"),
         ("expose_model_errors", "oip", "oip"),
@@ -108,6 +109,8 @@ def test_an_unknown_variable_gets_a_suggestion() -> None:
         ("EARLY_EXIT_KEY", "tooshort"),
         ("ALLOWED_HOSTS", "gateway.example,https://gateway.example"),
         ("ALLOWED_HOSTS", "*.example"),
+        ("CORS_HEADERS", "X-Tenant,x-*"),
+        ("CORS_HEADERS", "X-Tenant: 1"),
     ],
 )
 def test_an_invalid_value_is_reported_but_not_repeated(name: str, text: str) -> None:

@@ -85,6 +85,7 @@ def api_of(gateway: Gateway, settings: Settings, admin_port: int) -> ASGIApp:
         gateway,
         admin_port=admin_port,
         cors_origins=settings.cors_origins,
+        cors_headers=settings.cors_headers,
         pages=Pages(settings.docs, settings.console, settings.offers_load),
     )
 

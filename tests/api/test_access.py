@@ -288,7 +288,8 @@ class TestWithoutKey:
         headers = {"Origin": "https://page.example", "Access-Control-Request-Method": "POST"}
         headers["Access-Control-Request-Headers"] = "authorization, x-api-key"
         answer = await api.client.options("/v1/pipelines/ocr", headers=headers)
-        assert answer.status_code == 200
+        assert answer.status_code == 204
+        assert answer.headers["access-control-allow-origin"] == "https://page.example"
         refused = await api.client.post("/v1/pipelines/ocr", json={}, headers={"Origin": "https://page.example"})
         assert refused.headers["access-control-allow-origin"] == "https://page.example"
 

@@ -1,6 +1,7 @@
 """Allowed methods, HEAD, CORS and the security headers of pages, partly over a real socket."""
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from app.api.pages import HEADERS
 from app.api.routing import MAX_QUERY_FIELDS
 from app.domain.errors import ModelError
-from tests.api.conftest import FINAL, PNG, word
+from tests.api.conftest import FINAL, PNG, scripted, word
 from tests.fakes.gateway import Served
 from tests.fakes.listener import listening
 
@@ -149,35 +150,74 @@ class TestCors:
     def check(answer: httpx.Response) -> None:
         assert answer.headers["access-control-allow-origin"] == ORIGIN["Origin"]
         assert answer.headers["vary"] == "Origin"
-        exposed = "X-Request-ID, X-Early-Exit, Server-Timing, Location, Retry-After"
+        exposed = "X-Request-ID, X-Early-Exit, Server-Timing, Location, Retry-After, X-Should-Retry"
         assert answer.headers["access-control-expose-headers"] == exposed
+        assert answer.headers["timing-allow-origin"] == ORIGIN["Origin"]
         assert answer.headers["x-request-id"] == answer.json()["request_id"]
 
     async def test_answers_without_an_origin_also_vary_by_origin(self, api: Served) -> None:
         assert (await api.client.get("/v1/pipelines")).headers["vary"] == "Origin"
 
-    @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "DELETE"])
-    async def test_a_preflight_allows_the_documented_headers(self, api: Served, method: str) -> None:
-        names = "authorization,content-type,last-event-id,traceparent,x-api-key,x-explain,x-request-timeout"
-        asked = {"Access-Control-Request-Method": method, "Access-Control-Request-Headers": names}
-        answer = await api.client.options("/v1/streams/abc", headers=ORIGIN | asked)
-        assert answer.status_code == 200
-        assert answer.headers["access-control-allow-origin"] == ORIGIN["Origin"]
-        assert set(names.split(",")) <= set(answer.headers["access-control-allow-headers"].lower().split(", "))
+    async def test_other_origins_get_no_headers(self, api: Served) -> None:
+        answer = await api.client.get("/v1/pipelines", headers={"Origin": "https://other.example"})
+        names = ("access-control-allow-origin", "access-control-expose-headers", "timing-allow-origin")
+        assert [answer.headers.get(name) for name in names] == [None, None, None]
+        assert answer.headers["vary"] == "Origin"
+
+
+class TestPreflight:
+    async def asked(self, api: Served, names: str, method: str = "POST", origin: str = ORIGIN["Origin"]) -> set[str]:
+        """Asks for ``names``, and returns those of the allowed headers, in lower case."""
+        asked = {"Access-Control-Request-Method": method, "Access-Control-Request-Headers": names, "Origin": origin}
+        answer = await api.client.options("/v1/chat/completions", headers=asked)
+        assert (answer.status_code, answer.content) == (204, b"")
+        allows = answer.headers.get("access-control-allow-origin")
+        assert allows == (origin if origin == ORIGIN["Origin"] else None)
+        assert answer.headers["access-control-allow-methods"] == "GET, HEAD, POST, DELETE"
         assert answer.headers["vary"].startswith("Origin")
+        return set(answer.headers["access-control-allow-headers"].lower().split(", ")) & set(names.split(","))
 
-    async def test_a_preflight_allows_headers_of_openais_javascript_client(self, api: Served) -> None:
-        """Source: openai 6.30 of npm, internal/detect-platform and client.ts."""
-        names = ["lang", "package-version", "os", "arch", "runtime", "runtime-version", "retry-count", "timeout"]
-        asked = {"Access-Control-Request-Headers": ",".join(f"x-stainless-{name}" for name in names)}
-        asked |= {"Access-Control-Request-Method": "POST"}
-        assert (await api.client.options("/v1/chat/completions", headers=ORIGIN | asked)).status_code == 200
+    @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "DELETE"])
+    @pytest.mark.parametrize(
+        "names",
+        [
+            "authorization,content-type,last-event-id,traceparent,tracestate,x-api-key,x-explain,x-request-id",
+            "idempotency-key,x-request-timeout",
+            "authorization,content-type,user-agent",
+            "baggage,sentry-trace,tracestate",
+            "cache-control,pragma,x-requested-with",
+            "openai-beta,openai-organization,openai-project",
+            "x-stainless-arch,x-stainless-helper-method,x-stainless-lang,x-stainless-retry-count,x-stainless-of-tomorrow",
+        ],
+        ids=["documented", "documented too", "AI SDK in Firefox", "traces", "libraries", "OpenAI", "OpenAI's client"],
+    )
+    async def test_headers_of_the_gateway_and_of_libraries_are_allowed(
+        self, api: Served, method: str, names: str
+    ) -> None:
+        assert await self.asked(api, names, method) == set(names.split(","))
 
-    async def test_a_preflight_of_another_origin_is_400(self, api: Served) -> None:
-        asked = {"Origin": "https://other.example", "Access-Control-Request-Method": "POST"}
-        answer = await api.client.options("/v1/pipelines/read", headers=asked)
-        assert answer.status_code == 400
-        assert "access-control-allow-origin" not in answer.headers
+    async def test_another_header_is_missing_in_the_list(self, api: Served) -> None:
+        """The answer is not an error, so that the browser says which header is not allowed."""
+        assert await self.asked(api, "authorization,x-tenant,my-x-stainless-lang") == {"authorization"}
+
+    async def test_the_setting_allows_further_headers(self, tmp_path: Path) -> None:
+        async with scripted(tmp_path, origins=(ORIGIN["Origin"],), cors_headers=("X-Tenant", "X-B3-TraceId")) as api:
+            assert await self.asked(api, "x-b3-traceid,x-tenant,x-other") == {"x-b3-traceid", "x-tenant"}
+
+    async def test_another_method_is_missing_in_the_list(self, api: Served) -> None:
+        assert await self.asked(api, "authorization", "PUT") == {"authorization"}
+
+    async def test_another_origin_is_not_allowed(self, api: Served) -> None:
+        assert await self.asked(api, "authorization", origin="https://other.example") == {"authorization"}
+
+    async def test_an_asterisk_allows_every_origin(self, tmp_path: Path) -> None:
+        async with scripted(tmp_path, origins=("*",)) as api:
+            for origin in ("null", "https://a.example"):
+                asked = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+                preflight = await api.client.options("/v1/pipelines/read", headers=asked)
+                answer = await api.client.get("/v1/pipelines", headers={"Origin": origin})
+                assert preflight.headers["access-control-allow-origin"] == "*"
+                assert answer.headers["access-control-allow-origin"] == answer.headers["timing-allow-origin"] == "*"
 
 
 class TestPagePolicy:

@@ -40,6 +40,7 @@ async def served(
     *,
     limits: Limits | None = None,
     origins: tuple[str, ...] = (),
+    cors_headers: tuple[str, ...] = (),
     keys: Path | None = None,
     explains: bool | None = None,
     collector_url: str | None = None,
@@ -60,7 +61,7 @@ async def served(
         if explains is not None:
             gateway.explain_store, gateway.collector_url = ExplainStore(), collector_url
             inference.explaining = Explaining(gateway.explain_store, for_everyone=explains)
-        app = create_app(gateway, admin_port=8081, cors_origins=origins)
+        app = create_app(gateway, admin_port=8081, cors_origins=origins, cors_headers=cors_headers)
         async with _client(app) as client, _client(create_admin_app(gateway, api_port=8080)) as admin:
             yield Served(gateway, engine, app, client, admin)
 

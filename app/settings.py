@@ -16,6 +16,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from app.domain.origin import check_origin
 from app.files.words import words_of
 from app.triton.addresses import addresses_of
 from app.triton.transport import DEFAULT_KIND, Kind
@@ -77,7 +78,7 @@ class Settings(BaseSettings):
         None, description="the file of API keys; with it, each request needs one of these keys"
     )
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), description="origins whose pages may call the gateway, separated by commas"
+        (), description="origins whose pages may call the gateway, separated by commas; * for every origin"
     )
     cors_headers: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="further request headers that these pages may send, separated by commas"
@@ -235,6 +236,14 @@ class Settings(BaseSettings):
     @classmethod
     def _split(cls, value: Any) -> Any:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _are_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        """Raises ValueError."""
+        for origin in value:
+            check_origin(origin)
+        return value
 
     @field_validator("cors_headers")
     @classmethod

@@ -34,6 +34,10 @@ def test_the_defaults() -> None:
         ("config", "a/b.yaml", Path("a/b.yaml")),
         ("cors_origins", "https://a, https://b,", ("https://a", "https://b")),
         ("cors_origins", "", ()),
+        ("cors_origins", "*", ("*",)),
+        ("cors_origins", "null,http://[::1]:3000", ("null", "http://[::1]:3000")),
+        ("cors_origins", "https://app_1.xn--bcher-kva.example:8443", ("https://app_1.xn--bcher-kva.example:8443",)),
+        ("cors_origins", "capacitor://localhost", ("capacitor://localhost",)),
         ("cors_headers", "X-Tenant, b3,", ("X-Tenant", "b3")),
         ("allowed_hosts", "a.example, b.example,", ("a.example", "b.example")),
         ("triton_url", "unix:/run/x.sock", "unix:/run/x.sock"),
@@ -117,6 +121,34 @@ def test_an_invalid_value_is_reported_but_not_repeated(name: str, text: str) -> 
     message = error_of({f"GATEWAY_{name}": text})
     assert message.startswith(f"GATEWAY_{name} is wrong: ")
     assert "tooshort" not in message
+
+
+@pytest.mark.parametrize(
+    ("origin", "hint"),
+    [
+        ("https://app.example.com/", "write https://app.example.com"),
+        ("https://app.example.com/chat?a=b#c", "write https://app.example.com"),
+        ("HTTPS://App.Example.com", "write https://app.example.com"),
+        ("app.example.com", "write https://app.example.com"),
+        ("localhost:5173", "write http://localhost:5173"),
+        ("https://app.example.com:443", "write https://app.example.com"),
+        ("http://app.example.com:80", "write http://app.example.com"),
+        ("https://me:secret@app.example.com", "write https://app.example.com"),
+        ("https://bücher.example", "write https://xn--bcher-kva.example"),
+        ("https://a.example https://b.example", "write it as in https://app.example.com"),
+        ("https://", "write it as in https://app.example.com"),
+        ("https://a.example:http", "write it as in https://app.example.com"),
+        ("https://[::1", "write it as in https://app.example.com"),
+        ("https://*.example.com", "list each origin, or write * alone"),
+        ("http://localhost:*", "list each origin, or write * alone"),
+        ("file:///home/me/page.html", "is null"),
+    ],
+)
+def test_an_invalid_origin_is_reported_with_the_right_form(origin: str, hint: str) -> None:
+    message = error_of({"GATEWAY_CORS_ORIGINS": f"https://good.example,{origin}"})
+    assert message.startswith("GATEWAY_CORS_ORIGINS is wrong: ")
+    assert hint in message
+    assert "secret" not in message
 
 
 def test_every_invalid_value_has_its_own_line() -> None:

@@ -16,9 +16,12 @@ from app.api.connection.event import LazyEvent
 from app.api.connection.timer import LazyTimer
 
 LINGER_S = 2.0
-"""How long the connection stays open while the client still sends; closing earlier would reset the connection."""
-LINGER_BYTES = 8 * 1024 * 1024
-"""Limit of the bytes that are received and dropped while the connection lingers."""
+"""After its last answer the connection is closed if the client sends less than LINGER_STEP_BYTES in this time."""
+LINGER_STEP_BYTES = 64 * 1024
+MAX_LINGER_S = 30.0
+"""Limit of the time for a client that still sends; closing earlier would reset the connection."""
+MAX_LINGER_BYTES = 128 * 1024 * 1024
+"""Limit of the bytes that are received and dropped. Firefox reads an answer only after it has sent the whole body."""
 MAX_UNSENT_BYTES = 16 * 1024
 """Unsent bytes in the transport above which the writer of an answer waits."""
 MAX_KERNEL_UNSENT_BYTES = 128 * 1024
@@ -86,14 +89,25 @@ class ClosingProtocol(HttpToolsProtocol):
         if lingers:
             self.flow.resume_reading()
             self.transport.write_eof()
-            self.state_timer.start(LINGER_S, self.transport.close)
+            self._linger(self.loop.time() + MAX_LINGER_S)
         else:
             self.transport.close()
 
     def drop(self, data: bytes) -> None:
         self._dropped_bytes += len(data)
-        if self._dropped_bytes > LINGER_BYTES:
+        if self._dropped_bytes > MAX_LINGER_BYTES:
             self.transport.close()
+
+    def _linger(self, until: float) -> None:
+        needed = self._dropped_bytes + LINGER_STEP_BYTES
+
+        def check() -> None:
+            if self._dropped_bytes < needed or self.loop.time() >= until:
+                self.transport.close()
+            else:
+                self._linger(until)
+
+        self.state_timer.start(LINGER_S, check)
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -40,13 +40,35 @@ async def test_nothing_is_parsed_after_the_last_answer(port: int, application: A
     assert application.calls == 1
 
 
-async def test_a_client_that_is_still_sending_can_read_its_answer(port: int) -> None:
+@pytest.mark.parametrize("size", [4 * MIB, 100 * MIB])
+async def test_a_client_can_read_its_answer_after_sending_the_whole_body(port: int, size: int) -> None:
+    """As Firefox does."""
     async with connected(port) as (reader, writer):
         writer.write(EARLY)
         await asyncio.sleep(0.05)
-        writer.write(bytes(4 * MIB))
+        writer.write(bytes(size))
         await writer.drain()
         assert (await reader.read()).endswith(b"hello")
+
+
+async def test_a_long_upload_can_read_its_answer(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closing, "LINGER_S", 1.0)
+    async with connected(port) as (reader, writer):
+        writer.write(EARLY)
+        for _ in range(8):
+            await asyncio.sleep(0.25)
+            writer.write(bytes(closing.LINGER_STEP_BYTES))
+            await writer.drain()
+        assert (await reader.read()).endswith(b"hello")
+
+
+async def test_a_client_that_sends_for_too_long_is_disconnected(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closing, "LINGER_S", 0.2)
+    monkeypatch.setattr(closing, "MAX_LINGER_S", 0.5)
+    async with connected(port) as (_reader, writer):
+        writer.write(EARLY)
+        with pytest.raises(ConnectionError):
+            await asyncio.wait_for(_send(writer, bytes(closing.LINGER_STEP_BYTES)), 5)
 
 
 @pytest.mark.parametrize("text", [EARLY, b"nonsense\r\n\r\n"])
@@ -57,18 +79,18 @@ async def test_a_client_that_sends_slowly_is_disconnected(
     async with connected(port) as (_reader, writer):
         writer.write(text)
         with pytest.raises(ConnectionError):
-            await asyncio.wait_for(_send_slowly(writer), 5)
+            await asyncio.wait_for(_send(writer, b"x"), 5)
 
 
-async def _send_slowly(writer: asyncio.StreamWriter) -> None:
+async def _send(writer: asyncio.StreamWriter, part: bytes) -> None:
     while True:
-        writer.write(b"x")
+        writer.write(part)
         await writer.drain()
         await asyncio.sleep(0.02)
 
 
 async def test_a_client_that_sends_without_end_is_disconnected(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(closing, "LINGER_S", 60)
+    monkeypatch.setattr(closing, "MAX_LINGER_BYTES", 8 * MIB)
     sent = 0
     async with connected(port) as (_reader, writer):
         writer.write(EARLY)
@@ -77,7 +99,7 @@ async def test_a_client_that_sends_without_end_is_disconnected(port: int, monkey
                 writer.write(bytes(MIB))
                 await writer.drain()
                 sent += MIB
-    assert sent < closing.LINGER_BYTES + 24 * MIB, "the gateway read more than LINGER_BYTES and the socket buffers"
+    assert sent < (8 + 24) * MIB, "the gateway read more than MAX_LINGER_BYTES and the socket buffers"
 
 
 @pytest.mark.parametrize("every_s", [0.05, 10])

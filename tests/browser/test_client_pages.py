@@ -44,6 +44,15 @@ console.log("The end.");
 """
 
 
+HTML = f"""
+const html = {{ "Content-Type": "text/html" }};
+await ok(new Response("<html>", {{ status: 413, headers: html }})).catch(({{ code, message }}) =>
+  console.log("{SEPARATOR.strip()}\\n" + code, message));
+"""
+"""A proxy's own error is an error of the program too."""
+ERROR_OF_HTML = "http_413 The answer was 413.\n"
+
+
 @pytest.fixture(scope="module")
 def limited(
     triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory
@@ -75,7 +84,7 @@ def blocks(page: str, language: str) -> list[tuple[str, str]]:
 
 def check(page: str, language: str, answered: str) -> None:
     """Compares ``answered``, the output of all blocks with a separator before each, with the page."""
-    printed = [text for _, text in blocks(page, language)]
+    printed = [text for _, text in blocks(page, language)] + [ERROR_OF_HTML] * (language == "js")
     for wanted, got in zip(printed, answered.split(SEPARATOR)[1:], strict=True):
         assert is_the_same(wanted, got), f"{page} says {wanted}, but: {got}"
 
@@ -83,7 +92,7 @@ def check(page: str, language: str, answered: str) -> None:
 def program(page: str, network: DroppingNetwork) -> str:
     """Returns the JavaScript blocks of a page as one program."""
     parts = [f'console.log("{SEPARATOR.strip()}");\n{text}' for text, _ in blocks(page, "js")]
-    return "\n".join(parts).replace(PRINTED, network.url)
+    return "\n".join([*parts, HTML]).replace(PRINTED, network.url)
 
 
 def test_the_python_page_works_as_printed(

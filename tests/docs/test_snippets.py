@@ -20,7 +20,7 @@ from app.pipelines.file import read_gateway_file
 from tests.docs.pages import ALL_PAGES, ROOT, blocks_of
 from tests.live.test_documented_commands import commands, snippets
 
-LANGUAGES = {"sh", "python", "js", "html", "yaml"}
+LANGUAGES = {"sh", "python", "js", "html", "yaml", "nginx"}
 RUN_BY = {
     ("README.md", "sh"): "tests/docs/test_readme.py",
     ("app/starter/README.md", "sh"): "tests/live/test_starter.py",
@@ -29,6 +29,7 @@ RUN_BY = {
     ("docs/how-to/keys.md", "sh"): "tests/docs/test_snippets.py",
     ("docs/how-to/migration.md", "python"): "tests/clients/test_kserve.py",
     ("docs/how-to/node-client.md", "js"): "tests/browser/test_client_pages.py",
+    ("docs/how-to/proxies.md", "nginx"): "tests/live/nginx.py",
     ("docs/how-to/python-client.md", "python"): "tests/browser/test_client_pages.py",
     ("docs/how-to/standalone-triton.md", "sh"): "tests/live/test_starter.py",
     ("docs/reference/http.md", "js"): "tests/browser/test_documentation.py",

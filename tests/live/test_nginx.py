@@ -1,9 +1,10 @@
-"""Streams through a real nginx with its defaults (buffering, HTTP/1.0 to the gateway) and gzip."""
+"""A real nginx with its defaults (buffering, HTTP/1.0 to the gateway) and gzip, and the server block of proxies.md."""
 
-import shutil
-import subprocess
+import ssl
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -11,36 +12,19 @@ import pytest
 
 from app.triton.embedded.server import EmbeddedTriton
 from tests.conftest import Require
+from tests.fakes.certificates import Authority
 from tests.live.conftest import GatewayProcess, free_ports, running_gateway
 from tests.live.events import checked, events_in, lines_of, parsed
+from tests.live.nginx import GZIP, documented_server, plain_server, running_nginx
 from tests.live.test_cancellation import eventually
 from tests.live.test_stream_endings import script
 
 STREAM = "/v1/pipelines/scripted_patient/stream"
 
-CONFIG = """
-daemon off;
-worker_processes 1;
-pid "{folder}/pid";
-error_log "{folder}/error.log";
-events {{ worker_connections 64; }}
-http {{
-  access_log off;
-  gzip on;
-  gzip_proxied any;
-  gzip_min_length 1;
-  gzip_types application/json text/plain;
-  client_body_temp_path "{folder}/body";
-  proxy_temp_path "{folder}/proxy";
-  fastcgi_temp_path "{folder}/fastcgi";
-  uwsgi_temp_path "{folder}/uwsgi";
-  scgi_temp_path "{folder}/scgi";
-  server {{
-    listen 127.0.0.1:{port};
-    location / {{ proxy_pass {upstream}; }}
-  }}
-}}
-"""
+PNG = b"\x89PNG\r\n\x1a\n"
+ORIGIN = {"Origin": "https://page.example"}
+COMPRESSES = GZIP.format(types="application/json text/plain")
+COMPRESSES_ALL = GZIP.format(types="*")
 
 
 @pytest.fixture(scope="module")
@@ -48,35 +32,45 @@ def pinging(
     triton: EmbeddedTriton, config_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[GatewayProcess]:
     settings = {"triton_url": triton.grpc_url, "config": str(config_path), "ping_s": "0.2", "drain_s": "1"}
+    settings["cors_origins"] = ORIGIN["Origin"]
     with running_gateway(tmp_path_factory.mktemp("pinging"), **settings) as gateway:
         yield gateway
 
 
+@dataclass(frozen=True)
+class Proxies:
+    """Clients of one nginx; httpx accepts gzip by default."""
+
+    plain: httpx.Client
+    compresses_all: httpx.Client
+    documented: httpx.Client
+    without_gateway: httpx.Client
+    """The documented server, whose gateway does not run."""
+
+
 @pytest.fixture(scope="module")
-def proxied(
-    pinging: GatewayProcess, tmp_path_factory: pytest.TempPathFactory, require: Require
-) -> Iterator[httpx.Client]:
-    """A client of nginx in front of the gateway; httpx accepts gzip by default."""
-    nginx = shutil.which("nginx", path="/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin")
-    require(nginx, "nginx is not installed: `make system-packages` installs it")
-    folder, (port,) = tmp_path_factory.mktemp("nginx"), free_ports(1)
-    (folder / "nginx.conf").write_text(CONFIG.format(folder=folder, port=port, upstream=pinging.url))
-    command = [str(nginx), "-p", str(folder), "-e", str(folder / "error.log"), "-c", str(folder / "nginx.conf")]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
-            eventually(lambda: is_live(client))
-            yield client
-    finally:
-        process.terminate()
-        process.wait(10)
+def proxies(pinging: GatewayProcess, tmp_path_factory: pytest.TempPathFactory, require: Require) -> Iterator[Proxies]:
+    folder, ports = tmp_path_factory.mktemp("nginx"), free_ports(5)
+    authority = Authority(folder)
+    servers = [
+        plain_server(ports[0], pinging.url, COMPRESSES),
+        plain_server(ports[1], pinging.url, COMPRESSES_ALL),
+        documented_server(ports[2], pinging.url, authority),
+        documented_server(ports[3], f"http://127.0.0.1:{ports[4]}", authority),
+    ]
+    with running_nginx(folder, require, ports[0], "\n".join(servers)), ExitStack() as stack:
+        plain = [httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) for port in ports[:2]]
+        tls = ssl.create_default_context(cafile=authority.path)
+        secure = [
+            httpx.Client(base_url=f"https://127.0.0.1:{port}", timeout=30, http2=True, verify=tls)
+            for port in ports[2:4]
+        ]
+        yield Proxies(*[stack.enter_context(each) for each in plain + secure])
 
 
-def is_live(client: httpx.Client) -> bool:
-    try:
-        return client.get("/health/live").status_code == 200
-    except httpx.TransportError:
-        return False
+@pytest.fixture
+def proxied(proxies: Proxies) -> httpx.Client:
+    return proxies.plain
 
 
 def test_this_nginx_compresses_other_answers(proxied: httpx.Client) -> None:
@@ -134,3 +128,38 @@ def test_a_resumable_stream_resumes_through_the_proxy(proxied: httpx.Client) -> 
         events += events_in(lines_of(answer))
     assert len(checked(events)) == 7
     assert proxied.get(path, headers={"Last-Event-ID": "7"}).status_code == 204
+
+
+def test_a_stream_is_compressed_without_a_delay_if_every_type_is(proxies: Proxies, pinging: GatewayProcess) -> None:
+    with proxies.compresses_all.stream("POST", STREAM, json=script(outputs=100, interval_s=0.3)) as answer:
+        assert answer.headers["content-encoding"] == "gzip"
+        events = events_in(lines_of(answer))
+        assert [next(events).name for _ in range(3)] == ["output"] * 3
+        assert pinging.metric("active_streams") == 1, "nginx buffered the events until the end of the stream"
+
+
+class TestDocumentedServer:
+    def test_events_arrive_over_http_2_as_the_model_sends_them(self, proxies: Proxies, pinging: GatewayProcess) -> None:
+        with proxies.documented.stream("POST", STREAM, json=script(outputs=100, interval_s=0.3)) as answer:
+            assert (answer.http_version, answer.status_code) == ("HTTP/2", 200)
+            events = events_in(lines_of(answer))
+            assert [next(events).name for _ in range(3)] == ["output"] * 3
+            assert pinging.metric("active_streams") == 1, "nginx buffered the events until the end of the stream"
+
+    def test_a_picture_reaches_the_gateway(self, proxies: Proxies) -> None:
+        answer = proxies.documented.post("/v1/pipelines/ocr", files={"image": PNG + bytes(6 << 20)})
+        assert (answer.status_code, answer.json()["code"]) == (422, "invalid_input")
+
+    def test_the_gateway_itself_refuses_a_body_above_its_limit(self, proxies: Proxies, pinging: GatewayProcess) -> None:
+        answer = proxies.documented.post("/v1/pipelines/ocr", files={"image": bytes(60 << 20)}, headers=ORIGIN)
+        assert (answer.status_code, answer.json()["code"]) == (413, "payload_too_large")
+        assert answer.headers["access-control-allow-origin"] == ORIGIN["Origin"]
+
+    def test_errors_of_nginx_itself_can_be_read_by_a_page(self, proxies: Proxies) -> None:
+        too_large = proxies.documented.post("/v1/pipelines/ocr", headers={"Content-Length": str(65 << 20)})
+        no_gateway = proxies.without_gateway.get("/v1/pipelines")
+        for answer, status in ((too_large, 413), (no_gateway, 502)):
+            assert (answer.status_code, answer.json()["status"]) == (status, status)
+            assert answer.json()["code"] == "proxy_error"
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert answer.headers["access-control-allow-origin"] == "*"

@@ -1,0 +1,92 @@
+"""A real nginx: its defaults, and the server block that the documentation shows."""
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.conftest import Require
+from tests.docs.pages import ROOT, blocks_of
+from tests.fakes.certificates import Authority
+
+PAGE = ROOT / "docs" / "how-to" / "proxies.md"
+START_S = 10.0
+USER = "" if os.getuid() else "user root root;"
+"""The user who may read the test's folder; by default nginx's workers change to another one."""
+CONFIG = """
+daemon off;
+{user}
+worker_processes 1;
+pid "{folder}/pid";
+error_log "{folder}/error.log";
+events {{ worker_connections 64; }}
+http {{
+  access_log off;
+  client_body_temp_path "{folder}/body";
+  proxy_temp_path "{folder}/proxy";
+  fastcgi_temp_path "{folder}/fastcgi";
+  uwsgi_temp_path "{folder}/uwsgi";
+  scgi_temp_path "{folder}/scgi";
+{servers}
+}}
+"""
+GZIP = """
+gzip on;
+gzip_proxied any;
+gzip_min_length 1;
+gzip_types {types};
+"""
+
+
+def plain_server(port: int, upstream: str, more: str = "") -> str:
+    """A server with nginx's defaults."""
+    return f"server {{ listen 127.0.0.1:{port}; {more} location / {{ proxy_pass {upstream}; }} }}"
+
+
+def documented_server(port: int, upstream: str, authority: Authority) -> str:
+    """The server block of ``proxies.md``, with this port, upstream and a certificate for 127.0.0.1."""
+    ((_, text),) = [block for block in blocks_of(PAGE) if block[0] == "nginx"]
+    issued = authority.files("127.0.0.1")
+    replacements = {
+        "listen 443": f"listen 127.0.0.1:{port}",
+        "/etc/nginx/gateway.crt": f'"{issued.certificate}"',
+        "/etc/nginx/gateway.key": f'"{issued.key}"',
+        "http://127.0.0.1:8080": upstream,
+    }
+    for shown, own in replacements.items():
+        assert shown in text
+        text = text.replace(shown, own)
+    return text
+
+
+@contextmanager
+def running_nginx(folder: Path, require: Require, port: int, servers: str) -> Iterator[None]:
+    """``port``: one of those that ``servers`` listen on."""
+    nginx = shutil.which("nginx", path="/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin")
+    require(nginx, "nginx is not installed: `make system-packages` installs it")
+    (folder / "nginx.conf").write_text(CONFIG.format(user=USER, folder=folder, servers=servers))
+    command = [str(nginx), "-p", str(folder), "-e", str(folder / "error.log"), "-c", str(folder / "nginx.conf")]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        _wait_for(port, process, folder / "error.log")
+        yield
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def _wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+        except OSError:
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, "nginx did not start in time"
+            time.sleep(0.02)
+        else:
+            return

@@ -1,6 +1,6 @@
 """The console and /docs with an API key that the user enters, in a real Chromium."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -43,10 +43,11 @@ def type_key(page: ConsolePage, text: str) -> None:
 
 def test_the_console_works_with_an_entered_key(page: ConsolePage, locked: GatewayProcess) -> None:
     page.browser.get(locked.url)
-    page.wait_for("main .problem", "The API key is missing or not valid")
-    assert page.texts("#pipelines a") == []
+    page.wait_for("main h1", "Enter your API key")
+    assert page.texts("h1") == ["Enter your API key"]
+    assert page.texts("main .problem") == page.texts("#pipelines a") == []
     type_key(page, key_text("embeds"))
-    page.wait_for("main h1")
+    page.wait_for("#pipelines a")
     assert {text.split("\n")[0].split()[0] for text in page.texts("#pipelines a .title")} == {"embed", "write"}
     page.browser.get(f"{locked.url}/#write")
     page.wait_for("main h1", "write")
@@ -61,25 +62,37 @@ def test_the_console_asks_again_after_an_invalid_key(page: ConsolePage, locked: 
     page.browser.get(locked.url)
     type_key(page, "tgw_wrong")
     page.wait_for("main .problem", "The API key is not valid.")
+    assert page.texts("h1") == ["Enter your API key"]
     type_key(page, key_text("all"))
-    page.wait_for("main h1")
+    page.wait_for("#pipelines a")
     page.click("#key button[type=button]")
-    page.wait_for("main .problem", "The request has no API key.")
+    page.wait_for("main h1", "Enter your API key")
+    assert page.texts("main .problem") == []
+
+
+@pytest.mark.parametrize("path", ["/", "/docs"])
+def test_axe_finds_nothing_on_the_page_that_asks(
+    page: ConsolePage, locked: GatewayProcess, axe: Callable[[], list[list[str]]], path: str
+) -> None:
+    page.browser.get(locked.url + path)
+    page.wait_for("h1", "Enter your API key")
+    page.wait_for("#key:not([hidden])")
+    assert axe() == []
 
 
 def test_the_key_is_kept_in_this_tab_only(page: ConsolePage, locked: GatewayProcess) -> None:
     page.browser.get(locked.url)
     type_key(page, key_text("all"))
-    page.wait_for("main h1")
+    page.wait_for("#pipelines a")
     page.browser.refresh()
-    page.wait_for("main h1")
+    page.wait_for("#pipelines a")
     assert page.browser.execute_script("return [localStorage.length, document.cookie]") == [0, ""]
     assert key_text("all") not in page.browser.current_url
     assert key_text("all") not in page.browser.page_source
     first = page.browser.current_window_handle
     page.browser.switch_to.new_window("tab")
     page.browser.get(locked.url)
-    page.wait_for("main .problem")
+    page.wait_for("main h1", "Enter your API key")
     page.browser.close()
     page.browser.switch_to.window(first)
 

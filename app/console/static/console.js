@@ -1,7 +1,7 @@
 /** The page: the list of pipelines, the open pipeline, and the gateway's health. */
 
 import { get, problemIn } from "./api.js";
-import { KeyForm } from "./key.js";
+import { hasKey, KeyForm } from "./key.js";
 import { html, render, useEffect, useRef } from "./lib.js";
 import { openLink } from "./link.js";
 import { Overview } from "./overview.js";
@@ -53,7 +53,18 @@ async function watchHealth() {
   setTimeout(watchHealth, HEALTH_MS);
 }
 
-const failed = (error) => render(html`<${ProblemNotice} problem=${problemIn(error)} />`, work);
+function KeyPrompt({ refused }) {
+  return html`
+    <h1>Enter your API key</h1>
+    <p>This gateway answers requests with an API key. Enter yours at the top of the page; it is kept until you close this tab.</p>
+    ${refused && html`<${ProblemNotice} problem=${refused} />`}`;
+}
+
+function failed(error) {
+  const problem = problemIn(error);
+  const needsKey = problem.status === 401;
+  render(needsKey ? html`<${KeyPrompt} refused=${hasKey() && problem} />` : html`<${ProblemNotice} problem=${problem} />`, work);
+}
 
 async function load() {
   render(null, work);

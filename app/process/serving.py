@@ -104,7 +104,7 @@ def open_store(settings: Settings, *, must_answer: bool = True) -> StreamStore:
     """Raises StoreUnusable. ``must_answer``: whether it is an error if Redis does not answer now."""
     limits = KeepLimits(settings.max_kept_bytes, settings.max_kept_streams)
     if settings.redis_url is None:
-        return MemoryStore(limits)
+        return MemoryStore(limits, freed_memory.FreedMemory(freed_memory.release).add)
     try:
         from app.streams.redis_store import RedisStore  # noqa: PLC0415 - needs an extra that may not be installed
     except ModuleNotFoundError as exc:

@@ -1,6 +1,7 @@
 """The in-memory store: a stream can be resumed only in the process that started it."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Self
@@ -11,6 +12,9 @@ from app.streams.log import EventLog, ReplayLog
 from app.streams.quota import KEEP_LIMITS, STREAM_BYTES, EvictedStreams, KeepLimits, KeepQuota, KeptStream, Usage
 from app.streams.store import new_stream_id
 from app.streams.stream import Stream
+
+FREED_BYTES = 1024 * 1024
+"""Dropped streams are reported when they used this much together."""
 
 
 @dataclass(slots=True, eq=False)
@@ -25,10 +29,15 @@ class _Kept:
 
 
 class MemoryStore:
-    """Implements :class:`app.streams.store.StreamStore`."""
+    """Implements :class:`app.streams.store.StreamStore`.
 
-    def __init__(self, limits: KeepLimits = KEEP_LIMITS) -> None:
+    ``freed`` is called with a number of bytes when as many were freed, FREED_BYTES or more.
+    """
+
+    def __init__(self, limits: KeepLimits = KEEP_LIMITS, freed: Callable[[int], None] | None = None) -> None:
         self._kept: dict[str, _Kept] = {}
+        self._report_freed = freed
+        self._freed = 0
         self._quota = KeepQuota(limits)
         self._evicted = EvictedStreams()
 
@@ -100,8 +109,6 @@ class MemoryStore:
 
     def _log_changed(self, kept: _Kept) -> None:
         """Accounts for new events. Makes room for them in ended streams, otherwise in the largest stream."""
-        if kept.entry.id not in self._kept:
-            return
         self._account(kept)
         while self._quota.is_over(kept.entry.caller):
             victim = self._quota.victim(kept.entry.caller)
@@ -142,8 +149,13 @@ class MemoryStore:
     def _forget(self, kept: _Kept) -> None:
         if kept.idle is not None:
             kept.idle.cancel()
+        kept.log.changed = None  # a cycle, which would keep the events until the next full garbage collection
         del self._kept[kept.entry.id]
         self._quota.remove(kept.entry)
+        self._freed += kept.entry.size
+        if self._report_freed is not None and self._freed >= FREED_BYTES:
+            self._report_freed(self._freed)
+            self._freed = 0
 
 
 class MemoryReader:

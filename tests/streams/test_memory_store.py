@@ -1,6 +1,8 @@
 """The store in memory: access, expiry, and the end of a stream without readers."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
@@ -15,12 +17,13 @@ from app.domain.errors import (
     UnknownStream,
 )
 from app.domain.inference import InferenceResponse
+from app.streams import memory_store
 from app.streams.event import Event
 from app.streams.log import ReplayLog
 from app.streams.memory_store import MemoryStore
-from app.streams.quota import KeepLimits
+from app.streams.quota import STREAM_BYTES, KeepLimits
 from app.streams.stream import Stream
-from tests.fakes.streams import plan_of
+from tests.fakes.streams import SeenByObserver, plan_of
 
 RESUME_S = 0.1
 LONG_S = 60.0
@@ -253,6 +256,34 @@ async def test_a_key_keeps_its_streams_while_another_key_starts_many() -> None:
             await ended(store, caller="other")
         assert len(await read_all(store, mine)) == 4
         assert store.usage.streams == 1 + 5
+
+
+async def test_the_events_of_a_dropped_stream_are_freed_without_a_garbage_collection() -> None:
+    """A full collection is rare, so until then much more than the limit would stay in memory."""
+    gc.disable()
+    try:
+        async with MemoryStore(KeepLimits(max_streams=1)) as store:
+            observer = SeenByObserver()
+            stream = Stream(plan_of(responses(3, then_wait=False), Numbers(), observer=observer), store.new_log())
+            await store.keep(stream, LONG_S)
+            await stream.start()
+            log = weakref.ref(stream.log)
+            observer.ends.clear()
+            del stream
+            await ended(store)
+            assert log() is None
+    finally:
+        gc.enable()
+
+
+async def test_dropped_streams_report_the_memory_that_they_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_store, "FREED_BYTES", 3 * STREAM_BYTES)
+    freed: list[int] = []
+    async with MemoryStore(freed=freed.append) as store:
+        for stream_id in [await ended(store) for _ in range(4)]:
+            await store.delete(stream_id)
+    assert len(freed) == 1
+    assert freed[0] > 3 * STREAM_BYTES
 
 
 async def test_usage_is_zero_after_every_stream_was_deleted_or_has_expired() -> None:

@@ -171,6 +171,8 @@ class Exchange:
 
     def close(self) -> None:
         """Releases the counted bytes and the memory."""
+        if self.record.error is not None:
+            self.record.error.forget_frames()  # they refer to this exchange: only a garbage collection would free them
         self._budget.give_back(self._held_bytes, self._memory)
         self.forget_body()
         if self._tensor is not None and self._budget.tensor_memory is not None:

@@ -84,6 +84,10 @@ class GatewayError(Exception):
         self.failed_step = ""
         """The model of the pipeline that failed, if the error names one."""
 
+    def forget_frames(self) -> None:
+        """Frees the frames of its traceback, which hold a request's body or a model's response."""
+        self.__traceback__ = self.__cause__ = self.__context__ = None
+
 
 class ClientError(GatewayError):
     outcome = Outcome.CLIENT_ERROR

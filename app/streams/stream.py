@@ -207,7 +207,7 @@ class Stream:
         self._plan.observer.ended(self)
 
     def _end_with(self, error: GatewayError) -> None:
-        error.__traceback__ = error.__cause__ = error.__context__ = None  # whose frames hold the last response
+        error.forget_frames()
         self.error, self.outcome = error, error.outcome
         if error.outcome in _ABANDONED:
             self._plan.observer.abandoned()

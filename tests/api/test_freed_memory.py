@@ -1,10 +1,12 @@
 """Memory is returned to the system when no large request has arrived for ``IDLE_S``."""
 
 import asyncio
+import gc
 import subprocess
 import sys
 import threading
 import weakref
+from contextlib import suppress
 from unittest.mock import patch
 
 import numpy as np
@@ -13,7 +15,9 @@ import pytest
 from app.api import freed_memory
 from app.api.body_memory import BodyMemory
 from app.api.budget import ByteBudget
+from app.api.exchange import Exchange
 from app.api.freed_memory import LARGE_BYTES, FreedMemory
+from app.domain.errors import InvalidInput
 from tests.fakes.exchange import exchange_with
 
 
@@ -101,6 +105,28 @@ async def test_the_memory_of_a_small_body_is_not_kept() -> None:
     freed = weakref.ref(exchange.memory(LARGE_BYTES))
     exchange.close()
     assert freed() is None
+
+
+async def test_the_body_of_a_rejected_request_is_freed_without_a_garbage_collection() -> None:
+    budget = ByteBudget(4 * LARGE_BYTES)
+    exchange = exchange_with(budget=budget)
+    exchange.hold(LARGE_BYTES)
+    freed = weakref.ref(exchange.memory(LARGE_BYTES))
+
+    def rejected(exchange: Exchange, body: memoryview) -> None:
+        assert len(body) == LARGE_BYTES
+        exchange.record.fail(InvalidInput("The body is wrong."))
+        assert exchange.record.error is not None
+        raise exchange.record.error
+
+    gc.disable()
+    try:
+        with suppress(InvalidInput):
+            rejected(exchange, memoryview(freed() or b""))
+        exchange.close()
+        assert budget.memory.take(LARGE_BYTES) is freed(), "the next body uses it"
+    finally:
+        gc.enable()
 
 
 async def test_forget_body_frees_the_memory_at_once() -> None:

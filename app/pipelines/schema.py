@@ -1,18 +1,16 @@
 """The JSON Schema (2020-12) of a pipeline's request and result, from the types that decode and check them."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
+from app.domain.json_schema import Schema, enum_of, with_types
 from app.domain.model import TensorSpec
 from app.domain.tensor import FLOAT_DATATYPES, INTEGER_DATATYPES
 from app.pipelines.fields import InputField, ParameterField
 from app.pipelines.outputs import OutputField
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.shapes import is_bare_item
-
-Schema = dict[str, Any]
 
 _LARGEST_BY_DATATYPE: dict[str, float] = {
     "FP16": 65504.0,
@@ -25,7 +23,7 @@ _LARGEST_BY_DATATYPE: dict[str, float] = {
 
 def request_schema(pipeline: Pipeline) -> Schema:
     schema = msgspec.json.schema(pipeline.reader.struct)
-    request: Schema = next(iter(schema["$defs"].values()))
+    request = with_types(next(iter(schema["$defs"].values())))
     fields: list[InputField | ParameterField] = [*pipeline.inputs, *pipeline.parameters]
     for field in fields:
         _describe_field(field, request["properties"][field.name])
@@ -48,7 +46,10 @@ def result_schema(pipeline: Pipeline) -> Schema:
     properties = {field.name: _output_schema(field, joined=pipeline.config.decoupled) for field in pipeline.outputs}
     if pipeline.rules:
         reasons = list(dict.fromkeys(rule.reason for rule in pipeline.rules.rules))
-        properties["early_exit"] = {"enum": [*reasons, None], "description": "The reason of the early exit, or null."}
+        properties["early_exit"] = {
+            **enum_of([*reasons, None]),
+            "description": "The reason of the early exit, or null.",
+        }
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 

@@ -132,5 +132,5 @@ async def test_examples_are_reloaded_with_the_file(api: Served, tmp_path: Path) 
 async def test_the_document_names_the_examples(api: Served) -> None:
     paths = (await api.client.get("/openapi.json")).json()["paths"]
     (parameter,) = paths["/v1/pipelines/read/examples/{example}"]["get"]["parameters"]
-    assert parameter["schema"] == {"enum": NAMES}
+    assert parameter["schema"] == {"type": "string", "enum": NAMES}
     assert "/v1/pipelines/write/examples/{example}" not in paths

@@ -1,20 +1,22 @@
 """The OpenAPI document is valid, and the checked-in file is up to date."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
+from tests.fakes.keys import bearer
 from tests.live.conftest import StartGateway
-from tests.live.openapi_document import CHECKED_IN, ROOT, document_at
+from tests.live.openapi_document import CHECKED_IN, document_at, settings_in
 
 
 @pytest.fixture
-def document(start_gateway: StartGateway) -> dict[str, Any]:
-    """The document of a gateway with only the reference ``gateway.yaml``."""
-    return document_at(start_gateway(config=str(ROOT / "gateway.yaml")).url)
+def document(start_gateway: StartGateway, tmp_path: Path) -> dict[str, Any]:
+    """The document of a gateway with only the reference ``gateway.yaml``, and with API keys."""
+    return document_at(start_gateway(**settings_in(tmp_path)).url, bearer("everything"))
 
 
 def test_the_checked_in_document_is_up_to_date(document: dict[str, Any]) -> None:

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from app.domain.json_schema import enum_of, only, with_types
+
 MAX_TEXT_CHARACTERS = 1024
 _Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARACTERS)]
 _Key = Annotated[str, Meta(max_length=64)]
@@ -35,9 +37,13 @@ class Neutral:
     @property
     def schema(self) -> dict[str, Any]:
         """The JSON Schema of the accepted values."""
-        if self.type is None:
-            return {"enum": [*self.values, None], "description": self.meaning}
-        return {"anyOf": [msgspec.json.schema(self.type), {"type": "null"}], "description": self.meaning}
+        if self.type is not None:
+            schemas = [with_types(msgspec.json.schema(self.type)), {"type": "null"}]
+        elif isinstance(self.values[0], (list, dict)):
+            schemas = [*map(only, self.values), {"type": "null"}]
+        else:
+            return {**enum_of([*self.values, None]), "description": self.meaning}
+        return {"anyOf": schemas, "description": self.meaning}
 
 
 _BOOKKEEPING = {

@@ -1,13 +1,11 @@
 """The common parts of operations: their form, the headers of every answer, and problem objects by status."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from app.api.error_table import ERROR_BY_CODE, ROW_BY_ERROR
 from app.domain import errors
 from app.domain.errors import GatewayError
-
-Schema = dict[str, Any]
+from app.domain.json_schema import Schema, const_of, enum_of
 
 _TEXT: Schema = {"type": "string"}
 _PROBLEM: Schema = {
@@ -19,7 +17,7 @@ _PROBLEM: Schema = {
         "title": _TEXT,
         "status": {"type": "integer"},
         "detail": _TEXT,
-        "code": {"enum": list(ERROR_BY_CODE)},
+        "code": enum_of(ERROR_BY_CODE),
         "request_id": _TEXT,
         "retryable": {"type": "boolean"},
         "hint": _TEXT,
@@ -49,7 +47,7 @@ _HEADERS: Schema = {
     "WWW-Authenticate": {
         "description": "How to send an API key",
         "required": True,
-        "schema": {"const": "Bearer"},
+        "schema": const_of("Bearer"),
     },
     "Location": {
         "description": "The address of the stream",
@@ -69,8 +67,10 @@ ANYWHERE: tuple[type[GatewayError], ...] = (
 )
 
 
-def operation(operation_id: str, tag: str, summary: str, answers: Schema, *parameters: Schema) -> Schema:
-    described: Schema = {"operationId": operation_id, "summary": summary, "tags": [tag]}
+def operation(
+    operation_id: str, tag: str, summary: str, description: str, answers: Schema, *parameters: Schema
+) -> Schema:
+    described: Schema = {"operationId": operation_id, "summary": summary, "description": description, "tags": [tag]}
     return described | ({"parameters": list(parameters)} if parameters else {}) | {"responses": answers}
 
 

@@ -5,8 +5,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from app import __version__
-from app.api.openapi.answers import COMPONENTS, Schema
+from app.api.openapi.answers import COMPONENTS
 from app.api.openapi.health import HEALTH_PATHS
+from app.domain.json_schema import Schema
 
 
 class Described(NamedTuple):
@@ -22,8 +23,17 @@ class Described(NamedTuple):
     """They may be called without a key: the address is a secret itself."""
     keyless_paths: Sequence[str] = ()
     """They ignore keys."""
+    tags: Mapping[str, str] = MappingProxyType({})
+    """The description of each tag."""
 
 
+_INFO: Schema = {
+    "title": "triton-gateway",
+    "version": __version__,
+    "description": "Runs pipelines of models in NVIDIA Triton. The operations and types are those of the models as "
+    "they are now.",
+    "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+}
 _SCHEMES: Schema = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "An API key of this gateway"},
     "apiKey": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "The same key"},
@@ -36,14 +46,20 @@ def openapi_of(parts: Iterable[Described], *, needs_keys: bool = False) -> Schem
     paths: Schema = {}
     schemas: Schema = dict(COMPONENTS["schemas"])
     responses: Schema = dict(COMPONENTS["responses"])
+    tags = {"health": "For probes"}
     for part in parts:
+        tags = {**part.tags, **tags}
         paths |= _with_keys(part) if needs_keys else part.paths
         schemas |= part.schemas
         responses |= part.responses
+    paths |= HEALTH_PATHS
     return {
         "openapi": "3.1.0",
-        "info": {"title": "triton-gateway", "version": __version__},
-        "paths": paths | HEALTH_PATHS,
+        "info": _INFO,
+        "servers": [{"url": "/", "description": "This gateway"}],
+        "security": [],
+        "tags": [{"name": name, "description": tags[name]} for name in _tags_in(paths)],
+        "paths": paths,
         "components": {
             **COMPONENTS,
             "schemas": schemas,
@@ -51,6 +67,11 @@ def openapi_of(parts: Iterable[Described], *, needs_keys: bool = False) -> Schem
             **({"securitySchemes": _SCHEMES} if needs_keys else {}),
         },
     }
+
+
+def _tags_in(paths: Schema) -> Iterable[str]:
+    """The tags in the order of their first use, which is the order in /docs."""
+    return dict.fromkeys(tag for path in paths.values() for operation in path.values() for tag in operation["tags"])
 
 
 def _with_keys(part: Described) -> Schema:

@@ -1,16 +1,17 @@
 """The health operations, which are independent of the dialects."""
 
-from app.api.openapi.answers import Schema, json_answer, operation, problems
+from app.api.openapi.answers import json_answer, operation, problems
+from app.domain.json_schema import Schema, const_of, enum_of
 from app.pipelines.form import State
 
 _TEXT: Schema = {"type": "string"}
-STATE: Schema = {"enum": [str(state) for state in State]}
+STATE: Schema = enum_of(map(str, State))
 _READINESS: Schema = {
     "type": "object",
     "required": ["status", "triton", "pipelines", "state_detail"],
     "properties": {
-        "status": {"enum": ["ready", "not_ready", "draining"]},
-        "triton": {"enum": ["up", "down"]},
+        "status": enum_of(["ready", "not_ready", "draining"]),
+        "triton": enum_of(["up", "down"]),
         "pipelines": {"type": "object", "additionalProperties": STATE},
         "state_detail": {"type": "object", "additionalProperties": _TEXT},
     },
@@ -18,7 +19,7 @@ _READINESS: Schema = {
 
 
 def _live() -> Schema:
-    schema: Schema = {"type": "object", "required": ["status"], "properties": {"status": {"const": "live"}}}
+    schema: Schema = {"type": "object", "required": ["status"], "properties": {"status": const_of("live")}}
     return {"200": json_answer("The gateway answers", schema), **problems()}
 
 
@@ -31,6 +32,18 @@ def _ready() -> Schema:
 
 
 HEALTH_PATHS: Schema = {
-    "/health/live": {"get": operation("live", "health", "Whether the gateway answers", _live())},
-    "/health/ready": {"get": operation("ready", "health", "Whether the pipelines can be called", _ready())},
+    "/health/live": {
+        "get": operation(
+            "live", "health", "Whether the gateway answers", "For a liveness probe. It does not ask Triton.", _live()
+        )
+    },
+    "/health/ready": {
+        "get": operation(
+            "ready",
+            "health",
+            "Whether the pipelines can be called",
+            "For a readiness probe. The answer has the state of each pipeline, with 200 and with 503.",
+            _ready(),
+        )
+    },
 }

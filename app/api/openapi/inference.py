@@ -1,7 +1,7 @@
 """The common parts of operations that run inference: errors, and the header for the deadline."""
 
-from app.api.openapi.answers import Schema
 from app.domain import errors
+from app.domain.json_schema import Schema
 
 INFERENCE_ERRORS = (
     errors.InvalidJson,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from operator import is_
 
 from app.admission.keys import Key
-from app.api.openapi.answers import Schema
+from app.domain.json_schema import Schema
 from app.domain.json_text import json_of
 from app.pipelines.catalog import Catalog
 

@@ -12,13 +12,13 @@ from app.admission.keys import Key
 from app.api.dialect import Dialect
 from app.api.error_table import ERROR_BY_CODE, ROW_BY_ERROR
 from app.api.exchange import exchange_of
-from app.api.openapi.answers import Schema
 from app.api.openapi.document import openapi_of
 from app.api.openapi.kept import KeptDocuments
 from app.api.pages import Page, PageFiles
 from app.api.responses import JsonResponse
 from app.api.routing import Route
 from app.domain.errors import GatewayError, NotFound
+from app.domain.json_schema import Schema
 from app.pipelines.catalog import Catalog
 
 _files = PageFiles(directory=Path(__file__).parents[1] / "static", packages=[("fastapi_offline", "static")])

@@ -5,7 +5,7 @@ from app.api.access import allows_model
 from app.api.oip.openapi.answers import REFUSALS, RESPONSES
 from app.api.oip.openapi.model_paths import paths_of, schemas_of
 from app.api.oip.openapi.schemas import SCHEMAS
-from app.api.oip.openapi.server_paths import HEALTH_PATHS, SERVER_PATHS, document_paths
+from app.api.oip.openapi.server_paths import HEALTH_PATHS, SERVER_PATHS, TAG, document_paths
 from app.api.openapi.document import Described
 from app.pipelines.catalog import Catalog
 
@@ -16,4 +16,5 @@ def described(catalog: Catalog, key: Key | None) -> Described:
     for config in (each for each in catalog.exposed.configs if each.name in names):
         paths |= paths_of(config)
         schemas |= schemas_of(config)
-    return Described(paths, schemas, REFUSALS, RESPONSES, keyless_paths=list(HEALTH_PATHS))
+    tags = {TAG: "The Open Inference Protocol"} | {name: f"Model {name}" for name in names}
+    return Described(paths, schemas, REFUSALS, RESPONSES, keyless_paths=list(HEALTH_PATHS), tags=tags)

@@ -2,9 +2,10 @@
 
 from app.api.error_table import ROW_BY_ERROR
 from app.api.oip.errors import status_of_kind
-from app.api.openapi.answers import ANYWHERE, REFUSED, Schema, headers_of_errors, json_answer
+from app.api.openapi.answers import ANYWHERE, REFUSED, headers_of_errors, json_answer
 from app.domain import errors
 from app.domain.errors import GatewayError
+from app.domain.json_schema import Schema
 
 MODEL_STATUSES = (400, 404, 500, 501, 503)
 """Statuses of errors of a model."""

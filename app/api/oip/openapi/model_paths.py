@@ -2,15 +2,22 @@
 
 from app.api.oip.openapi.answers import error_answers, ref, stream_error_answers
 from app.api.oip.openapi.schemas import generate_request, generate_result, infer_request
-from app.api.openapi.answers import Schema, answer, json_answer, operation
+from app.api.openapi.answers import answer, json_answer, operation
 from app.api.openapi.inference import INFERENCE_ERRORS, TIMEOUT_HEADER
 from app.domain import errors
+from app.domain.json_schema import Schema
 from app.domain.model import ModelConfig
 
 _POSSIBLE = (*INFERENCE_ERRORS, errors.UnknownModel)
 _OF_MODEL = error_answers(*_POSSIBLE, of_model=True)
 _OF_GENERATION = error_answers(*_POSSIBLE)
 _OF_STREAM = stream_error_answers(*_POSSIBLE)
+
+_DESCRIPTIONS = {
+    "infer": "The Open Inference Protocol: tensors as JSON, or as binary data after the JSON.",
+    "generate": "Triton's generate extension: inputs by name, and one response.",
+    "generate_stream": "Triton's generate extension: inputs by name, and each response as an event.",
+}
 
 
 def schemas_of(config: ModelConfig) -> Schema:
@@ -38,6 +45,7 @@ def paths_of(config: ModelConfig) -> Schema:
 
 
 def _post(name: str, verb: str, request: str, answers: Schema) -> Schema:
-    described = operation(f"oip_{verb}_{name}", name, f"{verb} with model {name}", answers, TIMEOUT_HEADER)
+    summary = f"{verb} with model {name}"
+    described = operation(f"oip_{verb}_{name}", name, summary, _DESCRIPTIONS[verb], answers, TIMEOUT_HEADER)
     content = {"application/json": {"schema": ref(f"{name}_{request}")}}
     return {"post": described | {"requestBody": {"required": True, "content": content}}}

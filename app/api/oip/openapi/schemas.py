@@ -1,10 +1,12 @@
 """The schemas of the protocol, shared by all models, and the request schemas of one model."""
 
+import re
+
 import numpy as np
 
 from app.api.oip.infer_request import MAX_ID
 from app.api.oip.parameters import MAX_NAME, MAX_PARAMETERS, MAX_TEXT
-from app.api.openapi.answers import Schema
+from app.domain.json_schema import Schema, const_of, enum_of, one_of
 from app.domain.model import ModelConfig, TensorSpec
 from app.domain.tensor import BYTES, DTYPE_BY_DATATYPE, INTEGER_DATATYPES
 
@@ -42,7 +44,7 @@ _METADATA_TENSOR = _object({"name": _TEXT, "datatype": _TEXT, "shape": _SHAPE})
 _OUTPUT = _object(
     {
         "name": _TEXT,
-        "datatype": {"enum": list(DTYPE_BY_DATATYPE)},
+        "datatype": enum_of(DTYPE_BY_DATATYPE),
         "shape": _list(_COUNT),
         "data": _list(_VALUE),
         "parameters": _object({"binary_data_size": _COUNT}),
@@ -55,7 +57,7 @@ SCHEMAS: Schema = {
     "OipError": _object({"error": _TEXT}),
     "OipServer": _object({"name": _TEXT, "version": _TEXT, "extensions": _list(_TEXT)}),
     "OipIndex": _list(
-        _object({"name": _TEXT, "version": _TEXT, "state": {"enum": ["READY", "UNAVAILABLE"]}}),
+        _object({"name": _TEXT, "version": _TEXT, "state": enum_of(["READY", "UNAVAILABLE"])}),
     ),
     "OipModel": _object(
         {
@@ -77,25 +79,25 @@ SCHEMAS: Schema = {
 def infer_request(config: ModelConfig) -> Schema:
     """OpenAPI cannot describe the binary tensors after the JSON."""
     inputs = [_input(spec, config.max_batch_size) for spec in config.inputs]
-    outputs = _object({"name": {"enum": [spec.name for spec in config.outputs]}})
-    listed: Schema = {"type": "array", "items": {"oneOf": inputs} if inputs else False}
+    outputs = _object({"name": enum_of(spec.name for spec in config.outputs)})
+    listed: Schema = {"type": "array", "items": one_of(inputs) if inputs else {}}
     required = [spec for spec in config.inputs if not spec.optional]
     listed |= {"minItems": len(required), "maxItems": len(inputs)}
     if required:
-        listed["allOf"] = [{"contains": _object({"name": {"const": spec.name}})} for spec in required]
+        listed["allOf"] = [{"contains": _object({"name": const_of(spec.name)})} for spec in required]
     return _object({"id": {**_TEXT, "maxLength": MAX_ID}, "inputs": listed, "outputs": _list(outputs)}, "id", "outputs")
 
 
 def _input(spec: TensorSpec, max_batch_size: int) -> Schema:
     batch = [{"type": "integer", "minimum": 1, "maximum": max_batch_size}] if max_batch_size else []
     dims = [*batch, *map(_dimension, spec.dims)]
-    shape = {"type": "array", "prefixItems": dims, "items": False, "minItems": len(dims)}
+    shape = {**_list({"type": "integer"}), "prefixItems": dims, "minItems": len(dims), "maxItems": len(dims)}
     data = _list(_element(spec.datatype))
-    return _object({"name": {"const": spec.name}, "datatype": {"const": spec.datatype}, "shape": shape, "data": data})
+    return _object({"name": const_of(spec.name), "datatype": const_of(spec.datatype), "shape": shape, "data": data})
 
 
 def _dimension(dim: int) -> Schema:
-    return {**_COUNT, "maximum": 2**63 - 1} if dim == -1 else {"const": dim}
+    return {**_COUNT, "maximum": 2**63 - 1} if dim == -1 else const_of(dim)
 
 
 def _element(datatype: str) -> Schema:
@@ -109,11 +111,16 @@ def _element(datatype: str) -> Schema:
 
 
 def generate_request(config: ModelConfig) -> Schema:
-    """Members that are not inputs are request parameters."""
+    """Members that are not inputs are request parameters.
+
+    Not ``additionalProperties``: orval makes an index signature of it, which the inputs do not fit.
+    """
     fields = {spec.name: _one_or_list(_element(spec.datatype)) for spec in config.inputs}
     optional = [spec.name for spec in config.inputs if spec.optional]
     members = {**fields, "id": {**_TEXT, "maxLength": MAX_ID}, "parameters": {"type": "object", **_PARAMETERS}}
-    return _object(members, *optional, "id", "parameters") | _PARAMETERS
+    schema = _object(members, *optional, "id", "parameters") | _PARAMETERS
+    named = "|".join(re.sub(r"[\\^$.*+?()\[\]{}|]", r"\\\g<0>", name) for name in members)
+    return schema | {"patternProperties": {f"^(?!({named})$)": schema.pop("additionalProperties")}}
 
 
 def generate_result(config: ModelConfig) -> Schema:

@@ -3,32 +3,35 @@
 from collections.abc import Sequence
 
 from app.api.oip.openapi.answers import error_answers, ref
-from app.api.openapi.answers import Schema, answer, json_answer, operation
+from app.api.openapi.answers import answer, json_answer, operation
 from app.domain import errors
+from app.domain.json_schema import Schema, enum_of
 
-_TAG = "models"
+TAG = "models"
+_OF_PROTOCOL = "As the Open Inference Protocol and Triton's extensions describe it."
 _UNKNOWN = (errors.UnknownModel, errors.InvalidInput)
 _OPTIONAL_READY: Schema = {"type": "object", "properties": {"ready": {"type": "boolean"}}}
 
 
 def _get(operation_id: str, summary: str, schema: str, *possible: type[errors.GatewayError]) -> Schema:
     answers = {"200": json_answer(summary, ref(schema)), **error_answers(*possible)}
-    return {"get": operation(operation_id, _TAG, summary, answers)}
+    return {"get": operation(operation_id, TAG, summary, _OF_PROTOCOL, answers)}
 
 
 def _health(operation_id: str, summary: str, *possible: type[errors.GatewayError]) -> Schema:
-    return {"get": operation(operation_id, _TAG, summary, {"200": answer(summary), **error_answers(*possible)})}
+    answers = {"200": answer(summary), **error_answers(*possible)}
+    return {"get": operation(operation_id, TAG, summary, f"{_OF_PROTOCOL} The answer has no body.", answers)}
 
 
 def _index() -> Schema:
     answers = {"200": json_answer("The models", ref("OipIndex")), **error_answers(errors.PayloadTooLarge)}
     body = {"required": False, "content": {"application/json": {"schema": _OPTIONAL_READY}}}
-    return {"post": operation("oip_index", _TAG, "The models under /v2", answers) | {"requestBody": body}}
+    return {"post": operation("oip_index", TAG, "The models under /v2", _OF_PROTOCOL, answers) | {"requestBody": body}}
 
 
 def document_paths(models: Sequence[str]) -> Schema:
     """``models``: the exposed models. Each path also exists under ``/versions/{version}``."""
-    model: Schema = {"name": "model", "in": "path", "required": True, "schema": {"enum": list(models)}}
+    model: Schema = {"name": "model", "in": "path", "required": True, "schema": enum_of(models)}
     documents = {
         "": ("metadata", "Its versions, inputs and outputs", "OipModel"),
         "/config": ("config", "Its configuration", "OipConfig"),

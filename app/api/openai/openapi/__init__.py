@@ -22,4 +22,4 @@ def described(catalog: Catalog, key: Key | None) -> Described:
         **(chat_path(chats) if chats else {}),
         **(embeddings_path(embeddings) if embeddings else {}),
     }
-    return Described(paths, ANSWERS, REFUSALS)
+    return Described(paths, ANSWERS, REFUSALS, tags={"openai": "The addresses of OpenAI's API"})

@@ -6,10 +6,11 @@ from typing import TypeVar
 from app.api.error_table import ROW_BY_ERROR
 from app.api.openai.errors import openai_status_of
 from app.api.openai.openapi.requests import chat_schema, completion_schema, embeddings_schema, example_text_of
-from app.api.openapi.answers import ANYWHERE, REFUSED, Schema, answer, headers_of_errors, json_answer, operation
+from app.api.openapi.answers import ANYWHERE, REFUSED, answer, headers_of_errors, json_answer, operation
 from app.api.openapi.inference import INFERENCE_ERRORS, TIMEOUT_HEADER
 from app.domain import errors
 from app.domain.errors import GatewayError
+from app.domain.json_schema import Schema, const_of, one_of
 from app.pipelines.openai.form import EmbeddingsForm, TextForm
 from app.pipelines.pipeline import Pipeline
 
@@ -17,6 +18,8 @@ Form = TypeVar("Form", TextForm, EmbeddingsForm)
 _ERROR_REF: Schema = {"$ref": "#/components/schemas/OpenAIError"}
 _ERROR: Schema = {"application/json": {"schema": _ERROR_REF}}
 _NAME: Schema = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+
+_LIKE_OPENAI = "As OpenAI's API, so that its clients work. Fields that would change the answer are refused."
 
 
 def completions_path(served: Sequence[tuple[Pipeline, TextForm]]) -> Schema:
@@ -54,12 +57,12 @@ def _body(
 ) -> Schema:
     schemas = [schema_of(pipeline, form) for pipeline, form in served]
     named = {name: {"summary": "A valid request", "value": value} for name, value in examples.items()}
-    return {"required": True, "content": {"application/json": {"schema": {"oneOf": schemas}, "examples": named}}}
+    return {"required": True, "content": {"application/json": {"schema": one_of(schemas), "examples": named}}}
 
 
 def _inference(operation_id: str, summary: str, body: Schema, ok: Schema) -> Schema:
     answers = {"200": ok, **_failures(errors.UnknownPipeline, *INFERENCE_ERRORS)}
-    return operation(operation_id, "openai", summary, answers, TIMEOUT_HEADER) | {"requestBody": body}
+    return operation(operation_id, "openai", summary, _LIKE_OPENAI, answers, TIMEOUT_HEADER) | {"requestBody": body}
 
 
 def _text_answer(name: str, served: Sequence[tuple[Pipeline, TextForm]]) -> Schema:
@@ -94,17 +97,18 @@ def _list_models() -> Schema:
         "type": "object",
         "required": ["object", "data"],
         "properties": {
-            "object": {"const": "list"},
+            "object": const_of("list"),
             "data": {"type": "array", "items": {"$ref": "#/components/schemas/OpenAIModel"}},
         },
     }
-    return operation("list_models", "openai", "The models", {"200": json_answer("The models", schema), **_failures()})
+    answers = {"200": json_answer("The models", schema), **_failures()}
+    return operation("list_models", "openai", "The models", "The pipelines that declare `openai:`.", answers)
 
 
 def _get_model() -> Schema:
     ok = json_answer("The model", {"$ref": "#/components/schemas/OpenAIModel"})
     answers = {"200": ok, **_failures(errors.UnknownPipeline, errors.ModelNotReady)}
-    return operation("get_model", "openai", "One model", answers, _NAME)
+    return operation("get_model", "openai", "One model", "A pipeline that declares `openai:`.", answers, _NAME)
 
 
 MODEL_PATHS: Schema = {"/v1/models": {"get": _list_models()}, "/v1/models/{name}": {"get": _get_model()}}

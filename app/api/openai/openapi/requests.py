@@ -7,7 +7,7 @@ import msgspec
 
 from app.api.openai.embeddings import MAX_INPUTS
 from app.api.openai.neutral import NEUTRAL_OF_EMBEDDINGS, NEUTRAL_OF_TEXTS, Labels, Neutral
-from app.api.openapi.answers import Schema
+from app.domain.json_schema import Schema, const_of, enum_of
 from app.pipelines.example import example_of
 from app.pipelines.openai.form import EmbeddingsForm, TextForm
 from app.pipelines.pipeline import Pipeline
@@ -20,14 +20,14 @@ _LABELS: Schema = {"anyOf": [msgspec.json.schema(Labels), {"type": "null"}]}
 _PART: Schema = {
     "type": "object",
     "required": ["type", "text"],
-    "properties": {"type": {"const": "text"}, "text": _TEXT, "prompt_cache_breakpoint": _LABELS},
+    "properties": {"type": const_of("text"), "text": _TEXT, "prompt_cache_breakpoint": _LABELS},
     "additionalProperties": False,
 }
 _MESSAGE: Schema = {
     "type": "object",
     "required": ["role", "content"],
     "properties": {
-        "role": {"enum": ["system", "developer", "user", "assistant"]},
+        "role": enum_of(["system", "developer", "user", "assistant"]),
         "content": {"anyOf": [_TEXT, {"type": "array", "items": _PART}]},
         "name": {"type": ["string", "null"]},
         **{name: {"type": "null"} for name in ("refusal", "audio", "function_call", "tool_calls", "annotations")},
@@ -50,9 +50,9 @@ def chat_schema(pipeline: Pipeline, form: TextForm) -> Schema:
 def embeddings_schema(pipeline: Pipeline, form: EmbeddingsForm) -> Schema:
     texts = {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_INPUTS}
     fields = _schemas_of(NEUTRAL_OF_EMBEDDINGS)
-    fields["encoding_format"] = {"enum": ["float", "base64", None]}
+    fields["encoding_format"] = enum_of(["float", "base64", None])
     if form.length > 0:
-        fields["dimensions"] = {"enum": [form.length, None]}
+        fields["dimensions"] = enum_of([form.length, None])
     return _schema(pipeline, form, {"input": {"anyOf": [_TEXT, texts]}}, fields)
 
 
@@ -69,9 +69,9 @@ def _text_fields(pipeline: Pipeline, form: TextForm) -> Schema:
     """The fields that the gateway supports, and the values of other fields that have no effect."""
     stops: Schema = {"type": "array", "items": _STOP_TEXT, "minItems": 1, "maxItems": 4}
     fields = _schemas_of(NEUTRAL_OF_TEXTS)
-    fields |= {"stop": {"anyOf": [_STOP_TEXT, stops, {"type": "null"}]}, "stream": {"enum": [False, None]}}
+    fields |= {"stop": {"anyOf": [_STOP_TEXT, stops, {"type": "null"}]}, "stream": enum_of([False, None])}
     if pipeline.spec.stream is not None:
-        usage = {"enum": [False, True, None] if form.usage is not None else [False, None]}
+        usage = enum_of([False, True, None] if form.usage is not None else [False, None])
         options = {"type": ["object", "null"], "properties": {"include_usage": usage}, "additionalProperties": False}
         fields |= {"stream": {"type": ["boolean", "null"]}, "stream_options": options}
     return fields
@@ -80,7 +80,7 @@ def _text_fields(pipeline: Pipeline, form: TextForm) -> Schema:
 _OPTIONS_OF_STREAMS: Schema = {
     "stream_options": {
         "anyOf": [
-            {"required": ["stream"], "properties": {"stream": {"const": True}}},
+            {"required": ["stream"], "properties": {"stream": const_of(True)}},
             {"properties": {"stream_options": {"type": "null"}}},
         ]
     }
@@ -105,6 +105,6 @@ def _schema(pipeline: Pipeline, form: TextForm | EmbeddingsForm, needed: Schema,
         "title": pipeline.name,
         "type": "object",
         "required": ["model", *needed, *required],
-        "properties": {"model": {"const": pipeline.name}, **needed, **fields, **own},
+        "properties": {"model": const_of(pipeline.name), **needed, **fields, **own},
         "additionalProperties": False,
     }

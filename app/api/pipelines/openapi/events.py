@@ -1,6 +1,6 @@
 """The events of a stream."""
 
-from app.api.openapi.answers import Schema
+from app.domain.json_schema import Schema, enum_of
 
 _TEXT: Schema = {"type": "string"}
 DONE: Schema = {
@@ -8,7 +8,7 @@ DONE: Schema = {
     "description": "The data of the event `done`",
     "required": ["reason", "early_exit", "outputs", "request_id"],
     "properties": {
-        "reason": {"enum": ["complete", "early_exit"]},
+        "reason": enum_of(["complete", "early_exit"]),
         "early_exit": {"type": ["string", "null"]},
         "outputs": {"type": "integer", "minimum": 0},
         "request_id": _TEXT,

@@ -1,15 +1,16 @@
 """The explanation of a request, and the header that asks for it."""
 
-from app.api.openapi.answers import Schema, json_answer, operation, problems
+from app.api.openapi.answers import json_answer, operation, problems
 from app.domain import errors
 from app.domain.errors import Outcome
+from app.domain.json_schema import Schema, const_of, enum_of
 from app.observability.explain.states import State
 from app.observability.explain.tree import Kind
 
 EXPLAIN_HEADER: Schema = {
     "name": "X-Explain",
     "in": "header",
-    "schema": {"const": "1"},
+    "schema": const_of("1"),
     "description": "Trace this request, so that it can be explained. Without effect for callers that may not explain.",
 }
 _TEXT: Schema = {"type": "string"}
@@ -24,13 +25,13 @@ def _object(properties: Schema, description: str = "") -> Schema:
     return schema | ({"description": description} if description else {})
 
 
-_PHASE = _object({"name": {"enum": ["read", "queue", "triton", "respond"]}, "start_ms": _MS, "duration_ms": _MS})
+_PHASE = _object({"name": enum_of(["read", "queue", "triton", "respond"]), "start_ms": _MS, "duration_ms": _MS})
 _SPAN = _object(
     {
         "id": _TEXT,
         "parent": _TEXT_OR_NULL,
         "name": _TEXT,
-        "kind": {"enum": [str(kind) for kind in Kind]},
+        "kind": enum_of(map(str, Kind)),
         "model": _TEXT,
         "version": _TEXT,
         "start_ms": _MS,
@@ -39,7 +40,7 @@ _SPAN = _object(
         "compute_input_ms": _MS_OR_NULL,
         "compute_ms": _MS_OR_NULL,
         "compute_output_ms": _MS_OR_NULL,
-        "state": {"enum": [str(state) for state in State]},
+        "state": enum_of(map(str, State)),
     },
     "One run of a model. `parent`: the run above it",
 )
@@ -48,7 +49,7 @@ _EXPLANATION = _object(
         "request_id": _TEXT,
         "pipeline": _TEXT,
         "model": _TEXT,
-        "outcome": {"enum": [*map(str, Outcome), None], "description": "null while the request runs"},
+        "outcome": {**enum_of([*map(str, Outcome), None]), "description": "null while the request runs"},
         "early_exit": _TEXT_OR_NULL,
         "error": _TEXT_OR_NULL,
         "status": {"type": ["integer", "null"]},
@@ -72,7 +73,8 @@ _ID: Schema = {
 
 def _explain() -> Schema:
     answers = {"200": json_answer("The explanation", _EXPLANATION), **problems(errors.UnknownRequest)}
-    return operation("explain_request", "requests", "Where the time of a request went", answers, _ID)
+    description = "The phases in the gateway and Triton's spans of a recent request that had `X-Explain: 1`."
+    return operation("explain_request", "requests", "Where the time of a request went", description, answers, _ID)
 
 
 EXPLAIN_PATHS: Schema = {"/v1/requests/{id}/explain": {"get": _explain()}}

@@ -1,8 +1,9 @@
 """The operations about all pipelines together: their statistics, and the findings of the linter."""
 
-from app.api.openapi.answers import Schema, json_answer, operation, problems
+from app.api.openapi.answers import json_answer, operation, problems
 from app.domain import errors
 from app.domain.errors import Outcome
+from app.domain.json_schema import Schema, enum_of
 from app.pipelines.linter.findings import Code, Severity
 
 _TEXT: Schema = {"type": "string"}
@@ -22,7 +23,7 @@ def _counts(description: str, **names: object) -> Schema:
 
 
 _TRANSPORT = _object_of(
-    outcomes=_counts("Ended requests by outcome", propertyNames={"enum": [str(each) for each in Outcome]}),
+    outcomes=_counts("Ended requests by outcome", propertyNames=enum_of(map(str, Outcome))),
     durations={
         **_list_of(_COUNT),
         "description": "How many answered requests (`ok` and `early_exit`) took at most each of `bounds_s`; then all",
@@ -42,8 +43,8 @@ _STATISTICS = _object_of(
     pipelines={"type": "object", "additionalProperties": _PIPELINE},
 )
 _FINDING = _object_of(
-    severity={"enum": [str(each) for each in Severity]},
-    code={"enum": [str(each) for each in Code]},
+    severity=enum_of(map(str, Severity)),
+    code=enum_of(map(str, Code)),
     pipeline={"type": ["string", "null"], "description": "The pipeline of gateway.yaml that the finding is about"},
     model={"type": ["string", "null"]},
     step={"type": ["integer", "null"], "description": "The step of the ensemble, from 1"},
@@ -59,9 +60,21 @@ _FINDINGS_ANSWERS = {
 
 OVERVIEW_PATHS: Schema = {
     "/v1/statistics": {
-        "get": operation("statistics", "catalog", "Requests and durations of each pipeline", _STATISTICS_ANSWERS)
+        "get": operation(
+            "statistics",
+            "catalog",
+            "Requests and durations of each pipeline",
+            "Counters since the start of the gateway, summed over its workers. Subtract two answers for rates.",
+            _STATISTICS_ANSWERS,
+        )
     },
     "/v1/findings": {
-        "get": operation("findings", "catalog", "What `triton-gateway check` finds in the models", _FINDINGS_ANSWERS)
+        "get": operation(
+            "findings",
+            "catalog",
+            "What `triton-gateway check` finds in the models",
+            "Mistakes in the running models and in gateway.yaml, each with its solution.",
+            _FINDINGS_ANSWERS,
+        )
     },
 }

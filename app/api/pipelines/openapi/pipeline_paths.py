@@ -1,23 +1,42 @@
 """The operations of one pipeline, and the schemas of its request, its result and its output events."""
 
-from app.api.openapi.answers import Schema, answer, json_answer, problems
+from app.api.openapi.answers import answer, json_answer, problems
 from app.api.openapi.inference import INFERENCE_ERRORS, TIMEOUT_HEADER
 from app.api.pipelines.openapi.catalog_paths import describe_operation, example_operation
 from app.api.pipelines.openapi.events import event_stream
 from app.api.pipelines.openapi.explain_paths import EXPLAIN_HEADER
+from app.domain.json_schema import Schema
 from app.pipelines.declared import declared_requests
 from app.pipelines.example import Filled, example_of
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.schema import event_schema, form_schema, request_schema, result_schema
 
-_BINARY: Schema = {"schema": {"contentMediaType": "application/octet-stream"}}
+_BINARY: Schema = {"schema": {"type": "string", "format": "binary"}}
+"""``format`` is the form of OpenAPI 3.0 for raw bytes. Generators know no other one."""
+_DESCRIPTIONS = {
+    "run": "Answers when the model has sent all of its responses. A request with a file may be a form, and a request "
+    "of one file may be its bytes.",
+    "stream": "Sends each response of the model as an event. The stream depends on this connection; "
+    "`POST /v1/streams` starts streams that can be resumed.",
+}
 
 
 def schemas_of(pipeline: Pipeline) -> Schema:
-    schemas = {"request": request_schema(pipeline), "result": result_schema(pipeline)}
+    schemas = {"request": _with_optional_defaults(request_schema(pipeline)), "result": result_schema(pipeline)}
     if pipeline.spec.stream is not None:
         schemas["output"] = event_schema(pipeline)
     return {f"{pipeline.name}_{what}": schema for what, schema in schemas.items()}
+
+
+def _with_optional_defaults(schema: Schema) -> Schema:
+    """Moves each default into the schema of its type: openapi-typescript requires properties that have a default."""
+    for described in schema["properties"].values():
+        if "default" in described:
+            default = described.pop("default")
+            branches = described.setdefault("anyOf", [{}])
+            of_its_type = [each for each in branches if (each.get("type") == "array") == isinstance(default, list)]
+            (of_its_type or branches)[0]["default"] = default
+    return schema
 
 
 def schema_ref(pipeline: Pipeline, what: str) -> Schema:
@@ -43,6 +62,7 @@ def _operation(pipeline: Pipeline, verb: str, ok: Schema) -> Schema:
     return {
         "operationId": f"{verb}_{pipeline.name}",
         "summary": pipeline.spec.description or f"Run {pipeline.spec.model}",
+        "description": _DESCRIPTIONS[verb],
         "tags": [pipeline.name],
         "parameters": [TIMEOUT_HEADER, EXPLAIN_HEADER],
         "requestBody": {"required": True, "content": _request_content(pipeline)},

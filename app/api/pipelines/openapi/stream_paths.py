@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 
-from app.api.openapi.answers import Schema, answer, json_answer, operation, problems
+from app.api.openapi.answers import answer, json_answer, operation, problems
 from app.api.openapi.inference import INFERENCE_ERRORS, TIMEOUT_HEADER
 from app.api.pipelines.openapi.events import event_stream
 from app.api.pipelines.openapi.explain_paths import EXPLAIN_HEADER
 from app.api.pipelines.openapi.pipeline_paths import examples_of, schema_ref
 from app.domain import errors
+from app.domain.json_schema import Schema, const_of, one_of
 from app.pipelines.pipeline import Pipeline
 
 _TEXT: Schema = {"type": "string"}
@@ -28,14 +29,14 @@ _LAST_EVENT_ID: Schema = {
 def streams_path(pipelines: Sequence[Pipeline]) -> Schema:
     """Describes ``POST /v1/streams`` for the pipelines that stream."""
     streaming = [pipeline for pipeline in pipelines if pipeline.spec.stream is not None]
-    body = {"schema": {"oneOf": [_start_schema(pipeline) for pipeline in streaming]}} if streaming else {"schema": {}}
+    schema = one_of([_start_schema(pipeline) for pipeline in streaming]) if streaming else {}
     examples = {pipeline.name: _start_example(pipeline) for pipeline in streaming if examples_of(pipeline)}
     started = json_answer("The stream has started", _STARTED, "Location") | {"links": _LINKS}
     answers = {"201": started, **problems(errors.UnknownPipeline, errors.ResumableStreamsOff, *INFERENCE_ERRORS)}
-    described = operation(
-        "start_stream", "streams", "Start a stream that can be resumed", answers, TIMEOUT_HEADER, EXPLAIN_HEADER
-    )
-    content = {"application/json": {**body, **({"examples": examples} if examples else {})}}
+    summary = "Start a stream that can be resumed"
+    description = "The stream runs without a connection. Read it at the address in `Location`, which needs no key."
+    described = operation("start_stream", "streams", summary, description, answers, TIMEOUT_HEADER, EXPLAIN_HEADER)
+    content = {"application/json": {"schema": schema, **({"examples": examples} if examples else {})}}
     return {"/v1/streams": {"post": described | {"requestBody": {"required": True, "content": content}}}}
 
 
@@ -48,7 +49,7 @@ def _start_schema(pipeline: Pipeline) -> Schema:
     return {
         "type": "object",
         "required": ["pipeline", "inputs"],
-        "properties": {"pipeline": {"const": pipeline.name}, "inputs": schema_ref(pipeline, "request")},
+        "properties": {"pipeline": const_of(pipeline.name), "inputs": schema_ref(pipeline, "request")},
         "additionalProperties": False,
     }
 
@@ -68,7 +69,8 @@ def _read() -> Schema:
         **problems(*_STORE_ERRORS),
     }
     summary = "Read or resume a stream"
-    return operation("read_stream", "streams", summary, answers, _STREAM_ID, _LAST_EVENT_ID)
+    description = "Sends the events after `Last-Event-ID`, those of the past at once. Several readers may read it."
+    return operation("read_stream", "streams", summary, description, answers, _STREAM_ID, _LAST_EVENT_ID)
 
 
 def _delete() -> Schema:
@@ -76,7 +78,8 @@ def _delete() -> Schema:
         "204": answer("The stream has ended and was deleted"),
         **problems(*_STORE_ERRORS),
     }
-    return operation("delete_stream", "streams", "End and delete a stream", answers, _STREAM_ID)
+    description = "Cancels the work in Triton. The readers of the stream get its terminal event."
+    return operation("delete_stream", "streams", "End and delete a stream", description, answers, _STREAM_ID)
 
 
 STREAM_PATHS: Schema = {"/v1/streams/{id}": {"get": _read(), "delete": _delete()}}

@@ -1,0 +1,93 @@
+"""``openapi.json`` passes the linters, and the code that generators write from it compiles and works.
+
+The programs in ``generators/`` send one image as JSON, as a form and as bytes, and read a typed error.
+"""
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Require
+from tests.environments import npm_environment
+from tests.fakes.keys import key_text
+from tests.live.openapi_document import CHECKED_IN, ROOT, document_at, settings_in
+from tests.processes import GatewayProcess, StartGateway
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
+
+FILES = Path(__file__).parent / "generators"
+BLANK = "data:image/png;base64," + base64.b64encode((ROOT / "samples" / "blank.png").read_bytes()).decode()
+NO_NETWORK = {"REDOCLY_TELEMETRY": "off", "REDOCLY_SUPPRESS_UPDATE_NOTICE": "true", "NO_UPDATE_NOTIFIER": "1"}
+GENERATE = {
+    "openapi_typescript": ["openapi-typescript", "openapi.json", "-o", "openapi-typescript.ts"],
+    "hey_api": [
+        *("openapi-ts", "-i", "openapi.json", "-o", "hey-api"),
+        *("-p", "@hey-api/typescript", "@hey-api/sdk", "@hey-api/client-fetch"),
+    ],
+    "orval": ["orval", "--config", "orval.config.ts"],
+}
+"""The calls that docs/how-to/react.md shows."""
+
+
+def call(folder: Path, *command: str) -> str:
+    environment = os.environ | NO_NETWORK | {"PATH": f"{folder}/node_modules/.bin:{os.environ['PATH']}"}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, f"{' '.join(command)}: {(done.stdout + done.stderr)[-4000:]}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def tools(require: Require) -> Path:
+    folder = npm_environment("openapi-generators", FILES, require)
+    shutil.copy(CHECKED_IN, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def generated(tools: Path) -> Path:
+    for command in GENERATE.values():
+        call(tools, *command)
+    return tools
+
+
+@pytest.fixture(scope="module")
+def documents(tools: Path, gateway: GatewayProcess) -> dict[str, str]:
+    """The names of the files: the checked-in document, and that of the models of the test suite, without keys."""
+    (tools / "without-keys.json").write_text(json.dumps(document_at(gateway.url)))
+    return {"checked-in": "openapi.json", "without keys": "without-keys.json"}
+
+
+@pytest.mark.parametrize("name", ["checked-in", "without keys"])
+def test_redocly_finds_no_error(tools: Path, documents: dict[str, str], name: str) -> None:
+    report = json.loads(call(tools, "redocly", "lint", documents[name], "--config=redocly.yaml", "--format=json"))
+    assert report["totals"]["errors"] == 0
+    assert {problem["ruleId"] for problem in report["problems"]} <= {"no-unused-components"}
+
+
+@pytest.mark.parametrize("name", ["checked-in", "without keys"])
+def test_spectral_finds_no_error(tools: Path, documents: dict[str, str], name: str) -> None:
+    command = ["spectral", "lint", documents[name], "--ruleset=spectral.yaml", "--format=json", "--quiet"]
+    found: list[dict[str, Any]] = json.loads(call(tools, *command))
+    assert {problem["code"] for problem in found} <= {"oas3-unused-component"}
+
+
+def test_the_generated_code_compiles_in_strict_mode(generated: Path) -> None:
+    call(generated, "tsc", "--project", "tsconfig.json")
+
+
+@pytest.mark.parametrize("name", GENERATE)
+def test_the_programs_send_json_a_form_and_bytes(
+    generated: Path, start_gateway: StartGateway, tmp_path: Path, name: str
+) -> None:
+    gateway = start_gateway(**settings_in(tmp_path))
+    call(generated, "esbuild", f"{name}.ts", "--bundle", "--platform=node", "--format=esm", f"--outfile={name}.mjs")
+    printed = call(generated, "node", f"{name}.mjs", gateway.url, key_text("everything"), BLANK)
+    assert json.loads(printed) == ["no_text"] * 3 + ["length", "invalid_input"]

@@ -100,6 +100,11 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
         "A field is missing, unknown, out of range, or has the wrong type or shape.",
         "The list `errors` names each field. GET /v1/pipelines/{pipeline} describes the fields.",
     ),
+    errors.IdempotencyKeyReused: ErrorRow(
+        422,
+        "The Idempotency-Key was sent before, with another body, and the first answer is still kept.",
+        "Use a new key for each new request, and the same key only to repeat one.",
+    ),
     errors.TooManyRequests: ErrorRow(
         429,
         "More requests came than the model can answer, or the gateway has reached its memory limit for request bodies.",

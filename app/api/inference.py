@@ -40,6 +40,7 @@ from app.pipelines.collector import Collector, Result
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import Answer, run
 from app.streams.event import Event
+from app.streams.start import StartKey
 from app.streams.store import StreamStore
 from app.streams.stream import Answer as StreamAnswer
 from app.streams.stream import ProblemOf, Stream, StreamPlan
@@ -234,10 +235,10 @@ class Inference:
         abandon = partial(self.canceller.cancel, call.pipeline, call.inference.without_inputs())
         return call.pipeline.name, call.record, abandon
 
-    async def start_resumable(self, call: Call, store: StreamStore, slot: Slot) -> str:
+    async def start_resumable(self, call: Call, store: StreamStore, slot: Slot, start: StartKey | None = None) -> str:
         """The id of a new stream that outlives its POST. It is counted and logged when it ends, not with the POST.
 
-        ``slot``: its slot, which it gives back when it ends.
+        ``slot``: its slot, which it gives back when it ends. ``start``: its claimed idempotency key.
 
         Raises TooManyRequests if the store is full, UpstreamUnavailable if it does not answer: then nothing was
         started, and the POST is counted.
@@ -245,7 +246,7 @@ class Inference:
         posted, call = call.record, replace(call, record=call.record.handed_over())
         stream = Stream(self._plan_of(call, ResumableRecorder(self, *self._recorded(call), slot)), store.new_log())
         try:
-            stream_id = await store.keep(stream, call.pipeline.stream_spec().resume_s, call.record.key)
+            stream_id = await store.keep(stream, call.pipeline.stream_spec().resume_s, call.record.key, start)
         except BaseException as exc:
             slot.leave(exc)
             if isinstance(exc, GatewayError):

@@ -4,7 +4,7 @@ GatewayError
   ClientError          InvalidJson, InvalidRequest, InvalidInput, Unauthenticated, Forbidden, UnknownPipeline,
                        UnknownExample, UnknownModel, UnknownStream, UnknownRequest, NotFound, MethodNotAllowed,
                        SlowRequest, StreamEvicted, PayloadTooLarge, UnsupportedMediaType, HeadersTooLarge,
-                       ResumableStreamsOff
+                       ResumableStreamsOff, IdempotencyKeyReused
   Rejected             TooManyRequests, Draining
   ModelError           UpstreamProtocol
   ContractViolation
@@ -188,6 +188,11 @@ class StreamEvicted(ClientError):
 class ResumableStreamsOff(ClientError):
     code = "resumable_streams_off"
     title = "Resumable streams are off"
+
+
+class IdempotencyKeyReused(ClientError):
+    code = "idempotency_key_reused"
+    title = "The idempotency key belongs to another request"
 
 
 class Rejected(GatewayError):

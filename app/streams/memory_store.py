@@ -9,7 +9,9 @@ from typing import Self
 from app.domain.errors import StreamCancelled, UnknownStream
 from app.streams.event import Event
 from app.streams.log import EventLog, ReplayLog
+from app.streams.memory_starts import MemoryStarts
 from app.streams.quota import KEEP_LIMITS, STREAM_BYTES, EvictedStreams, KeepLimits, KeepQuota, KeptStream, Usage
+from app.streams.start import StartedStream, StartKey
 from app.streams.store import new_stream_id
 from app.streams.stream import Stream
 
@@ -24,6 +26,7 @@ class _Kept:
     resume_s: float
     stream: Stream | None
     """None after the end: then only the events are kept."""
+    start: StartKey | None
     readers: int = 0
     idle: asyncio.TimerHandle | None = None
 
@@ -40,6 +43,7 @@ class MemoryStore:
         self._freed = 0
         self._quota = KeepQuota(limits)
         self._evicted = EvictedStreams()
+        self._starts = MemoryStarts()
 
     @property
     def usage(self) -> Usage:
@@ -56,11 +60,19 @@ class MemoryStore:
                 raise self._quota.refusal(caller)
             self._evict(victim)
 
-    async def keep(self, stream: Stream, resume_s: float, caller: str = "") -> str:
+    async def claim(self, start: StartKey) -> StartedStream | None:
+        return await self._starts.claim(start)
+
+    async def release(self, start: StartKey) -> None:
+        self._starts.release(start)
+
+    async def keep(self, stream: Stream, resume_s: float, caller: str = "", start: StartKey | None = None) -> str:
         assert isinstance(stream.log, ReplayLog), "the stream was made with this store's log"
         await self.require_room(caller)
         stream_id = new_stream_id()
-        kept = self._kept[stream_id] = _Kept(KeptStream(stream_id, caller), stream.log, resume_s, stream)
+        kept = self._kept[stream_id] = _Kept(KeptStream(stream_id, caller), stream.log, resume_s, stream, start)
+        if start is not None:
+            self._starts.started(start, StartedStream(stream_id, stream.request_id))
         self._quota.add(kept.entry)
         stream.log.changed = partial(self._log_changed, kept)
         self._await_reader(kept)
@@ -151,6 +163,8 @@ class MemoryStore:
             kept.idle.cancel()
         kept.log.changed = None  # a cycle, which would keep the events until the next full garbage collection
         del self._kept[kept.entry.id]
+        if kept.start is not None:
+            self._starts.forget(kept.start)
         self._quota.remove(kept.entry)
         self._freed += kept.entry.size
         if self._report_freed is not None and self._freed >= FREED_BYTES:

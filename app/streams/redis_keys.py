@@ -2,8 +2,9 @@
 
 ``<id>:events`` is a Redis Stream; the event with id n is the entry ``n-1``, so that two writers cannot both write it.
 ``<id>:stream`` is a hash: ``owner`` (the process that runs the stream), ``request_id``, ``resume_ms``,
-``caller`` (the id of the API key that started the stream), ``evicted`` (if the events were dropped to make room),
-``written`` (if events were written: Redis itself may have evicted their key, and only it).
+``caller`` (the id of the API key that started the stream), ``start`` (the key of its idempotency key in Redis),
+``evicted`` (if the events were dropped to make room), ``written`` (if events were written: Redis itself may have
+evicted their key, and only it).
 ``<id>:readers`` exists while the stream has a reader. ``owner:<name>`` exists while that process is alive.
 ``wake:<name>`` is a Redis Stream that interrupts the blocking read of that process.
 """

@@ -26,9 +26,16 @@ class Publisher:
     """``read_at``: time of the last known reader, on the monotonic clock."""
 
     def __init__(
-        self, stream: Stream, room: KeptInRedis, kept: KeptStream, resume_s: float, max_bytes: int = MAX_REPLAY_BYTES
+        self,
+        stream: Stream,
+        room: KeptInRedis,
+        kept: KeptStream,
+        resume_s: float,
+        max_bytes: int = MAX_REPLAY_BYTES,
     ) -> None:
         self.stream = stream
+        self.start_key = ""
+        """The key in Redis of the stream's idempotency key; empty without one."""
         self.kept = kept
         self.keys = keys_of(kept.id)
         self._room = room

@@ -141,7 +141,8 @@ def _lost() -> StreamEvicted:
 def _reference(keys: Keys, known: Mapping[bytes, bytes]) -> Reference:
     """Raises StreamEvicted for a description that no gateway wrote."""
     try:
-        return Reference(keys, known[b"owner"].decode(), known[b"request_id"].decode(), int(known[b"resume_ms"]) / 1e3)
+        owner, request_id, resume_s = known[b"owner"], known[b"request_id"], int(known[b"resume_ms"]) / 1e3
+        return Reference(keys, owner.decode(), request_id.decode(), resume_s, known.get(b"start", b"").decode())
     except (KeyError, ValueError) as exc:
         raise StreamEvicted("The description of this stream in Redis cannot be read.") from exc
 

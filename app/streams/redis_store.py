@@ -24,7 +24,9 @@ from app.streams.redis_kept import KeptInRedis
 from app.streams.redis_keys import DISOWN, batches, keys_of, lifetime_ms, owner_key
 from app.streams.redis_publisher import Publisher, StreamLost
 from app.streams.redis_reader import RedisReader
+from app.streams.redis_starts import RedisStarts, start_key
 from app.streams.redis_tailer import Tailer
+from app.streams.start import StartedStream, StartKey
 from app.streams.store import StoreUnusable, new_stream_id
 from app.streams.stream import ProblemOf, Stream
 
@@ -59,6 +61,7 @@ class RedisStore:
         """Time of the last heartbeat that Redis answered."""
         self._tailer = Tailer(self._connections.tail, self._owner, problem_of)
         self._room = KeptInRedis(self._connections.requests, limits)
+        self._starts = RedisStarts(self._connections.requests, self._owner)
         self._owned: dict[str, Publisher] = {}
         self._publishing: set[asyncio.Task[None]] = set()
         self._disowned: set[str] = set()
@@ -82,20 +85,35 @@ class RedisStore:
                 await self._connections.requests.ping()
                 await self._room.make_room_for_stream(caller)
 
-    async def keep(self, stream: Stream, resume_s: float, caller: str = "") -> str:
+    async def claim(self, start: StartKey) -> StartedStream | None:
+        return await self._starts.claim(start)
+
+    async def release(self, start: StartKey) -> None:
+        await self._starts.release(start)
+
+    async def keep(self, stream: Stream, resume_s: float, caller: str = "", start: StartKey | None = None) -> str:
         stream_id = new_stream_id()
-        keys = keys_of(stream_id)
+        keys, key = keys_of(stream_id), "" if start is None else start_key(start)
         known = {
             "owner": self._owner,
             "request_id": stream.request_id,
             "resume_ms": round(resume_s * 1e3),
             "caller": caller,
+            "start": key,
         }
         with redis_errors():
             async with timeout(KEEP_S), self._connections.requests.pipeline(transaction=True) as pipe:
                 await self._room.make_room_for_stream(caller)
-                await pipe.hset(keys.stream, mapping=known).pexpire(keys.stream, lifetime_ms(resume_s)).execute()
+                pipe.hset(keys.stream, mapping=known).pexpire(keys.stream, lifetime_ms(resume_s))
+                if key:
+                    pipe.hset(key, "stream", stream_id).pexpire(key, lifetime_ms(resume_s))
+                try:
+                    await pipe.execute()
+                except BaseException:
+                    self._disowned.add(stream_id)  # Redis may have written it, but nothing runs it
+                    raise
         self._owned[stream_id] = publisher = Publisher(stream, self._room, self._room.add(stream_id, caller), resume_s)
+        publisher.start_key = key
         task = asyncio.create_task(self._publish(stream_id, publisher))
         self._publishing.add(task)
         task.add_done_callback(self._publishing.discard)
@@ -209,8 +227,9 @@ class RedisStore:
                 keys, lifetime = each.keys, lifetime_ms(each.resume_s)
                 pipe.hget(keys.stream, "owner").exists(keys.readers)
                 pipe.pexpire(keys.stream, lifetime).pexpire(keys.events, lifetime)
+                pipe.pexpire(each.start_key or keys.stream, lifetime)
             seen: list[Any] = await pipe.execute()
-        for each, owner, has_reader in zip(owned, seen[::4], seen[1::4], strict=True):
+        for each, owner, has_reader in zip(owned, seen[::5], seen[1::5], strict=True):
             self._end_if_unwanted(each, owner=owner, has_reader=bool(has_reader))
 
     def _end_if_unwanted(self, owned: Publisher, *, owner: bytes | None, has_reader: bool) -> None:

@@ -54,6 +54,8 @@ class Reference:
     owner: str
     request_id: str
     resume_s: float
+    start_key: str = ""
+    """The key in Redis of the stream's idempotency key; empty without one."""
 
 
 class Tail(ReplayLog):
@@ -171,10 +173,11 @@ class Tailer:
                 keys, lifetime = tail.stream.keys, lifetime_ms(tail.stream.resume_s)
                 pipe.hmget(keys.stream, ["owner", "written"]).exists(owner_key(tail.stream.owner))
                 pipe.set(keys.readers, 1, px=PRESENCE_MS).pexpire(keys.events, lifetime).pexpire(keys.stream, lifetime)
+                pipe.pexpire(tail.stream.start_key or keys.stream, lifetime)
             seen: list[Any] = await pipe.execute()
         now = time.monotonic()
         for tail, (owner, is_written), is_alive, has_events in zip(
-            tails, seen[::5], seen[1::5], seen[3::5], strict=True
+            tails, seen[::6], seen[1::6], seen[3::6], strict=True
         ):
             tail.touched = now
             if is_alive and owner == tail.stream.owner.encode() and (has_events or not is_written):

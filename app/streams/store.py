@@ -6,6 +6,7 @@ from typing import Protocol, Self
 from app.streams.event import Event
 from app.streams.log import EventLog
 from app.streams.quota import Usage
+from app.streams.start import StartedStream, StartKey
 from app.streams.stream import Stream
 
 
@@ -52,10 +53,22 @@ class StreamStore(Protocol):
         Raises TooManyRequests or UpstreamUnavailable.
         """
 
-    async def keep(self, stream: Stream, resume_s: float, caller: str = "") -> str:
+    async def claim(self, start: StartKey) -> StartedStream | None:
+        """Returns the stream that was started with this key and is still kept.
+
+        None: the key is new, or its stream is gone, and belongs to this request now, which must call :meth:`keep`
+        or :meth:`release`. Waits while another request starts the stream.
+
+        Raises IdempotencyKeyReused, TooManyRequests or UpstreamUnavailable.
+        """
+
+    async def release(self, start: StartKey) -> None:
+        """Frees a claimed key whose stream was not started. Raises UpstreamUnavailable."""
+
+    async def keep(self, stream: Stream, resume_s: float, caller: str = "", start: StartKey | None = None) -> str:
         """Stores a stream before its start and returns its id. Raises TooManyRequests or UpstreamUnavailable.
 
-        ``caller``: the id of the API key that starts the stream; empty without one.
+        ``caller``: the id of the API key that starts the stream; empty without one. ``start``: a claimed key.
         After ``resume_s`` seconds without a reader, a running stream is ended and an ended stream is deleted.
         """
 

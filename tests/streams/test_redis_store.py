@@ -4,19 +4,29 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 
-from app.domain.errors import ClientClosedRequest, StreamEvicted, TooManyRequests, UnknownStream, UpstreamUnavailable
+from app.domain.errors import (
+    ClientClosedRequest,
+    IdempotencyKeyReused,
+    StreamEvicted,
+    TooManyRequests,
+    UnknownStream,
+    UpstreamUnavailable,
+)
 from app.streams import redis_kept, redis_store, redis_tailer
 from app.streams.event import Event
 from app.streams.log import LiveLog
 from app.streams.quota import KEEP_LIMITS, KeepLimits
 from app.streams.redis_connections import PUBLISH_CONNECTIONS, REQUEST_CONNECTIONS
 from app.streams.redis_keys import entry_id, keys_of
+from app.streams.redis_starts import start_key
 from app.streams.redis_store import RedisStore
+from app.streams.start import StartKey
 from app.streams.stream import Stream
 from tests.fakes.engine import Answer, FakeEngine
 from tests.fakes.models import response, tensor
@@ -401,3 +411,57 @@ async def test_the_usage_of_expired_and_deleted_streams_in_redis_ends(
             while here.usage.streams:
                 await asyncio.sleep(0.1)
         assert here.usage.size == 0
+
+
+class TestIdempotencyKeys:
+    START = StartKey("key-of-a", "7e1f", "digest")
+
+    @staticmethod
+    async def start(store: RedisStore, start: StartKey, resume_s: float = LONG_S) -> str:
+        responses = FakeEngine(answers=[FINAL]).infer_stream(None, None)  # type: ignore[arg-type]
+        stream = Stream(plan_of(responses, FakeAnswer()), store.new_log())
+        stream_id = await store.keep(stream, resume_s, start.caller, start)
+        stream.start()
+        return stream_id
+
+    async def test_every_process_finds_the_stream(self, redis: RedisServer) -> None:
+        async with running(redis) as here, running(redis) as there:
+            assert await here.claim(self.START) is None
+            waiting = asyncio.create_task(there.claim(self.START))
+            await asyncio.sleep(0.3)
+            assert not waiting.done()
+            stream_id = await self.start(here, self.START)
+            found = [await waiting, await here.claim(self.START)]
+            assert [each and each.id for each in found] == [stream_id, stream_id]
+            with pytest.raises(IdempotencyKeyReused):
+                await there.claim(replace(self.START, digest="another"))
+            assert await there.claim(replace(self.START, caller="key-of-b")) is None
+            await there.delete(stream_id)
+            assert await there.claim(self.START) is None
+
+    async def test_a_released_key_is_free(self, redis: RedisServer) -> None:
+        start = replace(self.START, key="released")
+        async with running(redis) as here, running(redis) as there:
+            assert await here.claim(start) is None
+            await there.release(start)
+            waiting = asyncio.create_task(there.claim(start))
+            await asyncio.sleep(0.3)
+            assert not waiting.done()
+            await here.release(start)
+            assert await waiting is None
+
+    async def test_the_claim_of_a_dead_process_is_taken_over(self, redis: RedisServer) -> None:
+        start = replace(self.START, key="dead")
+        async with running(redis) as there:
+            async with running(redis) as here:
+                assert await here.claim(start) is None
+            assert await asyncio.wait_for(there.claim(start), 5) is None
+
+    async def test_a_key_expires_with_its_stream(self, redis: RedisServer) -> None:
+        start = replace(self.START, key="expiring")
+        async with running(redis) as here, Redis.from_url(redis.url) as client:
+            assert await here.claim(start) is None
+            stream_id = await self.start(here, start, resume_s=1.0)
+            left = await client.pttl(start_key(start)), await client.pttl(keys_of(stream_id).stream)
+            assert all(0 < each <= 31_000 for each in left)
+            assert start.key not in str(await client.keys("*"))

@@ -17,6 +17,12 @@ INFERENCE_ERRORS = (
     errors.Draining,
     errors.DeadlineExceeded,
 )
+IDEMPOTENCY_HEADER: Schema = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[ -~]+$"},
+    "description": "A unique key, such as a UUID: a repeated request with the same body gets the first answer again.",
+}
 TIMEOUT_HEADER: Schema = {
     "name": "X-Request-Timeout",
     "in": "header",

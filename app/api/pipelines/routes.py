@@ -1,6 +1,8 @@
 """``/v1/pipelines``: the catalog, unary requests and streams."""
 
-from collections.abc import Awaitable, Mapping
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -9,17 +11,20 @@ from starlette.types import Send
 from app.api.access import allows_pipeline, check_pipeline
 from app.api.deadlines import deadline_of
 from app.api.disconnect import CancelledOnDisconnect
-from app.api.exchange import Exchange, exchange_of
+from app.api.exchange import Exchange, Header, exchange_of
+from app.api.idempotency import idempotency_key_of
 from app.api.inference import Call, Inference
+from app.api.kept_answers import AnswerKey, KeptAnswer, KeptAnswers, digest_of
 from app.api.limits import Limits
 from app.api.pipelines.descriptions import describe, summarize
 from app.api.pipelines.reading import read_inference
 from app.api.pipelines.samples import base_url_of
-from app.api.responses import JsonResponse, send_json
+from app.api.responses import JSON, JsonResponse, send_json
 from app.api.routing import Route
 from app.api.short_path import ShortRoute
 from app.api.streaming import Start, StreamResponse
 from app.domain.errors import InvalidRequest
+from app.domain.json_text import is_large, json_in_turns, json_of
 from app.pipelines.catalog import Catalog
 from app.pipelines.collector import Result
 from app.pipelines.entry import Entry
@@ -31,6 +36,7 @@ class PipelineRoutes:
         self._catalog = catalog
         self._inference = inference
         self._limits = limits
+        self._answers = KeptAnswers()
 
     def router(self) -> APIRouter:
         router = APIRouter(prefix="/v1/pipelines", route_class=Route)
@@ -64,10 +70,29 @@ class PipelineRoutes:
 
     async def run_pipeline(self, exchange: Exchange, found: Mapping[str, str], _send: Send) -> None:
         pipeline = self._inference.admit(exchange, found["name"], "unary")
+        key = idempotency_key_of(exchange)
         call = await self._call(exchange, pipeline, pipeline.timeout_s)
+        if key is not None and pipeline.spec.idempotent:
+            await self._run_once(exchange, call, key)
+            return
         with CancelledOnDisconnect(exchange):
             result = await self._inference.answer(call)
-        await _send_result(exchange, pipeline, result)
+        values, headers = _rendered(pipeline, result)
+        await send_json(exchange, values, *headers)
+
+    async def _run_once(self, exchange: Exchange, call: Call, key: str) -> None:
+        async def run() -> KeptAnswer:
+            result = await self._inference.answer(call)
+            values, headers = _rendered(call.pipeline, result)
+            body = b"".join(await json_in_turns(values)) if is_large(values) else json_of(values)
+            return KeptAnswer(body, headers, result.early_exit)
+
+        digest = await asyncio.to_thread(digest_of, call.inference)
+        with CancelledOnDisconnect(exchange):
+            answer = await self._answers.once(AnswerKey(exchange.record.key, call.pipeline.name, key), digest, run)
+        exchange.record.exit_early(answer.early_exit)
+        length = (b"content-length", b"%d" % len(answer.body))
+        await exchange.answer((JSON, length, *answer.headers), answer.body)
 
     async def stream_pipeline(self, exchange: Exchange, found: Mapping[str, str], send: Send) -> None:
         pipeline = self._inference.admit(exchange, found["name"], "stream")
@@ -100,10 +125,9 @@ def _check_is_start(exchange: Exchange) -> None:
         )
 
 
-def _send_result(exchange: Exchange, pipeline: Pipeline, result: Result) -> Awaitable[None]:
+def _rendered(pipeline: Pipeline, result: Result) -> tuple[Mapping[str, Any], Sequence[Header]]:
+    """The values of the answer, and its own headers."""
     if not pipeline.rules:
-        return send_json(exchange, result.values)
-    if result.early_exit is None:
-        return send_json(exchange, {**result.values, "early_exit": None})
-    header = (b"x-early-exit", result.early_exit.encode("latin-1"))
-    return send_json(exchange, {**result.values, "early_exit": result.early_exit}, header)
+        return result.values, ()
+    values = {**result.values, "early_exit": result.early_exit}
+    return values, () if result.early_exit is None else [(b"x-early-exit", result.early_exit.encode("latin-1"))]

@@ -1,5 +1,6 @@
 """``/v1/streams``: streams that a browser's EventSource can read and resume after a lost connection."""
 
+import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
@@ -11,6 +12,7 @@ from app.api.deadlines import deadline_of
 from app.api.disconnect import CancelledOnDisconnect
 from app.api.error_table import ERROR_BY_CODE
 from app.api.exchange import Exchange, exchange_of
+from app.api.idempotency import idempotency_key_of
 from app.api.inference import Call, Inference
 from app.api.limits import Limits
 from app.api.responses import JsonResponse
@@ -22,6 +24,7 @@ from app.pipelines.body import Body
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.structure import malformed, members_of
 from app.streams.event import Event
+from app.streams.start import StartedStream, StartKey
 from app.streams.store import StreamStore
 
 MAX_ID_DIGITS = 15
@@ -43,11 +46,36 @@ class StreamRoutes:
 
     async def start_stream(self, request: Request) -> Response:
         exchange = exchange_of(request)
-        record = exchange.record
-        record.transport = "stream"
+        exchange.record.transport = "stream"
         self._inference.workload.begin(exchange.work)
+        key = idempotency_key_of(exchange)
+        if key is not None:
+            return await self._start_once(exchange, key)
         self._inference.check_load_of_any(exchange, _timeout_of)
-        name, inputs = await off_loop(_members_of, await read_json(exchange, self._limits))
+        return _answer(await self._started(exchange, await read_json(exchange, self._limits)))
+
+    async def _start_once(self, exchange: Exchange, key: str) -> Response:
+        """Starts the stream, or returns the one that the first request with this key has started.
+
+        The load is checked after the key: a repeated request needs no slot.
+        """
+        body = await read_json(exchange, self._limits)
+        start = StartKey(exchange.record.key, key, hashlib.sha256(body).hexdigest())
+        with CancelledOnDisconnect(exchange):
+            known = await self._store.claim(start)
+        if known is not None:
+            exchange.record.transport = None  # the stream counts once
+            return _answer(known)
+        try:
+            self._inference.check_load_of_any(exchange, _timeout_of)
+            return _answer(await self._started(exchange, body, start))
+        except BaseException:
+            await self._store.release(start)
+            raise
+
+    async def _started(self, exchange: Exchange, body: memoryview, start: StartKey | None = None) -> StartedStream:
+        record = exchange.record
+        name, inputs = await off_loop(_members_of, body)
         pipeline = self._inference.admit(exchange, name, "stream")
         deadline = deadline_of(exchange, pipeline.stream_spec().timeout_s)
         inference = await off_loop(pipeline.request_of_json, inputs)
@@ -55,10 +83,8 @@ class StreamRoutes:
         with CancelledOnDisconnect(exchange):
             await self._store.require_room(record.key)
             slot = await self._inference.take_slot(call)
-        stream_id = await self._inference.start_resumable(call, self._store, slot)
-        url = f"/v1/streams/{stream_id}"
-        started = {"id": stream_id, "url": url, "request_id": record.request_id}
-        return JsonResponse(started, 201, {"Location": url})
+        stream_id = await self._inference.start_resumable(call, self._store, slot, start)
+        return StartedStream(stream_id, record.request_id)
 
     async def read_stream(self, stream_id: str, request: Request) -> Response:
         after = _last_event_id(request)
@@ -133,6 +159,11 @@ def _router_by_id(read: Endpoint, delete: Endpoint) -> APIRouter:
     router.add_api_route("/{stream_id}", read)
     router.add_api_route("/{stream_id}", delete, methods=["DELETE"])
     return router
+
+
+def _answer(started: StartedStream) -> Response:
+    url = f"/v1/streams/{started.id}"
+    return JsonResponse({"id": started.id, "url": url, "request_id": started.request_id}, 201, {"Location": url})
 
 
 def _timeout_of(pipeline: Pipeline) -> float | None:

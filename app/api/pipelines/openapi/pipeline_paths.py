@@ -1,7 +1,7 @@
 """The operations of one pipeline, and the schemas of its request, its result and its output events."""
 
 from app.api.openapi.answers import answer, json_answer, problems
-from app.api.openapi.inference import INFERENCE_ERRORS, TIMEOUT_HEADER
+from app.api.openapi.inference import IDEMPOTENCY_HEADER, INFERENCE_ERRORS, TIMEOUT_HEADER
 from app.api.pipelines.openapi.catalog_paths import describe_operation, example_operation
 from app.api.pipelines.openapi.events import event_stream
 from app.api.pipelines.openapi.explain_paths import EXPLAIN_HEADER
@@ -59,12 +59,13 @@ def paths_of(pipeline: Pipeline) -> Schema:
 
 
 def _operation(pipeline: Pipeline, verb: str, ok: Schema) -> Schema:
+    repeats = [IDEMPOTENCY_HEADER] if verb == "run" and pipeline.spec.idempotent else []
     return {
         "operationId": f"{verb}_{pipeline.name}",
         "summary": pipeline.spec.description or f"Run {pipeline.spec.model}",
         "description": _DESCRIPTIONS[verb],
         "tags": [pipeline.name],
-        "parameters": [TIMEOUT_HEADER, EXPLAIN_HEADER],
+        "parameters": [TIMEOUT_HEADER, *repeats, EXPLAIN_HEADER],
         "requestBody": {"required": True, "content": _request_content(pipeline)},
         "responses": {"200": ok, **problems(*INFERENCE_ERRORS)},
     }

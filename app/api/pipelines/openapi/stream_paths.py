@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from app.api.openapi.answers import answer, json_answer, operation, problems
-from app.api.openapi.inference import INFERENCE_ERRORS, TIMEOUT_HEADER
+from app.api.openapi.inference import IDEMPOTENCY_HEADER, INFERENCE_ERRORS, TIMEOUT_HEADER
 from app.api.pipelines.openapi.events import event_stream
 from app.api.pipelines.openapi.explain_paths import EXPLAIN_HEADER
 from app.api.pipelines.openapi.pipeline_paths import examples_of, schema_ref
@@ -35,7 +35,8 @@ def streams_path(pipelines: Sequence[Pipeline]) -> Schema:
     answers = {"201": started, **problems(errors.UnknownPipeline, errors.ResumableStreamsOff, *INFERENCE_ERRORS)}
     summary = "Start a stream that can be resumed"
     description = "The stream runs without a connection. Read it at the address in `Location`, which needs no key."
-    described = operation("start_stream", "streams", summary, description, answers, TIMEOUT_HEADER, EXPLAIN_HEADER)
+    parameters = TIMEOUT_HEADER, IDEMPOTENCY_HEADER, EXPLAIN_HEADER
+    described = operation("start_stream", "streams", summary, description, answers, *parameters)
     content = {"application/json": {"schema": schema, **({"examples": examples} if examples else {})}}
     return {"/v1/streams": {"post": described | {"requestBody": {"required": True, "content": content}}}}
 

@@ -1,0 +1,177 @@
+"""``Idempotency-Key``: repeated requests get the first answer, and the model runs once."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.api.kept_answers import AnswerKey, KeptAnswer, KeptAnswers
+from app.domain.errors import IdempotencyKeyReused, TooManyRequests
+from app.streams.quota import STREAM_BYTES, KeepLimits
+from tests.api.conftest import CONFIG, FINAL, PNG, READ, READER, WRITER, counted, word
+from tests.fakes.engine import FakeEngine
+from tests.fakes.gateway import Served, served
+
+KEY = {"Idempotency-Key": "7e1f3c0a-77e9-4a4c-9a7f-0d1f2a3b4c5d"}
+START = {"pipeline": "write", "inputs": {"prompt": "x", "seed": 3}}
+OUTPUTS = [word(b"a", 1), word(b"b", 2), FINAL]
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[Served]:
+    """The pipeline ``read`` is idempotent."""
+    (tmp_path / "gateway.yaml").write_text(CONFIG.replace("model: reader", "model: reader\n    idempotent: true"))
+    (tmp_path / "sample.png").write_bytes(PNG)
+    async with served(FakeEngine.of(READER, WRITER, answers=[READ]), tmp_path / "gateway.yaml") as gateway:
+        yield gateway
+
+
+def start(api: Served, body: Any = START, **headers: str) -> Any:
+    return api.client.post("/v1/streams", json=body, headers=KEY | headers)
+
+
+def read(api: Served, note: str = "n", **headers: str) -> Any:
+    files = {"image": ("a.png", PNG, "image/png")}
+    return api.client.post("/v1/pipelines/read", files=files, data={"note": note}, headers=KEY | headers)
+
+
+async def idle(api: Served) -> None:
+    await asyncio.wait_for(api.gateway.inference.workload.idle(), 20)
+
+
+class TestStreams:
+    async def test_a_repeated_start_returns_the_same_stream(self, api: Served) -> None:
+        api.engine.answers = OUTPUTS
+        first = await start(api)
+        running = await start(api)
+        await idle(api)
+        ended = await start(api)
+        assert [answer.status_code for answer in (first, running, ended)] == [201] * 3
+        assert first.json() == running.json() == ended.json()
+        assert first.headers["location"] == ended.headers["location"]
+        assert len(api.engine.requests) == 1
+        assert counted(api, "write", "stream") == {"ok": 1}
+
+    async def test_starts_at_the_same_time_start_one_stream(self, api: Served) -> None:
+        api.engine.answers = OUTPUTS
+        answers = await asyncio.gather(*(start(api) for _ in range(8)))
+        assert len({answer.json()["id"] for answer in answers}) == 1
+        await idle(api)
+        assert len(api.engine.requests) == 1
+
+    async def test_another_body_is_422(self, api: Served) -> None:
+        api.engine.answers = OUTPUTS
+        await start(api)
+        answer = await start(api, START | {"inputs": {"prompt": "y"}})
+        assert (answer.status_code, answer.json()["code"]) == (422, "idempotency_key_reused")
+
+    async def test_another_key_starts_another_stream(self, api: Served) -> None:
+        api.engine.answers = OUTPUTS
+        first, second = await start(api), await start(api, **{"Idempotency-Key": "other"})
+        assert first.json()["id"] != second.json()["id"]
+
+    async def test_the_key_is_free_again_after_delete(self, api: Served) -> None:
+        api.engine.answers = OUTPUTS
+        first = await start(api)
+        await api.client.delete(first.json()["url"])
+        second = await start(api)
+        assert first.json()["id"] != second.json()["id"]
+
+    async def test_a_start_that_failed_is_not_kept(self, api: Served) -> None:
+        refused = await start(api, START | {"inputs": {"prompt": 1}})
+        assert refused.status_code == 422
+        api.engine.answers = OUTPUTS
+        assert (await start(api)).status_code == 201
+
+    async def test_a_repeated_start_needs_no_room(self, api: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+        api.engine.answers = OUTPUTS
+        first = await start(api)
+
+        def refuse(*_: object) -> None:
+            raise TooManyRequests("There is no slot.")
+
+        monkeypatch.setattr(type(api.gateway.inference), "check_load_of_any", refuse)
+        assert (await start(api, **{"Idempotency-Key": "other"})).status_code == 429
+        assert (await start(api)).json() == first.json()
+
+    @pytest.mark.parametrize("key", ["", "x" * 256, "a\tb", "ä"])
+    async def test_an_unusable_key_is_400(self, api: Served, key: str) -> None:
+        headers = {"Idempotency-Key": key.encode("latin-1")}
+        answer = await api.client.post("/v1/streams", json=START, headers=headers)  # type: ignore[arg-type]
+        assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
+
+
+class TestUnaryRequests:
+    async def test_a_repeated_request_gets_the_same_answer(self, api: Served) -> None:
+        """The boundary of a repeated form is another one."""
+        answers = [await read(api) for _ in range(2)]
+        assert answers[0].request.headers["content-type"] != answers[1].request.headers["content-type"]
+        assert answers[0].status_code == 200
+        assert answers[0].content == answers[1].content
+        assert len(api.engine.requests) == 1
+        assert counted(api, "read", "unary") == {"ok": 2}
+
+    async def test_requests_at_the_same_time_run_the_model_once(self, api: Served) -> None:
+        api.engine.answers = [0.05, READ]
+        answers: list[httpx.Response] = await asyncio.gather(*(read(api) for _ in range(4)))
+        assert {answer.content for answer in answers} == {answers[0].content}
+        assert len(api.engine.requests) == 1
+
+    async def test_another_body_is_422(self, api: Served) -> None:
+        await read(api)
+        answer = await read(api, "another note")
+        assert (answer.status_code, answer.json()["code"]) == (422, "idempotency_key_reused")
+
+    async def test_an_error_is_not_kept(self, api: Served) -> None:
+        api.engine.answers = [TooManyRequests("full")]
+        assert (await read(api)).status_code == 429
+        api.engine.answers = [READ]
+        assert (await read(api)).status_code == 200
+
+    async def test_a_pipeline_that_is_not_idempotent_runs_again(self, api: Served) -> None:
+        api.engine.answers = OUTPUTS
+        for _ in range(2):
+            answer = await api.client.post("/v1/pipelines/write", json=START["inputs"], headers=KEY)
+            assert answer.status_code == 200
+        assert len(api.engine.requests) == 2
+
+
+class TestKeptAnswers:
+    ANSWER = KeptAnswer(b"x" * STREAM_BYTES, (), None)
+
+    async def keep(self, answers: KeptAnswers, key: str, caller: str = "", digest: str = "d") -> bool:
+        """Returns whether the model ran."""
+        runs = 0
+
+        async def run() -> KeptAnswer:
+            nonlocal runs
+            runs += 1
+            return self.ANSWER
+
+        await answers.once(AnswerKey(caller, "p", key), digest, run)
+        return runs == 1
+
+    async def test_the_oldest_answers_are_dropped_first(self) -> None:
+        answers = KeptAnswers(KeepLimits(max_bytes=6 * STREAM_BYTES, max_streams=100))
+        assert [await self.keep(answers, key) for key in "abcd"] == [True] * 4
+        assert not await self.keep(answers, "d")
+        assert await self.keep(answers, "a")
+
+    async def test_a_caller_drops_only_its_own_answers(self) -> None:
+        answers = KeptAnswers(KeepLimits(max_bytes=8 * STREAM_BYTES, max_streams=100))
+        await self.keep(answers, "a", "quiet")
+        for key in "abcdef":
+            await self.keep(answers, key, "loud")
+        assert not await self.keep(answers, "a", "quiet")
+
+    async def test_answers_expire(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("app.api.kept_answers.KEEP_S", 0.02)
+        answers = KeptAnswers()
+        await self.keep(answers, "a")
+        with pytest.raises(IdempotencyKeyReused):
+            await self.keep(answers, "a", digest="another")
+        await asyncio.sleep(0.1)
+        assert await self.keep(answers, "a", digest="another")

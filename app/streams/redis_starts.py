@@ -13,8 +13,8 @@ from app.streams.redis_keys import PREFIX, keys_of, owner_key
 from app.streams.start import LONGEST_START_S, StartedStream, StartKey, key_reused, start_in_progress
 
 POLL_S = 0.1
-CLAIM_MS = 600_000
-"""Lifetime of a claim whose stream is not started yet, because it waits for a slot of its model."""
+CLAIM_MS = 10_000
+"""Lifetime of a claim. Its process renews it until the stream is started; a claim of which no process knows expires."""
 ANSWER_S = 2.0
 """Time limit for Redis."""
 
@@ -48,6 +48,8 @@ class RedisStarts:
     def __init__(self, redis: RedisClient, owner: str) -> None:
         self._redis = redis
         self._owner = owner
+        self._claims: set[str] = set()
+        """The keys in Redis of the claims whose streams are not started yet."""
 
     async def claim(self, start: StartKey) -> StartedStream | None:
         """As :meth:`app.streams.store.StreamStore.claim`."""
@@ -57,6 +59,7 @@ class RedisStarts:
         while loop.time() < ends:
             digest, owner, stream = await self._claimed(start, dead)
             if not digest:
+                self._claims.add(start_key(start))
                 return None
             if digest != start.digest:
                 raise key_reused()
@@ -71,12 +74,35 @@ class RedisStarts:
 
     async def release(self, start: StartKey) -> None:
         """Frees the key of a stream that was not started."""
+        self.settle(start)
         with redis_errors():
             async with asyncio.timeout(ANSWER_S):
                 await self._redis.eval(RELEASE, 1, start_key(start), self._owner)
 
+    def settle(self, start: StartKey) -> None:
+        """Called when the stream was started: its process renews the key with the stream."""
+        self._claims.discard(start_key(start))
+
+    async def renew(self, heartbeat: RedisClient) -> None:
+        """Call this with each heartbeat. Raises redis-py's errors."""
+        for key in list(self._claims):
+            await heartbeat.pexpire(key, CLAIM_MS)
+
     async def _claimed(self, start: StartKey, dead: tuple[str, str]) -> tuple[str, str, str]:
-        """Returns digest, owner and stream of the existing claim; empty strings if this process has the claim now."""
+        """Returns digest, owner and stream of the existing claim; empty strings if this process has the claim now.
+
+        If the client disconnects in the meantime, a claim that Redis has made is released.
+        """
+        claiming = asyncio.create_task(self._claim(start, dead))
+        try:
+            return await asyncio.shield(claiming)
+        except asyncio.CancelledError:
+            await asyncio.wait([claiming])
+            if claiming.exception() is None and not claiming.result()[0]:
+                await self.release(start)
+            raise
+
+    async def _claim(self, start: StartKey, dead: tuple[str, str]) -> tuple[str, str, str]:
         words = (start.digest, self._owner, *dead, CLAIM_MS)
         with redis_errors():
             async with asyncio.timeout(ANSWER_S):

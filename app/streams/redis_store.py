@@ -114,6 +114,8 @@ class RedisStore:
                     raise
         self._owned[stream_id] = publisher = Publisher(stream, self._room, self._room.add(stream_id, caller), resume_s)
         publisher.start_key = key
+        if start is not None:
+            self._starts.settle(start)
         task = asyncio.create_task(self._publish(stream_id, publisher))
         self._publishing.add(task)
         task.add_done_callback(self._publishing.discard)
@@ -207,6 +209,7 @@ class RedisStore:
         for stream_id in list(self._disowned):
             await self._connections.heartbeat.eval(DISOWN, 1, keys_of(stream_id).stream)
             self._disowned.discard(stream_id)
+        await self._starts.renew(self._connections.heartbeat)
         await self._room.refresh()
 
     def _note_heartbeat(self, now: float) -> None:

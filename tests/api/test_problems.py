@@ -30,7 +30,7 @@ CODES_BY_STATUS = {
     410: {"stream_evicted"},
     413: {"payload_too_large"},
     415: {"unsupported_media_type"},
-    422: {"invalid_input"},
+    422: {"idempotency_key_reused", "invalid_input"},
     429: {"too_many_requests"},
     431: {"headers_too_large"},
     499: {"cancelled", "client_closed_request", "slow_consumer"},

@@ -18,7 +18,7 @@ from app.domain.errors import (
     UnknownStream,
     UpstreamUnavailable,
 )
-from app.streams import redis_kept, redis_store, redis_tailer
+from app.streams import redis_kept, redis_starts, redis_store, redis_tailer
 from app.streams.event import Event
 from app.streams.log import LiveLog
 from app.streams.quota import KEEP_LIMITS, KeepLimits
@@ -449,6 +449,32 @@ class TestIdempotencyKeys:
             assert not waiting.done()
             await here.release(start)
             assert await waiting is None
+
+    async def test_a_claim_whose_client_disconnects_is_released(self, redis: RedisServer) -> None:
+        """The client may leave while Redis makes the claim: no step of that loses the key."""
+        async with running(redis) as here, running(redis) as there:
+            for turns in range(12):
+                start = replace(self.START, key=f"left-{turns}")
+                claiming = asyncio.create_task(here.claim(start))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                claiming.cancel()
+                await asyncio.wait([claiming])
+                if not claiming.cancelled():
+                    await here.release(start)
+                assert await asyncio.wait_for(there.claim(start), 5) is None
+
+    async def test_a_claim_lives_while_its_stream_waits(
+        self, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(redis_starts, "CLAIM_MS", 1_200)
+        start = replace(self.START, key="waiting")
+        async with running(redis) as here, running(redis) as there:
+            assert await here.claim(start) is None
+            waiting = asyncio.create_task(there.claim(start))
+            await asyncio.sleep(2.5)
+            assert not waiting.done()
+            waiting.cancel()
 
     async def test_the_claim_of_a_dead_process_is_taken_over(self, redis: RedisServer) -> None:
         start = replace(self.START, key="dead")

@@ -85,8 +85,12 @@ class GatewayError(Exception):
         """The model of the pipeline that failed, if the error names one."""
 
     def forget_frames(self) -> None:
-        """Frees the frames of its traceback, which hold a request's body or a model's response."""
-        self.__traceback__ = self.__cause__ = self.__context__ = None
+        """Frees the frames of its traceback and of its causes', which hold a request's body or a model's response."""
+        chain: list[BaseException | None] = [self]
+        while chain:
+            if (each := chain.pop()) is not None:
+                chain += [each.__cause__, each.__context__]
+                each.__traceback__ = each.__cause__ = each.__context__ = None
 
 
 class ClientError(GatewayError):

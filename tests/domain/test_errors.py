@@ -1,6 +1,8 @@
 """The tree of errors in the module's docstring is complete, and each error has its attributes."""
 
+import gc
 import re
+import weakref
 
 from app.domain import errors
 from app.domain.errors import GatewayError, Outcome
@@ -33,3 +35,35 @@ def test_retryable_rejections_have_retry_after() -> None:
         if error.outcome in {Outcome.REJECTED, Outcome.UNAVAILABLE}:
             assert error.retryable
             assert error.retry_after_s is not None
+
+
+def test_forget_frames_frees_the_frames_of_the_error_and_of_its_causes() -> None:
+    class Call:
+        """Keeps its error, as a call to Triton does."""
+
+        def __init__(self) -> None:
+            self.error = ValueError("from Triton")
+
+        def response(self, _body: bytes) -> None:
+            raise self.error
+
+    def failed(call: Call) -> errors.ModelError:
+        try:
+            try:
+                call.response(b"large")
+            except ValueError as exc:
+                raise errors.ModelError("failed") from exc
+        except errors.ModelError as exc:
+            return exc
+
+    call = Call()
+    freed = weakref.ref(call)
+    gc.disable()
+    try:
+        error = failed(call)
+        del call
+        assert freed() is not None
+        error.forget_frames()
+        assert freed() is None
+    finally:
+        gc.enable()

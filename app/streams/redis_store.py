@@ -206,11 +206,17 @@ class RedisStore:
         self._note_heartbeat(time.monotonic())
         for batch in batches(list(self._owned.values())):
             await self._check(batch)
-        for stream_id in list(self._disowned):
-            await self._connections.heartbeat.eval(DISOWN, 1, keys_of(stream_id).stream)
-            self._disowned.discard(stream_id)
+        for disowned in batches(list(self._disowned)):
+            await self._disown(disowned)
         await self._starts.renew(self._connections.heartbeat)
         await self._room.refresh()
+
+    async def _disown(self, stream_ids: Sequence[str]) -> None:
+        async with self._connections.heartbeat.pipeline(transaction=False) as pipe:
+            for stream_id in stream_ids:
+                pipe.eval(DISOWN, 1, keys_of(stream_id).stream)
+            await pipe.execute()
+        self._disowned.difference_update(stream_ids)
 
     def _note_heartbeat(self, now: float) -> None:
         """After an outage no stream counts as unread, because no client could read it.

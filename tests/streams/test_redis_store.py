@@ -413,6 +413,21 @@ async def test_the_usage_of_expired_and_deleted_streams_in_redis_ends(
         assert here.usage.size == 0
 
 
+async def test_a_heartbeat_after_an_outage_needs_few_round_trips(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gives up the streams that ended shortly before. Meanwhile no stream starts, and the next heartbeat waits."""
+    monkeypatch.setattr(redis_store, "OUTAGE_NOTICED_S", 0.0)
+    async with running(redis) as store:
+        for _ in range(100):
+            stream, _ = await kept(store, FINAL)
+            await stream.ended()
+        await asyncio.sleep(0.6)
+        before = (await info(redis, "stats"))["total_reads_processed"]
+        await asyncio.sleep(2 * redis_store.HEARTBEAT_S)
+        assert (await info(redis, "stats"))["total_reads_processed"] - before < 50
+
+
 class TestIdempotencyKeys:
     START = StartKey("key-of-a", "7e1f", "digest")
 

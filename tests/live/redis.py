@@ -58,6 +58,10 @@ class RedisServer:
         """Removes all data, like a failover to an empty replica."""
         self._command("FLUSHALL")
 
+    def keep_in_memory_only(self) -> None:
+        """Writes no file until the next start."""
+        self._command("CONFIG SET appendonly no")
+
     def clients(self) -> int:
         """Returns the number of open connections, without the connection of this query."""
         answer = self._command("INFO clients").partition(b"connected_clients:")[2]

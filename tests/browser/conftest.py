@@ -20,10 +20,11 @@ from tests.processes import GatewayProcess
 from tests.short_paths import short_path
 
 AXE = """
-const [source, done] = arguments;
+const [source, rules, done] = arguments;
 (0, eval)(source);
 const named = ({ id, nodes }) => [id, ...nodes.map(({ html }) => html)];
-axe.run({ preload: false }).then(({ violations }) => done(violations.map(named)));
+const options = { preload: false, ...(rules.length ? { runOnly: rules } : {}) };
+axe.run(options).then(({ violations }) => done(violations.map(named)));
 """
 """Without preload, because axe would copy imported style sheets into inline styles, which the page's policy blocks."""
 FLAGS = [
@@ -91,9 +92,9 @@ def axe_script(require: Require) -> str:
 
 
 @pytest.fixture
-def axe(browser: Chrome, axe_script: str) -> Callable[[], list[list[str]]]:
-    """``axe()`` returns the rules that the open page breaks, each with the markup that breaks it."""
-    return lambda: browser.execute_async_script(AXE, axe_script)
+def axe(browser: Chrome, axe_script: str) -> Callable[..., list[list[str]]]:
+    """``axe()`` returns the rules that the open page breaks, each with the markup that breaks it; or names of rules."""
+    return lambda *rules: browser.execute_async_script(AXE, axe_script, rules)
 
 
 @pytest.fixture

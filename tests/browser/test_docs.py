@@ -64,3 +64,21 @@ def test_the_policy_allows_the_error_pages(browser: Chrome, gateway: GatewayProc
     browser.get(f"{gateway.url}/docs/errors")
     assert browser.find_elements(By.LINK_TEXT, "invalid_input")
     assert browser.get_log("browser") == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_contrast_is_sufficient_and_no_control_is_nested(
+    browser: Chrome,
+    prefer: Callable[[str], None],
+    axe: Callable[..., list[list[str]]],
+    gateway: GatewayProcess,
+    scheme: str,
+) -> None:
+    """Swagger UI's own markup breaks other rules of axe, which styles cannot change."""
+    prefer(scheme)
+    browser.get(f"{gateway.url}/docs#/write/run_write")
+    wait = WebDriverWait(browser, WAIT_S)
+    for button in (".try-out__btn", ".execute"):
+        wait.until(lambda _, css=button: browser.find_elements(By.CSS_SELECTOR, css))[0].click()
+    wait.until(lambda _: browser.find_elements(By.CSS_SELECTOR, ".live-responses-table .response-col_status"))
+    assert axe("color-contrast", "nested-interactive") == []

@@ -18,6 +18,14 @@ function withKey(request) {
   return request;
 }
 
+/** The summary of an operation is a button. Swagger UI puts a link into it, which a button must not contain. */
+const withoutNestedLinks = ({ React }) => ({
+  wrapComponents: {
+    DeepLink: (Original) => (props) =>
+      props.path.includes("/") ? React.createElement("span", null, props.text) : React.createElement(Original, props),
+  },
+});
+
 async function start() {
   const { headers } = withKey({ url: "/openapi.json" });
   const answer = await fetch("/openapi.json", { headers });
@@ -27,6 +35,7 @@ async function start() {
     ...(answer.ok ? { spec: await answer.json() } : { url: "/openapi.json" }),
     dom_id: "#swagger-ui",
     deepLinking: true,
+    plugins: [withoutNestedLinks],
     requestInterceptor: withKey,
     presets: [SwaggerUIBundle.presets.apis, SwaggerUIBundle.SwaggerUIStandalonePreset],
   });

@@ -3,15 +3,16 @@
 from app.api.openapi.answers import json_answer, operation, problems
 from app.domain import errors
 from app.domain.errors import Outcome
-from app.domain.json_schema import Schema, const_of, enum_of
+from app.domain.json_schema import Schema, enum_of
 from app.observability.explain.states import State
 from app.observability.explain.tree import Kind
 
 EXPLAIN_HEADER: Schema = {
     "name": "X-Explain",
     "in": "header",
-    "schema": const_of("1"),
-    "description": "Trace this request, so that it can be explained. Without effect for callers that may not explain.",
+    "schema": {"type": "string", "examples": ["1"]},
+    "description": "`1`: trace this request, so that it can be explained. Other values have no effect, and neither has "
+    "`1` of callers that may not explain.",
 }
 _TEXT: Schema = {"type": "string"}
 _TEXT_OR_NULL: Schema = {"type": ["string", "null"]}

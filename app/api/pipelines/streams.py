@@ -60,7 +60,7 @@ class StreamRoutes:
         The load is checked after the key: a repeated request needs no slot.
         """
         body = await read_json(exchange, self._limits)
-        start = StartKey(exchange.record.key, key, hashlib.sha256(body).hexdigest())
+        start = StartKey(exchange.record.key, key, await off_loop(_digest_of, body))
         with CancelledOnDisconnect(exchange):
             known = await self._store.claim(start)
         if known is not None:
@@ -159,6 +159,10 @@ def _router_by_id(read: Endpoint, delete: Endpoint) -> APIRouter:
     router.add_api_route("/{stream_id}", read)
     router.add_api_route("/{stream_id}", delete, methods=["DELETE"])
     return router
+
+
+def _digest_of(body: memoryview) -> str:
+    return hashlib.sha256(body).hexdigest()
 
 
 def _answer(started: StartedStream) -> Response:

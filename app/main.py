@@ -146,7 +146,7 @@ def create_admin_app(gateway: Gateway, *, api_port: int, workers: Workers | None
     forms = ErrorForms()
     app = _bare_app(hint, {}, forms)
     inference = gateway.inference
-    health = HealthRoutes(inference.catalog, inference.workload, lambda: gateway.health.is_stuck, workers)
+    health = HealthRoutes(inference.catalog, inference.workload, lambda: gateway.health.needs_restart, workers)
     app.include_router(health.router())
     registry = inference.metrics.registry if workers is None else workers.registry
     url, tls = gateway.triton_metrics_url, gateway.triton_metrics_tls

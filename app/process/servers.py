@@ -19,6 +19,7 @@ from app.triton.cancels import PacedCancels
 from app.triton.direct import DirectEngine
 from app.triton.engine import TritonEngine
 from app.triton.health import HealthByAddress, TritonHealth
+from app.triton.hung import HungModels
 from app.triton.lost_streams import LostStreams
 from app.triton.pool import Pool
 from app.triton.probes import BreakerProbes
@@ -141,10 +142,13 @@ class Servers:
 
     @asynccontextmanager
     async def _repairs(self, engine: TritonEngine, health: TritonHealth) -> AsyncIterator[None]:
-        repair = StubRepair(engine, health.stubs, self.canaries, may_reload=self.settings.repairs_triton)
-        watch = StuckWatch(engine, health.progress, self.canaries, restart=self.triton.restart)
+        may_reload, restart = self.settings.repairs_triton, self.triton.restart
+        repair = StubRepair(engine, health.stubs, self.canaries, may_reload=may_reload)
+        hung = HungModels(engine, health, self.canaries, may_reload=may_reload, restart=restart)
+        watch = StuckWatch(engine, health.progress, self.canaries, restart=restart)
         async with (
             self.supervisor.running("repair of models", repair.run()),
+            self.supervisor.running("watch of hung models", hung.run()),
             self.supervisor.running("watch of inference calls", watch.run()),
         ):
             yield

@@ -97,8 +97,8 @@ class TritonEngine(Engine):
         return [ModelState(model.name, model.version, model.state == "READY", model.reason) for model in reply.models]
 
     async def model_ready(self, model: str, version: str = "") -> bool:
-        """Returns False also while a Python process that the model needs is dead."""
-        if not self._health.stubs.is_alive(model):
+        """Returns False also while the model hangs, or a Python process that it needs is dead."""
+        if not self._health.has_working(model):
             return False
         with triton_errors(model):
             reply = await call_control(

@@ -23,6 +23,7 @@ class Faults:
 
     dead_models: tuple[str, ...] = ()
     is_stuck: bool = False
+    hung_models: tuple[str, ...] = ()
 
 
 class TritonHealth:
@@ -32,9 +33,25 @@ class TritonHealth:
         self.stubs = stubs or Stubs()
         self.breakers = Breakers(count_open)
         self.progress = Progress(self.breakers)
+        self.hung_models: set[str] = set()
+        """Models that do not answer although Triton is live."""
+        self.restart_wanted_by: set[str] = set()
+        """The hung models that only a restart of Triton can help."""
+
+    @property
+    def needs_restart(self) -> bool:
+        return self.progress.is_stuck or bool(self.restart_wanted_by)
+
+    def has_working(self, model: str) -> bool:
+        """Whether no known fault concerns the model, or a model that it runs."""
+        if not self.stubs.dead_models and not self.hung_models:
+            return True
+        return (self.stubs.dead_models | self.hung_models).isdisjoint(self.stubs.run_by(model))
 
     def refusal(self, model: str) -> Unavailable | None:
         """Returns the error if requests to the model must not be sent to this Triton now, else None."""
+        if self.hung_models and not self.hung_models.isdisjoint(self.stubs.run_by(model)):
+            return ModelNotReady(f"Model '{model}' does not answer.", was_sent=False)
         if self.breakers.open and (breaker := self.breakers.open.get(model)) is not None:
             text = f"Model '{model}' failed several times in a row; it is not called until it answers a probe."
             return UpstreamUnavailable(text, was_sent=False, retry_after_s=breaker.retry_after_s)
@@ -55,21 +72,22 @@ class TritonHealth:
 
     @property
     def faults(self) -> Faults:
-        return Faults(tuple(self.stubs.dead), self.progress.is_stuck)
+        return Faults(tuple(self.stubs.dead), self.progress.is_stuck, tuple(sorted(self.hung_models)))
 
     def follow(self, faults: Faults) -> None:
         """Sets the faults to the :attr:`faults` of the process that supervises this Triton."""
         self.stubs.follow(faults.dead_models)
         self.progress.is_stuck = faults.is_stuck
+        self.hung_models = set(faults.hung_models)
 
 
 class HealthByAddress(dict[str, TritonHealth]):
     """The health of each Triton that the gateway currently calls."""
 
     @property
-    def is_stuck(self) -> bool:
-        """Whether every Triton is stuck: live, but not answering inference calls."""
-        return bool(self) and all(health.progress.is_stuck for health in self.values())
+    def needs_restart(self) -> bool:
+        """Whether every Triton is stuck, or has a model that answers only after a restart."""
+        return bool(self) and all(health.needs_restart for health in self.values())
 
     def take(self) -> dict[str, Observed]:
         return {address: health.take() for address, health in self.items()}

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from app.domain.calls import ObservedCall
 from app.domain.errors import GatewayError
@@ -24,7 +24,8 @@ class Seen:
     unanswered: dict[str, int]
     answers: dict[str, int]
     longest_wait_s: dict[str, float]
-    """By model."""
+    """By model that answered."""
+    unanswered_by_model: dict[str, int] = field(default_factory=dict)
 
 
 class Progress:
@@ -42,6 +43,8 @@ class Progress:
         """gRPC method -> consecutive calls without an answer."""
         self.answers: Counter[str] = Counter()
         """gRPC method -> answers so far."""
+        self.unanswered_by_model: Counter[str] = Counter()
+        """Model -> consecutive calls without an answer."""
         self._longest_wait_s: dict[str, float] = {}
 
     def started(self, request: InferenceRequest, method: str) -> ObservedCall:
@@ -51,14 +54,18 @@ class Progress:
         self.unanswered[method] = 0
         self.answers[method] += 1
         self.heard_at = time.monotonic()
+        if self.unanswered_by_model:
+            self.unanswered_by_model.pop(model, None)
         if waited_s >= self._longest_wait_s.get(model, 0.0):
             self._longest_wait_s[model] = waited_s
         self.breakers.answered(model, waited_s)
 
     def take(self) -> Seen:
         """Returns the observations since the last call, for the process that supervises Triton."""
-        seen = Seen(dict(self.unanswered), dict(self.answers), self._longest_wait_s)
-        self.unanswered, self.answers, self._longest_wait_s = Counter(), Counter(), {}
+        unanswered, by_model = dict(self.unanswered), dict(self.unanswered_by_model)
+        seen = Seen(unanswered, dict(self.answers), self._longest_wait_s, by_model)
+        self.unanswered, self.answers, self.unanswered_by_model = Counter(), Counter(), Counter()
+        self._longest_wait_s = {}
         return seen
 
     def add(self, seen: Seen) -> None:
@@ -69,6 +76,8 @@ class Progress:
         self.unanswered.update(seen.unanswered)
         for model, wait_s in seen.longest_wait_s.items():
             self._longest_wait_s[model] = max(self._longest_wait_s.get(model, 0.0), wait_s)
+            self.unanswered_by_model.pop(model, None)
+        self.unanswered_by_model.update(seen.unanswered_by_model)
 
     def has_answered(self, model: str) -> bool:
         return model in self._longest_wait_s
@@ -100,6 +109,7 @@ class _TimedCall(ObservedCall):
             return
         if self._is_unanswered(code):
             self._progress.unanswered[self._method] += 1
+            self._progress.unanswered_by_model[self.request.model] += 1
         if error is not None and not self._has_response:
             self._progress.breakers.failed(self.request.model, error, time.monotonic() - self._since)
 

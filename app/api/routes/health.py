@@ -28,7 +28,7 @@ class WorkerStates(Protocol):
 
 
 class HealthRoutes:
-    """``triton_is_stuck``: whether Triton is live but answers no inference call; used on the admin port only.
+    """``triton_is_stuck``: whether Triton is live but needs a restart to answer; used on the admin port only.
 
     ``access``: names pipelines only to callers whose key allows them; None: to every caller.
     ``workers``: None if this process serves the API.
@@ -92,6 +92,6 @@ class HealthRoutes:
         return {"tritons": states, "missing_at": missing} if states else {}
 
     async def triton(self, _request: Request) -> Response:
-        """503 only while Triton is stuck: live, but without answers to inference calls. A restart solves this."""
+        """503 only while Triton is live, but all models or one model answer only after a restart of Triton."""
         is_stuck = self._triton_is_stuck is not None and self._triton_is_stuck()
         return JsonResponse({"triton": "stuck" if is_stuck else "not_stuck"}, 503 if is_stuck else 200)

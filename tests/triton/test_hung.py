@@ -1,0 +1,181 @@
+"""A hung model does not answer although Triton is live and other models answer; tested with a real gRPC server."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+
+from app.domain.deadline import Deadline
+from app.domain.errors import DeadlineExceeded, ModelNotReady
+from app.domain.inference import InferenceRequest
+from app.triton import hung as hung_module
+from app.triton import progress as progress_module
+from app.triton.engine import TritonEngine
+from app.triton.health import HealthByAddress, Observed, TritonHealth
+from app.triton.hung import HungModels
+from app.triton.transports import open_transport
+from tests.fakes.triton import FakeTriton, piece, serving
+from tests.fakes.watches import WITHIN_S, Samples, eventually, running
+
+
+class Server(FakeTriton):
+    """Models in ``silent`` do not answer; ``loads_needed`` loads of one end that."""
+
+    def __init__(self) -> None:
+        super().__init__(unary=self._unary, streamed=self._streamed, ready={"a": "READY", "b": "READY"})
+        self.silent: set[str] = set()
+        self.loads_needed: int | None = None
+
+    def _is_silent(self, model: str) -> bool:
+        if self.loads_needed is not None and self.control.count(f"+{model}") >= self.loads_needed:
+            return False
+        return model in self.silent
+
+    async def _wait(self, model: str) -> None:
+        while self._is_silent(model):
+            await asyncio.sleep(0.01)
+
+    async def _unary(self, request: pb.ModelInferRequest, context: object) -> pb.ModelInferResponse:
+        await self._wait(request.model_name)
+        return pb.ModelInferResponse()
+
+    async def _streamed(
+        self, request: pb.ModelInferRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.ModelStreamInferResponse]:
+        await self._wait(request.model_name)
+        yield piece(final=True)
+
+
+class Watched:
+    """A watch of a scripted server; ``restarts`` counts the restarts that the watch requested."""
+
+    def __init__(self, server: Server, engine: TritonEngine, health: TritonHealth) -> None:
+        self.server = server
+        self.engine = engine
+        self.health = health
+        self.restarts = 0
+
+    async def restart(self) -> None:
+        self.restarts += 1
+        self.server.silent = set()
+
+    async def call(self, model: str, timeout_s: float = WITHIN_S, times: int = 1) -> None:
+        for _ in range(times):
+            with suppress(DeadlineExceeded):
+                await self.engine.infer(InferenceRequest(model, ()), Deadline.after(timeout_s))
+
+    @asynccontextmanager
+    async def watching(self, *models: str, may_reload: bool = False, restarts: bool = False) -> AsyncIterator[None]:
+        restart = self.restart if restarts else None
+        watch = HungModels(self.engine, self.health, Samples(*models), may_reload=may_reload, restart=restart)
+        async with running(watch.run()):
+            yield
+
+
+@pytest.fixture(autouse=True)
+def short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_module, "SILENCE_S", 0.1)
+    monkeypatch.setattr(hung_module, "POLL_S", 0.01)
+    monkeypatch.setattr(hung_module, "FIRST_DELAY_S", 0.01)
+
+
+@pytest.fixture
+async def watched() -> AsyncIterator[Watched]:
+    async with serving(Server()) as server, open_transport(server.url) as channel:
+        health = TritonHealth()
+        assert isinstance(server, Server)
+        watched = Watched(server, TritonEngine(channel, health=health), health)
+        await watched.call("a")
+        await watched.call("b")
+        yield watched
+
+
+async def hang(watched: Watched, times: int = 2) -> None:
+    watched.server.silent = {"a"}
+    await watched.call("a", 0.05, times)
+
+
+async def test_a_hung_model_is_not_ready_although_another_one_answers(watched: Watched) -> None:
+    await hang(watched)
+    async with watched.watching("a", "b"):
+        await eventually(lambda: watched.health.hung_models == {"a"})
+        await watched.call("b")
+        assert not await watched.engine.model_ready("a")
+        assert await watched.engine.model_ready("b")
+        with pytest.raises(ModelNotReady):
+            await watched.engine.infer(InferenceRequest("a", ()), Deadline.after(WITHIN_S))
+        watched.server.silent = set()
+        await eventually(lambda: not watched.health.hung_models)
+        await watched.call("a")
+        assert await watched.engine.model_ready("a")
+
+
+async def test_a_reload_repairs_a_hung_model(watched: Watched) -> None:
+    watched.server.loads_needed = 1
+    await hang(watched)
+    async with watched.watching("a", "b", may_reload=True, restarts=True):
+        await eventually(lambda: watched.server.control == ["-a", "+a"] and not watched.health.hung_models)
+    assert watched.restarts == 0
+
+
+async def test_an_embedded_triton_is_restarted_if_a_reload_does_not_help(watched: Watched) -> None:
+    await hang(watched)
+    async with watched.watching("a", "b", may_reload=True, restarts=True):
+        await eventually(lambda: watched.restarts == 1)
+        await eventually(lambda: not watched.health.hung_models)
+    assert (watched.server.control, watched.restarts) == (["-a", "+a"], 1)
+
+
+async def test_restarts_that_do_not_help_are_not_repeated_at_once(watched: Watched) -> None:
+    await hang(watched)
+
+    async def restart() -> None:
+        watched.restarts += 1
+
+    watch = HungModels(watched.engine, watched.health, Samples("a", "b"), may_reload=False, restart=restart)
+    async with running(watch.run()):
+        await eventually(lambda: watched.restarts == 1)
+        await asyncio.sleep(0.5)
+    assert watched.restarts == 1
+
+
+async def test_another_triton_is_reported_as_in_need_of_a_restart(watched: Watched) -> None:
+    by_address = HealthByAddress({"here": watched.health})
+    await hang(watched)
+    assert not by_address.needs_restart
+    async with watched.watching("a", "b"):
+        await eventually(lambda: by_address.needs_restart)
+        watched.server.silent = set()
+        await eventually(lambda: not by_address.needs_restart)
+
+
+@pytest.mark.parametrize(
+    ("samples", "answers", "timeouts"),
+    [(("a", "b"), True, 2), (("b",), False, 5), (("never",), False, 5), (("a", "b"), False, 1)],
+    ids=["it answers again", "no sample", "it never answered", "one timeout"],
+)
+async def test_a_model_that_may_work_is_ready(
+    watched: Watched, samples: tuple[str, ...], answers: bool, timeouts: int
+) -> None:
+    await hang(watched, timeouts)
+    watched.server.silent = set() if answers else {"a", "never"}
+    async with watched.watching(*samples, may_reload=True, restarts=True):
+        await asyncio.sleep(0.5)
+    assert (watched.health.hung_models, watched.server.control, watched.restarts) == (set(), [], 0)
+
+
+async def test_workers_report_unanswered_calls_and_follow_the_hung_models(watched: Watched) -> None:
+    worker = TritonHealth()
+    worker.progress.unanswered_by_model["a"] = 2
+    watched.health.add(worker.take())
+    assert watched.health.progress.unanswered_by_model == {"a": 2}
+    watched.health.hung_models = {"a"}
+    worker.follow(watched.health.faults)
+    assert worker.refusal("a") is not None
+    worker.progress.answered("a", "ModelInfer", 0.1)
+    observed: Observed = worker.take()
+    watched.health.add(observed)
+    assert watched.health.progress.unanswered_by_model == {}

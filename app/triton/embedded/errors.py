@@ -6,6 +6,7 @@ EmbeddedTritonError
 ├── RepositoryUnservable
 ├── PortTaken
 └── StartFailed
+    ├── StartCrashed
     └── StartTimedOut
 """
 
@@ -32,6 +33,10 @@ class PortTaken(EmbeddedTritonError):
 
 class StartFailed(EmbeddedTritonError):
     """Triton exited before it was ready, usually because a model failed to load."""
+
+
+class StartCrashed(StartFailed):
+    """A signal ended Triton before it was ready, and no model had failed to load."""
 
 
 class StartTimedOut(StartFailed):

@@ -1,15 +1,22 @@
 """One running Triton and its guard process."""
 
 import asyncio
+import logging
 import os
 import sys
 from asyncio.subprocess import PIPE, Process
 from pathlib import Path
 
 from app.triton.embedded import guard
+from app.triton.embedded.crash import is_crashing
 from app.triton.embedded.errors import StartFailed
 from app.triton.embedded.launch import Launch
 from app.triton.embedded.log import TritonLog
+
+CRASH_S = 5.0
+"""How long Triton may take to end after it has announced a crash. Its crash handler may deadlock, because it allocates
+memory and starts processes."""
+_logger = logging.getLogger(__name__)
 
 
 class GuardedTriton:
@@ -20,6 +27,7 @@ class GuardedTriton:
         self.pid = pid
         self.log = TritonLog()
         self._process = process
+        self._dying: asyncio.Task[None] | None = None
         self._ended = asyncio.ensure_future(self._run(log))
 
     @classmethod
@@ -49,6 +57,11 @@ class GuardedTriton:
         """Waits until Triton, its guard and their files are gone. Returns Triton's exit status (128 + signal)."""
         return await asyncio.shield(self._ended)
 
+    @property
+    def status(self) -> int:
+        """Triton's exit status (128 + signal). Only after its end."""
+        return self._ended.result()
+
     async def stop(self) -> int:
         """Closes the guard's pipe, so that the guard ends Triton, and waits."""
         assert self._process.stdin is not None
@@ -66,6 +79,8 @@ class GuardedTriton:
         if status < 0:
             self._stand_in_for_guard()
         await relay
+        if self._dying is not None:
+            self._dying.cancel()
         return status if status >= 0 else 128 - status
 
     def _stand_in_for_guard(self) -> None:
@@ -76,6 +91,18 @@ class GuardedTriton:
     async def _relay(self, log: asyncio.StreamReader) -> None:
         while data := await log.read(65536):
             self.log.feed(data)
+            if self.log.death and (self._dying is None or self._dying.done()):
+                self._dying = asyncio.create_task(self._kill_if_crashing())
+
+    async def _kill_if_crashing(self) -> None:
+        """Kills a Triton whose crash handler hangs. A model may write the same words: then nothing happens."""
+        death = self.log.death
+        await asyncio.sleep(CRASH_S)
+        if is_crashing(self.pid):
+            _logger.error("the embedded Triton crashed (%s) and has not ended after %g s: it is killed", death, CRASH_S)
+            guard.end_group(self.pid)
+        else:
+            self.log.death = ""
 
 
 async def _pid_from(process: Process) -> int:

@@ -16,6 +16,19 @@ _NOT_POLLED = re.compile(r"\"?Poll failed for model directory '([^']+)': (.*?)\"
 _HARMLESS = re.compile(r"CUDA|CudaDriverHelper|NVML|DCGM")
 # Lines that models write for GATEWAY_LOG_TENSORS (model_kit.tensor_log). They are shown although other lines are not.
 _TENSORS = re.compile(r'"?tensors triton_request_id=')
+# Rows of the tables that Triton logs at its start. All other messages of Triton have one line each.
+_TABLE_ROW = re.compile(r"[+|]")
+# Written when Triton is asked to stop.
+_STOPPING = re.compile(r"Signal \((?:2|15)\) received\.")
+# Written by Triton's handler of SIGABRT and SIGSEGV, and by glibc and libstdc++ before an abort. A model's process may
+# write the same words. Sources: triton_signal.cc of Triton's server, malloc.c, assert.c and debug/ of glibc.
+_DEATH = re.compile(
+    r"Signal \((?:6|11)\) received\."
+    r"|(?:malloc|calloc|realloc|free|munmap_chunk|mremap_chunk|malloc_consolidate|tcache_thread_shutdown)\(\): "
+    r"|double free or corruption|corrupted (?:size|double-linked)"
+    r"|\*\*\* .* detected \*\*\*|Fatal glibc error: |.*: Assertion `.*' failed\."
+    r"|terminate called |pure virtual method called"
+)
 _LINES_KEPT = 400
 _LONGEST_LINE = 16 * 1024
 
@@ -24,6 +37,8 @@ class TritonLog:
     """Parses the bytes of Triton's log."""
 
     def __init__(self) -> None:
+        self.death = ""
+        """The first line that announces that Triton, or the process of a model, is crashing; empty if there is none."""
         self.loaded: list[str] = []
         self.failures: dict[str, str] = {}
         self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
@@ -49,8 +64,17 @@ class TritonLog:
         if match := _PREFIX.match(line):
             self._level = logging.INFO if _TENSORS.match(match[3]) else _LEVELS[match[1]]
             self._learn(match[3])
+        elif line and not _TABLE_ROW.match(line):
+            self._level = self._level_without_prefix(line)
         if line and not _HARMLESS.search(line):
             logger.log(self._level, "triton: %s", line)
+
+    def _level_without_prefix(self, line: str) -> int:
+        """Triton did not write the line with its logger: glibc, a crash handler or a model did."""
+        if _DEATH.match(line):
+            self.death = self.death or line
+            return logging.ERROR
+        return logging.DEBUG if _STOPPING.match(line) else logging.WARNING
 
     def _learn(self, message: str) -> None:
         if match := _LOADED.match(message):

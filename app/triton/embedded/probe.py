@@ -12,6 +12,7 @@ from app.triton.transport import RpcError, Transport
 from app.triton.transports import open_transport
 
 _ANSWER_TIMEOUT_S = 2.0
+_LIVE_TIMEOUT_S = 5.0
 
 
 class Probe:
@@ -34,6 +35,14 @@ class Probe:
             return await self._listens() and await self._name() == nonce and await self._has_all_models()
         except (RpcError, DecodeError):
             return False
+
+    async def is_live(self) -> bool:
+        """Whether a server answers in time that it is live."""
+        try:
+            answer = await call_control(self._transport, messages.ServerLiveRequest(), _LIVE_TIMEOUT_S)
+        except (RpcError, DecodeError):
+            return False
+        return bool(answer.live)
 
     async def _listens(self) -> bool:
         # A gRPC client backs off after a failed attempt, so connect only when the port is open.

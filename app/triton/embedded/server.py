@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
+import signal
 import time
 from contextlib import suppress
 
 from app.domain.backoff import Backoff
-from app.triton.embedded.errors import EmbeddedTritonError, MachineUnfit, StartFailed, StartTimedOut
+from app.triton.embedded.errors import EmbeddedTritonError, MachineUnfit, StartCrashed, StartFailed, StartTimedOut
 from app.triton.embedded.guarded import GuardedTriton
 from app.triton.embedded.launch import Launch
 from app.triton.embedded.machine import Machine, refusals
@@ -20,6 +21,13 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 0.05
 _STABLE_S = 60.0
+LIVENESS_POLL_S = 10.0
+LIVENESS_FAILURES = 6
+"""As for the sidecar in the chart: a Triton that is live only now and then is not restarted."""
+_SIGNALED = 128
+"""Added to the number of the signal that ended Triton."""
+_FIRST_STARTS = 3
+"""How often the first start is attempted if a signal ends Triton while it loads."""
 
 
 class EmbeddedTriton:
@@ -56,10 +64,21 @@ class EmbeddedTriton:
         return self._triton.pid if self._triton else None
 
     async def start(self, on_progress: OnProgress = lambda _: None) -> None:
-        """Starts Triton and waits until every model is ready. Raises `EmbeddedTritonError` with the reason."""
+        """Starts Triton and waits until every model is ready. Raises `EmbeddedTritonError` with the reason.
+
+        A Triton that crashes while it loads is started again, twice at most.
+        """
         for message in refusals(Machine.here()):
             raise MachineUnfit(message)
-        await self._launch(changes_only(on_progress))
+        for attempts_left in reversed(range(_FIRST_STARTS)):
+            try:
+                await self._launch(changes_only(on_progress))
+            except StartCrashed as exc:
+                if not attempts_left:
+                    raise
+                logger.error("%s It is started again.", exc)
+            else:
+                return
 
     async def watch(self) -> None:
         """Restarts Triton whenever it exits, with backoff. Returns after `stop`.
@@ -73,7 +92,7 @@ class EmbeddedTriton:
             if time.monotonic() - since > _STABLE_S:
                 backoff.reset()
             if not self._stopping.is_set():
-                logger.error("the embedded Triton ended with status %s and is started again", status)
+                logger.error("the embedded Triton ended with %s and is started again", self._end(status))
                 await self._restart(backoff)
 
     async def restart(self) -> None:
@@ -119,12 +138,30 @@ class EmbeddedTriton:
     def _require_alive(self, triton: GuardedTriton) -> None:
         if self._stopping.is_set():
             raise StartFailed("Triton was stopped before it was ready.")
-        if triton.has_ended:
-            raise StartFailed(f"Triton did not start:\n{triton.log.explanation()}")
+        if not triton.has_ended:
+            return
+        if triton.status > _SIGNALED and not triton.log.failures:
+            raise StartCrashed(f"Triton crashed while it loaded its models, with {self._end(triton.status)}.")
+        raise StartFailed(f"Triton did not start:\n{triton.log.explanation()}")
+
+    def _end(self, status: int) -> str:
+        """Describes how Triton ended, with the line of its log that announced a crash."""
+        death = self._triton.log.death if self._triton is not None else ""
+        number = status - _SIGNALED
+        name = f" ({signal.Signals(number).name})" if number in set(signal.Signals) else ""
+        return f"status {status}{name}" + (f": {death}" if death else "")
 
     async def _ended(self) -> int:
+        """Waits until Triton has ended. Kills a Triton that fails too many liveness checks in a row."""
         assert self._triton is not None, "watch() follows start()"
-        return await self._triton.ended()
+        triton, failures = self._triton, 0
+        async with Probe.open(self.grpc_url) as probe:
+            while not await _has_ended_within(LIVENESS_POLL_S, triton):
+                failures = 0 if await probe.is_live() else failures + 1
+                if failures == LIVENESS_FAILURES and not triton.has_ended:
+                    logger.error("the embedded Triton failed %d liveness checks in a row: it is killed", failures)
+                    await triton.kill()
+        return triton.status
 
     async def _restart(self, backoff: Backoff) -> None:
         while not await self._is_stopped_within(backoff.fail()):
@@ -140,6 +177,13 @@ class EmbeddedTriton:
             async with asyncio.timeout(delay_s):
                 await self._stopping.wait()
         return self._stopping.is_set()
+
+
+async def _has_ended_within(delay_s: float, triton: GuardedTriton) -> bool:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(delay_s):
+            await triton.ended()
+    return triton.has_ended
 
 
 def _loading(triton: GuardedTriton) -> Loading:

@@ -75,8 +75,10 @@ livenessProbe:
     command:
       - sh
       - -c
+      # A thread that blocks only SIGABRT or SIGSEGV runs Triton's crash handler, which can hang while Triton seems live.
       # The gateway's 503 means that Triton is live but stuck. An unresponsive gateway must not restart Triton.
       - >-
+        ! grep -qsE '^SigBlk:.0+(20|400|420)$' /proc/[0-9]*/task/*/status &&
         curl --fail --silent --max-time 4 http://127.0.0.1:8000/v2/health/live &&
         test "$(curl --silent --max-time 2 --output /dev/null --write-out '%{http_code}' http://127.0.0.1:8081/health/triton)" != 503
   {{- include "triton-gateway.probeTimes" (list .Values.triton.livenessProbe (dict "periodSeconds" 10 "timeoutSeconds" 8 "failureThreshold" 6)) | nindent 2 }}

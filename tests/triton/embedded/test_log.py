@@ -1,5 +1,7 @@
 import logging
 
+import pytest
+
 from app.triton.embedded.log import TritonLog
 
 LOADED = b"""I1120 13:55:39.635715 7662 model_lifecycle.cc:839] "successfully loaded 'ident'"\n"""
@@ -57,3 +59,51 @@ def test_an_endless_line_is_cut(caplog):
         log.feed(b"x" * 1024)
     assert 0 < len(log.explanation()) < 128 * 1024
     assert max(len(each.message) for each in caplog.records) < 17 * 1024
+
+
+CRASH = (
+    b"malloc(): unaligned fastbin chunk detected\nSignal (6) received.\n 0# 0x000055D0 in tritonserver\n"
+    b"terminate called after throwing an instance of 'boost::interprocess::lock_exception'\n"
+)
+
+
+def test_a_crash_is_logged_although_its_lines_have_no_prefix(caplog):
+    caplog.set_level(logging.DEBUG)
+    log = log_of(LOADED, CRASH)
+    assert log.death == "malloc(): unaligned fastbin chunk detected"
+    assert [each.levelname for each in caplog.records] == ["DEBUG", "ERROR", "ERROR", "WARNING", "ERROR"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "free(): invalid pointer",
+        "double free or corruption (fasttop)",
+        "corrupted size vs. prev_size",
+        "corrupted double-linked list",
+        "*** stack smashing detected ***: terminated",
+        "Fatal glibc error: pthread_mutex_lock.c:450 (__pthread_mutex_lock_full): assertion failed: e != ESRCH",
+        "tritonserver: pthread_mutex_lock.c:81: __pthread_mutex_lock: Assertion `mutex->__data.__owner == 0' failed.",
+        "terminate called without an active exception",
+        "pure virtual method called",
+        "Signal (11) received.",
+    ],
+)
+def test_these_lines_announce_a_crash(line):
+    assert log_of(f"{line}\n".encode()).death == line
+
+
+@pytest.mark.parametrize(
+    ("text", "levels"),
+    [
+        (b"a model's own words\n", ["WARNING"]),
+        (b"Signal (15) received.\n", ["DEBUG"]),
+        (b"I1120 13:55:39.635715 7662 server.cc:674] \n+----+\n| Model |\n+----+\n\n", ["DEBUG"] * 4),
+        (NOISE + b'E1120 13:55:48.693759 7740 a.cc:1] "broken"\nwords\n', ["ERROR", "WARNING"]),
+    ],
+    ids=["model", "stop", "table", "after an error"],
+)
+def test_other_lines_without_prefix_announce_nothing(caplog, text, levels):
+    caplog.set_level(logging.DEBUG)
+    assert log_of(text).death == ""
+    assert [each.levelname for each in caplog.records] == levels

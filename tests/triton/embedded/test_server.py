@@ -13,11 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from app.triton.embedded import guarded
 from app.triton.embedded import options as options_module
-from app.triton.embedded.errors import PortTaken, RepositoryUnservable, StartFailed, StartTimedOut
+from app.triton.embedded import probe as probe_module
+from app.triton.embedded import server as server_module
+from app.triton.embedded.errors import PortTaken, RepositoryUnservable, StartCrashed, StartFailed, StartTimedOut
 from app.triton.embedded.options import LOOPBACK, PORTS, Ports, bind_to_free_port
 from app.triton.embedded.progress import Loading
 from app.triton.embedded.server import EmbeddedTriton
+from tests.fakes.arenas import lock_arenas
 
 ROOT = Path(__file__).parents[3]
 
@@ -133,6 +137,97 @@ async def test_restart_replaces_a_stopped_triton(triton, traces_of, infer):
     await watch
 
 
+async def test_a_crash_is_logged_with_its_signal(triton, infer, caplog):
+    watch = asyncio.create_task(triton.watch())
+    os.kill(triton.pid, signal.SIGSEGV)
+    await until_replaced(triton, triton.pid)
+    await until_answered(infer, triton.grpc_url)
+    assert "triton: Signal (11) received." in caplog.messages
+    assert "ended with status 139 (SIGSEGV): Signal (11) received." in caplog.text
+    await triton.stop()
+    await watch
+
+
+@pytest.mark.parametrize("arenas", [1, None], ids=["one lock", "all locks"])
+async def test_a_triton_that_hangs_in_its_crash_handler_is_restarted(triton, traces_of, infer, caplog, arenas):
+    """The handler of SIGABRT allocates memory, and waits for a lock that the crashed thread holds."""
+    watch = asyncio.create_task(triton.watch())
+    traces = traces_of(triton.pid)
+    hung = triton.pid
+    assert lock_arenas(hung, arenas)
+    os.kill(hung, signal.SIGABRT)
+    await until_replaced(triton, hung)
+    await until_answered(infer, triton.grpc_url)
+    assert "crashed (Signal (6) received.) and has not ended after 5 s: it is killed" in caplog.text
+    assert traces.are_gone()
+    await triton.stop()
+    await watch
+
+
+async def test_a_triton_that_fails_its_liveness_checks_is_restarted(triton, infer, caplog, monkeypatch):
+    monkeypatch.setattr(server_module, "LIVENESS_POLL_S", 0.1)
+    monkeypatch.setattr(server_module, "LIVENESS_FAILURES", 2)
+    monkeypatch.setattr(probe_module, "_LIVE_TIMEOUT_S", 1.0)
+    watch = asyncio.create_task(triton.watch())
+    stopped = triton.pid
+    os.kill(stopped, signal.SIGSTOP)
+    await until_replaced(triton, stopped)
+    await until_answered(infer, triton.grpc_url)
+    assert "failed 2 liveness checks in a row: it is killed" in caplog.text
+    await triton.stop()
+    await watch
+
+
+async def test_a_model_that_writes_the_words_of_a_crash_ends_nothing(options, add_model, infer, monkeypatch):
+    monkeypatch.setattr(guarded, "CRASH_S", 0.2)
+    add_model("loud", initialize='import os; os.write(2, b"Signal (6) received.\\nfree(): invalid pointer\\n")')
+    triton = EmbeddedTriton(options)
+    await triton.start()
+    try:
+        watch, pid = asyncio.create_task(triton.watch()), triton.pid
+        await asyncio.sleep(1.0)
+        assert await infer(triton.grpc_url) == 0.0
+        assert triton.pid == pid
+    finally:
+        await triton.stop()
+    await watch
+
+
+def kills_triton(counter: Path, times: int) -> str:
+    """Code of a model that aborts Triton in its first ``times`` loads."""
+    return (
+        f"import os; starts = open({str(counter)!r}, 'ab'); starts.write(b'.'); starts.flush(); "
+        f"starts.tell() > {times} or (os.kill(os.getppid(), 6), time.sleep(600))"
+    )
+
+
+async def test_a_triton_that_crashes_while_it_loads_is_started_again(options, add_model, infer, tmp_path, caplog):
+    add_model("deadly", initialize=kills_triton(tmp_path / "starts", 2))
+    triton = EmbeddedTriton(options)
+    await triton.start()
+    try:
+        assert await infer(triton.grpc_url) == 0.0
+    finally:
+        await triton.stop()
+    reason = "Triton crashed while it loaded its models, with status 134 (SIGABRT)."
+    assert caplog.messages.count(f"{reason} It is started again.") == 2
+
+
+async def test_the_first_start_is_repeated_twice_at_most(options, add_model, tmp_path):
+    add_model("deadly", initialize=kills_triton(tmp_path / "starts", 9))
+    with pytest.raises(StartCrashed, match="SIGABRT"):
+        await EmbeddedTriton(options).start()
+    assert (tmp_path / "starts").read_bytes() == b"..."
+
+
+async def test_a_failed_model_is_not_loaded_again(options, add_model, tmp_path):
+    code = f"open({str(tmp_path / 'starts')!r}, 'ab').write(b'.'); raise ValueError"
+    add_model("broken", initialize=code)
+    with pytest.raises(StartFailed, match="broken"):
+        await EmbeddedTriton(options).start()
+    assert (tmp_path / "starts").read_bytes() == b"."
+
+
 async def test_an_unexpected_exception_ends_the_watch(triton, monkeypatch):
     """The supervisor of the process handles the exception."""
 
@@ -221,6 +316,12 @@ async def test_a_slow_model_ends_the_start_with_a_timeout(options, add_model):
         await triton.start(lambda loading: started.append(triton.pid))
     with pytest.raises(ProcessLookupError):
         os.kill(started[0], 0)
+
+
+async def until_replaced(triton: EmbeddedTriton, pid: int | None) -> None:
+    async with asyncio.timeout(20):
+        while triton.pid == pid:
+            await asyncio.sleep(0.05)
 
 
 async def until_answered(infer, url: str) -> None:

@@ -1,0 +1,186 @@
+"""One model hangs while Triton is live and another model answers; a Triton hangs in its crash handler."""
+
+import asyncio
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.triton.embedded import guarded
+from app.triton.embedded.options import EmbeddedOptions
+from tests.fakes.arenas import lock_arenas
+from tests.helm.rendering import render, triton_container
+from tests.live.test_cancellation import eventually
+from tests.live.test_dead_process import arguments_of, parent_of, reload
+from tests.processes import GatewayProcess, running_gateway, running_triton
+
+CONFIG = """
+pipelines:
+  scripted:
+    model: scripted
+    inputs: {script: {tensor: SCRIPT, kind: text}}
+    outputs: {text: {tensor: TEXT, kind: text}}
+    timeout_s: 1
+    sample: {script: "{}"}
+  other:
+    model: other
+    inputs: {script: {tensor: SCRIPT, kind: text}}
+    outputs: {text: {tensor: TEXT, kind: text}}
+    timeout_s: 1
+    sample: {script: "{}"}
+"""
+
+
+def ask(gateway: GatewayProcess, pipeline: str, script: str = "{}") -> int:
+    url = f"{gateway.url}/v1/pipelines/{pipeline}"
+    return httpx.post(url, json={"script": script}, timeout=20).status_code
+
+
+def pipelines(gateway: GatewayProcess) -> dict[str, str]:
+    states: dict[str, str] = httpx.get(f"{gateway.admin_url}/health/ready").json()["pipelines"]
+    return states
+
+
+def liveness(gateway: GatewayProcess) -> int:
+    return httpx.get(f"{gateway.admin_url}/health/triton").status_code
+
+
+def hang(gateway: GatewayProcess) -> None:
+    """Occupies both instances of the model."""
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(lambda script: ask(gateway, "scripted", script), ['{"sleep_s": 600}'] * 2)) == [504, 504]
+
+
+def measured(what: str, holds: Callable[[], bool], since: float, within_s: float = 60.0) -> None:
+    eventually(holds, within_s)
+    logging.info("%s after %.1f s", what, time.monotonic() - since)
+
+
+def pid_of_triton(gateway: GatewayProcess) -> int:
+    """The tritonserver below the guard, which is a child of the gateway."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        parent = parent_of(folder)
+        if (
+            "tritonserver" in arguments_of(folder).split("\0")[0]
+            and parent_of(Path(f"/proc/{parent}")) == gateway.process.pid
+        ):
+            return int(folder.name)
+    raise AssertionError
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    (tmp_path / "gateway.yaml").write_text(CONFIG)
+    return str(tmp_path / "gateway.yaml")
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    for name in ("scripted", "other"):
+        folder = shutil.copytree(Path(__file__).parent / "models" / "scripted", tmp_path / "repository" / name)
+        text = (folder / "config.pbtxt").read_text()
+        (folder / "config.pbtxt").write_text(text.replace('name: "scripted"', f'name: "{name}"'))
+    return tmp_path / "repository"
+
+
+@pytest.fixture
+def embedded(repository: Path, models_venv: Path, config: str) -> dict[str, str]:
+    venv = str(models_venv)
+    return {"embedded": "true", "embedded_repository": str(repository), "embedded_venv": venv, "config": config}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_hung_model_of_an_embedded_triton_answers_again(
+    tmp_path: Path, embedded: dict[str, str], workers: str
+) -> None:
+    with running_gateway(tmp_path / "gateway", workers=workers, **embedded) as gateway:
+        assert [ask(gateway, name) for name in ("scripted", "other")] == [200, 200]
+        since = time.monotonic()
+        hang(gateway)
+        measured("logged", lambda: "model 'scripted' hangs" in gateway.log, since)
+        assert (ask(gateway, "other"), pipelines(gateway)["other"]) == (200, "ready")
+        measured("served", lambda: ask(gateway, "scripted") == 200, since)
+        eventually(lambda: set(pipelines(gateway).values()) == {"ready"}, 20.0)
+
+
+@pytest.mark.full
+def test_a_hung_model_of_another_triton_fails_its_liveness(
+    tmp_path: Path, repository: Path, models_venv: Path, config: str
+) -> None:
+    with (
+        running_triton(EmbeddedOptions(repository, models_venv)) as triton,
+        running_gateway(tmp_path / "gateway", triton_url=triton.grpc_url, config=config) as gateway,
+    ):
+        assert [ask(gateway, name) for name in ("scripted", "other")] == [200, 200]
+        since = time.monotonic()
+        hang(gateway)
+        measured("not ready", lambda: pipelines(gateway)["scripted"] != "ready", since)
+        measured("liveness", lambda: liveness(gateway) == 503, since)
+        assert ask(gateway, "scripted") == 503
+        assert (ask(gateway, "other"), pipelines(gateway)["other"]) == (200, "ready")
+        asyncio.run(reload(triton.grpc_url))
+        reloaded = time.monotonic()
+        measured("served again", lambda: ask(gateway, "scripted") == 200, reloaded)
+        eventually(lambda: liveness(gateway) == 200, 20.0)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("arenas", [1, None], ids=["one-lock", "all-locks"])
+def test_an_embedded_triton_that_hangs_in_its_crash_handler_is_restarted(
+    tmp_path: Path, embedded: dict[str, str], arenas: int | None
+) -> None:
+    with running_gateway(tmp_path / "gateway", **embedded) as gateway:
+        assert [ask(gateway, name) for name in ("scripted", "other")] == [200, 200]
+        triton = pid_of_triton(gateway)
+        lock_arenas(triton, arenas)
+        since = time.monotonic()
+        os.kill(triton, signal.SIGABRT)
+        measured("logged", lambda: "Signal (6) received." in gateway.log, since)
+        measured("killed", lambda: "it is killed" in gateway.log, since)
+        measured("not ready", lambda: httpx.get(f"{gateway.url}/health/ready").status_code == 503, since)
+        measured("served", lambda: [ask(gateway, name) for name in ("scripted", "other")] == [200, 200], since)
+
+
+def passes_probe(process: int) -> bool:
+    """Runs the part of the sidecar's liveness command that looks at threads; it sees one process of this machine."""
+    command = triton_container(render())["livenessProbe"]["exec"]["command"]
+    command[-1] = command[-1].partition("&&")[0].replace("/proc/[0-9]*/", f"/proc/{process}/")
+    return subprocess.run(command, check=False).returncode == 0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("arenas", [1, None], ids=["one-lock", "all-locks"])
+def test_the_sidecars_probe_finds_a_triton_that_hangs_in_its_crash_handler(
+    tmp_path: Path, embedded: dict[str, str], monkeypatch: pytest.MonkeyPatch, arenas: int | None
+) -> None:
+    """In place of the kubelet the test kills Triton."""
+    monkeypatch.setattr(guarded, "CRASH_S", 600.0)
+    options = EmbeddedOptions(Path(embedded["embedded_repository"]), Path(embedded["embedded_venv"]))
+    with (
+        running_triton(options, restarts=True) as triton,
+        running_gateway(tmp_path / "gateway", triton_url=triton.grpc_url, config=embedded["config"]) as gateway,
+    ):
+        assert [ask(gateway, name) for name in ("scripted", "other")] == [200, 200]
+        hung = triton.pid
+        assert hung is not None
+        assert passes_probe(hung)
+        lock_arenas(hung, arenas)
+        since = time.monotonic()
+        os.kill(hung, signal.SIGABRT)
+        measured("probe", lambda: not passes_probe(hung), since)
+        if arenas is None:
+            measured("not ready", lambda: httpx.get(f"{gateway.url}/health/ready").status_code == 503, since)
+        time.sleep(2.0)
+        assert not passes_probe(hung)
+        os.kill(hung, signal.SIGKILL)
+        killed = time.monotonic()
+        measured("served", lambda: [ask(gateway, name) for name in ("scripted", "other")] == [200, 200], killed)

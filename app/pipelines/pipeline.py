@@ -74,6 +74,12 @@ class Pipeline:
         expires_at_ms = round((time.time() + deadline.remaining_s()) * 1000)
         return request.with_parameter(name, expires_at_ms)
 
+    @property
+    def longest_timeout_s(self) -> float:
+        """The longest deadline of a request, whole or as a stream."""
+        stream = self.spec.stream
+        return self.timeout_s if stream is None else max(self.timeout_s, stream.timeout_s)
+
     def stream_spec(self) -> StreamSpec:
         """Raises InvalidRequest where the pipeline does not stream."""
         if self.spec.stream is None:

@@ -21,19 +21,18 @@ class SampleCanaries:
     def all(self) -> Sequence[Canary]:
         if self.catalog is None:
             return []
-        found = (canary for pipeline in _sampled(self.catalog) for canary in _of(pipeline, self.catalog))
+        pipelines = [entry.pipeline for entry in self.catalog.entries.values() if entry.pipeline is not None]
+        sampled = [each for each in pipelines if each.spec.sample is not None and each.spec.warmup]
+        found = (canary for pipeline in sampled for canary in _of(pipeline, pipelines, self.catalog))
         return list({canary.request.model: canary for canary in found}.values())
 
 
-def _sampled(catalog: Catalog) -> Iterator[Pipeline]:
-    for entry in catalog.entries.values():
-        if entry.pipeline is not None and entry.pipeline.spec.sample is not None and entry.pipeline.spec.warmup:
-            yield entry.pipeline
-
-
-def _of(pipeline: Pipeline, catalog: Catalog) -> Iterator[Canary]:
+def _of(pipeline: Pipeline, pipelines: Sequence[Pipeline], catalog: Catalog) -> Iterator[Canary]:
     try:
         request = pipeline.request_of_json(sample_body(pipeline, catalog.folder))
     except (GatewayError, OSError, TypeError, ValueError):
         return  # the catalog reports a sample that cannot be used
-    yield Canary(replace(request, is_probe=True), pipeline.config.decoupled)
+    models = pipeline.graph.models
+    timeouts_s = [each.longest_timeout_s for each in pipelines if not models.isdisjoint(each.graph.models)]
+    deadline_s = max(catalog.surroundings.timeout_s, *timeouts_s)
+    yield Canary(replace(request, is_probe=True), pipeline.config.decoupled, models, deadline_s)

@@ -16,6 +16,10 @@ class Canary:
 
     request: InferenceRequest
     is_decoupled: bool
+    models: frozenset[str]
+    """The models that the request uses: the called one, and the models that it runs."""
+    deadline_s: float
+    """The longest deadline of a pipeline that uses one of these models."""
 
 
 class Canaries(Protocol):

@@ -1,37 +1,31 @@
-"""Detects a model that does not answer although Triton is live. Reloads it, then restarts Triton if possible."""
+"""Detects a model that does not answer although Triton is live, and makes it not ready.
+
+A model that completes nothing for longer than any request may take is reloaded. If this does not help, Triton is
+restarted if possible. A slow model or a full queue is not a hung model: requests that nobody waits for count too.
+"""
 
 import asyncio
 import logging
 import time
-from enum import Enum, auto
 
 from app.domain.backoff import Backoff
-from app.domain.deadline import Deadline
-from app.domain.errors import DeadlineExceeded, GatewayError, Unavailable
+from app.domain.errors import GatewayError
 from app.triton.breaker import FAILURES
-from app.triton.canaries import Canaries, Canary, answer
+from app.triton.canaries import Canaries, Canary
 from app.triton.engine import TritonEngine
+from app.triton.examination import Verdict, examine, hung_after_s
 from app.triton.health import TritonHealth
 from app.triton.stuck import UNANSWERED, Restart
 
 POLL_S = 1.0
 CANARIES = 2
 """The number of consecutive canaries without an answer that confirm that a model hangs."""
-FIRST_DELAY_S = 1.0
-LONGEST_DELAY_S = 10.0
 RELOAD_S = 60.0
 """Timeout of a reload. In a Triton whose threads are in a deadlock, a reload does not end."""
 FIRST_RESTART_S = 60.0
 LONGEST_RESTART_S = 3600.0
 """Longest time between two restarts. They end the requests of all models, and may not help a model that hangs again."""
 _log = logging.getLogger(__name__)
-
-
-class _Verdict(Enum):
-    ANSWERS = auto()
-    TIMES_OUT = auto()
-    UNKNOWN = auto()
-    """Triton cannot be reached, has not loaded the model, or there is no canary."""
 
 
 class HungModels:
@@ -68,64 +62,68 @@ class HungModels:
 
     async def _examine(self, model: str) -> None:
         try:
-            if await self._hangs(model):
-                await self._recover(model)
+            if await self._is_silent(model, 0.0):
+                await self._refuse_while_silent(model)
         finally:
             self._progress.unanswered_by_model.pop(model, None)
             self._examined.discard(model)
 
-    async def _hangs(self, model: str) -> bool:
-        """Whether as many calls as open a breaker were not answered, and the last of them were canaries."""
+    async def _is_silent(self, model: str, for_s: float) -> bool:
+        """Whether the model completes nothing for this time, and for as many calls as open a breaker."""
+        ends = time.monotonic() + for_s
         canaries = 0
-        while canaries < CANARIES or self._unanswered(model) < FAILURES:
-            before = self._unanswered(model)
-            if self._progress.is_stuck or await self._verdict(model) is not _Verdict.TIMES_OUT:
+        while canaries < CANARIES or self._progress.unanswered_by_model[model] < FAILURES or time.monotonic() < ends:
+            if self._progress.is_stuck or await self._verdict(model) is not Verdict.SILENT:
                 return False
-            if self._unanswered(model) <= before:
-                return False  # another call was answered
             canaries += 1
-        return not self._progress.is_stuck
+        return True
 
-    def _unanswered(self, model: str) -> int:
-        return self._progress.unanswered_by_model[model]
-
-    async def _recover(self, model: str) -> None:
+    async def _refuse_while_silent(self, model: str) -> None:
         self._health.hung_models.add(model)
-        _log.error("model '%s' hangs: Triton is live, but %d calls of the model got no answer", model, FAILURES)
-        if self._may_reload:
-            await self._reload(model)
-        await self._until_answered(model)
-        self._health.restart_wanted_by.discard(model)
-        self._health.hung_models.discard(model)
-        self._health.breakers.close(model)
-        _log.info("model '%s' answers again", model)
+        _log.error("model '%s' does not answer although Triton is live: it is not ready", model)
+        try:
+            await self._repair_while_silent(model)
+        finally:
+            self._health.restart_wanted_by.discard(model)
+            self._health.hung_models.discard(model)
+        _log.info("model '%s' works again, or Triton cannot be reached", model)
 
-    async def _until_answered(self, model: str) -> None:
-        backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S)
-        while (verdict := await self._verdict(model)) is not _Verdict.ANSWERS:
-            if verdict is _Verdict.TIMES_OUT:
-                await self._ask_for_restart(model)
-            else:
-                self._health.restart_wanted_by.discard(model)
-            await asyncio.sleep(backoff.fail())
+    async def _repair_while_silent(self, model: str) -> None:
+        is_hung = await self._hangs(model)
+        if is_hung and self._may_reload:
+            await self._reload(model)
+            is_hung = await self._hangs(model)
+        while is_hung:
+            await self._ask_for_restart(model)
+            is_hung = await self._hangs(model)
+
+    async def _hangs(self, model: str) -> bool:
+        """Waits until the model works, or counts as hung."""
+        canary = self._canary(model)
+        if canary is None:
+            return False
+        after_s = hung_after_s(canary, self._progress)
+        if not await self._is_silent(model, after_s):
+            return False
+        _log.error("model '%s' hangs: it has completed no request for %g s", model, after_s)
+        return True
 
     async def _ask_for_restart(self, model: str) -> None:
         """Restarts an embedded Triton. For another one, `/health/triton` shows that a restart is needed."""
-        if not self._restarts.is_due:
+        self._health.restart_wanted_by.add(model)
+        if self._restart is None or not self._restarts.is_due:
             return
         if time.monotonic() - self._restarts.due_at > LONGEST_RESTART_S:
             self._restarts.reset()
         self._restarts.fail()
-        self._health.restart_wanted_by.add(model)
-        if self._restart is not None:
-            _log.error("the embedded Triton is restarted, because model '%s' hangs", model)
-            await self._restart()
+        _log.error("the embedded Triton is restarted, because model '%s' hangs", model)
+        await self._restart()
 
     async def _reload(self, model: str) -> None:
         """Reloads the model and the models that it runs, except models whose own canary is answered."""
         async with self._reloading:
             for name in sorted(self._health.stubs.run_by(model) - {model}):
-                if await self._verdict(name) is not _Verdict.ANSWERS:
+                if await self._verdict(name) is not Verdict.WORKS:
                     await self._reload_one(name)
             await self._reload_one(model)
 
@@ -140,20 +138,13 @@ class HungModels:
         else:
             _log.info("model '%s' was unloaded and loaded again", model)
 
-    async def _verdict(self, model: str) -> _Verdict:
-        """Sends a canary to a model that has answered before."""
+    async def _verdict(self, model: str) -> Verdict:
+        """Examines a model that has answered before."""
         canary = self._canary(model)
         if canary is None or not self._progress.has_answered(model):
-            return _Verdict.UNKNOWN
-        try:
-            await answer(self._engine, canary, Deadline.after(self._progress.timeout_s(model)))
-        except DeadlineExceeded:
-            return _Verdict.TIMES_OUT if await self._engine.answers() else _Verdict.UNKNOWN
-        except Unavailable:
-            return _Verdict.UNKNOWN
-        except GatewayError:
-            pass  # an error of the model is an answer
-        return _Verdict.ANSWERS
+            return Verdict.UNKNOWN
+        method = "ModelStreamInfer" if canary.is_decoupled else "ModelInfer"
+        return await examine(self._engine, self._progress, canary, method)
 
     def _canary(self, model: str) -> Canary | None:
         return next((canary for canary in self._canaries.all() if canary.request.model == model), None)

@@ -46,6 +46,7 @@ class Progress:
         self.unanswered_by_model: Counter[str] = Counter()
         """Model -> consecutive calls without an answer."""
         self._longest_wait_s: dict[str, float] = {}
+        self._heard_at: dict[str, float] = {}
 
     def started(self, request: InferenceRequest, method: str) -> ObservedCall:
         return _TimedCall(request, method, self)
@@ -53,7 +54,7 @@ class Progress:
     def answered(self, model: str, method: str, waited_s: float) -> None:
         self.unanswered[method] = 0
         self.answers[method] += 1
-        self.heard_at = time.monotonic()
+        self.heard_at = self._heard_at[model] = time.monotonic()
         if self.unanswered_by_model:
             self.unanswered_by_model.pop(model, None)
         if waited_s >= self._longest_wait_s.get(model, 0.0):
@@ -77,10 +78,15 @@ class Progress:
         for model, wait_s in seen.longest_wait_s.items():
             self._longest_wait_s[model] = max(self._longest_wait_s.get(model, 0.0), wait_s)
             self.unanswered_by_model.pop(model, None)
+            self._heard_at[model] = time.monotonic()
         self.unanswered_by_model.update(seen.unanswered_by_model)
 
     def has_answered(self, model: str) -> bool:
         return model in self._longest_wait_s
+
+    def has_answered_since(self, model: str, since: float) -> bool:
+        """``since``: in monotonic seconds."""
+        return self._heard_at.get(model, 0.0) >= since
 
     def timeout_s(self, model: str) -> float:
         """Returns the timeout of a canary of the model: three times its longest answer time so far, at least 5 s."""

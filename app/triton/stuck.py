@@ -2,16 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
-from enum import Enum, auto
+import time
+from collections.abc import Awaitable, Callable
 
 from app.domain.backoff import Backoff
-from app.domain.deadline import Deadline
-from app.domain.errors import DeadlineExceeded, GatewayError, UpstreamUnavailable
-from app.domain.inference import InferenceResponse
 from app.triton.canaries import Canaries, Canary
 from app.triton.engine import TritonEngine
+from app.triton.examination import Verdict, examine, hung_after_s
 from app.triton.progress import Progress
 
 POLL_S = 1.0
@@ -23,13 +20,6 @@ _LONGEST_DELAY_S = 30.0
 _log = logging.getLogger(__name__)
 
 Restart = Callable[[], Awaitable[None]]
-
-
-class _Verdict(Enum):
-    MOVES = auto()
-    TIMES_OUT = auto()
-    UNKNOWN = auto()
-    """Triton cannot be reached, or there is no canary."""
 
 
 class StuckWatch:
@@ -52,70 +42,52 @@ class StuckWatch:
                     await self._examine(method)
 
     async def _examine(self, method: str) -> None:
-        """Returns whether two rounds of canaries timed out and no other call was answered in the meantime."""
-        answers = self._progress.answers[method]
-        for _ in range(2):
-            if await self._verdict(method) is not _Verdict.TIMES_OUT or self._progress.answers[method] > answers:
-                self._progress.unanswered[method] = 0
-                return
+        if not await self._is_silent(method):
+            self._progress.unanswered[method] = 0
+            return
         self._progress.is_stuck = True
         _log.error("Triton is stuck: it is live, but answers no %s call", method)
+        await self._restart_if_possible()
         await self._recover(method)
         self._progress.is_stuck = False
         _log.info("Triton answers %s calls again", method)
 
+    async def _is_silent(self, method: str) -> bool:
+        """Whether every examined model hangs, and no other call is answered in the meantime."""
+        hung_after = [hung_after_s(canary, self._progress) for canary in self._fitting(method)]
+        answers, ends = self._progress.answers[method], time.monotonic() + max(hung_after, default=0.0)
+        while await self._verdict(method) is Verdict.SILENT and self._progress.answers[method] == answers:
+            if time.monotonic() >= ends:
+                return True
+        return False
+
     async def _recover(self, method: str) -> None:
-        await self._restart_if_possible()
         backoff = Backoff(FIRST_DELAY_S, _LONGEST_DELAY_S)
-        while True:
-            await asyncio.sleep(backoff.fail())
-            verdict = await self._verdict(method)
-            if verdict is _Verdict.MOVES:
-                return
-            if verdict is _Verdict.TIMES_OUT:
+        while (verdict := await self._verdict(method)) is not Verdict.WORKS:
+            if verdict is Verdict.SILENT and await self._is_silent(method):
                 await self._restart_if_possible()
+            await asyncio.sleep(backoff.fail())
 
     async def _restart_if_possible(self) -> None:
         if self._restart is not None:
             _log.error("the embedded Triton is restarted, because it is stuck")
             await self._restart()
 
-    async def _verdict(self, method: str) -> _Verdict:
-        """Sends canaries to models that have answered before. One answered canary is enough."""
-        canaries = [canary for canary in self._canaries.all() if self._fits(canary, method)][:_MOST_CANARIES]
-        if not canaries or not await self._engine.answers():
-            return _Verdict.UNKNOWN
-        verdicts = await asyncio.gather(*(self._verdict_of(canary, method) for canary in canaries))
-        for verdict in (_Verdict.MOVES, _Verdict.UNKNOWN):
+    async def _verdict(self, method: str) -> Verdict:
+        """Sends canaries to models that have answered before. One model that works is enough."""
+        verdicts = await asyncio.gather(
+            *(examine(self._engine, self._progress, canary, method) for canary in self._fitting(method))
+        )
+        for verdict in (Verdict.WORKS, Verdict.UNKNOWN):
             if verdict in verdicts:
                 return verdict
-        return _Verdict.TIMES_OUT
+        return Verdict.SILENT if verdicts else Verdict.UNKNOWN
+
+    def _fitting(self, method: str) -> list[Canary]:
+        return [canary for canary in self._canaries.all() if self._fits(canary, method)][:_MOST_CANARIES]
 
     def _fits(self, canary: Canary, method: str) -> bool:
         """Triton answers ModelStreamInfer for every model, ModelInfer only for models that are not decoupled."""
         return self._progress.has_answered(canary.request.model) and not (
             canary.is_decoupled and method == "ModelInfer"
         )
-
-    async def _verdict_of(self, canary: Canary, method: str) -> _Verdict:
-        deadline = Deadline.after(self._progress.timeout_s(canary.request.model))
-        is_answered = False
-        try:
-            async with aclosing(self._responses(canary, method, deadline)) as responses:
-                async for _ in responses:
-                    is_answered = True
-        except UpstreamUnavailable:
-            return _Verdict.UNKNOWN
-        except DeadlineExceeded:
-            return _Verdict.MOVES if is_answered else _Verdict.TIMES_OUT
-        except GatewayError:
-            pass
-        return _Verdict.MOVES
-
-    async def _responses(self, canary: Canary, method: str, deadline: Deadline) -> AsyncGenerator[InferenceResponse]:
-        if method == "ModelInfer":
-            yield await self._engine.infer(canary.request, deadline)
-            return
-        async with aclosing(self._engine.infer_stream(canary.request, deadline)) as responses:
-            async for response in responses:
-                yield response

@@ -67,6 +67,9 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
     control: list[str] = field(default_factory=list)
     """Models that were unloaded (``-m``) and loaded (``+m``), in order."""
     refuses_control: bool = False
+    has_statistics: bool = True
+    completed_s: dict[str, list[float]] = field(default_factory=dict)
+    """The time in Triton of each completed request, by model. Only the statistics use it."""
     requests: list[pb.ModelInferRequest] = field(default_factory=list)
     metadata: dict[str, str] = field(default_factory=dict)
     """The metadata of the latest call."""
@@ -97,6 +100,18 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
             await context.abort(grpc.StatusCode.NOT_FOUND, text)
         answer = pb.ModelConfigResponse()
         answer.config.name, answer.config.backend = request.name, "python"
+        return answer
+
+    async def ModelStatistics(  # noqa: N802
+        self, request: pb.ModelStatisticsRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ModelStatisticsResponse:
+        if not self.has_statistics:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "")
+        times_s = self.completed_s.get(request.name, [])
+        answer = pb.ModelStatisticsResponse()
+        model = answer.model_stats.add(name=request.name, version="1", execution_count=len(times_s))
+        model.inference_stats.success.count = len(times_s)
+        model.inference_stats.success.ns = int(sum(times_s) * 1e9)
         return answer
 
     async def RepositoryModelUnload(  # noqa: N802

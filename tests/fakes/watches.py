@@ -1,7 +1,7 @@
 """Helpers for tests of the watches over Triton: samples, and a watch as a task."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 
 from app.domain.inference import InferenceRequest
@@ -13,12 +13,18 @@ WITHIN_S = 5.0
 class Samples:
     """A canary for each model; only the model ``decoupled`` is decoupled."""
 
-    def __init__(self, *models: str) -> None:
+    def __init__(self, *models: str, steps: Mapping[str, set[str]] | None = None, deadline_s: float = 0.0) -> None:
         self.models = models
+        self.steps = steps or {}
+        self.deadline_s = deadline_s
 
     def all(self) -> list[Canary]:
         requests = [InferenceRequest(model, (), is_probe=True) for model in self.models]
-        return [Canary(request, is_decoupled=request.model == "decoupled") for request in requests]
+        return [self._canary(request) for request in requests]
+
+    def _canary(self, request: InferenceRequest) -> Canary:
+        models = frozenset({request.model, *self.steps.get(request.model, ())})
+        return Canary(request, request.model == "decoupled", models, self.deadline_s)
 
 
 @asynccontextmanager

@@ -45,11 +45,11 @@ def gateway_of(
     return running_gateway(folder / "gateway", triton_url=triton.grpc_url, **settings)
 
 
-def processes_of(triton: EmbeddedTriton, model: str) -> list[int]:
+def processes_of(triton: int | None, model: str) -> list[int]:
     return [
         int(folder.name)
         for folder in Path("/proc").glob("[0-9]*")
-        if f"/{model}/1/model.py" in arguments_of(folder) and parent_of(folder) == triton.pid
+        if f"/{model}/1/model.py" in arguments_of(folder) and parent_of(folder) == triton
     ]
 
 
@@ -68,7 +68,7 @@ def parent_of(folder: Path) -> int:
 
 
 def kill_processes_of(triton: EmbeddedTriton, model: str) -> None:
-    found = processes_of(triton, model)
+    found = processes_of(triton.pid, model)
     assert len(found) == 2
     for process in found:
         os.kill(process, signal.SIGKILL)

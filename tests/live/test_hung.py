@@ -6,20 +6,24 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 
 from app.triton.embedded import guarded
 from app.triton.embedded.options import EmbeddedOptions
 from tests.fakes.arenas import lock_arenas
 from tests.helm.rendering import render, triton_container
 from tests.live.test_cancellation import eventually
-from tests.live.test_dead_process import arguments_of, parent_of, reload
+from tests.live.test_dead_process import arguments_of, parent_of, processes_of
 from tests.processes import GatewayProcess, running_gateway, running_triton
 
 CONFIG = """
@@ -37,6 +41,7 @@ pipelines:
     timeout_s: 1
     sample: {script: "{}"}
 """
+BOTH = ("scripted", "other")
 
 
 def ask(gateway: GatewayProcess, pipeline: str, script: str = "{}") -> int:
@@ -53,10 +58,33 @@ def liveness(gateway: GatewayProcess) -> int:
     return httpx.get(f"{gateway.admin_url}/health/triton").status_code
 
 
-def hang(gateway: GatewayProcess) -> None:
-    """Occupies both instances of the model."""
-    with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(lambda script: ask(gateway, "scripted", script), ['{"sleep_s": 600}'] * 2)) == [504, 504]
+def deadlock(triton: int, *models: str) -> None:
+    """All processes of the models wait for a lock of malloc that nobody releases."""
+    processes = [process for model in models for process in processes_of(triton, model)]
+    assert len(processes) == 2 * len(models)
+    for process in processes:
+        lock_arenas(process)
+
+
+def ask_often(gateway: GatewayProcess, *names: str, until: threading.Event) -> None:
+    while not until.is_set():
+        for name in names:
+            ask(gateway, name)
+        until.wait(0.2)
+
+
+@contextmanager
+def traffic(gateway: GatewayProcess, *names: str) -> Iterator[None]:
+    """One client of each pipeline."""
+    over = threading.Event()
+    with ThreadPoolExecutor(len(names)) as pool:
+        clients = [pool.submit(ask_often, gateway, name, until=over) for name in names]
+        try:
+            yield
+        finally:
+            over.set()
+    for client in clients:
+        client.result()
 
 
 def measured(what: str, holds: Callable[[], bool], since: float, within_s: float = 60.0) -> None:
@@ -84,7 +112,7 @@ def config(tmp_path: Path) -> str:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    for name in ("scripted", "other"):
+    for name in BOTH:
         folder = shutil.copytree(Path(__file__).parent / "models" / "scripted", tmp_path / "repository" / name)
         text = (folder / "config.pbtxt").read_text()
         (folder / "config.pbtxt").write_text(text.replace('name: "scripted"', f'name: "{name}"'))
@@ -98,39 +126,100 @@ def embedded(repository: Path, models_venv: Path, config: str) -> dict[str, str]
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_hung_model_of_an_embedded_triton_answers_again(
-    tmp_path: Path, embedded: dict[str, str], workers: str
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("workers", "hung"), [("1", ["scripted"]), ("2", ["scripted"]), ("1", ["scripted", "other"])])
+def test_hung_models_of_an_embedded_triton_answer_again(
+    tmp_path: Path, embedded: dict[str, str], workers: str, hung: list[str]
 ) -> None:
+    """One model is reloaded; if all models hang, Triton is restarted."""
     with running_gateway(tmp_path / "gateway", workers=workers, **embedded) as gateway:
-        assert [ask(gateway, name) for name in ("scripted", "other")] == [200, 200]
-        since = time.monotonic()
-        hang(gateway)
-        measured("logged", lambda: "model 'scripted' hangs" in gateway.log, since)
-        assert (ask(gateway, "other"), pipelines(gateway)["other"]) == (200, "ready")
-        measured("served", lambda: ask(gateway, "scripted") == 200, since)
+        assert [ask(gateway, name) for name in BOTH] == [200, 200]
+        triton, since = pid_of_triton(gateway), time.monotonic()
+        deadlock(triton, *hung)
+        with traffic(gateway, *hung):
+            measured("logged", lambda: "its breaker is open" in gateway.log or "does not answer" in gateway.log, since)
+            measured("not ready", lambda: all(pipelines(gateway)[name] != "ready" for name in hung), since)
+            for name in set(BOTH) - set(hung):
+                assert (ask(gateway, name), pipelines(gateway)[name]) == (200, "ready")
+            measured("served", lambda: [ask(gateway, name) for name in hung] == [200] * len(hung), since, 150.0)
         eventually(lambda: set(pipelines(gateway).values()) == {"ready"}, 20.0)
+        assert (pid_of_triton(gateway) == triton) == (len(hung) == 1)
 
 
 @pytest.mark.full
-def test_a_hung_model_of_another_triton_fails_its_liveness(
-    tmp_path: Path, repository: Path, models_venv: Path, config: str
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("hung", [["scripted"], ["scripted", "other"]], ids=["one", "all"])
+def test_hung_models_of_another_triton_fail_its_liveness(
+    tmp_path: Path, repository: Path, models_venv: Path, config: str, hung: list[str]
 ) -> None:
+    """In place of the kubelet the test kills Triton."""
     with (
-        running_triton(EmbeddedOptions(repository, models_venv)) as triton,
+        running_triton(EmbeddedOptions(repository, models_venv), restarts=True) as triton,
         running_gateway(tmp_path / "gateway", triton_url=triton.grpc_url, config=config) as gateway,
     ):
-        assert [ask(gateway, name) for name in ("scripted", "other")] == [200, 200]
-        since = time.monotonic()
-        hang(gateway)
-        measured("not ready", lambda: pipelines(gateway)["scripted"] != "ready", since)
-        measured("liveness", lambda: liveness(gateway) == 503, since)
-        assert ask(gateway, "scripted") == 503
-        assert (ask(gateway, "other"), pipelines(gateway)["other"]) == (200, "ready")
-        asyncio.run(reload(triton.grpc_url))
-        reloaded = time.monotonic()
-        measured("served again", lambda: ask(gateway, "scripted") == 200, reloaded)
+        assert [ask(gateway, name) for name in BOTH] == [200, 200]
+        pid, since = triton.pid, time.monotonic()
+        assert pid is not None
+        deadlock(pid, *hung)
+        with traffic(gateway, *hung):
+            measured("logged", lambda: "its breaker is open" in gateway.log or "does not answer" in gateway.log, since)
+            measured("not ready", lambda: all(pipelines(gateway)[name] != "ready" for name in hung), since)
+            for name in set(BOTH) - set(hung):
+                assert (ask(gateway, name), pipelines(gateway)[name]) == (200, "ready")
+            measured("liveness", lambda: liveness(gateway) == 503, since, 150.0)
+            os.kill(pid, signal.SIGKILL)
+            killed = time.monotonic()
+            measured("served", lambda: [ask(gateway, name) for name in hung] == [200] * len(hung), killed)
         eventually(lambda: liveness(gateway) == 200, 20.0)
+
+
+def flood(gateway: GatewayProcess, seconds: float) -> Counter[int]:
+    """Clients that wait one second for computations of 21 s."""
+    ends = time.monotonic() + seconds
+    statuses: Counter[int] = Counter()
+
+    async def client(http: httpx.AsyncClient) -> None:
+        while time.monotonic() < ends:
+            url, body = f"{gateway.url}/v1/pipelines/scripted", {"script": '{"sleep_s": 21}'}
+            headers = {"X-Request-Timeout": "1", "Connection": "close"}
+            answer = await http.post(url, json=body, headers=headers)
+            statuses[answer.status_code] += 1
+            await asyncio.sleep(2.0 if answer.status_code in {429, 503} else 0.0)
+
+    async def clients() -> None:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(timeout=60, limits=limits) as http, asyncio.TaskGroup() as group:
+            for _ in range(120):
+                group.create_task(client(http))
+
+    asyncio.run(clients())
+    return statuses
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("sample", "others"),
+    [("{}", True), ("{}", False), ('{"sleep_s": 20}', True)],
+    ids=["fast sample", "the only model", "slow sample"],
+)
+def test_a_slow_model_is_never_reloaded_or_restarted(
+    tmp_path: Path, embedded: dict[str, str], sample: str, others: bool
+) -> None:
+    document = yaml.safe_load(CONFIG)
+    document["pipelines"]["scripted"] |= {"sample": {"script": sample}, "timeout_s": 25}
+    if not others:
+        del document["pipelines"]["other"]
+    (tmp_path / "gateway.yaml").write_text(yaml.safe_dump(document))
+    with running_gateway(tmp_path / "gateway", **embedded) as gateway:
+        triton = pid_of_triton(gateway)
+        statuses = flood(gateway, 180.0)
+        logging.info("statuses %s", dict(statuses))
+        assert statuses[504] > 100
+        for line in ("was unloaded and loaded", "could not be loaded", "is restarted", "is stuck", "is killed"):
+            assert line not in gateway.log
+        assert pid_of_triton(gateway) == triton
+        assert liveness(gateway) == 200
 
 
 @pytest.mark.full
@@ -139,7 +228,7 @@ def test_an_embedded_triton_that_hangs_in_its_crash_handler_is_restarted(
     tmp_path: Path, embedded: dict[str, str], arenas: int | None
 ) -> None:
     with running_gateway(tmp_path / "gateway", **embedded) as gateway:
-        assert [ask(gateway, name) for name in ("scripted", "other")] == [200, 200]
+        assert [ask(gateway, name) for name in BOTH] == [200, 200]
         triton = pid_of_triton(gateway)
         lock_arenas(triton, arenas)
         since = time.monotonic()
@@ -147,7 +236,7 @@ def test_an_embedded_triton_that_hangs_in_its_crash_handler_is_restarted(
         measured("logged", lambda: "Signal (6) received." in gateway.log, since)
         measured("killed", lambda: "it is killed" in gateway.log, since)
         measured("not ready", lambda: httpx.get(f"{gateway.url}/health/ready").status_code == 503, since)
-        measured("served", lambda: [ask(gateway, name) for name in ("scripted", "other")] == [200, 200], since)
+        measured("served", lambda: [ask(gateway, name) for name in BOTH] == [200, 200], since)
 
 
 def passes_probe(process: int) -> bool:
@@ -169,7 +258,7 @@ def test_the_sidecars_probe_finds_a_triton_that_hangs_in_its_crash_handler(
         running_triton(options, restarts=True) as triton,
         running_gateway(tmp_path / "gateway", triton_url=triton.grpc_url, config=embedded["config"]) as gateway,
     ):
-        assert [ask(gateway, name) for name in ("scripted", "other")] == [200, 200]
+        assert [ask(gateway, name) for name in BOTH] == [200, 200]
         hung = triton.pid
         assert hung is not None
         assert passes_probe(hung)
@@ -183,4 +272,4 @@ def test_the_sidecars_probe_finds_a_triton_that_hangs_in_its_crash_handler(
         assert not passes_probe(hung)
         os.kill(hung, signal.SIGKILL)
         killed = time.monotonic()
-        measured("served", lambda: [ask(gateway, name) for name in ("scripted", "other")] == [200, 200], killed)
+        measured("served", lambda: [ask(gateway, name) for name in BOTH] == [200, 200], killed)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import grpc
 import pytest
@@ -11,6 +12,7 @@ from tritonclient.grpc import service_pb2 as pb
 from app.domain.deadline import Deadline
 from app.domain.errors import DeadlineExceeded, ModelNotReady
 from app.domain.inference import InferenceRequest
+from app.triton import examination as examination_module
 from app.triton import hung as hung_module
 from app.triton import progress as progress_module
 from app.triton.engine import TritonEngine
@@ -68,9 +70,11 @@ class Watched:
                 await self.engine.infer(InferenceRequest(model, ()), Deadline.after(timeout_s))
 
     @asynccontextmanager
-    async def watching(self, *models: str, may_reload: bool = False, restarts: bool = False) -> AsyncIterator[None]:
-        restart = self.restart if restarts else None
-        watch = HungModels(self.engine, self.health, Samples(*models), may_reload=may_reload, restart=restart)
+    async def watching(
+        self, *models: str, may_reload: bool = False, restarts: bool = False, **samples: Any
+    ) -> AsyncIterator[None]:
+        restart, canaries = self.restart if restarts else None, Samples(*models, **samples)
+        watch = HungModels(self.engine, self.health, canaries, may_reload=may_reload, restart=restart)
         async with running(watch.run()):
             yield
 
@@ -78,8 +82,8 @@ class Watched:
 @pytest.fixture(autouse=True)
 def short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_module, "SILENCE_S", 0.1)
+    monkeypatch.setattr(examination_module, "HUNG_S", 0.25)
     monkeypatch.setattr(hung_module, "POLL_S", 0.01)
-    monkeypatch.setattr(hung_module, "FIRST_DELAY_S", 0.01)
 
 
 @pytest.fixture
@@ -163,6 +167,85 @@ async def test_a_model_that_may_work_is_ready(
     await hang(watched, timeouts)
     watched.server.silent = set() if answers else {"a", "never"}
     async with watched.watching(*samples, may_reload=True, restarts=True):
+        await asyncio.sleep(0.5)
+    assert (watched.health.hung_models, watched.server.control, watched.restarts) == (set(), [], 0)
+
+
+@asynccontextmanager
+async def completing(server: Server, model: str, *, every_s: float, taking_s: float) -> AsyncIterator[None]:
+    """The model completes requests of other callers, or abandoned ones."""
+
+    async def complete() -> None:
+        while True:
+            await asyncio.sleep(every_s)
+            server.completed_s.setdefault(model, []).append(taking_s)
+
+    async with running(complete()):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("model", "every_s", "taking_s", "hangs"),
+    [("a", 0.05, 0.001, False), ("decoupled", 0.05, 5.0, False), ("decoupled", 0.01, 0.001, True)],
+    ids=["it executes others", "it executes slow streams", "it executes the canaries and sends nothing"],
+)
+async def test_a_busy_model_does_not_hang(
+    watched: Watched, model: str, every_s: float, taking_s: float, hangs: bool
+) -> None:
+    await watched.call(model)
+    watched.server.silent = {model}
+    await watched.call(model, 0.05, 5)
+    async with (
+        completing(watched.server, model, every_s=every_s, taking_s=taking_s),
+        watched.watching(model, may_reload=True, restarts=True),
+    ):
+        await asyncio.sleep(1.0)
+    assert bool(watched.server.control) is hangs
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_a_busy_step_explains_that_an_ensemble_does_not_answer(watched: Watched, hangs: bool) -> None:
+    """The canary itself is completed by the first step, in no time."""
+    await hang(watched, 5)
+    async with (
+        completing(watched.server, "step", every_s=0.05, taking_s=0.001 if hangs else 5.0),
+        watched.watching("a", steps={"a": {"step"}}, may_reload=True),
+    ):
+        await asyncio.sleep(1.0)
+    assert bool(watched.server.control) is hangs
+
+
+async def test_a_slow_execution_is_not_interrupted(watched: Watched) -> None:
+    """Several canaries time out until the model completes something: it is not ready, but not reloaded."""
+    await hang(watched, 5)
+    async with (
+        completing(watched.server, "a", every_s=0.3, taking_s=0.3),
+        watched.watching("a", deadline_s=0.5, may_reload=True, restarts=True),
+    ):
+        await eventually(lambda: watched.health.hung_models == {"a"})
+        await eventually(lambda: not watched.health.hung_models)
+        await asyncio.sleep(1.0)
+    assert (watched.server.control, watched.restarts) == ([], 0)
+
+
+async def test_a_model_that_answers_other_calls_does_not_hang(watched: Watched) -> None:
+    """Its canaries time out, and the short deadlines of other calls pass."""
+    await hang(watched, 5)
+
+    async def calls() -> None:
+        while True:
+            watched.health.progress.answered("a", "ModelInfer", 0.01)
+            await watched.call("a", 0.05)
+
+    async with running(calls()), watched.watching("a", "b", may_reload=True, restarts=True):
+        await asyncio.sleep(1.0)
+    assert (watched.health.hung_models, watched.server.control, watched.restarts) == (set(), [], 0)
+
+
+async def test_a_server_without_statistics_is_not_judged(watched: Watched) -> None:
+    await hang(watched, 5)
+    watched.server.has_statistics = False
+    async with watched.watching("a", may_reload=True, restarts=True):
         await asyncio.sleep(0.5)
     assert (watched.health.hung_models, watched.server.control, watched.restarts) == (set(), [], 0)
 

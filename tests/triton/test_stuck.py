@@ -11,6 +11,7 @@ from tritonclient.grpc import service_pb2 as pb
 from app.domain.deadline import Deadline
 from app.domain.errors import DeadlineExceeded
 from app.domain.inference import InferenceRequest
+from app.triton import examination as examination_module
 from app.triton import progress as progress_module
 from app.triton import stuck as stuck_module
 from app.triton.engine import TritonEngine
@@ -77,6 +78,7 @@ class Watched:
 @pytest.fixture(autouse=True)
 def short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_module, "SILENCE_S", 0.1)
+    monkeypatch.setattr(examination_module, "HUNG_S", 0.25)
     monkeypatch.setattr(stuck_module, "POLL_S", 0.01)
     monkeypatch.setattr(stuck_module, "FIRST_DELAY_S", 0.01)
 
@@ -162,6 +164,32 @@ async def test_an_unreachable_triton_is_not_stuck(watched: Watched) -> None:
         watched.engine = TritonEngine(channel, health=watched.health)
         async with watched.watching("a", restarts=True):
             await asyncio.sleep(0.3)
+    assert (watched.health.progress.is_stuck, watched.restarts) == (False, 0)
+
+
+async def test_a_busy_triton_is_not_restarted(watched: Watched) -> None:
+    """Its only model executes requests that nobody waits for any more."""
+    await watched.answer_once("a")
+    watched.server.silent = {"a"}
+    await watched.time_out("a")
+
+    async def complete() -> None:
+        while True:
+            await asyncio.sleep(0.15)
+            watched.server.completed_s.setdefault("a", []).append(0.15)
+
+    async with running(complete()), watched.watching("a", restarts=True):
+        await asyncio.sleep(1.5)
+    assert (watched.health.progress.is_stuck, watched.restarts) == (False, 0)
+
+
+async def test_a_triton_is_not_stuck_while_a_request_may_take_longer(watched: Watched) -> None:
+    await watched.answer_once("a")
+    watched.server.silent = {"a"}
+    await watched.time_out("a")
+    watch = StuckWatch(watched.engine, watched.health.progress, Samples("a", deadline_s=30.0), restart=watched.restart)
+    async with running(watch.run()):
+        await asyncio.sleep(1.0)
     assert (watched.health.progress.is_stuck, watched.restarts) == (False, 0)
 
 

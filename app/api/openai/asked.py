@@ -73,8 +73,7 @@ def _timeout_of(pick: Pick[Any], pipeline: Pipeline) -> float | None:
     """Returns the longest deadline of a request to the pipeline, whole or as a stream; None if it is not served."""
     if pipeline.openai is None or pick(pipeline.openai) is None:
         return None
-    stream = pipeline.spec.stream
-    return pipeline.timeout_s if stream is None else max(pipeline.timeout_s, stream.timeout_s)
+    return pipeline.longest_timeout_s
 
 
 def form_of(pipeline: Pipeline, pick: Pick[Form], what: str) -> Form:

@@ -101,7 +101,7 @@ def stub_killed(model: str) -> Fault:
 
     async def fault(stand: Stand, traffic: Traffic, _lasts_s: float) -> None:
         deaths = stand.gateway.metric("stub_deaths_total")
-        for process in processes_of(stand.triton, model):
+        for process in processes_of(stand.triton.pid, model):
             os.kill(process, signal.SIGKILL)
 
         def is_repaired() -> bool:

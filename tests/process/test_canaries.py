@@ -1,0 +1,35 @@
+"""The samples of a catalog's pipelines are canaries."""
+
+from pathlib import Path
+
+import pytest
+
+from app.pipelines.catalog import Catalog
+from app.process.canaries import SampleCanaries
+from tests.fakes.engine import FakeEngine
+from tests.fakes.models import ensemble, model
+
+STEP = model("X FP32 [1]", "Y FP32 [1]", name="step")
+
+
+@pytest.mark.parametrize(
+    ("other", "deadline_s"),
+    [
+        ("model: step, timeout_s: 300", 300.0),
+        ("model: step, timeout_s: 20, stream: {timeout_s: 400}", 400.0),
+        ("model: step, timeout_s: 1", 30.0),
+        ("model: unrelated, timeout_s: 300", 30.0),
+    ],
+)
+async def test_the_deadline_is_the_longest_of_the_pipelines_that_share_a_model(
+    tmp_path: Path, other: str, deadline_s: float
+) -> None:
+    """30 s is the deadline of requests that name a model in place of a pipeline."""
+    unrelated = model("X FP32 [1]", "Y FP32 [1]", name="unrelated")
+    sampled = "{model: chain, timeout_s: 2, sample: {X: [1.0]}}"
+    (tmp_path / "gateway.yaml").write_text(f"pipelines: {{sampled: {sampled}, other: {{{other}}}}}")
+    catalog = Catalog(FakeEngine.of(ensemble("chain", STEP), STEP, unrelated), tmp_path / "gateway.yaml")
+    catalog.load_file()
+    await catalog.refresh()
+    (canary,) = SampleCanaries(catalog).all()
+    assert (canary.models, canary.deadline_s) == ({"chain", "step"}, deadline_s)

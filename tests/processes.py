@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -107,13 +108,16 @@ def running_triton(options: EmbeddedOptions, *, restarts: bool = False) -> Itera
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     server = EmbeddedTriton(replace(options, exit_timeout_s=EXIT_S))
+    watch: Future[None] | None = None
     try:
         asyncio.run_coroutine_threadsafe(server.start(), loop).result(START_S)
         if restarts:
-            asyncio.run_coroutine_threadsafe(server.watch(), loop)
+            watch = asyncio.run_coroutine_threadsafe(server.watch(), loop)
         yield server
     finally:
         asyncio.run_coroutine_threadsafe(server.stop(), loop).result(START_S)
+        if watch is not None:
+            watch.result(START_S)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()

@@ -4,7 +4,6 @@ Triton executes requests although their callers do not wait any more. So a model
 busy for minutes. Triton's statistics count the requests that it completes in this time.
 """
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -30,7 +29,6 @@ class Verdict(Enum):
 
 async def examine(engine: TritonEngine, progress: Progress, canary: Canary, method: str) -> Verdict:
     """Sends the canary with the gRPC method ``method``."""
-    began = time.monotonic()
     timeout_s = progress.timeout_s(canary.request.model)
     canary = replace(canary, is_decoupled=method == "ModelStreamInfer")
     try:
@@ -40,9 +38,7 @@ async def examine(engine: TritonEngine, progress: Progress, canary: Canary, meth
         after = await _completed(engine, canary)
     except GatewayError:
         return Verdict.UNKNOWN
-    if progress.has_answered_since(canary.request.model, began) or _is_busy(canary, before, after, timeout_s):
-        return Verdict.WORKS
-    return Verdict.SILENT
+    return Verdict.WORKS if _is_busy(canary, before, after, timeout_s) else Verdict.SILENT
 
 
 def hung_after_s(canary: Canary, progress: Progress) -> float:

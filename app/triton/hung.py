@@ -49,6 +49,8 @@ class HungModels:
         self._restarts = Backoff(FIRST_RESTART_S, LONGEST_RESTART_S)
         self._reloading = asyncio.Lock()
         self._examined: set[str] = set()
+        self._silences_s: dict[str, float] = {}
+        """How long a model must be silent until it is not ready. It grows when a slow model was silent that long."""
 
     async def run(self) -> None:
         """Runs until cancelled. Each suspected model has a task of its own."""
@@ -61,9 +63,10 @@ class HungModels:
                         group.create_task(self._examine(model))
 
     async def _examine(self, model: str) -> None:
+        began = time.monotonic()
         try:
-            if await self._is_silent(model, 0.0):
-                await self._refuse_while_silent(model)
+            if await self._is_silent(model, self._silences_s.get(model, 0.0)):
+                await self._refuse_while_silent(model, began)
         finally:
             self._progress.unanswered_by_model.pop(model, None)
             self._examined.discard(model)
@@ -78,24 +81,27 @@ class HungModels:
             canaries += 1
         return True
 
-    async def _refuse_while_silent(self, model: str) -> None:
+    async def _refuse_while_silent(self, model: str, since: float) -> None:
         self._health.hung_models.add(model)
         _log.error("model '%s' does not answer although Triton is live: it is not ready", model)
         try:
-            await self._repair_while_silent(model)
+            if await self._hangs(model):
+                await self._repair(model)
+            elif not self._progress.is_stuck:
+                self._silences_s[model] = 2 * (time.monotonic() - since)
         finally:
             self._health.restart_wanted_by.discard(model)
             self._health.hung_models.discard(model)
         _log.info("model '%s' works again, or Triton cannot be reached", model)
 
-    async def _repair_while_silent(self, model: str) -> None:
-        is_hung = await self._hangs(model)
-        if is_hung and self._may_reload:
+    async def _repair(self, model: str) -> None:
+        if self._may_reload:
             await self._reload(model)
-            is_hung = await self._hangs(model)
-        while is_hung:
+            if not await self._hangs(model):
+                return
+        await self._ask_for_restart(model)
+        while await self._hangs(model):
             await self._ask_for_restart(model)
-            is_hung = await self._hangs(model)
 
     async def _hangs(self, model: str) -> bool:
         """Waits until the model works, or counts as hung."""
@@ -143,8 +149,9 @@ class HungModels:
         canary = self._canary(model)
         if canary is None or not self._progress.has_answered(model):
             return Verdict.UNKNOWN
-        method = "ModelStreamInfer" if canary.is_decoupled else "ModelInfer"
-        return await examine(self._engine, self._progress, canary, method)
+        began, method = time.monotonic(), "ModelStreamInfer" if canary.is_decoupled else "ModelInfer"
+        verdict = await examine(self._engine, self._progress, canary, method)
+        return Verdict.WORKS if self._progress.has_answered_since(model, began) else verdict
 
     def _canary(self, model: str) -> Canary | None:
         return next((canary for canary in self._canaries.all() if canary.request.model == model), None)

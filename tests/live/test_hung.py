@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -182,9 +182,10 @@ def flood(gateway: GatewayProcess, seconds: float) -> Counter[int]:
         while time.monotonic() < ends:
             url, body = f"{gateway.url}/v1/pipelines/scripted", {"script": '{"sleep_s": 21}'}
             headers = {"X-Request-Timeout": "1", "Connection": "close"}
-            answer = await http.post(url, json=body, headers=headers)
-            statuses[answer.status_code] += 1
-            await asyncio.sleep(2.0 if answer.status_code in {429, 503} else 0.0)
+            with suppress(httpx.TransportError):  # a request that is refused before its body is read
+                answer = await http.post(url, json=body, headers=headers)
+                statuses[answer.status_code] += 1
+            await asyncio.sleep(2.0)
 
     async def clients() -> None:
         limits = httpx.Limits(max_connections=None)
@@ -207,7 +208,7 @@ def test_a_slow_model_is_never_reloaded_or_restarted(
     tmp_path: Path, embedded: dict[str, str], sample: str, others: bool
 ) -> None:
     document = yaml.safe_load(CONFIG)
-    document["pipelines"]["scripted"] |= {"sample": {"script": sample}, "timeout_s": 25}
+    document["pipelines"]["scripted"] |= {"sample": {"script": sample}, "timeout_s": 25, "limits": {"in_flight": 200}}
     if not others:
         del document["pipelines"]["other"]
     (tmp_path / "gateway.yaml").write_text(yaml.safe_dump(document))
@@ -215,9 +216,10 @@ def test_a_slow_model_is_never_reloaded_or_restarted(
         triton = pid_of_triton(gateway)
         statuses = flood(gateway, 180.0)
         logging.info("statuses %s", dict(statuses))
-        assert statuses[504] > 100
+        assert statuses[504] >= 100
         for line in ("was unloaded and loaded", "could not be loaded", "is restarted", "is stuck", "is killed"):
             assert line not in gateway.log
+        assert gateway.log.count("it is not ready") <= 3
         assert pid_of_triton(gateway) == triton
         assert liveness(gateway) == 200
 

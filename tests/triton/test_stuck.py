@@ -28,6 +28,7 @@ class Server(FakeTriton):
     def __init__(self) -> None:
         super().__init__(unary=self._unary, streamed=self._streamed)
         self.silent: set[str] = set()
+        self.silent_streams = False
 
     async def _unary(self, request: pb.ModelInferRequest, context: object) -> pb.ModelInferResponse:
         await self._wait(request)
@@ -36,6 +37,8 @@ class Server(FakeTriton):
     async def _streamed(
         self, request: pb.ModelInferRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.ModelStreamInferResponse]:
+        while self.silent_streams:
+            await asyncio.sleep(0.01)
         await self._wait(request)
         yield piece(final=True)
 
@@ -115,6 +118,23 @@ async def test_stuck_streams_are_detected_despite_unary_answers(watched: Watched
         await eventually(lambda: watched.health.progress.is_stuck)
 
 
+async def test_stuck_streams_are_detected_during_unary_answers(watched: Watched) -> None:
+    await watched.answer_once("a")
+    watched.server.silent_streams = True
+    for _ in range(2):
+        with suppress(DeadlineExceeded):
+            await anext(watched.engine.infer_stream(InferenceRequest("a", ()), Deadline.after(0.05)))
+
+    async def calls() -> None:
+        while True:
+            await watched.answer_once("a")
+            await asyncio.sleep(0.01)
+
+    async with running(calls()), watched.watching("a"):
+        await eventually(lambda: watched.health.progress.is_stuck)
+        watched.health.progress.is_stuck = False  # the calls would be refused
+
+
 async def test_an_embedded_triton_is_restarted(watched: Watched) -> None:
     await watched.answer_once("a")
     watched.server.silent = {"a"}
@@ -175,8 +195,8 @@ async def test_a_busy_triton_is_not_restarted(watched: Watched) -> None:
 
     async def complete() -> None:
         while True:
-            await asyncio.sleep(0.15)
-            watched.server.completed_s.setdefault("a", []).append(0.15)
+            await asyncio.sleep(0.05)
+            watched.server.completed_s.setdefault("a", []).append(0.05)
 
     async with running(complete()), watched.watching("a", restarts=True):
         await asyncio.sleep(1.5)

@@ -19,7 +19,7 @@ from app.triton.stuck import UNANSWERED, Restart
 
 POLL_S = 1.0
 CANARIES = 2
-"""The number of consecutive canaries without an answer that confirm that a model hangs."""
+"""The number of consecutive canaries without an answer, after which a model is not ready."""
 RELOAD_S = 60.0
 """Timeout of a reload. In a Triton whose threads are in a deadlock, a reload does not end."""
 FIRST_RESTART_S = 60.0

@@ -16,7 +16,7 @@ from app.domain.background import BackgroundTasks
 from app.domain.calls import NO_OBSERVER, CallObserver
 from app.domain.deadline import FLOOR_S, Deadline
 from app.domain.engine import Document, Engine
-from app.domain.errors import DeadlineExceeded, GatewayError, ModelNotReady, UnknownModel, UpstreamProtocol
+from app.domain.errors import DeadlineExceeded, GatewayError, ModelError, ModelNotReady, UnknownModel, UpstreamProtocol
 from app.domain.inference import InferenceRequest, InferenceResponse
 from app.domain.model import ModelConfig, ModelState
 from app.triton.abandoned import SELF_END_S, cancel_abandoned
@@ -45,6 +45,8 @@ from app.triton.watched import WatchedCall
 CONTROL_TIMEOUT_S = 5.0
 """For health, index and configuration calls, which Triton answers within milliseconds."""
 LOAD_TIMEOUT_S = 600.0
+EARLY_S = 0.1
+"""A model may see the deadline this much earlier: it gets whole milliseconds, and has a clock of its own."""
 _INFER = path_of("ModelInfer")
 _STREAM_INFER = path_of("ModelStreamInfer")
 
@@ -151,6 +153,14 @@ class TritonEngine(Engine):
             )
 
     async def infer(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
+        try:
+            return await self._infer(request, deadline)
+        except ModelError as exc:
+            if _stopped_at(deadline, exc):
+                raise DeadlineExceeded(f"Model '{request.model}' stopped at the deadline.") from exc
+            raise
+
+    async def _infer(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
         timeout_s = _timeout_s(deadline, request.model)
         with WatchedCall(request, "ModelInfer", self._observer, self._health) as watched:
             if self._lane is None:
@@ -247,6 +257,12 @@ class TritonEngine(Engine):
     async def close(self) -> None:
         """Waits until every abandoned stream is cancelled."""
         await self._cancelling.close()
+
+
+def _stopped_at(deadline: Deadline, error: ModelError) -> bool:
+    """Whether a model that knows the deadline answered CANCELLED shortly before the call itself would have ended."""
+    is_cancelled = error.upstream is not None and error.upstream.grpc_code == "CANCELLED"
+    return is_cancelled and deadline.remaining_s() <= EARLY_S
 
 
 def _decoded(answer: bytes) -> service_pb2.ModelInferResponse:

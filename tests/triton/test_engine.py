@@ -380,6 +380,19 @@ class TestStream:
         await asyncio.wait_for(triton.cancelled.wait(), LONG_S)
 
 
+@pytest.mark.parametrize(("seconds", "error"), [(0.09, DeadlineExceeded), (LONG_S, ModelError)])
+async def test_a_model_that_stops_at_the_deadline_is_not_a_failed_model(
+    triton: FakeTriton, engine: TritonEngine, seconds: float, error: type[GatewayError]
+) -> None:
+    async def stopped(request: pb.ModelInferRequest, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:
+        await context.abort(grpc.StatusCode.CANCELLED, "in ensemble 'm', cancelled")
+        raise AssertionError
+
+    triton.unary = stopped
+    with pytest.raises(error):
+        await engine.infer(REQUEST, Deadline.after(seconds))
+
+
 class TestBeforeTheCall:
     async def test_a_passed_deadline_sends_no_request(
         self, engine: TritonEngine, triton: FakeTriton, calls: Calls

@@ -13,7 +13,9 @@ import pytest
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 
+from tests.browser.firefox import Firefox, running_firefox
 from tests.browser.page import ConsolePage
+from tests.browser.tab import ChromiumTab, Tab
 from tests.conftest import Require
 from tests.environments import npm_environment
 from tests.processes import GatewayProcess
@@ -50,12 +52,30 @@ def chromium(require: Require, tmp_path_factory: pytest.TempPathFactory) -> Iter
     options.binary_location = str(binary)
     for flag in [*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"]:
         options.add_argument(flag)
+    options.accept_insecure_certs = True
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     with short_path(tmp_path_factory.mktemp("sockets")) as temporary:
         browser = Chrome(options, Service(str(driver), env=os.environ | {"TMPDIR": str(temporary)}))
         browser.set_script_timeout(30)
         yield browser
         browser.quit()
+
+
+@pytest.fixture(scope="session")
+def firefox(require: Require, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Firefox]:
+    binary = shutil.which("firefox-esr") or shutil.which("firefox")
+    require(binary, "there is no firefox-esr: `make system-packages` installs it")
+    with running_firefox(str(binary), tmp_path_factory.mktemp("firefox")) as browser:
+        yield browser
+
+
+@pytest.fixture(params=["chromium", "firefox"])
+def tab(request: pytest.FixtureRequest) -> Tab:
+    """A test with this fixture runs in each browser."""
+    if request.param == "firefox":
+        tab: Tab = request.getfixturevalue("firefox")
+        return tab
+    return ChromiumTab(request.getfixturevalue("browser"))
 
 
 @pytest.fixture

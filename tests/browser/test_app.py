@@ -1,0 +1,172 @@
+"""An app on another origin, with API keys, in Chromium and Firefox: direct, and behind nginx with TLS and HTTP/2."""
+
+import json
+import subprocess
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from app.triton.embedded.server import EmbeddedTriton
+from tests.browser.tab import Tab
+from tests.conftest import Require
+from tests.docs.pages import ROOT
+from tests.environments import npm_environment
+from tests.fakes.certificates import Authority
+from tests.fakes.keys import entry, key_text, write_keys
+from tests.live.nginx import documented_server, running_nginx
+from tests.live.test_cancellation import eventually
+from tests.processes import GatewayProcess, free_ports, running_gateway
+
+APP = Path(__file__).parent / "npm_app"
+SLOW = {"interval_s": 0.05}
+PROTOCOLS = {"direct": "http/1.1", "nginx": "h2"}
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """The origin of the app, and the folder of its files."""
+    folder = tmp_path_factory.mktemp("app")
+    for path in (APP / "index.html", APP / "app.js", ROOT / "samples" / "sign.png"):
+        (folder / path.name).write_bytes(path.read_bytes())
+    handler: Any = partial(_Quiet, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", folder
+        server.shutdown()
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def called(
+    triton: EmbeddedTriton, config_path: Path, pages: tuple[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayProcess]:
+    """A gateway with keys that allows calls of the app."""
+    folder = tmp_path_factory.mktemp("called")
+    keys = write_keys(folder / "keys.yaml", entry("app"))
+    settings = {"triton_url": triton.grpc_url, "config": str(config_path), "api_keys_file": str(keys)}
+    with running_gateway(folder / "gateway", cors_origins=pages[0], drain_s="1", **settings) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def nginx_url(called: GatewayProcess, tmp_path_factory: pytest.TempPathFactory, require: Require) -> Iterator[str]:
+    folder, (port,) = tmp_path_factory.mktemp("nginx"), free_ports(1)
+    with running_nginx(folder, require, port, documented_server(port, called.url, Authority(folder))):
+        yield f"https://127.0.0.1:{port}"
+
+
+@pytest.fixture(params=["direct", "nginx"])
+def way(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def app(tab: Tab, way: str, called: GatewayProcess, pages: tuple[str, Path], request: pytest.FixtureRequest) -> Tab:
+    """The tab with the app, which calls the gateway directly or through nginx."""
+    url = called.url if way == "direct" else request.getfixturevalue("nginx_url")
+    tab.open(f"{pages[0]}/?{urlencode({'gateway': url, 'key': key_text('app')})}")
+    return tab
+
+
+@pytest.fixture(scope="module")
+def bundle(pages: tuple[str, Path], require: Require) -> None:
+    """Adds the chat with its libraries to the files of the app."""
+    folder = npm_environment("app-in-a-page", APP, require)
+    options = ["--bundle", "--format=esm", "--minify", "--log-level=error", f"--outfile={pages[1] / 'chat.js'}"]
+    subprocess.run([folder / "node_modules" / ".bin" / "esbuild", "chat.js", *options], cwd=folder, check=True)
+
+
+def script(**keys: Any) -> str:
+    return json.dumps(SLOW | keys)
+
+
+def test_an_upload_is_answered(app: Tab, way: str) -> None:
+    assert app.call("() => upload()")["texts"][0] == "Hello Triton gateway"
+    assert app.call("protocolOf", "/v1/pipelines/ocr") == PROTOCOLS[way], "the page reads no times of other origins"
+
+
+@pytest.mark.parametrize("mib", [9, 20, 60])
+def test_an_upload_that_is_too_large_is_413(app: Tab, mib: int) -> None:
+    error = app.call("(size) => errorOf(upload(size))", str(mib << 20))
+    assert (error["status"], error["code"]) == (413, "payload_too_large")
+
+
+def test_a_stream_is_read_to_its_end(app: Tab) -> None:
+    assert app.call("read", script(outputs=5)) == ["output"] * 5 + ["done"]
+    failing = script(outputs=2, then="error", error={"code": "INTERNAL", "message": "no"})
+    assert app.call("read", failing) == ["output", "output", "error"]
+
+
+def test_a_stopped_stream_is_cancelled_in_the_model(app: Tab, tmp_path: Path) -> None:
+    notice = tmp_path / "notice"
+    assert app.call("read", script(outputs=1000, notice=str(notice)), "3") == ["output"] * 3 + ["AbortError"]
+    eventually(lambda: notice.exists() and bool(notice.read_text()))
+
+
+def test_a_stream_is_resumed_after_a_reload(app: Tab) -> None:
+    assert app.call("start", script(outputs=20)) == [[number, "output"] for number in (1, 2, 3)]
+    app.reload()
+    rest = app.call("() => resume()")
+    assert rest == [[number, "output"] for number in range(4, 21)] + [[21, "done"]]
+
+
+def test_errors_are_readable(app: Tab) -> None:
+    wrong = app.call("() => errorOf(post('/v1/pipelines/write', {prompt: 'x', max_tokens: 9999}))")
+    assert (wrong["status"], wrong["code"]) == (422, "invalid_input")
+    unknown = app.call("() => errorOf(call('/v1/pipelines/nothing'))")
+    assert (unknown["status"], unknown["code"]) == (404, "unknown_pipeline")
+
+
+@pytest.mark.parametrize("name", ["User-Agent", "baggage", "sentry-trace", "tracestate", "Idempotency-Key"])
+def test_headers_of_libraries_are_allowed(app: Tab, name: str) -> None:
+    assert app.call("withHeader", name) == 200
+
+
+def test_another_header_is_refused_by_the_browser(app: Tab) -> None:
+    assert app.call("() => errorOf(withHeader('X-Tenant'))")["name"] == "TypeError"
+
+
+class TestLibraries:
+    """The AI SDK of Vercel and OpenAI's client in the page."""
+
+    @pytest.fixture
+    def chat(self, app: Tab, bundle: None) -> Tab:
+        app.call("async () => { await import('./chat.js'); }")
+        return app
+
+    @pytest.fixture(params=["direct", pytest.param("nginx", marks=pytest.mark.full)])
+    def way(self, request: pytest.FixtureRequest) -> str:
+        return str(request.param)
+
+    def test_use_chat_streams_an_answer(self, chat: Tab) -> None:
+        said = chat.call("say", script(outputs=3, texts=["61", "62", "63"]))
+        assert said == {"status": "ready", "said": "abc"}
+
+    def test_use_chat_stops_an_answer(self, chat: Tab, tmp_path: Path) -> None:
+        notice = tmp_path / "notice"
+        said = chat.call("say", script(outputs=60, texts=["61"], notice=str(notice)), "5")
+        assert said["status"] == "ready"
+        assert 5 <= len(said["said"]) < 60
+        eventually(lambda: notice.exists() and bool(notice.read_text()))
+
+    def test_use_chat_shows_an_error(self, chat: Tab) -> None:
+        said = chat.call("say", script(outputs=0, then="error", error={"code": "INTERNAL", "message": "no"}))
+        assert said["status"] == "error"
+        assert said["error"]
+
+    def test_openais_client_streams_an_answer(self, chat: Tab) -> None:
+        assert chat.call("complete", script(outputs=3, texts=["61", "62", "63"])) == {"text": "abc"}
+
+    def test_openais_client_does_not_repeat_what_cannot_succeed(self, chat: Tab) -> None:
+        failed = chat.call("complete", script(outputs=0, then="error", error={"code": "INTERNAL", "message": "no"}))
+        assert failed == {"status": 502, "code": "model_error", "requests": 1}

@@ -5,9 +5,7 @@ The programs in ``generators/`` send one image as JSON, as a form and as bytes, 
 
 import base64
 import json
-import os
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +16,12 @@ from tests.environments import npm_environment
 from tests.fakes.keys import key_text
 from tests.live.openapi_document import CHECKED_IN, ROOT, document_at, settings_in
 from tests.processes import GatewayProcess, StartGateway
+from tests.typescript.building import call
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
 FILES = Path(__file__).parent / "generators"
 BLANK = "data:image/png;base64," + base64.b64encode((ROOT / "samples" / "blank.png").read_bytes()).decode()
-NO_NETWORK = {"REDOCLY_TELEMETRY": "off", "REDOCLY_SUPPRESS_UPDATE_NOTICE": "true", "NO_UPDATE_NOTIFIER": "1"}
 GENERATE = {
     "openapi_typescript": ["openapi-typescript", "openapi.json", "-o", "openapi-typescript.ts"],
     "hey_api": [
@@ -33,15 +31,6 @@ GENERATE = {
     "orval": ["orval", "--config", "orval.config.ts"],
 }
 """The calls that docs/how-to/react.md shows."""
-
-
-def call(folder: Path, *command: str) -> str:
-    environment = os.environ | NO_NETWORK | {"PATH": f"{folder}/node_modules/.bin:{os.environ['PATH']}"}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, f"{' '.join(command)}: {(done.stdout + done.stderr)[-4000:]}"
-    return done.stdout
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,98 @@
+"""The React hook ``samples/useStream.ts`` in a page of another origin, with StrictMode."""
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import httpx
+import pytest
+from selenium.webdriver import Chrome
+
+from tests.browser.page import ConsolePage
+from tests.conftest import Require
+from tests.environments import ROOT
+from tests.live.test_cancellation import eventually
+from tests.processes import GatewayProcess, StartGateway
+from tests.typescript.building import built_client
+
+pytestmark = pytest.mark.timeout(400)
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def origin(require: Require, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The origin of a server with the page."""
+    folder = tmp_path_factory.mktemp("app")
+    shutil.copy(built_client(require) / "page.js", folder)
+    (folder / "index.html").write_text(
+        '<!doctype html><title>app</title><div id="root"></div><script src="page.js"></script>'
+    )
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture
+def gateway_of_app(start_gateway: StartGateway, origin: str) -> GatewayProcess:
+    return start_gateway(config=str(ROOT / "gateway.yaml"), cors_origins=origin)
+
+
+@pytest.fixture
+def app(browser: Chrome, origin: str, gateway_of_app: GatewayProcess) -> Callable[[], ConsolePage]:
+    def opened() -> ConsolePage:
+        browser.get(f"{origin}/index.html?gateway={gateway_of_app.url}")
+        page = ConsolePage(browser)
+        page.wait_for("#state")
+        return page
+
+    return opened
+
+
+def tokens(gateway: GatewayProcess) -> str:
+    body = {"prompt": "The for statement", "max_tokens": 512, "temperature": 0}
+    answer = httpx.post(f"{gateway.url}/v1/pipelines/write", json=body, timeout=60).json()
+    return " ".join(map(str, answer["token_id"]))
+
+
+def test_a_stream_survives_a_reload(app: Callable[[], ConsolePage], gateway_of_app: GatewayProcess) -> None:
+    page = app()
+    page.click("#start")
+    page.wait_for("#tokens", " ")
+    page.browser.refresh()
+    page.wait_for("#state", "done")
+    assert page.one("#tokens").text == tokens(gateway_of_app)
+    page.browser.refresh()
+    page.wait_for("#state", "idle")
+
+
+def active_streams(gateway: GatewayProcess) -> int:
+    statistics: dict[str, Any] = httpx.get(f"{gateway.url}/v1/statistics").json()
+    return int(statistics["pipelines"]["write"]["active_streams"])
+
+
+def test_stop_ends_the_stream(app: Callable[[], ConsolePage], gateway_of_app: GatewayProcess) -> None:
+    page = app()
+    for is_early in (True, False):
+        page.click("#start")
+        if not is_early:
+            page.wait_for("#tokens", " ")
+        page.click("#stop")
+        page.wait_for("#state", "stopped")
+        eventually(lambda: active_streams(gateway_of_app) == 0)
+        page.browser.refresh()
+        page.wait_for("#state", "idle")
+
+
+def test_a_problem_is_the_error(app: Callable[[], ConsolePage]) -> None:
+    page = app()
+    page.click("#wrong")
+    page.wait_for("#state", "failed")
+    assert page.one("#error").text == "'max_tokens' must be an integer <= 512."

@@ -1,0 +1,35 @@
+"""Runs npm programs, and compiles the client of ``samples/`` with the programs of ``client/``."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from tests.conftest import Require
+from tests.environments import npm_environment
+from tests.live.openapi_document import CHECKED_IN, ROOT
+
+FILES = Path(__file__).parent / "client"
+NO_NETWORK = {"REDOCLY_TELEMETRY": "off", "REDOCLY_SUPPRESS_UPDATE_NOTICE": "true", "NO_UPDATE_NOTIFIER": "1"}
+
+
+def call(folder: Path, *command: str) -> str:
+    """Runs an npm program and returns its output."""
+    environment = os.environ | NO_NETWORK | {"PATH": f"{folder}/node_modules/.bin:{os.environ['PATH']}"}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, f"{' '.join(command)}: {(done.stdout + done.stderr)[-4000:]}"
+    return done.stdout
+
+
+def built_client(require: Require) -> Path:
+    """Returns a folder with ``calls.mjs`` for Node and ``page.js`` for browsers, compiled in strict mode."""
+    folder = npm_environment("gateway-client", FILES, require)
+    for path in (CHECKED_IN, ROOT / "samples" / "client.ts", ROOT / "samples" / "useStream.ts"):
+        shutil.copy(path, folder)
+    call(folder, "openapi-typescript", "openapi.json", "-o", "api.ts")
+    call(folder, "tsc", "--project", "tsconfig.json")
+    call(folder, "esbuild", "calls.ts", "--bundle", "--platform=node", "--format=esm", "--outfile=calls.mjs")
+    call(folder, "esbuild", "page.tsx", "--bundle", "--jsx=automatic", "--outfile=page.js")
+    return folder

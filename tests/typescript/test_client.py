@@ -1,0 +1,144 @@
+"""``samples/client.ts`` compiles in strict mode, and does in Node what its comments say."""
+
+import base64
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+import yaml
+
+from app.triton.embedded.server import EmbeddedTriton
+from tests.conftest import Require
+from tests.fakes.proxy import DroppingNetwork, network_to
+from tests.live.openapi_document import ROOT
+from tests.processes import GatewayProcess, running_gateway
+from tests.typescript.building import built_client, call
+
+pytestmark = pytest.mark.timeout(400)
+
+BLANK = "data:image/png;base64," + base64.b64encode((ROOT / "samples" / "blank.png").read_bytes()).decode()
+PIPELINES = yaml.safe_load((ROOT / "gateway.yaml").read_text())["pipelines"]
+
+
+@pytest.fixture(scope="module")
+def client(require: Require) -> Path:
+    return built_client(require)
+
+
+@pytest.fixture(scope="module")
+def limited(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    """A gateway that runs two requests at a time and has no queue."""
+    folder = tmp_path_factory.mktemp("limited")
+    write = {**PIPELINES["write"], "limits": {"in_flight": 2, "queue": 0}}
+    (folder / "samples").symlink_to(ROOT / "samples")
+    (folder / "gateway.yaml").write_text(yaml.safe_dump({"pipelines": {"write": write, "ocr": PIPELINES["ocr"]}}))
+    with running_gateway(folder, triton_url=triton.grpc_url, config=str(folder / "gateway.yaml")) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def answer_of(client: Path) -> Callable[..., Any]:
+    """Runs one of the calls in ``client/calls.ts``."""
+    return lambda name, url, *more: json.loads(call(client, "node", "calls.mjs", name, url, *more))
+
+
+def test_a_file_is_sent_as_json_a_form_or_bytes(answer_of: Callable[..., Any], limited: GatewayProcess) -> None:
+    assert answer_of("bodies", limited.url, BLANK) == ["no_text"] * 3
+
+
+def test_a_problem_has_its_fields_and_the_request_id(answer_of: Callable[..., Any], limited: GatewayProcess) -> None:
+    code, errors, has_id = answer_of("problem", limited.url)
+    assert (code, has_id) == ("invalid_input", True)
+    assert [error["field"] for error in errors] == ["max_tokens"]
+
+
+def test_refused_requests_are_sent_again(answer_of: Callable[..., Any], limited: GatewayProcess) -> None:
+    assert answer_of("crowd", limited.url) == [True] * 6
+
+
+def test_a_lost_connection_loses_no_output(answer_of: Callable[..., Any], limited: GatewayProcess) -> None:
+    whole = httpx.post(
+        f"{limited.url}/v1/pipelines/write", json={"prompt": "The for statement", "max_tokens": 12, "temperature": 0}
+    ).json()
+    port = urlsplit(limited.url).port
+    assert port
+    with network_to(port, DroppingNetwork) as network:
+        tokens, last_id, outputs = answer_of("outputs", network.url)
+        assert network.dropped
+    assert tokens == whole["token_id"]
+    assert (last_id, outputs) == ("13", 12)
+
+
+def test_a_stream_is_continued_after_an_event(answer_of: Callable[..., Any], limited: GatewayProcess) -> None:
+    assert answer_of("resumed", limited.url) == [False, 8]
+
+
+def test_an_abort_cancels_the_stream(answer_of: Callable[..., Any], limited: GatewayProcess) -> None:
+    assert answer_of("left", limited.url) == [3, "AbortError"]
+    deadline = time.monotonic() + 20
+    while "active_streams 0" not in active_streams(limited) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert "active_streams 0" in active_streams(limited)
+
+
+def active_streams(gateway: GatewayProcess) -> str:
+    pipelines = httpx.get(f"{gateway.url}/v1/statistics").json()["pipelines"]
+    return f"active_streams {pipelines['write']['active_streams']}"
+
+
+class Forgetful(BaseHTTPRequestHandler):
+    """Drops the first request for a stream without an answer, and answers other requests with a proxy's page."""
+
+    keys: ClassVar[list[str]] = []
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path != "/v1/streams":
+            self._answer(413, "text/html", "<h1>Too large</h1>")
+            return
+        self.keys.append(self.headers["Idempotency-Key"])
+        if len(self.keys) > 1:
+            self._answer(201, "application/json", '{"id": "s", "url": "/v1/streams/s", "request_id": "r"}')
+        else:
+            self.close_connection = True
+
+    def do_GET(self) -> None:
+        output = 'id: 1\nevent: output\ndata: {"token_id": [7]}\n\n'
+        done = 'id: 2\nevent: done\ndata: {"reason": "complete", "outputs": 1}\n\n'
+        self._answer(200, "text/event-stream", output + done)
+
+    def _answer(self, status: int, content_type: str, text: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def forgetful() -> Iterator[str]:
+    Forgetful.keys.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Forgetful) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_a_lost_answer_is_asked_for_with_the_same_key(answer_of: Callable[..., Any], forgetful: str) -> None:
+    assert answer_of("outputs", forgetful) == [[7], "2", 1]
+    first, second = Forgetful.keys
+    assert len(first) > 16
+    assert first == second
+
+
+def test_the_page_of_a_proxy_is_an_error_with_its_status(answer_of: Callable[..., Any], forgetful: str) -> None:
+    assert answer_of("foreign", forgetful) == [413]

@@ -5,6 +5,7 @@ import sys
 from app import cli
 from app.process import servers
 from app.process.workers import process
+from app.triton.running import RunningStream
 from benchmarks.micro.gateway import IdentityEngine
 
 
@@ -12,7 +13,7 @@ class InstantEngine(IdentityEngine):
     """Accepts the arguments of ``DirectEngine``, and has one model, ``identity``."""
 
     def __init__(self, *_: object) -> None:
-        pass
+        self.streams: set[RunningStream] = set()
 
     async def close(self) -> None:
         pass

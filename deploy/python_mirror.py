@@ -21,6 +21,7 @@ _FACTS = """
 import json, os, platform, sys, sysconfig
 name, libdir = sysconfig.get_config_var("INSTSONAME"), sysconfig.get_config_var("LIBDIR")
 libraries = [os.path.join(libdir, *rest, name) for rest in ((), (sysconfig.get_config_var("MULTIARCH") or "",))]
+libraries.append(os.path.join(sys.base_prefix, "lib", name))  # a Python that was moved after its installation
 library = next((path for path in libraries if os.path.isfile(path)), None)
 print(json.dumps({"version": sys.version_info[:3], "machine": platform.machine(), "library": library,
                   "stdlib": sysconfig.get_path("stdlib"), "program": os.path.realpath(sys._base_executable)}))

@@ -1,5 +1,6 @@
 """Reads the model repository from disk or from a running server."""
 
+import os
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -105,7 +106,8 @@ def missing_scripts(folder: Path, config: pb.ModelConfig) -> list[Path]:
     if backend_named(config) != "python":
         return []
     scripts = [folder / version / (config.default_model_filename or SCRIPT) for version in _versions(folder)]
-    return [script for script in scripts if not script.exists()]
+    # With Python before 3.14, Path.exists raises OSError for a name that is too long.
+    return [script for script in scripts if not os.path.exists(script)]  # noqa: PTH110
 
 
 def _versions(folder: Path) -> tuple[str, ...]:

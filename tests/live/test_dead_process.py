@@ -134,7 +134,7 @@ def test_several_workers_repair_the_model_once(own_triton: EmbeddedTriton, tmp_p
 def test_one_dead_process_of_two_is_repaired(own_triton: EmbeddedTriton, tmp_path: Path) -> None:
     """Only every second request fails, and the remaining process answers the sample."""
     with gateway_of(own_triton, tmp_path, repair="true") as gateway:
-        os.kill(processes_of(own_triton, "scripted")[0], signal.SIGKILL)
+        os.kill(processes_of(own_triton.pid, "scripted")[0], signal.SIGKILL)
         assert 503 in [ask(gateway).status_code for _ in range(3)]
         eventually(lambda: "model 'scripted' works again" in gateway.log, WITHIN_S)
         assert [ask(gateway).status_code for _ in range(4)] == [200] * 4

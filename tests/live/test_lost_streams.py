@@ -95,7 +95,7 @@ WAYS: dict[str, Way] = {
 
 
 def kill_the_process_of(triton: EmbeddedTriton, model: str = "scripted_stream") -> float:
-    (process,) = processes_of(triton, model)
+    (process,) = processes_of(triton.pid, model)
     os.kill(process, signal.SIGKILL)
     return time.monotonic()
 

@@ -223,6 +223,9 @@ def free_ports(count: int) -> list[int]:
 
 
 def is_free(port: int) -> bool:
+    """Browsers and Node refuse port 10080 (a "bad port" of the Fetch standard)."""
+    if port == 10080:
+        return False
     with suppress(OSError), socket.create_server(("127.0.0.1", port)):
         return True
     return False

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -67,14 +68,17 @@ def _chunk_schema(schema: dict[str, Any]) -> dict[str, Any]:
 
 @schemathesis.hook
 def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
-    """Makes valid deadlines long, and valid lists of texts short.
+    """Makes valid deadlines long, valid lists of texts short, and valid idempotency keys unique.
 
     504 is the correct answer to a short deadline, and bursts of cancellations crash Triton 2.51. The vectors of 2,048
-    texts take longer than the timeout of schemathesis.
+    texts take longer than the timeout of schemathesis. A key that was sent before has the answer of that request.
     """
     texts = case.body.get("input") if isinstance(case.body, dict) else None
     if isinstance(texts, list) and MAX_TEXTS < len(texts) <= 2048:
         case.body["input"] = texts[:MAX_TEXTS]
+    key = (case.headers or {}).get("Idempotency-Key", "")
+    if isinstance(key, str) and 0 < len(key) <= 200 and key.isascii() and key.isprintable():
+        case.headers["Idempotency-Key"] = f"{key}{uuid.uuid4().hex}"
     with contextlib.suppress(TypeError, ValueError, KeyError):
         seconds = float(case.headers["X-Request-Timeout"])
         if seconds > 0:

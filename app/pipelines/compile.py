@@ -1,7 +1,7 @@
 """Compiles a pipeline's declaration against its model's live configuration, or reports the key that does not match."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from app.domain.capacity import capacity_of
@@ -136,7 +136,15 @@ def _tensor(tensors: Iterable[TensorSpec], given: InputSpec | OutputSpec, locati
         raise PipelineMismatch((*location, "tensor"), f"has datatype {tensor.datatype}, which has no JSON form")
     if not kind_fits(given.kind, tensor.datatype):
         raise PipelineMismatch((*location, "kind"), f"'{given.kind}' does not fit {tensor.datatype}")
-    return tensor
+    return _single(tensor, (*location, "single")) if given.single else tensor
+
+
+def _single(tensor: TensorSpec, location: tuple[str, ...]) -> TensorSpec:
+    """The tensor as one with the dims [1], which every check and schema knows as a single value."""
+    if tensor.dims not in ((-1,), (1,), ()):
+        text = f"is on, but '{tensor.name}' has the dims {shape_text(tensor.dims)}; it needs [-1]"
+        raise PipelineMismatch(location, text)
+    return replace(tensor, dims=(1,))
 
 
 def _check_whole(

@@ -63,11 +63,20 @@ class OutputField:
             )
         array = tensor.array
         if array.size and not fits(array.shape, self._dims):
-            raise ContractViolation(
-                f"Output '{tensor.name}' has shape {shape_text(array.shape)}; {shape_text(self._dims)} is declared.",
-                tensor=tensor.name,
-            )
+            if array.ndim or self._dims != (1,):
+                raise self._other_shape(array.shape)
+            array = array.reshape(1)  # some backends send a scalar for the dims [1]
         return without_batch(array) if self.takes_batch else array
+
+    def _other_shape(self, shape: tuple[int, ...]) -> ContractViolation:
+        hint = None
+        if shape and self.takes_batch and fits(shape[1:], self._dims[1:]):
+            hint = f"The model wrote {shape[0]} rows for one item. With batch: true the answer has all rows."
+        return ContractViolation(
+            f"Output '{self.tensor.name}' has shape {shape_text(shape)}; {shape_text(self._dims)} is declared.",
+            tensor=self.tensor.name,
+            hint=hint,
+        )
 
     def value_of(self, array: Array) -> Any:
         """Returns the value of a non-empty array. Raises ContractViolation if the bytes are not valid JSON."""

@@ -48,6 +48,8 @@ def _check_constraints(spec: "InputSpec | ParameterSpec", *, ordered: bool, list
 class InputSpec(Section):
     tensor: str
     kind: Kind = "number"
+    single: bool = False
+    """The tensor has one free dimension, but always one element: a single value, as for the dims [1]."""
     optional: bool = False
     default: JsonValue = None
     minimum: Bound | None = None
@@ -64,6 +66,8 @@ class InputSpec(Section):
 class OutputSpec(Section):
     tensor: str
     kind: Kind = "number"
+    single: bool = False
+    """As for an input."""
     join: Join | None = None
 
     @model_validator(mode="after")

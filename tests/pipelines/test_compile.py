@@ -77,6 +77,7 @@ def test_rules_know_the_ensembles_of_the_graph() -> None:
         ({"contract": {"Z": {"max_items": 1}}}, ("contract", "Z"), "'Z' is not a tensor of the model"),
         ({"contract": {"Y": {"max_items": "n"}}}, ("contract", "Y", "max_items"), "'n' is not an integer parameter"),
         ({"batch": True}, ("batch",), "no batch dimension"),
+        ({"outputs": {"y": {"tensor": "Y", "single": True}}}, ("outputs", "y", "single"), "it needs [-1]"),
     ],
 )
 def test_mismatches_are_reported_with_their_key(

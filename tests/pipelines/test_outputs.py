@@ -47,6 +47,21 @@ class TestShapes:
         assert rendered(field("Y FP32 [2]", 8, batch=True), np.array([[1, 2], [3, 4]], F32)) == [[1, 2], [3, 4]]
         assert rendered(field("Y FP32 [1]", 8, batch=True), np.array([[1], [2]], F32)) == [1, 2]
 
+    def test_a_scalar_is_a_value_of_the_dims_1(self) -> None:
+        """vLLM's backend writes its token count so."""
+        assert rendered(field("Y UINT32 [1]"), np.array(7, np.uint32)) == 7
+
+    def test_a_single_output_has_one_element_of_a_free_dimension(self) -> None:
+        single = field("Y BYTES [-1]", single=True)
+        assert rendered(single, bytes_array([b"ab"], (1,))) == "ab"
+        with pytest.raises(ContractViolation, match=r"has shape \[2\]; \[1\] is declared"):
+            rendered(single, bytes_array([b"ab", b"cd"], (2,)))
+
+    def test_rows_that_are_not_the_items_need_batch(self) -> None:
+        with pytest.raises(ContractViolation, match=r"has shape \[3,2\]; \[1,2\] is declared") as caught:
+            rendered(field("Y FP32 [2]", 8), np.zeros((3, 2), F32))
+        assert caught.value.hint == "The model wrote 3 rows for one item. With batch: true the answer has all rows."
+
     def test_a_bare_nan_is_null(self) -> None:
         assert rendered(field("Y FP32 [1]"), np.array([np.nan], F32)) is None
 
@@ -66,7 +81,6 @@ class TestViolations:
         [
             ("Y FP32 [2]", 0, np.zeros(3, F32)),
             ("Y FP32 [2]", 0, np.zeros((1, 2), F32)),
-            ("Y FP32 [1]", 0, np.zeros((), F32)),
             ("Y FP32 [1]", 0, np.zeros(2, F32)),
             ("Y FP32 [2]", 8, np.zeros(2, F32)),
             ("Y FP32 [2]", 8, np.zeros((2, 2), F32)),

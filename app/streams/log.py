@@ -12,7 +12,9 @@ from app.streams.event import Event
 MAX_UNREAD_BYTES = 48 * 1024
 MAX_READ_BYTES = 32 * 1024
 """Limit of one read of a live log; always at least one event."""
-MAX_REPLAY_BYTES = 1024 * 1024
+MAX_REPLAY_BYTES = 16 * 1024 * 1024
+"""Limit of the events that one resumable stream keeps. A model often writes all of its outputs before the first reader
+connects. All streams together have a limit too (``quota.py``)."""
 EVENT_BYTES = 160
 """The overhead of an event in memory."""
 STALL_S = 2.0
@@ -109,6 +111,8 @@ def check_resume(after: int, first_id: int, last_id: int, *, has_ended: bool) ->
 class ReplayLog:
     """The log for readers that can disconnect and resume: keeps the newest events and drops the oldest.
 
+    The newest output stays, also when the terminal event follows it.
+
     ``after``: the id of the last event before the start of this log.
     """
 
@@ -141,7 +145,7 @@ class ReplayLog:
     def extend(self, events: Iterable[Event]) -> None:
         for event in events:
             self._add(event)
-        while self._bytes > self._max_bytes and len(self._events) > 1:
+        while self._bytes > self._max_bytes and len(self._events) > 1 + self.has_ended:
             self._drop_oldest()
         if self.changed is not None:
             self.changed()

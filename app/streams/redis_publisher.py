@@ -31,7 +31,6 @@ class Publisher:
         room: KeptInRedis,
         kept: KeptStream,
         resume_s: float,
-        max_bytes: int = MAX_REPLAY_BYTES,
     ) -> None:
         self.stream = stream
         self.start_key = ""
@@ -41,7 +40,6 @@ class Publisher:
         self._room = room
         self.resume_s = resume_s
         self.read_at = time.monotonic()
-        self._max_bytes = max_bytes
         self._sizes: deque[tuple[int, int]] = deque()
         """Id and size of each event in Redis."""
         self._total = 0
@@ -82,7 +80,8 @@ class Publisher:
         before = self._total
         self._sizes.extend((event.id, event.size + EVENT_BYTES) for event in events)
         self._total += sum(event.size + EVENT_BYTES for event in events)
-        while self._total > self._max_bytes and len(self._sizes) > 1:
+        least = 1 + events[-1].is_terminal
+        while self._total > MAX_REPLAY_BYTES and len(self._sizes) > least:
             self._drop_oldest()
         with suppress(RedisError, OSError):
             while not await self._room.grow(self.kept, self._total - before) and len(self._sizes) > 1:

@@ -120,6 +120,8 @@ class TestReplay:
         log.append(output(1))
         log.append(output(2, 100))
         assert ids(await log.read(1)) == [2]
+        log.append(done(3))
+        assert ids(await log.read(1)) == [2, 3]
 
     @pytest.mark.parametrize(("after", "is_left"), [(0, True), (1, True), (2, False)])
     def test_no_events_are_left_after_the_terminal_id(self, after: int, is_left: bool) -> None:

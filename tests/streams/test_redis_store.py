@@ -18,7 +18,7 @@ from app.domain.errors import (
     UnknownStream,
     UpstreamUnavailable,
 )
-from app.streams import redis_kept, redis_starts, redis_store, redis_tailer
+from app.streams import redis_kept, redis_publisher, redis_starts, redis_store, redis_tailer
 from app.streams.event import Event
 from app.streams.log import LiveLog
 from app.streams.quota import KEEP_LIMITS, KeepLimits
@@ -106,7 +106,10 @@ async def test_a_slow_reader_gets_every_event(redis: RedisServer, monkeypatch: p
     assert ids(slow) == list(range(1, 302))
 
 
-async def test_reading_dropped_events_raises_stream_evicted(redis: RedisServer) -> None:
+async def test_reading_dropped_events_raises_stream_evicted(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_publisher, "MAX_REPLAY_BYTES", 1_000_000)
     large = response(tensor("T", "INT32", [0] * 200_000), is_final=False)
     async with running(redis) as store:
         _, stream_id = await kept(store, 0.1, *[large] * 8, FINAL)

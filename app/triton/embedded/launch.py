@@ -71,6 +71,7 @@ class Launch:
             *_KEEPALIVE,
             *self._trace_arguments(),
             f"--exit-timeout-secs={self.options.exit_timeout_s}",
+            *self.options.arguments,
         ]
 
     def environment(self) -> dict[str, str]:

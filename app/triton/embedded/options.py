@@ -63,7 +63,7 @@ class EmbeddedOptions:
     Triton and the models inherit `environment`. Triton sends its spans to `traces_url` with OTLP over HTTP, every
     `traces_delay_ms`; None: Triton's default, 5 s, or `OTEL_BSP_SCHEDULE_DELAY`.
     `exit_timeout_s` leaves room for many models: those of this repository need 5 to 8 s on two cores, and a limit that
-    is too short makes Triton log an error.
+    is too short makes Triton log an error. `arguments` are added to Triton's command line.
     """
 
     repository: Path
@@ -75,5 +75,6 @@ class EmbeddedOptions:
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     start_timeout_s: float = 300.0
     exit_timeout_s: int = 15
+    arguments: tuple[str, ...] = ()
     first_restart_s: float = 0.5
     longest_restart_s: float = 30.0

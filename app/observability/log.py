@@ -80,8 +80,6 @@ class LineHandler(logging.Handler):
     def __init__(self, writer: LineWriter) -> None:
         super().__init__()
         self.writer = writer
-        self.is_for_programs = False
-        """Whether messages for the user at the terminal are lines of the log, too."""
 
     @property
     def json_formatter(self) -> JsonFormatter | None:
@@ -183,7 +181,6 @@ def configure_logging(level: str, style: str, worker: int | None = None, turn: T
     writer = LineWriter(sys.stderr.fileno(), turn=turn)
     handler = LineHandler(writer)
     handler.setFormatter(formatter_of(style, worker))
-    handler.is_for_programs = style == "json"
     root = logging.getLogger()
     root.setLevel(level.upper())
     root.handlers[:] = [handler]
@@ -193,8 +190,8 @@ def configure_logging(level: str, style: str, worker: int | None = None, turn: T
 
 
 def say(line: str) -> None:
-    """Writes a message for the user: as plain text, or as a line of the log with the style ``json``."""
-    if any(isinstance(handler, LineHandler) and handler.is_for_programs for handler in logging.root.handlers):
+    """Writes a message for the user: as plain text, or as a line of the log if these are JSON."""
+    if any(isinstance(handler.formatter, JsonFormatter) for handler in logging.root.handlers):
         logging.getLogger(__name__).info(line)
         return
     # Does not use rich, because its first line blocks the event loop for 30 ms.

@@ -1,4 +1,4 @@
-"""With GATEWAY_LOG_FORMAT=json each line of the log is JSON, in each mode and phase."""
+"""In a JSON log each line is JSON, in each mode and phase: with GATEWAY_LOG_FORMAT=json, and without a terminal."""
 
 import json
 import os
@@ -47,16 +47,18 @@ def test_a_gateway_with_a_remote_triton(triton: EmbeddedTriton, tmp_path: Path, 
     assert any(each.startswith("draining") for each in found)
 
 
-def test_a_gateway_that_waits_for_triton(tmp_path: Path) -> None:
+@pytest.mark.parametrize("settings", [JSON, {}], ids=["json", "auto"])
+def test_a_gateway_that_waits_for_triton(tmp_path: Path, settings: dict[str, str]) -> None:
     (port,) = free_ports(1)
-    with running_gateway(tmp_path, ready=False, triton_url=f"127.0.0.1:{port}", **JSON) as gateway:
+    with running_gateway(tmp_path, ready=False, triton_url=f"127.0.0.1:{port}", **settings) as gateway:
         eventually(lambda: "Waiting for Triton" in gateway.log, START_S)
         assert f"Waiting for Triton at 127.0.0.1:{port}." in messages(gateway)
 
 
-def test_a_gateway_with_an_embedded_triton(tmp_path: Path, models_venv: Path) -> None:
+@pytest.mark.parametrize("style", ["json", "auto"])
+def test_a_gateway_with_an_embedded_triton(tmp_path: Path, models_venv: Path, style: str) -> None:
     settings = embedded(tmp_path, models_venv, ["scripted"], ["scripted"])
-    with running_gateway(tmp_path / "gateway", **settings, **JSON) as gateway:
+    with running_gateway(tmp_path / "gateway", **settings, log_format=style) as gateway:
         eventually(lambda: "Try: " in gateway.log, START_S)
         assert any(each.startswith("Triton: 1 of 1 models ready") for each in messages(gateway))
 

@@ -1,6 +1,7 @@
 """Messages on the terminal while the process is not ready."""
 
 import asyncio
+import json
 from pathlib import Path
 
 from tests.fakes.triton import FakeTriton, serving
@@ -14,20 +15,20 @@ def config(folder: Path) -> str:
     return str(path)
 
 
-def wait_for_one(line: str, gateway: GatewayProcess) -> None:
-    eventually(lambda: line in gateway.log, 20.0)
-    assert gateway.log.count(line) == 1
+def wait_for_one(message: str, gateway: GatewayProcess) -> None:
+    eventually(lambda: message in gateway.log, 20.0)
+    assert [json.loads(line)["message"] for line in gateway.log.splitlines()].count(message) == 1
 
 
 def test_the_message_names_the_triton_that_is_not_ready(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     settings = {"triton_url": f"127.0.0.1:{port}", "config": config(tmp_path)}
     with running_gateway(tmp_path / "gateway", ready=False, **settings) as gateway:
-        wait_for_one(f"Waiting for Triton at 127.0.0.1:{port}.\n", gateway)
+        wait_for_one(f"Waiting for Triton at 127.0.0.1:{port}.", gateway)
 
 
 async def test_the_message_names_the_pipelines_that_are_not_ready(tmp_path: Path) -> None:
     async with serving(FakeTriton()) as triton:
         settings = {"triton_url": triton.url, "config": config(tmp_path)}
         with running_gateway(tmp_path / "gateway", ready=False, **settings) as gateway:
-            await asyncio.to_thread(wait_for_one, "Waiting for shown (model not ready).\n", gateway)
+            await asyncio.to_thread(wait_for_one, "Waiting for shown (model not ready).", gateway)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from app.api.exchange import Header
+from app.domain.deadline import Deadline
+from app.domain.errors import DeadlineExceeded
 from app.domain.inference import InferenceRequest
 from app.domain.tensor import BYTES, Tensor
 from app.streams.quota import KeepLimits, KeepQuota, KeptStream
@@ -43,17 +45,19 @@ class KeptAnswers:
         self._entries: dict[AnswerKey, _Entry] = {}
         self._kept: dict[KeptStream, AnswerKey] = {}
 
-    async def once(self, key: AnswerKey, digest: str, run: Callable[[], Awaitable[KeptAnswer]]) -> KeptAnswer:
+    async def once(
+        self, key: AnswerKey, digest: str, deadline: Deadline, run: Callable[[], Awaitable[KeptAnswer]]
+    ) -> KeptAnswer:
         """Returns the answer of the first request with this key, if it is kept or still runs; else that of ``run``.
 
-        Errors are not kept. Raises IdempotencyKeyReused, and the errors of ``run``.
+        Errors are not kept. Raises IdempotencyKeyReused, DeadlineExceeded, and the errors of ``run``.
         """
         while (known := self._entries.get(key)) is not None:
             if known.digest != digest:
                 raise key_reused()
             if known.answer is not None:
                 return known.answer
-            await known.ended.wait()
+            await _wait(known.ended, deadline)
         entry = self._entries[key] = _Entry(digest, asyncio.Event())
         try:
             answer = await run()
@@ -81,6 +85,14 @@ class KeptAnswers:
         if key is not None:
             self._quota.remove(kept)
             del self._entries[key]
+
+
+async def _wait(ended: asyncio.Event, deadline: Deadline) -> None:
+    try:
+        async with asyncio.timeout(deadline.remaining_s()):
+            await ended.wait()
+    except TimeoutError as exc:
+        raise DeadlineExceeded("The deadline passed while another request with this Idempotency-Key ran.") from exc
 
 
 def digest_of(request: InferenceRequest) -> str:

@@ -1,6 +1,7 @@
 """``Idempotency-Key``: repeated requests get the first answer, and the model runs once."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import httpx
 import pytest
 
 from app.api.kept_answers import AnswerKey, KeptAnswer, KeptAnswers
+from app.domain.deadline import Deadline
 from app.domain.errors import IdempotencyKeyReused, TooManyRequests
 from app.streams.quota import STREAM_BYTES, KeepLimits
 from tests.api.conftest import CONFIG, FINAL, PNG, READ, READER, WRITER, counted, word
@@ -120,6 +122,17 @@ class TestUnaryRequests:
         assert {answer.content for answer in answers} == {answers[0].content}
         assert len(api.engine.requests) == 1
 
+    async def test_a_repeated_request_waits_until_its_own_deadline(self, api: Served) -> None:
+        api.engine.answers = [1.0, READ]
+        first = asyncio.create_task(read(api))
+        await asyncio.sleep(0.05)
+        started = time.monotonic()
+        second = await read(api, **{"X-Request-Timeout": "0.1"})
+        assert (second.status_code, second.json()["code"]) == (504, "deadline_exceeded")
+        assert time.monotonic() - started < 0.8
+        assert (await first).status_code == 200
+        assert len(api.engine.requests) == 1
+
     async def test_another_body_is_422(self, api: Served) -> None:
         await read(api)
         answer = await read(api, "another note")
@@ -151,7 +164,7 @@ class TestKeptAnswers:
             runs += 1
             return self.ANSWER
 
-        await answers.once(AnswerKey(caller, "p", key), digest, run)
+        await answers.once(AnswerKey(caller, "p", key), digest, Deadline.after(20), run)
         return runs == 1
 
     async def test_the_oldest_answers_are_dropped_first(self) -> None:

@@ -80,3 +80,15 @@ def test_the_programs_send_json_a_form_and_bytes(
     call(generated, "esbuild", f"{name}.ts", "--bundle", "--platform=node", "--format=esm", f"--outfile={name}.mjs")
     printed = call(generated, "node", f"{name}.mjs", gateway.url, key_text("everything"), BLANK)
     assert json.loads(printed) == ["no_text"] * 3 + ["length", "invalid_input"]
+
+
+def test_a_stream_of_hey_api_never_shows_a_second_answer(
+    generated: Path, start_gateway: StartGateway, tmp_path: Path
+) -> None:
+    """The repeated requests are refused, because the second answer would follow the first part of the first one."""
+    gateway = start_gateway(**settings_in(tmp_path))
+    name = "hey_api_stream"
+    call(generated, "esbuild", f"{name}.ts", "--bundle", "--platform=node", "--format=esm", f"--outfile={name}.mjs")
+    found = json.loads(call(generated, "node", f"{name}.mjs", gateway.url, key_text("everything")))
+    assert found["statuses"] == [200, 400, 400]
+    assert found["ids"] == ["1", "2", "3"]

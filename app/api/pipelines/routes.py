@@ -89,7 +89,8 @@ class PipelineRoutes:
 
         digest = await asyncio.to_thread(digest_of, call.inference)
         with CancelledOnDisconnect(exchange):
-            answer = await self._answers.once(AnswerKey(exchange.record.key, call.pipeline.name, key), digest, run)
+            named = AnswerKey(exchange.record.key, call.pipeline.name, key)
+            answer = await self._answers.once(named, digest, call.deadline, run)
         exchange.record.exit_early(answer.early_exit)
         length = (b"content-length", b"%d" % len(answer.body))
         await exchange.answer((JSON, length, *answer.headers), answer.body)

@@ -16,8 +16,8 @@ _BINARY: Schema = {"schema": {"type": "string", "format": "binary"}}
 _DESCRIPTIONS = {
     "run": "Answers when the model has sent all of its responses. A request with a file may be a form, and a request "
     "of one file may be its bytes.",
-    "stream": "Sends each response of the model as an event. The stream depends on this connection; "
-    "`POST /v1/streams` starts streams that can be resumed.",
+    "stream": "Sends each response of the model as an event. The stream depends on this connection: a repeated request "
+    "with `Last-Event-ID` gets 400. `POST /v1/streams` starts streams that can be resumed.",
 }
 
 

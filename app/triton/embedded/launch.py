@@ -3,11 +3,14 @@
 import os
 import secrets
 import shlex
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from app.triton.embedded.errors import StartFailed
 from app.triton.embedded.options import EmbeddedOptions, Ports
 from app.triton.embedded.served_repository import ServedRepository
 from app.triton.embedded.wheel import ModelEnvironment
@@ -42,13 +45,12 @@ class Launch:
     def prepare(
         cls, options: EmbeddedOptions, ports: Ports, repository: ServedRepository, models: ModelEnvironment
     ) -> "Launch":
-        """Chooses the names and creates the temporary folder with Triton's backends."""
-        temporary = tempfile.gettempdir()
-        folder = Path(tempfile.mkdtemp(prefix="triton-gateway-", dir=temporary if _is_one_word(temporary) else "/tmp"))
-        models.link_backends(folder)
-        if not _is_one_word(str(repository.path)):
-            (folder / "models").symlink_to(repository.path)
-            repository = replace(repository, path=folder / "models")
+        """Chooses the names and creates the temporary folder with Triton's backends. Raises StartFailed."""
+        with _new_temporary_folder() as folder:
+            models.link_backends(folder)
+            if not _is_one_word(str(repository.path)):
+                (folder / "models").symlink_to(repository.path)
+                repository = replace(repository, path=folder / "models")
         return cls(options, ports, repository, models, secrets.token_hex(8), folder)
 
     @property
@@ -108,6 +110,24 @@ class Launch:
             yield f"--trace-config=opentelemetry,bsp_schedule_delay={self.options.traces_delay_ms}"
         yield "--trace-config=level=TIMESTAMPS"
         yield f"--trace-config=rate={_ONLY_WITH_PARENT}"
+
+
+@contextmanager
+def _new_temporary_folder() -> Iterator[Path]:
+    """Creates a folder, which is removed if the block fails. Raises StartFailed if its file system is full."""
+    folder = None
+    try:
+        temporary = tempfile.gettempdir()
+        parent = temporary if _is_one_word(temporary) else "/tmp"
+        folder = Path(tempfile.mkdtemp(prefix="triton-gateway-", dir=parent))
+        yield folder
+    except OSError as exc:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        where = exc.filename or "the folder for temporary files"
+        raise StartFailed(
+            f"Triton cannot start: {where}: {exc.strerror}. Free space there, or set TMPDIR to another folder."
+        ) from exc
 
 
 def _is_one_word(path: str) -> bool:

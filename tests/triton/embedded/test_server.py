@@ -1,6 +1,7 @@
 """The embedded server: the real Triton of the wheel with one tiny model."""
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -300,6 +301,28 @@ async def test_the_error_has_the_reason_of_an_invalid_ensemble(options, add_mode
     )
     with pytest.raises(StartFailed, match=r"NOPE"):
         await EmbeddedTriton(options).start()
+
+
+@pytest.mark.parametrize("create", ["mkdtemp", "gettempdir"])
+async def test_a_full_disk_for_temporary_files_is_an_error(options, monkeypatch, create):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, create, full)
+    with pytest.raises(StartFailed, match=r"No space left on device.*TMPDIR"):
+        await EmbeddedTriton(options).start()
+
+
+async def test_a_disk_that_fills_up_during_the_start_keeps_no_folder(options, monkeypatch, tmp_path):
+    def full(self, target):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(Path, "symlink_to", full)
+    with pytest.raises(StartFailed, match="No space left on device"):
+        await EmbeddedTriton(options).start()
+    assert not list((tmp_path / "temporary").iterdir())
 
 
 async def test_another_backend_is_an_error(options, add_model):

@@ -1,0 +1,273 @@
+"""The ways to call a model through the gateway. Each raises AssertionError if the answer is not that of Triton."""
+
+import json
+from collections.abc import Callable, Iterator
+from itertools import islice
+from random import Random
+from typing import Any
+
+import httpx
+from httpx_sse import EventSource, ServerSentEvent
+
+from tests.live.side_by_side import HEADER, with_binary
+from tests.zoo.cases import Case, Tensor, Tensors, Truth
+from tests.zoo.expected import EARLY_EXIT, body_of, event_of, is_json, is_run_of_text, joined, values_of
+from tests.zoo.kinds import Kind
+from tests.zoo.repository import BATCHED
+
+Dialect = Callable[[httpx.Client, Case, Truth, Random], None]
+
+
+def oip_binary(client: httpx.Client, case: Case, truth: Truth, random: Random) -> None:
+    """`/v2/models/{model}/infer` with binary tensors both ways."""
+    inputs = [
+        {"name": name, "datatype": tensor.datatype, "shape": tensor.shape}
+        | {"parameters": {"binary_data_size": len(tensor.raw)}}
+        for name, tensor in case.inputs.items()
+    ]
+    request = {"inputs": inputs, "parameters": {"binary_data_output": True, **case.parameters}}
+    body, headers = with_binary(request, *(tensor.raw for tensor in case.inputs.values()))
+    answer = client.post(f"/v2/models/{case.kind.name}/infer", content=body, headers=headers)
+    if _is_refused(answer, case, truth):
+        return
+    assert _tensors_of(answer) == truth.responses[0]
+
+
+def oip_json(client: httpx.Client, case: Case, truth: Truth, random: Random) -> None:
+    """`/v2/models/{model}/infer` with JSON both ways."""
+    inputs = [
+        {"name": name, "datatype": tensor.datatype, "shape": tensor.shape, "data": values_of(tensor)}
+        for name, tensor in case.inputs.items()
+    ]
+    request = {"inputs": inputs, "parameters": dict(case.parameters)}
+    answer = client.post(f"/v2/models/{case.kind.name}/infer", json=request)
+    if _is_refused(answer, case, truth):
+        return
+    found = {each["name"]: (each["datatype"], each["shape"], each["data"]) for each in answer.json()["outputs"]}
+    assert found == {name: (each.datatype, each.shape, values_of(each)) for name, each in truth.responses[0].items()}
+
+
+def generate(client: httpx.Client, case: Case, truth: Truth, random: Random) -> None:
+    """`/v2/models/{model}/generate`."""
+    answer = client.post(f"/v2/models/{case.kind.name}/generate", json=_generate_body(case))
+    if _is_refused(answer, case, truth):
+        return
+    found = answer.json()
+    assert {name: found[name] for name in truth.responses[0]} == _generated(truth.responses[0])
+
+
+def generate_stream(client: httpx.Client, case: Case, truth: Truth, random: Random) -> None:
+    """`/v2/models/{model}/generate_stream`."""
+    answer = client.post(f"/v2/models/{case.kind.name}/generate_stream", json=_generate_body(case))
+    events = [event.json() for event in _events_of(answer)]
+    if truth.error is not None:
+        assert "error" in events.pop()
+    assert answer.status_code == (400 if truth.error and not truth.responses else 200), answer.text[:500]
+    assert len(events) == len(truth.responses)
+    for found, response in zip(events, truth.responses, strict=True):
+        assert {name: found.get(name) for name in response} == _generated(response)
+
+
+def pipeline(client: httpx.Client, case: Case, truth: Truth, random: Random) -> None:
+    """`POST /v1/pipelines/{pipeline}` with JSON."""
+    name, batch = _pipeline_of(case, random)
+    answer = client.post(f"/v1/pipelines/{name}", json=body_of(case, batch=batch))
+    _check_unary(answer, case.kind, truth, batch=batch)
+
+
+def form(client: httpx.Client, case: Case, truth: Truth, random: Random) -> None:
+    """`POST /v1/pipelines/{pipeline}` with a form: files as parts, the other fields as text or JSON."""
+    body = body_of(case, batch=False)
+    parts = {name: (None, _form_text(case, name, value)) for name, value in body.items() if not _is_file(case, name)}
+    files = {name: ("a file", tensor.array.item()) for name, tensor in case.inputs.items() if _is_file(case, name)}
+    answer = client.post(f"/v1/pipelines/{case.kind.name}", files={**parts, **files})
+    _check_unary(answer, case.kind, truth, batch=False)
+
+
+def raw_body(client: httpx.Client, case: Case, truth: Truth, random: Random) -> None:
+    """`POST /v1/pipelines/{pipeline}` with the bytes of the only file."""
+    (tensor,) = case.inputs.values()
+    headers = {"content-type": "application/octet-stream"}
+    answer = client.post(f"/v1/pipelines/{case.kind.name}", content=tensor.array.item(), headers=headers)
+    _check_unary(answer, case.kind, truth, batch=False)
+
+
+def stream(client: httpx.Client, case: Case, truth: Truth, random: Random) -> None:
+    """`POST /v1/pipelines/{pipeline}/stream`."""
+    name, batch = _pipeline_of(case, random)
+    answer = client.post(f"/v1/pipelines/{name}/stream", json=body_of(case, batch=batch))
+    if _fails(case.kind, truth, batch=batch) and (truth.error is None or not truth.responses):
+        assert answer.status_code == 502, answer.text[:500]
+        return
+    _check_events(list(_events_of(answer)), case.kind, truth, batch=batch)
+
+
+def resumed_stream(client: httpx.Client, case: Case, truth: Truth, random: Random) -> None:
+    """`POST /v1/streams`, read until a random event, then from there on."""
+    started = client.post("/v1/streams", json={"pipeline": case.kind.name, "inputs": body_of(case, batch=False)})
+    if started.status_code == 502:
+        assert _fails(case.kind, truth, batch=False)
+        return
+    assert started.status_code == 201, started.text[:500]
+    wanted = random.randint(0, len(truth.responses))
+    with client.stream("GET", started.headers["location"]) as answer:
+        events = list(islice(_events_of(answer), wanted))
+    rest = client.get(started.headers["location"], headers={"last-event-id": events[-1].id} if events else {})
+    events += _events_of(rest) if rest.status_code == 200 else ()
+    assert client.delete(started.headers["location"]).status_code == 204
+    _check_events(events, case.kind, truth, batch=False)
+
+
+def completion(client: httpx.Client, case: Case, truth: Truth, random: Random) -> None:
+    """OpenAI's `/v1/completions`, unary and as a stream."""
+    (prompt,) = body_of(case, batch=False).values()
+    request = {"model": case.kind.name, "prompt": prompt}
+    text = joined(case.kind, truth, batch=False)["TEXT"]
+    assert client.post("/v1/completions", json=request).json()["choices"][0]["text"] == text
+    answer = client.post("/v1/completions", json=request | {"stream": True})
+    events = [event.data for event in _events_of(answer)]
+    assert events.pop() == "[DONE]"
+    assert "".join(json.loads(event)["choices"][0]["text"] for event in events) == text
+
+
+def embeddings(client: httpx.Client, case: Case, truth: Truth, random: Random) -> None:
+    """OpenAI's `/v1/embeddings`: each text of the batch has the vector that it has in Triton."""
+    texts = body_of(case, batch=True)["TEXT"]
+    answer = client.post("/v1/embeddings", json={"model": case.kind.name, "input": texts})
+    assert [each["embedding"] for each in answer.json()["data"]] == truth.responses[0]["VECTOR"].array.tolist()
+
+
+def dialects_of(case: Case, *, heavy: bool) -> Iterator[Dialect]:
+    """The dialects that can express the request. ``heavy``: also those for which a heavy kind takes seconds."""
+    kind = case.kind
+    yield oip_binary
+    if kind.is_decoupled:
+        yield stream
+    is_single = not kind.batch or len(next(iter(case.inputs.values())).array) == 1
+    if heavy or not kind.heavy:
+        if is_json(case):
+            yield oip_json
+        if is_json(case) and is_single and _has_flat_inputs(case):
+            yield generate
+            yield generate_stream
+        yield pipeline
+        if not kind.is_decoupled:
+            yield stream
+        if is_single:
+            yield form
+            yield resumed_stream
+    if is_single and all(_is_file(case, name) for name in case.inputs):
+        yield raw_body
+    if kind.name == "storyteller":
+        yield completion
+    if kind.name == "embedder":
+        yield embeddings
+
+
+def _events_of(answer: httpx.Response) -> Iterator[ServerSentEvent]:
+    """Reads events as the standard has it: a block that only sets `retry` is no event."""
+    return (event for event in EventSource(answer).iter_sse() if event.data)
+
+
+def _is_refused(answer: httpx.Response, case: Case, truth: Truth) -> bool:
+    """Returns whether a unary request under `/v2` has to fail, and has: it needs exactly one response."""
+    if truth.error is not None:
+        assert answer.status_code in (400, 500), answer.text[:500]
+        return True
+    if len(truth.responses) != 1:
+        assert answer.status_code == 400, answer.text[:500]
+        return True
+    assert answer.status_code == 200, answer.text[:500]
+    return False
+
+
+def _tensors_of(answer: httpx.Response) -> Tensors:
+    json_bytes = int(answer.headers.get(HEADER, len(answer.content)))
+    outputs, rest = json.loads(answer.content[:json_bytes])["outputs"], answer.content[json_bytes:]
+    tensors = {}
+    for output in outputs:
+        size = output.get("parameters", {}).get("binary_data_size", 0)
+        tensors[output["name"]] = Tensor.of_raw(output["datatype"], output["shape"], rest[:size])
+        rest = rest[size:]
+    assert not rest
+    return tensors
+
+
+def _check_unary(answer: httpx.Response, kind: Kind, truth: Truth, *, batch: bool) -> None:
+    if _fails(kind, truth, batch=batch):
+        assert answer.status_code == 502, answer.text[:500]
+        return
+    assert answer.status_code == 200, answer.text[:500]
+    found = answer.json()
+    if "early_exit" in kind.pipeline:
+        assert found.pop("early_exit") == _early_exit_of(kind, truth)
+    wanted = joined(kind, truth, batch=batch)
+    assert found == wanted
+
+
+def _check_events(events: list[ServerSentEvent], kind: Kind, truth: Truth, *, batch: bool) -> None:
+    assert [event.id for event in events] == [str(number) for number in range(1, len(events) + 1)]
+    last = events.pop()
+    if truth.error is None and _fails(kind, truth, batch=batch):
+        assert (last.event, last.json()["code"], events) == ("error", "contract_violation", [])
+        return
+    assert {event.event for event in events} <= {"output"}
+    assert last.event == ("done" if truth.error is None else "error"), last.data[:500]
+    if "early_exit" in kind.pipeline:
+        assert last.json()["early_exit"] == _early_exit_of(kind, truth)
+    outputs = [event.json() for event in events]
+    wanted = [event_of(kind, response, batch=batch) for response in truth.responses]
+    for name in kind.output_forms:
+        found_values, wanted_values = [each[name] for each in outputs], [each[name] for each in wanted]
+        if is_run_of_text(kind, name, batch=batch):
+            assert "".join(found_values) == b"".join(wanted_values).decode("utf-8", "replace")
+            continue
+        assert found_values == wanted_values
+
+
+def _fails(kind: Kind, truth: Truth, *, batch: bool) -> bool:
+    """Whether a pipeline answers with an error: of the model, or several rows or elements for a single one."""
+    tensors = [item for response in truth.responses for item in response.items()]
+    is_one_item = not kind.batch or batch or all(len(each.array) == 1 or not each.array.size for _, each in tensors)
+    has_several = any(name in kind.single and each.array.size > 1 for name, each in tensors) and not batch
+    return truth.error is not None or not is_one_item or has_several
+
+
+def _early_exit_of(kind: Kind, truth: Truth) -> str | None:
+    """The rule of the table: an output is missing."""
+    written = {name for response in truth.responses for name in response}
+    return None if written == set(kind.outputs) else EARLY_EXIT
+
+
+def _pipeline_of(case: Case, random: Random) -> tuple[str, bool]:
+    """The pipeline for single items or for lists, and whether it is the second."""
+    if not case.kind.batch:
+        return case.kind.name, False
+    batch = len(next(iter(case.inputs.values())).array) > 1 or random.random() < 0.5
+    return case.kind.name + (BATCHED if batch else ""), batch
+
+
+def _generate_body(case: Case) -> dict[str, Any]:
+    inputs = {
+        name: values_of(tensor)[0] if tensor.array.size == 1 else values_of(tensor)
+        for name, tensor in case.inputs.items()
+    }
+    return inputs | dict(case.parameters)
+
+
+def _generated(response: Tensors) -> dict[str, Any]:
+    values = {name: values_of(tensor) for name, tensor in response.items()}
+    return {name: value[0] if len(value) == 1 else value for name, value in values.items()}
+
+
+def _has_flat_inputs(case: Case) -> bool:
+    """Whether the shape of each input follows from the number of its elements."""
+    return all(len(form.sizes) == 1 for form in case.kind.input_forms.values())
+
+
+def _is_file(case: Case, name: str) -> bool:
+    return case.kind.kind_of(name) in ("image", "binary")
+
+
+def _form_text(case: Case, name: str, value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

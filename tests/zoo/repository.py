@@ -1,0 +1,130 @@
+"""Writes the model repository and the ``gateway.yaml`` of the zoo."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.zoo.forms import Form
+from tests.zoo.kinds import KINDS, Kind, Step
+
+SCRIPT = Path(__file__).parent / "model.py"
+BATCHED = "_batch"
+"""The suffix of the second pipeline of a model with batches, for lists of items."""
+SEQUENCES = {"sequence_text": "STRING", "sequence_uint64": "UINT64", "sequence_int32": "INT32"}
+"""Model with `sequence_batching` -> the datatype of its correlation-id control."""
+
+
+def write_repository(folder: Path) -> None:
+    for kind in KINDS:
+        _write_model(folder / kind.name, "\n".join(_config_of(kind)), is_script=not kind.steps)
+    _write_labels(folder / "resnet")
+    for name, datatype in SEQUENCES.items():
+        _write_model(folder / name, _sequence_config(name, datatype), is_script=True)
+
+
+def write_gateway_yaml(path: Path) -> None:
+    pipelines = {name: document for kind in KINDS for name, document in pipelines_of(kind).items()}
+    path.write_text(yaml.safe_dump({"pipelines": pipelines, "oip": {"models": "all"}}, sort_keys=False))
+
+
+def pipelines_of(kind: Kind) -> dict[str, Any]:
+    """The pipelines of a kind: one for single items and, if the model has batches, one for lists of items."""
+    document = {
+        "model": kind.name,
+        "inputs": {name: _input_of(kind, name, form) for name, form in kind.input_forms.items()},
+        "outputs": {name: _field_of(kind, name) for name in kind.output_forms},
+        "stream": True,
+        **kind.pipeline,
+    }
+    batched = {key: value for key, value in document.items() if key != "openai"} | {"batch": True}
+    return {kind.name: document} | ({kind.name + BATCHED: batched} if kind.batch else {})
+
+
+def _input_of(kind: Kind, name: str, form: Form) -> dict[str, Any]:
+    return _field_of(kind, name) | ({"optional": True} if form.is_optional else {})
+
+
+def _field_of(kind: Kind, name: str) -> dict[str, Any]:
+    return {"tensor": name, "kind": kind.kind_of(name)} | ({"single": True} if name in kind.single else {})
+
+
+def _write_model(folder: Path, config: str, *, is_script: bool) -> None:
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(config)
+    if is_script:
+        (folder / "1" / "model.py").symlink_to(SCRIPT)
+
+
+def _write_labels(folder: Path) -> None:
+    (folder / "labels.txt").write_text("".join(f"class {index}\n" for index in range(1000)))
+    config = folder / "config.pbtxt"
+    config.write_text(config.read_text().replace('name: "SCORES"', 'name: "SCORES" label_filename: "labels.txt"'))
+
+
+def _config_of(kind: Kind) -> Iterator[str]:
+    yield f'name: "{kind.name}"'
+    yield f"max_batch_size: {kind.batch}"
+    ragged = " allow_ragged_batch: true" if kind.config == "RAGGED" else ""
+    yield from (f"input {{ {_tensor(name, form)}{ragged} }}" for name, form in kind.input_forms.items())
+    yield from (f"output {{ {_tensor(name, form)} }}" for name, form in kind.output_forms.items())
+    yield "dynamic_batching {}" if ragged else kind.config
+    if kind.steps:
+        yield 'platform: "ensemble"'
+        yield f"ensemble_scheduling {{ {' '.join(map(_step, kind.steps))} }}"
+        return
+    yield 'backend: "python"'
+    yield "instance_group [ { kind: KIND_CPU count: 1 } ]"
+    if kind.is_decoupled:
+        yield "model_transaction_policy { decoupled: true }"
+    yield f'parameters {{ key: "zoo" value {{ string_value: {json.dumps(json.dumps(_row(kind)))} }} }}'
+
+
+def _tensor(name: str, form: Form) -> str:
+    datatype = "STRING" if form.datatype == "BYTES" else form.datatype
+    dims = form.dims
+    # Triton has no tensor without dimensions, but can take away a dimension of 1.
+    shape = f"dims: {dims}" if dims else "dims: [1] reshape { shape: [] }"
+    return f'name: "{name}" data_type: TYPE_{datatype} {shape}{" optional: true" if form.is_optional else ""}'
+
+
+def _step(step: Step) -> str:
+    maps = (("input_map", step.inputs), ("output_map", step.outputs))
+    tensors = " ".join(
+        f'{key}: {{ key: "{own}" value: "{shared}" }}' for key, names in maps for own, shared in names.items()
+    )
+    return f'step: {{ model_name: "{step.model}" model_version: -1 {tensors} }}'
+
+
+def _row(kind: Kind) -> dict[str, Any]:
+    return {
+        "habit": kind.habit,
+        "outputs": {
+            name: {"sizes": form.sizes, "characters": form.characters, "raw": form.is_raw}
+            for name, form in kind.output_forms.items()
+        },
+        "responses": kind.responses or (1, 1),
+        "final": kind.final,
+        "gaps": kind.gaps,
+        "rows": kind.rows,
+        "may_omit": kind.may_omit,
+    }
+
+
+def _sequence_config(name: str, datatype: str) -> str:
+    row = json.dumps(json.dumps({"habit": "sequence", "outputs": {}}))
+    return f"""name: "{name}"
+backend: "python"
+max_batch_size: 4
+input {{ name: "VALUE" data_type: TYPE_INT64 dims: [ 3 ] }}
+output {{ name: "TOTAL" data_type: TYPE_INT64 dims: [ 3 ] }}
+sequence_batching {{
+  oldest {{ max_candidate_sequences: 64 }}
+  max_sequence_idle_microseconds: 60000000
+  control_input [ {{ name: "ID" control [ {{ kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_{datatype} }} ] }} ]
+}}
+instance_group [ {{ kind: KIND_CPU count: 1 }} ]
+parameters {{ key: "zoo" value {{ string_value: {row} }} }}
+"""

@@ -1,0 +1,150 @@
+"""Every kind of model of the table, in every dialect, compared with Triton's own gRPC.
+
+The short form sends a few requests for each kind to three gateways; the long form (`make test-full`) sends many to all
+combinations of client, shared memory and workers. `ZOO_SEED=7 pytest tests/zoo` repeats a run.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from pathlib import Path
+from random import Random
+
+import httpx
+import numpy as np
+import pytest
+
+from app.triton.embedded.options import EmbeddedOptions
+from app.triton.embedded.server import EmbeddedTriton
+from tests.live.conftest import running_gateway, running_triton
+from tests.live.redis import RedisServer
+from tests.live.side_by_side import with_binary
+from tests.zoo.cases import Case, DirectTriton, Truth, random_case
+from tests.zoo.dialects import dialects_of
+from tests.zoo.kinds import BY_NAME, KINDS, Kind
+from tests.zoo.repository import SEQUENCES, write_gateway_yaml, write_repository
+
+SEED = int(os.environ.get("ZOO_SEED", time.time_ns() % 1_000_000))
+AT_ONCE = 4
+CACHE = "--cache-config=local,size=8388608"
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a gateway of the tests runs."""
+
+    client: str
+    shared_memory: bool
+    workers: int
+
+    def __str__(self) -> str:
+        return f"{self.client}{' with shared memory' if self.shared_memory else ''}, {self.workers} worker(s)"
+
+
+ALL = [Form(*each) for each in product(("asyncio", "grpcio"), (True, False), (1, 2))]
+SHORT = [Form("asyncio", True, 2), Form("asyncio", False, 1), Form("grpcio", False, 1)]
+FORMS = [pytest.param(form, id=str(form), marks=() if form in SHORT else pytest.mark.full) for form in ALL]
+
+
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterator[EmbeddedTriton]:
+    """A Triton with a model of each kind."""
+    folder = tmp_path_factory.mktemp("zoo")
+    write_repository(folder)
+    caches = next(models_venv.glob("lib/python3*/site-packages/pytriton/tritonserver/caches"))
+    options = EmbeddedOptions(folder, models_venv, arguments=(CACHE, f"--cache-directory={caches}"))
+    with running_triton(options) as triton:
+        yield triton
+
+
+@pytest.fixture(scope="module")
+def direct(zoo: EmbeddedTriton) -> Iterator[DirectTriton]:
+    triton = DirectTriton(zoo.grpc_url)
+    yield triton
+    triton.close()
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def gateway(
+    request: pytest.FixtureRequest, zoo: EmbeddedTriton, redis: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[httpx.Client]:
+    form: Form = request.param
+    folder = tmp_path_factory.mktemp("gateway")
+    write_gateway_yaml(folder / "gateway.yaml")
+    settings = {
+        "triton_url": zoo.grpc_url,
+        "config": str(folder / "gateway.yaml"),
+        "grpc": form.client,
+        "workers": str(form.workers),
+        "shared_memory_bytes": str(256 * 2**20 if form.shared_memory else 0),
+        "max_body_bytes": str(64 * 2**20),
+        "timeout_s": "60",
+        **({"redis_url": redis.url} if form.workers > 1 else {}),
+    }
+    with ExitStack() as stack:
+        running = stack.enter_context(running_gateway(folder, **settings))
+        yield stack.enter_context(httpx.Client(base_url=running.url, timeout=60))
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(40, marks=[pytest.mark.full, pytest.mark.timeout(1800)])])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, id=kind.name, marks=[pytest.mark.full] * kind.is_long) for kind in KINDS]
+)
+def test_every_dialect_answers_as_triton(gateway: httpx.Client, direct: DirectTriton, kind: Kind, count: int) -> None:
+    """Every second request of a model with batches has one item; JSON of heavy kinds is for the long form."""
+    is_long = count > 2
+
+    def check(number: int) -> None:
+        case, truth = asked(direct, kind, number)
+        for dialect in dialects_of(case, heavy=is_long):
+            try:
+                dialect(gateway, case, truth, Random(f"{SEED} {kind.name} {number} {dialect.__name__}"))
+            except Exception as exc:
+                exc.add_note(f"ZOO_SEED={SEED}, {kind.name}, case {number}, dialect {dialect.__name__}: {case.inputs}")
+                raise
+
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        list(threads.map(check, range(1 if kind.heavy and not is_long else count)))
+
+
+@lru_cache(maxsize=1024)
+def asked(direct: DirectTriton, kind: Kind, number: int) -> tuple[Case, Truth]:
+    """A request of the run, and the answer of Triton, which is asked once for all gateways."""
+    case = random_case(kind, Random(f"{SEED} {kind.name} {number}"), rows=(1, None)[number % 2])
+    return case, direct.answer(case)
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_sequences_have_the_state_that_they_have_in_triton(gateway: httpx.Client, name: str) -> None:
+    """Interleaved sequences: each answer is the sum of the values so far of its own sequence."""
+    random = Random(f"{SEED} {name}")
+    keys: list[int | str] = [random.getrandbits(31) | 1 for _ in range(6)]
+    if SEQUENCES[name] == "STRING":
+        keys = [f"{key:0>128}" for key in keys]  # Triton 2.51 passes other texts to Python models wrongly
+    totals = dict.fromkeys(keys, np.zeros(3, np.int64))
+    for step in range(5):
+        for key in random.sample(keys, len(keys)):
+            value = np.array([random.randint(-1000, 1000) for _ in range(3)], np.int64)
+            totals[key] = totals[key] + value
+            parameters = {"sequence_id": key, "sequence_start": step == 0, "sequence_end": step == 4}
+            tensor = {"name": "VALUE", "datatype": "INT64", "shape": [1, 3], "data": value.tolist()}
+            answer = gateway.post(f"/v2/models/{name}/infer", json={"inputs": [tensor], "parameters": parameters})
+            assert answer.json()["outputs"][0]["data"] == totals[key].tolist(), (SEED, answer.text)
+
+
+def test_classes_have_the_labels_of_the_model(gateway: httpx.Client, direct: DirectTriton) -> None:
+    case = random_case(BY_NAME["resnet"], Random(f"{SEED} classes"))
+    scores = direct.answer(case).responses[0]["SCORES"].array
+    inputs = [{"name": "PIXELS", "datatype": "FP32", "shape": case.inputs["PIXELS"].shape}]
+    inputs[0]["parameters"] = {"binary_data_size": len(case.inputs["PIXELS"].raw)}
+    outputs = [{"name": "SCORES", "parameters": {"classification": 3}}]
+    body, headers = with_binary({"inputs": inputs, "outputs": outputs}, case.inputs["PIXELS"].raw)
+    found = gateway.post("/v2/models/resnet/infer", content=body, headers=headers).json()["outputs"][0]["data"]
+    best = [max(row) for row in scores.tolist()]
+    assert [float(text.split(":")[0]) for text in found[::3]] == best
+    assert all(text.split(":")[2] == f"class {text.split(':')[1]}" for text in found)

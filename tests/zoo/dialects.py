@@ -20,31 +20,26 @@ Dialect = Callable[[httpx.Client, Case, Truth, Random], None]
 
 def oip_binary(client: httpx.Client, case: Case, truth: Truth, random: Random) -> None:
     """`/v2/models/{model}/infer` with binary tensors both ways."""
-    inputs = [
-        {"name": name, "datatype": tensor.datatype, "shape": tensor.shape}
-        | {"parameters": {"binary_data_size": len(tensor.raw)}}
-        for name, tensor in case.inputs.items()
-    ]
-    request = {"inputs": inputs, "parameters": {"binary_data_output": True, **case.parameters}}
-    body, headers = with_binary(request, *(tensor.raw for tensor in case.inputs.values()))
-    answer = client.post(f"/v2/models/{case.kind.name}/infer", content=body, headers=headers)
-    if _is_refused(answer, case, truth):
-        return
-    assert _tensors_of(answer) == truth.responses[0]
+    answer = _inferred(client, case, binary_inputs=True, binary_outputs=True)
+    if not _is_refused(answer, case, truth):
+        assert _tensors_of(answer) == truth.responses[0]
 
 
 def oip_json(client: httpx.Client, case: Case, truth: Truth, random: Random) -> None:
     """`/v2/models/{model}/infer` with JSON both ways."""
-    inputs = [
-        {"name": name, "datatype": tensor.datatype, "shape": tensor.shape, "data": values_of(tensor)}
-        for name, tensor in case.inputs.items()
-    ]
-    request = {"inputs": inputs, "parameters": dict(case.parameters)}
-    answer = client.post(f"/v2/models/{case.kind.name}/infer", json=request)
-    if _is_refused(answer, case, truth):
-        return
-    found = {each["name"]: (each["datatype"], each["shape"], each["data"]) for each in answer.json()["outputs"]}
-    assert found == {name: (each.datatype, each.shape, values_of(each)) for name, each in truth.responses[0].items()}
+    _check_json(_inferred(client, case, binary_inputs=False, binary_outputs=False), case, truth)
+
+
+def oip_json_answer(client: httpx.Client, case: Case, truth: Truth, random: Random) -> None:
+    """`/v2/models/{model}/infer` with binary inputs and JSON outputs."""
+    _check_json(_inferred(client, case, binary_inputs=True, binary_outputs=False), case, truth)
+
+
+def oip_json_request(client: httpx.Client, case: Case, truth: Truth, random: Random) -> None:
+    """`/v2/models/{model}/infer` with JSON inputs and binary outputs."""
+    answer = _inferred(client, case, binary_inputs=False, binary_outputs=True)
+    if not _is_refused(answer, case, truth):
+        assert _tensors_of(answer) == truth.responses[0]
 
 
 def generate(client: httpx.Client, case: Case, truth: Truth, random: Random) -> None:
@@ -145,8 +140,10 @@ def dialects_of(case: Case, *, heavy: bool) -> Iterator[Dialect]:
         yield stream
     is_single = not kind.batch or len(next(iter(case.inputs.values())).array) == 1
     if heavy or not kind.heavy:
+        yield oip_json_answer
         if is_json(case):
             yield oip_json
+            yield oip_json_request
         if is_json(case) and is_single and _has_flat_inputs(case):
             yield generate
             yield generate_stream
@@ -162,6 +159,25 @@ def dialects_of(case: Case, *, heavy: bool) -> Iterator[Dialect]:
         yield completion
     if kind.name == "embedder":
         yield embeddings
+
+
+def _inferred(client: httpx.Client, case: Case, *, binary_inputs: bool, binary_outputs: bool) -> httpx.Response:
+    inputs = [
+        {"name": name, "datatype": tensor.datatype, "shape": tensor.shape}
+        | ({"parameters": {"binary_data_size": len(tensor.raw)}} if binary_inputs else {"data": values_of(tensor)})
+        for name, tensor in case.inputs.items()
+    ]
+    request = {"inputs": inputs, "parameters": {"binary_data_output": binary_outputs, **case.parameters}}
+    raws = [tensor.raw for tensor in case.inputs.values()] if binary_inputs else []
+    body, headers = with_binary(request, *raws)
+    return client.post(f"/v2/models/{case.kind.name}/infer", content=body, headers=headers)
+
+
+def _check_json(answer: httpx.Response, case: Case, truth: Truth) -> None:
+    if _is_refused(answer, case, truth):
+        return
+    found = {each["name"]: (each["datatype"], each["shape"], each["data"]) for each in answer.json()["outputs"]}
+    assert found == {name: (each.datatype, each.shape, values_of(each)) for name, each in truth.responses[0].items()}
 
 
 def _events_of(answer: httpx.Response) -> Iterator[ServerSentEvent]:

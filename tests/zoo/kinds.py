@@ -204,6 +204,7 @@ KINDS = (
     Kind("silent", {"X": "INT32[1]"}, {"Y": "INT32[1]"}, responses=(0, 0)),
     Kind("single", {"X": "INT32[1]"}, {"Y": "INT32[0..9]"}, responses=(1, 1), final="joined"),
     Kind("gaps", {"X": "INT32[1]"}, {"Y": "INT32[0..9]", "T": "BYTES[0..3]"}, responses=(0, 12), gaps=True),
+    Kind("empties", {"X": "INT32[1]"}, {"Y": "INT32[0..1]"}, responses=(8, 16)),
     Kind("many", {"X": "INT32[1]"}, {"Y": "INT32[1]"}, responses=(200, 400)),
     Kind("endless", {"X": "INT32[1]"}, {"Y": "INT32[1]"}, responses=(10_000, 10_000), is_long=True),
     Kind(

@@ -25,7 +25,7 @@ from tests.live.conftest import running_gateway, running_triton
 from tests.live.redis import RedisServer
 from tests.live.side_by_side import with_binary
 from tests.zoo.cases import Case, DirectTriton, Truth, random_case
-from tests.zoo.dialects import dialects_of
+from tests.zoo.dialects import Dialect, dialects_of
 from tests.zoo.kinds import BY_NAME, KINDS, Kind
 from tests.zoo.repository import SEQUENCES, write_gateway_yaml, write_repository
 
@@ -96,25 +96,35 @@ def gateway(
     "kind", [pytest.param(kind, id=kind.name, marks=[pytest.mark.full] * kind.is_long) for kind in KINDS]
 )
 def test_every_dialect_answers_as_triton(gateway: httpx.Client, direct: DirectTriton, kind: Kind, count: int) -> None:
-    """Every second request of a model with batches has one item; JSON of heavy kinds is for the long form."""
+    """All calls of a kind run beside each other. JSON of heavy kinds is for the long form."""
     is_long = count > 2
+    requests = [
+        (number, *asked(direct, kind, number)) for number in range(AT_ONCE if kind.heavy and not is_long else count)
+    ]
+    calls = [
+        (number, case, truth, dialect)
+        for number, case, truth in requests
+        for dialect in dialects_of(case, heavy=is_long)
+    ]
 
-    def check(number: int) -> None:
-        case, truth = asked(direct, kind, number)
-        for dialect in dialects_of(case, heavy=is_long):
-            try:
-                dialect(gateway, case, truth, Random(f"{SEED} {kind.name} {number} {dialect.__name__}"))
-            except Exception as exc:
-                exc.add_note(f"ZOO_SEED={SEED}, {kind.name}, case {number}, dialect {dialect.__name__}: {case.inputs}")
-                raise
+    def check(call: tuple[int, Case, Truth, Dialect]) -> None:
+        number, case, truth, dialect = call
+        try:
+            dialect(gateway, case, truth, Random(f"{SEED} {kind.name} {number} {dialect.__name__}"))
+        except Exception as exc:
+            exc.add_note(f"ZOO_SEED={SEED}, {kind.name}, case {number}, dialect {dialect.__name__}: {case.inputs}")
+            raise
 
     with ThreadPoolExecutor(AT_ONCE) as threads:
-        list(threads.map(check, range(1 if kind.heavy and not is_long else count)))
+        list(threads.map(check, calls))
 
 
 @lru_cache(maxsize=1024)
 def asked(direct: DirectTriton, kind: Kind, number: int) -> tuple[Case, Truth]:
-    """A request of the run, and the answer of Triton, which is asked once for all gateways."""
+    """A request of the run, and the answer of Triton, which is asked once for all gateways.
+
+    Every second request of a model with batches has a single item.
+    """
     case = random_case(kind, Random(f"{SEED} {kind.name} {number}"), rows=(1, None)[number % 2])
     return case, direct.answer(case)
 

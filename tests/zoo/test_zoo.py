@@ -30,7 +30,7 @@ from tests.zoo.kinds import BY_NAME, KINDS, Kind
 from tests.zoo.repository import SEQUENCES, write_gateway_yaml, write_repository
 
 SEED = int(os.environ.get("ZOO_SEED", time.time_ns() % 1_000_000))
-AT_ONCE = 4
+AT_ONCE = 8
 CACHE = "--cache-config=local,size=8388608"
 
 
@@ -47,7 +47,7 @@ class Form:
 
 
 ALL = [Form(*each) for each in product(("asyncio", "grpcio"), (True, False), (1, 2))]
-SHORT = [Form("asyncio", True, 2), Form("asyncio", False, 1), Form("grpcio", False, 1)]
+SHORT = [Form("asyncio", True, 1), Form("asyncio", False, 2), Form("grpcio", False, 1)]
 FORMS = [pytest.param(form, id=str(form), marks=() if form in SHORT else pytest.mark.full) for form in ALL]
 
 
@@ -125,7 +125,7 @@ def asked(direct: DirectTriton, kind: Kind, number: int) -> tuple[Case, Truth]:
 
     Every second request of a model with batches has a single item.
     """
-    case = random_case(kind, Random(f"{SEED} {kind.name} {number}"), rows=(1, None)[number % 2])
+    case = random_case(kind, Random(f"{SEED} {kind.name} {number}"), rows=(1, 2 if kind.heavy else None)[number % 2])
     return case, direct.answer(case)
 
 

@@ -179,7 +179,7 @@ KINDS = (
     Kind("resnet", {"PIXELS": "FP32[3,224,224]"}, {"SCORES": "FP32[1000]"}, batch=8, heavy=True),
     Kind("clip", {"PIXELS": "FP16[3,224,224]"}, {"VECTOR": "FP16[512]"}, batch=8, heavy=True),
     Kind("dali", IMAGE, {"PIXELS": "UINT8[224,224,3]"}, batch=8, kinds={"IMAGE": "image"}),
-    Kind("dali_bytes", {"ENCODED": "UINT8[100..30000]"}, {"PIXELS": "UINT8[224,224,3]"}, batch=8),
+    Kind("dali_bytes", {"ENCODED": "UINT8[100..5000]"}, {"PIXELS": "UINT8[224,224,3]"}, batch=8),
     Kind("pixels", {"PIXELS": "UINT8[224,224,3]"}, {"VECTOR": "FP16[512]"}, batch=8),
     Kind(
         "detector",
@@ -205,7 +205,7 @@ KINDS = (
     Kind("single", {"X": "INT32[1]"}, {"Y": "INT32[0..9]"}, responses=(1, 1), final="joined"),
     Kind("gaps", {"X": "INT32[1]"}, {"Y": "INT32[0..9]", "T": "BYTES[0..3]"}, responses=(0, 12), gaps=True),
     Kind("empties", {"X": "INT32[1]"}, {"Y": "INT32[0..1]"}, responses=(8, 16)),
-    Kind("many", {"X": "INT32[1]"}, {"Y": "INT32[1]"}, responses=(200, 400)),
+    Kind("many", {"X": "INT32[1]"}, {"Y": "INT32[1]"}, responses=(50, 150)),
     Kind("endless", {"X": "INT32[1]"}, {"Y": "INT32[1]"}, responses=(10_000, 10_000), is_long=True),
     Kind(
         "blobs",

@@ -1,0 +1,57 @@
+"""The table of `docs/reference/models.md`: `python -m tests.zoo.page` prints it."""
+
+import sys
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+from tests.zoo.cases import random_case
+from tests.zoo.dialects import dialects_of
+from tests.zoo.kinds import KINDS, Kind
+
+HEAD = ("model", "inputs", "outputs", "`gateway.yaml`, besides `model`", "also by")
+ALSO = {
+    "generate": "generate",
+    "raw_body": "a raw body",
+    "oip_json": "JSON under `/v2`",
+    "completion": "OpenAI completions",
+    "embeddings": "OpenAI embeddings",
+}
+
+
+def table() -> str:
+    rows = [HEAD, ("---",) * len(HEAD), *map(_row, KINDS)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _row(kind: Kind) -> tuple[str, ...]:
+    called = {dialect.__name__ for dialect in dialects_of(random_case(kind, Random(1), rows=1), heavy=True)}
+    return (
+        f"`{kind.name}`" + (", decoupled" if kind.is_decoupled else "") + (", ensemble" if kind.steps else ""),
+        "<br>".join(f"`{name}` {form}" for name, form in kind.inputs.items()),
+        "<br>".join(f"`{name}` {form}" for name, form in kind.outputs.items()),
+        "<br>".join(_declared(kind)) or "nothing",
+        ", ".join(text for name, text in ALSO.items() if name in called),
+    )
+
+
+def _declared(kind: Kind) -> Iterator[str]:
+    if kind.batch:
+        yield "`batch: true` for lists of items"
+    for name in (*kind.inputs, *kind.outputs):
+        keys = [f"kind: {kind.kinds[name]}"] if name in kind.kinds else []
+        keys += ["single: true"] if name in kind.single else []
+        if keys:
+            yield f"`{name}: {{{', '.join(keys)}}}`"
+    yield from (f"`{key}: {_flow(value)}`" for key, value in kind.pipeline.items())
+
+
+def _flow(value: Any) -> str:
+    """A value as YAML on one line."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_flow(each)}" for key, each in value.items()) + "}"
+    return "[" + ", ".join(map(_flow, value)) + "]" if isinstance(value, list) else str(value)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(table())

@@ -2,8 +2,8 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
-from itertools import takewhile
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Protocol
 
 from app.domain.errors import InvalidRequest, StreamEvicted
@@ -15,6 +15,9 @@ MAX_READ_BYTES = 32 * 1024
 MAX_REPLAY_BYTES = 16 * 1024 * 1024
 """Limit of the events that one resumable stream keeps. A model often writes all of its outputs before the first reader
 connects. All streams together have a limit too (``quota.py``)."""
+MAX_REPLAY_READ_BYTES = 256 * 1024
+"""Limit of one read of a kept log, always at least one event: many readers of large streams need little memory."""
+MAX_REPLAY_EVENTS = 4096
 EVENT_BYTES = 160
 """The overhead of an event in memory."""
 STALL_S = 2.0
@@ -80,11 +83,8 @@ class LiveLog:
         """Splits off the events of one read: returns them, the remaining events, and the size of the former."""
         if self._held_bytes <= MAX_READ_BYTES:
             return self._events, [], self._held_bytes
-        count, size = 1, self._events[0].size
-        while count < len(self._events) and size + self._events[count].size <= MAX_READ_BYTES:
-            size += self._events[count].size
-            count += 1
-        return self._events[:count], self._events[count:], size
+        count = _count_within(self._events, MAX_READ_BYTES)
+        return self._events[:count], self._events[count:], sum(event.size for event in self._events[:count])
 
     def _change(self) -> asyncio.Future[None]:
         """One future is enough for both sides: if a reader waits, it has read everything, so the log is not full."""
@@ -94,6 +94,16 @@ class LiveLog:
     def _wake(self) -> None:
         if self._changed is not None and not self._changed.done():
             self._changed.set_result(None)
+
+
+def _count_within(events: Sequence[Event], max_bytes: int) -> int:
+    """The number of first events that together have at most ``max_bytes``; at least one, if there is one."""
+    size = 0
+    for count, event in enumerate(events):
+        size += event.size
+        if size > max_bytes and count:
+            return count
+    return len(events)
 
 
 def check_resume(after: int, first_id: int, last_id: int, *, has_ended: bool) -> bool:
@@ -173,11 +183,15 @@ class ReplayLog:
         return check_resume(after, first_id, self.last_id, has_ended=self.has_ended)
 
     def newer_than(self, after: int) -> list[Event]:
-        """Raises StreamEvicted if events after ``after`` have been dropped."""
+        """Returns the next events, up to MAX_REPLAY_READ_BYTES. Raises StreamEvicted if some have been dropped."""
         self.resume(after)
-        newest = list(takewhile(lambda event: event.id > after, reversed(self._events)))
-        newest.reverse()
-        return newest
+        if self.last_id - after <= len(self._events) // 2:
+            newest = list(islice(reversed(self._events), self.last_id - after))
+            newest.reverse()
+        else:
+            start = after + 1 - self._events[0].id
+            newest = list(islice(self._events, start, start + MAX_REPLAY_EVENTS))
+        return newest[: _count_within(newest, MAX_REPLAY_READ_BYTES)]
 
     def clear(self) -> None:
         self._events.clear()

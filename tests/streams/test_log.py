@@ -115,6 +115,24 @@ class TestReplay:
         with pytest.raises(StreamEvicted):
             log.resume(0)
 
+    async def test_a_read_of_a_long_log_is_limited(self) -> None:
+        log = ReplayLog()
+        for number in range(1, 8):
+            log.append(output(number, 100_000))
+        log.append(done(8))
+        assert [ids(await log.read(after)) for after in (0, 2, 6, 7)] == [[1, 2], [3, 4], [7, 8], [8]]
+
+    @pytest.mark.parametrize("after", [0, 1, 4_000, 9_000, 9_999])
+    async def test_reads_continue_after_any_event(self, after: int) -> None:
+        log = ReplayLog()
+        for number in range(1, 10_001):
+            log.append(output(number))
+        log.append(done(10_001))
+        found: list[int] = []
+        while not found or found[-1] < 10_001:
+            found += ids(await log.read(found[-1] if found else after))
+        assert found == list(range(after + 1, 10_002))
+
     async def test_an_event_above_the_limit_is_kept_alone(self) -> None:
         log = ReplayLog(max_bytes=25)
         log.append(output(1))

@@ -48,7 +48,7 @@ class TestShapes:
         assert rendered(field("Y FP32 [1]", 8, batch=True), np.array([[1], [2]], F32)) == [1, 2]
 
     def test_a_scalar_is_a_value_of_the_dims_1(self) -> None:
-        """vLLM's backend writes its token count so."""
+        """The vLLM backend sends its token count as a scalar."""
         assert rendered(field("Y UINT32 [1]"), np.array(7, np.uint32)) == 7
 
     def test_a_single_output_has_one_element_of_a_free_dimension(self) -> None:

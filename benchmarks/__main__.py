@@ -15,6 +15,7 @@ from benchmarks import (
     dashboard,
     early_exit,
     fan_out,
+    kinds,
     large_json,
     router,
     shared_memory,
@@ -42,6 +43,7 @@ BENCHMARKS = {
     "micro": Benchmark(micro.run, 40),
     "peers": Benchmark(peers.run, 5),
     "large-json": Benchmark(large_json.run, 6),
+    "kinds": Benchmark(kinds.run, 5),
     "fan-out": Benchmark(fan_out.run),
     "router": Benchmark(router.run),
     "bls": Benchmark(bls.run),
@@ -56,7 +58,7 @@ BENCHMARKS = {
     "load": Benchmark(under_load.run, 10),
     "bursts": Benchmark(bursts.run, len(bursts.CASES)),
 }
-STANDARD = ("micro", "peers", "large-json", "workers")
+STANDARD = ("micro", "peers", "large-json", "kinds", "workers")
 """The benchmarks that run without arguments. They take about a quarter of an hour on two cores."""
 
 

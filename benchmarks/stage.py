@@ -85,9 +85,12 @@ async def stage(more: Mapping[str, str] | None = None) -> AsyncIterator[Stage]:
 
 
 @asynccontextmanager
-async def running_triton(folder: Path) -> AsyncIterator[Triton]:
-    """Starts a Triton with its models linked into ``folder``. It has received no request yet."""
-    options = EmbeddedOptions(_linked_models(folder / "models"), ROOT / ".venv-triton", exit_timeout_s=20)
+async def running_triton(folder: Path, models: Path | None = None) -> AsyncIterator[Triton]:
+    """Starts a Triton that has received no request yet.
+
+    ``models``: its repository; default the reference models and those of this package, linked into ``folder``.
+    """
+    options = EmbeddedOptions(models or _linked_models(folder / "models"), ROOT / ".venv-triton", exit_timeout_s=20)
     embedded = EmbeddedTriton(options)
     await embedded.start()
     try:

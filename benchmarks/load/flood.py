@@ -7,11 +7,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import cast
 
-from benchmarks.load.orders import Answers, Flood, Obedient, request_of
+from benchmarks.load.orders import Answers, Flood, HttpAsk, Obedient, request_of
 
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _RETRY_AFTER = re.compile(rb"\r\nretry-after: *(\d+)", re.IGNORECASE)
-_TICK_S = 0.005
 _MOST_CONNECTIONS = 4000
 ENDED = 0
 """Stands for the status of a request whose connection was closed without an answer."""
@@ -25,6 +24,10 @@ class _Connection(asyncio.Protocol):
         self._received = b""
         self._since: float | None = None
         self.is_open = True
+
+    @property
+    def is_waiting(self) -> bool:
+        return self._since is not None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
@@ -56,7 +59,7 @@ class _Connection(asyncio.Protocol):
             self._answered(self, status, took_s, retry_s)
 
 
-class _Ledger:
+class Ledger:
     """The answers in the measured time."""
 
     def __init__(self, warm_up_s: float, seconds: float) -> None:
@@ -84,9 +87,20 @@ class _Ledger:
         return Answers(self._asked, seconds, dict(self._statuses), tuple(self._good_s), tuple(self._refused_s))
 
 
+async def paced(order: Flood, ends: float, ask: Callable[[], None]) -> None:
+    """Calls ``ask`` at the rate of the order until ``ends``."""
+    begun, asked = time.perf_counter(), 0
+    while (now := time.perf_counter()) < ends:
+        for _ in range(int((now - begun) * order.rate) - asked):
+            asked += 1
+            ask()
+        await asyncio.sleep(order.tick_s)
+
+
 async def flooded(host: str, port: int, order: Flood) -> Answers:
     """Sends requests at a steady rate, regardless of the answers."""
-    loop, request, ledger = asyncio.get_running_loop(), request_of(order.ask), _Ledger(order.warm_up_s, order.seconds)
+    loop, ledger = asyncio.get_running_loop(), Ledger(order.warm_up_s, order.seconds)
+    request = request_of(cast("HttpAsk", order.ask))
     idle: list[_Connection] = []
     every: list[_Connection] = []
 
@@ -100,27 +114,29 @@ async def flooded(host: str, port: int, order: Flood) -> Answers:
         every.append(connection)
         connection.ask(request)
 
-    begun, asked, opening = time.perf_counter(), 0, set[asyncio.Task[None]]()
-    while (now := time.perf_counter()) < ledger.ends:
-        for _ in range(int((now - begun) * order.rate) - asked):
-            asked += 1
-            ledger.ask()
-            while idle and not idle[-1].is_open:
-                idle.pop()
-            if idle:
-                idle.pop().ask(request)
-            elif len(every) + len(opening) < _MOST_CONNECTIONS:
-                task = asyncio.create_task(ask_new())
-                opening.add(task)
-                task.add_done_callback(opening.discard)
-        await asyncio.sleep(_TICK_S)
+    opening = set[asyncio.Task[None]]()
+
+    def ask() -> None:
+        ledger.ask()
+        while idle and not idle[-1].is_open:
+            idle.pop()
+        if idle:
+            idle.pop().ask(request)
+        elif len(every) + len(opening) < _MOST_CONNECTIONS:
+            task = asyncio.create_task(ask_new())
+            opening.add(task)
+            task.add_done_callback(opening.discard)
+
+    await paced(order, ledger.ends, ask)
+    while any(each.is_waiting for each in every) and time.perf_counter() < ledger.ends + order.drain_s:
+        await asyncio.sleep(order.tick_s)
     _close(every)
     return ledger.answers
 
 
 async def obeyed(host: str, port: int, order: Obedient) -> Answers:
     """Runs callers that each send ``rate`` requests per second, and wait for the retry time of a refusal."""
-    loop, request, ledger = asyncio.get_running_loop(), request_of(order.ask), _Ledger(order.warm_up_s, order.seconds)
+    loop, request, ledger = asyncio.get_running_loop(), request_of(order.ask), Ledger(order.warm_up_s, order.seconds)
     every: list[_Connection] = []
 
     def answered(connection: _Connection, status: int, took_s: float, retry_s: float) -> None:

@@ -3,12 +3,14 @@
 import asyncio
 import time
 from collections.abc import Callable
+from typing import cast
 
 import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from benchmarks.load.orders import GrpcAsk, Report, UnexpectedAnswer
+from benchmarks.load.flood import ENDED, Ledger, paced
+from benchmarks.load.orders import Answers, Flood, GrpcAsk, Report, UnexpectedAnswer
 
 MAX_MESSAGE = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
@@ -57,6 +59,29 @@ class GrpcClient:
         async for message in call:
             events += bool(message.infer_response.outputs)
         return events
+
+    async def above_capacity(self, order: Flood) -> Answers:
+        request, ledger = _request_of(cast("GrpcAsk", order.ask)), Ledger(order.warm_up_s, order.seconds)
+        calls = set[asyncio.Task[None]]()
+
+        async def call() -> None:
+            start = time.perf_counter()
+            try:
+                await self._stub.ModelInfer(request)
+            except grpc.aio.AioRpcError:
+                ledger.add(ENDED, time.perf_counter() - start)
+            else:
+                ledger.add(200, time.perf_counter() - start)
+
+        def ask() -> None:
+            ledger.ask()
+            task = asyncio.create_task(call())
+            calls.add(task)
+            task.add_done_callback(calls.discard)
+
+        await paced(order, ledger.ends, ask)
+        await asyncio.gather(*calls)
+        return ledger.answers
 
     async def hold(self, ask: GrpcAsk) -> Callable[[], None]:
         call = self._stub.ModelStreamInfer()

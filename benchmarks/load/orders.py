@@ -80,10 +80,14 @@ class Drop:
 class Flood:
     """Sends requests at a steady rate, regardless of the answers. Answers during the warm-up do not count."""
 
-    ask: HttpAsk
+    ask: Ask
     rate: float
     warm_up_s: float
     seconds: float
+    tick_s: float = 0.005
+    """The requests of this time are sent together."""
+    drain_s: float = 0.0
+    """How long to wait for the last answers before the connections are closed."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,10 @@ class Report:
 
 @dataclass(frozen=True)
 class Answers:
-    """``statuses``: answers by status, 0 for a closed connection. ``good_s``, ``refused_s``: their durations."""
+    """Answers to a flood. ``good_s``, ``refused_s``: their durations.
+
+    ``statuses``: answers by HTTP status, 0 for a closed connection or a failed gRPC call.
+    """
 
     asked: int
     seconds: float

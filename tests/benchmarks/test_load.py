@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from benchmarks.load.grpc import GrpcClient
 from benchmarks.load.http import HttpClient
-from benchmarks.load.orders import Drop, GrpcAsk, Hold, HttpAsk, TensorAsk, Unary, UnexpectedAnswer
+from benchmarks.load.orders import Drop, Flood, GrpcAsk, Hold, HttpAsk, TensorAsk, Unary, UnexpectedAnswer
 from benchmarks.load.process import load_process
 from tests.fakes.triton import FakeTriton, piece, serving
 
@@ -145,3 +145,10 @@ async def test_grpc_client_raises_other_errors() -> None:
 async def test_grpc_client_counts_responses_with_outputs() -> None:
     async with serving(FakeTriton(streamed=three_pieces)) as triton:
         assert await GrpcClient(triton.url).read_stream(CALL) == 3
+
+
+async def test_grpc_client_calls_at_a_steady_rate() -> None:
+    async with serving(FakeTriton(unary=echo)) as triton:
+        answers = await GrpcClient(triton.url).above_capacity(Flood(CALL, rate=200, warm_up_s=0.0, seconds=0.2))
+    assert 1 < answers.asked <= 40
+    assert len(answers.good_s) == answers.statuses[200] > 0

@@ -161,7 +161,8 @@ def dialects_of(case: Case, *, heavy: bool) -> Iterator[Dialect]:
         yield embeddings
 
 
-def _inferred(client: httpx.Client, case: Case, *, binary_inputs: bool, binary_outputs: bool) -> httpx.Response:
+def oip_request(case: Case, *, binary_inputs: bool, binary_outputs: bool) -> tuple[bytes, dict[str, str]]:
+    """Returns a body for `/v2`, and its headers."""
     inputs = [
         {"name": name, "datatype": tensor.datatype, "shape": tensor.shape}
         | ({"parameters": {"binary_data_size": len(tensor.raw)}} if binary_inputs else {"data": values_of(tensor)})
@@ -169,7 +170,11 @@ def _inferred(client: httpx.Client, case: Case, *, binary_inputs: bool, binary_o
     ]
     request = {"inputs": inputs, "parameters": {"binary_data_output": binary_outputs, **case.parameters}}
     raws = [tensor.raw for tensor in case.inputs.values()] if binary_inputs else []
-    body, headers = with_binary(request, *raws)
+    return with_binary(request, *raws)
+
+
+def _inferred(client: httpx.Client, case: Case, *, binary_inputs: bool, binary_outputs: bool) -> httpx.Response:
+    body, headers = oip_request(case, binary_inputs=binary_inputs, binary_outputs=binary_outputs)
     return client.post(f"/v2/models/{case.kind.name}/infer", content=body, headers=headers)
 
 

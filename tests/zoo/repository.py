@@ -1,7 +1,7 @@
 """Writes the model repository and the ``gateway.yaml`` of the zoo."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,19 @@ SEQUENCES = {"sequence_text": "STRING", "sequence_uint64": "UINT64", "sequence_i
 
 
 def write_repository(folder: Path) -> None:
-    for kind in KINDS:
-        _write_model(folder / kind.name, "\n".join(_config_of(kind)), is_script=not kind.steps)
+    write_models(folder, KINDS)
     _write_labels(folder / "resnet")
     for name, datatype in SEQUENCES.items():
         _write_model(folder / name, _sequence_config(name, datatype), is_script=True)
 
 
-def write_gateway_yaml(path: Path) -> None:
-    pipelines = {name: document for kind in KINDS for name, document in pipelines_of(kind).items()}
+def write_models(folder: Path, kinds: Iterable[Kind]) -> None:
+    for kind in kinds:
+        _write_model(folder / kind.name, "\n".join(_config_of(kind)), is_script=not kind.steps)
+
+
+def write_gateway_yaml(path: Path, kinds: Iterable[Kind] = KINDS) -> None:
+    pipelines = {name: document for kind in kinds for name, document in pipelines_of(kind).items()}
     path.write_text(yaml.safe_dump({"pipelines": pipelines, "oip": {"models": "all"}}, sort_keys=False))
 
 

@@ -1,0 +1,32 @@
+"""The benchmark of the kinds of traffic runs with real servers, and all peers do the same work."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import kinds
+from benchmarks.load.orders import Relay
+from benchmarks.peers import measuring
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch, models_venv: Path) -> None:
+    for module, name in ((kinds, "SECONDS"), (kinds, "WARM_UP_S"), (measuring, "WARM_UP_S")):
+        monkeypatch.setattr(module, name, 0.02)
+    monkeypatch.setattr(kinds, "PACED_S", 0.5)
+
+
+async def test_every_kind_of_traffic_has_a_row() -> None:
+    large, tiny = await kinds.run(1)
+    assert [row[0] for row in large.rows] == [each.title for each in kinds.WORKLOADS]
+    assert [row[0] for row in tiny.rows] == list(kinds.PACED)
+    for table in (large, tiny):
+        assert all(len(row) == len(table.columns) and all(row) for row in table.rows)
+
+
+async def test_a_stream_has_the_same_number_of_events_for_every_peer(tmp_path: Path) -> None:
+    async with kinds.running_peers(tmp_path) as peers:
+        for peer in peers.values():
+            for ask in ("speech", "speech v2"):
+                report = await peer.load.perform(Relay(peer.asks[ask], 0.001))
+                assert report.count % kinds.RESPONSES == 0 < report.count

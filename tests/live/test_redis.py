@@ -67,7 +67,7 @@ def test_other_gateways_can_read_resume_and_delete_a_stream(pair: Pair, tmp_path
     assert [each.metric("triton_calls_total", model="scripted_stream") for each in pair] == [1, 0]
     assert ask(second, path, after=99).status_code == 400
 
-    path = start(first, outputs=12, bytes=200_000)
+    path = start(first, outputs=12, bytes=2_000_000)
     eventually(lambda: ask(second, path).status_code == 410)
     assert read_all(second, path, after=11)[-1].data["outputs"] == 12
 

@@ -80,7 +80,7 @@ def test_a_finished_stream_replays_and_its_terminal_id_gets_204(gateway: Gateway
 
 
 def test_resuming_before_dropped_events_is_410(gateway: GatewayProcess) -> None:
-    path = start(gateway, outputs=12, bytes=200_000)
+    path = start(gateway, outputs=12, bytes=2_000_000)
     eventually(lambda: ask(gateway, path).status_code == 410)
     answer = ask(gateway, path, after=1)
     assert (answer.status_code, answer.json()["code"]) == (410, "stream_evicted")

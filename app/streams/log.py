@@ -18,6 +18,7 @@ connects. All streams together have a limit too (``quota.py``)."""
 MAX_REPLAY_READ_BYTES = 256 * 1024
 """Limit of one read of a kept log, always at least one event: many readers of large streams need little memory."""
 MAX_REPLAY_EVENTS = 4096
+"""Limit of the events that such a read looks at."""
 EVENT_BYTES = 160
 """The overhead of an event in memory."""
 STALL_S = 2.0
@@ -185,8 +186,9 @@ class ReplayLog:
     def newer_than(self, after: int) -> list[Event]:
         """Returns the next events, up to MAX_REPLAY_READ_BYTES. Raises StreamEvicted if some have been dropped."""
         self.resume(after)
-        if self.last_id - after <= len(self._events) // 2:
-            newest = list(islice(reversed(self._events), self.last_id - after))
+        count = self.last_id - after
+        if count <= len(self._events) // 2:
+            newest = list(islice(reversed(self._events), max(0, count - MAX_REPLAY_EVENTS), count))
             newest.reverse()
         else:
             start = after + 1 - self._events[0].id

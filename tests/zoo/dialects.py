@@ -136,7 +136,7 @@ def dialects_of(case: Case, *, heavy: bool) -> Iterator[Dialect]:
     """The dialects that can express the request. ``heavy``: also those for which a heavy kind takes seconds."""
     kind = case.kind
     yield oip_binary
-    if kind.is_decoupled:
+    if kind.is_decoupled or heavy or not kind.heavy:
         yield stream
     is_single = not kind.batch or len(next(iter(case.inputs.values())).array) == 1
     if heavy or not kind.heavy:
@@ -148,8 +148,6 @@ def dialects_of(case: Case, *, heavy: bool) -> Iterator[Dialect]:
             yield generate
             yield generate_stream
         yield pipeline
-        if not kind.is_decoupled:
-            yield stream
         if is_single:
             yield form
             yield resumed_stream

@@ -35,7 +35,7 @@ CACHE = "--cache-config=local,size=8388608"
 
 
 @dataclass(frozen=True)
-class Form:
+class GatewayOptions:
     """How a gateway of the tests runs."""
 
     client: str
@@ -46,9 +46,9 @@ class Form:
         return f"{self.client}{' with shared memory' if self.shared_memory else ''}, {self.workers} worker(s)"
 
 
-ALL = [Form(*each) for each in product(("asyncio", "grpcio"), (True, False), (1, 2))]
-SHORT = [Form("asyncio", True, 1), Form("asyncio", False, 2), Form("grpcio", False, 1)]
-FORMS = [pytest.param(form, id=str(form), marks=() if form in SHORT else pytest.mark.full) for form in ALL]
+ALL = [GatewayOptions(*each) for each in product(("asyncio", "grpcio"), (True, False), (1, 2))]
+SHORT = [GatewayOptions("asyncio", True, 1), GatewayOptions("asyncio", False, 2), GatewayOptions("grpcio", False, 1)]
+OPTIONS = [pytest.param(each, id=str(each), marks=() if each in SHORT else pytest.mark.full) for each in ALL]
 
 
 @pytest.fixture(scope="module")
@@ -69,22 +69,22 @@ def direct(zoo: EmbeddedTriton) -> Iterator[DirectTriton]:
     triton.close()
 
 
-@pytest.fixture(scope="module", params=FORMS)
+@pytest.fixture(scope="module", params=OPTIONS)
 def gateway(
     request: pytest.FixtureRequest, zoo: EmbeddedTriton, redis: RedisServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[httpx.Client]:
-    form: Form = request.param
+    options: GatewayOptions = request.param
     folder = tmp_path_factory.mktemp("gateway")
     write_gateway_yaml(folder / "gateway.yaml")
     settings = {
         "triton_url": zoo.grpc_url,
         "config": str(folder / "gateway.yaml"),
-        "grpc": form.client,
-        "workers": str(form.workers),
-        "shared_memory_bytes": str(256 * 2**20 if form.shared_memory else 0),
+        "grpc": options.client,
+        "workers": str(options.workers),
+        "shared_memory_bytes": str(256 * 2**20 if options.shared_memory else 0),
         "max_body_bytes": str(64 * 2**20),
         "timeout_s": "60",
-        **({"redis_url": redis.url} if form.workers > 1 else {}),
+        **({"redis_url": redis.url} if options.workers > 1 else {}),
     }
     with ExitStack() as stack:
         running = stack.enter_context(running_gateway(folder, **settings))

@@ -30,10 +30,12 @@ class Samples:
 @asynccontextmanager
 async def running(watch: Coroutine[None, None, None]) -> AsyncIterator[None]:
     task = asyncio.create_task(watch)
-    yield
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
 
 
 async def eventually(holds: Callable[[], bool]) -> None:

@@ -1,17 +1,19 @@
 """The inputs and parameters of a request, compiled for one model signature."""
 
 import dataclasses
+import functools
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from app.domain.inference import Parameter
 from app.domain.model import TensorSpec
 from app.domain.tensor import BYTES, FLOAT_DATATYPES, INTEGER_DATATYPES, Array, Tensor
-from app.pipelines.json_types import input_type, parameter_type
+from app.pipelines.json_types import Bounds, float_type, integer_type, number_type
 from app.pipelines.kinds import ToArray, bytes_of_base64, json_bytes_of, to_array_of
 from app.pipelines.number_arrays import NumberLists
 from app.pipelines.number_codecs import NumberCodec, number_codec
@@ -67,13 +69,15 @@ class InputField:
             name=name,
             spec=spec,
             tensor=tensor,
-            json_type=input_type(spec, tensor, depth=depth),
+            json_type=_input_type(spec, tensor, depth=depth),
             batched=batch,
             adds_batch=max_batch_size > 0 and not batch,
             _depth=depth,
             _max_elements=_max_elements(spec, tensor, max_batch_size if batch else 1),
             _to_array=to_array,
-            _numbers=number_codec(spec, tensor, to_array) if spec.kind == "number" and depth else None,
+            _numbers=(
+                number_codec(tensor.datatype, to_array, _bounds_of(spec)) if spec.kind == "number" and depth else None
+            ),
             _dims=((-1,) if batch else ()) + tensor.dims,
             _allowed=to_array(spec.enum) if spec.enum and spec.kind == "number" else None,
         )
@@ -147,7 +151,7 @@ class ParameterField:
             _check_parameter_tensor(spec, tensor)
         kind = "text" if spec.type == "string" else "number"
         to_array = None if tensor is None else to_array_of(kind, tensor.datatype)
-        field = cls(name, spec, tensor, parameter_type(spec, tensor), max_batch_size > 0, to_array)
+        field = cls(name, spec, tensor, _parameter_type(spec, tensor), max_batch_size > 0, to_array)
         if spec.default is not None:
             field.checked(_converted(spec.default, field.json_type))
         return field
@@ -216,3 +220,39 @@ def _converted(default: Any, json_type: Any) -> Any:
         return msgspec.convert(default, json_type)
     except msgspec.ValidationError as exc:
         raise ValueError(f"has a default that does not fit: {exc}") from exc
+
+
+def _input_type(spec: InputSpec, tensor: TensorSpec, *, depth: int) -> Any:
+    """``depth``: nested lists around an element; a single value may be a list of one element. Raises ValueError."""
+    if spec.kind == "json":
+        return msgspec.Raw
+    element = _element_type(spec, tensor)
+    if depth == 0:
+        return element | Annotated[_list_of(element), Meta(min_length=1, max_length=1)]
+    return functools.reduce(lambda inner, _: _list_of(inner), range(depth), element)
+
+
+def _list_of(element: Any) -> Any:
+    return list[element]
+
+
+def _element_type(spec: InputSpec, tensor: TensorSpec) -> Any:
+    if spec.kind == "number":
+        return number_type(tensor.datatype, _bounds_of(spec))
+    if spec.kind == "text":
+        return Literal[tuple(spec.enum)] if spec.enum else str
+    schema = {"contentEncoding": "base64", "contentMediaType": "image/*" if spec.kind == "image" else "*/*"}
+    return Annotated[str, Meta(extra_json_schema=schema)]
+
+
+def _parameter_type(spec: ParameterSpec, tensor: TensorSpec | None) -> Any:
+    """``tensor``: the input for the parameter, if it is a tensor. Raises ValueError."""
+    if spec.type == "integer":
+        return integer_type("INT64" if tensor is None else tensor.datatype, _bounds_of(spec))
+    if spec.type == "number":
+        return float_type(_bounds_of(spec))
+    return Literal[tuple(spec.enum)] if spec.enum else bool if spec.type == "boolean" else str
+
+
+def _bounds_of(spec: InputSpec | ParameterSpec) -> Bounds:
+    return Bounds(spec.minimum, spec.maximum, spec.enum)

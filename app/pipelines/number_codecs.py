@@ -16,11 +16,9 @@ from typing import Any, Literal, Protocol, cast
 import msgspec
 import numpy as np
 
-from app.domain.model import TensorSpec
 from app.domain.tensor import DTYPE_BY_DATATYPE, FLOAT_DATATYPES, Array
-from app.pipelines.json_types import element_type
+from app.pipelines.json_types import ANY_NUMBER, Bounds, number_type
 from app.pipelines.kinds import ToArray, narrowing_to
-from app.pipelines.spec import InputSpec
 
 try:
     import simdjson
@@ -80,27 +78,26 @@ class BufferCodec:
             return self.others.decode(text)
 
 
-def number_codec(spec: InputSpec, tensor: TensorSpec, to_array: ToArray) -> NumberCodec:
-    """``to_array``: the field's conversion, for lists that simdjson does not support."""
-    datatype = tensor.datatype
-    lists = ListCodec(element_type(spec, tensor), datatype, to_array)
+def number_codec(datatype: str, to_array: ToArray, bounds: Bounds = ANY_NUMBER) -> NumberCodec:
+    """``to_array``: the conversion of lists that simdjson does not support. Raises ValueError."""
+    lists = ListCodec(number_type(datatype, bounds), datatype, to_array)
     if not HAS_SIMDJSON:
         return lists
     if datatype in FLOAT_DATATYPES:
-        return BufferCodec(lists.dtype, "d", _within(spec, narrowing_to(datatype)), lists)
-    if datatype == "BOOL" or spec.enum:
+        return BufferCodec(lists.dtype, "d", _within(bounds, narrowing_to(datatype)), lists)
+    if datatype == "BOOL" or bounds.enum:
         return lists
     limits = np.iinfo(lists.dtype)
     narrowed = _between(limits.min, limits.max, lambda numbers: numbers.astype(lists.dtype, copy=False))
-    return BufferCodec(lists.dtype, "u" if datatype == "UINT64" else "i", _within(spec, narrowed), lists)
+    return BufferCodec(lists.dtype, "u" if datatype == "UINT64" else "i", _within(bounds, narrowed), lists)
 
 
-def _within(spec: InputSpec, narrowed: ToArray) -> ToArray:
-    """Wraps ``narrowed`` with a check of the bounds in ``spec``, which raises ValueError."""
-    if spec.minimum is None and spec.maximum is None:
+def _within(bounds: Bounds, narrowed: ToArray) -> ToArray:
+    """Wraps ``narrowed`` with a check of the bounds, which raises ValueError."""
+    low, high = bounds.minimum, bounds.maximum
+    if low is None and high is None:
         return narrowed
-    low = -math.inf if spec.minimum is None else spec.minimum
-    return _between(low, math.inf if spec.maximum is None else spec.maximum, narrowed)
+    return _between(-math.inf if low is None else low, math.inf if high is None else high, narrowed)
 
 
 def _between(low: float, high: float, narrowed: ToArray) -> ToArray:

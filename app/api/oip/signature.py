@@ -17,7 +17,6 @@ from app.pipelines.kinds import to_array_of
 from app.pipelines.number_arrays import NumberLists
 from app.pipelines.number_codecs import NumberCodec, number_codec
 from app.pipelines.shapes import fits, shape_text
-from app.pipelines.spec import InputSpec
 from app.pipelines.structure import MAX_DEPTH, has_more_elements
 
 MAX_ELEMENTS = 65_536
@@ -42,10 +41,9 @@ class Input:
     def compile(cls, spec: TensorSpec, config: ModelConfig) -> "Input":
         max_batch_size = config.max_batch_size
         dims = ((-1,) if max_batch_size else ()) + spec.dims
-        as_number = InputSpec(tensor=spec.name)
         is_number = spec.datatype in DTYPE_BY_DATATYPE and spec.datatype != BYTES
         to_array = to_array_of("number", spec.datatype) if is_number else None
-        numbers = number_codec(as_number, spec, to_array) if to_array is not None else None
+        numbers = number_codec(spec.datatype, to_array) if to_array is not None else None
         return cls(spec, dims, max_batch_size, config.name, numbers)
 
     @property

@@ -1,14 +1,22 @@
-"""The command line: ``triton-gateway serve | check | models | key new``."""
+"""The command line: ``triton-gateway serve | check | models | key new``.
+
+The command-line parser, which suggests the nearest command or option for a mistyped one.
+
+``triton-gateway init``: a small working model repository with its gateway.yaml.
+"""
 
 import argparse
 import asyncio
 import logging
 import os
+import re
+import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import uvloop
 from pydantic.fields import FieldInfo
@@ -16,22 +24,20 @@ from rich.console import Console
 from rich.table import Table
 
 from app import __version__
-from app.admission.keys import hash_of, new_key
-from app.admission.keys_file import entry_of
-from app.arguments import CommandParser
-from app.checking import MAX_TEXT, CheckImpossible, CheckOptions, run_check, text_of
-from app.domain.engine import Engine
-from app.domain.errors import GatewayError
-from app.domain.printable import printable
-from app.files.complaints import ConfigError
-from app.observability.exporter import TracingUnavailable
+from app.admission.keys import entry_of, hash_of, new_key
+from app.check import MAX_TEXT, CheckImpossible, CheckOptions, run_check, text_of
+from app.config.document import ConfigError
+from app.core.engine import Engine
+from app.core.errors import GatewayError
+from app.core.text import nearest, nearest_of, printable
 from app.observability.log import configure_logging
+from app.observability.tracing import TracingUnavailable
 from app.process.credentials import check_credentials, credentials_of
-from app.process.listening import PortTaken, require_free_ports
+from app.process.listening import ListeningPortTaken, require_free_ports
 from app.process.serving import serve
-from app.process.standalone import run_triton
 from app.process.supervision import BackgroundTaskFailed
-from app.process.workers.supervising import supervise
+from app.process.tritons import run_triton
+from app.process.workers.supervisor import supervise
 from app.process.workers.worker import work
 from app.settings import (
     DEFAULT_REPOSITORY,
@@ -42,12 +48,70 @@ from app.settings import (
     read_settings,
     service_links,
 )
-from app.starting import FolderTaken, next_steps, write_starter
 from app.streams.store import StoreUnusable
-from app.triton.embedded import environment
-from app.triton.embedded.errors import EmbeddedTritonError
-from app.triton.model_repository import RepositoryUnreadable
+from app.triton.embedded import models_venv
+from app.triton.embedded.machine import EmbeddedTritonError
 from app.triton.opening import open_engine
+from app.triton.repository import RepositoryUnreadable
+
+HIDDEN = {"worker"}
+"""Commands that only the gateway itself calls."""
+
+_INVALID_CHOICE = re.compile(r"argument COMMAND: invalid choice: '([^']*)'")
+
+
+class CommandParser(argparse.ArgumentParser):
+    """The parser of the command line and of each command."""
+
+    def parse_known_args(self, *given: Any, **named: Any) -> Any:
+        namespace, unknown = super().parse_known_args(*given, **named)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._nearest_option(unknown)}")
+        return namespace, unknown
+
+    def error(self, message: str) -> NoReturn:
+        if found := _INVALID_CHOICE.match(message):
+            message = f"there is no command '{found[1]}'{nearest(found[1], self._commands())}"
+        super().error(message)
+
+    def _nearest_option(self, unknown: list[str]) -> str:
+        options = [option for action in self._actions for option in action.option_strings]
+        for word in unknown:
+            if word.startswith("--") and (found := nearest_of(word.partition("=")[0], options)):
+                return f"; did you mean '{found}'?"
+        return ""
+
+    def _commands(self) -> list[str]:
+        actions = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
+        return [name for action in actions for name in action.choices if name not in HIDDEN]
+
+
+STARTER = Path(__file__).with_name("starter")
+
+
+class FolderTaken(Exception):
+    """The folder is not empty, or cannot be written."""
+
+
+def write_starter(folder: Path) -> None:
+    """Copies the starter into a new or empty folder. Raises FolderTaken."""
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise FolderTaken(f"{folder} already exists and is not empty: name a new folder, nothing was written.")
+        shutil.copytree(STARTER, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    except OSError as exc:
+        raise FolderTaken(f"{folder} cannot be written: {exc.strerror or exc}: name a new folder.") from exc
+
+
+def next_steps(folder: Path) -> str:
+    return "\n".join(
+        [
+            f"{folder} has four models, gateway.yaml and README.md. Next:",
+            f"  triton-gateway check {shlex.quote(str(folder))}",
+            f"  triton-gateway serve --embedded --models {shlex.quote(str(folder))}",
+        ]
+    )
+
 
 _EXAMPLES = """examples:
   triton-gateway init my_models                             write a small working model repository
@@ -66,7 +130,7 @@ UNUSABLE = 2
 _UNUSABLE = (
     SettingsError,
     ConfigError,
-    PortTaken,
+    ListeningPortTaken,
     StoreUnusable,
     EmbeddedTritonError,
     FolderTaken,
@@ -256,10 +320,10 @@ def _prepare_models(settings: Settings) -> None:
     Only the extra ``embedded`` can do this. Raises ModelEnvironmentUnfit.
     """
     own = Path(sys.prefix)
-    if settings.models_venv == own and environment.is_needed(own):
+    if settings.models_venv == own and models_venv.is_needed(own):
         configure_logging(settings.log_level, settings.log_format)
         logging.getLogger(__name__).info("setting up %s for the models", settings.embedded_venv)
-        environment.create(settings.embedded_venv)
+        models_venv.create(settings.embedded_venv)
 
 
 async def show_models(settings: Settings) -> None:

@@ -12,33 +12,31 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from app.admission.followed_keys import FollowedKeys
+from app.admission.keys import FollowedKeys
 from app.api.access import AccessCheck
+from app.api.body_memory import ByteBudget
 from app.api.browser_guard import BrowserGuard, BrowserRules
-from app.api.budget import ByteBudget
 from app.api.cors import Cors
-from app.api.dialect import add_routes
-from app.api.entry import EntryPoint
+from app.api.dialect import ShortPath, add_routes
+from app.api.exchange import EntryPoint
 from app.api.failures import ErrorForms, add_failure_handling
 from app.api.inference import Inference
 from app.api.limits import Limits
 from app.api.oip import oip_dialect
 from app.api.openai import openai_dialect
 from app.api.pipelines import pipelines_dialect
-from app.api.pipelines.overview import StatisticsSource
+from app.api.pipelines.routes import StatisticsSource
 from app.api.routes import docs
+from app.api.routes.admin import MetricsRoutes, TraceRoutes
 from app.api.routes.health import HealthRoutes, WorkerStates
-from app.api.routes.metrics import MetricsRoutes
-from app.api.routes.traces import TraceRoutes
 from app.api.routing import Route
-from app.api.short_path import ShortPath
-from app.checking import live_findings
+from app.check import live_findings
 from app.console import page
-from app.domain.tensor_memory import TensorMemory
+from app.core.inference import TensorMemory
 from app.observability.explain.store import ExplainStore
 from app.observability.statistics import Statistics, statistics_of
 from app.streams.store import StreamStore
-from app.triton.health import HealthByAddress
+from app.triton.health.health import HealthByAddress
 
 
 class Workers(WorkerStates, Protocol):

@@ -3,9 +3,9 @@
 import sys
 
 from app import cli
-from app.process import servers
-from app.process.workers import process
-from app.triton.running import RunningStream
+from app.process import tritons
+from app.process.workers import supervisor
+from app.triton.engine import RunningStream
 from benchmarks.micro.gateway import IdentityEngine
 
 
@@ -20,8 +20,8 @@ class InstantEngine(IdentityEngine):
 
 
 def main() -> int:
-    servers.DirectEngine = InstantEngine  # type: ignore[assignment,misc]
-    process.COMMAND = (sys.executable, "-m", "benchmarks.instant", "worker")
+    tritons.DirectEngine = InstantEngine  # type: ignore[assignment,misc]
+    supervisor.COMMAND = (sys.executable, "-m", "benchmarks.instant", "worker")
     return cli.main(sys.argv[1:])
 
 

@@ -11,11 +11,9 @@ from statistics import median
 
 import numpy as np
 
-from app.domain.deadline import Deadline
-from app.domain.inference import InferenceRequest
-from app.domain.tensor import Tensor
+from app.core.inference import Deadline, InferenceRequest, Tensor
 from app.triton.engine import TritonEngine
-from app.triton.shared_memory.lane import Lane
+from app.triton.shared_memory.transport import SharedMemoryTransport
 from app.triton.transports import open_transport
 from benchmarks.stage import running_triton
 from benchmarks.table import Table
@@ -55,7 +53,7 @@ async def run(rounds: int) -> list[Table]:
 @asynccontextmanager
 async def _engine(url: str, *, with_lane: bool) -> AsyncIterator[TritonEngine]:
     async with open_transport(url, fast_pings=True) as transport:
-        lane = Lane(transport, _LIMIT, large_bytes=1) if with_lane else None
+        lane = SharedMemoryTransport(transport, _LIMIT, large_bytes=1) if with_lane else None
         engine = TritonEngine(transport, lane=lane)
         for model in ("bench_head_b", "bench_pixels"):
             await engine.model_config(model)

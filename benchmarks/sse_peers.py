@@ -15,16 +15,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from app.api.budget import ByteBudget
-from app.api.connection.protocol import ConnectionLimit, protocol_with
-from app.api.entry import EntryPoint
+from app.api.body_memory import ByteBudget
+from app.api.exchange import EntryPoint
 from app.api.limits import Limits
 from app.api.streaming import Start, StreamResponse
 from app.api.workload import Workload
+from app.http1.protocol import ConnectionLimit, protocol_with
 from app.observability.metrics import Metrics
 from app.observability.tracing import NoTracer
-from app.streams.event import Event
-from app.streams.log import LiveLog
+from app.streams.events import Event, LiveLog
 from benchmarks.stage import free_ports, process
 from benchmarks.table import Table
 from benchmarks.timing import Call, interleaved

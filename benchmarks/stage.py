@@ -20,7 +20,7 @@ from tritonclient.grpc import InferInput
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import np_to_triton_dtype
 
-from app.triton.embedded.options import EmbeddedOptions, bind_to_free_port
+from app.triton.embedded.launch import EmbeddedOptions, bind_to_free_port
 from app.triton.embedded.server import EmbeddedTriton
 
 HERE = Path(__file__).parent

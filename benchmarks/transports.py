@@ -24,8 +24,7 @@ import psutil
 import uvloop
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from app.triton.service import path_of
-from app.triton.transport import Kind, Transport
+from app.triton.transport import Kind, Transport, path_of
 from app.triton.transports import open_transport
 from benchmarks.grpc_server import running
 from benchmarks.stage import running_triton

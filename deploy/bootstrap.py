@@ -26,9 +26,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 # Of this checkout, which is not installed yet.
-from app.triton.embedded import interpreter, machine, managed_python  # noqa: E402
-from app.triton.embedded.interpreter import Interpreter  # noqa: E402
-from app.triton.embedded.managed_python import PythonUnavailable  # noqa: E402
+from app.triton.embedded import interpreter, machine  # noqa: E402
+from app.triton.embedded.interpreter import Interpreter, PythonUnavailable  # noqa: E402
 
 OLDEST, NEWEST = (3, 11), (3, 14)
 CACHE = ROOT / ".cache"
@@ -118,7 +117,7 @@ def require_fit_machine() -> None:
 
 def find_gateway_python() -> Interpreter:
     names = ("python3.13", "python3.14", "python3.12", "python3.11")
-    paths = [*interpreter.candidates(names, outside_checkout()), *managed_python.paths_in(MANAGED_PYTHONS)]
+    paths = [*interpreter.candidates(names, outside_checkout()), *interpreter.paths_in(MANAGED_PYTHONS)]
     require_venv(paths)
     return interpreter.choose(paths, interpreter.inspect, can_run_gateway) or install_python(
         "No Python on this machine can run the gateway: it needs Python 3.11 to 3.14. To name one that is not on PATH: "
@@ -128,7 +127,7 @@ def find_gateway_python() -> Interpreter:
 
 def find_models_python() -> Interpreter:
     override = Path(MODELS.chosen) if MODELS.chosen else None
-    here = [*interpreter.model_candidates(outside_checkout()), *managed_python.paths_in(MANAGED_PYTHONS)]
+    here = [*interpreter.model_candidates(outside_checkout()), *interpreter.paths_in(MANAGED_PYTHONS)]
     found = interpreter.choose([override] if override else here, interpreter.inspect, lambda each: each.runs_models)
     if found is None and override:
         sys.exit(interpreter.refusal(override))
@@ -140,10 +139,10 @@ def find_models_python() -> Interpreter:
 def install_python(refusal: str) -> Interpreter:
     """Installs a Python for the gateway and the models. Exits with `refusal` and the reason if it cannot."""
     try:
-        managed_python.require_permission(os.environ)
+        interpreter.require_permission(os.environ)
         uv = UV if UV.exists() else install_uv()
         say(f"Installing a Python in {MANAGED_PYTHONS.relative_to(ROOT)}")
-        return managed_python.install(uv, MANAGED_PYTHONS, ENVIRONMENT)
+        return interpreter.install(uv, MANAGED_PYTHONS, ENVIRONMENT)
     except PythonUnavailable as exc:
         sys.exit(f"{refusal}\n{exc}")
 

@@ -21,7 +21,7 @@ import httpx
 import pytest
 import yaml
 
-from app.triton.embedded.options import EmbeddedOptions
+from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
 
 LIVE = Path(__file__).parent / "live"

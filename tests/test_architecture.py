@@ -10,18 +10,21 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LAYERS = {
-    "domain": set[str](),
-    "files": {"domain"},
-    "admission": {"domain", "files"},
-    "triton": {"domain", "files"},
-    "pipelines": {"domain", "files"},
-    "streams": {"domain"},
-    "observability": {"domain"},
-    "api": {"domain", "files", "admission", "pipelines", "streams", "observability"},
-    "console": {"domain", "files", "admission", "pipelines", "streams", "observability", "api"},
+    "core": set[str](),
+    "config": {"core"},
+    "admission": {"core", "config"},
+    "triton": {"core", "config"},
+    "codecs": {"core"},
+    "pipelines": {"core", "config", "codecs"},
+    "lint": {"core", "config", "codecs", "pipelines"},
+    "streams": {"core"},
+    "observability": {"core"},
+    "api": {"core", "config", "admission", "codecs", "pipelines", "lint", "streams", "observability"},
+    "http1": {"core", "api"},
+    "console": {"core", "api"},
     "process": {
-        *("domain", "files", "admission", "triton", "pipelines", "streams", "observability", "api", "console"),
-        *("checking", "main", "settings"),
+        *("core", "config", "admission", "triton", "pipelines", "lint", "streams", "observability", "http1", "api"),
+        *("console", "check", "main", "settings"),
     },
 }
 """The packages and modules of ``app`` that a package may import. Modules of ``app`` itself may import all."""

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from app import __version__, cli
-from app.admission.keys_file import read_keys
-from app.process.workers import supervising
+from app.admission.keys import read_keys
+from app.process.workers import supervisor
 from tests.fakes.triton import FakeTriton, serving
 
 
@@ -20,7 +20,7 @@ from tests.fakes.triton import FakeTriton, serving
 def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Changes to an empty folder without ``gateway.yaml``, and keeps pytest's logging."""
     monkeypatch.chdir(tmp_path)
-    for module in (cli, supervising):
+    for module in (cli, supervisor):
         monkeypatch.setattr(module, "configure_logging", lambda level, style, turn=None: None)
 
 

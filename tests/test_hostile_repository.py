@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.cli import main
-from app.triton.model_repository import MAX_CONFIG_BYTES, MAX_WIRES
-from app.triton.scripts import MAX_SCRIPT_BYTES
+from app.triton.repository import MAX_CONFIG_BYTES, MAX_SCRIPT_BYTES, MAX_WIRES
 from tests.broken_repositories import Repository
 
 Checked = tuple[int, str]

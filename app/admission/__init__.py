@@ -1,1 +1,4 @@
-"""API keys and limits: who may call a pipeline, and how many requests run at a time. Independent of HTTP."""
+"""Decides who may call a model, and when: API keys, queues, and limits that learn from what was measured.
+
+Routes import `admission.py` and `keys.py`; nothing here knows HTTP. Begin with `admission.py`, then `scheduler.py`.
+"""

@@ -2,14 +2,12 @@
 
 from dataclasses import dataclass
 
-from app.admission.account import Account
-from app.admission.caller import ANYONE, Caller, CallerLimits
+from app.admission.keys import ANYONE, Caller, CallerLimits
 from app.admission.limit import FixedLimit, Limit, ThroughputLimit
-from app.admission.model_queue import Applicant, ModelQueue
-from app.admission.slot import Slot
+from app.admission.scheduler import Claim, ModelQueue, Quota, Slot
 from app.admission.stream_limit import StreamLimit
-from app.domain.capacity import Capacity
-from app.domain.deadline import Deadline
+from app.core.inference import Deadline
+from app.core.model import Capacity
 
 QUEUE = 256
 """Default limit on the requests that wait for a pipeline at the same time."""
@@ -36,18 +34,18 @@ class ModelLoad:
     in_flight: int | None = None
 
 
-class Entrance:
+class PipelineAdmission:
     """Admits the requests of one pipeline, or of a model called by its own name, to the queue of the model."""
 
     def __init__(self, admission: "Admission", name: str, model: str) -> None:
         self.name = name
         self.model = model
-        self.own = Account()
+        self.own = Quota()
         self.limits = NO_LIMITS
         self._admission = admission
-        self._by_key: dict[str, Account] = {}
-        self._applicants: dict[str, tuple[Caller, Applicant]] = {}
-        self._anyone = Applicant(self.own, (self.own,))
+        self._by_key: dict[str, Quota] = {}
+        self._applicants: dict[str, tuple[Caller, Claim]] = {}
+        self._anyone = Claim(self.own, (self.own,))
 
     @property
     def model_queue(self) -> ModelQueue:
@@ -77,7 +75,7 @@ class Entrance:
         for account in self._by_key.values():
             account.set_limits(share(limits.per_key), None)
 
-    def _applicant(self, caller: Caller) -> Applicant:
+    def _applicant(self, caller: Caller) -> Claim:
         if caller is ANYONE and self.limits.per_key is None:
             return self._anyone
         known = self._applicants.get(caller.id)
@@ -85,18 +83,18 @@ class Entrance:
             known = self._applicants[caller.id] = caller, self._applicant_of(caller)
         return known[1]
 
-    def _applicant_of(self, caller: Caller) -> Applicant:
+    def _applicant_of(self, caller: Caller) -> Claim:
         accounts = [self.own]
         if caller.limits != CallerLimits():
             accounts.append(self._admission.account_of(caller))
         if self.limits.per_key is not None:
             accounts.append(self._account_of_key(caller.id))
-        return Applicant(self.own, tuple(accounts), caller.id, caller.priority)
+        return Claim(self.own, tuple(accounts), caller.id, caller.priority)
 
-    def _account_of_key(self, key: str) -> Account:
+    def _account_of_key(self, key: str) -> Quota:
         account = self._by_key.get(key)
         if account is None:
-            account = self._by_key[key] = Account(self._admission.share(self.limits.per_key), of_key=True)
+            account = self._by_key[key] = Quota(self._admission.share(self.limits.per_key), of_key=True)
         return account
 
 
@@ -115,26 +113,26 @@ class Admission:
         self._servers = servers
         self.model_queues: dict[str, ModelQueue] = {}
         """By model: one limit protects a model, however it is called."""
-        self.entrances: dict[tuple[str, str], Entrance] = {}
+        self.entrances: dict[tuple[str, str], PipelineAdmission] = {}
         """By pipeline name and model name."""
         self._loads: dict[str, ModelLoad] = {}
-        self._callers: dict[str, Account] = {}
+        self._callers: dict[str, Quota] = {}
 
-    def entrance(self, name: str, load: ModelLoad, limits: PipelineLimits = NO_LIMITS) -> Entrance:
+    def entrance(self, name: str, load: ModelLoad, limits: PipelineLimits = NO_LIMITS) -> PipelineAdmission:
         """Returns the entrance for a name and a model, always the same object, and updates its limits."""
         model = load.model
         entrance = self.entrances.get((name, model))
         if entrance is None:
-            entrance = self.entrances[name, model] = Entrance(self, name, model)
+            entrance = self.entrances[name, model] = PipelineAdmission(self, name, model)
         entrance.set_limits(limits)
         self._follow(load)
         return entrance
 
-    def account_of(self, caller: Caller) -> Account:
+    def account_of(self, caller: Caller) -> Quota:
         """Returns the account that counts all requests of a caller, in all pipelines."""
         account = self._callers.get(caller.id)
         if account is None:
-            account = self._callers[caller.id] = Account(of_key=True)
+            account = self._callers[caller.id] = Quota(of_key=True)
         limits = caller.limits
         account.set_limits(self.share(limits.in_flight), self.share(limits.queue))
         return account

@@ -4,7 +4,7 @@ from collections.abc import Hashable
 from math import ceil
 from typing import Protocol
 
-from app.domain.capacity import Capacity
+from app.core.model import Capacity
 
 WINDOW_S = 0.25
 WINDOW_ANSWERS = 16

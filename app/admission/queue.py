@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 
-class Entry(Protocol):
+class QueueEntry(Protocol):
     @property
     def priority(self) -> int: ...
     @property
@@ -13,7 +13,7 @@ class Entry(Protocol):
         """Entries with the same key belong to one caller."""
 
 
-E = TypeVar("E", bound=Entry)
+E = TypeVar("E", bound=QueueEntry)
 Line = OrderedDict[E, None]
 """The entries of one caller, the oldest first."""
 

@@ -5,7 +5,7 @@ from math import ceil, inf
 from typing import NamedTuple
 
 from app.admission.limit import HIGHEST, FixedLimit
-from app.domain.capacity import Capacity
+from app.core.model import Capacity
 
 STREAMS = 8
 """The number of streams that may wait for their first output while nothing is known about the model."""

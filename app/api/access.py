@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 
 from fastapi import Request
 
-from app.admission.followed_keys import FollowedKeys
-from app.admission.keys import Key
+from app.admission.keys import FollowedKeys, Key
 from app.api.exchange import Exchange, exchange_of
-from app.domain.errors import Forbidden, Unauthenticated, UnknownPipeline
+from app.core.errors import Forbidden, Unauthenticated, UnknownPipeline
 from app.pipelines.catalog import Catalog
 
 _BEARER = b"bearer "

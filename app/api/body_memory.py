@@ -1,10 +1,25 @@
-"""Reuses the memory of large bodies.
+"""Limits the bytes of all request bodies in memory, and provides the memory of large bodies.
+
+Reuses the memory of large bodies.
 
 Filling new pages costs as much as the copy into them: 16 MiB of new memory take 5.9 ms, of memory that was used before
 1.6. So the last mapping that a body left serves the next body.
+
+Keeps freed memory while large requests follow each other, and returns it to the system afterwards.
+
+New pages cost as much as the copy into them. glibc keeps freed memory only up to twice the largest block so far, and
+the blocks of one request are together larger. Source: mallopt(3), M_MMAP_THRESHOLD and M_TRIM_THRESHOLD.
 """
 
+import asyncio
+import ctypes
+from collections.abc import Callable
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
+from time import monotonic
+
+from app.core.aio import DrainRate
+from app.core.errors import TooManyRequests
+from app.core.inference import TensorMemory
 
 
 class BodyMemory:
@@ -31,3 +46,77 @@ class BodyMemory:
     def drop(self) -> None:
         """Gives the kept mapping back to the system."""
         self._spare = None
+
+
+LARGE_BYTES = 1024 * 1024
+IDLE_S = 1.0
+KEPT_BYTES = 64 * 1024 * 1024
+"""The most freed memory that is kept; glibc keeps as much after a block of 32 MiB, the largest that its heap takes."""
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+
+class FreedMemory:
+    """``release`` is called in a thread, because it may take milliseconds."""
+
+    def __init__(self, release: Callable[[], object]) -> None:
+        self._release = release
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, size: int) -> None:
+        """Reports freed memory of a request; it is released when no further large request has ended for IDLE_S."""
+        if size < LARGE_BYTES:
+            return
+        loop = asyncio.get_running_loop()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = loop.call_later(IDLE_S, loop.run_in_executor, None, self._release)
+
+
+def keep() -> None:
+    """Keeps memory that is freed from now on. Does nothing if the C library has no ``mallopt``."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, KEPT_BYTES // 2)
+        mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
+
+
+def release() -> None:
+    """Does nothing if the C library is not glibc."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+class ByteBudget:
+    """``tensor_memory``: for large bodies that consist of one tensor; None: they use ordinary memory."""
+
+    def __init__(self, limit: int, tensor_memory: TensorMemory | None = None) -> None:
+        self._limit = limit
+        self.tensor_memory = tensor_memory
+        self.taken = 0
+        self.memory = BodyMemory()
+        self._freed = FreedMemory(self._release)
+        self._outflow = DrainRate()
+
+    def take(self, size: int) -> None:
+        """Raises TooManyRequests."""
+        if self.taken + size > self._limit:
+            raise TooManyRequests(
+                "The gateway has reached its limit for bytes of request bodies in memory.",
+                hint="Send fewer large bodies at once, or raise GATEWAY_MAX_BYTES_IN_FLIGHT.",
+                retry_after_s=self._outflow.retry_after_s(self.taken + size - self._limit, monotonic()),
+            )
+        self.taken += size
+
+    def give_back(self, size: int, memory: mmap | None = None) -> None:
+        """``memory``: of the body. That of a body below LARGE_BYTES is not kept: nothing would release it later."""
+        self.taken -= size
+        if size:
+            self._outflow.left(size, monotonic())
+        if memory is not None and size >= LARGE_BYTES:
+            self.memory.give_back(memory)
+        self._freed.add(size)
+
+    def _release(self) -> None:
+        self.memory.drop()
+        release()

@@ -12,8 +12,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.api.exchange import Exchange
 from app.api.failures import ErrorForms
-from app.domain.errors import InvalidRequest
-from app.domain.loopback import is_loopback
+from app.core.errors import InvalidRequest
+from app.core.loopback import is_loopback
 
 _HOST = re.compile(r"(?:\[([^]]*)\]|([^:]*))(?::[0-9]*)?")
 

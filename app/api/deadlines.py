@@ -3,8 +3,8 @@
 import math
 
 from app.api.exchange import Exchange
-from app.domain.deadline import Deadline
-from app.domain.errors import InvalidRequest
+from app.core.errors import InvalidRequest
+from app.core.inference import Deadline
 
 HEADER = b"x-request-timeout"
 

@@ -4,7 +4,7 @@ import asyncio
 from types import TracebackType
 
 from app.api.exchange import Exchange
-from app.domain.errors import ClientClosedRequest
+from app.core.errors import ClientClosedRequest
 
 
 class CancelledOnDisconnect:

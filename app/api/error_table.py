@@ -6,8 +6,8 @@ docs/reference/errors.md show the same rows.
 
 from typing import NamedTuple
 
-from app.domain import errors
-from app.domain.errors import GatewayError
+from app.core import errors
+from app.core.errors import GatewayError
 
 
 class ErrorRow(NamedTuple):

@@ -1,18 +1,22 @@
-"""One request and its answer, with everything that a route needs besides the arguments of ASGI."""
+"""One request and its answer, with everything that a route needs besides the arguments of ASGI.
+
+The entry point of each port: creates a request's record, its span and the headers of its answer.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from mmap import mmap
 from typing import Protocol, cast
 
 from starlette.requests import HTTPConnection
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.admission.caller import ANYONE, Caller
-from app.admission.keys import Key
-from app.api.budget import ByteBudget
-from app.api.workload import RequestWork
+from app.admission.keys import ANYONE, Caller, Key
+from app.api.body_memory import ByteBudget
+from app.api.workload import RequestWork, Workload
+from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord, request_id_of
-from app.observability.tracing import trace_of
+from app.observability.tracing import NoTracer, Span, SpanKind, Tracer, end_request_span, trace_of
 
 Header = tuple[bytes, bytes]
 
@@ -32,8 +36,8 @@ class BodySink(Protocol):
         """``size`` bytes were received into the room."""
 
 
-class Connection(Protocol):
-    """The client's connection. ``app.api.connection`` puts it into ``scope["state"]["connection"]``."""
+class ClientConnection(Protocol):
+    """The client's connection. ``app.http1`` puts it into ``scope["state"]["connection"]``."""
 
     on_lost: Callable[[], None] | None
     """Called once when the connection is lost."""
@@ -70,7 +74,7 @@ class Connection(Protocol):
 
 
 class Exchange:
-    """Created and closed by :class:`app.api.entry.EntryPoint` for each request."""
+    """Created and closed by :class:`app.api.exchange.EntryPoint` for each request."""
 
     __slots__ = (
         "_budget",
@@ -92,7 +96,7 @@ class Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send, budget: ByteBudget) -> None:
         self.scope = scope
         self.receive = receive
-        self.connection: Connection | None = scope.setdefault("state", {}).get("connection")
+        self.connection: ClientConnection | None = scope.setdefault("state", {}).get("connection")
         self.caller: Caller = ANYONE
         self.key: Key | None = None
         self.cors_headers: Sequence[Header] = ()
@@ -189,3 +193,42 @@ def _remove_cookies(scope: Scope) -> None:
 
 def exchange_of(connection: HTTPConnection) -> Exchange:
     return cast("Exchange", connection.scope["state"]["exchange"])
+
+
+class EntryPoint:
+    """The outermost ASGI application of a port. ``scope["state"]["exchange"]`` is the request's :class:`Exchange`."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, workload: Workload, tracer: Tracer, budget: ByteBudget) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._workload = workload
+        self._tracer = None if isinstance(tracer, NoTracer) else tracer
+        self._budget = budget
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send, self._budget)
+        scope["state"]["exchange"] = exchange
+        span = self._span_of(exchange.record)
+        try:
+            await self._app(scope, receive, exchange.send)
+        finally:
+            if span is not None:
+                end_request_span(span, exchange.record, getattr(scope.get("route"), "path", None))
+            exchange.record.count(self._metrics)
+            if exchange.connection is None:
+                self._close(exchange)
+            else:
+                exchange.connection.after_writing(partial(self._close, exchange))
+
+    def _close(self, exchange: Exchange) -> None:
+        self._workload.remove(exchange.work)
+        exchange.close()
+        exchange.record.log()
+
+    def _span_of(self, record: RequestRecord) -> Span | None:
+        """Only POST requests get a span, because every inference is a POST."""
+        if self._tracer is None or record.method != "POST":
+            return None
+        span = self._tracer.start("POST", SpanKind.SERVER, record.trace)
+        record.trace = span.trace
+        return span

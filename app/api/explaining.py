@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from app.admission.keys import Key
 from app.api.exchange import Exchange
-from app.domain.trace import SAMPLED, TraceContext
-from app.observability.explain.request import ExplainedRequest, Explanations, Plan, Step
+from app.core.trace import SAMPLED, TraceContext
+from app.observability.explain.request import ExplainedRequest, ExplainedStep, Explanations, Plan
 from app.observability.record import OpenExplanation
 from app.pipelines.graph import Graph
 from app.pipelines.pipeline import Pipeline
@@ -55,7 +55,7 @@ def plan_of(pipeline: Pipeline) -> Plan:
     return Plan(
         pipeline=pipeline.name,
         model=pipeline.spec.model,
-        steps=tuple(Step(step.name, step.model, step.ensemble, step.decoupled) for step in graph.steps),
+        steps=tuple(ExplainedStep(step.name, step.model, step.ensemble, step.decoupled) for step in graph.steps),
         next_steps=_next_steps(graph),
         ensembles=graph.ensembles,
         calls=graph.models - graph.ensembles - {step.model for step in graph.steps},

@@ -1,7 +1,19 @@
-"""``Idempotency-Key``: a repeated request gets the first answer again (decision 0052)."""
+"""``Idempotency-Key``: a repeated request gets the first answer again (decision 0052).
 
-from app.api.exchange import Exchange
-from app.domain.errors import InvalidRequest
+The answers of unary requests with an ``Idempotency-Key``, in the memory of this process (decision 0052).
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from app.api.exchange import Exchange, Header
+from app.core.errors import DeadlineExceeded, InvalidRequest
+from app.core.inference import BYTES, Deadline, InferenceRequest, Tensor
+from app.streams.quota import KeepLimits, KeepQuota, KeptStream
+from app.streams.store import key_reused
 
 HEADER = b"idempotency-key"
 MAX_LENGTH = 255
@@ -15,3 +27,102 @@ def idempotency_key_of(exchange: Exchange) -> str | None:
             f"Idempotency-Key must have 1 to {MAX_LENGTH} printable ASCII characters.", hint="Use a UUID."
         )
     return key
+
+
+KEEP_S = 60.0
+LIMITS = KeepLimits(16 * 1024 * 1024, 4096)
+"""For all answers together; one API key may use half. The oldest answers are dropped first."""
+
+
+class AnswerKey(NamedTuple):
+    caller: str
+    pipeline: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeptAnswer:
+    body: bytes
+    headers: Sequence[Header]
+    early_exit: str | None
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    digest: str
+    ended: asyncio.Event
+    answer: KeptAnswer | None = None
+
+
+class KeptAnswers:
+    def __init__(self, limits: KeepLimits = LIMITS) -> None:
+        self._quota = KeepQuota(limits)
+        self._entries: dict[AnswerKey, _Entry] = {}
+        self._kept: dict[KeptStream, AnswerKey] = {}
+
+    async def once(
+        self, key: AnswerKey, digest: str, deadline: Deadline, run: Callable[[], Awaitable[KeptAnswer]]
+    ) -> KeptAnswer:
+        """Returns the answer of the first request with this key, if it is kept or still runs; else that of ``run``.
+
+        Errors are not kept. Raises IdempotencyKeyReused, DeadlineExceeded, and the errors of ``run``.
+        """
+        while (known := self._entries.get(key)) is not None:
+            if known.digest != digest:
+                raise key_reused()
+            if known.answer is not None:
+                return known.answer
+            await _wait(known.ended, deadline)
+        entry = self._entries[key] = _Entry(digest, asyncio.Event())
+        try:
+            answer = await run()
+        except BaseException:
+            del self._entries[key]
+            raise
+        finally:
+            entry.ended.set()
+        self._keep(key, entry, answer)
+        return answer
+
+    def _keep(self, key: AnswerKey, entry: _Entry, answer: KeptAnswer) -> None:
+        entry.answer = answer
+        kept = KeptStream("", key.caller)
+        kept.size += len(answer.body)
+        self._kept[kept] = key
+        self._quota.add(kept)
+        self._quota.mark(kept, evictable=True)
+        while self._quota.is_over(key.caller) and (victim := self._quota.victim(key.caller)) is not None:
+            self._drop(victim)
+        asyncio.get_running_loop().call_later(KEEP_S, self._drop, kept)
+
+    def _drop(self, kept: KeptStream) -> None:
+        key = self._kept.pop(kept, None)
+        if key is not None:
+            self._quota.remove(kept)
+            del self._entries[key]
+
+
+async def _wait(ended: asyncio.Event, deadline: Deadline) -> None:
+    try:
+        async with asyncio.timeout(deadline.remaining_s()):
+            await ended.wait()
+    except TimeoutError as exc:
+        raise DeadlineExceeded("The deadline passed while another request with this Idempotency-Key ran.") from exc
+
+
+def digest_of(request: InferenceRequest) -> str:
+    """A digest of the inputs and parameters. The bytes of a repeated form differ, because its boundary does."""
+    digest = hashlib.sha256(repr(sorted(request.parameters.items())).encode())
+    for tensor in request.inputs:
+        digest.update(repr((tensor.name, tensor.datatype, tensor.shape)).encode())
+        _add_content(digest, tensor)
+    return digest.hexdigest()
+
+
+def _add_content(digest: "hashlib._Hash", tensor: Tensor) -> None:
+    if tensor.datatype != BYTES:
+        digest.update(tensor.array.tobytes())
+        return
+    for element in tensor.array.flat:
+        digest.update(b"%d:" % len(element))
+        digest.update(element)

@@ -12,41 +12,30 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from app.admission.admission import Admission, Entrance, ModelLoad, PipelineLimits
-from app.admission.caller import ANYONE, Caller
-from app.admission.keys import Key
-from app.admission.slot import Slot
+from app.admission.admission import Admission, ModelLoad, PipelineAdmission, PipelineLimits
+from app.admission.keys import ANYONE, Caller, Key
+from app.admission.scheduler import Slot
 from app.api.access import allows_pipeline, check_pipeline
 from app.api.deadlines import deadline_of
 from app.api.exchange import Exchange
 from app.api.explaining import Explaining
 from app.api.problems import problem_of
 from app.api.workload import Workload
-from app.domain.deadline import Deadline
-from app.domain.engine import Engine
-from app.domain.errors import (
-    ClientClosedRequest,
-    ContractViolation,
-    DeadlineExceeded,
-    GatewayError,
-)
-from app.domain.inference import InferenceRequest, InferenceResponse
+from app.core.engine import Engine
+from app.core.errors import ClientClosedRequest, ContractViolation, DeadlineExceeded, GatewayError
+from app.core.inference import Deadline, InferenceRequest, InferenceResponse
 from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord
-from app.observability.tracing import Kind, NoTracer, Tracer, end_stream_span
-from app.pipelines.cancellation import Canceller
+from app.observability.tracing import NoTracer, SpanKind, Tracer, end_stream_span
 from app.pipelines.catalog import Catalog
-from app.pipelines.collector import Collector, Result
 from app.pipelines.pipeline import Pipeline
-from app.pipelines.run import Answer, run
-from app.streams.event import Event
-from app.streams.start import StartKey
-from app.streams.store import StreamStore
-from app.streams.stream import Answer as StreamAnswer
-from app.streams.stream import ProblemOf, Stream, StreamPlan
+from app.pipelines.run import Canceller, Collecting, Collector, Result, run
+from app.streams.events import Event
+from app.streams.store import StartKey, StreamStore
+from app.streams.stream import ProblemOf, Stream, StreamAnswer, StreamPlan
 
 
-class Call(Struct, frozen=True, eq=False):
+class PipelineCall(Struct, frozen=True, eq=False):
     """One checked call of a pipeline."""
 
     pipeline: Pipeline
@@ -57,7 +46,7 @@ class Call(Struct, frozen=True, eq=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Writing:
+class StreamFormat:
     """How a stream is written: what the data of its events are."""
 
     answer: StreamAnswer
@@ -77,7 +66,7 @@ class Inference:
     admission: Admission = field(default_factory=Admission)
     explaining: Explaining | None = None
     """None if no request may be explained."""
-    _entrances: dict[str, tuple[Pipeline, Mapping[str, int], Entrance]] = field(default_factory=dict)
+    _entrances: dict[str, tuple[Pipeline, Mapping[str, int], PipelineAdmission]] = field(default_factory=dict)
 
     def may_explain(self, key: Key | None) -> bool:
         """Whether ``X-Explain`` has an effect for a caller with this key."""
@@ -122,11 +111,13 @@ class Inference:
             pipeline, deadline = choice(refusing)  # spreads the reserved retry times over the pipelines
             self.check_load(pipeline, exchange.caller, deadline)
 
-    def take_slot(self, call: Call) -> Awaitable[Slot]:
+    def take_slot(self, call: PipelineCall) -> Awaitable[Slot]:
         """A slot for the call, maybe after a wait in the queue. Raises TooManyRequests or DeadlineExceeded."""
         return self.take_slot_at(self._entrance_of(call.pipeline), call.caller, call.deadline, call.record)
 
-    async def take_slot_at(self, entrance: Entrance, caller: Caller, deadline: Deadline, record: RequestRecord) -> Slot:
+    async def take_slot_at(
+        self, entrance: PipelineAdmission, caller: Caller, deadline: Deadline, record: RequestRecord
+    ) -> Slot:
         """As :meth:`take_slot`."""
         slot = entrance.try_enter(caller)
         if slot is None:
@@ -138,7 +129,7 @@ class Inference:
         self.metrics.of_pipeline(entrance.name).queue_time.observe(record.queue_s)
         return slot
 
-    def take_free_slot(self, call: Call) -> Slot | None:
+    def take_free_slot(self, call: PipelineCall) -> Slot | None:
         """Returns a further slot for a call that already has one, if no other request waits for it."""
         return self._entrance_of(call.pipeline).try_enter(call.caller)
 
@@ -165,7 +156,7 @@ class Inference:
         limits = {each.model: each.limit.value for each in self.admission.model_queues.values()}
         self.metrics.show_load(in_flight, *load, limits)
 
-    def _entrance_of(self, pipeline: Pipeline) -> Entrance:
+    def _entrance_of(self, pipeline: Pipeline) -> PipelineAdmission:
         known, in_flight = self._entrances.get(pipeline.name), self.catalog.exposed.in_flight
         if known is not None and known[0] is pipeline and known[1] is in_flight:
             return known[2]
@@ -176,7 +167,7 @@ class Inference:
         self._entrances[pipeline.name] = pipeline, in_flight, entrance
         return entrance
 
-    async def answer(self, call: Call, answer: Answer | None = None) -> Result:
+    async def answer(self, call: PipelineCall, answer: Collecting | None = None) -> Result:
         """One unary answer. Also calls the pipeline's ``cancel`` model if the gateway ends the request early.
 
         ``answer``: as of ``run``.
@@ -184,7 +175,7 @@ class Inference:
         with await self.take_slot(call) as slot:
             return await self.answer_in(slot, call, answer)
 
-    async def answer_in(self, slot: Slot, call: Call, answer: Answer | None = None) -> Result:
+    async def answer_in(self, slot: Slot, call: PipelineCall, answer: Collecting | None = None) -> Result:
         """As :meth:`answer`, for a call that has its slot."""
         if call.pipeline.config.decoupled:
             answer = _Timed(answer or Collector(call.pipeline, call.inference), slot)
@@ -204,7 +195,7 @@ class Inference:
         record.exit_early(result.early_exit)
         return result
 
-    async def open_stream(self, call: Call, writing: Writing | None = None) -> tuple[Stream, list[Event]]:
+    async def open_stream(self, call: PipelineCall, writing: StreamFormat | None = None) -> tuple[Stream, list[Event]]:
         """A started stream and its first events, none if it is still silent after ``commit_s``.
 
         Raises the error of a stream that failed before its first output: it still gets an HTTP status.
@@ -230,12 +221,14 @@ class Inference:
             raise stream.error
         return opening
 
-    def _recorded(self, call: Call) -> tuple[str, RequestRecord, Callable[[], None]]:
+    def _recorded(self, call: PipelineCall) -> tuple[str, RequestRecord, Callable[[], None]]:
         """The description of a call for a StreamRecorder, without the call's inputs."""
         abandon = partial(self.canceller.cancel, call.pipeline, call.inference.without_inputs())
         return call.pipeline.name, call.record, abandon
 
-    async def start_resumable(self, call: Call, store: StreamStore, slot: Slot, start: StartKey | None = None) -> str:
+    async def start_resumable(
+        self, call: PipelineCall, store: StreamStore, slot: Slot, start: StartKey | None = None
+    ) -> str:
         """The id of a new stream that outlives its POST. It is counted and logged when it ends, not with the POST.
 
         ``slot``: its slot, which it gives back when it ends. ``start``: its claimed idempotency key.
@@ -255,8 +248,10 @@ class Inference:
         self._start(stream, call.pipeline.name)
         return stream_id
 
-    def _plan_of(self, call: Call, recorder: "StreamRecorder", writing: Writing | None = None) -> StreamPlan:
-        record, writing = call.record, writing or Writing(Collector(call.pipeline, call.inference))
+    def _plan_of(
+        self, call: PipelineCall, recorder: "StreamRecorder", writing: StreamFormat | None = None
+    ) -> StreamPlan:
+        record, writing = call.record, writing or StreamFormat(Collector(call.pipeline, call.inference))
         record.triton_request_id, record.triton_at = call.inference.request_id, time.perf_counter()
         inference = call.pipeline.with_deadline(call.inference, call.deadline).with_trace(recorder.span.trace)
         spec = call.pipeline.stream_spec()
@@ -293,9 +288,9 @@ async def _first_events(stream: Stream, commit_s: float | None) -> list[Event]:
 
 
 class _Timed:
-    """Tells admission when the first response came. Implements :class:`app.pipelines.run.Answer`."""
+    """Tells admission when the first response came. Implements :class:`app.pipelines.run.Collecting`."""
 
-    def __init__(self, answer: Answer, slot: Slot) -> None:
+    def __init__(self, answer: Collecting, slot: Slot) -> None:
         self._answer = answer
         self._slot = slot
 
@@ -324,7 +319,7 @@ class StreamRecorder:
         self._inference = inference
         self._record = record
         self._abandon = abandon
-        self.span = inference.tracer.start(f"stream {pipeline}", Kind.INTERNAL, record.trace)
+        self.span = inference.tracer.start(f"stream {pipeline}", SpanKind.INTERNAL, record.trace)
         metrics = inference.metrics.of_pipeline(pipeline)
         self._first, self._gap, self._count = metrics.time_to_first_output, metrics.inter_output, metrics.stream_outputs
         self._last_at = record.started

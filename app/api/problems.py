@@ -6,7 +6,7 @@ import orjson
 from starlette.responses import Response
 
 from app.api.error_table import ROW_BY_ERROR, headers_of
-from app.domain.errors import GatewayError
+from app.core.errors import GatewayError
 
 MEDIA_TYPE = "application/problem+json"
 MAX_BYTES = 4096

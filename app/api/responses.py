@@ -6,7 +6,7 @@ from typing import Any
 from starlette.responses import Response
 
 from app.api.exchange import Exchange, Header
-from app.domain.json_text import is_large, json_in_turns, json_of
+from app.core.json import is_large, json_in_turns, json_of
 
 JSON: Header = (b"content-type", b"application/json")
 

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Match, Mount
 from starlette.types import Scope
 
-from app.domain.errors import InvalidRequest
+from app.core.errors import InvalidRequest
 
 METHODS = ("GET", "HEAD", "POST", "DELETE")
 MAX_QUERY_FIELDS = 128

@@ -1,24 +1,49 @@
-"""Sends a stream's events to one client, as fast as the client reads: decision 0003."""
+"""Sends a stream's events to one client, as fast as the client reads: decision 0003.
+
+Formats a stream's events as Server-Sent Events, with sse-starlette.
+
+Source: WHATWG HTML, "Server-sent events". Model output is JSON text on one line, never a dict: sse-starlette turns the
+keys of a dict into the fields of an event.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, get_args
 
-from sse_starlette import EventSourceResponse
+from sse_starlette import EventSourceResponse, ServerSentEvent
 from sse_starlette.sse import AppStatus
 from starlette.concurrency import iterate_in_threadpool
 from starlette.types import Message, Receive, Scope, Send
 
 from app.api.disconnect import CancelledOnDisconnect
 from app.api.error_table import ROW_BY_ERROR
-from app.api.exchange import Connection, Exchange
+from app.api.exchange import ClientConnection, Exchange
 from app.api.limits import Limits
-from app.api.sse import HEADERS, PING, frame_of
-from app.domain.errors import ClientClosedRequest, GatewayError, SlowConsumer, StreamEvicted, UpstreamUnavailable
-from app.streams.event import Event
-from app.streams.idle import IdleTimeout
-from app.streams.log import STALL_S
+from app.core.aio import IdleTimeout
+from app.core.errors import ClientClosedRequest, GatewayError, SlowConsumer, StreamEvicted, UpstreamUnavailable
+from app.streams.events import STALL_S, Event, EventName
+
+PING = ServerSentEvent(comment="", sep="\n").encode()
+"""A heartbeat comment, which readers ignore."""
+RETRY = ServerSentEvent(retry=1000, sep="\n").encode()
+"""The delay in milliseconds before a browser's EventSource reconnects."""
+
+MEDIA_TYPE = "text/event-stream"
+HEADERS = {
+    "Cache-Control": "no-store, no-transform",
+    "X-Accel-Buffering": "no",
+}
+"""Keep proxies from storing, compressing and buffering the stream."""
+
+
+_FRAMES = {name: ServerSentEvent("%b", event=name, id="%d", sep="\n").encode() for name in get_args(EventName)}
+"""A frame for each event name, with placeholders for the id and the data."""
+
+
+def frame_of(event: Event) -> bytes:
+    return _FRAMES[event.name] % (event.id, event.data)
+
 
 AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
 """sse-starlette patches uvicorn to end streams on a signal, but the gateway's drain lets running streams continue."""
@@ -28,7 +53,7 @@ _NO_CONTENT: AsyncIterator[bytes] = iterate_in_threadpool(())
 _HEADERS = [
     header for header in EventSourceResponse(_NO_CONTENT, headers=HEADERS).raw_headers if header[0] != b"connection"
 ]
-"""There is no ``Connection`` header, because the HTTP protocol decides whether a connection stays open."""
+"""There is no ``ClientConnection`` header, because the HTTP protocol decides whether a connection stays open."""
 
 
 class Events(Protocol):
@@ -146,7 +171,7 @@ class _Client:
 
     def __init__(
         self,
-        connection: Connection | None,
+        connection: ClientConnection | None,
         send: Send,
         events: Events,
         send_s: float,

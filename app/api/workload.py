@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from typing import Protocol
 
-from app.domain.errors import Draining, GatewayError
+from app.core.errors import Draining, GatewayError
 from app.observability.record import RequestRecord
 
 

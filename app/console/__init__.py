@@ -1,1 +1,4 @@
-"""The console: a page that uses only the public API and loads only its own files."""
+"""The console: a page that uses only the public API and loads only its own files.
+
+`app/main.py` mounts `page.py`; the page itself is in `static/`.
+"""

@@ -10,17 +10,17 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-from app.domain.trace import TraceContext
-from app.observability.tracing import Attributes, Kind, Span
+from app.core.trace import TraceContext
+from app.observability.tracing import Attributes, Span, SpanKind
 
 SERVICE_NAME = "triton-gateway"
 CLOSE_S = 3.0
 """Time limit for the remaining spans, so that a collector cannot delay the end of the process."""
 
 _KINDS = {
-    Kind.SERVER: api.SpanKind.SERVER,
-    Kind.INTERNAL: api.SpanKind.INTERNAL,
-    Kind.CLIENT: api.SpanKind.CLIENT,
+    SpanKind.SERVER: api.SpanKind.SERVER,
+    SpanKind.INTERNAL: api.SpanKind.INTERNAL,
+    SpanKind.CLIENT: api.SpanKind.CLIENT,
 }
 
 
@@ -38,7 +38,7 @@ class OtlpTracer:
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer("triton_gateway", version)
 
-    def start(self, name: str, kind: Kind, parent: TraceContext | None) -> Span:
+    def start(self, name: str, kind: SpanKind, parent: TraceContext | None) -> Span:
         return OtlpSpan(self._tracer.start_span(name, _context_of(parent), _KINDS[kind]))
 
     async def close(self) -> None:

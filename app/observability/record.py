@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from app.domain.errors import ContractViolation, GatewayError, Outcome
-from app.domain.fault import FaultKind
-from app.domain.request_id import new_request_id
-from app.domain.trace import TraceContext
+from app.core.errors import ContractViolation, FaultKind, GatewayError, Outcome
+from app.core.inference import new_request_id
+from app.core.trace import TraceContext
 from app.observability.explain.request import Ended, ExplainedRequest, Explanations
 from app.observability.log import StructuredLogger
 from app.observability.metrics import NO_PIPELINE, Metrics

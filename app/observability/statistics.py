@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry
 from prometheus_client.samples import Sample
 
-from app.domain.errors import Outcome
+from app.core.errors import Outcome
 from app.observability.metrics import DURATION_BOUNDS_S
 
 _INDEX_BY_BOUND = {bound: index for index, bound in enumerate([*DURATION_BOUNDS_S, math.inf])}

@@ -1,13 +1,17 @@
-"""Spans for requests, streams and calls to Triton. Without a collector there are no spans."""
+"""Spans for requests, streams and calls to Triton. Without a collector there are no spans.
 
-from collections.abc import Mapping, Sequence
+Opens the tracer of the settings. Imports the OpenTelemetry SDK only if a collector is set.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from enum import StrEnum
 from typing import Protocol
 
-from app.domain.calls import ObservedCall
-from app.domain.errors import GatewayError, Outcome
-from app.domain.inference import InferenceRequest
-from app.domain.trace import TraceContext
+from app.core.engine import ObservedCall
+from app.core.errors import GatewayError, Outcome
+from app.core.inference import InferenceRequest
+from app.core.trace import TraceContext
 from app.observability.record import RequestRecord
 
 Attributes = Mapping[str, str | int]
@@ -22,7 +26,7 @@ _FAULTS = {
 """Outcomes that mark a span as an error. Client errors do not (OpenTelemetry: HTTP server spans)."""
 
 
-class Kind(StrEnum):
+class SpanKind(StrEnum):
     SERVER = "server"
     INTERNAL = "internal"
     CLIENT = "client"
@@ -39,7 +43,7 @@ class Span(Protocol):
 
 
 class Tracer(Protocol):
-    def start(self, name: str, kind: Kind, parent: TraceContext | None) -> Span: ...
+    def start(self, name: str, kind: SpanKind, parent: TraceContext | None) -> Span: ...
 
     async def close(self) -> None:
         """Sends the remaining spans; returns after a few seconds at most."""
@@ -59,7 +63,7 @@ NO_SPAN = NoSpan(None)
 
 
 class NoTracer:
-    def start(self, name: str, kind: Kind, parent: TraceContext | None) -> Span:
+    def start(self, name: str, kind: SpanKind, parent: TraceContext | None) -> Span:
         return NO_SPAN if parent is None else NoSpan(parent)
 
     async def close(self) -> None:
@@ -115,7 +119,9 @@ class CallTracing:
     def started(self, request: InferenceRequest, method: str) -> ObservedCall:
         if request.trace is None:
             return ObservedCall(request)
-        return _TracedCall(request, method, self._tracer.start(f"{method} {request.model}", Kind.CLIENT, request.trace))
+        return _TracedCall(
+            request, method, self._tracer.start(f"{method} {request.model}", SpanKind.CLIENT, request.trace)
+        )
 
 
 class _TracedCall(ObservedCall):
@@ -149,3 +155,25 @@ def _outcome_of(outcome: Outcome, error: GatewayError | None, early_exit: str | 
 
 def _fault_of(outcome: Outcome, error: GatewayError | None) -> str | None:
     return error.code if error is not None and outcome in _FAULTS else None
+
+
+class TracingUnavailable(Exception):
+    """Tracing is on, but the packages for sending spans are not installed."""
+
+
+@asynccontextmanager
+async def open_tracer(url: str | None, version: str) -> AsyncIterator[Tracer]:
+    """``url``: the collector's address for traces; None: no spans. Raises TracingUnavailable."""
+    tracer = NoTracer() if url is None else _otlp_tracer(url, version)
+    try:
+        yield tracer
+    finally:
+        await tracer.close()
+
+
+def _otlp_tracer(url: str, version: str) -> Tracer:
+    try:
+        from app.observability.otlp import OtlpTracer  # noqa: PLC0415 - costs memory, and is an extra
+    except ModuleNotFoundError as exc:
+        raise TracingUnavailable("GATEWAY_OTLP_ENDPOINT needs the extra `otel`: pip install '.[otel]'") from exc
+    return OtlpTracer(url, version)

@@ -2,7 +2,7 @@
 
 A small body is decoded in one pass with a type compiled for the pipeline, without Python code for each value. If
 this fails, and for every large body, the body is read member by member, which limits the memory
-(``app.pipelines.structure``) and reports every problem. Both methods accept the same bodies.
+(``app.codecs.json_scan``) and reports every problem. Both methods accept the same bodies.
 """
 
 import re
@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from app.domain.errors import FieldProblem, InvalidInput, InvalidJson
-from app.domain.printable import shown
-from app.pipelines.fields import InputField, ParameterField
-from app.pipelines.structure import check_depth, is_json, malformed, members_of
+from app.codecs.json_scan import check_depth, is_json, malformed, members_of
+from app.core.errors import FieldProblem, InvalidInput, InvalidJson
+from app.core.text import shown
+from app.pipelines.inputs import InputField, ParameterField
 
 LARGE_BYTES = 64 * 1024
 """Bodies of at least this size are read member by member, in a thread, because this would block the event loop."""

@@ -1,4 +1,7 @@
-"""The pipelines that are served now: kept in step with ``gateway.yaml`` and with the models in Triton."""
+"""The pipelines that are served now: kept in step with ``gateway.yaml`` and with the models in Triton.
+
+A pipeline's entry in the catalog: the active version, and the version of the newest file.
+"""
 
 import asyncio
 import logging
@@ -6,24 +9,108 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from app.domain.engine import Engine
-from app.domain.errors import ModelNotReady, UnknownPipeline
-from app.domain.nearest import nearest
-from app.files.following import FollowedFile
-from app.pipelines.compile import Surroundings, derived_spec
-from app.pipelines.entry import Entry
-from app.pipelines.exposed import ExposedModels
+from app.config.watch import FollowedFile
+from app.core.engine import Engine
+from app.core.errors import ModelNotReady, UnknownPipeline
+from app.core.text import nearest
+from app.pipelines.compile import CompileContext, derived_spec
 from app.pipelines.file import GatewayFile, followed_gateway_file
-from app.pipelines.form import Form, State
-from app.pipelines.lookup import Lookup, look_up, read_index
+from app.pipelines.models import ExposedModels, Lookup, look_up, read_index
 from app.pipelines.pipeline import Pipeline
+from app.pipelines.run import run_sample
 from app.pipelines.spec import PipelineSpec
-from app.pipelines.warm_up import run_sample
+from app.pipelines.version import PipelineVersion, VersionState
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class CatalogEntry:
+    """``served`` is None until a newly added pipeline can be served for the first time.
+
+    ``coming`` replaces ``served`` as soon as it can be served: a reload is a transaction for each pipeline.
+    """
+
+    served: PipelineVersion | None = None
+    coming: PipelineVersion | None = None
+
+    @property
+    def forms(self) -> Iterator[PipelineVersion]:
+        return (form for form in (self.served, self.coming) if form is not None)
+
+    @property
+    def spec(self) -> PipelineSpec:
+        return self._shown.spec
+
+    @property
+    def state(self) -> VersionState:
+        return self._shown.state
+
+    @property
+    def state_detail(self) -> str | None:
+        """Why the pipeline is not ready, in a form for callers; None if it is ready."""
+        return None if self.state is VersionState.READY else self._shown.detail
+
+    @property
+    def pipeline(self) -> Pipeline | None:
+        """The pipeline that answers requests."""
+        return self.served.pipeline if self.served else None
+
+    @property
+    def is_required(self) -> bool:
+        """Whether readiness requires this pipeline; a newly added one is required only after it has been served."""
+        return self.served is not None and self.served.spec.readiness == "required"
+
+    @property
+    def change_failed(self) -> bool:
+        return self.coming is not None and bool(self.coming.problem)
+
+    def ask_for(self, form: PipelineVersion) -> None:
+        """Sets the version of the newest file. An unchanged version stays, and its sample is retried at once."""
+        for known in self.forms:
+            if known.spec == form.spec:
+                known.file = form.file
+                known.retry_now()
+                if known is self.served:
+                    self._drop_coming()
+                return
+        self._drop_coming()
+        if self.served is not None and self.served.pipeline is None:
+            self.served.stop()
+            self.served = form
+        else:
+            form.replaces = self.served is not None
+            self.coming = form
+
+    def settle(self) -> None:
+        """Handles the results of samples, and activates the new version if it can be served."""
+        for form in self.forms:
+            form.settle()
+        if self.coming is not None and self.coming.state is VersionState.READY:
+            if self.served is not None:
+                self.served.stop()
+                _log.info("pipeline '%s' now uses its new version", self.coming.name)
+            self.served, self.coming = self.coming, None
+            self.served.replaces = False
+
+    def stop(self) -> None:
+        for form in self.forms:
+            form.stop()
+
+    def _drop_coming(self) -> None:
+        if self.coming is not None:
+            self.coming.stop()
+            self.coming = None
+
+    @property
+    def _shown(self) -> PipelineVersion:
+        form = self.served or self.coming
+        assert form is not None
+        return form
+
 
 SAMPLES_WAIT_S = 1.0
 """How long one call waits for samples. Slower samples continue in the background."""
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -32,10 +119,10 @@ class Catalog:
 
     engine: Engine
     path: Path | None = None
-    surroundings: Surroundings = field(default_factory=Surroundings)
+    surroundings: CompileContext = field(default_factory=CompileContext)
     triton_url: str = ""
     triton_is_up: bool = field(default=False, init=False)
-    entries: dict[str, Entry] = field(default_factory=dict, init=False)
+    entries: dict[str, CatalogEntry] = field(default_factory=dict, init=False)
     file: GatewayFile | None = field(default=None, init=False)
     """The last valid version."""
     models: dict[str, bool] = field(default_factory=dict, init=False)
@@ -51,10 +138,12 @@ class Catalog:
             self._followed = followed_gateway_file(self.path, is_quiet=known is not None)
             self.file = known or self._followed.read_first()
             specs = self.file.spec.pipelines
-            self.entries = {name: Entry(served=Form(name, spec, self.file)) for name, spec in specs.items()}
+            self.entries = {
+                name: CatalogEntry(served=PipelineVersion(name, spec, self.file)) for name, spec in specs.items()
+            }
             self._expose(())
 
-    def entry(self, name: str) -> Entry:
+    def entry(self, name: str) -> CatalogEntry:
         """Raises UnknownPipeline."""
         if name not in self.entries:
             raise UnknownPipeline(f"There is no such pipeline{nearest(name, list(self.entries))[:512]}")
@@ -67,7 +156,7 @@ class Catalog:
             raise ModelNotReady(f"Pipeline '{name}' is not ready: {entry.state.words}. {entry.state_detail}")
         return entry.pipeline
 
-    def missing_at(self, entry: Entry) -> Mapping[str, str]:
+    def missing_at(self, entry: CatalogEntry) -> Mapping[str, str]:
         """The Tritons, of several, that are not called for a pipeline: address -> why not."""
         return self.engine.absences(entry.spec.model, entry.spec.version)
 
@@ -87,10 +176,12 @@ class Catalog:
         return self.is_ready and all(entry.coming is None or entry.change_failed for entry in self.entries.values())
 
     @property
-    def unready(self) -> dict[str, Entry]:
+    def unready(self) -> dict[str, CatalogEntry]:
         """Required pipelines that are not warm."""
         return {
-            name: entry for name, entry in self.entries.items() if entry.is_required and entry.state is not State.READY
+            name: entry
+            for name, entry in self.entries.items()
+            if entry.is_required and entry.state is not VersionState.READY
         }
 
     @property
@@ -103,7 +194,7 @@ class Catalog:
     def complaints(self) -> list[str]:
         """Returns the mismatches between the file and the available models."""
         served = (entry.served for entry in self.entries.values())
-        return [form.problem for form in served if form is not None and form.state is State.MISCONFIGURED]
+        return [form.problem for form in served if form is not None and form.state is VersionState.MISCONFIGURED]
 
     async def refresh(self) -> None:
         """Follows the file and the models once."""
@@ -124,10 +215,10 @@ class Catalog:
         self._take(file)
 
     def _take(self, file: GatewayFile) -> None:
-        entries: dict[str, Entry] = {}
+        entries: dict[str, CatalogEntry] = {}
         for name, spec in file.spec.pipelines.items():
-            entries[name] = self.entries.get(name) or Entry()
-            entries[name].ask_for(Form(name, spec, file))
+            entries[name] = self.entries.get(name) or CatalogEntry()
+            entries[name].ask_for(PipelineVersion(name, spec, file))
         self._replace_entries(entries)
         self.file = file
         self._expose(self.exposed.names)
@@ -190,15 +281,18 @@ class Catalog:
 
     def _serve_ready_models(self, ready: set[str]) -> None:
         self._replace_entries(
-            {name: self.entries.get(name) or Entry(coming=Form(name, derived_spec(name))) for name in sorted(ready)}
+            {
+                name: self.entries.get(name) or CatalogEntry(coming=PipelineVersion(name, derived_spec(name)))
+                for name in sorted(ready)
+            }
         )
 
-    def _replace_entries(self, entries: dict[str, Entry]) -> None:
+    def _replace_entries(self, entries: dict[str, CatalogEntry]) -> None:
         for name in self.entries.keys() - entries.keys():
             self.entries[name].stop()
         self.entries = entries
 
-    def _forms(self) -> Iterator[Form]:
+    def _forms(self) -> Iterator[PipelineVersion]:
         return (form for entry in list(self.entries.values()) for form in list(entry.forms))
 
     def _settle(self) -> None:

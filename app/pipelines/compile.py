@@ -4,28 +4,24 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from app.domain.capacity import capacity_of
-from app.domain.model import ModelConfig, TensorSpec, takes_traceparent
-from app.domain.nearest import nearest
-from app.domain.sequence import sequence_ids_of
-from app.domain.tensor import DTYPE_BY_DATATYPE
+from app.codecs.kinds import kind_fits, shape_text
+from app.core.inference import DTYPE_BY_DATATYPE
+from app.core.model import ModelConfig, TensorSpec, capacity_of, takes_traceparent
+from app.core.sequence import sequence_ids_of
+from app.core.text import nearest
 from app.pipelines.body import BodyReader
-from app.pipelines.contract import Contracts
 from app.pipelines.early_exit import EarlyExitRules
-from app.pipelines.fields import InputField, ParameterField
 from app.pipelines.graph import graph_of
-from app.pipelines.kinds import kind_fits
+from app.pipelines.inputs import InputField, ParameterField
 from app.pipelines.mismatch import PipelineMismatch, mismatch_at, tensor_named
-from app.pipelines.openai.form import compile_openai
-from app.pipelines.outputs import OutputField
-from app.pipelines.pipeline import Pipeline
-from app.pipelines.requests import RequestBuilder
-from app.pipelines.shapes import shape_text
+from app.pipelines.openai.mapping import compile_openai
+from app.pipelines.outputs import Contracts, OutputField
+from app.pipelines.pipeline import Pipeline, RequestBuilder
 from app.pipelines.spec import ContractSpec, InputSpec, OutputSpec, PipelineSpec, StreamSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class CompileContext:
     """The inputs of a pipeline's compilation besides its declaration and its model."""
 
     timeout_s: float = 30.0
@@ -37,7 +33,7 @@ class Surroundings:
 
 
 def compile_pipeline(
-    name: str, spec: PipelineSpec, config: ModelConfig, models: Mapping[str, ModelConfig], surroundings: Surroundings
+    name: str, spec: PipelineSpec, config: ModelConfig, models: Mapping[str, ModelConfig], surroundings: CompileContext
 ) -> Pipeline:
     """``models``: the models that a request uses, by name. Raises PipelineMismatch."""
     inputs, parameters, outputs = _inputs(spec, config), _parameters(spec, config), _outputs(spec, config)

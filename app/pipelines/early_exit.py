@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from app.domain.errors import UpstreamError
+from app.core.errors import UpstreamError
 from app.pipelines.spec import EarlyExitRule, ErrorMatch
 
 _SIGNED = re.compile(r"EARLY_EXIT/1 (?P<mac>[0-9a-f]{64}) (?P<claim>\{[^\x00-\x1f]{1,512}\})")

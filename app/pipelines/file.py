@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from app.files.complaints import ConfigError, Location, complaint_at, read_spec
-from app.files.document import Lines, read_regular_file
-from app.files.following import FollowedFile, Stamp, stamp_of
+from app.config.document import ConfigError, Lines, Location, complaint_at, read_regular_file, read_spec
+from app.config.watch import FollowedFile, Stamp, stamp_of
 from app.pipelines.spec import GatewaySpec, PipelineSpec
 
 MAX_TEMPLATE_BYTES = 64 * 1024

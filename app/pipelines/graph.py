@@ -7,7 +7,7 @@ the calls of its script.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from app.domain.model import ModelConfig, TensorSpec
+from app.core.model import ModelConfig, TensorSpec
 
 MAX_STEPS = 300
 """Also bounds the depth. Nested ensembles of two steps double their steps with each level."""
@@ -36,7 +36,7 @@ class GraphStep:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class EdgeEnd:
     """A tensor of a step. ``step`` is None at the edge of the pipeline: a tensor of the request or of the response."""
 
     step: GraphStep | None
@@ -45,8 +45,8 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    source: End
-    target: End
+    source: EdgeEnd
+    target: EdgeEnd
     name: str
     """The tensor's name in the target's ensemble."""
 
@@ -89,8 +89,10 @@ class Graph:
 def graph_of(config: ModelConfig, models: Mapping[str, ModelConfig], version: str = "") -> Graph:
     """``models``: the models that a request uses, by name. Steps of other models, and above MAX_STEPS, are omitted."""
     builder = _Builder(models)
-    written = builder.run(config, {spec.name: (End(None, spec), spec.name) for spec in config.inputs}, "", version)
-    answered = [Edge(written[spec.name], End(None, spec), spec.name) for spec in config.outputs if spec.name in written]
+    written = builder.run(config, {spec.name: (EdgeEnd(None, spec), spec.name) for spec in config.inputs}, "", version)
+    answered = [
+        Edge(written[spec.name], EdgeEnd(None, spec), spec.name) for spec in config.outputs if spec.name in written
+    ]
     return Graph(
         steps=tuple(builder.steps),
         edges=(*builder.edges, *answered),
@@ -108,14 +110,14 @@ class _Builder:
         self.edges: list[Edge] = []
 
     def run(
-        self, config: ModelConfig, given: Mapping[str, tuple[End, str]], ensemble: str, version: str
-    ) -> dict[str, End]:
+        self, config: ModelConfig, given: Mapping[str, tuple[EdgeEnd, str]], ensemble: str, version: str
+    ) -> dict[str, EdgeEnd]:
         """Returns the ends that write the model's outputs. ``given``: input -> its source, and the edge's name."""
         return self._open(config, given) if config.is_ensemble else self._add(config, given, ensemble, version)
 
     def _add(
-        self, config: ModelConfig, given: Mapping[str, tuple[End, str]], ensemble: str, version: str
-    ) -> dict[str, End]:
+        self, config: ModelConfig, given: Mapping[str, tuple[EdgeEnd, str]], ensemble: str, version: str
+    ) -> dict[str, EdgeEnd]:
         places = sum(step.model == config.name for step in self.steps) + 1
         name = config.name if places == 1 else f"{config.name}#{places}"
         calls = tuple(self._models[model] for model in config.bls_calls if model in self._models)
@@ -124,10 +126,10 @@ class _Builder:
         for spec in config.inputs:
             if spec.name in given:
                 source, edge_name = given[spec.name]
-                self.edges.append(Edge(source, End(step, spec), edge_name))
-        return {spec.name: End(step, spec) for spec in config.outputs}
+                self.edges.append(Edge(source, EdgeEnd(step, spec), edge_name))
+        return {spec.name: EdgeEnd(step, spec) for spec in config.outputs}
 
-    def _open(self, config: ModelConfig, given: Mapping[str, tuple[End, str]]) -> dict[str, End]:
+    def _open(self, config: ModelConfig, given: Mapping[str, tuple[EdgeEnd, str]]) -> dict[str, EdgeEnd]:
         ends = {tensor: end for tensor, (end, _) in given.items()}
         for index in config.runnable_steps(ends):
             if not self._left:
@@ -141,7 +143,7 @@ class _Builder:
         return ends
 
 
-def _is(end: End, model: str, tensor: str, ensemble: str) -> bool:
+def _is(end: EdgeEnd, model: str, tensor: str, ensemble: str) -> bool:
     """Whether the end is the tensor; an empty ``model`` or ``ensemble`` matches any."""
     step = end.step
     return (

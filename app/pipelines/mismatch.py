@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from app.domain.model import TensorSpec
-from app.domain.nearest import nearest
+from app.core.model import TensorSpec
+from app.core.text import nearest
 
 
 class PipelineMismatch(Exception):

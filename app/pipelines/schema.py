@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from app.domain.json_schema import Schema, enum_of, with_types
-from app.domain.model import TensorSpec
-from app.domain.tensor import FLOAT_DATATYPES, INTEGER_DATATYPES
-from app.pipelines.fields import InputField, ParameterField
+from app.codecs.kinds import is_bare_item
+from app.core.inference import FLOAT_DATATYPES, INTEGER_DATATYPES
+from app.core.json import Schema, enum_of, with_types
+from app.core.model import TensorSpec
+from app.pipelines.inputs import InputField, ParameterField
 from app.pipelines.outputs import OutputField
 from app.pipelines.pipeline import Pipeline
-from app.pipelines.shapes import is_bare_item
 
 _LARGEST_BY_DATATYPE: dict[str, float] = {
     "FP16": 65504.0,

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from app.domain.grpc_status import FailureCode
-from app.files.section import JsonValue, Name, Section
+from app.config.document import JsonValue, Name, Section
+from app.core.errors import FailureCode
 from app.pipelines.openai.spec import OpenAISpec
 
 Kind = Literal["number", "text", "json", "image", "binary"]

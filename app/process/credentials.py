@@ -3,7 +3,7 @@
 import ssl
 from pathlib import Path
 
-from app.domain.loopback import is_loopback
+from app.core.loopback import is_loopback
 from app.settings import PREFIX, Settings, SettingsError
 from app.triton.credentials import Credentials, CredentialsUnusable, TlsFiles, token_in
 

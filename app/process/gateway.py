@@ -1,40 +1,196 @@
-"""Opens the gateway itself: the Triton that it calls, its catalog, and what follows both."""
+"""Opens the gateway itself: the Triton that it calls, its catalog, and what follows both.
 
+Reports names in the scopes of API keys that this gateway does not serve: a misspelled name allows nothing.
+
+Reports limits of requests that are smaller than the number of workers: together the workers exceed them.
+
+The background work that keeps the catalog and the gauges about it up to date; no exception ends it.
+
+A gateway.yaml that is made after the start.
+"""
+
+import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from app import __version__
 from app.admission.admission import Admission
-from app.admission.followed_keys import FollowedKeys
+from app.admission.keys import FollowedKeys
 from app.api.browser_guard import BrowserRules, host_of
 from app.api.explaining import Explaining
 from app.api.inference import Inference
 from app.api.limits import Limits
-from app.domain.engine import Engine
-from app.domain.loopback import is_loopback
-from app.files.complaints import ConfigError
+from app.check import log_findings
+from app.config.document import ConfigError
+from app.core.engine import Engine
+from app.core.loopback import is_loopback
+from app.core.text import nearest
 from app.main import Gateway
 from app.observability.explain.request import Explanations
 from app.observability.explain.store import ExplainStore
 from app.observability.metrics import Metrics
 from app.observability.tracing import Tracer
-from app.pipelines.cancellation import Canceller
 from app.pipelines.catalog import Catalog
-from app.pipelines.compile import Surroundings
-from app.process.adopting import adopt_when_made
+from app.pipelines.compile import CompileContext
+from app.pipelines.run import Canceller
 from app.process.credentials import metrics_tls_of
 from app.process.open_files import watch_open_files
-from app.process.refreshing import ModelCheck, keep_fresh
-from app.process.servers import Servers
-from app.process.small_shares import ShareCheck
 from app.process.supervision import Supervisor
-from app.process.triton import Triton
+from app.process.tritons import Servers, Triton
 from app.settings import Settings
 from app.streams.store import StreamStore
 
 _log = logging.getLogger(__name__)
+
+
+class ScopeCheck:
+    """Logs each unknown name once. Without ``gateway.yaml`` nothing is reported, because models come and go."""
+
+    def __init__(self, keys: FollowedKeys, catalog: Catalog) -> None:
+        self._keys = keys
+        self._catalog = catalog
+        self._logged: set[tuple[str, str]] = set()
+
+    def run(self) -> None:
+        if self._catalog.file is None or self._keys.is_quiet:
+            return
+        served = [*self._catalog.entries, *self._catalog.exposed.names]
+        for key in self._keys.ring.keys:
+            for name in sorted((key.pipelines or set()) - set(served)):
+                if (key.caller.id, name) not in self._logged:
+                    self._logged.add((key.caller.id, name))
+                    text = "the API key '%s' allows '%s', which this gateway does not serve%s"
+                    _log.warning(text, key.caller.id, name, nearest(name, served))
+
+
+class ShareCheck:
+    """Logs each of these limits once. ``workers``: 1 for a process whose supervisor logs them."""
+
+    def __init__(self, catalog: Catalog, keys: FollowedKeys | None, workers: int) -> None:
+        self._catalog = catalog
+        self._keys = keys
+        self._workers = workers
+        self._logged: set[tuple[str, int]] = set()
+
+    def run(self) -> None:
+        for limit, total in self._limits():
+            if total < self._workers and (limit, total) not in self._logged:
+                self._logged.add((limit, total))
+                text = "%s is %d, but each of the %d workers runs at least 1 request: together they run up to %d"
+                _log.warning(text, limit, total, self._workers, self._workers)
+
+    def _limits(self) -> Iterator[tuple[str, int]]:
+        for name, entry in self._catalog.entries.items():
+            limits = entry.spec.limits
+            for key in ("in_flight", "per_key") if limits is not None else ():
+                if (total := getattr(limits, key)) is not None:
+                    yield f"limits.{key} of the pipeline '{name}'", total
+        for each in () if self._keys is None else self._keys.ring.keys:
+            if each.caller.limits.in_flight is not None:
+                yield f"limits.in_flight of the API key '{each.caller.id}'", each.caller.limits.in_flight
+
+
+FILE_POLL_S = 1.0
+REFRESH_S = 2.0
+REFRESH_UNREADY_S = 0.25
+
+
+class ModelCheck:
+    """Logs once what the linter finds in Triton's models, as soon as they are there."""
+
+    def __init__(self, catalog: Catalog, engine: Engine, *, is_done: bool = False) -> None:
+        """``is_done``: another process logs the findings."""
+        self._catalog = catalog
+        self._engine = engine
+        self._is_done = is_done
+
+    async def run_once(self) -> None:
+        if self._catalog.triton_is_up and self._catalog.is_compiled and not self._is_done:
+            self._is_done = True
+            await log_findings(self._engine, self._catalog.file)
+
+
+async def keep_fresh(
+    catalog: Catalog,
+    check: ModelCheck,
+    metrics: Metrics,
+    keys: FollowedKeys | None = None,
+    shares: ShareCheck | None = None,
+) -> None:
+    """Follows the files and the models until it is cancelled: a Triton that does not answer delays no reload."""
+
+    def measured() -> None:
+        measure(catalog, metrics, keys)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_follow_files(catalog, keys, shares, measured))
+            group.create_task(_follow_models(catalog, check, measured))
+    finally:
+        catalog.stop()
+
+
+async def _follow_files(
+    catalog: Catalog, keys: FollowedKeys | None, shares: ShareCheck | None, measured: Callable[[], None]
+) -> None:
+    scopes = None if keys is None else ScopeCheck(keys, catalog)
+    while True:
+        if keys is not None:
+            await _contained(keys.follow)
+        await _contained(catalog.follow_file)
+        if scopes is not None:
+            scopes.run()
+        if shares is not None:
+            shares.run()
+        measured()
+        await asyncio.sleep(FILE_POLL_S)
+
+
+async def _follow_models(catalog: Catalog, check: ModelCheck, measured: Callable[[], None]) -> None:
+    while True:
+        await _contained(catalog.follow_models)
+        await _contained(check.run_once)
+        await _contained(catalog.warm_up)
+        measured()
+        await asyncio.sleep(REFRESH_S if catalog.is_settled else REFRESH_UNREADY_S)
+
+
+async def _contained(step: Callable[[], Awaitable[None]]) -> None:
+    try:
+        await step()
+    except Exception:
+        _log.exception("a part of the refresh failed; it is tried again")
+
+
+def measure(catalog: Catalog, metrics: Metrics, keys: FollowedKeys | None = None) -> None:
+    if not metrics.has_addresses:
+        metrics.triton_up.set(catalog.triton_is_up)
+    metrics.config_reload_failed.set(catalog.reload_failed or (keys is not None and keys.reload_failed))
+    metrics.model_ready.clear()
+    for model, is_ready in catalog.models.items():
+        metrics.model_ready.labels(model).set(is_ready)
+
+
+POLL_S = 1.0
+
+
+async def adopt_when_made(catalog: Catalog, path: Path) -> None:
+    """Waits for the file if the catalog follows none, and then until it is cancelled."""
+    problem = ""
+    while catalog.path is None:
+        if await asyncio.to_thread(path.exists):
+            try:
+                await catalog.adopt_file(path)
+                _log.info("%s is used from now on", path)
+            except ConfigError as exc:
+                if str(exc) != problem:
+                    _log.error("%s cannot be used; every ready model stays served: %s", path, exc)
+                problem = str(exc)
+        await asyncio.sleep(POLL_S)
+    await asyncio.Event().wait()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +268,7 @@ async def _catalog_of(settings: Settings, triton: Triton, engine: Engine) -> Cat
     catalog = Catalog(
         engine,
         settings.config_path,
-        Surroundings(
+        CompileContext(
             settings.timeout_s, key, settings.expose_model_errors == "true", settings.expose_model_errors != "false"
         ),
         triton.grpc_url,

@@ -10,7 +10,7 @@ from typing import Any, cast
 import uvicorn
 from starlette.types import ASGIApp
 
-from app.api.connection.protocol import BoundedProtocol, ConnectionLimit, protocol_with
+from app.http1.protocol import BoundedProtocol, ConnectionLimit, protocol_with
 from app.process.supervision import Supervisor
 from app.settings import PREFIX
 
@@ -31,7 +31,7 @@ def url_of(host: str, port: int) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-class PortTaken(Exception):
+class ListeningPortTaken(Exception):
     """The gateway cannot listen on a port. The message names the setting."""
 
 
@@ -52,11 +52,11 @@ def require_free_ports(host: str, ports: Mapping[str, int]) -> None:
         try:
             with _listener(host, port, setting):
                 pass
-        except PortTaken as exc:
+        except ListeningPortTaken as exc:
             taken.append(str(exc))
     if taken:
         flags = " ".join(f"--{_flag_of(setting)} {_free_port(host)}" for setting in ports)
-        raise PortTaken("\n".join([*taken, f"Stop the other process, or use other ports: {flags}"]))
+        raise ListeningPortTaken("\n".join([*taken, f"Stop the other process, or use other ports: {flags}"]))
 
 
 def _flag_of(setting: str) -> str:
@@ -88,7 +88,7 @@ def _listener(host: str, port: int, setting: str, *, shares_port: bool = False) 
         listener.listen(BACKLOG)
     except OSError as exc:
         listener.close()
-        raise PortTaken(f"{setting}: cannot listen on {host}:{port}: {exc.strerror}") from exc
+        raise ListeningPortTaken(f"{setting}: cannot listen on {host}:{port}: {exc.strerror}") from exc
     return listener
 
 

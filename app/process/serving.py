@@ -1,31 +1,138 @@
-"""``triton-gateway serve``: opens everything that the gateway needs, runs it until a signal comes, and drains it."""
+"""``triton-gateway serve``: opens everything that the gateway needs, runs it until a signal comes, and drains it.
 
+Why Triton does not answer at an address, as far as the address itself shows it.
+
+Messages for the user at the terminal.
+"""
+
+import asyncio
 import gc
+import math
+import socket
+import time
 from contextlib import AsyncExitStack, suppress
+from pathlib import Path
 
 from starlette.types import ASGIApp
 
 from app import __version__
-from app.admission.keys_file import read_keys
-from app.api import freed_memory
-from app.api.connection.protocol import ConnectionLimit
+from app.admission.keys import read_keys
+from app.api import body_memory
+from app.api.pipelines.samples import samples_of
 from app.api.problems import problem_of
+from app.api.routes.health import WorkerStates
+from app.http1.protocol import ConnectionLimit
 from app.main import Gateway, Pages, create_admin_app, create_app
 from app.observability.explain.store import ExplainStore
-from app.observability.exporter import open_tracer
+from app.observability.log import say
+from app.observability.tracing import open_tracer
+from app.pipelines.catalog import Catalog
+from app.pipelines.examples import Filled, example_of, file_names_of
 from app.pipelines.file import read_gateway_file
-from app.process.announcing import announce
+from app.pipelines.pipeline import Pipeline
 from app.process.credentials import check_credentials
 from app.process.gateway import Stores, open_gateway
 from app.process.listening import listening, serving, url_of
 from app.process.open_files import connections_within
 from app.process.shutdown import Shutdown, ShutdownRequested, delay, drain
 from app.process.supervision import Supervisor
-from app.process.triton import running_triton
+from app.process.tritons import running_triton
 from app.settings import PREFIX, Settings
 from app.streams.memory_store import MemoryStore
 from app.streams.quota import KeepLimits
 from app.streams.store import StoreUnusable, StreamStore
+
+WITHIN_S = 1.0
+_REQUEST = b"GET /v2/health/live HTTP/1.1\r\nHost: triton\r\nConnection: close\r\n\r\n"
+
+
+async def wrong_address(url: str) -> str | None:
+    """Returns a permanent fault of ``host:port``, for which waiting does not help; None if no fault is known."""
+    host, _, port = url.rpartition(":")
+    if not host or host.startswith("unix"):
+        return None
+    try:
+        async with asyncio.timeout(WITHIN_S):
+            await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+    except socket.gaierror:
+        return f"the host name '{host}' is not known"
+    except TimeoutError:
+        return None
+    if await _speaks_http(host.strip("[]"), int(port)):
+        return "an HTTP server answers there; the gateway needs Triton's gRPC port, usually 8001, not its HTTP port"
+    return None
+
+
+async def _speaks_http(host: str, port: int) -> bool:
+    """Whether the port answers HTTP/1.1, which a gRPC port does not."""
+    with suppress(OSError, TimeoutError):
+        async with asyncio.timeout(WITHIN_S):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                writer.write(_REQUEST)
+                return (await reader.read(7)).startswith(b"HTTP/1.")
+            finally:
+                writer.close()
+    return False
+
+
+WAITING_S = 2.0
+"""If the start takes longer than this, report once what is missing."""
+
+
+async def announce(
+    catalog: Catalog,
+    url: str,
+    triton_url: str,
+    workers: WorkerStates | None = None,
+    *,
+    with_key: bool = False,
+) -> None:
+    """Reports when the gateway is ready and how to try it, then waits until cancelled.
+
+    ``with_key``: whether the gateway requires API keys.
+    """
+    says_why_at = time.monotonic() + WAITING_S
+    if not catalog.triton_is_up:
+        await _say_what_is_wrong_with(triton_url)
+    while not (catalog.is_ready and (workers is None or workers.is_ready)):
+        await asyncio.sleep(0.05)
+        if time.monotonic() > says_why_at:
+            say(_missing(catalog, triton_url))
+            says_why_at = math.inf
+    say(f"triton-gateway is ready: {url}/")
+    pipelines = [entry.pipeline for entry in catalog.entries.values() if entry.pipeline]
+    if pipelines:
+        declared_first = sorted(pipelines, key=lambda pipeline: pipeline.spec.sample is None)
+        say(f"Try: {_call_of(declared_first[0], url, with_key=with_key)}")
+    await asyncio.Event().wait()
+
+
+async def _say_what_is_wrong_with(triton_url: str) -> None:
+    for address in triton_url.split(","):
+        if problem := await wrong_address(address.strip()):
+            say(f"Triton at {address.strip()}: {problem}.")
+
+
+def _missing(catalog: Catalog, triton_url: str) -> str:
+    if not catalog.triton_is_up:
+        return f"Waiting for Triton at {triton_url}."
+    waited_for = [f"{name} ({entry.state.words})" for name, entry in catalog.unready.items()]
+    return f"Waiting for {', '.join(waited_for or ['the workers'])}."
+
+
+def _call_of(pipeline: Pipeline, url: str, *, with_key: bool) -> str:
+    """A call that works where it is pasted: without values of a large tensor, and without files that are elsewhere."""
+    is_large = any(isinstance(value, Filled) for value in example_of(pipeline).values())
+    has_files = all(Path(path).is_file() for path in file_names_of(pipeline).values())
+    if has_files and not is_large:
+        return samples_of(pipeline, url, with_key=with_key)["curl"]
+    address = f"{url}/v1/pipelines/{pipeline.name}"
+    key = ' -H "Authorization: Bearer $API_KEY"' if with_key else ""
+    if pipeline.spec.sample is None:
+        return f"curl {address}{key}"
+    return f"curl {address}/examples/sample{key} | curl {address}{key} -H 'Content-Type: application/json' -d @-"
+
 
 ADMIN_CONNECTIONS = 256
 YOUNG_OBJECTS = 10_000
@@ -58,7 +165,7 @@ async def serve(settings: Settings) -> None:
             limit = ConnectionLimit(connections_within(settings.max_connections), refused)
             admin_limit = ConnectionLimit(ADMIN_CONNECTIONS, refused)
             admin_app = create_admin_app(gateway, api_port=port)
-            freed_memory.keep()
+            body_memory.keep()
             freeze_heap()
             server = await stack.enter_async_context(serving(app, main, supervisor, limit))
             await stack.enter_async_context(serving(admin_app, admin, supervisor, admin_limit))
@@ -104,7 +211,7 @@ def open_store(settings: Settings, *, must_answer: bool = True) -> StreamStore:
     """Raises StoreUnusable. ``must_answer``: whether it is an error if Redis does not answer now."""
     limits = KeepLimits(settings.max_kept_bytes, settings.max_kept_streams)
     if settings.redis_url is None:
-        return MemoryStore(limits, freed_memory.FreedMemory(freed_memory.release).add)
+        return MemoryStore(limits, body_memory.FreedMemory(body_memory.release).add)
     try:
         from app.streams.redis_store import RedisStore  # noqa: PLC0415 - needs an extra that may not be installed
     except ModuleNotFoundError as exc:

@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from app.api.workload import Workload
-from app.domain.errors import Draining
+from app.core.errors import Draining
 from app.process.listening import Server
 
 LAST_BYTES_S = 5.0

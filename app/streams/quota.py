@@ -5,7 +5,7 @@ Ended streams without a reader can be evicted, so that they never keep a new str
 
 from dataclasses import dataclass, field
 
-from app.domain.errors import StreamEvicted, TooManyRequests
+from app.core.errors import StreamEvicted, TooManyRequests
 
 STREAM_BYTES = 4096
 """What an ended stream needs in memory besides its events."""

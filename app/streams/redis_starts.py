@@ -8,9 +8,8 @@ import asyncio
 import hashlib
 from typing import Any
 
-from app.streams.redis_connections import RedisClient, redis_errors
-from app.streams.redis_keys import PREFIX, keys_of, owner_key
-from app.streams.start import LONGEST_START_S, StartedStream, StartKey, key_reused, start_in_progress
+from app.streams.redis_client import PREFIX, RedisClient, keys_of, owner_key, redis_errors
+from app.streams.store import LONGEST_START_S, StartedStream, StartKey, key_reused, start_in_progress
 
 POLL_S = 0.1
 CLAIM_MS = 10_000

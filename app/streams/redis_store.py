@@ -3,6 +3,8 @@
 The process that runs a stream, its owner, publishes the events to a Redis Stream. Each owner sends a heartbeat, which
 also checks which of its streams have readers and which were deleted. If an owner died, a reader writes the terminal
 event of its streams, so that every stream has one.
+
+Writes the events of one stream of this process to Redis.
 """
 
 import asyncio
@@ -11,24 +13,127 @@ import logging
 import secrets
 import time
 from asyncio import timeout
+from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Self
 
 from redis.exceptions import RedisError
 
-from app.domain.errors import Internal, StreamCancelled, UnknownStream, UpstreamUnavailable
-from app.streams.log import EventLog, LiveLog
-from app.streams.quota import KEEP_LIMITS, KeepLimits, Usage, evicted
-from app.streams.redis_connections import RETRY_PAUSE_S, UNAVAILABLE, Connections, redis_errors
-from app.streams.redis_kept import KeptInRedis
-from app.streams.redis_keys import DISOWN, batches, keys_of, lifetime_ms, owner_key
-from app.streams.redis_publisher import Publisher, StreamLost
-from app.streams.redis_reader import RedisReader
+from app.core.errors import Internal, StreamCancelled, UnknownStream, UpstreamUnavailable
+from app.streams.events import EVENT_BYTES, MAX_REPLAY_BYTES, STALL_S, Event, EventLog, LiveLog
+from app.streams.quota import KEEP_LIMITS, KeepLimits, KeptStream, Usage, evicted
+from app.streams.redis_client import (
+    DISOWN,
+    OUTAGE_S,
+    PUBLISH,
+    RETRY_PAUSE_S,
+    UNAVAILABLE,
+    Connections,
+    RedisClient,
+    batches,
+    keys_of,
+    lifetime_ms,
+    owner_key,
+    redis_errors,
+    script_words,
+)
+from app.streams.redis_quota import KeptInRedis
+from app.streams.redis_read import RedisReader, Tailer
 from app.streams.redis_starts import RedisStarts, start_key
-from app.streams.redis_tailer import Tailer
-from app.streams.start import StartedStream, StartKey
-from app.streams.store import StoreUnusable, new_stream_id
+from app.streams.store import StartedStream, StartKey, StoreUnusable, new_stream_id
 from app.streams.stream import ProblemOf, Stream
+
+MAX_BATCH_BYTES = 256 * 1024
+
+
+class StreamLost(Exception):
+    """The stream in Redis cannot be written any more."""
+
+
+class Publisher:
+    """``read_at``: time of the last known reader, on the monotonic clock."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        room: KeptInRedis,
+        kept: KeptStream,
+        resume_s: float,
+    ) -> None:
+        self.stream = stream
+        self.start_key = ""
+        """The key in Redis of the stream's idempotency key; empty without one."""
+        self.kept = kept
+        self.keys = keys_of(kept.id)
+        self._room = room
+        self.resume_s = resume_s
+        self.read_at = time.monotonic()
+        self._sizes: deque[tuple[int, int]] = deque()
+        """Id and size of each event in Redis."""
+        self._total = 0
+
+    async def publish(self, redis: RedisClient) -> None:
+        """Publishes the events up to the terminal event. Raises StreamLost."""
+        after = 0
+        while True:
+            events = await self.stream.log.read(after)
+            for batch in batches_of(events):
+                await self._write(redis, batch)
+            after = events[-1].id
+            if events[-1].is_terminal:
+                return
+
+    async def _write(self, redis: RedisClient, batch: list[Event]) -> None:
+        """Retries while Redis is unavailable, but only briefly if the model waits, because Triton buffers responses.
+
+        Raises StreamLost.
+        """
+        await self._account_for(batch)
+        words = (lifetime_ms(self.resume_s), self._sizes[0][0], *script_words(batch))
+        started = time.monotonic()
+        ends, ends_if_full = started + OUTAGE_S, started + STALL_S
+        while True:
+            try:
+                is_written = await redis.eval(PUBLISH, 2, self.keys.events, self.keys.stream, *words)
+                break
+            except (RedisError, OSError) as exc:
+                if time.monotonic() > (ends_if_full if self.stream.log.is_full else ends):
+                    raise StreamLost from exc
+                await asyncio.sleep(RETRY_PAUSE_S)
+        if not is_written:
+            raise StreamLost
+
+    async def _account_for(self, events: list[Event]) -> None:
+        """Notes new events, and drops the oldest ones that do not fit into the stream's or the process's limit."""
+        before = self._total
+        self._sizes.extend((event.id, event.size + EVENT_BYTES) for event in events)
+        self._total += sum(event.size + EVENT_BYTES for event in events)
+        least = 1 + events[-1].is_terminal
+        while self._total > MAX_REPLAY_BYTES and len(self._sizes) > least:
+            self._drop_oldest()
+        with suppress(RedisError, OSError):
+            while not await self._room.grow(self.kept, self._total - before) and len(self._sizes) > 1:
+                before = self._total
+                for _ in range(len(self._sizes) // 2):
+                    self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        self._total -= self._sizes.popleft()[1]
+
+
+def batches_of(events: list[Event]) -> list[list[Event]]:
+    """Yields batches of at most MAX_BATCH_BYTES, or of one larger event."""
+    batches: list[list[Event]] = []
+    room = 0
+    for event in events:
+        if not batches or event.size > room:
+            batches.append([])
+            room = MAX_BATCH_BYTES
+        batches[-1].append(event)
+        room -= event.size
+    return batches
+
 
 HEARTBEAT_S = 0.5
 OUTAGE_NOTICED_S = 1.0

@@ -1,13 +1,44 @@
-"""The port to stores of resumable streams: a stream is started once, and can be read repeatedly by its id."""
+"""The port to stores of resumable streams: a stream is started once, and can be read repeatedly by its id.
+
+The start of a stream with an idempotency key: repeated starts return the same stream.
+"""
 
 import secrets
+from dataclasses import dataclass
 from typing import Protocol, Self
 
-from app.streams.event import Event
-from app.streams.log import EventLog
+from app.core.errors import IdempotencyKeyReused, TooManyRequests
+from app.streams.events import Event, EventLog
 from app.streams.quota import Usage
-from app.streams.start import StartedStream, StartKey
 from app.streams.stream import Stream
+
+LONGEST_START_S = 30.0
+"""How long a repeated start waits for the first one, which may wait for a slot of its model."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartKey:
+    """``caller``: the id of the API key; empty without one. ``digest``: of the body, to recognize another request."""
+
+    caller: str
+    key: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartedStream:
+    id: str
+    request_id: str
+
+
+def key_reused() -> IdempotencyKeyReused:
+    return IdempotencyKeyReused(
+        "This Idempotency-Key was sent with another body.", hint="Use a new key, such as a UUID, for each new request."
+    )
+
+
+def start_in_progress() -> TooManyRequests:
+    return TooManyRequests("Another request with this Idempotency-Key is starting the stream.")
 
 
 def new_stream_id() -> str:

@@ -8,13 +8,11 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from app.domain.deadline import Deadline
-from app.domain.errors import DeadlineExceeded, GatewayError, Internal, Outcome, SlowConsumer, StreamCancelled
-from app.domain.inference import InferenceResponse
-from app.domain.json_text import is_large, json_in_turns, json_of
-from app.streams.event import Event, EventName
-from app.streams.idle import IdleTimeout
-from app.streams.log import EventLog, LiveLog
+from app.core.aio import IdleTimeout
+from app.core.errors import DeadlineExceeded, GatewayError, Internal, Outcome, SlowConsumer, StreamCancelled
+from app.core.inference import Deadline, InferenceResponse
+from app.core.json import is_large, json_in_turns, json_of
+from app.streams.events import Event, EventLog, EventName, LiveLog
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +27,7 @@ _ABANDONED = frozenset(
 """Outcomes that the gateway decides while the model may still be computing."""
 
 
-class Ending(Protocol):
+class StreamEnding(Protocol):
     @property
     def early_exit(self) -> str | None: ...
     @property
@@ -37,7 +35,7 @@ class Ending(Protocol):
         """The outputs that must still be written."""
 
 
-class Answer(Protocol):
+class StreamAnswer(Protocol):
     """Converts responses to the caller's values."""
 
     @property
@@ -45,7 +43,7 @@ class Answer(Protocol):
         """Whether the caller does not need further responses."""
 
     def add(self, response: InferenceResponse) -> Values | None: ...
-    def finish(self, error: GatewayError | None = None) -> Ending:
+    def finish(self, error: GatewayError | None = None) -> StreamEnding:
         """Raises the error for the caller."""
 
 
@@ -73,7 +71,7 @@ class StreamPlan:
 
     request_id: str
     responses: AsyncGenerator[InferenceResponse]
-    answer: Answer
+    answer: StreamAnswer
     deadline: Deadline
     progress_s: float
     lag_s: float

@@ -6,27 +6,42 @@ a 4-byte length. Source: Open Inference Protocol, "Tensor Data"; Triton's ``grpc
 A request is assembled from parts, because the parts of a protobuf message can be serialized separately and then
 concatenated. The part that all requests to a model share is serialized once. The bytes of the tensors are copied only
 once; protobuf would copy them several times.
+
+Converts Triton's protobuf messages to the JSON of its HTTP endpoint.
+
+The JSON converter of protobuf is not suitable: it writes 64-bit integers as strings and omits default values.
 """
 
 import math
+from collections.abc import Mapping
 from functools import lru_cache
 from itertools import zip_longest
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import Message
 from tritonclient.grpc import service_pb2
 
-from app.domain.errors import UpstreamProtocol
-from app.domain.inference import InferenceRequest, InferenceResponse, Parameter
-from app.domain.tensor import BYTES, DTYPE_BY_DATATYPE, Array, Tensor, bytes_array
-from app.triton.shared_memory.lease import Lease, Slot
+from app.core.engine import Document
+from app.core.errors import UpstreamProtocol
+from app.core.inference import (
+    BYTES,
+    DTYPE_BY_DATATYPE,
+    Array,
+    InferenceRequest,
+    InferenceResponse,
+    Parameter,
+    Tensor,
+    bytes_array,
+)
+from app.triton.shared_memory.layout import Lease, TensorSlot
 
 FINAL_RESPONSE = "triton_final_response"
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
 TRACEPARENT = "traceparent"
 Buffer = bytes | memoryview
 """A memoryview has the format ``B``, so that ``len`` is its size in bytes."""
-_Asked = tuple[str, Slot | None, int]
+_Asked = tuple[str, TensorSlot | None, int]
 """A requested output: its name, its slot in shared memory or None, and the number of classes or 0."""
 
 _RAW_INPUT = service_pb2.ModelInferRequest.DESCRIPTOR.fields_by_name["raw_input_contents"].number << 3 | 2
@@ -135,7 +150,7 @@ def _signature_part(
     model: str,
     version: str,
     inputs: tuple[tuple[str, str, tuple[int, ...]], ...],
-    slots: tuple[Slot | None, ...],
+    slots: tuple[TensorSlot | None, ...],
     outputs: tuple[_Asked, ...],
 ) -> bytes:
     """Serializes the part that all requests to a model share. ``inputs``: name, datatype and shape of each input."""
@@ -150,7 +165,7 @@ def _signature_part(
     return message.SerializeToString()  # type: ignore[no-any-return]
 
 
-def _set_slot(tensor: Any, slot: Slot | None) -> None:
+def _set_slot(tensor: Any, slot: TensorSlot | None) -> None:
     """Sets the location of a tensor in shared memory. Source: Triton, "Shared-Memory Extension"."""
     if slot is not None:
         tensor.parameters["shared_memory_region"].string_param = slot.region
@@ -224,3 +239,43 @@ def _split(raw: bytes) -> list[bytes] | None:
         elements.append(raw[offset + 4 : end])
         offset = end
     return elements
+
+
+def document_request(document: Document, model: str, version: str) -> Any:
+    if document == "metadata":
+        return service_pb2.ModelMetadataRequest(name=model, version=version)
+    if document == "config":
+        return service_pb2.ModelConfigRequest(name=model, version=version)
+    return service_pb2.ModelStatisticsRequest(name=model, version=version)
+
+
+def document_of(reply: Any) -> dict[str, Any]:
+    """Converts ``reply``, the response to :func:`document_request`."""
+    return _object_of(reply.config if isinstance(reply, service_pb2.ModelConfigResponse) else reply)
+
+
+def _object_of(message: Message) -> dict[str, Any]:
+    return {
+        field.name: _value_of(getattr(message, field.name), field)
+        for field in message.DESCRIPTOR.fields
+        if not field.has_presence or message.HasField(field.name)
+    }
+
+
+def _value_of(value: Any, field: Any) -> Any:
+    """``field``: the descriptor of the value's field."""
+    if isinstance(value, Mapping):
+        of_value = field.message_type.fields_by_name["value"]
+        return {str(key): _plain(value[key], of_value) for key in value}
+    if field.is_repeated:
+        return [_plain(each, field) for each in value]
+    return _plain(value, field)
+
+
+def _plain(value: Any, field: Any) -> Any:
+    if field.message_type is not None:
+        return _object_of(value)
+    if field.enum_type is not None:
+        known = field.enum_type.values_by_number.get(value)
+        return value if known is None else known.name
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

@@ -7,8 +7,8 @@ from google.protobuf import text_format
 from google.protobuf.descriptor import EnumDescriptor
 from tritonclient.grpc import model_config_pb2
 
-from app.domain.model import ModelConfig, SequenceBatching, Step, TensorSpec
-from app.domain.nearest import nearest
+from app.core.model import ModelConfig, SequenceBatching, Step, TensorSpec
+from app.core.text import nearest
 
 _BYTES_TYPE = model_config_pb2.DataType.TYPE_STRING
 _UNKNOWN_NAME = re.compile(r'"inference\.([A-Za-z.]+)" has no (?:field|value) named "?([A-Za-z0-9_]+)')

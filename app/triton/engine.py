@@ -3,26 +3,40 @@
 It does not use the classes of that client: their asyncio ``stream_infer`` ignores ``enable_empty_final_response``
 (2.73), so the gateway would never see the end of a stream. Each request has a gRPC stream of its own, so that the
 gateway can cancel one request.
+
+Wraps one inference call of the engine: notifies observers and converts errors.
+
+A stream that Triton answers now, which can be ended with an error.
 """
 
+import asyncio
+import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from google.protobuf.message import DecodeError
 from msgspec import structs
 from tritonclient.grpc import service_pb2
 
-from app.domain.background import BackgroundTasks
-from app.domain.calls import NO_OBSERVER, CallObserver
-from app.domain.deadline import FLOOR_S, Deadline
-from app.domain.engine import Document, Engine
-from app.domain.errors import DeadlineExceeded, GatewayError, ModelError, ModelNotReady, UnknownModel, UpstreamProtocol
-from app.domain.inference import InferenceRequest, InferenceResponse
-from app.domain.model import ModelConfig, ModelState
-from app.triton.abandoned import SELF_END_S, cancel_abandoned
-from app.triton.cancels import PacedCancels
+from app.core.aio import BackgroundTasks
+from app.core.engine import NO_OBSERVER, CallObserver, Document, Engine
+from app.core.errors import (
+    DeadlineExceeded,
+    GatewayError,
+    ModelError,
+    ModelNotReady,
+    Unavailable,
+    UnknownModel,
+    UpstreamProtocol,
+    UpstreamUnavailable,
+)
+from app.core.inference import FLOOR_S, Deadline, InferenceRequest, InferenceResponse
+from app.core.model import ModelConfig, ModelState
+from app.triton.cancellation import SELF_END_S, PacedCancels, cancel_abandoned
 from app.triton.codec import (
     Buffer,
+    document_of,
+    document_request,
     request_parts,
     response_of,
     stream_request_parts,
@@ -30,17 +44,101 @@ from app.triton.codec import (
     trace_metadata,
 )
 from app.triton.config import model_config_of
-from app.triton.documents import document_of, document_request
-from app.triton.errors import gateway_error_of, request_too_large, triton_errors
-from app.triton.health import TritonHealth
-from app.triton.refusals import Refusals
+from app.triton.errors import Refusals, error_of_call, gateway_error_of, request_too_large, triton_errors
+from app.triton.health.health import TritonHealth
 from app.triton.repeated import RepeatedHeads
-from app.triton.running import RunningStream
-from app.triton.service import call_control, path_of
-from app.triton.shared_memory.lane import Lane
-from app.triton.shared_memory.lease import Lease
-from app.triton.transport import MAX_MESSAGE_BYTES, RpcError, StreamCall, Transport
-from app.triton.watched import WatchedCall
+from app.triton.shared_memory.layout import Lease
+from app.triton.shared_memory.transport import SharedMemoryTransport
+from app.triton.transport import MAX_MESSAGE_BYTES, RpcError, StreamCall, Transport, call_control, path_of
+
+_CODE_WITHOUT_TRITON: dict[type[GatewayError], str] = dict.fromkeys((ModelNotReady, UpstreamUnavailable), "UNAVAILABLE")
+"""The codes of errors with which the gateway itself ended a stream."""
+
+
+class WatchedCall:
+    """A context manager for one call. Converts every gRPC error in the block to a GatewayError.
+
+    Reports each response, and the end of the call once, to the observer and to the health of Triton.
+    """
+
+    def __init__(self, request: InferenceRequest, method: str, observer: CallObserver, health: TritonHealth) -> None:
+        """Raises UpstreamUnavailable or ModelNotReady, and counts no call, if the model must not be called now."""
+        if not request.is_probe and (refusal := health.refusal(request.model)) is not None:
+            raise refusal
+        self._observed = observer.started(request, method)
+        self._timed = health.progress.started(request, method)
+        self._health = health
+        self._began = time.monotonic()
+        self.request = self._observed.request
+
+    def __enter__(self) -> Self:
+        return self
+
+    def response(self, response: InferenceResponse) -> None:
+        self._timed.response(response)
+        self._observed.response(response)
+
+    def __exit__(self, _kind: object, exc: BaseException | None, _traceback: object) -> None:
+        if exc is None:
+            self._ended("OK", None)
+        elif isinstance(exc, GatewayError):
+            self._failed(exc)
+        elif isinstance(exc, RpcError | DecodeError):
+            error = error_of_call(exc, self.request.model, is_repaired=self._health.stubs.are_repaired)
+            self._failed(error)
+            raise error from exc
+        else:
+            is_cancelled = isinstance(exc, asyncio.CancelledError | GeneratorExit)
+            self._ended("CANCELLED" if is_cancelled else "UNKNOWN", None)
+
+    def _failed(self, error: GatewayError) -> None:
+        if error.upstream is not None:
+            self._health.stubs.suspect(self.request.model, error.upstream.message, self._began)
+        code = error.upstream.grpc_code if error.upstream else _CODE_WITHOUT_TRITON.get(type(error))
+        self._ended(code or "UNKNOWN", error)
+
+    def _ended(self, code: str, error: GatewayError | None) -> None:
+        self._timed.ended(code, error)
+        self._observed.ended(code, error)
+
+
+class RunningStream:
+    """``model``: the called model. ``began``: in monotonic seconds."""
+
+    def __init__(self, model: str, call: StreamCall) -> None:
+        self.model = model
+        self.began = time.monotonic()
+        self.longest_s = 0.0
+        """The longest of the earlier silences that :meth:`sample` saw."""
+        self.examined_s = 0.0
+        """The silence at the last examination; 0 before the first of this silence."""
+        self._call = call
+        self._sampled_since: float | None = None
+        self._sampled_s = 0.0
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the model has sent a response."""
+        return self._call.arrived is not None
+
+    @property
+    def silent_s(self) -> float:
+        """How long the reader has waited for the next response; 0 while it does not wait."""
+        since = self._call.waits_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def sample(self) -> None:
+        """Call this several times a second: it is cheaper than to measure each silence."""
+        since = self._call.waits_since
+        if since != self._sampled_since:
+            self.longest_s = max(self.longest_s, self._sampled_s)
+            self._sampled_since, self.examined_s = since, 0.0
+        self._sampled_s = self.silent_s
+
+    def end(self, error: Unavailable) -> None:
+        """Ends the reader's wait with the error. A no-op while the reader does not wait."""
+        self._call.interrupt(error)
+
 
 CONTROL_TIMEOUT_S = 5.0
 """For health, index and configuration calls, which Triton answers within milliseconds."""
@@ -63,7 +161,7 @@ class TritonEngine(Engine):
         observer: CallObserver = NO_OBSERVER,
         health: TritonHealth | None = None,
         cancels: PacedCancels | None = None,
-        lane: Lane | None = None,
+        lane: SharedMemoryTransport | None = None,
     ) -> None:
         """``lane``: the shared memory for large tensors; None: all tensors are sent over the wire."""
         self._transport = transport
@@ -170,7 +268,9 @@ class TritonEngine(Engine):
             watched.response(response)
             return response
 
-    async def _answer_by_lane(self, lane: Lane, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
+    async def _answer_by_lane(
+        self, lane: SharedMemoryTransport, request: InferenceRequest, deadline: Deadline
+    ) -> InferenceResponse:
         """Sends large tensors through shared memory; falls back to the wire if that is not possible."""
         lease = await lane.lease(request)
         if lease is not None:

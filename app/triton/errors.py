@@ -1,18 +1,30 @@
 """Converts errors of Triton and gRPC to domain errors. No other module does this.
 
 The texts are those of Triton 2.51. They are not forwarded to callers. The most specific row of a table comes first.
+
+Parses Triton's messages about faults inside a chain of models.
+
+Sources: Triton 2.51 (each text was observed, or is in its binary), and ``model_kit.contract``, with which a model
+reports faults that Triton does not check. A text may be anywhere in the message: an ensemble adds the prefixes
+``in ensemble 'e', `` and ``[request id: r] ``, and a BLS script may include the error of a child. The first matching
+row wins.
+
+Explains why Triton, or a proxy in front of it, refuses the gateway's connection or token. Logs each cause once.
 """
 
+import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from google.protobuf.message import DecodeError
 
-from app.domain.errors import (
+from app.core.errors import (
     NO_TENSOR,
     ContractViolation,
     DeadlineExceeded,
+    Fault,
+    FaultKind,
     GatewayError,
     InvalidInput,
     ModelError,
@@ -23,9 +35,63 @@ from app.domain.errors import (
     UpstreamProtocol,
     UpstreamUnavailable,
 )
-from app.domain.fault import FaultKind
-from app.triton.faults import fault_in
 from app.triton.transport import MAX_MESSAGE_BYTES, BrokenExchange, RpcError
+
+_MODEL = r"'(?P<model>[^']*)'"
+_SHAPE = r"\[[-\d,]*\]"
+_FAILED_SCRIPT = (
+    r"Failed to process the request\(s\) for model (?:instance )?'(?P<model>[^']*?)(?:_\d+_\d+)?', message: "
+)
+
+_PATTERN_BY_KIND = (
+    (
+        FaultKind.NOT_GIVEN,
+        rf"expected \d+ inputs but got \d+ inputs for model {_MODEL}\..*"
+        r"missing required input\(s\) \['(?P<tensor>[^']*)'",
+    ),
+    (
+        FaultKind.SHAPE,
+        rf"unexpected shape for input '(?P<tensor>[^']*)' for model {_MODEL}\. "
+        rf"Expected (?P<expected>{_SHAPE}), got (?P<seen>{_SHAPE})",
+    ),
+    (
+        FaultKind.DATATYPE,
+        rf"inference input '(?P<tensor>[^']*)' data-type is '(?P<seen>[A-Z0-9]+)', but model {_MODEL} "
+        r"expects '(?P<expected>[A-Z0-9]+)'",
+    ),
+    (
+        FaultKind.ITEMS,
+        rf"too many items in input '(?P<tensor>[^']*)' for model {_MODEL}\. "
+        rf"Expected at most (?P<expected>\d{{1,9}}), got (?P<seen>{_SHAPE})",
+    ),
+    (FaultKind.SPLIT, r"failed to split the output tensor '(?P<tensor>[^']*)' in responses"),
+    (FaultKind.RESPONSE_COUNT, rf"{_FAILED_SCRIPT}Number of InferenceResponse objects do not match"),
+    (
+        FaultKind.RETURNED_DECOUPLED,
+        rf"{_FAILED_SCRIPT}Python model '[^']*' is using the decoupled mode and the execute function must return None",
+    ),
+    (FaultKind.DEADLOCK, r"unexpected deadlock, at least one output is not set"),
+    (FaultKind.CHILD_DECOUPLED, r"Model (?P<model>[^ ]+) - Error when running inference: .* is using the decoupled"),
+    (FaultKind.CHILD_NOT_READY, r"Model (?P<model>[^ ]+) - Error when running inference: .* is not ready"),
+    (FaultKind.RAISED, _FAILED_SCRIPT),
+)
+_PATTERNS = tuple((kind, re.compile(pattern)) for kind, pattern in _PATTERN_BY_KIND)
+_LONGEST_MESSAGE = 4096
+_ENSEMBLE = re.compile(r"in ensemble '([^']*)', ")
+
+
+def fault_in(message: str) -> Fault | None:
+    message = message[:_LONGEST_MESSAGE]
+    for kind, pattern in _PATTERNS:
+        if found := pattern.search(message):
+            return Fault(kind, _innermost_ensemble(message[: found.start()]), **found.groupdict())
+    return None
+
+
+def _innermost_ensemble(prefix: str) -> str:
+    names: list[str] = _ENSEMBLE.findall(prefix)
+    return names[-1] if names else ""
+
 
 REPAIR_S = 3
 """``Retry-After`` while a model is loaded again: about the time from the first error to the first answer."""
@@ -71,7 +137,7 @@ def gateway_error_of(grpc_code: str | None, message: str, model: str, *, is_repa
 
 
 def _error_by_fault(grpc_code: str | None, message: str) -> GatewayError | None:
-    """Returns an error without names; app.pipelines.explain later adds the step and the tensor."""
+    """Returns an error without names; app.pipelines.error_hints later adds the step and the tensor."""
     fault = fault_in(message) if grpc_code in _FAULT_CODES else None
     if fault is None:
         return None
@@ -256,3 +322,49 @@ _ERROR_BY_CODE: dict[str, Callable[[str], GatewayError]] = {
     "DEADLINE_EXCEEDED": _deadline_passed,
     "UNAVAILABLE": _unreachable,
 }
+
+
+_OF_TLS = re.compile(r"\bssl\b|\btls|handshake|certificate|verification", re.IGNORECASE)
+_CAUSES = (
+    (r"has expired|certificate_expired", "the certificate of the server or of the gateway has expired"),
+    (
+        r"mismatch|hostname verification",
+        "the certificate of the server does not match the name in GATEWAY_TRITON_URL",
+    ),
+    (r"certificate.?required|bad.?certificate|handshake.?failure", "set GATEWAY_TRITON_CERT and GATEWAY_TRITON_KEY"),
+    (r"wrong.?version", "the server does not speak TLS at this port"),
+    (r"unknown.?ca", "the server does not trust the certificate in GATEWAY_TRITON_CERT"),
+    (r"verify.?failed", "no authority in GATEWAY_TRITON_CA signed the certificate of the server"),
+)
+"""Error texts of OpenSSL and grpcio, most specific first -> the cause or the remedy."""
+_MAX_TEXT = 300
+
+_log = logging.getLogger(__name__)
+
+
+class Refusals:
+    """The refusals of one Triton."""
+
+    def __init__(self) -> None:
+        self._logged = ""
+
+    def note(self, error: RpcError) -> None:
+        """Logs the error if it is a refusal with a new cause."""
+        cause = cause_of(error)
+        if cause and cause != self._logged:
+            self._logged = cause
+            _log.error("Triton refuses the gateway: %s", cause, extra={"error": error.details[:_MAX_TEXT]})
+
+    def clear(self) -> None:
+        """Call this when Triton answers, so that the next refusal is logged."""
+        self._logged = ""
+
+
+def cause_of(error: RpcError) -> str:
+    """Returns the cause of a refusal; empty if the error is not a refusal."""
+    if error.code in {"UNAUTHENTICATED", "PERMISSION_DENIED"}:
+        return "the token in GATEWAY_TRITON_TOKEN_FILE is missing, wrong or has expired"
+    if error.code != "UNAVAILABLE" or not _OF_TLS.search(error.details):
+        return ""
+    known = (cause for pattern, cause in _CAUSES if re.search(pattern, error.details, re.IGNORECASE))
+    return next(known, "the TLS connection failed")

@@ -3,12 +3,12 @@
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from app.domain.engine import Engine
-from app.triton.addresses import addresses_of
-from app.triton.balancer import Balancer
+from app.core.engine import Engine
 from app.triton.credentials import NO_CREDENTIALS, Credentials
 from app.triton.engine import TritonEngine
-from app.triton.server import Server
+from app.triton.fleet.addresses import addresses_of
+from app.triton.fleet.balancer import Balancer
+from app.triton.fleet.server import TritonServer
 from app.triton.transports import open_transport
 
 
@@ -27,5 +27,5 @@ async def open_engine(url: str, credentials: Credentials = NO_CREDENTIALS) -> As
             yield next(iter(engines.values()))
             return
         balancer = Balancer()
-        balancer.servers += [Server(address, engine) for address, engine in engines.items()]
+        balancer.servers += [TritonServer(address, engine) for address, engine in engines.items()]
         yield balancer

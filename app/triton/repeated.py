@@ -13,8 +13,7 @@ from google.protobuf.message import DecodeError
 from msgspec import Struct
 from tritonclient.grpc import service_pb2
 
-from app.domain.inference import InferenceResponse
-from app.domain.tensor import BYTES, DTYPE_BY_DATATYPE, Array, Tensor
+from app.core.inference import BYTES, DTYPE_BY_DATATYPE, Array, InferenceResponse, Tensor
 from app.triton.codec import array_of
 
 _FIELDS = service_pb2.ModelInferResponse.DESCRIPTOR.fields_by_name

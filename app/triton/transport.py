@@ -1,7 +1,13 @@
-"""The interface of a gRPC client for the engine: bytes in, bytes out. Two clients implement it."""
+"""The interface of a gRPC client for the engine: bytes in, bytes out. Two clients implement it.
+
+The methods of Triton's gRPC service. Source: Triton's ``grpc_service.proto``.
+"""
 
 from collections.abc import Sequence
-from typing import Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self
+
+from google.protobuf.message import Message
+from tritonclient.grpc import service_pb2
 
 Metadata = Sequence[tuple[str, str]]
 Kind = Literal["asyncio", "grpcio"]
@@ -92,3 +98,14 @@ class Transport(Protocol):
 
     async def close(self) -> None:
         """Closes the connection; running calls fail with UNAVAILABLE."""
+
+
+def path_of(method: str) -> str:
+    return f"/inference.GRPCInferenceService/{method}"
+
+
+async def call_control(transport: Transport, request: Message, timeout_s: float) -> Any:
+    """Calls a method other than inference, which follows from the message types. Raises RpcError or DecodeError."""
+    method = type(request).__name__.removesuffix("Request")
+    call = await transport.unary(path_of(method), request.SerializeToString(), timeout_s)
+    return getattr(service_pb2, f"{method}Response").FromString(await call.response())

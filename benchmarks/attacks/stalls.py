@@ -17,17 +17,16 @@ from starlette.types import ASGIApp, Message, Scope
 
 from app.api.inference import Inference
 from app.api.limits import Limits
-from app.domain.deadline import Deadline
-from app.domain.engine import Engine
-from app.domain.errors import ModelNotReady
-from app.domain.inference import InferenceRequest, InferenceResponse
-from app.domain.model import ModelConfig, ModelState
+from app.core.engine import Engine
+from app.core.errors import ModelNotReady
+from app.core.inference import Deadline, InferenceRequest, InferenceResponse
+from app.core.model import ModelConfig, ModelState
 from app.main import Gateway, create_app
 from app.observability.metrics import Metrics
-from app.pipelines.cancellation import Canceller
 from app.pipelines.catalog import Catalog
+from app.pipelines.run import Canceller
 from app.streams.memory_store import MemoryStore
-from app.triton.model_repository import read_repository
+from app.triton.repository import read_repository
 from benchmarks.attacks.target import Targets
 from benchmarks.surroundings import ROOT
 from benchmarks.table import Table

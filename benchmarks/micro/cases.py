@@ -7,7 +7,7 @@ import numpy as np
 import orjson
 from starlette.types import ASGIApp
 
-from app.domain.json_text import json_in_turns
+from app.core.json import json_in_turns
 from app.observability.record import RequestRecord, request_id_of
 from benchmarks.micro import peers, small_request
 from benchmarks.micro.cpu import Case

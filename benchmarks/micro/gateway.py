@@ -11,17 +11,15 @@ from starlette.types import ASGIApp
 
 from app.api.inference import Inference
 from app.api.limits import Limits
-from app.domain.deadline import Deadline
-from app.domain.engine import Engine
-from app.domain.inference import InferenceRequest, InferenceResponse
-from app.domain.model import ModelConfig, ModelState, TensorSpec
-from app.domain.tensor import Tensor
+from app.core.engine import Engine
+from app.core.inference import Deadline, InferenceRequest, InferenceResponse, Tensor
+from app.core.model import ModelConfig, ModelState, TensorSpec
 from app.main import Gateway, create_app
 from app.observability.log import configure_logging
 from app.observability.metrics import Metrics
-from app.pipelines.cancellation import Canceller
 from app.pipelines.catalog import Catalog
 from app.pipelines.pipeline import Pipeline
+from app.pipelines.run import Canceller
 from app.streams.memory_store import MemoryStore
 
 MODEL = ModelConfig(

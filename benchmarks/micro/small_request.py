@@ -7,13 +7,11 @@ import numpy as np
 import orjson
 from tritonclient.grpc import service_pb2
 
-from app.domain.calls import CallObservers
-from app.domain.deadline import Deadline
-from app.domain.inference import InferenceRequest, InferenceResponse
-from app.domain.model import ModelConfig, TensorSpec
-from app.domain.tensor import Tensor
+from app.core.engine import CallObservers
+from app.core.inference import Deadline, InferenceRequest, InferenceResponse, Tensor
+from app.core.model import ModelConfig, TensorSpec
 from app.observability.metrics import CallMetrics, Metrics
-from app.pipelines.compile import Surroundings, compile_pipeline
+from app.pipelines.compile import CompileContext, compile_pipeline
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import run
 from app.pipelines.spec import PipelineSpec
@@ -68,7 +66,7 @@ def identity_pipeline() -> Pipeline:
         (TensorSpec("INPUT", "FP32", (4,)),),
         (TensorSpec("OUTPUT", "FP32", (4,)),),
     )
-    return compile_pipeline("identity", PipelineSpec(model="identity"), config, {"identity": config}, Surroundings())
+    return compile_pipeline("identity", PipelineSpec(model="identity"), config, {"identity": config}, CompileContext())
 
 
 def parts() -> dict[str, Part]:

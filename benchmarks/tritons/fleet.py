@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 
-from app.triton.embedded.options import EmbeddedOptions, Ports
+from app.triton.embedded.launch import EmbeddedOptions, Ports
 from app.triton.embedded.server import EmbeddedTriton
 from benchmarks.stage import HERE, ROOT, free_ports, process, wait_until_ready
 

@@ -5,8 +5,8 @@ from functools import partial
 from pathlib import Path
 
 from app import cli
-from app.process import servers
-from app.triton.pool import Pool
+from app.process import tritons
+from app.triton.fleet.pool import ServerPool
 
 
 def main() -> int:
@@ -15,7 +15,7 @@ def main() -> int:
     async def resolve(_host: str, _port: int) -> list[str]:
         return file.read_text().split()  # noqa: ASYNC240 - a few bytes
 
-    servers.Pool = partial(Pool, resolve=resolve)  # type: ignore[assignment,misc]
+    tritons.Pool = partial(ServerPool, resolve=resolve)  # type: ignore[assignment,misc]
     return cli.main(sys.argv[2:])
 
 

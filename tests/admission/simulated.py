@@ -9,12 +9,12 @@ from math import ceil
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-from app.admission.admission import Admission, Entrance, ModelLoad
-from app.admission.caller import ANYONE
-from app.admission.slot import Slot
-from app.domain.capacity import Capacity
-from app.domain.deadline import Deadline
-from app.domain.errors import TooManyRequests
+from app.admission.admission import Admission, ModelLoad, PipelineAdmission
+from app.admission.keys import ANYONE
+from app.admission.scheduler import Slot
+from app.core.errors import TooManyRequests
+from app.core.inference import Deadline
+from app.core.model import Capacity
 
 DECOUPLED = Capacity(is_decoupled=True)
 TIMEOUT_S = 300.0
@@ -54,9 +54,9 @@ def simulated(work: Coroutine[Any, Any, R]) -> R:
 @contextmanager
 def _on(loop: _Loop) -> Iterator[None]:
     names = (
-        "app.admission.model_queue.monotonic",
-        "app.admission.slot.monotonic",
-        "app.domain.deadline.time.monotonic",
+        "app.admission.scheduler.monotonic",
+        "app.admission.scheduler.monotonic",
+        "app.core.inference.time.monotonic",
     )
     first, second, third = (patch(name, loop.time) for name in names)
     with first, second, third:
@@ -123,11 +123,13 @@ class Seen:
         return self.first - self.start
 
 
-def entrance(workers: int = 1) -> Entrance:
+def entrance(workers: int = 1) -> PipelineAdmission:
     return Admission(workers).entrance("p", ModelLoad("m", DECOUPLED))
 
 
-async def burst(entrances: Sequence[Entrance], model: Places, clients: int, within_s: float = 1.3) -> list[Seen]:
+async def burst(
+    entrances: Sequence[PipelineAdmission], model: Places, clients: int, within_s: float = 1.3
+) -> list[Seen]:
     """Each client asks for one stream, and again after a refusal's ``Retry-After``.
 
     The clients are distributed evenly to the entrances.
@@ -136,7 +138,7 @@ async def burst(entrances: Sequence[Entrance], model: Places, clients: int, with
     begin = time()
     seen = [Seen(begin + number * within_s / clients) for number in range(clients)]
 
-    async def ask(each: Seen, at: Entrance) -> None:
+    async def ask(each: Seen, at: PipelineAdmission) -> None:
         await asyncio.sleep(each.arrival - time())
         while True:
             try:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from app.admission.followed_keys import FollowedKeys
-from app.domain.errors import Unauthenticated
-from app.files.complaints import ConfigError
+from app.admission.keys import FollowedKeys
+from app.config.document import ConfigError
+from app.core.errors import Unauthenticated
 from tests.fakes.keys import entry, key_text, write_keys
 
 

@@ -7,9 +7,8 @@ from hashlib import sha256
 import pytest
 
 from app.admission import keys
-from app.admission.caller import Caller
-from app.admission.keys import Key, Keyring, hash_of, new_key
-from app.domain.errors import Unauthenticated
+from app.admission.keys import Caller, Key, Keyring, hash_of, new_key
+from app.core.errors import Unauthenticated
 
 TEXTS = [f"tgw_{n}".encode() for n in range(5)]
 RING = Keyring(tuple(Key(Caller(f"k{n}"), (sha256(text).digest(),)) for n, text in enumerate(TEXTS)))

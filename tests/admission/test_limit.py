@@ -8,7 +8,7 @@ import pytest
 
 from app.admission.admission import limit_for
 from app.admission.limit import FixedLimit, ThroughputLimit
-from app.domain.capacity import Capacity
+from app.core.model import Capacity
 
 Service = Callable[[int], float]
 """The duration of each request in seconds, for a number of running requests."""

@@ -6,34 +6,34 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.admission.admission import Admission, Entrance, ModelLoad, PipelineLimits
-from app.admission.caller import ANYONE, Caller, CallerLimits
-from app.admission.slot import Slot
-from app.domain.capacity import Capacity
-from app.domain.deadline import Deadline
-from app.domain.errors import DeadlineExceeded, TooManyRequests, UpstreamUnavailable
+from app.admission.admission import Admission, ModelLoad, PipelineAdmission, PipelineLimits
+from app.admission.keys import ANYONE, Caller, CallerLimits
+from app.admission.scheduler import Slot
+from app.core.errors import DeadlineExceeded, TooManyRequests, UpstreamUnavailable
+from app.core.inference import Deadline
+from app.core.model import Capacity
 
 LONG_S = 60.0
 
 
 def entrance_of(
     admission: Admission, name: str = "p", model: str = "m", *, per_key: int | None = None, queue: int | None = None
-) -> Entrance:
+) -> PipelineAdmission:
     limits = PipelineLimits(in_flight=2, queue=queue, per_key=per_key)
     return admission.entrance(name, ModelLoad(model, Capacity(), in_flight=2), limits)
 
 
 @pytest.fixture
-def entrance() -> Entrance:
+def entrance() -> PipelineAdmission:
     """An entrance with two slots."""
     return entrance_of(Admission())
 
 
-async def entered(entrance: Entrance, caller: Caller = ANYONE, deadline_s: float = LONG_S) -> Slot:
+async def entered(entrance: PipelineAdmission, caller: Caller = ANYONE, deadline_s: float = LONG_S) -> Slot:
     return await entrance.enter(caller, Deadline.after(deadline_s))
 
 
-def entering(entrance: Entrance, caller: Caller = ANYONE, deadline_s: float = LONG_S) -> asyncio.Task[Slot]:
+def entering(entrance: PipelineAdmission, caller: Caller = ANYONE, deadline_s: float = LONG_S) -> asyncio.Task[Slot]:
     return asyncio.create_task(entered(entrance, caller, deadline_s))
 
 
@@ -42,7 +42,7 @@ async def turn() -> None:
         await asyncio.sleep(0)
 
 
-async def run_for(entrance: Entrance, seconds: float) -> None:
+async def run_for(entrance: PipelineAdmission, seconds: float) -> None:
     """Simulates one request of a given duration."""
     slot = await entered(entrance)
     slot.since -= seconds
@@ -50,12 +50,12 @@ async def run_for(entrance: Entrance, seconds: float) -> None:
 
 
 class TestSlots:
-    async def test_a_request_runs_at_once_if_a_slot_is_free(self, entrance: Entrance) -> None:
+    async def test_a_request_runs_at_once_if_a_slot_is_free(self, entrance: PipelineAdmission) -> None:
         slots = [await entered(entrance) for _ in range(2)]
         assert entrance.model_queue.running == entrance.own.running == 2
         assert [slot.queued_s for slot in slots] == [0.0, 0.0]
 
-    async def test_a_further_request_waits_for_a_slot(self, entrance: Entrance) -> None:
+    async def test_a_further_request_waits_for_a_slot(self, entrance: PipelineAdmission) -> None:
         first, _ = [await entered(entrance) for _ in range(2)]
         waiting = entering(entrance)
         await turn()
@@ -64,13 +64,13 @@ class TestSlots:
         assert (await waiting).queued_s > 0
         assert (entrance.own.running, entrance.own.waiting) == (2, 0)
 
-    async def test_a_slot_released_twice_is_free_once(self, entrance: Entrance) -> None:
+    async def test_a_slot_released_twice_is_free_once(self, entrance: PipelineAdmission) -> None:
         slot = await entered(entrance)
         slot.leave()
         slot.leave(TimeoutError())
         assert entrance.model_queue.running == 0
 
-    async def test_a_failed_block_releases_its_slot(self, entrance: Entrance) -> None:
+    async def test_a_failed_block_releases_its_slot(self, entrance: PipelineAdmission) -> None:
         with pytest.raises(UpstreamUnavailable), await entered(entrance):
             raise UpstreamUnavailable("away")
         assert entrance.model_queue.running == 0
@@ -91,7 +91,7 @@ class TestSlots:
             for _ in range(2):
                 await asyncio.wait_for(entered(entrance_of(admission, model, model)), 1)
 
-    async def test_a_higher_limit_lets_waiting_requests_run_at_once(self, entrance: Entrance) -> None:
+    async def test_a_higher_limit_lets_waiting_requests_run_at_once(self, entrance: PipelineAdmission) -> None:
         for _ in range(2):
             await entered(entrance)
         waiting = entering(entrance)
@@ -117,7 +117,7 @@ class TestWorkers:
 
 
 class TestLeaving:
-    async def test_a_cancelled_request_leaves_the_queue(self, entrance: Entrance) -> None:
+    async def test_a_cancelled_request_leaves_the_queue(self, entrance: PipelineAdmission) -> None:
         first, _ = [await entered(entrance) for _ in range(2)]
         cancelled, next_one = entering(entrance), entering(entrance)
         await turn()
@@ -130,7 +130,7 @@ class TestLeaving:
 
     @pytest.mark.parametrize("slot_first", [True, False])
     async def test_a_request_cancelled_in_the_same_turn_releases_its_slot(
-        self, entrance: Entrance, *, slot_first: bool
+        self, entrance: PipelineAdmission, *, slot_first: bool
     ) -> None:
         first, second = [await entered(entrance) for _ in range(2)]
         cancelled = entering(entrance)
@@ -144,7 +144,7 @@ class TestLeaving:
         second.leave()
         assert entrance.model_queue.running == entrance.own.running == entrance.own.waiting == 0
 
-    async def test_a_request_that_times_out_in_the_queue_never_runs(self, entrance: Entrance) -> None:
+    async def test_a_request_that_times_out_in_the_queue_never_runs(self, entrance: PipelineAdmission) -> None:
         first, _ = [await entered(entrance) for _ in range(2)]
         with pytest.raises(DeadlineExceeded):
             await entered(entrance, deadline_s=0.05)
@@ -166,7 +166,7 @@ class TestRefusals:
             await entered(entrance)
         waiting.cancel()
 
-    async def test_an_unreachable_deadline_is_rejected_at_once(self, entrance: Entrance) -> None:
+    async def test_an_unreachable_deadline_is_rejected_at_once(self, entrance: PipelineAdmission) -> None:
         await run_for(entrance, 2.0)
         for _ in range(2):
             await entered(entrance)
@@ -177,12 +177,12 @@ class TestRefusals:
         assert not waiting.done()
         waiting.cancel()
 
-    async def test_a_free_slot_is_used_for_any_deadline(self, entrance: Entrance) -> None:
+    async def test_a_free_slot_is_used_for_any_deadline(self, entrance: PipelineAdmission) -> None:
         """Otherwise the gateway would not detect that the model is fast again."""
         await run_for(entrance, 30.0)
         assert await entered(entrance, deadline_s=1.0)
 
-    async def test_a_request_that_waited_too_long_is_rejected(self, entrance: Entrance) -> None:
+    async def test_a_request_that_waited_too_long_is_rejected(self, entrance: PipelineAdmission) -> None:
         first, second = [await entered(entrance) for _ in range(2)]
         waiting = entering(entrance, deadline_s=1.0)
         await turn()
@@ -193,7 +193,7 @@ class TestRefusals:
         second.leave()
         assert entrance.model_queue.running == 0
 
-    async def test_retry_times_of_rejected_callers_differ(self, entrance: Entrance) -> None:
+    async def test_retry_times_of_rejected_callers_differ(self, entrance: PipelineAdmission) -> None:
         """A slot becomes free every second, and two callers get the same retry time."""
         await run_for(entrance, 2.0)
         for _ in range(2):
@@ -211,7 +211,7 @@ class TestRefusals:
         for each in waiting:
             each.cancel()
 
-    async def test_an_error_of_a_full_triton_queue_has_a_retry_time(self, entrance: Entrance) -> None:
+    async def test_an_error_of_a_full_triton_queue_has_a_retry_time(self, entrance: PipelineAdmission) -> None:
         await run_for(entrance, 30.0)
         slot = await entered(entrance)
         error = TooManyRequests("The model's queue in Triton is full.")
@@ -222,7 +222,7 @@ class TestRefusals:
 class TestKeys:
     FLOOD, OTHER = Caller("flood"), Caller("other")
 
-    async def test_another_key_runs_before_the_rest_of_a_flood(self, entrance: Entrance) -> None:
+    async def test_another_key_runs_before_the_rest_of_a_flood(self, entrance: PipelineAdmission) -> None:
         first, _ = [await entered(entrance, self.FLOOD) for _ in range(2)]
         flood = [entering(entrance, self.FLOOD) for _ in range(20)]
         await turn()
@@ -275,7 +275,7 @@ class TestKeys:
         for each in waiting:
             each.cancel()
 
-    async def full_queue(self, entrance: Entrance) -> list[asyncio.Task[Slot]]:
+    async def full_queue(self, entrance: PipelineAdmission) -> list[asyncio.Task[Slot]]:
         for _ in range(2):
             await entered(entrance, self.FLOOD)
         waiting = [entering(entrance, self.FLOOD) for _ in range(4)]
@@ -283,7 +283,7 @@ class TestKeys:
         return waiting
 
     @staticmethod
-    async def check(entrance: Entrance, priority: int) -> None:
+    async def check(entrance: PipelineAdmission, priority: int) -> None:
         entrance.check(Caller("other", priority), Deadline.after(2.5))
 
     async def test_a_request_takes_the_place_of_the_one_that_it_displaces(self) -> None:
@@ -297,7 +297,7 @@ class TestKeys:
         for each in (*waiting, first):
             each.cancel()
 
-    async def test_a_higher_priority_runs_first(self, entrance: Entrance) -> None:
+    async def test_a_higher_priority_runs_first(self, entrance: PipelineAdmission) -> None:
         first, _ = [await entered(entrance) for _ in range(2)]
         low, high = entering(entrance, Caller("low")), entering(entrance, Caller("high", priority=1))
         await turn()
@@ -321,7 +321,7 @@ class TestKeys:
 
     @pytest.mark.parametrize("is_rising", [False, True])
     async def test_the_refusal_of_a_full_key_names_it_and_its_time(
-        self, entrance: Entrance, monkeypatch: pytest.MonkeyPatch, is_rising: bool
+        self, entrance: PipelineAdmission, monkeypatch: pytest.MonkeyPatch, is_rising: bool
     ) -> None:
         """One stream at a time, of 13.9 s: the next one in 14 s, and further refused ones later."""
         monkeypatch.setattr(entrance.model_queue.limit, "is_rising", lambda now, since: is_rising)
@@ -336,7 +336,7 @@ class TestKeys:
         assert times == [14, 21, 28]
         entrance.check(self.OTHER, Deadline.after(LONG_S))
 
-    async def test_a_long_wait_for_the_limit_of_a_key_names_the_key(self, entrance: Entrance) -> None:
+    async def test_a_long_wait_for_the_limit_of_a_key_names_the_key(self, entrance: PipelineAdmission) -> None:
         await run_for(entrance, 20.0)
         caller = Caller("a", limits=CallerLimits(in_flight=1))
         await entered(entrance, caller)

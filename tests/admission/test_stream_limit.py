@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from app.admission.admission import Admission, Entrance, ModelLoad
-from app.admission.caller import ANYONE
+from app.admission.admission import Admission, ModelLoad, PipelineAdmission
+from app.admission.keys import ANYONE
 from app.admission.stream_limit import COLD_STREAMS, STREAMS, StreamLimit
 from tests.admission.simulated import DECOUPLED, Places, Seen, burst, entrance, percentile, simulated
 
@@ -15,15 +15,15 @@ WAYS = {"one worker": [1], "two workers": [2, 2], "two gateways": [1, 1]}
 ways = pytest.mark.parametrize("way", WAYS)
 
 
-def entrances_of(way: str) -> list[Entrance]:
+def entrances_of(way: str) -> list[PipelineAdmission]:
     return [entrance(workers) for workers in WAYS[way]]
 
 
-def seen_in(model: Places, clients: int, entrances: Sequence[Entrance], within_s: float = 1.3) -> list[Seen]:
+def seen_in(model: Places, clients: int, entrances: Sequence[PipelineAdmission], within_s: float = 1.3) -> list[Seen]:
     return simulated(burst(entrances, model, clients, within_s))
 
 
-def limits_of(entrances: Sequence[Entrance]) -> int:
+def limits_of(entrances: Sequence[PipelineAdmission]) -> int:
     return sum(each.model_queue.limit.value for each in entrances)
 
 

@@ -12,7 +12,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.routing import Route
 
-from app.admission.caller import CallerLimits
+from app.admission.keys import CallerLimits
 from app.api.exchange import Exchange
 from tests.api.conftest import FINAL, counted, word
 from tests.fakes.engine import FakeEngine

@@ -8,7 +8,7 @@ import pytest
 
 from app.api.pages import HEADERS
 from app.api.routing import MAX_QUERY_FIELDS
-from app.domain.errors import ModelError
+from app.core.errors import ModelError
 from tests.api.conftest import FINAL, PNG, scripted, word
 from tests.fakes.gateway import Served
 from tests.fakes.listener import listening

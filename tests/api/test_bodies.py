@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 
 from app.api.bodies import SWITCH_S, read_body
-from app.api.budget import ByteBudget
+from app.api.body_memory import ByteBudget
 from app.api.limits import Limits
 from app.api.pipelines.reading import read_inference
 from app.api.routing import MAX_QUERY_FIELDS
-from app.domain.inference import InferenceResponse
-from app.domain.tensor_memory import ELEMENT
+from app.core.inference import ELEMENT, InferenceResponse
 from app.pipelines.body import BodyReader
 from app.pipelines.pipeline import Pipeline
 from tests.api.conftest import PNG, counted, scripted
@@ -264,7 +263,7 @@ async def test_a_large_body_is_kept_outside_the_heap() -> None:
 
 
 class CountingMemory:
-    """Implements :class:`app.domain.tensor_memory.TensorMemory`."""
+    """Implements :class:`app.core.inference.TensorMemory`."""
 
     def __init__(self) -> None:
         self.taken: list[memoryview] = []

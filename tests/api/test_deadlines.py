@@ -1,7 +1,7 @@
 import pytest
 
 from app.api.deadlines import deadline_of
-from app.domain.errors import InvalidRequest
+from app.core.errors import InvalidRequest
 from tests.fakes.exchange import exchange_with
 
 

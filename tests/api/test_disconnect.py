@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from app.api.disconnect import CancelledOnDisconnect
-from app.domain.errors import ClientClosedRequest
+from app.core.errors import ClientClosedRequest
 from tests.fakes.exchange import FakeConnection, exchange_with
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.domain.errors import ModelError
+from app.core.errors import ModelError
 from tests.api.conftest import FINAL, PNG, scripted, word
 from tests.fakes.collector import collecting
 from tests.fakes.gateway import Served

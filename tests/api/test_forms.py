@@ -2,8 +2,8 @@
 
 import pytest
 
-from app.api.pipelines.forms import MAX_HEAD_BYTES, MAX_PARAMETERS, check_given_once, parts_of
-from app.domain.errors import InvalidInput, InvalidRequest
+from app.api.pipelines.reading import MAX_HEAD_BYTES, MAX_PARAMETERS, check_given_once, parts_of
+from app.core.errors import InvalidInput, InvalidRequest
 
 FORM = "multipart/form-data; boundary=x"
 

@@ -12,12 +12,10 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from app.api import freed_memory
-from app.api.body_memory import BodyMemory
-from app.api.budget import ByteBudget
+from app.api import body_memory
+from app.api.body_memory import LARGE_BYTES, BodyMemory, ByteBudget, FreedMemory
 from app.api.exchange import Exchange
-from app.api.freed_memory import LARGE_BYTES, FreedMemory
-from app.domain.errors import InvalidInput
+from app.core.errors import InvalidInput
 from tests.fakes.exchange import exchange_with
 
 
@@ -31,7 +29,7 @@ class Releases:
 
 @pytest.fixture(autouse=True)
 def _short_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(freed_memory, "IDLE_S", 0.05)
+    monkeypatch.setattr(body_memory, "IDLE_S", 0.05)
 
 
 async def test_memory_is_released_once_after_the_last_large_request() -> None:
@@ -55,7 +53,7 @@ async def test_small_requests_release_nothing() -> None:
 
 async def test_a_large_body_is_released_after_its_exchange() -> None:
     releases = Releases()
-    with patch("app.api.budget.release", releases):
+    with patch("app.api.body_memory.release", releases):
         exchange = exchange_with(budget=ByteBudget(4 * LARGE_BYTES))
         exchange.hold(2 * LARGE_BYTES)
         await asyncio.sleep(0.1)
@@ -88,7 +86,7 @@ def test_memory_with_references_is_not_reused() -> None:
 
 
 async def test_kept_memory_is_released_when_idle() -> None:
-    with patch("app.api.budget.release"):
+    with patch("app.api.body_memory.release"):
         budget = ByteBudget(4 * LARGE_BYTES)
         exchange = exchange_with(budget=budget)
         exchange.hold(LARGE_BYTES)
@@ -150,14 +148,14 @@ async def test_a_slow_answer_does_not_keep_its_body_in_memory() -> None:
 
 
 def test_release_works_with_the_c_library() -> None:
-    freed_memory.release()
+    body_memory.release()
 
 
 _FAULTS = """
 import resource, sys
-from app.api import freed_memory
+from app.api import body_memory
 if sys.argv[1] == "kept":
-    freed_memory.keep()
+    body_memory.keep()
 def request():
     return len([b"x" * 1_500_000 for _ in range(4)])
 for _ in range(3):

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from app.api.pipelines.graphs import graph_described
-from app.domain.model import ModelConfig, Step
+from app.api.pipelines.answers import graph_described
+from app.core.model import ModelConfig, Step
 from tests.fakes.models import model, pipeline
 
 ERROR = {"code": "ALREADY_EXISTS", "message": "EARLY_EXIT[empty]"}

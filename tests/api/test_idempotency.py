@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from app.api.kept_answers import AnswerKey, KeptAnswer, KeptAnswers
-from app.domain.deadline import Deadline
-from app.domain.errors import IdempotencyKeyReused, TooManyRequests
+from app.api.idempotency import AnswerKey, KeptAnswer, KeptAnswers
+from app.core.errors import IdempotencyKeyReused, TooManyRequests
+from app.core.inference import Deadline
 from app.streams.quota import STREAM_BYTES, KeepLimits
 from tests.api.conftest import CONFIG, FINAL, PNG, READ, READER, WRITER, counted, word
 from tests.fakes.engine import FakeEngine
@@ -181,7 +181,7 @@ class TestKeptAnswers:
         assert not await self.keep(answers, "a", "quiet")
 
     async def test_answers_expire(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("app.api.kept_answers.KEEP_S", 0.02)
+        monkeypatch.setattr("app.api.idempotency.KEEP_S", 0.02)
         answers = KeptAnswers()
         await self.keep(answers, "a")
         with pytest.raises(IdempotencyKeyReused):

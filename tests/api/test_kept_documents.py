@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from app.api.openapi import kept
 from app.api.routes import docs
 from tests.api.conftest import CONFIG, READER, scripted
 from tests.fakes.engine import FakeEngine
@@ -94,13 +93,13 @@ async def test_the_kept_documents_are_bounded(
     scopes = [entry(f"k{number}", pipelines=["read", f"p{number}"]) for number in range(4)]
     async with scripted(tmp_path, keys=write_keys(tmp_path / "keys.yaml", *scopes)) as api:
         size = len((await api.client.get("/openapi.json", headers=bearer("k0"))).content)
-        monkeypatch.setattr(kept, "MAX_KEPT_BYTES", 2 * size)
+        monkeypatch.setattr(docs, "MAX_KEPT_BYTES", 2 * size)
         for key_id in ("k1", "k0", "k2", "k0"):
             await paths(api, **bearer(key_id))
         assert len(built) == 3  # k0 was used more recently than k1
         await paths(api, **bearer("k1"))
         assert len(built) == 4
-        monkeypatch.setattr(kept, "MAX_KEPT_BYTES", 1)
+        monkeypatch.setattr(docs, "MAX_KEPT_BYTES", 1)
         for _ in range(2):
             await paths(api, **bearer("k3"))
         assert len(built) == 5

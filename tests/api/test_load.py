@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from app.admission.limit import FixedLimit
-from app.domain.errors import DeadlineExceeded, TooManyRequests, UpstreamUnavailable
+from app.core.errors import DeadlineExceeded, TooManyRequests, UpstreamUnavailable
 from tests.api.conftest import FINAL, READ, READER, WRITER, word
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gateway import Served, served

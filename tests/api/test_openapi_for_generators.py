@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from app.domain.json_schema import Schema
+from app.core.json import Schema
 from tests.api.conftest import scripted
 from tests.fakes.gateway import Served
 from tests.fakes.keys import bearer, entry, write_keys

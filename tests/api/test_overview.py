@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from app.domain.errors import ModelError, UpstreamUnavailable
+from app.core.errors import ModelError, UpstreamUnavailable
 from tests.api.conftest import FINAL, PNG, READER, WRITER, word
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gateway import Served, served

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.domain.errors import DeadlineExceeded, ModelError, TooManyRequests, UpstreamUnavailable
-from app.domain.json_text import json_of
+from app.core.errors import DeadlineExceeded, ModelError, TooManyRequests, UpstreamUnavailable
+from app.core.json import json_of
 from tests.api.conftest import FINAL, PNG, counted, events, word
 from tests.fakes.gateway import Served
 from tests.fakes.models import refusal, response, tensor

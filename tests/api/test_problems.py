@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from app.api.error_table import ROW_BY_ERROR
 from app.api.problems import MAX_BYTES, problem_of, problem_response
-from app.domain.errors import (
+from app.core.errors import (
     ContractViolation,
     Draining,
     FieldProblem,
@@ -18,7 +18,7 @@ from app.domain.errors import (
     ModelError,
     UpstreamError,
 )
-from tests.domain.test_errors import concrete
+from tests.core.test_errors import concrete
 
 CODES_BY_STATUS = {
     400: {"invalid_json", "invalid_request"},

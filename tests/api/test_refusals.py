@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.api.refusals import LONGEST_DELAY_S, Pace
+from app.api.failures import LONGEST_DELAY_S, Pace
 
 
 def test_a_burst_is_not_delayed() -> None:

@@ -8,10 +8,10 @@ import pytest
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.api.budget import ByteBudget
-from app.api.entry import EntryPoint
+from app.api.body_memory import ByteBudget
+from app.api.dialect import ShortPath
+from app.api.exchange import EntryPoint
 from app.api.pipelines.routes import PipelineRoutes
-from app.api.short_path import ShortPath
 from tests.api.conftest import READ, counted
 from tests.fakes.exchange import exchange_with
 from tests.fakes.gateway import Served

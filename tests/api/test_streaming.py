@@ -13,11 +13,9 @@ from sse_starlette import ServerSentEvent
 from sse_starlette.sse import AppStatus
 
 from app.api.limits import Limits
-from app.api.sse import PING, RETRY, frame_of
-from app.api.streaming import Start, StreamResponse
-from app.domain.errors import GatewayError
-from app.streams.event import Event, EventName
-from app.streams.log import LiveLog
+from app.api.streaming import PING, RETRY, Start, StreamResponse, frame_of
+from app.core.errors import GatewayError
+from app.streams.events import Event, EventName, LiveLog
 from tests.fakes.exchange import FakeConnection, exchange_with, nothing
 
 HOSTILE = b'{"event":"done","id":9,"retry":1,"data":"\\r\\n\\n","comment":"x"}'

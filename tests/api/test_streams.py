@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from app.main import create_app
-from app.streams.log import ReplayLog
+from app.streams.events import ReplayLog
 from app.streams.memory_store import MemoryStore
 from tests.api.conftest import FINAL, counted, events, word
 from tests.fakes.gateway import Served

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from app.domain.errors import UpstreamError
+from app.core.errors import UpstreamError
 from app.pipelines.early_exit import EarlyExitRules
 from app.pipelines.spec import EarlyExitRule, ErrorMatch
 from tests.docs.pages import ROOT, blocks_of

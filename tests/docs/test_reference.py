@@ -11,11 +11,11 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from app.api.error_table import ROW_BY_ERROR
-from app.api.openai.neutral import NEUTRAL_OF_EMBEDDINGS, NEUTRAL_OF_TEXTS
-from app.domain.errors import GatewayError
+from app.api.openai.requests import NEUTRAL_OF_EMBEDDINGS, NEUTRAL_OF_TEXTS
+from app.core.errors import GatewayError
 from app.observability.metrics import Metrics
 from app.pipelines import spec
-from app.pipelines.openai import spec as openai
+from app.pipelines.openai import spec as spec_module
 from app.pipelines.spec import GatewaySpec
 from app.settings import PREFIX, Settings
 from tests.docs.pages import ROOT, rows_under
@@ -33,11 +33,11 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "contract": spec.ContractSpec,
     "cancel": spec.CancelSpec,
     "oip": spec.OipSpec,
-    "openai": openai.OpenAISpec,
-    "openai: completions": openai.CompletionsSpec,
-    "openai: chat": openai.ChatSpec,
-    "openai: embeddings": openai.EmbeddingsSpec,
-    "openai: usage": openai.UsageSpec,
+    "openai": spec_module.OpenAISpec,
+    "openai: completions": spec_module.CompletionsSpec,
+    "openai: chat": spec_module.ChatSpec,
+    "openai: embeddings": spec_module.EmbeddingsSpec,
+    "openai: usage": spec_module.UsageSpec,
 }
 """The models of the file, by heading of docs/reference/gateway-yaml.md."""
 

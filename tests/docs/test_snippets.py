@@ -13,7 +13,7 @@ import yaml
 from jsonschema import Draft7Validator
 from pydantic import TypeAdapter
 
-from app.admission.keys_file import read_keys
+from app.admission.keys import read_keys
 from app.cli import main
 from app.pipelines import spec
 from app.pipelines.file import read_gateway_file

@@ -4,11 +4,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
-from app.domain.deadline import Deadline
-from app.domain.engine import Engine
-from app.domain.errors import GatewayError, ModelNotReady, UpstreamUnavailable
-from app.domain.inference import InferenceRequest, InferenceResponse
-from app.domain.model import ModelConfig, ModelState
+from app.core.engine import Engine
+from app.core.errors import GatewayError, ModelNotReady, UpstreamUnavailable
+from app.core.inference import Deadline, InferenceRequest, InferenceResponse
+from app.core.model import ModelConfig, ModelState
 
 Answer = InferenceResponse | GatewayError | float
 """A response, an error that ends the answer, or seconds of silence."""

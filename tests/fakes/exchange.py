@@ -5,12 +5,12 @@ from typing import Any
 
 from starlette.types import Message, Receive, Send
 
-from app.api.budget import ByteBudget
+from app.api.body_memory import ByteBudget
 from app.api.exchange import BodySink, Exchange, Header
 
 
 class FakeConnection:
-    """Implements :class:`app.api.exchange.Connection`."""
+    """Implements :class:`app.api.exchange.ClientConnection`."""
 
     unsent_bytes = 0
 
@@ -59,7 +59,7 @@ def exchange_with(
     receive: Receive = nothing,
     send: Send = drop,
 ) -> Exchange:
-    """Must be called in a task. Like :class:`app.api.entry.EntryPoint`, it stores the exchange in the scope."""
+    """Must be called in a task. Like :class:`app.api.exchange.EntryPoint`, it stores the exchange in the scope."""
     scope: dict[str, Any] = {
         "type": "http",
         "method": "POST",

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 from starlette.types import ASGIApp
 
-from app.admission.followed_keys import FollowedKeys
+from app.admission.keys import FollowedKeys
 from app.api.browser_guard import BrowserRules
 from app.api.explaining import Explaining
 from app.api.inference import Inference
@@ -16,9 +16,9 @@ from app.api.limits import Limits
 from app.main import Gateway, create_admin_app, create_app
 from app.observability.explain.store import ExplainStore
 from app.observability.metrics import Metrics
-from app.pipelines.cancellation import Canceller
 from app.pipelines.catalog import Catalog
-from app.pipelines.compile import Surroundings
+from app.pipelines.compile import CompileContext
+from app.pipelines.run import Canceller
 from app.streams.memory_store import MemoryStore
 from tests.fakes.engine import FakeEngine
 from tests.fakes.models import KEY
@@ -47,7 +47,7 @@ async def served(
     rules: BrowserRules | None = None,
 ) -> AsyncIterator[Served]:
     """``explains``: requests of every caller, or only those of keys with ``explain: true``; None: no requests."""
-    catalog = Catalog(engine, config, Surroundings(early_exit_key=KEY))
+    catalog = Catalog(engine, config, CompileContext(early_exit_key=KEY))
     catalog.load_file()
     await catalog.refresh()
     await catalog.warm_up()

@@ -9,7 +9,7 @@ from typing import Any
 import uvicorn
 from uvicorn.server import ServerState
 
-from app.api.connection.protocol import BoundedProtocol, ConnectionLimit
+from app.http1.protocol import BoundedProtocol, ConnectionLimit
 
 
 @asynccontextmanager

@@ -4,11 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from app.domain.errors import GatewayError, ModelError, UpstreamError
-from app.domain.inference import InferenceResponse
-from app.domain.model import ModelConfig, Step, TensorSpec
-from app.domain.tensor import BYTES, DTYPE_BY_DATATYPE, Tensor, bytes_array
-from app.pipelines.compile import Surroundings, compile_pipeline
+from app.core.errors import GatewayError, ModelError, UpstreamError
+from app.core.inference import BYTES, DTYPE_BY_DATATYPE, InferenceResponse, Tensor, bytes_array
+from app.core.model import ModelConfig, Step, TensorSpec
+from app.pipelines.compile import CompileContext, compile_pipeline
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.spec import PipelineSpec
 
@@ -50,7 +49,7 @@ def pipeline(config: ModelConfig, *below: ModelConfig, key: bytes | None = KEY, 
     """Compiles a pipeline; ``spec`` has the keys of gateway.yaml without ``model``."""
     models = {each.name: each for each in (config, *below)}
     checked = PipelineSpec.model_validate({"model": config.name, **spec})
-    return compile_pipeline("p", checked, config, models, Surroundings(early_exit_key=key))
+    return compile_pipeline("p", checked, config, models, CompileContext(early_exit_key=key))
 
 
 def tensor(name: str, datatype: str, values: Any) -> Tensor:

@@ -6,12 +6,10 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.domain.deadline import Deadline
-from app.domain.errors import GatewayError, ModelError
-from app.domain.inference import InferenceResponse
-from app.streams.log import EventLog, ReplayLog
-from app.streams.stream import Answer as StreamAnswer
-from app.streams.stream import Stream, StreamObserver, StreamPlan
+from app.core.errors import GatewayError, ModelError
+from app.core.inference import Deadline, InferenceResponse
+from app.streams.events import EventLog, ReplayLog
+from app.streams.stream import Stream, StreamAnswer, StreamObserver, StreamPlan
 from tests.fakes.engine import Answer, FakeEngine
 from tests.fakes.models import response, tensor
 

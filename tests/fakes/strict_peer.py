@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Literal
 
-from app.triton.grpc import contents, frames
+from app.triton.grpc import frames
 from app.triton.grpc.frames import Frame, FrameBuffer, frame_bytes
-from app.triton.grpc.sending import SMALLEST_FRAME_LIMIT
+from app.triton.grpc.session import SMALLEST_FRAME_LIMIT
 
 DEFAULT_WINDOW = 65_535
 HEAD = b"\x88" + b"\0\x0ccontent-type\x10application/grpc"
@@ -37,7 +37,7 @@ class Script:
 
     def end_frame(self, stream_id: int) -> bytes:
         if self.end == "reset":
-            return contents.integer_frame(frames.RST_STREAM, stream_id, self.code)
+            return frames.integer_frame(frames.RST_STREAM, stream_id, self.code)
         trailers = _field(b"grpc-status", b"%d" % self.code) + _field(b"grpc-message", self.text.encode())
         return frame_bytes(frames.HEADERS, END, stream_id, trailers)
 
@@ -153,11 +153,11 @@ class StrictPeer:
         elif frame.kind == frames.DATA:
             self._received_request(frame)
         elif frame.kind == frames.WINDOW_UPDATE:
-            self._widen(frame.stream_id, contents.integer_of(frame))
+            self._widen(frame.stream_id, frames.integer_of(frame))
         elif frame.kind == frames.RST_STREAM:
             self.calls.pop(frame.stream_id, None)
         elif frame.kind == frames.SETTINGS and not frame.flags & frames.ACK:
-            self._configure(dict(contents.settings_of(frame)))
+            self._configure(dict(frames.settings_of(frame)))
         elif frame.kind == frames.PING and not frame.flags & frames.ACK:
             self._output.append(frame_bytes(frames.PING, frames.ACK, 0, frame.content))
 
@@ -175,9 +175,9 @@ class StrictPeer:
         elif call.request_window < self._random.randrange(1, DEFAULT_WINDOW):
             grown = self._random.randint(1, 2 * DEFAULT_WINDOW)
             call.request_window += grown
-            self._output.append(contents.integer_frame(frames.WINDOW_UPDATE, frame.stream_id, grown))
+            self._output.append(frames.integer_frame(frames.WINDOW_UPDATE, frame.stream_id, grown))
         if frame.content:
-            self._output.append(contents.integer_frame(frames.WINDOW_UPDATE, 0, len(frame.content)))
+            self._output.append(frames.integer_frame(frames.WINDOW_UPDATE, 0, len(frame.content)))
 
     def _widen(self, stream_id: int, size: int) -> None:
         assert size > 0
@@ -187,9 +187,9 @@ class StrictPeer:
             self.calls[stream_id].window += size
 
     def _configure(self, settings: dict[int, int]) -> None:
-        window = settings.get(contents.INITIAL_WINDOW_SIZE, self._initial_window)
+        window = settings.get(frames.INITIAL_WINDOW_SIZE, self._initial_window)
         for call in self.calls.values():
             call.window += window - self._initial_window
         self._initial_window = window
-        self._max_frame_bytes = settings.get(contents.MAX_FRAME_SIZE, self._max_frame_bytes)
+        self._max_frame_bytes = settings.get(frames.MAX_FRAME_SIZE, self._max_frame_bytes)
         self._output.append(frame_bytes(frames.SETTINGS, frames.ACK, 0))

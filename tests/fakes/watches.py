@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 
-from app.domain.inference import InferenceRequest
-from app.triton.canaries import Canary
+from app.core.inference import InferenceRequest
+from app.triton.health.canaries import Canary
 
 WITHIN_S = 5.0
 

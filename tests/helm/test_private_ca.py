@@ -34,7 +34,7 @@ asyncio.run(main())
 SPAN = """
 import asyncio, sys
 from app.observability.otlp import OtlpTracer
-from app.observability.tracing import Kind
+from app.observability.tracing import SpanKind
 async def main():
     tracer = OtlpTracer(sys.argv[1], "0")
     tracer.start("test", Kind.SERVER, None).end({})

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from app.triton.embedded.options import EmbeddedOptions
+from app.triton.embedded.launch import EmbeddedOptions
 from tests.fakes.keys import bearer, entry, write_keys
 from tests.live.conftest import running_gateway, running_triton
 

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from app.domain.tensor import DTYPE_BY_DATATYPE
+from app.core.inference import DTYPE_BY_DATATYPE
 
 HEADER = "Inference-Header-Content-Length"
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import yaml
 
-from app.triton.embedded.options import EmbeddedOptions
+from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, StartGateway, running_triton, scripted_models
 from tests.live.events import checked, parsed

@@ -11,11 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from app.triton.embedded.guarded import GuardedTriton
-from app.triton.embedded.launch import Launch
-from app.triton.embedded.options import EmbeddedOptions, Ports
-from app.triton.embedded.served_repository import ServedRepository
-from app.triton.embedded.wheel import ModelEnvironment
+from app.triton.embedded.launch import EmbeddedOptions, Launch, Ports, ServedRepository
+from app.triton.embedded.models_venv import ModelEnvironment
+from app.triton.embedded.process import GuardedTriton
 from app.triton.engine import TritonEngine
 from app.triton.transports import open_transport
 from tests.conftest import Require

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.triton.embedded.options import EmbeddedOptions
+from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
 from app.triton.engine import TritonEngine
 from app.triton.transports import open_transport

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.triton.embedded.options import EmbeddedOptions
+from app.triton.embedded.launch import EmbeddedOptions
 from tests.broken_repositories import DECOUPLED, Repository
 from tests.live.conftest import running_gateway, running_triton
 

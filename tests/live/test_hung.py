@@ -18,8 +18,8 @@ import httpx
 import pytest
 import yaml
 
-from app.triton.embedded import guarded
-from app.triton.embedded.options import EmbeddedOptions
+from app.triton.embedded import process as process_module
+from app.triton.embedded.launch import EmbeddedOptions
 from tests.fakes.arenas import lock_arenas
 from tests.helm.rendering import render, triton_container
 from tests.live.test_cancellation import eventually
@@ -254,7 +254,7 @@ def test_the_sidecars_probe_finds_a_triton_that_hangs_in_its_crash_handler(
     tmp_path: Path, embedded: dict[str, str], monkeypatch: pytest.MonkeyPatch, arenas: int | None
 ) -> None:
     """In place of the kubelet the test kills Triton."""
-    monkeypatch.setattr(guarded, "CRASH_S", 600.0)
+    monkeypatch.setattr(process_module, "CRASH_S", 600.0)
     options = EmbeddedOptions(Path(embedded["embedded_repository"]), Path(embedded["embedded_venv"]))
     with (
         running_triton(options, restarts=True) as triton,

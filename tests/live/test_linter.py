@@ -10,7 +10,7 @@ import yaml
 from tritonclient.utils import InferenceServerException
 
 from app.cli import main
-from app.triton.embedded.options import EmbeddedOptions
+from app.triton.embedded.launch import EmbeddedOptions
 from tests.broken_repositories import BROKEN, Repository, sound
 from tests.live.conftest import GatewayProcess, StartGateway, running_triton
 from tests.live.test_cancellation import eventually

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.triton.embedded.options import EmbeddedOptions
+from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, running_gateway, running_triton, scripted_models
 from tests.live.events import lines_of

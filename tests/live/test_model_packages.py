@@ -5,7 +5,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from app.triton.embedded.options import EmbeddedOptions
+from app.triton.embedded.launch import EmbeddedOptions
 from tests.processes import running_triton
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from app.domain.tensor import DTYPE_BY_DATATYPE
+from app.core.inference import DTYPE_BY_DATATYPE
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, StartGateway, running_gateway
 from tests.live.side_by_side import Answer, Both, answer_of, both_at, raw_texts, with_binary

@@ -11,7 +11,7 @@ from tritonclient import grpc, http
 from tritonclient.http import aio
 from tritonclient.utils import InferenceServerException
 
-from app.domain.tensor import DTYPE_BY_DATATYPE
+from app.core.inference import DTYPE_BY_DATATYPE
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess
 

@@ -15,10 +15,10 @@ import httpx
 import pytest
 from tritonclient.grpc import service_pb2
 
-from app.triton.embedded.options import EmbeddedOptions, Ports
+from app.triton.embedded.launch import EmbeddedOptions, Ports
 from app.triton.embedded.server import EmbeddedTriton
 from app.triton.engine import TritonEngine
-from app.triton.service import call_control
+from app.triton.transport import call_control
 from app.triton.transports import open_transport
 from tests.live.test_cancellation import eventually
 from tests.processes import GatewayProcess, running_gateway, running_triton, scripted_models

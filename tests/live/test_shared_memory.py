@@ -15,16 +15,13 @@ import pytest
 from tritonclient.grpc import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
-from app.domain.deadline import Deadline
-from app.domain.errors import ContractViolation, DeadlineExceeded
-from app.domain.inference import InferenceRequest
-from app.domain.tensor import BYTES, Tensor, bytes_array
+from app.core.errors import ContractViolation, DeadlineExceeded
+from app.core.inference import BYTES, Deadline, InferenceRequest, Tensor, bytes_array
 from app.triton.embedded.server import EmbeddedTriton
 from app.triton.engine import TritonEngine
-from app.triton.shared_memory.lane import Lane
-from app.triton.shared_memory.lease import Lease
-from app.triton.shared_memory.owner import PREFIX
-from app.triton.shared_memory.region import SHARED_MEMORY
+from app.triton.shared_memory.layout import Lease
+from app.triton.shared_memory.regions import PREFIX, SHARED_MEMORY
+from app.triton.shared_memory.transport import SharedMemoryTransport
 from app.triton.transports import open_transport
 from tests.live.test_cancellation import eventually
 from tests.processes import LIVE, GatewayProcess, StartGateway, running_gateway
@@ -190,11 +187,13 @@ class TestSlowModel:
     """A model that continues after its call was abandoned."""
 
     @pytest.fixture
-    async def lane(self, triton: EmbeddedTriton) -> AsyncIterator[tuple[TritonEngine, Lane]]:
+    async def lane(self, triton: EmbeddedTriton) -> AsyncIterator[tuple[TritonEngine, SharedMemoryTransport]]:
         async with opened(triton) as pair:
             yield pair
 
-    async def test_the_region_of_an_abandoned_call_is_not_reused(self, lane: tuple[TritonEngine, Lane]) -> None:
+    async def test_the_region_of_an_abandoned_call_is_not_reused(
+        self, lane: tuple[TritonEngine, SharedMemoryTransport]
+    ) -> None:
         engine, lane_ = lane
         leases = await leased_by(lane_)
         with pytest.raises(DeadlineExceeded):
@@ -214,7 +213,9 @@ class TestSlowModel:
             while lane_._pool.retired:
                 await asyncio.sleep(0.02)
 
-    async def test_triton_works_after_many_abandoned_calls(self, lane: tuple[TritonEngine, Lane]) -> None:
+    async def test_triton_works_after_many_abandoned_calls(
+        self, lane: tuple[TritonEngine, SharedMemoryTransport]
+    ) -> None:
         engine, lane_ = lane
         for _ in range(5):
             calls = [engine.infer(request(b"A", sleep_ms=50), Deadline.after(0.06)) for _ in range(8)]
@@ -225,15 +226,17 @@ class TestSlowModel:
         answer = await engine.infer(request(b"B"), Deadline.after(20))
         assert answer.outputs["FILL"].array[0] == ord("B")
 
-    async def test_an_output_that_is_too_large_is_a_contract_violation(self, lane: tuple[TritonEngine, Lane]) -> None:
+    async def test_an_output_that_is_too_large_is_a_contract_violation(
+        self, lane: tuple[TritonEngine, SharedMemoryTransport]
+    ) -> None:
         with pytest.raises(ContractViolation, match="'FILL' is larger than declared"):
             await lane[0].infer(request(b"A", count=200_000), Deadline.after(20))
 
 
 @asynccontextmanager
-async def opened(triton: EmbeddedTriton) -> AsyncIterator[tuple[TritonEngine, Lane]]:
+async def opened(triton: EmbeddedTriton) -> AsyncIterator[tuple[TritonEngine, SharedMemoryTransport]]:
     async with open_transport(triton.grpc_url) as transport:
-        lane = Lane(transport, 64 * MIB)
+        lane = SharedMemoryTransport(transport, 64 * MIB)
         engine = TritonEngine(transport, lane=lane)
         await engine.model_config("scripted_large")
         running = asyncio.create_task(lane.run())
@@ -247,7 +250,7 @@ def request(byte: bytes, **parameters: int) -> InferenceRequest:
     return InferenceRequest("scripted_large", (file,), parameters=parameters)
 
 
-async def leased_by(lane: Lane) -> list[Lease]:
+async def leased_by(lane: SharedMemoryTransport) -> list[Lease]:
     """Returns a list that all later leases are added to."""
     leases: list[Lease] = []
     lease_of = lane.lease

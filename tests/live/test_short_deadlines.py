@@ -16,15 +16,13 @@ from typing import Any
 
 import pytest
 
-from app.domain.deadline import Deadline
-from app.domain.errors import GatewayError
-from app.domain.inference import InferenceRequest, InferenceResponse
-from app.domain.tensor import Tensor, bytes_array
-from app.triton.embedded.options import EmbeddedOptions
+from app.core.errors import GatewayError
+from app.core.inference import Deadline, InferenceRequest, InferenceResponse, Tensor, bytes_array
+from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
 from app.triton.engine import TritonEngine
-from app.triton.shared_memory.lane import Lane
 from app.triton.shared_memory.layout import LARGE_BYTES
+from app.triton.shared_memory.transport import SharedMemoryTransport
 from app.triton.transport import Kind
 from app.triton.transports import open_transport
 from tests.processes import running_triton
@@ -79,7 +77,7 @@ async def caller(
 ) -> AsyncIterator[Caller]:
     monkeypatch.setattr("app.triton.engine.FLOOR_S", SHORTEST_S)
     async with open_transport(own_triton.grpc_url, kind=kind) as transport:
-        lane = Lane(transport, 256 * MIB) if request.param == "shared memory" else None
+        lane = SharedMemoryTransport(transport, 256 * MIB) if request.param == "shared memory" else None
         engine = TritonEngine(transport, lane=lane)
         cleaning = None
         if lane is not None:

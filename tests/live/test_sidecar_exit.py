@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from app.triton.embedded.wheel import ModelEnvironment
+from app.triton.embedded.models_venv import ModelEnvironment
 from tests.conftest import Require
 from tests.helm.rendering import CHART, Document, render, triton_container
 from tests.live.test_cancellation import eventually

@@ -7,9 +7,7 @@ from random import Random
 
 import pytest
 
-from app.domain.deadline import Deadline
-from app.domain.inference import InferenceRequest
-from app.domain.tensor import Tensor, bytes_array
+from app.core.inference import Deadline, InferenceRequest, Tensor, bytes_array
 from app.triton.embedded.server import EmbeddedTriton
 from app.triton.engine import TritonEngine
 from app.triton.transport import Kind

@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from app.triton.embedded import served_repository
-from app.triton.embedded.options import EmbeddedOptions
+from app.triton.embedded import launch
+from app.triton.embedded.launch import EmbeddedOptions
+from app.triton.embedded.models_venv import ModelEnvironment
 from app.triton.embedded.server import EmbeddedTriton
-from app.triton.embedded.wheel import ModelEnvironment
 from tests.live.conftest import GatewayProcess, running_gateway, running_triton
 
 SCRIPT = Path(__file__).parent / "strict_model.py"
@@ -70,7 +70,7 @@ def triton(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Itera
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(ModelEnvironment, "link_backends", with_vllm)
-        patched.setattr(served_repository, "BACKENDS", {*served_repository.BACKENDS, "vllm"})
+        patched.setattr(launch, "BACKENDS", {*launch.BACKENDS, "vllm"})
         with running_triton(EmbeddedOptions(repository, models_venv)) as server:
             yield server
 

@@ -5,8 +5,8 @@ import pytest
 from model_kit.contract import require_at_most, require_shape
 from model_kit.outcomes import ContractBroken
 
-from app.domain.fault import Fault, FaultKind
-from app.triton.faults import fault_in
+from app.core.errors import Fault, FaultKind
+from app.triton.errors import fault_in
 
 
 def message_of(exc):

@@ -4,7 +4,7 @@ import pytest
 from model_kit.outcomes import EarlyExit
 from model_kit.signed_exit import key_of, signed_exit
 
-from app.domain.errors import UpstreamError
+from app.core.errors import UpstreamError
 from app.pipelines.early_exit import EarlyExitRules
 from app.pipelines.spec import EarlyExitRule, ErrorMatch
 

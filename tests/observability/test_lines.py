@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from app.observability.lines import LineWriter, turns_by
+from app.observability.log import LineWriter, turns_by
 
 PIPE_BYTES = 64 * 1024
 """The capacity of a pipe without a reader. Less fits while its first page is partly read."""
@@ -77,7 +77,7 @@ def test_a_closed_descriptor_drops_lines_without_an_error() -> None:
 
 WRITE_TO_STANDARD_ERROR = """
 import sys
-from app.observability.lines import LineWriter, turns_by
+from app.observability.log import LineWriter, turns_by
 letter, lock = sys.argv[1].encode(), int(sys.argv[2])
 writer = LineWriter(2, turn=turns_by(lock))
 for n in range(60):
@@ -106,7 +106,7 @@ def test_a_dead_process_releases_its_turn() -> None:
     lock = os.memfd_create("lock")
     script = (
         "import os, sys\n"
-        "from app.observability.lines import turns_by\n"
+        "from app.observability.log import turns_by\n"
         "with turns_by(int(sys.argv[1]))(): os.kill(os.getpid(), 9)\n"
     )
     subprocess.run([sys.executable, "-c", script, str(lock)], pass_fds=[lock], check=False)

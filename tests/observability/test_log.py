@@ -9,8 +9,7 @@ import sys
 import pytest
 from prometheus_client import generate_latest
 
-from app.observability.lines import LineWriter
-from app.observability.log import JsonFormatter, LineHandler, TextFormatter, formatter_of
+from app.observability.log import JsonFormatter, LineHandler, LineWriter, TextFormatter, formatter_of
 from app.observability.metrics import Metrics
 
 SCRIPT = """

@@ -3,8 +3,8 @@
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.domain.errors import Outcome
-from app.domain.inference import InferenceRequest
+from app.core.errors import Outcome
+from app.core.inference import InferenceRequest
 from app.observability.metrics import CallMetrics, LaneMetrics, Metrics
 
 LABELS_BY_METRIC = {

@@ -6,9 +6,8 @@ import sys
 
 from prometheus_client import CollectorRegistry
 
-from app.observability.processes import ProcessMetrics, cpu_series, numbers_of
-from app.observability.shared_values import Descriptors, Reader, Writer
-from app.observability.summed import SummedMetrics
+from app.observability.metrics import ProcessMetrics, cpu_series, numbers_of
+from app.observability.worker_metrics import Descriptors, MetricsReader, SummedMetrics, Writer
 
 BUSY = "sum(n * n for n in range(1_000_000)); print(flush=True); input()"
 
@@ -67,7 +66,7 @@ class Worker:
     def __init__(self) -> None:
         descriptors = Descriptors.create()
         self.cpu_s = Writer(descriptors).value(cpu_series())
-        self.reader = Reader(descriptors)
+        self.reader = MetricsReader(descriptors)
 
 
 def cpu_s_of(summed: SummedMetrics) -> float:

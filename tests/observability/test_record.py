@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
-from app.domain.errors import (
+from app.core.errors import (
     ContractViolation,
+    Fault,
+    FaultKind,
     GatewayError,
     Internal,
     InvalidInput,
@@ -15,8 +17,7 @@ from app.domain.errors import (
     TooManyRequests,
     UpstreamError,
 )
-from app.domain.fault import Fault, FaultKind
-from app.domain.trace import TraceContext
+from app.core.trace import TraceContext
 from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord, request_id_of
 

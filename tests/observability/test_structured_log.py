@@ -10,8 +10,7 @@ from itertools import count
 
 import pytest
 
-from app.observability.lines import LineWriter
-from app.observability.log import JsonFormatter, LineHandler, StructuredLogger
+from app.observability.log import JsonFormatter, LineHandler, LineWriter, StructuredLogger
 
 SCRIPT = """
 import logging, sys

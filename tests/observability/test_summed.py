@@ -10,12 +10,11 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest, values
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.domain.errors import Outcome
-from app.observability import shared_values
+from app.core.errors import Outcome
+from app.observability import worker_metrics
 from app.observability.metrics import DURATION_BOUNDS_S, Metrics
-from app.observability.shared_values import Descriptors, Reader, Series, Writer
 from app.observability.statistics import statistics_of
-from app.observability.summed import SummedMetrics
+from app.observability.worker_metrics import Descriptors, MetricsReader, Series, SummedMetrics, Writer
 
 Page = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -26,7 +25,7 @@ class Worker:
     def __init__(self) -> None:
         descriptors = Descriptors.create()
         self._writer = Writer(descriptors)
-        self.reader = Reader(descriptors)
+        self.reader = MetricsReader(descriptors)
         with self.acts():
             self.metrics = Metrics("1")
 
@@ -142,7 +141,7 @@ def test_a_worker_killed_during_a_write_keeps_sums_valid() -> None:
 
 def test_an_incomplete_line_of_a_killed_worker_is_ignored() -> None:
     descriptors = Descriptors.create()
-    writer, reader = Writer(descriptors), Reader(descriptors)
+    writer, reader = Writer(descriptors), MetricsReader(descriptors)
     first = Series("counter", "m", "m_total", ("l",), ("line\nbreak",))
     writer.value(first).inc(2.5)
     os.write(descriptors.names, b'["counter","m","m_to')
@@ -153,7 +152,7 @@ def test_an_incomplete_line_of_a_killed_worker_is_ignored() -> None:
 
 def test_a_recreated_series_keeps_its_place() -> None:
     descriptors = Descriptors.create()
-    writer, reader = Writer(descriptors), Reader(descriptors)
+    writer, reader = Writer(descriptors), MetricsReader(descriptors)
     series = Series("gauge", "g", "g", (), (), "livesum")
     writer.value(series).set(1)
     again = writer.value(series)
@@ -163,9 +162,9 @@ def test_a_recreated_series_keeps_its_place() -> None:
 
 
 def test_series_beyond_the_limit_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_values, "MAX_VALUES", 3)
+    monkeypatch.setattr(worker_metrics, "MAX_VALUES", 3)
     descriptors = Descriptors.create()
-    writer, reader = Writer(descriptors), Reader(descriptors)
+    writer, reader = Writer(descriptors), MetricsReader(descriptors)
     for name in "abcde":
         writer.value(Series("counter", name, name, (), ())).inc(1)
     assert [series.name for series in reader.read()] == ["a", "b"]
@@ -175,14 +174,14 @@ def test_values_of_a_killed_process_stay_readable() -> None:
     descriptors = Descriptors.create()
     script = (
         "import os, sys\n"
-        "from app.observability.shared_values import Descriptors, Series, Writer\n"
+        "from app.observability.worker_metrics import Descriptors, Series, Writer\n"
         "writer = Writer(Descriptors(*map(int, sys.argv[1:])))\n"
         "writer.value(Series('counter', 'm', 'm_total', (), ())).inc(3)\n"
         "os.kill(os.getpid(), 9)\n"
     )
     numbers = descriptors.values, descriptors.names
     subprocess.run([sys.executable, "-c", script, *map(str, numbers)], pass_fds=numbers, check=False)
-    assert list(Reader(descriptors).read().values()) == [3]
+    assert list(MetricsReader(descriptors).read().values()) == [3]
 
 
 def test_statistics_are_sums_over_the_workers() -> None:

@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from app.domain.inference import InferenceRequest
-from app.observability.tensors import TensorLog
+from app.core.inference import InferenceRequest
+from app.observability.log import TensorLog
 from tests.fakes.models import response, tensor
 
 RESPONSE = response(tensor("Y", "FP32", [41.5, 42.5]), tensor("T", "BYTES", [b"secret"]))

@@ -9,19 +9,20 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from app.domain.errors import GatewayError, InvalidInput, ModelError, Outcome
-from app.domain.inference import InferenceRequest
-from app.domain.trace import TraceContext
-from app.observability.exporter import TracingUnavailable, open_tracer
+from app.core.errors import GatewayError, InvalidInput, ModelError, Outcome
+from app.core.inference import InferenceRequest
+from app.core.trace import TraceContext
 from app.observability.otlp import OtlpTracer
 from app.observability.record import RequestRecord
 from app.observability.tracing import (
     CallTracing,
-    Kind,
     NoTracer,
+    SpanKind,
     Tracer,
+    TracingUnavailable,
     end_request_span,
     end_stream_span,
+    open_tracer,
     trace_of,
 )
 from tests.fakes.collector import Collector, Span, collecting
@@ -64,13 +65,13 @@ def test_context_needs_exactly_one_valid_header(traceparents: list[str]) -> None
 
 
 def test_without_a_collector_the_parent_is_the_callers_span() -> None:
-    assert NoTracer().start("POST", Kind.SERVER, CALLER).trace == CALLER
-    assert NoTracer().start("POST", Kind.SERVER, None).trace is None
+    assert NoTracer().start("POST", SpanKind.SERVER, CALLER).trace == CALLER
+    assert NoTracer().start("POST", SpanKind.SERVER, None).trace is None
 
 
 def test_without_a_collector_requests_share_one_span() -> None:
     tracer = NoTracer()
-    assert tracer.start("POST", Kind.SERVER, None) is tracer.start("stream p", Kind.INTERNAL, None)
+    assert tracer.start("POST", SpanKind.SERVER, None) is tracer.start("stream p", SpanKind.INTERNAL, None)
 
 
 def test_without_a_collector_the_sdk_is_not_imported() -> None:
@@ -93,7 +94,7 @@ async def test_a_request_span_has_the_callers_parent_and_the_outcome(tracer: Tra
         "rid", "POST", "/v1/pipelines/p", pipeline="p", transport="unary", status=200, triton_request_id="tid"
     )
     record.exit_early("no_text")
-    span = tracer.start("POST", Kind.SERVER, CALLER)
+    span = tracer.start("POST", SpanKind.SERVER, CALLER)
     end_request_span(span, record, "/v1/pipelines/{name}")
     (seen,) = await sent(tracer, collector)
     assert (seen.name, seen.kind, seen.service) == ("POST /v1/pipelines/{name}", 2, "triton-gateway")
@@ -120,14 +121,14 @@ async def test_a_request_span_has_the_callers_parent_and_the_outcome(tracer: Tra
 async def test_only_server_faults_mark_a_span_as_error(
     tracer: Tracer, collector: Collector, error: GatewayError, is_error: bool
 ) -> None:
-    end_request_span(tracer.start("POST", Kind.SERVER, None), failing(error), None)
+    end_request_span(tracer.start("POST", SpanKind.SERVER, None), failing(error), None)
     (seen,) = await sent(tracer, collector)
     assert (seen.is_error, seen.attributes["error.type"], seen.name) == (is_error, error.code, "POST")
     assert "secret" not in str(seen)
 
 
 async def test_a_stream_span_has_the_result(tracer: Tracer, collector: Collector) -> None:
-    span = tracer.start("stream p", Kind.INTERNAL, CALLER)
+    span = tracer.start("stream p", SpanKind.INTERNAL, CALLER)
     end_stream_span(span, outputs=3, outcome=Outcome.MODEL_ERROR, error=ModelError("x"), early_exit=None)
     (seen,) = await sent(tracer, collector)
     assert seen.is_error
@@ -139,7 +140,7 @@ async def test_a_stream_span_has_the_result(tracer: Tracer, collector: Collector
 
 
 async def test_an_unsampled_trace_is_passed_on_but_not_recorded(tracer: Tracer, collector: Collector) -> None:
-    span = tracer.start("POST", Kind.SERVER, UNSAMPLED)
+    span = tracer.start("POST", SpanKind.SERVER, UNSAMPLED)
     assert span.trace is not None
     assert (span.trace.trace_id, span.trace.is_sampled) == (CALLER.trace_id, False)
     end_request_span(span, failing(ModelError("x")), None)
@@ -148,7 +149,7 @@ async def test_an_unsampled_trace_is_passed_on_but_not_recorded(tracer: Tracer, 
 
 async def test_the_callers_tracestate_is_passed_on(tracer: Tracer) -> None:
     parent = TraceContext(CALLER.trace_id, CALLER.span_id, 1, "a=1,b=2")
-    assert tracer.start("POST", Kind.SERVER, parent).trace.state == "a=1,b=2"  # type: ignore[union-attr]
+    assert tracer.start("POST", SpanKind.SERVER, parent).trace.state == "a=1,b=2"  # type: ignore[union-attr]
 
 
 async def test_a_call_is_a_span_and_the_parent_of_tritons_spans(tracer: Tracer, collector: Collector) -> None:
@@ -195,7 +196,7 @@ async def test_otel_service_name_overrides_the_service_name(
 ) -> None:
     monkeypatch.setenv("OTEL_SERVICE_NAME", "front-door")
     tracer = OtlpTracer(f"{collector.url}/v1/traces", "1.2.3")
-    tracer.start("POST", Kind.SERVER, None).end({})
+    tracer.start("POST", SpanKind.SERVER, None).end({})
     assert [span.service for span in await sent(tracer, collector)] == ["front-door"]
 
 
@@ -206,7 +207,7 @@ async def test_closing_does_not_wait_for_a_silent_collector(
     monkeypatch.setattr("app.observability.otlp.CLOSE_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent, caplog.at_level(logging.CRITICAL):
         tracer = OtlpTracer(f"http://127.0.0.1:{silent.getsockname()[1]}/v1/traces", "1.2.3")
-        tracer.start("POST", Kind.SERVER, None).end({})
+        tracer.start("POST", SpanKind.SERVER, None).end({})
         started = time.monotonic()
         await tracer.close()
         assert time.monotonic() - started < 5.0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.domain.errors import GatewayError, InvalidInput, InvalidJson, InvalidRequest
+from app.core.errors import GatewayError, InvalidInput, InvalidJson, InvalidRequest
 from app.pipelines.pipeline import Pipeline
 from tests.fakes.models import model, pipeline
 

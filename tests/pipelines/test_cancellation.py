@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from app.domain.errors import UpstreamUnavailable
-from app.pipelines.cancellation import Canceller
+from app.core.errors import UpstreamUnavailable
+from app.pipelines.run import Canceller
 from tests.fakes.engine import FakeEngine
 from tests.fakes.models import model, pipeline
 

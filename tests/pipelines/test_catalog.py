@@ -9,17 +9,16 @@ from typing import Any
 import orjson
 import pytest
 
-from app.domain.deadline import Deadline
-from app.domain.errors import ModelError, ModelNotReady, UnknownPipeline
-from app.domain.inference import InferenceRequest, InferenceResponse
-from app.domain.model import ModelConfig
-from app.files.complaints import ConfigError
+from app.config.document import ConfigError
+from app.core.errors import ModelError, ModelNotReady, UnknownPipeline
+from app.core.inference import Deadline, InferenceRequest, InferenceResponse
+from app.core.model import ModelConfig
 from app.pipelines import catalog as catalog_module
 from app.pipelines.catalog import Catalog
 from app.pipelines.compile import compile_pipeline
-from app.pipelines.declared import sample_body
-from app.pipelines.form import State
+from app.pipelines.examples import sample_body
 from app.pipelines.pipeline import Pipeline
+from app.pipelines.version import VersionState
 from tests.fakes.engine import FakeEngine
 from tests.fakes.models import ensemble, model, refusal, response, tensor
 
@@ -123,8 +122,8 @@ class TestFollowingTheModels:
     async def test_an_unreadable_step_delays_only_its_own_pipeline(self, engine: FakeEngine, path: Path) -> None:
         engine.configs = {"whole": ensemble("whole", model("X FP32 [1]", "Y FP32 [1]", name="absent")), "plain": PLAIN}
         catalog = await loaded(engine, path, "pipelines:\n  a: {model: whole}\n  b: {model: plain}\n")
-        assert catalog.entries["a"].state is State.MODEL_NOT_READY
-        assert catalog.entries["b"].state is State.READY
+        assert catalog.entries["a"].state is VersionState.MODEL_NOT_READY
+        assert catalog.entries["b"].state is VersionState.READY
 
 
 class TestWithoutAFile:
@@ -143,8 +142,8 @@ class TestWithoutAFile:
         engine.configs["odd"] = model("X INVALID [1]", "Y FP32 [1]", name="odd")
         catalog = Catalog(engine)
         await turn(catalog)
-        assert catalog.entries["odd"].state is State.MISCONFIGURED
-        assert catalog.entries["plain"].state is State.READY
+        assert catalog.entries["odd"].state is VersionState.MISCONFIGURED
+        assert catalog.entries["plain"].state is VersionState.READY
 
     async def test_models_stay_while_triton_is_down(self, engine: FakeEngine) -> None:
         catalog = Catalog(engine)
@@ -358,10 +357,10 @@ class TestReloading:
             return compile_pipeline(name, *rest)
 
         catalog = await loaded(engine, path)
-        monkeypatch.setattr("app.pipelines.form.compile_pipeline", compiled)
+        monkeypatch.setattr("app.pipelines.version.compile_pipeline", compiled)
         write(path, FILE + "  q: {model: plain}\n  r: {model: plain}\n")
         await turn(catalog)
-        assert catalog.entries["q"].state is State.MISCONFIGURED
+        assert catalog.entries["q"].state is VersionState.MISCONFIGURED
         assert "bug" not in f"{catalog.entries['q'].state_detail}"
         assert catalog.pipeline("r")
         assert catalog.reload_failed
@@ -490,7 +489,7 @@ class TestAskingTriton:
         engine.odd = {"odd"}
         catalog = await loaded(engine, path, FILE + "  q: {model: odd}\n")
         assert catalog.entries["q"].state_detail == "The configuration of model 'odd' cannot be read."
-        assert catalog.entries["p"].state is State.READY
+        assert catalog.entries["p"].state is VersionState.READY
 
     async def test_loss_and_return_of_triton_are_logged_once_each(
         self, engine: FakeEngine, path: Path, caplog: pytest.LogCaptureFixture
@@ -566,7 +565,7 @@ class TestWarmingUp:
         for _ in range(10):
             await turn(catalog)
         assert len(engine.requests) == 1
-        assert catalog.entries["p"].state is State.WARMING
+        assert catalog.entries["p"].state is VersionState.WARMING
         assert catalog.entries["p"].state_detail == "Its sample failed; see the log for the cause."
         assert not catalog.is_ready
         engine.answers = [ANSWER]
@@ -646,7 +645,7 @@ class TestWarmingUp:
         engine.configs["plain"] = model(["X FP32 [1]", "F BYTES [1]"], "Y FP32 [1]", name="plain")
         inputs = "{X: {tensor: X}, F: {tensor: F, kind: binary}}"
         catalog = await loaded(engine, path, f"pipelines:\n  p: {{model: plain, inputs: {inputs}, sample: {sample}}}\n")
-        assert catalog.entries["p"].state is State.WARMING
+        assert catalog.entries["p"].state is VersionState.WARMING
         assert catalog.entries["p"].state_detail == "Its sample failed; see the log for the cause."
         assert "pipelines.p.sample failed: " in caplog.text
 
@@ -687,8 +686,8 @@ async def test_a_pipeline_does_not_wait_for_the_samples_of_others(path: Path) ->
     await catalog.refresh()
     warming = asyncio.create_task(catalog.warm_up())
     async with asyncio.timeout(catalog_module.SAMPLES_WAIT_S / 2):
-        while catalog.entries["p"].state is not State.READY:
+        while catalog.entries["p"].state is not VersionState.READY:
             await asyncio.sleep(0.001)
-    assert catalog.entries["q"].state is State.WARMING
+    assert catalog.entries["q"].state is VersionState.WARMING
     warming.cancel()
     catalog.stop()

@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.domain.errors import ContractViolation
-from app.domain.inference import InferenceResponse
-from app.domain.json_text import json_of
-from app.domain.tensor import BYTES
-from app.pipelines.collector import Collector
+from app.core.errors import ContractViolation
+from app.core.inference import BYTES, InferenceResponse
+from app.core.json import json_of
 from app.pipelines.pipeline import Pipeline
+from app.pipelines.run import Collector
 from tests.fakes.models import model, pipeline, response, tensor
 
 RULES = [{"reason": "no_text", "missing": ["TEXT"]}, {"reason": "no_ids", "empty": ["IDS"]}]

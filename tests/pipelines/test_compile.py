@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.domain.model import ModelConfig
+from app.core.model import ModelConfig
 from app.pipelines.compile import derived_spec
 from app.pipelines.mismatch import PipelineMismatch
 from tests.fakes.models import ensemble, model, pipeline

@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 
-from app.domain.errors import ContractViolation
-from app.domain.inference import InferenceResponse
-from app.domain.tensor import Tensor
-from app.pipelines.collector import Collector
-from app.pipelines.contract import ContractCheck, TensorContract
+from app.core.errors import ContractViolation
+from app.core.inference import InferenceResponse, Tensor
+from app.pipelines.outputs import ContractCheck, TensorContract
+from app.pipelines.run import Collector
 from tests.fakes.models import model, pipeline, response
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from app.pipelines.declared import body_of, declared_requests, paths_in
+from app.pipelines.examples import body_of, declared_requests, paths_in
 from tests.fakes.models import model, pipeline
 
 FIELDS = {"image": {"tensor": "F", "kind": "image"}, "note": {"tensor": "T", "kind": "text", "optional": True}}

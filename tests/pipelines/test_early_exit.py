@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.domain.errors import UpstreamError
-from app.domain.request_id import new_request_id
+from app.core.errors import UpstreamError
+from app.core.inference import new_request_id
 from app.pipelines.early_exit import EarlyExitRules
 from app.pipelines.spec import EarlyExitRule, ErrorMatch
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.domain.tensor import BYTES, DTYPE_BY_DATATYPE, FLOAT_DATATYPES, INTEGER_DATATYPES
-from app.pipelines.example import Filled, example_of, file_names_of
-from app.pipelines.kinds import check_image
+from app.codecs.kinds import check_image
+from app.core.inference import BYTES, DTYPE_BY_DATATYPE, FLOAT_DATATYPES, INTEGER_DATATYPES
+from app.pipelines.examples import Filled, example_of, file_names_of
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.schema import request_schema
 from tests.fakes.models import model, pipeline

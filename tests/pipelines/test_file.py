@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from app.domain.nearest import nearest
-from app.files.complaints import ConfigError
+from app.config.document import ConfigError
+from app.core.text import nearest
 from app.pipelines.file import read_gateway_file
 
 GOOD = """\

@@ -3,13 +3,13 @@ from pathlib import Path
 
 import pytest
 
-from app.domain.model import ModelConfig
-from app.pipelines.graph import MAX_STEPS, Edge, End, graph_of
-from app.triton.model_repository import read_repository
+from app.core.model import ModelConfig
+from app.pipelines.graph import MAX_STEPS, Edge, EdgeEnd, graph_of
+from app.triton.repository import read_repository
 from tests.broken_repositories import Repository, sound
 
 
-def named(end: End) -> str:
+def named(end: EdgeEnd) -> str:
     return f"{end.step.name if end.step else '-'}.{end.tensor.name}"
 
 

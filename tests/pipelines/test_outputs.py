@@ -6,8 +6,8 @@ import numpy as np
 import orjson
 import pytest
 
-from app.domain.errors import ContractViolation
-from app.domain.tensor import Tensor, bytes_array
+from app.core.errors import ContractViolation
+from app.core.inference import Tensor, bytes_array
 from app.pipelines.outputs import OutputField
 from tests.fakes.models import model, pipeline, tensor
 

@@ -6,15 +6,8 @@ import time
 import pytest
 from pydantic import ValidationError
 
-from app.domain.deadline import Deadline
-from app.domain.errors import (
-    GatewayError,
-    InvalidInput,
-    InvalidRequest,
-    ModelError,
-    UpstreamError,
-    UpstreamUnavailable,
-)
+from app.core.errors import GatewayError, InvalidInput, InvalidRequest, ModelError, UpstreamError, UpstreamUnavailable
+from app.core.inference import Deadline
 from app.pipelines.pipeline import Pipeline
 from tests.fakes.models import ensemble, model, pipeline, refusal
 

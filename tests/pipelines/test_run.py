@@ -6,13 +6,10 @@ from typing import Any
 import orjson
 import pytest
 
-from app.domain.deadline import Deadline
-from app.domain.errors import ContractViolation, GatewayError, InvalidInput, ModelError, UpstreamUnavailable
-from app.domain.inference import InferenceResponse
-from app.domain.tensor import BYTES
-from app.pipelines.collector import Result
+from app.core.errors import ContractViolation, GatewayError, InvalidInput, ModelError, UpstreamUnavailable
+from app.core.inference import BYTES, Deadline, InferenceResponse
 from app.pipelines.pipeline import Pipeline
-from app.pipelines.run import run
+from app.pipelines.run import Result, run
 from tests.fakes.engine import Answer, FakeEngine
 from tests.fakes.models import ensemble, model, pipeline, refusal, response, tensor
 

@@ -7,12 +7,10 @@ import jsonschema
 import orjson
 import pytest
 
-from app.domain.deadline import Deadline
-from app.domain.errors import InvalidInput
-from app.domain.inference import InferenceResponse
-from app.pipelines.collector import Collector
+from app.core.errors import InvalidInput
+from app.core.inference import Deadline, InferenceResponse
 from app.pipelines.pipeline import Pipeline
-from app.pipelines.run import run
+from app.pipelines.run import Collector, run
 from app.pipelines.schema import event_schema, form_schema, request_schema, result_schema
 from tests.fakes.engine import FakeEngine
 from tests.fakes.models import model, pipeline, response, tensor

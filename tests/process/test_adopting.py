@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from app.pipelines.catalog import Catalog
-from app.process import adopting
-from app.process.adopting import adopt_when_made
+from app.process import gateway
+from app.process.gateway import adopt_when_made
 from tests.fakes.engine import FakeEngine
 from tests.fakes.models import model
 
@@ -18,7 +18,7 @@ PLAIN = model("X FP32 [1]", "Y FP32 [1]", name="plain")
 
 @pytest.fixture(autouse=True)
 def short_poll_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adopting, "POLL_S", 0.005)
+    monkeypatch.setattr(gateway, "POLL_S", 0.005)
 
 
 async def until(catalog: Catalog, names: set[str]) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from app.pipelines.catalog import Catalog
-from app.process.canaries import SampleCanaries
+from app.process.tritons import SampleCanaries
 from tests.fakes.engine import FakeEngine
 from tests.fakes.models import ensemble, model
 

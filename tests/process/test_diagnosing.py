@@ -5,8 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from app.process.announcing import announce
-from app.process.diagnosing import wrong_address
+from app.process.serving import announce, wrong_address
 from tests.fakes.triton import FakeTriton, serving
 
 

@@ -4,13 +4,13 @@ import socket
 
 import pytest
 
-from app.process.listening import PortTaken, listening, listening_together
+from app.process.listening import ListeningPortTaken, listening, listening_together
 
 
 def test_a_second_socket_cannot_open_the_port() -> None:
     with listening("127.0.0.1", 0, "GATEWAY_PORT") as first:
         port = first.getsockname()[1]
-        taken = pytest.raises(PortTaken, match=f"GATEWAY_PORT: cannot listen on 127.0.0.1:{port}")
+        taken = pytest.raises(ListeningPortTaken, match=f"GATEWAY_PORT: cannot listen on 127.0.0.1:{port}")
         with taken, listening("127.0.0.1", port, "GATEWAY_PORT"):
             pass
 
@@ -31,7 +31,7 @@ def test_the_port_is_free_again_after_the_block() -> None:
 
 
 def test_an_unknown_host_is_reported() -> None:
-    unknown = pytest.raises(PortTaken, match=r"GATEWAY_PORT: cannot listen on host\.invalid:0")
+    unknown = pytest.raises(ListeningPortTaken, match=r"GATEWAY_PORT: cannot listen on host\.invalid:0")
     with unknown, listening("host.invalid", 0, "GATEWAY_PORT"):
         pass
 
@@ -53,5 +53,5 @@ def test_other_sockets_cannot_join_a_shared_port() -> None:
     with listening_together("127.0.0.1", 0, "GATEWAY_PORT", 2) as listeners:
         port = listeners[0].getsockname()[1]
         for again in (listening("127.0.0.1", port, "GATEWAY_PORT"), listening_together("127.0.0.1", port, "X", 2)):
-            with pytest.raises(PortTaken, match=f"cannot listen on 127.0.0.1:{port}"), again:
+            with pytest.raises(ListeningPortTaken, match=f"cannot listen on 127.0.0.1:{port}"), again:
                 pass

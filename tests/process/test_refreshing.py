@@ -9,8 +9,8 @@ import pytest
 
 from app.observability.metrics import Metrics
 from app.pipelines.catalog import Catalog
-from app.process import refreshing
-from app.process.refreshing import ModelCheck, keep_fresh
+from app.process import gateway
+from app.process.gateway import ModelCheck, keep_fresh
 from tests.fakes.engine import FakeEngine
 from tests.fakes.models import model
 
@@ -20,7 +20,7 @@ PLAIN = model("X FP32 [1]", "Y FP32 [1]", name="plain")
 @pytest.fixture(autouse=True)
 def short_poll_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FILE_POLL_S", "REFRESH_S", "REFRESH_UNREADY_S"):
-        monkeypatch.setattr(refreshing, name, 0.005)
+        monkeypatch.setattr(gateway, name, 0.005)
 
 
 @asynccontextmanager

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from app.admission.followed_keys import FollowedKeys
+from app.admission.keys import FollowedKeys
 from app.pipelines.catalog import Catalog
-from app.process.scopes import ScopeCheck
+from app.process.gateway import ScopeCheck
 from tests.fakes.engine import FakeEngine
 from tests.fakes.keys import entry, write_keys
 

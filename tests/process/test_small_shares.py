@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from app.admission.followed_keys import FollowedKeys
+from app.admission.keys import FollowedKeys
 from app.pipelines.catalog import Catalog
-from app.process.small_shares import ShareCheck
+from app.process.gateway import ShareCheck
 from tests.fakes.engine import FakeEngine
 from tests.fakes.keys import entry, write_keys
 

@@ -4,9 +4,8 @@ import asyncio
 
 import pytest
 
-from app.domain.errors import InvalidRequest, StreamEvicted
-from app.streams.event import Event
-from app.streams.log import MAX_READ_BYTES, LiveLog, ReplayLog
+from app.core.errors import InvalidRequest, StreamEvicted
+from app.streams.events import MAX_READ_BYTES, Event, LiveLog, ReplayLog
 
 
 def output(number: int, size: int = 10) -> Event:

@@ -8,18 +8,10 @@ from typing import Any
 
 import pytest
 
-from app.domain.errors import (
-    GatewayError,
-    InvalidRequest,
-    StreamCancelled,
-    StreamEvicted,
-    TooManyRequests,
-    UnknownStream,
-)
-from app.domain.inference import InferenceResponse
+from app.core.errors import GatewayError, InvalidRequest, StreamCancelled, StreamEvicted, TooManyRequests, UnknownStream
+from app.core.inference import InferenceResponse
 from app.streams import memory_store
-from app.streams.event import Event
-from app.streams.log import ReplayLog
+from app.streams.events import Event, ReplayLog
 from app.streams.memory_store import MemoryStore
 from app.streams.quota import STREAM_BYTES, KeepLimits
 from app.streams.stream import Stream

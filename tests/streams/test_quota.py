@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.domain.errors import StreamEvicted
+from app.core.errors import StreamEvicted
 from app.streams.quota import MAX_EVICTED, STREAM_BYTES, EvictedStreams, KeepLimits, KeepQuota, KeptStream
 
 KIB = 1024

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from app.streams.redis_connections import Connections
+from app.streams.redis_client import Connections
 from tests.live.redis import RedisServer
 
 STEPS = 60

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from app.domain.errors import (
+from app.core.errors import (
     ClientClosedRequest,
     IdempotencyKeyReused,
     StreamEvicted,
@@ -18,15 +18,14 @@ from app.domain.errors import (
     UnknownStream,
     UpstreamUnavailable,
 )
-from app.streams import redis_kept, redis_publisher, redis_starts, redis_store, redis_tailer
-from app.streams.event import Event
-from app.streams.log import LiveLog
+from app.streams import redis_quota, redis_read, redis_starts, redis_store
+from app.streams import redis_store as redis_store_module
+from app.streams.events import Event, LiveLog
 from app.streams.quota import KEEP_LIMITS, KeepLimits
-from app.streams.redis_connections import PUBLISH_CONNECTIONS, REQUEST_CONNECTIONS
-from app.streams.redis_keys import entry_id, keys_of
+from app.streams.redis_client import PUBLISH_CONNECTIONS, REQUEST_CONNECTIONS, entry_id, keys_of
 from app.streams.redis_starts import start_key
 from app.streams.redis_store import RedisStore
-from app.streams.start import StartKey
+from app.streams.store import StartKey
 from app.streams.stream import Stream
 from tests.fakes.engine import Answer, FakeEngine
 from tests.fakes.models import response, tensor
@@ -98,7 +97,7 @@ async def test_150_readers_of_20_streams_share_few_connections(redis: RedisServe
 
 
 async def test_a_slow_reader_gets_every_event(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_tailer, "MAX_KEPT_BYTES", 100)
+    monkeypatch.setattr(redis_read, "MAX_KEPT_BYTES", 100)
     async with running(redis) as store:
         _, stream_id = await kept(store, *steady(300, 0.001))
         slow, quick = await asyncio.gather(read_all(store, stream_id, 0.01), read_all(store, stream_id))
@@ -109,7 +108,7 @@ async def test_a_slow_reader_gets_every_event(redis: RedisServer, monkeypatch: p
 async def test_reading_dropped_events_raises_stream_evicted(
     redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_publisher, "MAX_REPLAY_BYTES", 1_000_000)
+    monkeypatch.setattr(redis_store_module, "MAX_REPLAY_BYTES", 1_000_000)
     large = response(tensor("T", "INT32", [0] * 200_000), is_final=False)
     async with running(redis) as store:
         _, stream_id = await kept(store, 0.1, *[large] * 8, FINAL)
@@ -125,8 +124,8 @@ async def test_events_that_a_failover_lost_are_never_skipped(
     redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A replica that takes over may lack acknowledged events, which a reader has already sent to its client."""
-    monkeypatch.setattr(redis_tailer, "ORPHAN_S", 0.1)
-    monkeypatch.setattr(redis_tailer, "TOUCH_S", 0.1)
+    monkeypatch.setattr(redis_read, "ORPHAN_S", 0.1)
+    monkeypatch.setattr(redis_read, "TOUCH_S", 0.1)
     async with running(redis) as store, Redis.from_url(redis.url) as client:
         _, stream_id = await kept(store, *map(token, range(10)), 1.0, token(10), 3600.0)
         reader = await store.reader(stream_id)
@@ -150,7 +149,7 @@ async def test_a_reader_does_not_wait_for_events_that_a_failover_lost(
     redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another reader in this process has received them, and they are not in memory any more."""
-    monkeypatch.setattr(redis_tailer, "MAX_KEPT_BYTES", 1)
+    monkeypatch.setattr(redis_read, "MAX_KEPT_BYTES", 1)
     async with running(redis) as store, Redis.from_url(redis.url) as client:
         _, stream_id = await kept(store, *map(token, range(10)), 3600.0)
         reader = await store.reader(stream_id)
@@ -166,8 +165,8 @@ async def test_a_reader_does_not_wait_for_events_that_a_failover_lost(
 async def test_a_stream_whose_terminal_event_was_lost_in_a_failover_ends(
     redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_tailer, "ORPHAN_S", 0.1)
-    monkeypatch.setattr(redis_tailer, "TOUCH_S", 0.1)
+    monkeypatch.setattr(redis_read, "ORPHAN_S", 0.1)
+    monkeypatch.setattr(redis_read, "TOUCH_S", 0.1)
     async with running(redis) as store, Redis.from_url(redis.url) as client:
         stream, stream_id = await kept(store, token(1), token(2), FINAL)
         assert ids(await read_all(store, stream_id)) == [1, 2, 3]
@@ -198,8 +197,8 @@ async def test_a_stream_whose_events_redis_has_evicted_cannot_be_read(
 async def test_readers_of_a_stream_whose_events_redis_evicts_do_not_wait(
     redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_tailer, "ORPHAN_S", 0.1)
-    monkeypatch.setattr(redis_tailer, "TOUCH_S", 0.1)
+    monkeypatch.setattr(redis_read, "ORPHAN_S", 0.1)
+    monkeypatch.setattr(redis_read, "TOUCH_S", 0.1)
     async with running(redis) as store, running(redis) as other, Redis.from_url(redis.url) as client:
         stream, stream_id = await kept(store, *map(token, range(3)), 3600.0)
         reader = await store.reader(stream_id)
@@ -220,8 +219,8 @@ async def test_readers_of_a_stream_whose_events_redis_evicts_do_not_wait(
 async def test_a_reader_beyond_the_terminal_event_of_another_reader_does_not_wait(
     redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_tailer, "ORPHAN_S", 0.1)
-    monkeypatch.setattr(redis_tailer, "TOUCH_S", 0.1)
+    monkeypatch.setattr(redis_read, "ORPHAN_S", 0.1)
+    monkeypatch.setattr(redis_read, "TOUCH_S", 0.1)
     async with running(redis) as store, Redis.from_url(redis.url) as client:
         _, stream_id = await kept(store, *map(token, range(3)), 3600.0)
         reader = await store.reader(stream_id)
@@ -294,8 +293,8 @@ class BrokenLog(LiveLog):
 async def test_a_failed_publisher_ends_its_stream_and_is_logged(
     redis: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(redis_tailer, "ORPHAN_S", 0.1)
-    monkeypatch.setattr(redis_tailer, "TOUCH_S", 0.1)
+    monkeypatch.setattr(redis_read, "ORPHAN_S", 0.1)
+    monkeypatch.setattr(redis_read, "TOUCH_S", 0.1)
     async with running(redis) as store:
         stream, stream_id = await kept(store, token(1), 3600.0, log=BrokenLog())
         await asyncio.wait_for(stream.ended(), 5)
@@ -401,7 +400,7 @@ async def test_the_usage_of_expired_and_deleted_streams_in_redis_ends(
     redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_store, "lifetime_ms", lambda resume_s: round(resume_s * 1e3))
-    monkeypatch.setattr(redis_kept, "PRESENCE_MS", 100)
+    monkeypatch.setattr(redis_quota, "PRESENCE_MS", 100)
     async with running(redis) as here:
         stream_ids = [await ended(here, resume_s=0.5) for _ in range(2)]
         await here.delete(stream_ids[1])

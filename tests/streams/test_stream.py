@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from app.domain.deadline import Deadline
-from app.domain.errors import (
+from app.core.errors import (
     ClientClosedRequest,
     ContractViolation,
     DeadlineExceeded,
@@ -22,9 +21,8 @@ from app.domain.errors import (
     SlowConsumer,
     UpstreamUnavailable,
 )
-from app.domain.inference import InferenceResponse
-from app.streams.event import Event
-from app.streams.log import LiveLog
+from app.core.inference import Deadline, InferenceResponse
+from app.streams.events import Event, LiveLog
 from app.streams.stream import Stream
 from tests.fakes.engine import Answer
 from tests.fakes.models import response, tensor

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.domain.model import Step, TensorSpec
+from app.core.model import Step, TensorSpec
 from app.triton.config import model_config_of, parse_config
 
 PLAIN = """

@@ -13,7 +13,7 @@ import pytest
 from app.triton import credentials as module
 from app.triton.credentials import Credentials, CredentialsUnusable, TlsFiles, token_in
 from app.triton.engine import TritonEngine
-from app.triton.refusals import Refusals
+from app.triton.errors import Refusals
 from app.triton.transport import Kind, RpcError
 from app.triton.transports import open_transport
 from tests.fakes.certificates import Authority

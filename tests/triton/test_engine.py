@@ -11,9 +11,8 @@ import pytest
 from msgspec import structs
 from tritonclient.grpc import service_pb2 as pb
 
-from app.domain.calls import ObservedCall
-from app.domain.deadline import Deadline
-from app.domain.errors import (
+from app.core.engine import ObservedCall
+from app.core.errors import (
     DeadlineExceeded,
     GatewayError,
     ModelError,
@@ -23,11 +22,10 @@ from app.domain.errors import (
     UpstreamProtocol,
     UpstreamUnavailable,
 )
-from app.domain.inference import InferenceRequest, InferenceResponse
-from app.domain.model import ModelState
-from app.domain.tensor import Tensor
-from app.domain.trace import TraceContext
-from app.triton.abandoned import QUIET_S
+from app.core.inference import Deadline, InferenceRequest, InferenceResponse, Tensor
+from app.core.model import ModelState
+from app.core.trace import TraceContext
+from app.triton.cancellation import QUIET_S
 from app.triton.engine import TritonEngine
 from app.triton.transport import MAX_MESSAGE_BYTES, Kind
 from app.triton.transports import open_transport

@@ -5,9 +5,10 @@ import pytest
 from google.protobuf.message import DecodeError
 from grpc.aio import AioRpcError, Metadata
 
-from app.domain.errors import (
+from app.core.errors import (
     ContractViolation,
     DeadlineExceeded,
+    FaultKind,
     GatewayError,
     ModelError,
     ModelNotReady,
@@ -16,7 +17,6 @@ from app.domain.errors import (
     UpstreamProtocol,
     UpstreamUnavailable,
 )
-from app.domain.fault import FaultKind
 from app.triton.errors import gateway_error_of, triton_errors
 from app.triton.grpcio import rpc_error_of
 from app.triton.transport import RpcError

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
-from app.domain.errors import UpstreamProtocol
-from app.domain.inference import InferenceResponse
+from app.core.errors import UpstreamProtocol
+from app.core.inference import InferenceResponse
 from app.triton.codec import response_of, streamed_response_of
 from app.triton.repeated import LEARNS_AFTER, MAX_LEARNED_BYTES, RepeatedHeads
 

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from app.domain.grpc_status import CODES
+from app.core.errors import CODES
 from app.triton.transport import RpcError, Transport
 from tests.fakes.strict_peer import RESETS, Script, StrictPeer, message_of, request_of
 from tests.triton.test_transports import by_asyncio, by_grpcio

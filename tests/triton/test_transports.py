@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from app.domain.grpc_status import CODES
+from app.core.errors import CODES
 from app.triton.grpc.client import Client, Options
 from app.triton.grpc.connection import KeepAlive
 from app.triton.grpcio import SIZE_OPTIONS, SLOW_PING_OPTIONS, GrpcioTransport

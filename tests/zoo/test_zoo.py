@@ -19,7 +19,7 @@ import httpx
 import numpy as np
 import pytest
 
-from app.triton.embedded.options import EmbeddedOptions
+from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.conftest import running_gateway, running_triton
 from tests.live.redis import RedisServer

@@ -5,10 +5,8 @@ from app.api.inference import Inference
 from app.api.limits import Limits
 from app.api.oip.calls import ModelCalls
 from app.api.oip.errors import error_response
-from app.api.oip.generate_routes import GenerateRoutes
-from app.api.oip.model_routes import ModelRoutes
 from app.api.oip.openapi import described
-from app.api.oip.routes import InferRoutes
+from app.api.oip.routes import GenerateRoutes, InferRoutes, ModelRoutes
 
 
 def oip_dialect(inference: Inference, limits: Limits) -> Dialect:

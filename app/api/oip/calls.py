@@ -8,24 +8,22 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from app.admission.admission import Entrance, ModelLoad
-from app.admission.slot import Slot
+from app.admission.admission import ModelLoad, PipelineAdmission
+from app.admission.scheduler import Slot
 from app.api.access import check_model
 from app.api.exchange import Exchange
-from app.api.inference import Inference, StreamRecorder, Writing
+from app.api.inference import Inference, StreamFormat, StreamRecorder
 from app.api.oip.errors import is_of_model
-from app.api.oip.infer_request import Asked
+from app.api.oip.infer import ParsedRequest
 from app.api.oip.signature import Signature
-from app.domain.capacity import Capacity
-from app.domain.deadline import Deadline
-from app.domain.errors import DeadlineExceeded, GatewayError, InvalidRequest, ModelNotReady, UnknownModel
-from app.domain.inference import InferenceRequest, InferenceResponse
-from app.domain.model import ModelConfig
+from app.core.errors import DeadlineExceeded, GatewayError, InvalidRequest, ModelNotReady, UnknownModel
+from app.core.inference import Deadline, InferenceRequest, InferenceResponse
+from app.core.model import Capacity, ModelConfig
 from app.observability.metrics import NO_PIPELINE
-from app.pipelines.explain import public_text
+from app.pipelines.error_hints import public_text
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.spec import StreamSpec
-from app.streams.event import Event
+from app.streams.events import Event
 from app.streams.stream import Stream, StreamPlan
 
 ONE_RESPONSE = (
@@ -39,7 +37,7 @@ class ModelCalls:
     def __init__(self, inference: Inference) -> None:
         self.inference = inference
         self._signatures: dict[str, Signature] = {}
-        self._entrances: dict[str, tuple[Capacity, Mapping[str, int], Entrance]] = {}
+        self._entrances: dict[str, tuple[Capacity, Mapping[str, int], PipelineAdmission]] = {}
 
     @property
     def timeout_s(self) -> float:
@@ -96,7 +94,7 @@ class ModelCalls:
         """As :meth:`Inference.check_load`."""
         self._entrance_of(signature.config.name).check(exchange.caller, deadline)
 
-    def _entrance_of(self, model: str) -> Entrance:
+    def _entrance_of(self, model: str) -> PipelineAdmission:
         """Uses the same queue as the pipelines over the model."""
         exposed = self.inference.catalog.exposed
         known, capacity = self._entrances.get(model), exposed.capacity(model)
@@ -128,7 +126,7 @@ class ModelCalls:
         return only
 
     async def open_stream(
-        self, exchange: Exchange, asked: Asked, deadline: Deadline, writing: Writing
+        self, exchange: Exchange, asked: ParsedRequest, deadline: Deadline, writing: StreamFormat
     ) -> tuple[Stream, list[Event]]:
         """A started stream and its first events. Raises the error of a stream that failed before its first output."""
         inference, record, spec = self.inference, exchange.record, StreamSpec()

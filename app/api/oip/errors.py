@@ -4,7 +4,7 @@ from starlette.responses import Response
 
 from app.api.error_table import ROW_BY_ERROR, headers_of
 from app.api.responses import JsonResponse
-from app.domain.errors import ContractViolation, GatewayError, InvalidInput, ModelError, UpstreamProtocol
+from app.core.errors import ContractViolation, GatewayError, InvalidInput, ModelError, UpstreamProtocol
 
 MAX_TEXT = 512
 

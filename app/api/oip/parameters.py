@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-from app.domain.errors import InvalidInput, InvalidJson
-from app.domain.inference import Parameter
-from app.domain.printable import shown
-from app.domain.sequence import SequenceIds
+from app.core.errors import InvalidInput, InvalidJson
+from app.core.inference import Parameter
+from app.core.sequence import SequenceIds
+from app.core.text import shown
 from app.pipelines.spec import RESERVED_PARAMETERS
 
 MAX_PARAMETERS = 64

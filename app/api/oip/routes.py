@@ -1,23 +1,101 @@
-"""``/v2/models/{model}/infer``."""
+"""``/v2/models/{model}/infer``.
 
-from collections.abc import Mapping
+Reads a request's body, inflates it if it is compressed, and finds the length of its JSON.
 
+The read-only routes: health, metadata, configurations, statistics and the index of exposed models.
+
+``/v2/models/{model}/generate`` and ``/generate_stream``: Triton's generate extension.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
 from starlette.types import Send
 
+from app import __version__
+from app.api.access import allows_model, check_model
+from app.api.bodies import inflated, off_loop, receive_body
 from app.api.deadlines import deadline_of
+from app.api.dialect import ShortRoute
 from app.api.disconnect import CancelledOnDisconnect
-from app.api.exchange import Exchange
+from app.api.exchange import Exchange, exchange_of
+from app.api.inference import Inference, StreamFormat
 from app.api.limits import Limits
 from app.api.oip.calls import ModelCalls
 from app.api.oip.errors import error_response
-from app.api.oip.infer_answer import send_answer
-from app.api.oip.reading import read_asked
-from app.api.short_path import ShortRoute
-from app.domain.errors import UnknownModel
+from app.api.oip.generate import (
+    Generated,
+    Values,
+    error_object,
+    generate_error_response,
+    generation_of,
+    stream_error_response,
+    values_of,
+)
+from app.api.oip.infer import ParsedRequest, asked_of, asked_of_raw, send_answer
+from app.api.oip.signature import Signature
+from app.api.responses import JsonResponse, send_json
+from app.api.routing import Route
+from app.api.streaming import Start, StreamResponse
+from app.core.engine import Document
+from app.core.errors import GatewayError, InvalidInput, ModelNotReady, UnknownModel, UnsupportedMediaType
+from app.pipelines.body import LARGE_BYTES
+from app.pipelines.spec import StreamSpec
+from app.streams.events import Event
+
+_ENCODINGS = {"gzip", "deflate"}
+_LENGTH = b"inference-header-content-length"
+_MAX_DIGITS = 18
+
+
+async def read_asked(exchange: Exchange, signature: Signature, version: str, limits: Limits) -> ParsedRequest:
+    """Raises the client errors of ``app.core.errors``."""
+    body = await read_content(exchange, limits, tensor_at=_declared(exchange))
+    json_bytes = _json_bytes_of(exchange, len(body))
+    if json_bytes == 0:
+        return asked_of_raw(body, signature, version)
+    if json_bytes < LARGE_BYTES and not signature.takes_bytes:
+        return asked_of(body, json_bytes, signature, version)
+    asked = await off_loop(lambda body: asked_of(body, json_bytes, signature, version), body)
+    if json_bytes == len(body):
+        exchange.forget_body()  # the tensors were copied, and the answer needs memory too
+    return asked
+
+
+async def read_content(exchange: Exchange, limits: Limits, *, tensor_at: int | None = None) -> memoryview:
+    """Returns the inflated body. Raises UnsupportedMediaType, InvalidRequest, and the errors of ``receive_body``.
+
+    ``tensor_at``: as for ``receive_body``, for a body that is not compressed.
+    """
+    encoding = (exchange.header(b"content-encoding") or "identity").strip().lower()
+    if encoding in {"identity", ""}:
+        return await receive_body(exchange, limits, tensor_at=tensor_at)
+    if encoding not in _ENCODINGS:
+        raise UnsupportedMediaType("Unsupported compression type.", hint="Content-Encoding may be gzip or deflate.")
+    return await inflated(exchange, await receive_body(exchange, limits), limits)
+
+
+def _json_bytes_of(exchange: Exchange, size: int) -> int:
+    """The length of the JSON in bytes; 0 if the body is raw data for the model's only input. Raises InvalidInput."""
+    if exchange.header(_LENGTH) is None:
+        return size or 1  # an empty body is not JSON
+    declared = _declared(exchange)
+    if declared is None or declared > size:
+        raise InvalidInput(f"inference header size should be in range (0, {size}).")
+    return declared
+
+
+def _declared(exchange: Exchange) -> int | None:
+    """``Inference-Header-Content-Length``; None if it is missing or not a valid length."""
+    text = exchange.header(_LENGTH) or ""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS else None
+
 
 MODEL = "/v2/models/{model}"
 VERSION = MODEL + "/versions/{version:int}"
-_MAX_DIGITS = 18
 """Limit for a version, which Triton stores in 64 bits."""
 
 
@@ -46,3 +124,175 @@ def version_of(found: Mapping[str, object]) -> str:
     if len(text) > _MAX_DIGITS:
         raise UnknownModel.named(str(found["model"]), text)
     return str(int(text)) if text else ""
+
+
+EXTENSIONS = [
+    "classification",
+    "model_repository",
+    "model_configuration",
+    "binary_tensor_data",
+    "parameters",
+    "sequence",
+    "schedule_policy",
+    "statistics",
+    "generate",
+]
+
+
+class _Wanted(msgspec.Struct):
+    ready: bool = False
+
+
+class ModelRoutes:
+    def __init__(self, inference: Inference, limits: Limits) -> None:
+        self._inference = inference
+        self._limits = limits
+
+    def router(self) -> APIRouter:
+        router = APIRouter(route_class=Route)
+        router.add_api_route("/v2", self.server)
+        router.add_api_route("/v2/repository/index", self.index, methods=["POST"])
+        router.add_api_route("/v2/models/stats", self.all_statistics)
+        for path in (MODEL, VERSION):
+            router.add_api_route(path, self.metadata)
+            router.add_api_route(f"{path}/ready", self.model_ready)
+            router.add_api_route(f"{path}/config", self.config)
+            router.add_api_route(f"{path}/stats", self.statistics)
+        return router
+
+    def health_router(self) -> APIRouter:
+        router = APIRouter(prefix="/v2/health", route_class=Route)
+        router.add_api_route("/live", self.live)
+        router.add_api_route("/ready", self.ready)
+        return router
+
+    async def server(self, _request: Request) -> Response:
+        return JsonResponse({"name": "triton-gateway", "version": __version__, "extensions": EXTENSIONS})
+
+    async def live(self, _request: Request) -> Response:
+        """Triton sends no body, but KServe's client requires the JSON object that KServe's servers send."""
+        return JsonResponse({"live": True})
+
+    async def ready(self, _request: Request) -> Response:
+        """Answers 200 or 400, as Triton does."""
+        inference = self._inference
+        is_ready = inference.catalog.is_ready and not inference.workload.is_shutting_down
+        return JsonResponse({"ready": is_ready}, 200 if is_ready else 400)
+
+    async def model_ready(self, request: Request) -> Response:
+        """Triton answers 400 both for models that are not ready and for unknown models."""
+        model = request.path_params["model"]
+        check_model(exchange_of(request), self._inference.catalog, model)
+        is_exposed = model in self._inference.catalog.exposed
+        if is_exposed and await self._is_ready(model, version_of(request.path_params)):
+            return JsonResponse({"name": model, "ready": True})
+        return JsonResponse({"error": "Model version not ready"}, 400)
+
+    async def _is_ready(self, model: str, version: str) -> bool:
+        try:
+            return await self._inference.engine.model_ready(model, version)
+        except ModelNotReady:
+            return False
+
+    async def metadata(self, request: Request) -> Response:
+        return await self._document(request, "metadata")
+
+    async def config(self, request: Request) -> Response:
+        return await self._document(request, "config")
+
+    async def statistics(self, request: Request) -> Response:
+        return await self._document(request, "stats")
+
+    async def _document(self, request: Request, document: Document) -> Response:
+        model = request.path_params["model"]
+        check_model(exchange_of(request), self._inference.catalog, model)
+        if model not in self._inference.catalog.exposed:
+            raise UnknownModel.named(model)
+        version = version_of(request.path_params)
+        return JsonResponse(await self._inference.engine.document(document, model, version))
+
+    async def all_statistics(self, request: Request) -> Response:
+        stats = await self._inference.engine.document("stats", "")
+        return JsonResponse({"model_stats": self._visible(request, stats["model_stats"])})
+
+    async def index(self, request: Request) -> Response:
+        """Omits Triton's reasons, which may contain paths."""
+        wanted = _wanted_of(await receive_body(exchange_of(request), self._limits))
+        models = await self._inference.engine.models()
+        rows = [
+            {"name": each.name, "version": each.version, "state": "READY" if each.ready else "UNAVAILABLE"}
+            for each in models
+            if each.ready or not wanted.ready
+        ]
+        return JsonResponse(self._visible(request, rows))
+
+    def _visible(self, request: Request, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Those of models that are exposed, and that the key of the request allows."""
+        key, catalog = exchange_of(request).key, self._inference.catalog
+        exposed = (row for row in rows if row["name"] in catalog.exposed)
+        return [row for row in exposed if allows_model(key, catalog, row["name"])]
+
+
+def _wanted_of(body: memoryview) -> _Wanted:
+    """Raises InvalidInput."""
+    try:
+        return msgspec.json.decode(body, type=_Wanted) if body else _Wanted()
+    except (ValueError, RecursionError) as exc:
+        raise InvalidInput('The body must be empty or {"ready": <boolean>}.') from exc
+
+
+class GenerateRoutes:
+    def __init__(self, calls: ModelCalls, limits: Limits) -> None:
+        self._calls = calls
+        self._limits = limits
+
+    def short_routes(self) -> list[ShortRoute]:
+        unary = [ShortRoute(f"{path}/generate", self.generate, generate_error_response) for path in (MODEL, VERSION)]
+        streams = (f"{path}/generate_stream" for path in (MODEL, VERSION))
+        return [*unary, *(ShortRoute(path, self.stream, stream_error_response, transport="stream") for path in streams)]
+
+    async def generate(self, exchange: Exchange, found: Mapping[str, str], _send: Send) -> None:
+        calls = self._calls
+        signature = calls.admit(exchange, found["model"], "unary")
+        deadline = deadline_of(exchange, calls.timeout_s)
+        calls.check_load(exchange, signature, deadline)
+        asked = await self._read(exchange, found, signature)
+        with CancelledOnDisconnect(exchange):
+            response = await calls.answer(exchange, signature, asked.inference, deadline)
+        await send_json(exchange, values_of(asked, response))
+
+    async def stream(self, exchange: Exchange, found: Mapping[str, str], send: Send) -> None:
+        calls = self._calls
+        signature = calls.admit(exchange, found["model"], "stream")
+        deadline = deadline_of(exchange, StreamSpec().timeout_s)
+        calls.check_load(exchange, signature, deadline)
+        asked = await self._read(exchange, found, signature)
+        with CancelledOnDisconnect(exchange):
+
+            def problem_of(error: GatewayError, _request_id: str) -> Values:
+                calls.complete(error, signature.config.name)
+                return error_object(error)
+
+            writing = StreamFormat(Generated(asked), problem_of)
+            stream, opening = await calls.open_stream(exchange, asked, deadline, writing)
+        response = _Generation(
+            stream.log, self._limits, start=Start(events=opening), on_left=stream.end, closing=stream.ended
+        )
+        await response(exchange.scope, exchange.receive, send)
+
+    async def _read(self, exchange: Exchange, found: Mapping[str, str], signature: Signature) -> ParsedRequest:
+        version = version_of(found)
+        body = await read_content(exchange, self._limits)
+        asked = await off_loop(lambda body: generation_of(body, signature, version), body)
+        exchange.forget_body()
+        return asked
+
+
+class _Generation(StreamResponse):
+    """Triton's framing: events with the data of a response or an error, without ids, names and a terminal event."""
+
+    ping = b""
+
+    @staticmethod
+    def frame_of(event: Event) -> bytes:
+        return b"" if event.name == "done" else b"data: %b\n\n" % event.data

@@ -7,17 +7,15 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from app.domain.errors import InvalidInput
-from app.domain.model import ModelConfig, TensorSpec
-from app.domain.printable import shown
-from app.domain.tensor import BYTES, DTYPE_BY_DATATYPE, Array, Tensor, bytes_array
+from app.codecs.json_scan import MAX_DEPTH, has_more_elements
+from app.codecs.kinds import fits, shape_text, to_array_of
+from app.codecs.numbers import NumberCodec, NumberLists, number_codec
+from app.core.errors import InvalidInput
+from app.core.inference import BYTES, DTYPE_BY_DATATYPE, Array, Tensor, bytes_array
+from app.core.model import ModelConfig, TensorSpec
+from app.core.text import shown
 from app.pipelines.body import LARGE_BYTES
-from app.pipelines.exposed import RequestRules
-from app.pipelines.kinds import to_array_of
-from app.pipelines.number_arrays import NumberLists
-from app.pipelines.number_codecs import NumberCodec, number_codec
-from app.pipelines.shapes import fits, shape_text
-from app.pipelines.structure import MAX_DEPTH, has_more_elements
+from app.pipelines.models import RequestRules
 
 MAX_ELEMENTS = 65_536
 """Limit for BYTES tensors, because an element needs more memory than its bytes, and for sizes of empty tensors."""

@@ -8,7 +8,7 @@ from app.api.inference import Inference
 from app.api.limits import Limits
 from app.api.openai.errors import openai_error_response
 from app.api.openai.openapi import described
-from app.api.openai.routes import ModelRoutes, short_routes
+from app.api.openai.routes import OpenAIModelRoutes, short_routes
 
 _BEGINNINGS = ("/v1/models", "/v1/completions", "/v1/chat/", "/v1/embeddings")
 
@@ -16,7 +16,7 @@ _BEGINNINGS = ("/v1/models", "/v1/completions", "/v1/chat/", "/v1/embeddings")
 def openai_dialect(inference: Inference, limits: Limits) -> Dialect:
     return Dialect(
         name="openai",
-        routers=[ModelRoutes(inference.catalog).router()],
+        routers=[OpenAIModelRoutes(inference.catalog).router()],
         short_routes=short_routes(inference, limits),
         described=lambda key: described(inference.catalog, key),
         error_forms=[(beginning, openai_error_response) for beginning in _BEGINNINGS],

@@ -10,8 +10,8 @@ from starlette.responses import Response
 
 from app.api.error_table import ROW_BY_ERROR, headers_of
 from app.api.problems import problem_of
-from app.domain import errors
-from app.domain.errors import GatewayError
+from app.core import errors
+from app.core.errors import GatewayError
 
 _STATUS_BY_ERROR: dict[type[GatewayError], int] = {errors.InvalidInput: 400}
 """The errors for which OpenAI's status differs from the gateway's."""

@@ -5,23 +5,23 @@ import time
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from app.api.dialect import ShortRoute
 from app.api.exchange import exchange_of
 from app.api.inference import Inference
 from app.api.limits import Limits
-from app.api.openai.asked import check_model, models_of
 from app.api.openai.embeddings import EmbeddingsRoute
 from app.api.openai.errors import openai_error_response
+from app.api.openai.requests import check_model, models_of
 from app.api.openai.text import CHAT, COMPLETIONS, TextRoute
 from app.api.responses import JsonResponse
 from app.api.routing import Route
-from app.api.short_path import ShortRoute
-from app.domain.errors import UnknownPipeline
+from app.core.errors import UnknownPipeline
 from app.pipelines.catalog import Catalog
 
 OWNER = "triton-gateway"
 
 
-class ModelRoutes:
+class OpenAIModelRoutes:
     """The pipelines that declare ``openai:``, as models."""
 
     def __init__(self, catalog: Catalog) -> None:

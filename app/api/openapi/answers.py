@@ -1,11 +1,14 @@
-"""The common parts of operations: their form, the headers of every answer, and problem objects by status."""
+"""The common parts of operations: their form, the headers of every answer, and problem objects by status.
+
+The common parts of operations that run inference: errors, and the header for the deadline.
+"""
 
 from collections.abc import Sequence
 
 from app.api.error_table import ERROR_BY_CODE, ROW_BY_ERROR
-from app.domain import errors
-from app.domain.errors import GatewayError
-from app.domain.json_schema import Schema, const_of, enum_of
+from app.core import errors
+from app.core.errors import GatewayError
+from app.core.json import Schema, const_of, enum_of
 
 _TEXT: Schema = {"type": "string"}
 _PROBLEM: Schema = {
@@ -119,4 +122,32 @@ COMPONENTS: Schema = {
         f"Problem{status}": _problem_answer(status)
         for status in sorted({row.status for row in ROW_BY_ERROR.values()} - {NEVER_SENT})
     },
+}
+
+
+INFERENCE_ERRORS = (
+    errors.InvalidJson,
+    errors.PayloadTooLarge,
+    errors.UnsupportedMediaType,
+    errors.InvalidInput,
+    errors.TooManyRequests,
+    errors.ModelError,
+    errors.ContractViolation,
+    errors.UpstreamProtocol,
+    errors.UpstreamUnavailable,
+    errors.ModelNotReady,
+    errors.Draining,
+    errors.DeadlineExceeded,
+)
+IDEMPOTENCY_HEADER: Schema = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[ -~]+$"},
+    "description": "A unique key, such as a UUID: a repeated request with the same body gets the first answer again.",
+}
+TIMEOUT_HEADER: Schema = {
+    "name": "X-Request-Timeout",
+    "in": "header",
+    "schema": {"type": "number", "exclusiveMinimum": 0},
+    "description": "Seconds until the deadline. The pipeline's own deadline is the upper limit.",
 }

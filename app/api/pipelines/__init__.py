@@ -3,11 +3,15 @@
 from app.api.dialect import Dialect
 from app.api.inference import Inference
 from app.api.limits import Limits
-from app.api.pipelines.examples import ExampleRoutes
-from app.api.pipelines.explanations import ExplanationRoutes
 from app.api.pipelines.openapi import described
-from app.api.pipelines.overview import FindingsSource, OverviewRoutes, StatisticsSource
-from app.api.pipelines.routes import PipelineRoutes
+from app.api.pipelines.routes import (
+    ExampleRoutes,
+    ExplanationRoutes,
+    FindingsSource,
+    OverviewRoutes,
+    PipelineRoutes,
+    StatisticsSource,
+)
 from app.api.pipelines.streams import StreamRoutes, StreamsOff
 from app.streams.store import StreamStore
 

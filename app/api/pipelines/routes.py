@@ -1,34 +1,49 @@
-"""``/v1/pipelines``: the catalog, unary requests and streams."""
+"""``/v1/pipelines``: the catalog, unary requests and streams.
+
+``/v1/requests/{id}/explain``: where the time of a request went.
+
+``GET /v1/pipelines/{pipeline}/examples/{example}``: the declared requests of a pipeline, with their files.
+
+``/v1/statistics`` and ``/v1/findings``: how the pipelines are doing. The console draws both.
+"""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.types import Send
 
+from app.admission.keys import Key
 from app.api.access import allows_pipeline, check_pipeline
 from app.api.deadlines import deadline_of
+from app.api.dialect import ShortRoute
 from app.api.disconnect import CancelledOnDisconnect
 from app.api.exchange import Exchange, Header, exchange_of
-from app.api.idempotency import idempotency_key_of
-from app.api.inference import Call, Inference
-from app.api.kept_answers import AnswerKey, KeptAnswer, KeptAnswers, digest_of
+from app.api.explaining import Explaining
+from app.api.idempotency import AnswerKey, KeptAnswer, KeptAnswers, digest_of, idempotency_key_of
+from app.api.inference import Inference, PipelineCall
 from app.api.limits import Limits
-from app.api.pipelines.descriptions import describe, summarize
+from app.api.pipelines.answers import describe, summarize
 from app.api.pipelines.reading import read_inference
 from app.api.pipelines.samples import base_url_of
 from app.api.responses import JSON, JsonResponse, send_json
 from app.api.routing import Route
-from app.api.short_path import ShortRoute
 from app.api.streaming import Start, StreamResponse
-from app.domain.errors import InvalidRequest
-from app.domain.json_text import is_large, json_in_turns, json_of
-from app.pipelines.catalog import Catalog
-from app.pipelines.collector import Result
-from app.pipelines.entry import Entry
+from app.core.aio import Fresh
+from app.core.errors import InvalidRequest, UnknownExample, UnknownRequest
+from app.core.json import is_large, json_in_turns, json_of
+from app.core.text import nearest, without_nearest
+from app.lint.findings import SOLUTION_BY_CODE, Finding
+from app.observability.explain.waterfall import explanation_of
+from app.observability.metrics import DURATION_BOUNDS_S
+from app.observability.statistics import PipelineStatistics, Statistics
+from app.pipelines.catalog import Catalog, CatalogEntry
+from app.pipelines.examples import body_of, declared_requests
 from app.pipelines.pipeline import Pipeline
+from app.pipelines.run import Result
 
 
 class PipelineRoutes:
@@ -63,7 +78,7 @@ class PipelineRoutes:
         described = describe(name, entry, limits_of, base_url_of(request), with_key=exchange.key is not None)
         return JsonResponse(described | self._missing_at(entry))
 
-    def _missing_at(self, entry: Entry) -> dict[str, Mapping[str, str]]:
+    def _missing_at(self, entry: CatalogEntry) -> dict[str, Mapping[str, str]]:
         """The Tritons, of several, that are not called for the pipeline."""
         missing = self._catalog.missing_at(entry)
         return {"missing_at": missing} if missing else {}
@@ -80,7 +95,7 @@ class PipelineRoutes:
         values, headers = _rendered(pipeline, result)
         await send_json(exchange, values, *headers)
 
-    async def _run_once(self, exchange: Exchange, call: Call, key: str) -> None:
+    async def _run_once(self, exchange: Exchange, call: PipelineCall, key: str) -> None:
         async def run() -> KeptAnswer:
             result = await self._inference.answer(call)
             values, headers = _rendered(call.pipeline, result)
@@ -109,12 +124,12 @@ class PipelineRoutes:
             stream.log, self._limits, start=Start(events=opening), on_left=stream.end, closing=stream.ended
         )
 
-    async def _call(self, exchange: Exchange, pipeline: Pipeline, timeout_s: float) -> Call:
+    async def _call(self, exchange: Exchange, pipeline: Pipeline, timeout_s: float) -> PipelineCall:
         """Starts the deadline, which includes the time to receive the body."""
         deadline = deadline_of(exchange, timeout_s)
         self._inference.check_load(pipeline, exchange.caller, deadline)
         inference = await read_inference(exchange, pipeline, self._limits)
-        return Call(pipeline, inference, deadline, exchange.record, exchange.caller)
+        return PipelineCall(pipeline, inference, deadline, exchange.record, exchange.caller)
 
 
 def _check_is_start(exchange: Exchange) -> None:
@@ -132,3 +147,132 @@ def _rendered(pipeline: Pipeline, result: Result) -> tuple[Mapping[str, Any], Se
         return result.values, ()
     values = {**result.values, "early_exit": result.early_exit}
     return values, () if result.early_exit is None else [(b"x-early-exit", result.early_exit.encode("latin-1"))]
+
+
+class ExplanationRoutes:
+    """``explaining``: None if no request may be explained."""
+
+    def __init__(self, explaining: Explaining | None) -> None:
+        self._explaining = explaining
+
+    def router(self) -> APIRouter:
+        router = APIRouter(prefix="/v1/requests", route_class=Route)
+        router.add_api_route("/{request_id}/explain", self.explain)
+        return router
+
+    async def explain(self, request_id: str, request: Request) -> Response:
+        if self._explaining is None:
+            raise UnknownRequest(
+                "This gateway explains no requests.", hint="For development, set GATEWAY_EXPLAIN=true."
+            )
+        found = await self._explaining.explanations.find(exchange_of(request).caller.id, request_id)
+        if found is None:
+            raise UnknownRequest("No explained request of this caller has this id.")
+        return JsonResponse(explanation_of(found))
+
+
+_log = logging.getLogger(__name__)
+
+
+class ExampleRoutes:
+    def __init__(self, catalog: Catalog, limits: Limits) -> None:
+        self._catalog = catalog
+        self._limits = limits
+
+    def router(self) -> APIRouter:
+        router = APIRouter(prefix="/v1/pipelines", route_class=Route)
+        router.add_api_route("/{name}/examples/{example}", self.get_example)
+        return router
+
+    async def get_example(self, name: str, example: str, request: Request) -> Response:
+        """The answer counts as a body in memory, because it has the size of one."""
+        exchange = exchange_of(request)
+        check_pipeline(exchange, self._catalog, name)
+        body = await asyncio.to_thread(self._body, self._catalog.pipeline(name), example)
+        exchange.hold(len(body))
+        return Response(body, media_type="application/json")
+
+    def _body(self, pipeline: Pipeline, example: str) -> bytes:
+        """Reads the files again each time, so that a changed file needs no reload. Raises UnknownExample."""
+        declared, max_bytes = declared_requests(pipeline.spec), self._limits.max_body_bytes
+        if example not in declared:
+            raise UnknownExample(f"The pipeline has no such example{nearest(example, list(declared))}")
+        try:
+            body = body_of(pipeline, declared[example], self._catalog.folder, max_bytes)
+        except (OSError, TypeError, ValueError) as exc:
+            _log.warning("the example '%s' of pipeline '%s' cannot be sent: %s", example, pipeline.name, exc)
+            raise UnknownExample("A file of this example cannot be read; see the log for the cause.") from exc
+        if len(body) > max_bytes:
+            raise UnknownExample("This example is larger than GATEWAY_MAX_BODY_BYTES, so it cannot be sent.")
+        return body
+
+
+StatisticsSource = Callable[[], Awaitable[Statistics]]
+"""Returns the numbers of all workers."""
+FindingsSource = Callable[[], Awaitable[Sequence[Finding]]]
+"""Returns what the linter finds in the models as they are now. Raises GatewayError."""
+
+STATISTICS_S = 0.5
+"""How long statistics are sent again without reading the metrics, which takes 12 ms for 80 series of ten pipelines."""
+FINDINGS_S = 5.0
+"""How long findings are sent again without a new check, which asks Triton for every model."""
+
+
+class OverviewRoutes:
+    def __init__(self, catalog: Catalog, statistics: StatisticsSource, findings: FindingsSource) -> None:
+        self._catalog = catalog
+        self._statistics = Fresh(statistics, STATISTICS_S)
+        self._findings = Fresh(findings, FINDINGS_S)
+
+    def router(self) -> APIRouter:
+        router = APIRouter(prefix="/v1", route_class=Route)
+        router.add_api_route("/statistics", self.statistics)
+        router.add_api_route("/findings", self.findings)
+        return router
+
+    async def statistics(self, request: Request) -> Response:
+        """``time_s`` is for differences only: two answers give the rates between them."""
+        key, known = exchange_of(request).key, await self._statistics.current()
+        allowed = [name for name in self._catalog.entries if allows_pipeline(key, name)]
+        pipelines = {name: known.pipelines.get(name) or PipelineStatistics() for name in allowed}
+        return JsonResponse({"time_s": known.time_s, "bounds_s": DURATION_BOUNDS_S, "pipelines": pipelines})
+
+    async def findings(self, request: Request) -> Response:
+        found, key, file = await self._findings.current(), exchange_of(request).key, self._catalog.file
+        view = _View(self._catalog, key, "" if file is None else f"{file.path.parent}/")
+        return JsonResponse({"findings": [view.of(finding) for finding in found if view.includes(finding)]})
+
+
+class _View:
+    """What a caller may see of the findings: those about the pipelines of its key, and about their models.
+
+    Texts name gateway.yaml and samples without their ``folder``, because answers contain no paths of the machine.
+    For a key with a scope they suggest no names, which may be of other pipelines' models.
+    """
+
+    def __init__(self, catalog: Catalog, key: Key | None, folder: str) -> None:
+        self._key = None if key is None or key.pipelines is None else key
+        self._folder = folder
+        entries = [entry for name, entry in catalog.entries.items() if allows_pipeline(key, name)]
+        self._models = {entry.spec.model for entry in entries}
+        self._models |= {model for entry in entries if entry.pipeline for model in entry.pipeline.graph.models}
+
+    def includes(self, finding: Finding) -> bool:
+        if self._key is None:
+            return True
+        if finding.pipeline is not None:
+            return self._key.allows(finding.pipeline)
+        return finding.model in self._models
+
+    def of(self, finding: Finding) -> dict[str, Any]:
+        text = finding.text.replace(self._folder, "") if self._folder else finding.text
+        return {
+            "severity": finding.severity,
+            "code": finding.code,
+            "pipeline": finding.pipeline,
+            "model": finding.model,
+            "step": finding.step,
+            "tensor": finding.tensor,
+            "text": text if self._key is None else without_nearest(text),
+            "solution": SOLUTION_BY_CODE[finding.code],
+        }

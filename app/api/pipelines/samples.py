@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from app.pipelines.example import Filled, example_of, file_names_of
+from app.pipelines.examples import Filled, example_of, file_names_of
 from app.pipelines.pipeline import Pipeline
 
 _JSON_TYPE = "-H 'Content-Type: application/json'"

@@ -13,19 +13,17 @@ from app.api.disconnect import CancelledOnDisconnect
 from app.api.error_table import ERROR_BY_CODE
 from app.api.exchange import Exchange, exchange_of
 from app.api.idempotency import idempotency_key_of
-from app.api.inference import Call, Inference
+from app.api.inference import Inference, PipelineCall
 from app.api.limits import Limits
 from app.api.responses import JsonResponse
 from app.api.routing import Route
-from app.api.sse import HEADERS, MEDIA_TYPE, RETRY
-from app.api.streaming import Start, StreamResponse
-from app.domain.errors import FieldProblem, Forbidden, GatewayError, InvalidInput, InvalidRequest, ResumableStreamsOff
+from app.api.streaming import HEADERS, MEDIA_TYPE, RETRY, Start, StreamResponse
+from app.codecs.json_scan import malformed, members_of
+from app.core.errors import FieldProblem, Forbidden, GatewayError, InvalidInput, InvalidRequest, ResumableStreamsOff
 from app.pipelines.body import Body
 from app.pipelines.pipeline import Pipeline
-from app.pipelines.structure import malformed, members_of
-from app.streams.event import Event
-from app.streams.start import StartedStream, StartKey
-from app.streams.store import StreamStore
+from app.streams.events import Event
+from app.streams.store import StartedStream, StartKey, StreamStore
 
 MAX_ID_DIGITS = 15
 
@@ -79,7 +77,7 @@ class StreamRoutes:
         pipeline = self._inference.admit(exchange, name, "stream")
         deadline = deadline_of(exchange, pipeline.stream_spec().timeout_s)
         inference = await off_loop(pipeline.request_of_json, inputs)
-        call = Call(pipeline, inference, deadline, record, exchange.caller)
+        call = PipelineCall(pipeline, inference, deadline, record, exchange.caller)
         with CancelledOnDisconnect(exchange):
             await self._store.require_room(record.key)
             slot = await self._inference.take_slot(call)

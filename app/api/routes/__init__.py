@@ -1,1 +1,4 @@
-"""The routes that are independent of the dialects, one module for each resource."""
+"""The routes that are independent of the dialects: health, documentation, and the admin port.
+
+`app/main.py` imports them. Each module is one resource.
+"""

@@ -11,8 +11,7 @@ from app.api.exchange import exchange_of
 from app.api.responses import JsonResponse
 from app.api.routing import Route
 from app.api.workload import Workload
-from app.pipelines.catalog import Catalog
-from app.pipelines.entry import Entry
+from app.pipelines.catalog import Catalog, CatalogEntry
 
 
 class WorkerStates(Protocol):
@@ -77,7 +76,7 @@ class HealthRoutes:
             readiness["workers"] = workers.states
         return JsonResponse(readiness, 200 if is_ready else 503)
 
-    def _entries_for(self, request: Request) -> Mapping[str, Entry]:
+    def _entries_for(self, request: Request) -> Mapping[str, CatalogEntry]:
         entries = self._catalog.entries
         if self._access is None:
             return entries

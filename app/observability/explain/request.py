@@ -3,12 +3,12 @@
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from app.domain.errors import Outcome
+from app.core.errors import Outcome
 from app.observability.explain.spans import TritonSpan
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ExplainedStep:
     """``name``, ``model`` and ``ensemble`` are those of the pipeline's graph."""
 
     name: str
@@ -26,7 +26,7 @@ class Plan:
 
     pipeline: str
     model: str
-    steps: tuple[Step, ...]
+    steps: tuple[ExplainedStep, ...]
     next_steps: frozenset[tuple[str, str]]
     ensembles: frozenset[str]
     calls: frozenset[str]

@@ -1,13 +1,186 @@
-"""The explanation of a request: one clock, milliseconds since the gateway received the request."""
+"""The explanation of a request: one clock, milliseconds since the gateway received the request.
 
-from collections.abc import Iterator, Sequence
+The runs of models in one request, from the tree of Triton's spans. The tree may be deep: nothing here recurses.
+
+Which step failed, or ended a request early. Triton marks neither in its spans: it follows from what ran.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
-from app.domain.errors import Outcome
+from app.core.errors import Outcome
 from app.observability.explain.request import Ended, Found, Plan
-from app.observability.explain.states import State, not_run, states_of
-from app.observability.explain.tree import Call, Kind, Run, calls_of, computed_until_ns
+from app.observability.explain.spans import CALL, COMPUTE, TritonSpan
+
+
+class RunKind(StrEnum):
+    ENSEMBLE = "ensemble"
+    STEP = "step"
+    BLS = "bls"
+    """A model that a BLS script called."""
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of a model, and the run that it belongs to.
+
+    ``name``: that of the pipeline's step if it is one, otherwise the model's.
+    """
+
+    span: TritonSpan
+    kind: RunKind
+    name: str
+    compute: dict[str, int]
+    """The times of its phases; empty for an ensemble, and for a model that did not begin."""
+    above: "Run | None"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """One gRPC call in Triton: its span, None until it has arrived, and its runs.
+
+    The run of the pipeline's model is the first; each run comes before the runs below it.
+    """
+
+    span: TritonSpan | None
+    runs: Sequence[Run]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every span has arrived. Triton exports spans as they end, and a call and its model end last."""
+        return self.span is not None
+
+
+def calls_of(spans: Sequence[TritonSpan], request_id: str, plan: Plan) -> list[ModelCall]:
+    """The calls for a request, in order. ``request_id``: the one that Triton saw, because a trace may have others."""
+    by_id = {span.span_id: span for span in spans}
+    ordered = sorted(by_id.values(), key=lambda each: each.start_ns)
+    builder = _Builder(ordered, plan)
+    return [
+        ModelCall(_call_above(span, by_id), builder.runs_of(span))
+        for span in ordered
+        if span.model and span.request_id == request_id and not _is_below_a_model(span, by_id)
+    ]
+
+
+def computed_until_ns(runs: Sequence[Run]) -> dict[str, int]:
+    """When each run, or a run below it, last computed, by the id of its span; its start if nothing computed.
+
+    ``runs``: each before the runs below it.
+    """
+    until: dict[str, int] = {}
+    for run in reversed(runs):
+        computed_ns = run.compute.get("COMPUTE_OUTPUT_START", run.span.start_ns)
+        until[run.span.span_id] = until_ns = max(computed_ns, until.get(run.span.span_id, 0))
+        if run.above is not None:
+            above = run.above.span.span_id
+            until[above] = max(until_ns, until.get(above, 0))
+    return until
+
+
+def _is_below_a_model(span: TritonSpan, by_id: Mapping[str, TritonSpan]) -> bool:
+    return span.parent_id in by_id and bool(by_id[span.parent_id].model)
+
+
+def _call_above(span: TritonSpan, by_id: Mapping[str, TritonSpan]) -> TritonSpan | None:
+    above = by_id.get(span.parent_id)
+    return above if above is not None and above.name == CALL else None
+
+
+class _Builder:
+    """``spans``: each once, in the order of their starts."""
+
+    def __init__(self, spans: Sequence[TritonSpan], plan: Plan) -> None:
+        self._plan = plan
+        self._below: dict[str, list[TritonSpan]] = defaultdict(list)
+        self._seen: dict[tuple[str, str], int] = defaultdict(int)
+        for span in spans:
+            self._below[span.parent_id].append(span)
+
+    def runs_of(self, root: TritonSpan) -> list[Run]:
+        """Returns the run of ``root`` and all runs below it."""
+        runs: list[Run] = []
+        waiting: list[tuple[TritonSpan, Run | None]] = [(root, None)]
+        while waiting:
+            span, above = waiting.pop()
+            run = self._run(span, above)
+            runs.append(run)
+            waiting += [(each, run) for each in reversed(self._below[span.span_id]) if each.model]
+        return runs
+
+    def _run(self, span: TritonSpan, above: Run | None) -> Run:
+        below = self._below[span.span_id]
+        compute = next((each.moments for each in below if each.name == COMPUTE and not each.model), {})
+        run = Run(span, self._kind_of(span, above, has_compute=bool(compute)), span.model, compute, above)
+        if run.kind is RunKind.STEP:
+            run.name = self._step_name(span.model, above.span.model if above else "")
+        return run
+
+    def _kind_of(self, span: TritonSpan, above: Run | None, *, has_compute: bool) -> RunKind:
+        if above is not None and above.compute:
+            return RunKind.BLS
+        has_models = any(each.model for each in self._below[span.span_id])
+        is_ensemble = span.model in self._plan.ensembles or (has_models and not has_compute)
+        return RunKind.ENSEMBLE if is_ensemble else RunKind.STEP
+
+    def _step_name(self, model: str, ensemble: str) -> str:
+        """A model that occurs more than once is named in the order of its runs."""
+        names = [step.name for step in self._plan.steps if (step.model, step.ensemble) == (model, ensemble)]
+        place = self._seen[model, ensemble]
+        self._seen[model, ensemble] += 1
+        return names[min(place, len(names) - 1)] if names else model
+
+
+class RunState(StrEnum):
+    OK = "ok"
+    FAILED = "failed"
+    EARLY_EXIT = "early_exit"
+    UNKNOWN = "unknown"
+
+
+_CUT_SHORT = {Outcome.TIMEOUT, Outcome.CANCELLED, Outcome.INTERNAL, Outcome.UNAVAILABLE, Outcome.REJECTED}
+"""The gateway did not wait for Triton's answer, or got none."""
+
+
+def states_of(runs: Sequence[Run], plan: Plan, ended: Ended) -> dict[str, RunState]:
+    """The state of each run, by the id of its span. ``runs``: all of one call, the pipeline's model first."""
+    outcome = ended.outcome
+    if outcome in _CUT_SHORT:
+        return {run.span.span_id: RunState.UNKNOWN for run in runs}
+    states = {run.span.span_id: RunState.OK for run in runs}
+    if outcome is Outcome.OK or not runs:
+        return states
+    ending = RunState.EARLY_EXIT if outcome is Outcome.EARLY_EXIT else RunState.FAILED
+    root, *below = runs
+    states[root.span.span_id] = ending
+    if ended.outcome is Outcome.CONTRACT_VIOLATION and not ended.failed_step:
+        return states  # the gateway refused what the steps had answered
+    guilty = _named(below, ended.failed_step) or _last(below, plan, ending)
+    mark = ending if len(guilty) == 1 else RunState.UNKNOWN
+    return states | {run.span.span_id: mark for run in guilty}
+
+
+def not_run(runs: Sequence[Run], plan: Plan) -> list[str]:
+    seen = {run.name for run in runs if run.kind is RunKind.STEP}
+    return [step.name for step in plan.steps if step.name not in seen]
+
+
+def _named(runs: Sequence[Run], model: str) -> list[Run]:
+    return [run for run in runs if run.span.model == model][-1:]
+
+
+def _last(runs: Sequence[Run], plan: Plan, ending: RunState) -> list[Run]:
+    """The steps after which nothing ran. An early exit with all steps run was decided from the outputs."""
+    steps = [run for run in runs if run.kind is RunKind.STEP]
+    if ending is RunState.EARLY_EXIT and not not_run(steps, plan):
+        return []
+    names = {run.name for run in steps}
+    continued = {before for before, after in plan.next_steps if after in names}
+    return [run for run in steps if run.name not in continued] or [run for run in runs if run.kind is RunKind.BLS][-1:]
+
 
 NO_SPANS = (
     "Triton has sent no spans yet. If none come, send the request again: Triton may lose them, or does not trace."
@@ -108,7 +281,7 @@ class _Clock:
         return (at_ns - self.started_ns) / 1e6 + self.shift_ms
 
 
-def _clock_of(started_ns: int, call: Call, window: _Window) -> _Clock:
+def _clock_of(started_ns: int, call: ModelCall, window: _Window) -> _Clock:
     """Moves the call to the middle of the phase if it lies outside of it."""
     clock, span = _Clock(started_ns), call.span or call.runs[0].span
     answered_ns = span.moments.get("INFER_RESPONSE_COMPLETE", span.end_ns)
@@ -125,7 +298,7 @@ class _Shown:
     end of the run above, except if it still computed then: a script or a failed ensemble did not wait for it.
     """
 
-    def __init__(self, window: _Window, clock: _Clock, states: dict[str, State]) -> None:
+    def __init__(self, window: _Window, clock: _Clock, states: dict[str, RunState]) -> None:
         self._window = window
         self._states = states
         self.clock = clock
@@ -162,7 +335,7 @@ class _Shown:
             "compute_input_ms": self._between(run.compute, "COMPUTE_START", "COMPUTE_INPUT_END", end_ms),
             "compute_ms": self._between(run.compute, "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", end_ms),
             "compute_output_ms": self._between(run.compute, "COMPUTE_OUTPUT_START", "COMPUTE_END", end_ms),
-            "state": str(self._states.get(span.span_id, State.UNKNOWN)),
+            "state": str(self._states.get(span.span_id, RunState.UNKNOWN)),
         }
 
     def _ms(self, at_ns: int) -> float:
@@ -174,7 +347,9 @@ class _Shown:
         return _rounded(max(min(self._ms(moments[second]), end_ms) - self._ms(moments[first]), 0.0))
 
 
-def _notes(found: Found, runs: Sequence[Run], shown: _Shown, calls: Sequence[Call], *, is_complete: bool) -> list[str]:
+def _notes(
+    found: Found, runs: Sequence[Run], shown: _Shown, calls: Sequence[ModelCall], *, is_complete: bool
+) -> list[str]:
     """Plain sentences: what the trace cannot tell for this request."""
     plan, ended = found.request.plan, found.request.ended
     assert ended is not None
@@ -193,7 +368,7 @@ def _notes(found: Found, runs: Sequence[Run], shown: _Shown, calls: Sequence[Cal
 
 
 def _notes_of_steps(runs: Sequence[Run], plan: Plan) -> list[str]:
-    names = {run.name for run in runs if run.kind is Kind.STEP}
+    names = {run.name for run in runs if run.kind is RunKind.STEP}
     notes = [
         f"'{step.name}' is decoupled: its span ends when its script returns, which may be before its outputs."
         for step in plan.steps

@@ -1,1 +1,4 @@
-"""``openai:`` of a pipeline: its keys, and its compilation against the pipeline's fields."""
+"""Maps OpenAI's fields to those of a pipeline, as `openai:` in gateway.yaml declares, and renders chat templates.
+
+The dialect in `app/api/openai` imports it; HTTP is not known here. Begin with `spec.py`, then `mapping.py`.
+"""

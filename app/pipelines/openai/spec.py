@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
-from app.files.section import JsonValue, Name, Section
+from app.config.document import JsonValue, Name, Section
 
 Parameter = Literal["max_tokens", "temperature", "top_p", "seed", "frequency_penalty", "presence_penalty"]
 """OpenAI's parameters that a model can have."""

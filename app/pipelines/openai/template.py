@@ -16,7 +16,7 @@ from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from app.domain.errors import FieldProblem, InvalidInput
+from app.core.errors import FieldProblem, InvalidInput
 
 MAX_STEPS = 20_000
 """Turns of loops and calls of functions, for one conversation."""

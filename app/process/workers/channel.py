@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.observability.explain.request import Found
-from app.observability.shared_values import Descriptors
 from app.observability.statistics import Statistics
-from app.process.triton import Triton
+from app.observability.worker_metrics import Descriptors
+from app.process.tritons import Triton
 from app.settings import Settings
-from app.triton.health import Faults, Observed
+from app.triton.health.health import Faults, Observed
 
 _LENGTH_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class WorkerConfig:
     """The first message of the supervisor: everything that a worker needs to start. Descriptors are inherited."""
 
     number: int
@@ -35,7 +35,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Guidance:
+class WorkerUpdate:
     """The supervisor's message to a worker, sent whenever it changes."""
 
     listens_on: frozenset[int]

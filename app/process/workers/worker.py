@@ -1,4 +1,9 @@
-"""A worker process, which serves the API and reports to its supervisor."""
+"""A worker process, which serves the API and reports to its supervisor.
+
+Explained requests of a worker. The supervisor keeps those of all workers, and receives Triton's spans.
+
+A worker's question to the supervisor for the statistics of all workers.
+"""
 
 import asyncio
 import ctypes
@@ -8,27 +13,91 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
+from itertools import count
 from typing import Any
 
 from app import __version__
-from app.api import freed_memory
-from app.api.connection.protocol import ConnectionLimit
+from app.api import body_memory
+from app.core.errors import Internal
+from app.http1.protocol import ConnectionLimit
 from app.main import Gateway
-from app.observability.exporter import open_tracer
-from app.observability.lines import turns_by
-from app.observability.log import configure_logging, dropped_lines
-from app.observability.metrics import DROPPED_LINES
-from app.observability.processes import cpu_series
-from app.observability.shared_values import Series, Writer
+from app.observability.explain.request import ExplainedRequest, Found
+from app.observability.log import configure_logging, dropped_lines, turns_by
+from app.observability.metrics import DROPPED_LINES, cpu_series
+from app.observability.statistics import Statistics
+from app.observability.tracing import open_tracer
+from app.observability.worker_metrics import Series, Writer
 from app.process.gateway import Stores, open_gateway
 from app.process.listening import Server, serving
 from app.process.open_files import connections_within
 from app.process.serving import api_of, freeze_heap, open_store
 from app.process.shutdown import Shutdown, delay, drain
 from app.process.supervision import Supervisor
-from app.process.workers.channel import Channel, Explanation, Guidance, Order, Report, Totals
-from app.process.workers.explaining import SupervisorsExplanations
-from app.process.workers.totals import TotalsOfWorkers
+from app.process.workers.channel import (
+    Channel,
+    Explanation,
+    ExplanationWanted,
+    Report,
+    StatisticsWanted,
+    Totals,
+    WorkerConfig,
+    WorkerUpdate,
+)
+
+ANSWER_S = 5.0
+
+
+class SupervisorsExplanations:
+    """Implements :class:`app.observability.explain.request.Explanations`."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._numbers = count()
+        self._waiting: dict[int, asyncio.Future[Found | None]] = {}
+
+    def put(self, request: ExplainedRequest) -> None:
+        """Never waits."""
+        self._channel.send(request)
+
+    async def find(self, owner: str, request_id: str) -> Found | None:
+        """Asks the supervisor. Raises Internal if it does not answer."""
+        number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
+        self._channel.send(ExplanationWanted(number, owner, request_id))
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                found: Found | None = await answer
+        except TimeoutError as exc:
+            raise Internal("The supervisor of this gateway's workers does not answer.") from exc
+        finally:
+            del self._waiting[number]
+        return found
+
+    def arrived(self, answer: Explanation) -> None:
+        """No-op if nobody waits for the answer any more."""
+        waiting = self._waiting.get(answer.number)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(answer.found)
+
+
+class TotalsOfWorkers:
+    """At most one question is on its way; callers that ask meanwhile get the same answer."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._answer: asyncio.Future[Statistics] | None = None
+
+    async def statistics(self) -> Statistics:
+        if self._answer is None:
+            self._answer = asyncio.get_running_loop().create_future()
+            self._channel.send(StatisticsWanted())
+        return await asyncio.shield(self._answer)
+
+    def arrived(self, totals: Totals) -> None:
+        if self._answer is not None:
+            self._answer.set_result(totals.statistics)
+            self._answer = None
+
 
 Answers = Mapping[type, Callable[[Any], None]]
 """Type of a message of the supervisor -> its receiver."""
@@ -43,7 +112,7 @@ async def work(descriptor: int) -> None:
     Raises the errors of :func:`app.process.serving.serve`, and EOFError if the supervisor ends before the start.
     """
     channel = await Channel.open(socket.socket(fileno=descriptor))
-    order: Order = await channel.receive()
+    order: WorkerConfig = await channel.receive()
     _end_with(order.supervisor)
     settings, number = order.settings, order.number
     configure_logging(settings.log_level, settings.log_format, number, turns_by(order.log_lock))
@@ -68,12 +137,12 @@ async def work(descriptor: int) -> None:
         app = api_of(gateway, settings, order.admin_port)
         connections = connections_within(settings.max_connections, is_quiet=True)
         limit = ConnectionLimit(connections, gateway.inference.metrics.count_refused_connection)
-        freed_memory.keep()
+        body_memory.keep()
         freeze_heap()
         own = _listener(order.listeners[number - 1])
         server = await stack.enter_async_context(serving(app, own, supervisor, limit))
         answers: Answers = {Totals: totals.arrived, Explanation: explanations.arrived}
-        link = Link(channel, gateway, Doors(server, number, order.listeners), own_numbers, answers)
+        link = Link(channel, gateway, ListenerSet(server, number, order.listeners), own_numbers, answers)
         await stack.enter_async_context(supervisor.running("link to the supervisor", link.run()))
         await shutdown.requested.wait()
         await delay(gateway.inference.workload, server, shutdown, settings.shutdown_delay_s)
@@ -106,7 +175,7 @@ class OwnNumbers:
         self._cpu_s.set(time.process_time())
 
 
-class Doors:
+class ListenerSet:
     """The sockets from which this worker accepts connections: its own, and temporarily those of other workers."""
 
     def __init__(self, server: Server, number: int, listeners: list[int]) -> None:
@@ -127,7 +196,7 @@ class Link:
     """Reports this worker's state to the supervisor, and follows its guidance. ``answers``: who asked for each."""
 
     def __init__(
-        self, channel: Channel, gateway: Gateway, doors: Doors, own_numbers: OwnNumbers, answers: Answers
+        self, channel: Channel, gateway: Gateway, doors: ListenerSet, own_numbers: OwnNumbers, answers: Answers
     ) -> None:
         self._channel = channel
         self._gateway = gateway
@@ -153,7 +222,7 @@ class Link:
     async def _follow(self) -> None:
         while True:
             message = await self._channel.receive()
-            if not isinstance(message, Guidance):
+            if not isinstance(message, WorkerUpdate):
                 self._answers[type(message)](message)
                 continue
             self._health.follow(message.faults)

@@ -1,19 +1,163 @@
-"""One start of Triton: its arguments, additions to its environment, and unique names."""
+"""One start of Triton: its arguments, additions to its environment, and unique names.
+
+Options of the embedded Triton.
+
+Determines what a model repository on disk requires of the server.
+"""
 
 import os
+import random
 import secrets
 import shlex
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from app.triton.embedded.errors import StartFailed
-from app.triton.embedded.options import EmbeddedOptions, Ports
-from app.triton.embedded.served_repository import ServedRepository
-from app.triton.embedded.wheel import ModelEnvironment
+from tritonclient.grpc import model_config_pb2 as pb
+
+from app.triton.config import model_config_of
+from app.triton.embedded.machine import RepositoryUnservable, StartFailed, TritonPortTaken
+from app.triton.embedded.models_venv import ModelEnvironment
+from app.triton.repository import (
+    RepositoryUnreadable,
+    backend_by_file,
+    backend_named,
+    missing_scripts,
+    model_folders,
+    read_config,
+)
+
+LOOPBACK = "127.0.0.1"
+PORTS = range(20_000, 32_768)
+"""Below Linux's default range for outgoing connections, which could take a port before Triton binds it."""
+
+
+def bind_to_free_port(to_bind: socket.socket, host: str) -> int:
+    """Binds to a random free port of `PORTS`, or of any range if all that are tried are taken. Returns the port."""
+    for port in random.sample(PORTS, 100):
+        with suppress(OSError):
+            to_bind.bind((host, port))
+            return port
+    to_bind.bind((host, 0))
+    return int(to_bind.getsockname()[1])
+
+
+@dataclass(frozen=True)
+class Ports:
+    """The three ports of one server, on a loopback address."""
+
+    grpc: int
+    http: int
+    metrics: int
+
+    @classmethod
+    def free(cls, host: str = LOOPBACK) -> "Ports":
+        """Finds three ports of the address that are free now."""
+        with ExitStack() as held:
+            sockets = [held.enter_context(socket.socket()) for _ in range(3)]
+            return cls(*(bind_to_free_port(each, host) for each in sockets))
+
+    def require_free(self, host: str = LOOPBACK) -> None:
+        """Raises `TritonPortTaken` for the first port that cannot be bound."""
+        for name, port in (("gRPC", self.grpc), ("HTTP", self.http), ("metrics", self.metrics)):
+            _require_free(name, host, port)
+
+
+def _require_free(name: str, host: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as exc:
+            raise TritonPortTaken(f"Port {port}, meant for Triton's {name}, is in use by another process.") from exc
+
+
+@dataclass(frozen=True)
+class EmbeddedOptions:
+    """The repository, the Python environment of the models, and time limits.
+
+    `host` is a loopback address. Without `ports`, free ports are chosen at the first start and reused by restarts.
+    Triton and the models inherit `environment`. Triton sends its spans to `traces_url` with OTLP over HTTP, every
+    `traces_delay_ms`; None: Triton's default, 5 s, or `OTEL_BSP_SCHEDULE_DELAY`.
+    `exit_timeout_s` leaves room for many models: those of this repository need 5 to 8 s on two cores, and a limit that
+    is too short makes Triton log an error. `arguments` are added to Triton's command line.
+    """
+
+    repository: Path
+    venv: Path
+    ports: Ports | None = None
+    host: str = LOOPBACK
+    traces_url: str | None = None
+    traces_delay_ms: int | None = None
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    start_timeout_s: float = 300.0
+    exit_timeout_s: int = 15
+    arguments: tuple[str, ...] = ()
+    first_restart_s: float = 0.5
+    longest_restart_s: float = 30.0
+
+
+ENSEMBLE = "ensemble"
+BACKENDS = ("python", ENSEMBLE)
+
+
+@dataclass(frozen=True)
+class ServedRepository:
+    """The models of a repository, and whether Triton may skip the slow auto-completion of their configurations."""
+
+    path: Path
+    models: tuple[str, ...]
+    is_complete: bool
+
+    @classmethod
+    def read(cls, path: Path) -> "ServedRepository":
+        """Reads the configurations under `path`. Raises `RepositoryUnservable` if the wheel cannot serve a model."""
+        folders = _model_folders(path)
+        configs = {folder: _config_of(folder) for folder in folders}
+        for folder, config in configs.items():
+            _require_backend(folder, config)
+            _require_script(folder, config)
+        return cls(path.resolve(), tuple(each.name for each in folders), all(map(_is_complete, configs.values())))
+
+
+def _is_complete(config: pb.ModelConfig) -> bool:
+    """Whether the configuration is complete, so that it needs no auto-completion."""
+    return bool(backend_named(config)) and model_config_of(config).declares_tensors
+
+
+def _model_folders(path: Path) -> list[Path]:
+    try:
+        return model_folders(path)
+    except RepositoryUnreadable as exc:
+        raise RepositoryUnservable(str(exc)) from exc
+
+
+def _config_of(folder: Path) -> pb.ModelConfig:
+    try:
+        return read_config(folder)
+    except ValueError as exc:
+        raise RepositoryUnservable(f"Model {folder.name!r}: {exc}.") from exc
+
+
+def _require_script(folder: Path, config: pb.ModelConfig) -> None:
+    """Raises RepositoryUnservable if a script is missing, because Triton 2.51 would wait for it indefinitely."""
+    if missing := missing_scripts(folder, config):
+        raise RepositoryUnservable(f"Model {folder.name!r}: {missing[0]} does not exist.")
+
+
+def _require_backend(folder: Path, config: pb.ModelConfig) -> None:
+    backend = backend_named(config) or backend_by_file(folder.glob("*/*"))
+    if backend is not None and backend not in BACKENDS:
+        raise RepositoryUnservable(
+            f"Model {folder.name!r} needs the backend {backend!r}, which the embedded Triton does not have (only "
+            "python and ensembles). NVIDIA's tritonserver image has it: run that as a sidecar and "
+            "name it with `triton-gateway serve --triton HOST:PORT`."
+        )
+
 
 # Without these arguments Triton answers the engine's frequent keepalive pings with GOAWAY (too_many_pings).
 _KEEPALIVE = (

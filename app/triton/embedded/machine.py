@@ -1,6 +1,17 @@
 """Checks the requirements of the wheel `nvidia-pytriton` before it is installed.
 
 Standard library only, and compatible with Python 3.9, because the setup imports this file before it installs anything.
+
+Errors of the embedded Triton.
+
+EmbeddedTritonError
+├── MachineUnfit
+├── ModelEnvironmentUnfit
+├── RepositoryUnservable
+├── PortTaken
+└── StartFailed
+    ├── StartCrashed
+    └── StartTimedOut
 """
 
 from __future__ import annotations
@@ -82,3 +93,35 @@ def _has_glibcxx() -> bool:
         return GLIBCXX.encode() + b"\0" in Path(loaded).read_bytes()
     except (OSError, StopIteration):
         return False
+
+
+class EmbeddedTritonError(Exception):
+    """The embedded Triton cannot run. The message is for the user at the terminal."""
+
+
+class MachineUnfit(EmbeddedTritonError):
+    """The wheel does not support the operating system or its libraries."""
+
+
+class ModelEnvironmentUnfit(EmbeddedTritonError):
+    """The models' Python environment is incomplete, or its numpy version corrupts tensors."""
+
+
+class RepositoryUnservable(EmbeddedTritonError):
+    """The model repository is missing, broken, or needs a backend that the wheel does not have."""
+
+
+class TritonPortTaken(EmbeddedTritonError):
+    """Another process uses a port that is configured for Triton."""
+
+
+class StartFailed(EmbeddedTritonError):
+    """Triton exited before it was ready, usually because a model failed to load."""
+
+
+class StartCrashed(StartFailed):
+    """A signal ended Triton before it was ready, and no model had failed to load."""
+
+
+class StartTimedOut(StartFailed):
+    """Triton was not ready before the timeout."""

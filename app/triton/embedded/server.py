@@ -1,21 +1,133 @@
-"""`EmbeddedTriton`: starts a Triton with this process and stops it with this process."""
+"""`EmbeddedTriton`: starts a Triton with this process and stops it with this process.
+
+Checks over gRPC whether a newly started Triton is ready.
+
+Reports the progress of model loading on a terminal.
+"""
 
 import asyncio
 import logging
 import signal
 import time
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 
-from app.domain.backoff import Backoff
-from app.triton.embedded.errors import EmbeddedTritonError, MachineUnfit, StartCrashed, StartFailed, StartTimedOut
-from app.triton.embedded.guarded import GuardedTriton
-from app.triton.embedded.launch import Launch
-from app.triton.embedded.machine import Machine, refusals
-from app.triton.embedded.options import EmbeddedOptions, Ports
-from app.triton.embedded.probe import Probe
-from app.triton.embedded.progress import Loading, OnProgress, changes_only
-from app.triton.embedded.served_repository import ServedRepository
-from app.triton.embedded.wheel import ModelEnvironment
+from google.protobuf.message import DecodeError
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from tritonclient.grpc import service_pb2 as messages
+
+from app.core.aio import Backoff
+from app.triton.embedded.launch import EmbeddedOptions, Launch, Ports, ServedRepository
+from app.triton.embedded.machine import (
+    EmbeddedTritonError,
+    Machine,
+    MachineUnfit,
+    StartCrashed,
+    StartFailed,
+    StartTimedOut,
+    refusals,
+)
+from app.triton.embedded.models_venv import ModelEnvironment
+from app.triton.embedded.process import GuardedTriton
+from app.triton.transport import RpcError, Transport, call_control
+from app.triton.transports import open_transport
+
+_ANSWER_TIMEOUT_S = 2.0
+_LIVE_TIMEOUT_S = 5.0
+
+
+class Probe:
+    """Queries one server."""
+
+    def __init__(self, url: str, transport: Transport) -> None:
+        self._address = url.rsplit(":", 1)
+        self._transport = transport
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, url: str) -> AsyncIterator["Probe"]:
+        """Opens a probe of the server at `url` for the duration of the block."""
+        async with open_transport(url) as transport:
+            yield cls(url, transport)
+
+    async def is_ready(self, nonce: str) -> bool:
+        """Whether the server that was started with `--id=nonce` answers and all its models are ready."""
+        try:
+            return await self._listens() and await self._name() == nonce and await self._has_all_models()
+        except (RpcError, DecodeError):
+            return False
+
+    async def is_live(self) -> bool:
+        """Whether a server answers in time that it is live."""
+        try:
+            answer = await call_control(self._transport, messages.ServerLiveRequest(), _LIVE_TIMEOUT_S)
+        except (RpcError, DecodeError):
+            return False
+        return bool(answer.live)
+
+    async def _listens(self) -> bool:
+        # A gRPC client backs off after a failed attempt, so connect only when the port is open.
+        try:
+            _, writer = await asyncio.open_connection(*self._address)
+        except OSError:
+            return False
+        writer.close()
+        await writer.wait_closed()
+        return True
+
+    async def _name(self) -> str:
+        answer = await call_control(self._transport, messages.ServerMetadataRequest(), _ANSWER_TIMEOUT_S)
+        return str(answer.name)
+
+    async def _has_all_models(self) -> bool:
+        answer = await call_control(self._transport, messages.RepositoryIndexRequest(), _ANSWER_TIMEOUT_S)
+        return all(model.state == "READY" for model in answer.models)
+
+
+@dataclass(frozen=True)
+class Loading:
+    """`ready` of `total` models are ready. `model`: the model that became ready last; None before the first."""
+
+    ready: int
+    total: int
+    model: str | None = None
+
+    def __str__(self) -> str:
+        counted = f"{self.ready} of {self.total} models ready"
+        return f"{counted}: {self.model}" if self.model else counted
+
+
+OnProgress = Callable[[Loading], None]
+
+
+def changes_only(on_progress: OnProgress) -> OnProgress:
+    """Returns a callback that calls `on_progress` only when the progress has changed."""
+    last: Loading | None = None
+
+    def pass_on(loading: Loading) -> None:
+        nonlocal last
+        if loading != last:
+            on_progress(loading)
+        last = loading
+
+    return pass_on
+
+
+@contextmanager
+def shown_on(console: Console, say: Callable[[str], None]) -> Iterator[OnProgress]:
+    """Returns a callback that draws a bar on a terminal, and calls ``say`` with lines otherwise."""
+    if not console.is_terminal:
+        yield lambda loading: say(f"Triton: {loading}")
+        return
+    columns = (TextColumn("Triton"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("starting", total=None)
+        yield lambda loading: bar.update(
+            task, completed=loading.ready, total=loading.total, description=str(loading), refresh=True
+        )
+
 
 logger = logging.getLogger(__name__)
 

@@ -3,19 +3,18 @@
 import asyncio
 import time
 
-from app.triton.grpc.connection import Connection
-from app.triton.grpc.events import DataReceived, Headers, HeadersReceived
-from app.triton.grpc.messages import PREFIX_BYTES, MessageReader
-from app.triton.grpc.status import error_of_head, error_of_trailers
+from app.triton.grpc.connection import Http2Connection
+from app.triton.grpc.frames import DataReceived, Headers, HeadersReceived
+from app.triton.grpc.messages import PREFIX_BYTES, MessageReader, error_of_head, error_of_trailers
 from app.triton.transport import WAITED_S, BrokenExchange, RpcError
 
 
-class Call:
+class Http2Call:
     """Base class of unary calls and streams: end, deadline, cancellation and receive window."""
 
     __slots__ = ("_changed", "_connection", "_error", "_is_over", "_reader", "_stream_id", "_timer")
 
-    def __init__(self, connection: Connection, max_message_bytes: int) -> None:
+    def __init__(self, connection: Http2Connection, max_message_bytes: int) -> None:
         self._connection = connection
         self._reader = MessageReader(max_message_bytes)
         self._stream_id = 0
@@ -100,12 +99,12 @@ class Call:
         return self._connection.session.await_bytes(self._stream_id, self._reader.missing)
 
 
-class UnaryCall(Call):
+class Http2UnaryCall(Http2Call):
     """A call with one response message."""
 
     __slots__ = ("_message",)
 
-    def __init__(self, connection: Connection, max_message_bytes: int) -> None:
+    def __init__(self, connection: Http2Connection, max_message_bytes: int) -> None:
         super().__init__(connection, max_message_bytes)
         self._message: bytes | None = None
 
@@ -129,7 +128,7 @@ class UnaryCall(Call):
             self._await_message()
 
 
-class StreamCall(Call):
+class Http2StreamCall(Http2Call):
     """A call with any number of response messages.
 
     The receive window reopens only when messages are read, so a stalled reader costs at most one window of memory.
@@ -137,7 +136,7 @@ class StreamCall(Call):
 
     __slots__ = ("_asked", "_interruption", "_messages", "arrived", "gap_s", "is_behind", "waits_since")
 
-    def __init__(self, connection: Connection, max_message_bytes: int) -> None:
+    def __init__(self, connection: Http2Connection, max_message_bytes: int) -> None:
         super().__init__(connection, max_message_bytes)
         self.arrived: float | None = None
         self.gap_s: float | None = None
@@ -147,7 +146,7 @@ class StreamCall(Call):
         self._interruption: Exception | None = None
         self._messages: list[bytes] = []
 
-    def __aiter__(self) -> "StreamCall":
+    def __aiter__(self) -> "Http2StreamCall":
         return self
 
     async def __anext__(self) -> bytes:

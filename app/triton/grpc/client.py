@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from hpack import Encoder, NeverIndexedHeaderTuple
 from hpack.hpack import encode_integer
 
-from app.domain.backoff import Backoff
-from app.triton.grpc.calls import StreamCall, UnaryCall
-from app.triton.grpc.connection import Connection, KeepAlive
-from app.triton.grpc.contents import Limits
+from app.core.aio import Backoff
+from app.triton.grpc.calls import Http2StreamCall, Http2UnaryCall
+from app.triton.grpc.connection import Http2Connection, KeepAlive
+from app.triton.grpc.frames import PeerLimits
 from app.triton.grpc.session import Session
 from app.triton.transport import Metadata, RpcError
 
@@ -25,7 +25,7 @@ LONGEST_BACKOFF_S = 0.25
 class Options:
     keep_alive: KeepAlive
     max_message_bytes: int
-    limits: Limits = field(default_factory=Limits)
+    limits: PeerLimits = field(default_factory=PeerLimits)
     tls: Callable[[], ssl.SSLContext] | None = None
     """Creates the context of the next connection, which must offer ``h2`` by ALPN."""
     authority: str = ""
@@ -42,29 +42,29 @@ class Client:
         self._url = url
         self._authority = "localhost" if url.startswith("unix:") else options.authority or url
         self._options = options
-        self._connection: Connection | None = None
+        self._connection: Http2Connection | None = None
         """The newest connection, for new calls."""
-        self._connections: set[Connection] = set()
+        self._connections: set[Http2Connection] = set()
         """Includes older connections whose calls have not ended."""
         self._connecting = asyncio.Lock()
         self._backoff = Backoff(FIRST_BACKOFF_S, LONGEST_BACKOFF_S)
         self._blocks: dict[str, bytes] = {}
 
-    async def unary(self, path: str, message: bytes, timeout_s: float, metadata: Metadata = ()) -> UnaryCall:
+    async def unary(self, path: str, message: bytes, timeout_s: float, metadata: Metadata = ()) -> Http2UnaryCall:
         """Starts a call. Raises RpcError if there is no connection."""
         connection = self._connection
         if connection is None or not connection.has_room:
             connection, timeout_s = await self._connected(timeout_s)
-        call = UnaryCall(connection, self._options.max_message_bytes)
+        call = Http2UnaryCall(connection, self._options.max_message_bytes)
         call.start(self._header_block(path, timeout_s, metadata), message, timeout_s)
         return call
 
-    async def stream(self, path: str, message: bytes, timeout_s: float, metadata: Metadata = ()) -> StreamCall:
+    async def stream(self, path: str, message: bytes, timeout_s: float, metadata: Metadata = ()) -> Http2StreamCall:
         """Starts a call with one request message. Raises RpcError if there is no connection."""
         connection = self._connection
         if connection is None or not connection.has_room:
             connection, timeout_s = await self._connected(timeout_s)
-        call = StreamCall(connection, self._options.max_message_bytes)
+        call = Http2StreamCall(connection, self._options.max_message_bytes)
         call.start(self._header_block(path, timeout_s, metadata), message, timeout_s)
         return call
 
@@ -72,7 +72,7 @@ class Client:
         """Closes every connection; running calls fail with UNAVAILABLE."""
         await asyncio.gather(*(connection.close() for connection in self._connections))
 
-    async def _connected(self, timeout_s: float) -> tuple[Connection, float]:
+    async def _connected(self, timeout_s: float) -> tuple[Http2Connection, float]:
         """Returns a connection with room for a call, and the remaining time. Raises RpcError."""
         ends = time.monotonic() + timeout_s
         try:
@@ -86,7 +86,7 @@ class Client:
             raise RpcError("DEADLINE_EXCEEDED", details, was_sent=False) from exc
         return connection, ends - time.monotonic()
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> Http2Connection:
         """Makes one attempt for all waiting callers. Between attempts, calls fail at once. Raises RpcError."""
         if self._connection is not None and self._connection.accepts_calls:
             return self._connection
@@ -106,12 +106,12 @@ class Client:
             self._connections = {each for each in self._connections if each.is_open} | {self._connection}
             return self._connection
 
-    async def _opened(self) -> Connection:
+    async def _opened(self) -> Http2Connection:
         """Opens a connection. Raises OSError."""
         loop, tls = asyncio.get_running_loop(), self._options.tls and self._options.tls()
 
-        def protocol() -> Connection:
-            return Connection(Session(self._options.limits), self._options.keep_alive)
+        def protocol() -> Http2Connection:
+            return Http2Connection(Session(self._options.limits), self._options.keep_alive)
 
         if self._url.startswith("unix:"):
             _, connection = await loop.create_unix_connection(protocol, self._url.removeprefix("unix:"), ssl=tls)

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
-from app.triton.grpc.events import (
+from app.triton.grpc.frames import (
     ConnectionFailed,
     DataReceived,
     GoAway,
@@ -15,9 +15,8 @@ from app.triton.grpc.events import (
     PingAcknowledged,
     StreamReset,
 )
-from app.triton.grpc.messages import prefix_of
+from app.triton.grpc.messages import error_of_reset, prefix_of
 from app.triton.grpc.session import Session
-from app.triton.grpc.status import error_of_reset
 from app.triton.transport import RpcError
 
 CLOSE_S = 1.0
@@ -54,7 +53,7 @@ class KeepAlive:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(self.network_s * 1000))
 
 
-class Exchange(Protocol):
+class CallEvents(Protocol):
     """The connection's view of a call."""
 
     def received_headers(self, event: HeadersReceived) -> None: ...
@@ -62,7 +61,7 @@ class Exchange(Protocol):
     def failed(self, error: RpcError) -> None: ...
 
 
-class Connection(asyncio.Protocol):
+class Http2Connection(asyncio.Protocol):
     """Open from ``connection_made`` until ``is_open`` is False. Calls on a lost connection fail with UNAVAILABLE."""
 
     def __init__(self, session: Session, keep_alive: KeepAlive) -> None:
@@ -75,7 +74,7 @@ class Connection(asyncio.Protocol):
         """When bytes arrived last, or reading began again."""
         self._timer: asyncio.TimerHandle | None = None
         self._room = asyncio.Event()
-        self._exchanges: dict[int, Exchange] = {}
+        self._exchanges: dict[int, CallEvents] = {}
         self._awaited: set[int] = set()
         """The calls whose first response has not arrived. Responses are read at once while there are any."""
         self._rest: asyncio.TimerHandle | None = None
@@ -100,7 +99,7 @@ class Connection(asyncio.Protocol):
             self._room.clear()
             await self._room.wait()
 
-    def start(self, exchange: Exchange, header_block: bytes, message: bytes) -> int:
+    def start(self, exchange: CallEvents, header_block: bytes, message: bytes) -> int:
         """Sends a request. Returns the id of its stream."""
         stream_id = self.session.open(header_block, message, prefix_of(message))
         self._exchanges[stream_id] = exchange
@@ -204,11 +203,11 @@ class Connection(asyncio.Protocol):
         elif isinstance(event, GoAway):
             self._going_away(event)
 
-    def _exchange_of(self, event: HeadersReceived | DataReceived) -> Exchange | None:
+    def _exchange_of(self, event: HeadersReceived | DataReceived) -> CallEvents | None:
         """Returns None for a cancelled call."""
         return self._removed(event.stream_id) if event.is_end else self._exchanges.get(event.stream_id)
 
-    def _removed(self, stream_id: int) -> Exchange | None:
+    def _removed(self, stream_id: int) -> CallEvents | None:
         self._awaited.discard(stream_id)
         return self._exchanges.pop(stream_id, None)
 

@@ -10,9 +10,15 @@ from hpack import Decoder
 from hpack.exceptions import HPACKError, OversizedHeaderListError
 
 from app.triton.grpc import frames
-from app.triton.grpc.contents import header_part_of
-from app.triton.grpc.events import COMPRESSION_ERROR, ENHANCE_YOUR_CALM, PROTOCOL_ERROR, ConnectionFailed, Headers
-from app.triton.grpc.frames import Frame
+from app.triton.grpc.frames import (
+    COMPRESSION_ERROR,
+    ENHANCE_YOUR_CALM,
+    PROTOCOL_ERROR,
+    ConnectionFailed,
+    Frame,
+    Headers,
+    header_part_of,
+)
 
 _MAX_CACHED_BLOCKS = 64
 _FORM = frames.END_HEADERS | frames.PADDED | frames.HAS_PRIORITY

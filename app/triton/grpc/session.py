@@ -1,27 +1,126 @@
-"""The client's side of one HTTP/2 connection, without I/O: bytes in, events out. Source: RFC 9113."""
+"""The client's side of one HTTP/2 connection, without I/O: bytes in, events out. Source: RFC 9113.
 
+Sends request bodies within the flow-control windows of the peer. Source: RFC 9113, 5.2.
+"""
+
+from collections import deque
 from collections.abc import Iterator
 
-from app.triton.grpc import contents, frames
-from app.triton.grpc.contents import CONNECTION_WINDOW, MAX_WINDOW, Limits
-from app.triton.grpc.events import (
+from msgspec import Struct
+
+from app.triton.grpc import frames
+from app.triton.grpc.frames import (
     CANCEL,
+    CONNECTION_WINDOW,
+    DEFAULT_WINDOW,
     ENHANCE_YOUR_CALM,
     FLOW_CONTROL_ERROR,
     FRAME_SIZE_ERROR,
+    MAX_WINDOW,
     NO_ERROR,
     PROTOCOL_ERROR,
     ConnectionFailed,
     DataReceived,
     Event,
+    Frame,
+    FrameBuffer,
+    FrameTooLarge,
     Headers,
     HeadersReceived,
+    PeerLimits,
     PingAcknowledged,
     StreamReset,
+    frame_bytes,
+    frame_header,
 )
-from app.triton.grpc.frames import Frame, FrameBuffer, FrameTooLarge, frame_bytes
 from app.triton.grpc.header_blocks import HeaderBlocks
-from app.triton.grpc.sending import Sender, Stream
+
+SMALLEST_FRAME_LIMIT = 16_384
+LARGEST_FRAME_LIMIT = 2**24 - 1
+
+
+class Http2Stream(Struct, eq=False):
+    send_window: int
+    receive_window: int
+    unsent: deque[memoryview] | None = None
+    unacknowledged: int = 0
+    """Read bytes that were not returned to the receive window. Negative: bytes that were granted in advance."""
+
+
+class Sender:
+    """Writes DATA frames to ``output``. A body that exceeds the windows waits in its stream."""
+
+    def __init__(self, streams: dict[int, Http2Stream], output: list[bytes | memoryview]) -> None:
+        self.initial_window = DEFAULT_WINDOW
+        """The send window of a new stream."""
+        self._streams = streams
+        self._output = output
+        self._window = DEFAULT_WINDOW
+        self.max_frame_bytes = SMALLEST_FRAME_LIMIT
+        self._blocked: deque[int] = deque()
+
+    def send(self, stream_id: int, stream: Http2Stream, prefix: bytes, body: bytes) -> None:
+        """Sends the whole body, now or later. A large body is not copied."""
+        size = len(prefix) + len(body)
+        if size <= self.max_frame_bytes and size <= stream.send_window and size <= self._window:
+            self._window -= size
+            self._output.append(frame_bytes(frames.DATA, frames.END_STREAM, stream_id, prefix + body))
+        else:
+            stream.unsent = deque(memoryview(part) for part in (prefix, body) if part)
+            self._blocked.append(stream_id)
+            self.send_blocked()
+
+    def widen(self, size: int) -> None:
+        """Adds ``size`` bytes to the connection's window, as the peer requested. Raises ConnectionFailed."""
+        self._window += size
+        if not size or self._window > MAX_WINDOW:
+            raise ConnectionFailed(FLOW_CONTROL_ERROR, "malformed WINDOW_UPDATE")
+
+    def set_max_frame_bytes(self, value: int) -> None:
+        """Raises ConnectionFailed."""
+        if not SMALLEST_FRAME_LIMIT <= value <= LARGEST_FRAME_LIMIT:
+            raise ConnectionFailed(PROTOCOL_ERROR, "SETTINGS_MAX_FRAME_SIZE out of range")
+        self.max_frame_bytes = value
+
+    def set_initial_window(self, value: int) -> None:
+        """Sets the window of new streams and adjusts the windows of open streams. Raises ConnectionFailed."""
+        if value > MAX_WINDOW:
+            raise ConnectionFailed(FLOW_CONTROL_ERROR, "SETTINGS_INITIAL_WINDOW_SIZE out of range")
+        change, self.initial_window = value - self.initial_window, value
+        for stream in self._streams.values():
+            stream.send_window += change
+            if stream.send_window > MAX_WINDOW:
+                raise ConnectionFailed(FLOW_CONTROL_ERROR, "a stream's window is too large")
+
+    def send_blocked(self) -> None:
+        """Sends waiting bodies within the windows, one frame of each stream in turn."""
+        is_sending = True
+        while is_sending and self._window:
+            is_sending = False
+            for _ in range(len(self._blocked)):
+                stream_id = self._blocked.popleft()
+                stream = self._streams.get(stream_id)
+                if stream is None or stream.unsent is None:
+                    continue
+                is_sending |= self._send_frame(stream_id, stream, stream.unsent)
+                if stream.unsent is not None:
+                    self._blocked.append(stream_id)
+
+    def _send_frame(self, stream_id: int, stream: Http2Stream, unsent: deque[memoryview]) -> bool:
+        """Sends the next part of a body. False if the windows are closed."""
+        size = min(len(unsent[0]), self.max_frame_bytes, stream.send_window, self._window)
+        if size <= 0:
+            return False
+        stream.send_window -= size
+        self._window -= size
+        part = unsent.popleft()
+        if size < len(part):
+            unsent.appendleft(part[size:])
+        flags = 0 if unsent else frames.END_STREAM
+        self._output += (frame_header(frames.DATA, flags, stream_id, size), part[:size])
+        stream.unsent = unsent or None
+        return True
+
 
 _LOW_WINDOW = CONNECTION_WINDOW // 2
 
@@ -29,21 +128,21 @@ _LOW_WINDOW = CONNECTION_WINDOW // 2
 class Session:
     """The state of a connection. After each call of another method, :meth:`take_output` returns the bytes to send."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self.limits = limits or Limits()
+    def __init__(self, limits: PeerLimits | None = None) -> None:
+        self.limits = limits or PeerLimits()
         self.max_concurrent_streams = MAX_WINDOW
         """The peer's limit on open streams."""
         self.is_closing = False
         """True after GOAWAY: no new stream can be opened."""
         self._buffer = FrameBuffer(self.limits.max_frame_bytes)
         self._output: list[bytes | memoryview] = []
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, Http2Stream] = {}
         self._sender = Sender(self._streams, self._output)
         self._next_id = 1
         self._receive_window = CONNECTION_WINDOW
         self._blocks = HeaderBlocks(self.limits.max_header_bytes)
         self._has_settings = False
-        self._output.append(contents.start_bytes(self.limits))
+        self._output.append(frames.start_bytes(self.limits))
 
     def __len__(self) -> int:
         """The number of open streams."""
@@ -77,7 +176,7 @@ class Session:
         ``prefix``: bytes to send before the body.
         """
         stream_id, self._next_id = self._next_id, self._next_id + 2
-        stream = self._streams[stream_id] = Stream(self._sender.initial_window, self.limits.stream_window)
+        stream = self._streams[stream_id] = Http2Stream(self._sender.initial_window, self.limits.stream_window)
         if len(header_block) <= self._sender.max_frame_bytes:
             self._output.append(frame_bytes(frames.HEADERS, frames.END_HEADERS, stream_id, header_block))
         else:
@@ -126,15 +225,15 @@ class Session:
         self._grant(stream_id, stream, size - stream.receive_window)
         return True
 
-    def _grant(self, stream_id: int, stream: Stream, size: int) -> None:
+    def _grant(self, stream_id: int, stream: Http2Stream, size: int) -> None:
         stream.receive_window += size
         stream.unacknowledged -= size
-        self._output.append(contents.integer_frame(frames.WINDOW_UPDATE, stream_id, size))
+        self._output.append(frames.integer_frame(frames.WINDOW_UPDATE, stream_id, size))
 
     def reset(self, stream_id: int, code: int = CANCEL) -> None:
         """Ends a stream; later frames of the stream are ignored. A no-op for a stream that has ended."""
         if self._streams.pop(stream_id, None) is not None:
-            self._output.append(contents.integer_frame(frames.RST_STREAM, stream_id, code))
+            self._output.append(frames.integer_frame(frames.RST_STREAM, stream_id, code))
 
     def ping(self, content: bytes) -> None:
         """``content``: 8 bytes that PingAcknowledged repeats."""
@@ -143,7 +242,7 @@ class Session:
     def close(self, code: int = NO_ERROR) -> None:
         """Tells the peer that the connection ends."""
         self.is_closing = True
-        self._output.append(contents.goaway_frame(code))
+        self._output.append(frames.goaway_frame(code))
 
     def _require_expected(self, frame: Frame) -> None:
         """Raises ConnectionFailed."""
@@ -165,7 +264,7 @@ class Session:
         if stream.receive_window < 0:
             return self._stream_failed(frame.stream_id, FLOW_CONTROL_ERROR, "the stream's window was not respected")
         is_end = bool(frame.flags & frames.END_STREAM)
-        data = contents.unpadded(frame)
+        data = frames.unpadded(frame)
         if is_end:
             self._ended(frame.stream_id, stream)
         return DataReceived(frame.stream_id, data, size, is_end)
@@ -197,14 +296,14 @@ class Session:
         return HeadersReceived(frame.stream_id, headers, is_end)
 
     def _on_rst_stream(self, frame: Frame) -> Event | None:
-        code = contents.integer_of(frame)
+        code = frames.integer_of(frame)
         if self._known_stream(frame) is None:
             return None
         del self._streams[frame.stream_id]
         return StreamReset(frame.stream_id, code)
 
     def _on_settings(self, frame: Frame) -> Event | None:
-        settings = contents.settings_of(frame)
+        settings = frames.settings_of(frame)
         if frame.flags & frames.ACK:
             return None
         self._has_settings = True
@@ -215,32 +314,32 @@ class Session:
         return None
 
     def _set(self, name: int, value: int) -> None:
-        if name == contents.MAX_CONCURRENT_STREAMS:
+        if name == frames.MAX_CONCURRENT_STREAMS:
             self.max_concurrent_streams = value
-        elif name == contents.MAX_FRAME_SIZE:
+        elif name == frames.MAX_FRAME_SIZE:
             self._sender.set_max_frame_bytes(value)
-        elif name == contents.INITIAL_WINDOW_SIZE:
+        elif name == frames.INITIAL_WINDOW_SIZE:
             self._sender.set_initial_window(value)
 
     def _on_push_promise(self, _frame: Frame) -> Event | None:
         raise ConnectionFailed(PROTOCOL_ERROR, "PUSH_PROMISE is switched off")
 
     def _on_ping(self, frame: Frame) -> Event | None:
-        content = contents.ping_of(frame)
+        content = frames.ping_of(frame)
         if frame.flags & frames.ACK:
             return PingAcknowledged(content)
         self._output.append(frame_bytes(frames.PING, frames.ACK, 0, content))
         return None
 
     def _on_goaway(self, frame: Frame) -> Event | None:
-        event = contents.goaway_of(frame)
+        event = frames.goaway_of(frame)
         self.is_closing = True
         for stream_id in [each for each in self._streams if each > event.last_stream_id]:
             del self._streams[stream_id]
         return event
 
     def _on_window_update(self, frame: Frame) -> Event | None:
-        size = contents.integer_of(frame) & MAX_WINDOW
+        size = frames.integer_of(frame) & MAX_WINDOW
         if not frame.stream_id:
             self._sender.widen(size)
         else:
@@ -253,7 +352,7 @@ class Session:
         self._sender.send_blocked()
         return None
 
-    def _known_stream(self, frame: Frame) -> Stream | None:
+    def _known_stream(self, frame: Frame) -> Http2Stream | None:
         """Returns None for a stream that has ended. Raises ConnectionFailed for a stream that was never opened."""
         stream = self._streams.get(frame.stream_id)
         if stream is None and (frame.stream_id % 2 == 0 or frame.stream_id >= self._next_id):
@@ -264,7 +363,7 @@ class Session:
         self.reset(stream_id, code)
         return StreamReset(stream_id, code, reason)
 
-    def _ended(self, stream_id: int, stream: Stream) -> None:
+    def _ended(self, stream_id: int, stream: Http2Stream) -> None:
         """Removes a stream that the peer has answered. An unsent rest of the request is not sent."""
         if stream.unsent is not None:
             self.reset(stream_id, NO_ERROR)
@@ -276,7 +375,7 @@ class Session:
             raise ConnectionFailed(FLOW_CONTROL_ERROR, "the connection's window was not respected")
         grown = CONNECTION_WINDOW - self._receive_window
         self._receive_window = CONNECTION_WINDOW
-        self._output.append(contents.integer_frame(frames.WINDOW_UPDATE, 0, grown))
+        self._output.append(frames.integer_frame(frames.WINDOW_UPDATE, 0, grown))
 
 
 _HANDLERS = {

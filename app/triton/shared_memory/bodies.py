@@ -9,14 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from app.domain.tensor import BYTES, Array, Tensor
-from app.domain.tensor_memory import ELEMENT
+from app.core.inference import BYTES, ELEMENT, Array, Tensor
 from app.triton.shared_memory.layout import ALIGNMENT
-from app.triton.shared_memory.pool import Pool
-from app.triton.shared_memory.region import Region
+from app.triton.shared_memory.regions import Region, RegionPool
 
 
-class Place(NamedTuple):
+class BodyLocation(NamedTuple):
     """The location of a tensor in its raw form."""
 
     region: Region
@@ -31,12 +29,12 @@ class _Body(NamedTuple):
 
 
 class Bodies:
-    """Implements :class:`app.domain.tensor_memory.TensorMemory`. ``limit``: total bytes of the regions.
+    """Implements :class:`app.core.inference.TensorMemory`. ``limit``: total bytes of the regions.
 
     ``on_change`` is called when a region is taken or returned.
     """
 
-    def __init__(self, pool: Pool, limit: int, large_bytes: int, on_change: Callable[[], None]) -> None:
+    def __init__(self, pool: RegionPool, limit: int, large_bytes: int, on_change: Callable[[], None]) -> None:
         self._pool = pool
         self._limit = limit
         self._large_bytes = large_bytes
@@ -62,21 +60,21 @@ class Bodies:
         self._pool.give_back(self._bodies.pop(_address_of(memory)).region)
         self._on_change()
 
-    def places_of(self, tensors: Sequence[Tensor]) -> Mapping[int, Place]:
+    def places_of(self, tensors: Sequence[Tensor]) -> Mapping[int, BodyLocation]:
         """Returns the position of each large tensor that is in a body in its raw form -> its location."""
         if not self._bodies:
             return {}
         found = enumerate(map(self._place_of, tensors))
         return {position: place for position, place in found if place is not None}
 
-    def _place_of(self, tensor: Tensor) -> Place | None:
+    def _place_of(self, tensor: Tensor) -> BodyLocation | None:
         if tensor.datatype == BYTES:
             return self._place_of_element(tensor.array)
         array = tensor.array
         found = self._found(array.__array_interface__["data"][0], array.nbytes) if array.flags.c_contiguous else None
         return found if found is not None and found.offset % ALIGNMENT == 0 else None
 
-    def _place_of_element(self, array: Array) -> Place | None:
+    def _place_of_element(self, array: Array) -> BodyLocation | None:
         """Returns the location of a tensor with one element, which follows its length."""
         element = array.flat[0] if array.size == 1 else None
         if not isinstance(element, memoryview) or not element:
@@ -86,14 +84,14 @@ class Bodies:
             return None
         start = found.offset + ELEMENT
         has_length = found.region.view[start : found.offset] == _length(len(element))
-        return Place(found.region, start) if has_length else None
+        return BodyLocation(found.region, start) if has_length else None
 
-    def _found(self, address: int, size: int) -> Place | None:
+    def _found(self, address: int, size: int) -> BodyLocation | None:
         if size < self._large_bytes:
             return None
         for first, body in self._bodies.items():
             if first <= address and address + size <= first + body.size:
-                return Place(body.region, address - body.base)
+                return BodyLocation(body.region, address - body.base)
         return None
 
 

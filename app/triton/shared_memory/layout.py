@@ -2,17 +2,69 @@
 
 A tensor uses shared memory only if Triton certainly no longer uses it after the end of the call. The size of an output
 must also be known before the model runs, because Triton fails a call whose output does not fit, after the model ran.
+
+Decides whether Triton no longer uses the tensors of a call after the call has ended.
+
+This is true for a model that is not an ensemble. An ensemble ends as soon as one step fails, while parallel steps
+continue. So each step that reads an input or writes an output of the call must not run in parallel with another step.
+
+The regions of one call, and the locations of its tensors in them.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, Self
 
-from app.domain.inference import InferenceRequest
-from app.domain.model import ModelConfig, TensorSpec
-from app.domain.tensor import BYTES, DTYPE_BY_DATATYPE, Tensor
-from app.triton.shared_memory.ensembles import ModelKey, ends_with_call
-from app.triton.transport import MAX_MESSAGE_BYTES
+import numpy as np
+
+from app.core.inference import BYTES, DTYPE_BY_DATATYPE, InferenceRequest, Tensor
+from app.core.model import ModelConfig, Step, TensorSpec
+from app.triton.shared_memory.regions import Region
+from app.triton.transport import MAX_MESSAGE_BYTES, RpcError
+
+ModelKey = tuple[str, str]
+"""Name and version; an empty version means the newest."""
+
+
+def ends_with_call(model: ModelKey, tensors: frozenset[str], configs: Mapping[ModelKey, ModelConfig]) -> bool:
+    """Returns False for a model that is not in ``configs``. ``tensors``: inputs and outputs of the model."""
+    config = configs.get(model)
+    if config is None or not config.is_ensemble:
+        return config is not None
+    return not config.decoupled and all(
+        _runs_alone(config.steps, i) and ends_with_call((step.model, step.version), touched, configs)
+        for i, step in enumerate(config.steps)
+        if (touched := _touched(step, tensors))
+    )
+
+
+def _touched(step: Step, tensors: frozenset[str]) -> frozenset[str]:
+    """Returns the tensors of the step's model that are mapped to ``tensors`` of the ensemble."""
+    return frozenset(name for name, tensor in (*step.input_map, *step.output_map) if tensor in tensors)
+
+
+def _runs_alone(steps: tuple[Step, ...], step: int) -> bool:
+    """Whether no other step can run at the same time as this step."""
+    indexes = range(len(steps))
+    before = _reached(step, lambda i: [j for j in indexes if _feeds(steps[j], steps[i])])
+    after = _reached(step, lambda i: [j for j in indexes if _feeds(steps[i], steps[j])])
+    return len(before | after) == len(steps)
+
+
+def _reached(start: int, next_of: Callable[[int], Iterable[int]]) -> set[int]:
+    reached, waiting = {start}, [start]
+    while waiting:
+        new = set(next_of(waiting.pop())) - reached
+        reached |= new
+        waiting += new
+    return reached
+
+
+def _feeds(first: Step, second: Step) -> bool:
+    """Whether the second step reads a tensor that the first step writes."""
+    written = {tensor for _, tensor in first.output_map}
+    return any(tensor in written for _, tensor in second.input_map)
+
 
 LARGE_BYTES = 512 * 1024
 """Smaller tensors are faster over gRPC; docs/decisions/0027-shared-memory-lane.md has the measurement."""
@@ -25,7 +77,7 @@ _Sizes = Sequence[tuple[str, int]]
 """Name and size in bytes of each tensor. The size is 0 for a tensor that is sent over gRPC."""
 
 
-class Span(NamedTuple):
+class ByteRange(NamedTuple):
     """A part of a region, in bytes."""
 
     offset: int
@@ -39,8 +91,8 @@ class Layout(NamedTuple):
     The span is None for a tensor that is sent over gRPC. ``size`` is the size of the region in bytes; 0: no region.
     """
 
-    inputs: tuple[Span | None, ...]
-    outputs: tuple[tuple[str, Span | None], ...]
+    inputs: tuple[ByteRange | None, ...]
+    outputs: tuple[tuple[str, ByteRange | None], ...]
     size: int
 
 
@@ -96,16 +148,16 @@ class Layouts:
 def _layout(inputs: _Sizes, outputs: _Sizes, large_bytes: int, in_place: Mapping[int, int]) -> Layout:
     end = 0
 
-    def span_of(size: int) -> Span | None:
+    def span_of(size: int) -> ByteRange | None:
         nonlocal end
         if size < large_bytes:
             return None
         start = -(-end // ALIGNMENT) * ALIGNMENT
         end = start + size
-        return Span(start, size)
+        return ByteRange(start, size)
 
     spans = tuple(
-        Span(in_place[each], size) if each in in_place else span_of(size) for each, (_, size) in enumerate(inputs)
+        ByteRange(in_place[each], size) if each in in_place else span_of(size) for each, (_, size) in enumerate(inputs)
     )
     named = tuple((name, span_of(size)) for name, size in outputs)
     return Layout(spans, named if any(span for _, span in named) else (), end)
@@ -126,3 +178,77 @@ def _item_bytes(spec: TensorSpec) -> int:
     if dtype is None or dtype.kind == "O" or not spec.dims or min(spec.dims) < 0:
         return 0
     return math.prod(spec.dims) * dtype.itemsize
+
+
+_ANSWERS = {"ALREADY_EXISTS", "INVALID_ARGUMENT", "NOT_FOUND"}
+"""Codes that gRPC never generates itself. They prove that Triton has ended the call."""
+
+
+OnEnd = Callable[[Region | None, Sequence[Region], bool], None]
+"""Called with the call's own region, all its regions, and whether Triton has certainly ended the call."""
+
+
+class TensorSlot(NamedTuple):
+    """A part of a region, in bytes, with the name under which Triton knows the region."""
+
+    region: str
+    offset: int
+    size: int
+
+
+class Lease:
+    """A context manager around a call.
+
+    ``own``: the region taken for the call. ``bodies``: position of an input -> the region of the body that contains it.
+    """
+
+    def __init__(self, layout: Layout, own: Region | None, bodies: Mapping[int, Region], on_end: OnEnd) -> None:
+        self.inputs = tuple(_slot(bodies.get(each, own), span) for each, span in enumerate(layout.inputs))
+        """A slot for each input of the request; None for an input that is sent over the wire."""
+        self.outputs = tuple((name, _slot(own, span)) for name, span in layout.outputs)
+        """All outputs of the model; empty if all of them are sent over the wire."""
+        self.regions = (*bodies.values(), *((own,) if own else ()))
+        self._own = own
+        self._in_place = frozenset(bodies)
+        self._on_end = on_end
+        self._is_settled = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _kind: object, exc: BaseException | None, _traceback: object) -> None:
+        is_answer = isinstance(exc, RpcError) and exc.code in _ANSWERS
+        self._on_end(self._own, self.regions, self._is_settled or is_answer)
+
+    def fill(self, request: InferenceRequest) -> None:
+        """Copies the large inputs into the call's region, except inputs that are already in a body's region."""
+        for position, (tensor, slot) in enumerate(zip(request.inputs, self.inputs, strict=True)):
+            if self._own is not None and slot is not None and position not in self._in_place:
+                _write(tensor, self._own.view, slot.offset)
+
+    def settle(self) -> None:
+        """Call this when Triton has answered the call and sends nothing more for it."""
+        self._is_settled = True
+
+    def output(self, name: str, size: int) -> bytes | None:
+        """Returns a copy of the output; None for an output without a slot of that size."""
+        slot = dict(self.outputs).get(name)
+        if self._own is None or slot is None or size > slot.size:
+            return None
+        return bytes(self._own.view[slot.offset : slot.offset + size])
+
+
+def _slot(region: Region | None, span: ByteRange | None) -> TensorSlot | None:
+    return None if region is None or span is None else TensorSlot(region.name, *span)
+
+
+def _write(tensor: Tensor, view: memoryview, start: int) -> None:
+    """Writes the raw form of a tensor."""
+    array = tensor.array
+    if tensor.datatype != BYTES:
+        np.copyto(np.ndarray(array.shape, array.dtype, view, start), array)
+        return
+    for element in array.flat:
+        view[start : start + 4] = len(element).to_bytes(4, "little")
+        start += 4 + len(element)
+        view[start - len(element) : start] = element

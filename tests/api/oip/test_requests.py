@@ -14,11 +14,11 @@ import httpx
 import numpy as np
 import pytest
 
-from app.api.budget import ByteBudget
-from app.api.inflating import MAX_SILENT_BYTES, READ_BYTES, inflated
+from app.api.bodies import MAX_SILENT_BYTES, READ_BYTES, inflated
+from app.api.body_memory import ByteBudget
 from app.api.limits import Limits
-from app.domain.errors import InvalidRequest, PayloadTooLarge, TooManyRequests, UpstreamUnavailable
-from app.domain.inference import InferenceResponse, RequestedOutput
+from app.core.errors import InvalidRequest, PayloadTooLarge, TooManyRequests, UpstreamUnavailable
+from app.core.inference import InferenceResponse, RequestedOutput
 from tests.fakes.engine import FakeEngine
 from tests.fakes.exchange import exchange_with
 from tests.fakes.gateway import Served, served
@@ -325,7 +325,7 @@ class TestInflating:
     async def test_a_large_compressed_body_is_inflated_in_a_thread_from_the_start(
         self, monkeypatch: pytest.MonkeyPatch, size: int
     ) -> None:
-        monkeypatch.setattr("app.api.inflating.zlib.decompressobj", WatchedInflater)
+        monkeypatch.setattr("app.api.bodies.zlib.decompressobj", WatchedInflater)
         WatchedInflater.calls = []
         with pytest.raises(InvalidRequest):
             await inflated(self.exchange(), empty_blocks(size), LIMITS)
@@ -333,7 +333,7 @@ class TestInflating:
         assert threads == {size <= READ_BYTES}
 
     async def test_a_body_without_content_is_400_before_its_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("app.api.inflating.zlib.decompressobj", WatchedInflater)
+        monkeypatch.setattr("app.api.bodies.zlib.decompressobj", WatchedInflater)
         WatchedInflater.calls = []
         with pytest.raises(InvalidRequest):
             await inflated(self.exchange(), empty_blocks(8 * 1024 * 1024), LIMITS)

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.domain.inference import InferenceResponse
+from app.core.inference import InferenceResponse
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gateway import Served, served
 from tests.fakes.models import model, response, tensor

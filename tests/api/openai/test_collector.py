@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.openai.collector import TextCollector
-from app.api.openai.rendering import ChatRendering
-from app.domain.inference import InferenceResponse
-from app.pipelines.openai.form import TextForm
+from app.api.openai.text import ChatRendering, TextCollector
+from app.core.inference import InferenceResponse
+from app.pipelines.openai.mapping import TextForm
 from tests.api.openai.conftest import WRITER
 from tests.fakes.models import pipeline, response, tensor
 

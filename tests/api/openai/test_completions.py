@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.domain.errors import ModelError
+from app.core.errors import ModelError
 from tests.api.openai.conftest import HELLO, Api, chunks, refusal, word
 from tests.fakes.models import refusal as refused_by_model
 from tests.fakes.models import response, tensor

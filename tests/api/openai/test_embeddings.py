@@ -8,7 +8,7 @@ import httpx
 import numpy as np
 import pytest
 
-from app.domain.errors import ModelError
+from app.core.errors import ModelError
 from tests.api.openai.conftest import Api, refusal
 from tests.fakes.models import response, tensor
 

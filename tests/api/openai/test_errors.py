@@ -6,8 +6,8 @@ import pytest
 
 from app.api.error_table import ROW_BY_ERROR
 from app.api.openai.errors import openai_error_response
-from app.domain import errors
-from app.domain.errors import ContractViolation, FieldProblem, GatewayError
+from app.core import errors
+from app.core.errors import ContractViolation, FieldProblem, GatewayError
 from app.pipelines.body import MAX_PROBLEMS
 
 TYPES = {4: "invalid_request_error", 5: "server_error"}

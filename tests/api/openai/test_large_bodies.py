@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from app.api.openai.embeddings import embeddings_request
-from app.api.openai.members import read_members
-from app.api.openai.requests import chat_request, completion_request, take_wishes
-from app.domain.errors import InvalidInput
-from app.pipelines.openai.form import EmbeddingsForm, TextForm
+from app.api.openai.requests import chat_request, completion_request, read_members, take_wishes
+from app.core.errors import InvalidInput
+from app.pipelines.openai.mapping import EmbeddingsForm, TextForm
 from tests.api.openai.conftest import EMBEDDER, WRITER, Api
 from tests.fakes.models import pipeline
 
@@ -130,7 +129,7 @@ async def test_the_body_is_freed_before_the_model_answers(
     async def read(*_: Any) -> memoryview:
         return memoryview(bodies.pop())
 
-    monkeypatch.setattr("app.api.openai.asked.read_json", read)
+    monkeypatch.setattr("app.api.openai.requests.read_json", read)
     api.engine.answers = [0.5]
     request = asyncio.create_task(api.client.post(path, json=body))
     while not api.engine.requests:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.triton.embedded.options import EmbeddedOptions
+from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
 from tests.processes import running_triton, scripted_models
 

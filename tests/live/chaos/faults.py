@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, nullcontext
 import httpx
 import psutil
 
-from app.domain.errors import Outcome
+from app.core.errors import Outcome
 from app.streams.redis_store import HEARTBEAT_S
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.chaos.client import Manner

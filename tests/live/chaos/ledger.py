@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from app.domain.errors import Outcome
+from app.core.errors import Outcome
 from tests.live.chaos.client import Break, Seen
 
 Interval = tuple[float, float]

@@ -8,12 +8,12 @@ from collections import Counter
 from pathlib import Path
 
 from app.cli import main
-from app.triton.grpc.calls import Call
+from app.triton.grpc.calls import Http2Call
 
 
 def _write_levels(*_: object) -> None:
     gc.collect()
-    calls = sum(isinstance(each, Call) for each in gc.get_objects())
+    calls = sum(isinstance(each, Http2Call) for each in gc.get_objects())
     tasks = Counter(getattr(task.get_coro(), "__qualname__", "?") for task in asyncio.all_tasks())
     written = Path("levels.new")
     written.write_text(json.dumps({"calls": calls, "tasks": tasks}))

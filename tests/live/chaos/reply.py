@@ -3,8 +3,8 @@
 import json
 from dataclasses import dataclass
 
-from app.domain.errors import GatewayError, Outcome
-from tests.domain.test_errors import concrete
+from app.core.errors import GatewayError, Outcome
+from tests.core.test_errors import concrete
 from tests.live.events import Event, checked, events_in
 
 OUTCOME_BY_CODE = {error.code: error.outcome for error in concrete(GatewayError)}

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Literal
 
-from app.domain.errors import Outcome
+from app.core.errors import Outcome
 from tests.live.chaos.client import READ_BYTES, Ask, Break, Client, Ending, Manner, Seen, port_of
 from tests.live.chaos.reply import Reply, of_end
 from tests.live.events import Event, checked, parsed

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from app.domain.errors import Outcome
+from app.core.errors import Outcome
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.chaos.hostile.dialects import hostile, valid
 from tests.live.chaos.hostile.heads import Hostile

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from app.domain.errors import Outcome
+from app.core.errors import Outcome
 from tests.live.chaos import reply
 from tests.live.chaos.client import RESUMABLE, Ask, Break, Ending, Seen, Stage
 from tests.live.chaos.ledger import KILLED, LINE_LOST, UNEXPLAINED, Entry, Faults, Kill, Ledger, Line, explanation

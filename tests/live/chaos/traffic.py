@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from app.domain.errors import Outcome
+from app.core.errors import Outcome
 from tests.live.chaos import reply
 from tests.live.chaos.client import RESUMABLE, STAYS, Ask, Manner
 

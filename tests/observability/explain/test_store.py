@@ -1,7 +1,7 @@
 """Explained requests are kept for a minute, within limits, each for its owner."""
 
-from app.domain.errors import Outcome
-from app.observability.explain import store as limits
+from app.core.errors import Outcome
+from app.observability.explain import store as store_module
 from app.observability.explain.request import Ended, ExplainedRequest, Plan
 from app.observability.explain.spans import TritonSpan
 from app.observability.explain.store import ExplainStore
@@ -60,7 +60,7 @@ async def test_a_request_is_forgotten_a_minute_after_its_end() -> None:
     store.put(request(1, ended=None))
     clock.now = 300.0
     store.put(request(1))
-    clock.now += limits.KEEP_S - 1
+    clock.now += store_module.KEEP_S - 1
     assert await store.find("", "r1") is not None
     clock.now += 1
     assert await store.find("", "r1") is None
@@ -71,13 +71,13 @@ async def test_a_request_without_an_end_is_forgotten_too() -> None:
     clock = Clock()
     store = ExplainStore(clock)
     store.put(request(1, ended=None))
-    clock.now = limits.LONGEST_S
+    clock.now = store_module.LONGEST_S
     assert not store.wants_spans()
 
 
 async def test_the_oldest_requests_make_room() -> None:
     store = ExplainStore()
-    for number in range(limits.MAX_REQUESTS + 1):
+    for number in range(store_module.MAX_REQUESTS + 1):
         store.put(request(number))
     assert await store.find("", "r0") is None
     assert await store.find("", "r1") is not None
@@ -86,21 +86,22 @@ async def test_the_oldest_requests_make_room() -> None:
 async def test_the_spans_of_a_trace_are_bounded() -> None:
     store = ExplainStore()
     store.put(request(1))
-    store.add(spans(1, limits.MAX_SPANS + 5))
+    store.add(spans(1, store_module.MAX_SPANS + 5))
     found = await store.find("", "r1")
     assert found is not None
-    assert (len(found.spans), found.dropped) == (limits.MAX_SPANS, 5)
+    assert (len(found.spans), found.dropped) == (store_module.MAX_SPANS, 5)
 
 
 async def test_all_spans_together_are_bounded() -> None:
     store = ExplainStore()
-    for number in range(limits.MAX_ALL_SPANS // limits.MAX_SPANS + 2):
+    requests = store_module.MAX_ALL_SPANS // store_module.MAX_SPANS + 2
+    for number in range(requests):
         store.put(request(number))
-        store.add(spans(number, limits.MAX_SPANS))
-    kept = [await store.find("", f"r{number}") for number in range(limits.MAX_ALL_SPANS // limits.MAX_SPANS + 2)]
-    assert sum(len(found.spans) for found in kept if found) <= limits.MAX_ALL_SPANS
+        store.add(spans(number, store_module.MAX_SPANS))
+    kept = [await store.find("", f"r{number}") for number in range(requests)]
+    assert sum(len(found.spans) for found in kept if found) <= store_module.MAX_ALL_SPANS
     assert kept[-1] is not None
-    assert len(kept[-1].spans) == limits.MAX_SPANS
+    assert len(kept[-1].spans) == store_module.MAX_SPANS
 
 
 async def test_an_id_that_is_used_again_has_only_the_new_trace() -> None:

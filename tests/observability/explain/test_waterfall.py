@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from app.domain.errors import Outcome
-from app.observability.explain.request import Ended, ExplainedRequest, Found, Plan, Step
+from app.core.errors import Outcome
+from app.observability.explain.request import Ended, ExplainedRequest, ExplainedStep, Found, Plan
 from app.observability.explain.spans import spans_in
 from app.observability.explain.waterfall import explanation_of
 from tests.fakes.triton_spans import Export
@@ -16,20 +16,20 @@ TRACE, TRITON_ID = "a" * 32, "t1"
 CHAIN = Plan(
     pipeline="ocr",
     model="chain",
-    steps=tuple(Step(name, name, "chain", decoupled=False) for name in ("detect", "gate", "recognize")),
+    steps=tuple(ExplainedStep(name, name, "chain", decoupled=False) for name in ("detect", "gate", "recognize")),
     next_steps=frozenset({("detect", "gate"), ("gate", "recognize")}),
     ensembles=frozenset({"chain"}),
     calls=frozenset(),
 )
 FORK = replace(
     CHAIN,
-    steps=tuple(Step(name, name, "chain", decoupled=False) for name in ("embed", "topic", "mood")),
+    steps=tuple(ExplainedStep(name, name, "chain", decoupled=False) for name in ("embed", "topic", "mood")),
     next_steps=frozenset({("embed", "topic"), ("embed", "mood")}),
 )
 SCRIPT = Plan(
     pipeline="bls",
     model="script",
-    steps=(Step("script", "script", "", decoupled=False),),
+    steps=(ExplainedStep("script", "script", "", decoupled=False),),
     next_steps=frozenset(),
     ensembles=frozenset(),
     calls=frozenset({"embed", "topic"}),
@@ -183,7 +183,10 @@ def test_the_step_that_ended_the_request_is_marked(
 def test_a_model_that_occurs_twice_is_named_as_in_the_graph() -> None:
     twice = replace(
         CHAIN,
-        steps=(Step("clean", "clean", "chain", decoupled=False), Step("clean#2", "clean", "chain", decoupled=False)),
+        steps=(
+            ExplainedStep("clean", "clean", "chain", decoupled=False),
+            ExplainedStep("clean#2", "clean", "chain", decoupled=False),
+        ),
     )
     found = explained(export("clean", "clean"), plan=twice)
     assert [span["name"] for span in found["spans"]] == ["chain", "clean", "clean#2"]
@@ -292,5 +295,5 @@ def test_a_span_that_was_exported_twice_is_shown_once() -> None:
 
 
 def test_a_decoupled_step_says_what_its_span_leaves_out() -> None:
-    streams = replace(CHAIN, steps=(Step("detect", "detect", "chain", decoupled=True),))
+    streams = replace(CHAIN, steps=(ExplainedStep("detect", "detect", "chain", decoupled=True),))
     assert "'detect' is decoupled" in explained(export("detect"), plan=streams)["notes"][0]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.domain.errors import InvalidInput
+from app.core.errors import InvalidInput
 from app.pipelines.openai import template
 from app.pipelines.openai.template import ChatTemplate
 

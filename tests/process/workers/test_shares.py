@@ -2,10 +2,10 @@
 
 import pytest
 
-from app.process.workers.shares import SHARED_OUT, check_shares, settings_of_worker
+from app.process.workers.supervisor import SHARED_OUT, check_shares, settings_of_worker
 from app.settings import Settings, SettingsError
-from app.triton import cancels
-from app.triton.cancels import PacedCancels
+from app.triton import cancellation
+from app.triton.cancellation import PacedCancels
 
 
 @pytest.mark.parametrize("workers", [2, 3, 7])
@@ -46,7 +46,7 @@ def test_a_share_smaller_than_one_body_is_an_error() -> None:
 
 def test_all_workers_together_have_the_rate_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compares the size of the burst and the rate after the burst."""
-    monkeypatch.setattr(cancels.time, "monotonic", lambda: 1000.0)
+    monkeypatch.setattr(cancellation.time, "monotonic", lambda: 1000.0)
     alone, workers = PacedCancels(), [PacedCancels.shared_by(4) for _ in range(4)]
     turns = sorted(worker.turn() for worker in workers for _ in range(100))
     expected = [alone.turn() for _ in range(400)]

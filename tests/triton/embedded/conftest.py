@@ -11,7 +11,7 @@ import psutil
 import pytest
 import tritonclient.grpc.aio as client
 
-from app.triton.embedded.options import EmbeddedOptions
+from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
 
 CONFIG = """

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from app import cli
-from app.triton.embedded import environment, interpreter
-from app.triton.embedded.errors import ModelEnvironmentUnfit
-from app.triton.embedded.wheel import ModelEnvironment
+from app.triton.embedded import models_venv as models_venv_module
+from app.triton.embedded.machine import ModelEnvironmentUnfit
+from app.triton.embedded.models_venv import ModelEnvironment
 from deploy.python_mirror import write_mirror
 
 
@@ -34,8 +34,10 @@ def machine(mirror: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> py
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(cli, "configure_logging", lambda level, style: None)  # keeps pytest's logging
-    monkeypatch.setattr(interpreter, "model_candidates", lambda _: [Path("/nonexistent")])
-    monkeypatch.setattr(interpreter.Interpreter, "runs_models", property(lambda each: tmp_path in each.path.parents))
+    monkeypatch.setattr(models_venv_module, "model_candidates", lambda _: [Path("/nonexistent")])
+    monkeypatch.setattr(
+        models_venv_module.Interpreter, "runs_models", property(lambda each: tmp_path in each.path.parents)
+    )
     monkeypatch.chdir(tmp_path)
     return monkeypatch
 
@@ -72,15 +74,15 @@ def test_a_forbidden_download_is_one_message(
 def test_an_incomplete_environment_is_removed(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "wheels" / "numpy-1.26.4-py3-none-any.whl").unlink()
     with pytest.raises(ModelEnvironmentUnfit, match="numpy"):
-        environment.create(tmp_path / "models-environment")
+        models_venv_module.create(tmp_path / "models-environment")
     assert not (tmp_path / "models-environment").exists()
 
 
 def test_a_gateway_that_can_run_models_needs_no_other_environment(models_venv: Path) -> None:
-    assert not environment.is_needed(models_venv)
+    assert not models_venv_module.is_needed(models_venv)
 
 
 def test_a_gateway_without_uv_cannot_create_an_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert environment.is_needed(tmp_path)
-    monkeypatch.setattr(environment.sysconfig, "get_path", lambda _: os.devnull)
-    assert not environment.is_needed(tmp_path)
+    assert models_venv_module.is_needed(tmp_path)
+    monkeypatch.setattr(models_venv_module.sysconfig, "get_path", lambda _: os.devnull)
+    assert not models_venv_module.is_needed(tmp_path)

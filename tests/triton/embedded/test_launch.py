@@ -4,10 +4,8 @@ from pathlib import Path
 import pytest
 
 from app.triton.embedded.interpreter import Interpreter
-from app.triton.embedded.launch import Launch
-from app.triton.embedded.options import EmbeddedOptions, Ports
-from app.triton.embedded.served_repository import ServedRepository
-from app.triton.embedded.wheel import ModelEnvironment
+from app.triton.embedded.launch import EmbeddedOptions, Launch, Ports, ServedRepository
+from app.triton.embedded.models_venv import ModelEnvironment
 
 MODELS = ModelEnvironment(Interpreter(Path("/venv/bin/python3"), (3, 11), "/opt/python/lib"), Path("/wheel"))
 

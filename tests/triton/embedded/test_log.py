@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from app.triton.embedded.log import TritonLog
+from app.triton.embedded.process import TritonLog
 
 LOADED = b"""I1120 13:55:39.635715 7662 model_lifecycle.cc:839] "successfully loaded 'ident'"\n"""
 FAILED = (

@@ -2,7 +2,7 @@ import io
 
 from rich.console import Console
 
-from app.triton.embedded.progress import Loading, changes_only, shown_on
+from app.triton.embedded.server import Loading, changes_only, shown_on
 
 
 def test_progress_as_text():

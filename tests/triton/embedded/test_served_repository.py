@@ -1,7 +1,7 @@
 import pytest
 
-from app.triton.embedded.errors import RepositoryUnservable
-from app.triton.embedded.served_repository import ServedRepository
+from app.triton.embedded.launch import ServedRepository
+from app.triton.embedded.machine import RepositoryUnservable
 
 COMPLETE = """
 backend: "python"

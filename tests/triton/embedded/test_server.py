@@ -14,14 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from app.triton.embedded import guarded
-from app.triton.embedded import options as options_module
-from app.triton.embedded import probe as probe_module
-from app.triton.embedded import server as server_module
-from app.triton.embedded.errors import PortTaken, RepositoryUnservable, StartCrashed, StartFailed, StartTimedOut
-from app.triton.embedded.options import LOOPBACK, PORTS, Ports, bind_to_free_port
-from app.triton.embedded.progress import Loading
-from app.triton.embedded.server import EmbeddedTriton
+from app.triton.embedded import launch, server
+from app.triton.embedded import process as process_module
+from app.triton.embedded.launch import LOOPBACK, PORTS, Ports, bind_to_free_port
+from app.triton.embedded.machine import RepositoryUnservable, StartCrashed, StartFailed, StartTimedOut, TritonPortTaken
+from app.triton.embedded.server import EmbeddedTriton, Loading
 from tests.fakes.arenas import lock_arenas
 
 ROOT = Path(__file__).parents[3]
@@ -30,7 +27,7 @@ ROOT = Path(__file__).parents[3]
 GATEWAY = """
 import asyncio, sys
 from pathlib import Path
-from app.triton.embedded.options import EmbeddedOptions
+from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
 
 async def main():
@@ -166,9 +163,9 @@ async def test_a_triton_that_hangs_in_its_crash_handler_is_restarted(triton, tra
 
 
 async def test_a_triton_that_fails_its_liveness_checks_is_restarted(triton, infer, caplog, monkeypatch):
-    monkeypatch.setattr(server_module, "LIVENESS_POLL_S", 0.1)
-    monkeypatch.setattr(server_module, "LIVENESS_FAILURES", 2)
-    monkeypatch.setattr(probe_module, "_LIVE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(server, "LIVENESS_POLL_S", 0.1)
+    monkeypatch.setattr(server, "LIVENESS_FAILURES", 2)
+    monkeypatch.setattr(server, "_LIVE_TIMEOUT_S", 1.0)
     watch = asyncio.create_task(triton.watch())
     stopped = triton.pid
     os.kill(stopped, signal.SIGSTOP)
@@ -180,7 +177,7 @@ async def test_a_triton_that_fails_its_liveness_checks_is_restarted(triton, infe
 
 
 async def test_a_model_that_writes_the_words_of_a_crash_ends_nothing(options, add_model, infer, monkeypatch):
-    monkeypatch.setattr(guarded, "CRASH_S", 0.2)
+    monkeypatch.setattr(process_module, "CRASH_S", 0.2)
     add_model("loud", initialize='import os; os.write(2, b"Signal (6) received.\\nfree(): invalid pointer\\n")')
     triton = EmbeddedTriton(options)
     await triton.start()
@@ -279,7 +276,7 @@ async def test_a_restart_waits_until_its_port_is_free(options, infer, caplog):
 
 async def test_a_port_of_another_process_is_reported(options):
     ports = Ports.free()
-    with listening_on(ports.http), pytest.raises(PortTaken, match=f"Port {ports.http}.*HTTP"):
+    with listening_on(ports.http), pytest.raises(TritonPortTaken, match=f"Port {ports.http}.*HTTP"):
         await EmbeddedTriton(replace(options, ports=ports)).start()
 
 
@@ -367,7 +364,7 @@ def test_free_ports_are_below_the_range_for_outgoing_connections() -> None:
 def test_any_free_port_is_used_if_all_others_are_taken(monkeypatch) -> None:
     with socket.create_server((LOOPBACK, 0)) as taken, socket.socket() as to_bind:
         port = taken.getsockname()[1]
-        monkeypatch.setattr(options_module, "PORTS", [port] * 100)
+        monkeypatch.setattr(launch, "PORTS", [port] * 100)
         assert bind_to_free_port(to_bind, LOOPBACK) not in (0, port)
 
 

@@ -3,8 +3,8 @@ import tomllib
 
 import pytest
 
-from app.triton.embedded.errors import ModelEnvironmentUnfit
-from app.triton.embedded.wheel import PACKAGES, ModelEnvironment
+from app.triton.embedded.machine import ModelEnvironmentUnfit
+from app.triton.embedded.models_venv import PACKAGES, ModelEnvironment
 
 
 @pytest.fixture

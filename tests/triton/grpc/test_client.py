@@ -10,11 +10,10 @@ import pytest
 
 from app.triton.credentials import TlsFiles
 from app.triton.grpc import frames, session
-from app.triton.grpc.calls import UnaryCall
+from app.triton.grpc.calls import Http2UnaryCall
 from app.triton.grpc.client import Client, Options
-from app.triton.grpc.connection import Connection, KeepAlive
-from app.triton.grpc.contents import Limits
-from app.triton.grpc.frames import FrameBuffer, frame_bytes
+from app.triton.grpc.connection import Http2Connection, KeepAlive
+from app.triton.grpc.frames import FrameBuffer, PeerLimits, frame_bytes
 from app.triton.grpc.session import Session
 from app.triton.transport import RpcError
 
@@ -23,7 +22,7 @@ Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 SETTINGS = frame_bytes(frames.SETTINGS, 0, 0)
 HEAD = b"\x88"
 LIMIT = 1024 * 1024
-WINDOW = Limits().stream_window
+WINDOW = PeerLimits().stream_window
 END = frames.END_HEADERS | frames.END_STREAM
 
 
@@ -434,7 +433,9 @@ async def test_a_connection_that_is_lost_at_once_is_unavailable(monkeypatch: pyt
         def get_extra_info(self, name: str, default: object = None) -> object:
             return None
 
-    async def connect(protocol: Callable[[], Connection], *_: object, **__: object) -> tuple[LostTransport, Connection]:
+    async def connect(
+        protocol: Callable[[], Http2Connection], *_: object, **__: object
+    ) -> tuple[LostTransport, Http2Connection]:
         return LostTransport(), protocol()
 
     monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", connect)
@@ -463,10 +464,10 @@ async def test_no_call_is_written_to_a_lost_connection() -> None:
         def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
             self.written.extend(map(bytes, list_of_data))
 
-    transport, connection = Recording(), Connection(Session(), KeepAlive(300.0, 20.0))
+    transport, connection = Recording(), Http2Connection(Session(), KeepAlive(300.0, 20.0))
     connection.connection_made(transport)
     before = len(transport.written)
-    call = UnaryCall(connection, LIMIT)
+    call = Http2UnaryCall(connection, LIMIT)
     call.start(b"", b"question", 10.0)
     connection.connection_lost(None)
     await asyncio.sleep(0.01)

@@ -9,8 +9,8 @@ from typing import cast
 import pytest
 
 from app.triton.grpc import connection, frames
-from app.triton.grpc.calls import StreamCall, UnaryCall
-from app.triton.grpc.connection import Connection, KeepAlive
+from app.triton.grpc.calls import Http2StreamCall, Http2UnaryCall
+from app.triton.grpc.connection import Http2Connection, KeepAlive
 from app.triton.grpc.frames import frame_bytes
 from app.triton.grpc.session import Session
 
@@ -49,7 +49,7 @@ class Server:
 
     def __init__(self) -> None:
         self.transport = Transport()
-        self.connection = Connection(Session(), KeepAlive(300, 20))
+        self.connection = Http2Connection(Session(), KeepAlive(300, 20))
         self.connection.connection_made(cast("asyncio.Transport", self.transport))
         self.connection.data_received(frame_bytes(frames.SETTINGS, 0, 0))
 
@@ -62,13 +62,13 @@ class Server:
         server.respond(1)
         return server
 
-    def stream(self) -> StreamCall:
-        call = StreamCall(self.connection, 1024 * 1024)
+    def stream(self) -> Http2StreamCall:
+        call = Http2StreamCall(self.connection, 1024 * 1024)
         call.start(b"", b"", TIMEOUT_S)
         return call
 
-    def unary(self) -> UnaryCall:
-        call = UnaryCall(self.connection, 1024 * 1024)
+    def unary(self) -> Http2UnaryCall:
+        call = Http2UnaryCall(self.connection, 1024 * 1024)
         call.start(b"", b"", TIMEOUT_S)
         return call
 

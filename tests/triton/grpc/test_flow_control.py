@@ -10,17 +10,17 @@ from typing import Any, cast
 
 import pytest
 
-from app.triton.grpc.calls import StreamCall, UnaryCall
-from app.triton.grpc.connection import Connection, KeepAlive
-from app.triton.grpc.contents import Limits
+from app.triton.grpc.calls import Http2StreamCall, Http2UnaryCall
+from app.triton.grpc.connection import Http2Connection, KeepAlive
+from app.triton.grpc.frames import PeerLimits
 from app.triton.grpc.messages import PREFIX_BYTES
 from app.triton.grpc.session import Session
 from tests.fakes.strict_peer import Call, Script, StrictPeer, message_of, request_of
 
 LIMIT = 64 * 1024 * 1024
 TIMEOUT_S = 600.0
-WINDOWS = (64, 300, 4096, Limits().stream_window)
-WINDOW = Limits().stream_window
+WINDOWS = (64, 300, 4096, PeerLimits().stream_window)
+WINDOW = PeerLimits().stream_window
 
 
 class Transport:
@@ -49,7 +49,7 @@ class Exchange:
     def __init__(self, random: Random, scripts: list[Script], window: int = WINDOW) -> None:
         self.random = random
         self.peer = StrictPeer(random, scripts.__getitem__, pads=True)
-        self.connection = Connection(Session(Limits(stream_window=window)), KeepAlive(TIMEOUT_S, TIMEOUT_S))
+        self.connection = Http2Connection(Session(PeerLimits(stream_window=window)), KeepAlive(TIMEOUT_S, TIMEOUT_S))
         self.connection.connection_made(cast("asyncio.Transport", Transport(self.peer)))
         self.receive(self.peer.take_output())
 
@@ -74,7 +74,7 @@ class Reader:
     """Reads one call, a message with each :meth:`step`."""
 
     def __init__(self, exchange: Exchange, seed: int, *, is_stream: bool) -> None:
-        kind = StreamCall if is_stream else UnaryCall
+        kind = Http2StreamCall if is_stream else Http2UnaryCall
         self.call: Any = kind(exchange.connection, LIMIT)
         self.call.start(b"", request_of(seed, exchange.random.choice((0, 10, 200_000))), TIMEOUT_S)
         self.messages: list[bytes] = []

@@ -12,18 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.triton.grpc import frames
-from app.triton.grpc.contents import Limits
-from app.triton.grpc.events import (
+from app.triton.grpc.frames import (
     CANCEL,
     ConnectionFailed,
     DataReceived,
     Event,
     GoAway,
     HeadersReceived,
+    PeerLimits,
     PingAcknowledged,
     StreamReset,
+    frame_bytes,
 )
-from app.triton.grpc.frames import frame_bytes
 from app.triton.grpc.session import Session
 
 WINDOW = 64 * 1024
@@ -69,7 +69,7 @@ def sent(session: Session) -> bytes:
 
 @pytest.fixture
 def session() -> Session:
-    return Session(Limits(stream_window=WINDOW))
+    return Session(PeerLimits(stream_window=WINDOW))
 
 
 @pytest.fixture
@@ -369,7 +369,7 @@ ANY_FRAME = st.builds(
 @settings(max_examples=500)
 @given(st.lists(st.one_of(ANY_FRAME, st.binary(max_size=32)), max_size=20), st.booleans())
 def test_any_bytes_are_events_or_a_failed_connection(pieces: list[bytes], with_settings: bool) -> None:
-    session = Session(Limits(stream_window=1024, max_header_bytes=4096))
+    session = Session(PeerLimits(stream_window=1024, max_header_bytes=4096))
     for _ in range(3):
         session.open(REQUEST, b"body")
     try:

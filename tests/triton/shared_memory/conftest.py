@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from app.triton.engine import TritonEngine
-from app.triton.shared_memory import owner
-from app.triton.shared_memory.lane import Lane
-from app.triton.shared_memory.region import SHARED_MEMORY
+from app.triton.shared_memory import regions
+from app.triton.shared_memory.regions import SHARED_MEMORY
+from app.triton.shared_memory.transport import SharedMemoryTransport
 from app.triton.transports import open_transport
 from tests.fakes.triton import FakeTriton, serving
 from tests.triton.shared_memory.stage import CONFIG, FIXED, MIB, Observed, Stage, sum_of
@@ -18,7 +18,7 @@ from tests.triton.shared_memory.stage import CONFIG, FIXED, MIB, Observed, Stage
 def own_files(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Path]]:
     """Returns the files of this test only, because other gateways on the machine use the same folder."""
     prefix = f"lane_test_{secrets.token_hex(8)}_"
-    monkeypatch.setattr(owner, "PREFIX", prefix)
+    monkeypatch.setattr(regions, "PREFIX", prefix)
     return lambda: list(SHARED_MEMORY.glob(f"{prefix}*"))
 
 
@@ -27,7 +27,7 @@ async def stage(own_files: Callable[[], list[Path]]) -> AsyncIterator[Stage]:
     observed = Observed()
     async with serving(FakeTriton()) as triton, open_transport(triton.url) as transport:
         triton.unary = sum_of(triton)
-        lane = Lane(transport, 4 * MIB, observed)
+        lane = SharedMemoryTransport(transport, 4 * MIB, observed)
         for config in (CONFIG, FIXED):
             lane.learn(config, "")
         running = asyncio.create_task(lane.run())

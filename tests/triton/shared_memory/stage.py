@@ -7,13 +7,11 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
-from app.domain.deadline import Deadline
-from app.domain.inference import InferenceRequest, InferenceResponse
-from app.domain.model import ModelConfig, TensorSpec
-from app.domain.tensor import Tensor
+from app.core.inference import Deadline, InferenceRequest, InferenceResponse, Tensor
+from app.core.model import ModelConfig, TensorSpec
 from app.triton.engine import TritonEngine
-from app.triton.shared_memory.lane import Lane
 from app.triton.shared_memory.layout import LARGE_BYTES
+from app.triton.shared_memory.transport import SharedMemoryTransport
 from tests.fakes.triton import FakeTriton
 
 LARGE = LARGE_BYTES // 4
@@ -40,7 +38,9 @@ class Observed:
 class Stage:
     """An engine with a lane of 4 MiB in front of a fake Triton."""
 
-    def __init__(self, triton: FakeTriton, lane: Lane, engine: TritonEngine, observed: Observed) -> None:
+    def __init__(
+        self, triton: FakeTriton, lane: SharedMemoryTransport, engine: TritonEngine, observed: Observed
+    ) -> None:
         self.triton, self.lane, self.engine, self.observed = triton, lane, engine, observed
 
     async def infer(self, *tensors: Tensor, model: str = "m", seconds: float = LONG_S) -> InferenceResponse:

@@ -5,9 +5,8 @@ import asyncio
 import numpy as np
 import pytest
 
-from app.domain.errors import DeadlineExceeded
-from app.domain.tensor import BYTES, Tensor, bytes_array
-from app.domain.tensor_memory import ELEMENT
+from app.core.errors import DeadlineExceeded
+from app.core.inference import BYTES, ELEMENT, Tensor, bytes_array
 from tests.triton.shared_memory.stage import LARGE_BYTES, MIB, Stage, never, not_found_or, numbers, seen_by
 
 ROOM = MIB - 1024

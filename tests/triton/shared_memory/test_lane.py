@@ -8,8 +8,8 @@ import grpc
 import numpy as np
 import pytest
 
-from app.domain.errors import DeadlineExceeded, GatewayError, ModelError
-from app.domain.tensor import BYTES, Tensor, bytes_array
+from app.core.errors import DeadlineExceeded, GatewayError, ModelError
+from app.core.inference import BYTES, Tensor, bytes_array
 from app.triton.shared_memory.layout import LARGE_BYTES
 from tests.triton.shared_memory.stage import LARGE, Stage, failing, never, not_found_or, numbers, seen_by, sum_of
 

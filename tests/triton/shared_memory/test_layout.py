@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from app.domain.inference import InferenceRequest, RequestedOutput
-from app.domain.model import ModelConfig, Step, TensorSpec
-from app.domain.tensor import BYTES, Tensor, bytes_array
-from app.triton.shared_memory.layout import LARGE_BYTES, Layout, Layouts, Span
+from app.core.inference import BYTES, InferenceRequest, RequestedOutput, Tensor, bytes_array
+from app.core.model import ModelConfig, Step, TensorSpec
+from app.triton.shared_memory.layout import LARGE_BYTES, ByteRange, Layout, Layouts
 from app.triton.transport import MAX_MESSAGE_BYTES
 
 LARGE = LARGE_BYTES // 4
@@ -35,7 +34,7 @@ def layout(*configs: ModelConfig, inputs: tuple[Tensor, ...] = (numbers(),)) -> 
 
 
 def test_a_large_input_has_a_place() -> None:
-    assert layout(model()) == Layout((Span(0, LARGE_BYTES),), (), LARGE_BYTES)
+    assert layout(model()) == Layout((ByteRange(0, LARGE_BYTES),), (), LARGE_BYTES)
 
 
 def test_a_small_input_uses_grpc() -> None:
@@ -44,18 +43,18 @@ def test_a_small_input_uses_grpc() -> None:
 
 def test_only_the_large_tensors_of_a_call_have_a_place() -> None:
     found = layout(model(), inputs=(numbers(1, "NOTE"), numbers()))
-    assert found == Layout((None, Span(0, LARGE_BYTES)), (), LARGE_BYTES)
+    assert found == Layout((None, ByteRange(0, LARGE_BYTES)), (), LARGE_BYTES)
 
 
 def test_tensors_are_aligned() -> None:
     found = layout(model(), inputs=(numbers(LARGE + 1), numbers(LARGE, "NOTE")))
     assert found is not None
-    assert found.inputs[1] == Span(LARGE_BYTES + 64, LARGE_BYTES)
+    assert found.inputs[1] == ByteRange(LARGE_BYTES + 64, LARGE_BYTES)
 
 
 def test_the_size_of_bytes_includes_the_lengths() -> None:
     file = Tensor("X", BYTES, bytes_array([b"a" * LARGE_BYTES], (1,)))
-    assert layout(model(), inputs=(file,)) == Layout((Span(0, LARGE_BYTES + 4),), (), LARGE_BYTES + 4)
+    assert layout(model(), inputs=(file,)) == Layout((ByteRange(0, LARGE_BYTES + 4),), (), LARGE_BYTES + 4)
 
 
 def test_many_elements_of_bytes_use_grpc() -> None:
@@ -75,14 +74,14 @@ def test_a_request_too_large_for_triton_uses_grpc() -> None:
 class TestOutputs:
     def test_an_output_of_fixed_size_has_a_place(self) -> None:
         found = layout(model("m", TensorSpec("Y", "FP64", (LARGE,)), TensorSpec("Z", "FP32", (1,))), inputs=())
-        assert found == Layout((), (("Y", Span(0, 2 * LARGE_BYTES)), ("Z", None)), 2 * LARGE_BYTES)
+        assert found == Layout((), (("Y", ByteRange(0, 2 * LARGE_BYTES)), ("Z", None)), 2 * LARGE_BYTES)
 
     def test_only_requested_outputs_have_a_place(self) -> None:
         layouts = Layouts()
         layouts.learn(model("m", TensorSpec("Y", "FP32", (LARGE,)), TensorSpec("Z", "FP32", (LARGE,))), "")
         for outputs, named in (
-            ((RequestedOutput("Z"),), (("Z", Span(0, LARGE_BYTES)),)),
-            ((RequestedOutput("Y"), RequestedOutput("Z", 3)), (("Y", Span(0, LARGE_BYTES)), ("Z", None))),
+            ((RequestedOutput("Z"),), (("Z", ByteRange(0, LARGE_BYTES)),)),
+            ((RequestedOutput("Y"), RequestedOutput("Z", 3)), (("Y", ByteRange(0, LARGE_BYTES)), ("Z", None))),
         ):
             found = layouts.layout_of(InferenceRequest("m", (numbers(1),), outputs=outputs))
             assert found == Layout((None,), named, LARGE_BYTES)
@@ -96,7 +95,7 @@ class TestOutputs:
         batch = Tensor("X", "FP32", np.zeros((3, 1), np.float32))
         found = layout(model("m", TensorSpec("Y", "FP32", (LARGE,)), max_batch_size=4), inputs=(batch,))
         assert found is not None
-        assert found.outputs == (("Y", Span(0, 3 * LARGE_BYTES)),)
+        assert found.outputs == (("Y", ByteRange(0, 3 * LARGE_BYTES)),)
 
     @pytest.mark.parametrize(
         "spec", [TensorSpec("Y", "FP32", (-1, LARGE)), TensorSpec("Y", BYTES, (LARGE,)), TensorSpec("Y", "INVALID", ())]

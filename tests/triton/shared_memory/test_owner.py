@@ -9,18 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from app.triton.shared_memory import owner as owner_module
-from app.triton.shared_memory.lane import Lane
-from app.triton.shared_memory.owner import PREFIX, Owner, is_abandoned, remove_leftovers
-from app.triton.shared_memory.region import SHARED_MEMORY, Region
+from app.triton.shared_memory.regions import PREFIX, SHARED_MEMORY, Owner, Region, is_abandoned, remove_leftovers
+from app.triton.shared_memory.transport import SharedMemoryTransport
 from app.triton.transports import open_transport
 from tests.fakes.triton import FakeTriton, serving
 from tests.triton.shared_memory.stage import MIB
 
 KILLED = """
 import os, signal
-from app.triton.shared_memory.owner import Owner
-from app.triton.shared_memory.region import Region
+from app.triton.shared_memory.regions import Owner, Region
 region = Region(Owner().next_name(), 4096)
 region.allocate()
 print(region.name, flush=True)
@@ -83,9 +80,9 @@ def test_regions_of_other_clients_are_not_abandoned() -> None:
 async def test_the_next_gateway_removes_them_at_its_start(own_files: Callable[[], list[Path]]) -> None:
     """Otherwise they would stay until it sends its first large tensor."""
     async with serving(FakeTriton()) as triton, open_transport(triton.url) as transport:
-        (SHARED_MEMORY / f"{owner_module.PREFIX}dead.lock").touch()
-        (SHARED_MEMORY / f"{owner_module.PREFIX}dead_1").touch()
-        running = asyncio.create_task(Lane(transport, MIB).run())
+        (SHARED_MEMORY / f"{PREFIX}dead.lock").touch()
+        (SHARED_MEMORY / f"{PREFIX}dead_1").touch()
+        running = asyncio.create_task(SharedMemoryTransport(transport, MIB).run())
         async with asyncio.timeout(5):
             while own_files():
                 await asyncio.sleep(0.01)

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from app.triton.shared_memory.owner import Owner
-from app.triton.shared_memory.region import Region, rounded
+from app.triton.shared_memory.regions import Owner, Region, rounded
 
 MIB = 1024 * 1024
 

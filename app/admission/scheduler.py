@@ -1,0 +1,435 @@
+"""Decides whether a request to a model runs at once, waits in the queue, or is refused.
+
+The slot of one running request.
+
+Counts running and waiting requests against their limits: per pipeline, per caller, or per caller and pipeline.
+"""
+
+import asyncio
+import sys
+from math import ceil, inf
+from time import monotonic
+from types import TracebackType
+from typing import NamedTuple
+
+from app.admission.limit import Limit
+from app.admission.queue import FairQueue
+from app.core.errors import DeadlineExceeded, GatewayError, TooManyRequests
+from app.core.inference import Deadline
+
+
+class Slot:
+    """Released by :meth:`leave` or at the end of a ``with`` block. Releasing it again is a no-op."""
+
+    __slots__ = ("_accounts", "_has_output", "_is_left", "_limit", "_model_queue", "queued_s", "since")
+
+    def __init__(self, model_queue: "ModelQueue", accounts: "tuple[Quota, ...]", queued_s: float) -> None:
+        self._model_queue = model_queue
+        self._accounts = accounts
+        self.since = monotonic()
+        self._has_output = False
+        self._is_left = False
+        self._limit: Limit = model_queue.limit
+        """A later configuration of the model has another limit, which does not know this request."""
+        self._limit.started(self, self.since)
+        self.queued_s = queued_s
+        """Seconds that the request waited for its slot."""
+
+    def output(self) -> None:
+        """Call this when a response of a decoupled model arrives."""
+        now = monotonic()
+        if self._has_output:
+            self._limit.next_output(self, now)
+        else:
+            self._has_output = True
+            self._limit.first_output(self, now)
+            self._model_queue.responded(now - self.since)
+
+    def answered(self) -> None:
+        """Call this after each call to the model, if the slot is kept for several calls."""
+        now = monotonic()
+        self._model_queue.learn(now, now - self.since, None)
+        self.since = now
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """Releases the slot. ``error``: the error of the request, if it failed."""
+        if not self._is_left:
+            self._is_left = True
+            self._limit.left(self, monotonic())
+            self._model_queue.left(self._accounts, self.since, error)
+
+    def __enter__(self) -> "Slot":
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, exc: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        self.leave(exc)
+
+
+UNLIMITED = sys.maxsize
+
+
+class Quota:
+    __slots__ = ("max_running", "max_waiting", "model_queues", "of_key", "running", "waiting")
+
+    def __init__(self, max_running: int | None = None, max_waiting: int | None = None, *, of_key: bool = False) -> None:
+        """``of_key``: whether the account is that of an API key, and not of a pipeline."""
+        self.of_key = of_key
+        self.running = 0
+        self.waiting = 0
+        self.model_queues: set[ModelQueue] = set()
+        """The queues in which requests of this account wait."""
+        self.set_limits(max_running, max_waiting)
+
+    def set_limits(self, max_running: int | None, max_waiting: int | None) -> None:
+        """Sets both limits; None means no limit."""
+        self.max_running = UNLIMITED if max_running is None else max_running
+        self.max_waiting = UNLIMITED if max_waiting is None else max_waiting
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether requests may have to wait because of this account's limit."""
+        return self.max_running != UNLIMITED
+
+
+LONGEST_WAIT_S = 3.0
+"""Longest expected wait: this, or the time of two requests if that is longer. Otherwise the request is refused."""
+MARGIN = 1.5
+"""Safety factor for the estimated wait."""
+LONGEST_RETRY_S = 30
+CALLERS_PER_SLOT = 2
+"""The number of refused callers that get the same retry time. Some callers never retry; no slot stays free for them."""
+WEIGHT = 0.1
+"""The weight of the newest duration in the moving average."""
+MOST_PROMISES = 1024
+TICK_S = 0.01
+"""Shortest time between two updates of a limit that grows with time."""
+
+
+class Claim:
+    """A caller that requests a slot: the accounts to charge, and its place in the order of the queue."""
+
+    __slots__ = ("accounts", "key", "own", "priority")
+
+    def __init__(self, own: Quota, accounts: tuple[Quota, ...], key: str = "", priority: int = 0) -> None:
+        self.own = own
+        """The account of the pipeline."""
+        self.accounts = accounts
+        """All accounts to charge, including ``own``."""
+        self.key = key
+        self.priority = priority
+
+    @property
+    def may_run(self) -> bool:
+        for account in self.accounts:  # noqa: SIM110 - a third of the time of all()
+            if account.running >= account.max_running:
+                return False
+        return True
+
+
+class Waiter:
+    """One request in the queue."""
+
+    __slots__ = ("applicant", "deadline", "key", "priority", "since", "slot")
+
+    def __init__(self, applicant: Claim, deadline: Deadline) -> None:
+        self.applicant = applicant
+        self.key = applicant.key
+        self.priority = applicant.priority
+        self.deadline = deadline
+        self.since = monotonic()
+        self.slot: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
+
+    def refuse(self, error: GatewayError) -> None:
+        if not self.slot.done():
+            self.slot.set_exception(error)
+
+
+class Objection(NamedTuple):
+    """Why a request may not wait, and for how many seconds this remains so.
+
+    ``account``: of the API key, if its own limit is the reason.
+    """
+
+    detail: str
+    wait_s: float = 0.0
+    account: Quota | None = None
+
+
+def _because(account: Quota | None) -> str:
+    return "" if account is None else " because of the limit of its API key"
+
+
+class ModelQueue:
+    """Grants the slots of one model, and queues requests while all slots are taken."""
+
+    def __init__(self, model: str, limit: Limit) -> None:
+        self.model = model
+        self.limit = limit
+        self.running = 0
+        self._queue = FairQueue[Waiter]()
+        self._service_s = 0.0
+        """Moving average of the time of a request in Triton; 0 before the first request has ended."""
+        self._first_start = inf
+        """The start of the first request since no request ran."""
+        self._queued_at = -inf
+        """Since when requests wait without a break."""
+        self._next_growth: asyncio.TimerHandle | None = None
+        self._output_s: float | None = None
+        """Moving average of the time to the first output of a decoupled model."""
+        self._promised: dict[str, float] = {}
+        """By key: when the caller that was refused last may expect a slot."""
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    def check(self, applicant: Claim, deadline: Deadline) -> None:
+        """Raises TooManyRequests if :meth:`enter` would raise it now. Has no effect on other requests."""
+        if not self._has_slot(applicant):
+            self._require_place(applicant, deadline, self._displaced_by(applicant))
+
+    def admits(self, applicant: Claim, deadline: Deadline) -> bool:
+        """Whether :meth:`check` would raise nothing now. Unlike a refusal, it reserves no retry time."""
+        return self._has_slot(applicant) or not self._objection(applicant, deadline, self._displaced_by(applicant))
+
+    def try_enter(self, applicant: Claim) -> Slot | None:
+        """Returns a slot if one is free and no other request waits for it."""
+        return self._slot_of(applicant, 0.0) if self._has_slot(applicant) else None
+
+    async def enter(self, applicant: Claim, deadline: Deadline) -> Slot:
+        """Returns a slot, waiting in the queue if necessary.
+
+        Raises:
+            TooManyRequests: If the request may not wait, or waited too long to meet its deadline.
+            DeadlineExceeded: If the deadline passes during the wait.
+        """
+        if self._has_slot(applicant):
+            return self._slot_of(applicant, 0.0)
+        displaced = self._displaced_by(applicant)
+        self._require_place(applicant, deadline, displaced)
+        if displaced is not None:
+            self._displace(displaced)
+        return await self._wait(Waiter(applicant, deadline))
+
+    def left(self, accounts: tuple[Quota, ...], since: float, error: BaseException | None) -> None:
+        """Frees the slot of a request that has ended."""
+        now = monotonic()
+        self.running -= 1
+        for account in accounts:
+            account.running -= 1
+        if self.running == 0:
+            self._first_start = inf
+        self.learn(now, now - since, error)
+        for account in accounts:
+            if account.model_queues:
+                for each in tuple(account.model_queues):
+                    each.serve_queue()
+
+    def responded(self, wait_s: float) -> None:
+        """Call this when the first output of a decoupled model has arrived, after ``wait_s`` seconds."""
+        before = self._output_s
+        self._output_s = wait_s if before is None else before + WEIGHT * (wait_s - before)
+        self.serve_queue()
+
+    def serve_queue(self) -> None:
+        """Gives free slots to waiting requests."""
+        self._give_slots()
+        if self._queue and self._next_growth is None:
+            self._pass_time()
+
+    def _pass_time(self) -> None:
+        """Lets the limit grow while requests wait, even if nothing else happens."""
+        self._next_growth = None
+        if self._queue:
+            wait_s = self.limit.pass_time(monotonic())
+            if wait_s is not None:
+                self._next_growth = asyncio.get_running_loop().call_later(max(wait_s, TICK_S), self._pass_time)
+            self._give_slots()
+
+    def _give_slots(self) -> None:
+        while self._queue and self.running < self.limit.value:
+            waiter = self._queue.take(_may_run)
+            if waiter is None:
+                return
+            self._stop_waiting(waiter)
+            if waiter.slot.done():
+                continue  # the request was cancelled in this turn of the event loop
+            if waiter.deadline.remaining_s() < self._needed_s:
+                waiter.refuse(self._too_late(waiter.applicant))
+            else:
+                waiter.slot.set_result(self._slot_of(waiter.applicant, monotonic() - waiter.since))
+
+    def _has_slot(self, applicant: Claim) -> bool:
+        """Whether a slot is free. The queue need not be checked: :meth:`serve_queue` gives free slots away at once."""
+        return self.running < self.limit.value and applicant.may_run
+
+    def _slot_of(self, applicant: Claim, queued_s: float) -> Slot:
+        self.running += 1
+        for account in applicant.accounts:
+            account.running += 1
+        slot = Slot(self, applicant.accounts, queued_s)
+        self._first_start = min(self._first_start, slot.since)
+        return slot
+
+    async def _wait(self, waiter: Waiter) -> Slot:
+        if not self._queue:
+            self._queued_at = waiter.since
+        self._queue.add(waiter)
+        for account in waiter.applicant.accounts:
+            account.waiting += 1
+            account.model_queues.add(self)
+        expiry = asyncio.get_running_loop().call_later(waiter.deadline.remaining_s(), self._expire, waiter)
+        self.serve_queue()
+        try:
+            return await waiter.slot
+        except asyncio.CancelledError:
+            if not self._drop(waiter) and waiter.slot.done() and not waiter.slot.cancelled():
+                _give_back(waiter.slot)
+            raise
+        finally:
+            expiry.cancel()
+
+    def _expire(self, waiter: Waiter) -> None:
+        if self._drop(waiter):
+            waiter.refuse(DeadlineExceeded("The deadline passed while the request waited for its turn."))
+
+    def _drop(self, waiter: Waiter) -> bool:
+        """Removes a request from the queue. Returns whether it was still waiting."""
+        was_waiting = self._queue.remove(waiter)
+        if was_waiting:
+            self._stop_waiting(waiter)
+        return was_waiting
+
+    def _stop_waiting(self, waiter: Waiter) -> None:
+        for account in waiter.applicant.accounts:
+            account.waiting -= 1
+            if account.waiting == 0:
+                account.model_queues.clear()
+
+    def _displaced_by(self, applicant: Claim) -> Waiter | None:
+        """Returns the request of the same pipeline that must leave its full queue for a new request, or None."""
+        if applicant.own.waiting < applicant.own.max_waiting:
+            return None
+        return self._queue.displaced_by(
+            applicant.priority, applicant.key, lambda waiter: waiter.applicant.own is applicant.own
+        )
+
+    def _require_place(self, applicant: Claim, deadline: Deadline, displaced: Waiter | None) -> None:
+        """Raises TooManyRequests if a request may not wait, even in the place of ``displaced``."""
+        objection = self._objection(applicant, deadline, displaced)
+        if objection is not None:
+            raise self._refused(applicant, *objection)
+
+    def _objection(self, applicant: Claim, deadline: Deadline, displaced: Waiter | None) -> Objection | None:
+        """Returns why a request may not wait; None if it may wait."""
+        full = [each for each in applicant.accounts if each.waiting >= each.max_waiting]
+        if full and (displaced is None or full != [applicant.own]):
+            key = next((each for each in full if each.of_key), None)
+            return Objection("The queue of this pipeline is full.") if key is None else self._key_is_full(key)
+        (wait_s, account), needed_s = self._wait_of(applicant, displaced), self._needed_s
+        over_s = wait_s * MARGIN + needed_s - deadline.remaining_s()
+        if over_s > 0:
+            return Objection(f"The request cannot be answered before its deadline{_because(account)}.", over_s, account)
+        allowed_s = max(LONGEST_WAIT_S, 2 * self._service_s)
+        if wait_s > allowed_s:
+            return Objection(f"Too many requests wait for this model{_because(account)}.", wait_s - allowed_s, account)
+        return None
+
+    def _key_is_full(self, account: Quota) -> Objection:
+        """A key whose running requests are limited gets a slot after those of its requests that wait already."""
+        detail = "This API key has reached its own limit of requests that run or wait at the same time."
+        if not account.is_limited:
+            return Objection(detail)
+        turn_s = self._expected_s / account.max_running
+        return Objection(detail, (account.waiting + 1) * turn_s - turn_s / CALLERS_PER_SLOT, account)
+
+    def _displace(self, waiter: Waiter) -> None:
+        self._drop(waiter)
+        waiter.refuse(self._refused(waiter.applicant, "Requests with a greater right to the queue came.", 0.0))
+
+    def _too_late(self, applicant: Claim) -> TooManyRequests:
+        return self._refused(applicant, "The request waited too long to be answered before its deadline.", 0.0)
+
+    def _refused(self, applicant: Claim, detail: str, wait_s: float, account: Quota | None = None) -> TooManyRequests:
+        return TooManyRequests(detail, retry_after_s=self.retry_after_s(applicant.key, wait_s, account))
+
+    @property
+    def _needed_s(self) -> float:
+        """Expected time from the start of a request to its answer or its first output."""
+        return self._service_s if self._output_s is None else self._output_s
+
+    @property
+    def _expected_s(self) -> float:
+        """Expected time of a request in Triton; 0 if unknown.
+
+        If no request has ended yet, the requests are expected to take twice as long as they have taken so far.
+        """
+        return self._service_s or max(2 * (monotonic() - self._first_start), 0.0)
+
+    def _rate_of(self, slots: int) -> float:
+        """Requests that end per second while all of these slots are taken, by Little's law; 0 if unknown."""
+        return slots / self._expected_s if self._expected_s else 0.0
+
+    @property
+    def _is_rising(self) -> bool:
+        now = monotonic()
+        return self.limit.is_rising(now, self._queued_at if self._queue else now)
+
+    def _wait_of(self, applicant: Claim, displaced: Waiter | None) -> tuple[float, Quota | None]:
+        """Expected wait of a new request that takes the place of ``displaced``, in seconds.
+
+        Also returns the key's account if its limit is the reason, and not the model.
+        """
+        if not self._service_s:
+            return 0.0, None
+        ahead = 0 if self._is_rising else self._queue.ahead_of(applicant.priority, applicant.key) + 1
+        wait_s, reason = ahead / self._rate_of(self.limit.value), None
+        for account in applicant.accounts:
+            if account.is_limited:
+                place = account.waiting + (displaced is None or account not in displaced.applicant.accounts)
+                if (own_wait_s := place * self._service_s / account.max_running) > wait_s:
+                    wait_s, reason = own_wait_s, account if account.of_key else None
+        return wait_s, reason
+
+    def retry_after_s(self, key: str, wait_s: float = 0.0, account: Quota | None = None) -> int:
+        """Returns the whole seconds until a slot is expected to be free for a caller that is refused now.
+
+        Each refusal of a key reserves a later time, so that refused callers do not all retry at once. While the limit
+        rises, the time is not known. ``account``: of the key, if its own limit is the reason.
+        """
+        now = monotonic()
+        if account is not None:
+            rate = CALLERS_PER_SLOT * self._rate_of(account.max_running)
+        else:
+            rate = CALLERS_PER_SLOT * self._rate_of(self.limit.value) / max(self._queue.callers(), 1)
+        if not rate or (account is None and self._is_rising):
+            return 1
+        if len(self._promised) >= MOST_PROMISES:
+            self._promised = {each: due for each, due in self._promised.items() if due > now}
+        due = max(self._promised.get(key, 0.0), now + wait_s) + 1 / rate
+        due = self._promised[key] = min(due, now + LONGEST_RETRY_S)
+        return max(ceil(due - now), 1)
+
+    def learn(self, now: float, duration_s: float, error: BaseException | None) -> None:
+        """Updates the averages and the limit. The only failures that count are a passed deadline and a full queue."""
+        if error is None:
+            self._service_s += (WEIGHT if self._service_s else 1.0) * (duration_s - self._service_s)
+            self.limit.answered(now, is_full=bool(self._queue))
+        elif isinstance(error, DeadlineExceeded):
+            self._service_s += WEIGHT * max(duration_s - self._service_s, 0.0)
+        elif isinstance(error, TooManyRequests):
+            self.limit.refused(now)
+            error.retry_after_s = self.retry_after_s("")
+        self.serve_queue()
+
+
+def _may_run(waiter: Waiter) -> bool:
+    return waiter.applicant.may_run
+
+
+def _give_back(slot: "asyncio.Future[Slot]") -> None:
+    """Releases a slot that was granted in the same turn of the event loop in which the request was cancelled."""
+    if slot.exception() is None:
+        slot.result().leave(asyncio.CancelledError())

@@ -1,0 +1,209 @@
+"""Converts the body of a generate request to an InferenceRequest.
+
+Source: Triton's generate extension. Each member is an input of the model, by its name, or a request parameter. Members
+of ``parameters`` are treated like members of the object.
+
+Renders responses as JSON of the generate extension: an object for each response, a value for each output.
+"""
+
+import codecs
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import orjson
+from starlette.responses import Response
+
+from app.api.error_table import headers_of
+from app.api.oip.errors import is_of_model, message_of, status_of
+from app.api.oip.infer import MAX_ID, ParsedRequest, data_of
+from app.api.oip.parameters import checked, parameter_of
+from app.api.oip.signature import Input, Signature
+from app.api.responses import JsonResponse
+from app.codecs.json_scan import WHITESPACE, members_of
+from app.core.errors import GatewayError, InvalidInput, InvalidRequest
+from app.core.inference import BYTES, InferenceRequest, InferenceResponse, Parameter, Tensor
+from app.core.text import shown
+from app.pipelines.body import LARGE_BYTES
+
+_Member = tuple[str, memoryview]
+_decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_id = msgspec.json.Decoder(str)
+_MAX_BLANK = 1024
+"""Limit of the white space before a list, in bytes."""
+
+
+def generation_of(body: memoryview, signature: Signature, version: str) -> ParsedRequest:
+    """Raises InvalidJson, InvalidRequest or InvalidInput."""
+    tensors: dict[str, Tensor] = {}
+    parameters: dict[str, Parameter] = {}
+    own_id = ""
+    for name, text in _members_of(body):
+        if name in signature.inputs:
+            if name in tensors:
+                raise InvalidInput(f"input '{name}' already exists in request")
+            tensors[name] = _tensor_of(signature.inputs[name], text)
+        elif name == "id":
+            own_id = _id_of(text)
+        elif name in parameters:
+            raise InvalidInput(f"parameter '{shown(name)}' is given twice.")
+        else:
+            parameters[name] = parameter_of(name, text)
+    given = tuple(tensors.values())
+    signature.check_inputs(given)
+    inference = InferenceRequest(
+        model=signature.config.name,
+        version=version,
+        inputs=given,
+        parameters=checked(parameters, signature.rules.sequence_ids),
+        takes_traceparent=signature.rules.takes_traceparent,
+    )
+    return ParsedRequest(inference, own_id)
+
+
+def _members_of(body: memoryview) -> Iterable[_Member]:
+    """Returns the members of the object and of ``parameters``, with duplicates. Raises the errors of ``members_of``."""
+    members = _decoded_at_once(bytes(body)) if len(body) < LARGE_BYTES else None
+    return _read_by_member(body) if members is None else members
+
+
+def _decoded_at_once(body: bytes) -> list[_Member] | None:
+    """Returns None if the body is invalid or may have duplicate names; the decoder would keep only the last."""
+    try:
+        outer = _decode_members(body)
+        inner = _decode_members(outer["parameters"]) if "parameters" in outer else {}
+    except (ValueError, RecursionError):
+        return None
+    members = [*outer.items(), *inner.items()]
+    is_clear = body.count(b":") == len(members)
+    if not is_clear and (b"\\u" in body or any(body.count(f'"{name}"'.encode()) > 1 for name, _ in members)):
+        return None
+    return [(name, memoryview(text)) for name, text in members if text is not outer.get("parameters")]
+
+
+def _read_by_member(body: memoryview) -> Iterator[_Member]:
+    for name, text in members_of(body):
+        if name == "parameters":
+            yield from _nested(text)
+        else:
+            yield name, text
+
+
+def _nested(text: memoryview) -> Iterator[_Member]:
+    try:
+        yield from members_of(text)
+    except InvalidRequest as exc:
+        raise InvalidInput("Expected JSON object for keyword: 'parameters'.") from exc
+
+
+def _tensor_of(known: Input, text: memoryview) -> Tensor:
+    """``text``: one element, or a flat list of them. Raises InvalidInput or InvalidJson."""
+    if not bytes(text[:_MAX_BLANK]).lstrip(WHITESPACE).startswith(b"["):
+        text = memoryview(b"".join((b"[", text, b"]")))
+    tensor = known.of_list(text)
+    shape = _shape_of(tensor.array.size, known)
+    known.check_shape(shape)
+    return Tensor(tensor.name, tensor.datatype, tensor.array.reshape(shape))
+
+
+def _shape_of(size: int, known: Input) -> tuple[int, ...]:
+    """The last free dimension gets the remaining elements, other free dimensions are 1. Raises InvalidInput."""
+    dims = list(known.dims)
+    last = max((index for index, dim in enumerate(dims) if dim == -1), default=None)
+    shape = [1 if dim == -1 else dim for dim in dims]
+    others = math.prod(shape)
+    if last is not None and others:
+        shape[last] = size // others
+    if math.prod(shape) != size:
+        raise InvalidInput(f"The schema can not convert input '{known.spec.name}' to tensor with proper shape.")
+    return tuple(shape)
+
+
+def _id_of(text: memoryview) -> str:
+    try:
+        own_id: str = _id.decode(text)
+    except ValueError as exc:
+        raise InvalidInput("Unable to parse 'id': attempt to access JSON non-string as string") from exc
+    if len(own_id) > MAX_ID:
+        raise InvalidInput(f"'id' must have at most {MAX_ID} characters.")
+    return own_id
+
+
+Values = dict[str, Any]
+
+EVENTS = "text/event-stream; charset=utf-8"
+
+
+class GenerateEnding(NamedTuple):
+    """The end of a stream, for ``app.streams``. This dialect has no early exits."""
+
+    outputs: Sequence[Values]
+    early_exit: None = None
+
+
+class Generated:
+    """The values of each response of one request. A character that is split between responses stays whole."""
+
+    has_enough = False
+
+    def __init__(self, asked: ParsedRequest) -> None:
+        own_id = {"id": asked.id} if asked.id else {}
+        self._frame: Values = own_id | {"model_name": asked.inference.model, "model_version": ""}
+        self._texts: dict[str, codecs.IncrementalDecoder] = {}
+
+    def add(self, response: InferenceResponse) -> Values | None:
+        """Returns the values of a response; None for a response without outputs."""
+        if not response.outputs:
+            return None
+        self._frame["model_version"] = response.version
+        return {name: self._value_of(tensor) for name, tensor in response.outputs.items()} | self._frame
+
+    def finish(self, error: GatewayError | None = None) -> GenerateEnding:
+        """Returns a last output if bytes of an incomplete character remain. Raises ``error``."""
+        if error is not None:
+            raise error
+        rests = {name: rest for name, text in self._texts.items() if (rest := text.decode(b"", final=True))}
+        return GenerateEnding([rests | self._frame] if rests else [])
+
+    def _value_of(self, tensor: Tensor) -> Any:
+        if tensor.array.size != 1:
+            return data_of(tensor)
+        if tensor.datatype == BYTES:
+            return self._text_of(tensor.name).decode(tensor.array.item())
+        return data_of(tensor).item()
+
+    def _text_of(self, output: str) -> codecs.IncrementalDecoder:
+        known = self._texts.get(output)
+        if known is None:
+            known = self._texts[output] = codecs.getincrementaldecoder("utf-8")("replace")
+        return known
+
+
+def values_of(asked: ParsedRequest, response: InferenceResponse) -> Values:
+    """Returns the values of the only response."""
+    generated = Generated(asked)
+    values = generated.add(response) or {}
+    for rests in generated.finish().outputs:
+        values |= {name: values[name] + rest for name, rest in rests.items() if name in response.outputs}
+    return values
+
+
+def generate_error_response(error: GatewayError, _request_id: str) -> Response:
+    return JsonResponse(error_object(error), _status_of(error), headers_of(error))
+
+
+def stream_error_response(error: GatewayError, _request_id: str) -> Response:
+    """Answers an error of the model with an event, as Triton does, and every other error with JSON."""
+    if not is_of_model(error):
+        return generate_error_response(error, _request_id)
+    return Response(b"data: %b\n\n" % orjson.dumps(error_object(error)), _status_of(error), media_type=EVENTS)
+
+
+def error_object(error: GatewayError, _request_id: str = "") -> Values:
+    return {"error": message_of(error)}
+
+
+def _status_of(error: GatewayError) -> int:
+    """Triton 2.51 answers 400 for every error of a model, because a stream does not transport the error's code."""
+    return 400 if is_of_model(error) else status_of(error)

@@ -1,0 +1,325 @@
+"""Converts the body of an inference request, JSON with optional binary tensors after it, to an InferenceRequest.
+
+Source: Open Inference Protocol, "Inference"; Triton's binary tensor data and classification extensions.
+
+Renders a model's response as JSON, followed by binary tensors if the caller requests them.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from app.api.exchange import Exchange, Header
+from app.api.oip.parameters import checked, parameter_of
+from app.api.oip.signature import Input, Signature
+from app.api.responses import JSON, send_parts
+from app.core.errors import InvalidInput, InvalidJson
+from app.core.inference import (
+    BYTES,
+    DTYPE_BY_DATATYPE,
+    FLOAT_DATATYPES,
+    INTEGER_DATATYPES,
+    InferenceRequest,
+    InferenceResponse,
+    Parameter,
+    RequestedOutput,
+    Tensor,
+)
+from app.core.json import NUMBERS_AT_ONCE, joined_in_turns, json_of, slices_of
+from app.core.model import TensorSpec
+from app.core.text import shown
+
+MAX_ID = 1024
+_MAX_DIM = 2**63 - 1
+_CLASSIFIED = INTEGER_DATATYPES | (FLOAT_DATATYPES - {"FP16", "BF16"})
+"""The datatypes for which Triton 2.51 supports classification."""
+
+_ONE_FIELD = (
+    "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
+    "'shared_memory_region' in 'parameters'."
+)
+
+_Size = Annotated[int, Meta(ge=0)]
+_Dim = Annotated[int, Meta(ge=0, le=_MAX_DIM)]
+
+
+class _InputParameters(Struct):
+    binary_data_size: _Size | UnsetType = UNSET
+    shared_memory_region: Raw | UnsetType = UNSET
+
+
+class _OutputParameters(Struct):
+    binary_data: bool | UnsetType = UNSET
+    classification: _Size = 0
+    shared_memory_region: Raw | UnsetType = UNSET
+
+
+class _Input(Struct):
+    name: str
+    datatype: str
+    shape: list[_Dim]
+    parameters: _InputParameters | None = None
+    data: Raw | UnsetType = UNSET
+
+
+class _Output(Struct):
+    name: str
+    parameters: _OutputParameters | None = None
+
+
+class _Body(Struct):
+    inputs: list[_Input]
+    outputs: list[_Output] | None = None
+    parameters: dict[str, Parameter] | None = None
+    id: str | None = None
+
+
+_NO_INPUT_PARAMETERS, _NO_OUTPUT_PARAMETERS = _InputParameters(), _OutputParameters()
+
+
+_decode = msgspec.json.Decoder(_Body).decode
+
+
+class _Parameters(Struct):
+    parameters: dict[str, Raw] | None = None
+
+
+class ParsedRequest(Struct, frozen=True, eq=False):
+    """A parsed request: the call of the model, and the format of the answer."""
+
+    inference: InferenceRequest
+    id: str = ""
+    """The caller's id of the request."""
+    all_binary: bool = False
+    binary: dict[str, bool] = {}
+    """Output -> whether the caller requests binary data. ``all_binary`` applies to all other outputs."""
+
+    def is_binary(self, output: str) -> bool:
+        return self.binary.get(output, self.all_binary)
+
+
+def asked_of(body: memoryview, json_bytes: int, signature: Signature, version: str) -> ParsedRequest:
+    """``json_bytes``: length of the JSON, before the binary tensors. Raises InvalidJson or InvalidInput."""
+    decoded = _decoded(body[:json_bytes])
+    parameters, outputs, own_id = decoded.parameters or {}, decoded.outputs or (), decoded.id or ""
+    all_binary = parameters.pop("binary_data_output", False)
+    if not isinstance(all_binary, bool):
+        raise InvalidInput("Unable to parse 'binary_data_output': attempt to access JSON non-boolean as boolean")
+    if len(own_id) > MAX_ID:
+        raise InvalidInput(f"'id' must have at most {MAX_ID} characters.")
+    tensors = list(_tensors_of(decoded.inputs, body[json_bytes:], signature))
+    signature.check_inputs(tensors)
+    inference = InferenceRequest(
+        model=signature.config.name,
+        version=version,
+        inputs=tuple(tensors),
+        parameters=checked(parameters, signature.rules.sequence_ids),
+        outputs=tuple(_outputs_of(outputs, signature)) if outputs else (),
+        takes_traceparent=signature.rules.takes_traceparent,
+    )
+    # As in Triton, ``binary_data_output`` does not apply to listed outputs.
+    return ParsedRequest(inference, own_id, all_binary and not outputs, dict(_binary_outputs(outputs)))
+
+
+def asked_of_raw(body: memoryview, signature: Signature, version: str) -> ParsedRequest:
+    """Converts a body of raw bytes for the model's only input, which may have at most one free dimension."""
+    if len(signature.inputs) != 1:
+        raise InvalidInput(
+            f"Raw request must only have 1 input (found 1) to be deduced but got {len(signature.inputs)} inputs in "
+            f"'{signature.config.name}' model configuration"
+        )
+    (only,) = signature.inputs.values()
+    tensor = only.of_bytes(body, _shape_of_raw(body, only))
+    inference = InferenceRequest(
+        model=signature.config.name,
+        version=version,
+        inputs=(tensor,),
+        parameters=checked({}, signature.rules.sequence_ids),
+        takes_traceparent=signature.rules.takes_traceparent,
+    )
+    return ParsedRequest(inference, all_binary=True)
+
+
+def _decoded(text: memoryview) -> _Body:
+    try:
+        return _decode(text)
+    except msgspec.ValidationError as exc:
+        _check_parameters(text)
+        raise InvalidInput(f"The request does not follow the protocol: {exc}.") from exc
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise InvalidJson("failed to parse the request JSON buffer: it is not JSON.") from exc
+
+
+def _check_parameters(text: memoryview) -> None:
+    """Names the parameter of a wrong type, because the decoder does not. Raises InvalidInput."""
+    try:
+        parameters = msgspec.json.decode(text, type=_Parameters).parameters
+    except (ValueError, RecursionError):
+        return
+    for name, value in (parameters or {}).items():
+        parameter_of(name, memoryview(value))
+
+
+def _tensors_of(given: Sequence[_Input], binary: memoryview, signature: Signature) -> Iterator[Tensor]:
+    start = 0
+    for each in given:
+        known = signature.input(each.name)
+        if each.datatype != known.spec.datatype:
+            raise _wrong_datatype(each, known)
+        parameters = each.parameters or _NO_INPUT_PARAMETERS
+        shape, size = tuple(each.shape), parameters.binary_data_size
+        known.check_shape(shape)
+        if parameters.shared_memory_region is not UNSET:
+            raise _no_shared_memory(parameters.shared_memory_region)
+        if (each.data is UNSET) == (size is UNSET):
+            found = "no field is set" if size is UNSET else "set 'data' 'binary_data_size'"
+            raise InvalidInput(f"{_ONE_FIELD} But {found} for input '{known.spec.name}'")
+        if isinstance(each.data, Raw):
+            yield known.of_json(memoryview(each.data), shape)
+        elif isinstance(size, int):
+            start += size
+            if start > len(binary):
+                missing = f"expecting {start - len(binary)} additional bytes for model '{known.model}'"
+                raise InvalidInput(f"unexpected size for input '{known.spec.name}', {missing}")
+            yield known.of_bytes(binary[start - size : start], shape)
+    if start != len(binary):
+        raise InvalidInput(f"unexpected additional input data for model '{signature.config.name}'")
+
+
+def _outputs_of(given: Sequence[_Output], signature: Signature) -> Iterable[RequestedOutput]:
+    """If an output is requested twice, the last request applies."""
+    found: dict[str, RequestedOutput] = {}
+    for each in given:
+        parameters = each.parameters or _NO_OUTPUT_PARAMETERS
+        known, classes = signature.output(each.name), parameters.classification
+        if parameters.shared_memory_region is not UNSET:
+            raise _no_shared_memory(parameters.shared_memory_region)
+        if classes:
+            _check_classes(known, classes)
+        found[known.name] = RequestedOutput(known.name, classes)
+    return found.values()
+
+
+def _binary_outputs(given: Sequence[_Output]) -> Iterator[tuple[str, bool]]:
+    for each in given:
+        if each.parameters is not None and isinstance(each.parameters.binary_data, bool):
+            yield each.name, each.parameters.binary_data
+
+
+def _check_classes(output: TensorSpec, classes: int) -> None:
+    """Rejects classification of BYTES and empty outputs, which crashes Triton 2.51. Raises InvalidInput."""
+    if output.datatype not in _CLASSIFIED or classes > 2**31 - 1:
+        raise InvalidInput(f"class result not available for output '{output.name}' of datatype {output.datatype}.")
+    if any(dim < 1 for dim in output.dims):
+        raise InvalidInput(f"class result not available for output '{output.name}', which may have no element.")
+
+
+def _wrong_datatype(given: _Input, known: Input) -> InvalidInput:
+    name, expected = known.spec.name, known.spec.datatype
+    if given.datatype not in DTYPE_BY_DATATYPE:
+        return InvalidInput(f"invalid datatype for input {name}")
+    return InvalidInput(
+        f"inference input '{name}' data-type is '{given.datatype}', but model '{known.model}' expects '{expected}'"
+    )
+
+
+def _no_shared_memory(region: Raw) -> InvalidInput:
+    name = msgspec.json.decode(region)
+    of_name = f": '{shown(name)}'" if isinstance(name, str) else ""
+    return InvalidInput(f"Unable to find shared memory region{of_name}. This gateway accepts none from callers.")
+
+
+def _shape_of_raw(body: memoryview, only: Input) -> tuple[int, ...]:
+    shape = (1, *only.spec.dims) if only.max_batch_size else only.spec.dims
+    if -1 not in shape:
+        return shape
+    dtype_bytes = only.itemsize
+    known = math.prod(dim for dim in shape if dim != -1)
+    if shape.count(-1) > 1 or not dtype_bytes or not known:
+        raise InvalidInput("A raw request is accepted only if the model leaves at most one dimension open.")
+    size = len(body) // (known * dtype_bytes)
+    return tuple(size if dim == -1 else dim for dim in shape)
+
+
+Buffer = bytes | memoryview
+Described = dict[str, Any]
+
+_BINARY: Header = (b"content-type", b"application/octet-stream")
+_LARGE_BYTES = 64 * 1024
+"""Answers below this size are sent in one piece."""
+
+
+async def send_answer(exchange: Exchange, asked: ParsedRequest, response: InferenceResponse) -> None:
+    raws: list[Buffer] = []
+    outputs = [_described(tensor, asked, raws) for tensor in response.outputs.values()]
+    frame = _frame_of(asked, response)
+    head = await joined_in_turns(_pieces_of(frame, outputs)) if _is_large(outputs) else [_small(frame, outputs)]
+    headers = _headers_of(sum(map(len, head)), raws)
+    size = sum(map(len, head)) + sum(map(len, raws))
+    if size < _LARGE_BYTES:
+        await exchange.answer(((b"content-length", b"%d" % size), *headers), b"".join((*head, *raws)))
+    else:
+        await send_parts(exchange, [*head, *raws], headers)
+
+
+def data_of(tensor: Tensor) -> Any:
+    """Returns the elements as a flat list for JSON; NaN and infinity become null, invalid UTF-8 becomes U+FFFD."""
+    if tensor.datatype == BYTES:
+        return [str(element, "utf-8", "replace") for element in tensor.array.flat]
+    flat = np.ascontiguousarray(tensor.array).reshape(-1)
+    return flat.astype(np.float32) if tensor.datatype == "BF16" else flat
+
+
+def _headers_of(json_bytes: int, raws: list[Buffer]) -> tuple[Header, ...]:
+    if not any(map(len, raws)):
+        return (JSON,)
+    return _BINARY, (b"inference-header-content-length", b"%d" % json_bytes)
+
+
+def _described(tensor: Tensor, asked: ParsedRequest, raws: list[Buffer]) -> Described:
+    """``raws``: the bytes of binary tensors are added to it."""
+    described: Described = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
+    if asked.is_binary(tensor.name):
+        raw = _raw_of(tensor)
+        raws.append(raw)
+        return described | {"parameters": {"binary_data_size": len(raw)}}
+    return described | {"data": data_of(tensor)}
+
+
+def _raw_of(tensor: Tensor) -> Buffer:
+    if tensor.datatype == BYTES:
+        return b"".join([part for each in tensor.array.flat for part in (len(each).to_bytes(4, "little"), each)])
+    return np.ascontiguousarray(tensor.array).reshape(-1).view(np.uint8).data
+
+
+def _frame_of(asked: ParsedRequest, response: InferenceResponse) -> Described:
+    own_id = {"id": asked.id} if asked.id else {}
+    return own_id | {"model_name": asked.inference.model, "model_version": response.version}
+
+
+def _is_large(outputs: list[Described]) -> bool:
+    return any(len(output.get("data", ())) > NUMBERS_AT_ONCE for output in outputs)
+
+
+def _small(frame: Described, outputs: list[Described]) -> bytes:
+    return json_of(frame | {"outputs": outputs})
+
+
+def _pieces_of(frame: Described, outputs: list[Described]) -> Iterator[bytes | memoryview]:
+    yield json_of(frame)[:-1] + b',"outputs":['
+    before = b""
+    for output in outputs:
+        data = output.pop("data", None)
+        yield before + json_of(output)[:-1]
+        if isinstance(data, np.ndarray):
+            yield b',"data":'
+            yield from slices_of(data)
+        elif data is not None:
+            yield b',"data":' + json_of(data)
+        yield b"}"
+        before = b","
+    yield b"]}"

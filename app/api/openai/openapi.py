@@ -1,0 +1,318 @@
+"""The part of the OpenAPI document about OpenAI's addresses, typed from the pipelines that declare ``openai:``.
+
+The schemas of OpenAI's answers, with the members that this gateway writes.
+
+The schemas of requests, one for each model: each has the fields of its pipeline.
+
+The operations of OpenAI's addresses.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from app.admission.keys import Key
+from app.api.access import allows_pipeline
+from app.api.error_table import ROW_BY_ERROR
+from app.api.openai.embeddings import MAX_INPUTS
+from app.api.openai.errors import openai_status_of
+from app.api.openai.requests import NEUTRAL_OF_EMBEDDINGS, NEUTRAL_OF_TEXTS, Labels, Neutral
+from app.api.openapi.answers import (
+    ANYWHERE,
+    INFERENCE_ERRORS,
+    REFUSED,
+    TIMEOUT_HEADER,
+    answer,
+    headers_of_errors,
+    json_answer,
+    operation,
+)
+from app.api.openapi.document import Described
+from app.core import errors
+from app.core.errors import GatewayError
+from app.core.json import Schema, const_of, enum_of, one_of
+from app.pipelines.catalog import Catalog
+from app.pipelines.examples import example_of
+from app.pipelines.openai.mapping import EmbeddingsForm, TextForm
+from app.pipelines.pipeline import Pipeline
+from app.pipelines.schema import request_schema
+
+_TEXT: Schema = {"type": "string"}
+_COUNT: Schema = {"type": "integer", "minimum": 0}
+_FINISH_REASON: Schema = enum_of(["stop", "length"])
+_NO_LOGPROBS: Schema = {"type": "null"}
+
+
+def _object(properties: Schema, *optional: str) -> Schema:
+    return {
+        "type": "object",
+        "required": [name for name in properties if name not in optional],
+        "properties": properties,
+        "additionalProperties": False,
+    }
+
+
+def _list(item: Schema) -> Schema:
+    return {"type": "array", "items": item}
+
+
+def _ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _or_null(schema: Schema) -> Schema:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def _answer(name: str, choice: Schema, usage: Schema) -> Schema:
+    head = {"id": _TEXT, "object": const_of(name), "created": _COUNT, "model": _TEXT}
+    return _object({**head, "choices": _list(choice), "usage": usage}, "usage")
+
+
+def _choice(content: Schema, finish_reason: Schema) -> Schema:
+    return _object({"index": const_of(0), **content, "logprobs": _NO_LOGPROBS, "finish_reason": finish_reason})
+
+
+_MESSAGE = _object({"role": const_of("assistant"), "content": _TEXT, "refusal": {"type": "null"}})
+_DELTA = _object({"role": const_of("assistant"), "content": _TEXT}, "role", "content")
+_TOKENS = {"prompt_tokens": _COUNT, "total_tokens": _COUNT}
+_USAGE = _ref("OpenAIUsage")
+_EMBEDDING = _object(
+    {
+        "object": const_of("embedding"),
+        "index": _COUNT,
+        "embedding": {"anyOf": [_list({"type": "number"}), {**_TEXT, "contentEncoding": "base64"}]},
+    }
+)
+_ERROR = _object({"message": _TEXT, "type": _TEXT, "param": _or_null(_TEXT), "code": _TEXT})
+
+ANSWERS: Schema = {
+    "OpenAIError": _object({"error": _ERROR}),
+    "OpenAIUsage": _object({**_TOKENS, "completion_tokens": _COUNT}),
+    "OpenAIModel": _object({"id": _TEXT, "object": const_of("model"), "created": _COUNT, "owned_by": _TEXT}),
+    "OpenAICompletion": _answer("text_completion", _choice({"text": _TEXT}, _FINISH_REASON), _USAGE),
+    "OpenAICompletionChunk": _answer(
+        "text_completion", _choice({"text": _TEXT}, _or_null(_FINISH_REASON)), _or_null(_USAGE)
+    ),
+    "OpenAIChatCompletion": _answer("chat.completion", _choice({"message": _MESSAGE}, _FINISH_REASON), _USAGE),
+    "OpenAIChatCompletionChunk": _answer(
+        "chat.completion.chunk", _choice({"delta": _DELTA}, _or_null(_FINISH_REASON)), _or_null(_USAGE)
+    ),
+    "OpenAIEmbeddings": _object(
+        {"object": const_of("list"), "model": _TEXT, "usage": _object(_TOKENS), "data": _list(_EMBEDDING)}, "usage"
+    ),
+}
+
+
+_ONE_TEXT: Schema = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": 1}]}
+_STOP_TEXT: Schema = {**_TEXT, "minLength": 1, "maxLength": 256}
+_LABELS: Schema = {"anyOf": [msgspec.json.schema(Labels), {"type": "null"}]}
+_PART: Schema = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": const_of("text"), "text": _TEXT, "prompt_cache_breakpoint": _LABELS},
+    "additionalProperties": False,
+}
+_REQUEST_MESSAGE: Schema = {
+    "type": "object",
+    "required": ["role", "content"],
+    "properties": {
+        "role": enum_of(["system", "developer", "user", "assistant"]),
+        "content": {"anyOf": [_TEXT, {"type": "array", "items": _PART}]},
+        "name": {"type": ["string", "null"]},
+        **{name: {"type": "null"} for name in ("refusal", "audio", "function_call", "tool_calls", "annotations")},
+    },
+    "additionalProperties": False,
+}
+_MESSAGES: Schema = {"type": "array", "items": _REQUEST_MESSAGE, "minItems": 1}
+
+
+def completion_schema(pipeline: Pipeline, form: TextForm) -> Schema:
+    schema = _schema(pipeline, form, {"prompt": _ONE_TEXT}, _text_fields(pipeline, form))
+    return schema | {"dependentSchemas": _OPTIONS_OF_STREAMS}
+
+
+def chat_schema(pipeline: Pipeline, form: TextForm) -> Schema:
+    schema = _schema(pipeline, form, {"messages": _MESSAGES}, _text_fields(pipeline, form))
+    return schema | {"dependentSchemas": _ONE_LIMIT | _OPTIONS_OF_STREAMS}
+
+
+def embeddings_schema(pipeline: Pipeline, form: EmbeddingsForm) -> Schema:
+    texts = {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_INPUTS}
+    fields = _schemas_of(NEUTRAL_OF_EMBEDDINGS)
+    fields["encoding_format"] = enum_of(["float", "base64", None])
+    if form.length > 0:
+        fields["dimensions"] = enum_of([form.length, None])
+    return _schema(pipeline, form, {"input": {"anyOf": [_TEXT, texts]}}, fields)
+
+
+def _schemas_of(neutral: Mapping[str, Neutral]) -> Schema:
+    return {name: each.schema for name, each in neutral.items()}
+
+
+def example_text_of(pipeline: Pipeline, field: str) -> Any:
+    """The value of a field in the pipeline's example."""
+    return example_of(pipeline).get(field, "text")
+
+
+def _text_fields(pipeline: Pipeline, form: TextForm) -> Schema:
+    """The fields that the gateway supports, and the values of other fields that have no effect."""
+    stops: Schema = {"type": "array", "items": _STOP_TEXT, "minItems": 1, "maxItems": 4}
+    fields = _schemas_of(NEUTRAL_OF_TEXTS)
+    fields |= {"stop": {"anyOf": [_STOP_TEXT, stops, {"type": "null"}]}, "stream": enum_of([False, None])}
+    if pipeline.spec.stream is not None:
+        usage = enum_of([False, True, None] if form.usage is not None else [False, None])
+        options = {"type": ["object", "null"], "properties": {"include_usage": usage}, "additionalProperties": False}
+        fields |= {"stream": {"type": ["boolean", "null"]}, "stream_options": options}
+    return fields
+
+
+_OPTIONS_OF_STREAMS: Schema = {
+    "stream_options": {
+        "anyOf": [
+            {"required": ["stream"], "properties": {"stream": const_of(True)}},
+            {"properties": {"stream_options": {"type": "null"}}},
+        ]
+    }
+}
+_ONE_LIMIT: Schema = {
+    "max_completion_tokens": {
+        "anyOf": [
+            {"properties": {"max_completion_tokens": {"type": "null"}}},
+            {"properties": {"max_tokens": {"type": "null"}}},
+        ]
+    }
+}
+"""Only one of ``max_tokens`` and ``max_completion_tokens`` may be given."""
+
+
+def _schema(pipeline: Pipeline, form: TextForm | EmbeddingsForm, needed: Schema, fields: Schema) -> Schema:
+    """Requires ``model``, ``needed`` and the pipeline's required fields other than the prompt."""
+    known = request_schema(pipeline)
+    own = {name: known["properties"][field] for name, field in form.field_by_parameter.items()}
+    required = [name for name, field in form.field_by_parameter.items() if field in known.get("required", [])]
+    return {
+        "title": pipeline.name,
+        "type": "object",
+        "required": ["model", *needed, *required],
+        "properties": {"model": const_of(pipeline.name), **needed, **fields, **own},
+        "additionalProperties": False,
+    }
+
+
+Form = TypeVar("Form", TextForm, EmbeddingsForm)
+_ERROR_REF: Schema = {"$ref": "#/components/schemas/OpenAIError"}
+_ERROR_ANSWER: Schema = {"application/json": {"schema": _ERROR_REF}}
+_NAME: Schema = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+
+_LIKE_OPENAI = "As OpenAI's API, so that its clients work. Fields that would change the answer are refused."
+
+
+def completions_path(served: Sequence[tuple[Pipeline, TextForm]]) -> Schema:
+    examples = {
+        pipeline.name: {"model": pipeline.name, "prompt": example_text_of(pipeline, form.prompt)}
+        for pipeline, form in served
+    }
+    ok = _text_answer("OpenAICompletion", served)
+    post = _inference("create_completion", "Continue a text", _body(served, completion_schema, examples), ok)
+    return {"/v1/completions": {"post": post}}
+
+
+def chat_path(served: Sequence[tuple[Pipeline, TextForm]]) -> Schema:
+    examples = {
+        pipeline.name: {"model": pipeline.name, "messages": [{"role": "user", "content": "Hello"}]}
+        for pipeline, _ in served
+    }
+    ok = _text_answer("OpenAIChatCompletion", served)
+    post = _inference("create_chat_completion", "Answer a message", _body(served, chat_schema, examples), ok)
+    return {"/v1/chat/completions": {"post": post}}
+
+
+def embeddings_path(served: Sequence[tuple[Pipeline, EmbeddingsForm]]) -> Schema:
+    examples = {
+        pipeline.name: {"model": pipeline.name, "input": [example_text_of(pipeline, form.input)]}
+        for pipeline, form in served
+    }
+    ok = json_answer("A vector for each text", {"$ref": "#/components/schemas/OpenAIEmbeddings"})
+    post = _inference("create_embedding", "Texts as vectors", _body(served, embeddings_schema, examples), ok)
+    return {"/v1/embeddings": {"post": post}}
+
+
+def _body(
+    served: Sequence[tuple[Pipeline, Form]], schema_of: Callable[[Pipeline, Form], Schema], examples: Schema
+) -> Schema:
+    schemas = [schema_of(pipeline, form) for pipeline, form in served]
+    named = {name: {"summary": "A valid request", "value": value} for name, value in examples.items()}
+    return {"required": True, "content": {"application/json": {"schema": one_of(schemas), "examples": named}}}
+
+
+def _inference(operation_id: str, summary: str, body: Schema, ok: Schema) -> Schema:
+    answers = {"200": ok, **_failures(errors.UnknownPipeline, *INFERENCE_ERRORS)}
+    return operation(operation_id, "openai", summary, _LIKE_OPENAI, answers, TIMEOUT_HEADER) | {"requestBody": body}
+
+
+def _text_answer(name: str, served: Sequence[tuple[Pipeline, TextForm]]) -> Schema:
+    """``x-event-data`` has the types of a stream's events, which OpenAPI 3.1 cannot describe."""
+    content: Schema = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
+    if any(pipeline.spec.stream is not None for pipeline, _ in served):
+        content["text/event-stream"] = {
+            "schema": {"type": "string", "description": "Server-Sent Events: chunks, then `[DONE]` or an error."},
+            "x-event-data": {"anyOf": [{"$ref": f"#/components/schemas/{name}Chunk"}, _ERROR_REF]},
+        }
+    return answer("The text, as one answer or, with `stream: true`, in chunks", content)
+
+
+def _failures(*possible: type[GatewayError]) -> Schema:
+    """The error answers by status, like :func:`app.api.openapi.answers.problems` for problem objects."""
+    by_status: dict[int, list[type[GatewayError]]] = {}
+    for error in dict.fromkeys((*possible, *ANYWHERE)):
+        by_status.setdefault(openai_status_of(error), []).append(error)
+    return {str(status): _failure(found) for status, found in sorted(by_status.items())}
+
+
+def _failure(found: Sequence[type[GatewayError]]) -> Schema:
+    text = " ".join(f"`{error.code}`: {ROW_BY_ERROR[error].meaning}" for error in found)
+    return answer(text, _ERROR_ANSWER, *headers_of_errors(found))
+
+
+REFUSALS: Schema = {str(openai_status_of(error)): _failure([error]) for error in REFUSED}
+
+
+def _list_models() -> Schema:
+    schema: Schema = {
+        "type": "object",
+        "required": ["object", "data"],
+        "properties": {
+            "object": const_of("list"),
+            "data": {"type": "array", "items": {"$ref": "#/components/schemas/OpenAIModel"}},
+        },
+    }
+    answers = {"200": json_answer("The models", schema), **_failures()}
+    return operation("list_models", "openai", "The models", "The pipelines that declare `openai:`.", answers)
+
+
+def _get_model() -> Schema:
+    ok = json_answer("The model", {"$ref": "#/components/schemas/OpenAIModel"})
+    answers = {"200": ok, **_failures(errors.UnknownPipeline, errors.ModelNotReady)}
+    return operation("get_model", "openai", "One model", "A pipeline that declares `openai:`.", answers, _NAME)
+
+
+MODEL_PATHS: Schema = {"/v1/models": {"get": _list_models()}, "/v1/models/{name}": {"get": _get_model()}}
+
+
+def described(catalog: Catalog, key: Key | None) -> Described:
+    """Omits addresses that no pipeline serves."""
+    entries = catalog.entries.items()
+    pipelines = [entry.pipeline for name, entry in entries if entry.pipeline and allows_pipeline(key, name)]
+    served = [(pipeline, pipeline.openai) for pipeline in pipelines if pipeline.openai is not None]
+    completions = [(pipeline, form.completions) for pipeline, form in served if form.completions is not None]
+    chats = [(pipeline, form.chat) for pipeline, form in served if form.chat is not None]
+    embeddings = [(pipeline, form.embeddings) for pipeline, form in served if form.embeddings is not None]
+    paths = {
+        **MODEL_PATHS,
+        **(completions_path(completions) if completions else {}),
+        **(chat_path(chats) if chats else {}),
+        **(embeddings_path(embeddings) if embeddings else {}),
+    }
+    return Described(paths, ANSWERS, REFUSALS, tags={"openai": "The addresses of OpenAI's API"})

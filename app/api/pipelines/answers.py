@@ -1,0 +1,174 @@
+"""The answers of ``GET /v1/pipelines``: fields, types, limits, the model, and samples that work as pasted.
+
+The graph of a pipeline in ``GET /v1/pipelines/{pipeline}``: steps, tensors between them, and early exits.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from app.api.pipelines.samples import samples_of
+from app.core.model import ModelConfig, TensorSpec
+from app.pipelines.catalog import CatalogEntry
+from app.pipelines.examples import Filled, declared_requests, example_of, paths_in
+from app.pipelines.graph import EdgeEnd, GraphStep
+from app.pipelines.inputs import InputField, ParameterField
+from app.pipelines.outputs import OutputField
+from app.pipelines.pipeline import Pipeline
+from app.pipelines.schema import event_schema, request_schema, result_schema
+from app.pipelines.spec import EarlyExitRule
+
+
+def graph_described(pipeline: Pipeline) -> dict[str, Any]:
+    """In ``edges``, ``step`` is null for a tensor of the request or of the response."""
+    graph = pipeline.graph
+    return {
+        "steps": [_step(step) for step in graph.steps],
+        "edges": [
+            {
+                "from": _end(edge.source),
+                "to": _end(edge.target),
+                "tensor": edge.name,
+                "datatype": edge.datatype,
+                "shape": edge.shape,
+            }
+            for edge in graph.edges
+        ],
+        "exits": [
+            {"step": step, "reason": rule.reason}
+            for rule in pipeline.spec.early_exit
+            for step in dict.fromkeys(_exiting(rule, pipeline))
+        ],
+    }
+
+
+def _step(step: GraphStep) -> dict[str, Any]:
+    return {
+        "name": step.name,
+        **({"ensemble": step.ensemble} if step.ensemble else {}),
+        **_model(step.config, step.version),
+        "calls": [_model(config) for config in step.calls],
+    }
+
+
+def _model(config: ModelConfig, version: str = "") -> dict[str, Any]:
+    """``version`` is null for the latest version."""
+    return {
+        "model": config.name,
+        "version": version or None,
+        "backend": config.backend,
+        "decoupled": config.decoupled,
+        "max_batch_size": config.max_batch_size,
+        "instances": config.instance_count,
+        "inputs": _tensors(config.inputs),
+        "outputs": _tensors(config.outputs),
+    }
+
+
+def _tensors(specs: Iterable[TensorSpec]) -> list[dict[str, Any]]:
+    return [
+        {"name": spec.name, "datatype": spec.datatype, "shape": spec.dims, "optional": spec.optional} for spec in specs
+    ]
+
+
+def _end(end: EdgeEnd) -> dict[str, Any]:
+    return {"step": end.step.name if end.step else None, "tensor": end.tensor.name}
+
+
+def _exiting(rule: EarlyExitRule, pipeline: Pipeline) -> Iterator[str]:
+    """The steps that a rule's exit leaves.
+
+    For an ``error`` rule these are the steps whose models declare the reason, or the only step. For the others, the
+    steps that write the rule's outputs.
+    """
+    graph = pipeline.graph
+    if rule.error is None:
+        outputs = {*(rule.missing or ()), *(rule.empty or ())}
+        writers = (edge.source.step for edge in graph.into_response() if edge.target.tensor.name in outputs)
+        yield from (step.name for step in writers if step is not None)
+    elif len(graph.steps) == 1:
+        yield graph.steps[0].name
+    else:
+        yield from (step.name for step in graph.steps if rule.reason in step.config.early_exits)
+
+
+def summarize(name: str, entry: CatalogEntry) -> dict[str, Any]:
+    return {
+        "name": name,
+        "description": entry.spec.description,
+        "model": entry.spec.model,
+        "state": entry.state,
+        "state_detail": entry.state_detail,
+        "streams": entry.spec.stream is not None,
+        "url": f"/v1/pipelines/{name}",
+    }
+
+
+def describe(
+    name: str,
+    entry: CatalogEntry,
+    load_limits: Callable[[Pipeline], dict[str, Any]],
+    base_url: str,
+    *,
+    with_key: bool = False,
+) -> dict[str, Any]:
+    """For a pipeline that is not compiled yet, returns only the file's content and the reason why it is not ready.
+
+    ``base_url``, ``with_key``: see ``samples_of``.
+    """
+    summary, pipeline = summarize(name, entry), entry.pipeline
+    if pipeline is None:
+        return summary
+    samples = samples_of(pipeline, base_url, with_key=with_key)
+    return summary | _compiled(pipeline, load_limits(pipeline)) | {"samples": samples}
+
+
+def _compiled(pipeline: Pipeline, load_limits: dict[str, Any]) -> dict[str, Any]:
+    spec, config = pipeline.spec, pipeline.config
+    return {
+        "version": spec.version or None,
+        "decoupled": config.decoupled,
+        "inputs": [_input(field) for field in pipeline.inputs],
+        "parameters": [_parameter(field) for field in pipeline.parameters],
+        "outputs": [{**_field(field), "join": field.join if config.decoupled else None} for field in pipeline.outputs],
+        "graph": graph_described(pipeline),
+        "early_exit": list(dict.fromkeys(rule.reason for rule in spec.early_exit)),
+        "limits": {
+            "timeout_s": pipeline.timeout_s,
+            **load_limits,
+            **({"stream": spec.stream.model_dump()} if spec.stream is not None else {}),
+        },
+        "schemas": {
+            "request": request_schema(pipeline),
+            "result": result_schema(pipeline),
+            "output_event": event_schema(pipeline) if spec.stream is not None else None,
+        },
+        "sample": _sample(pipeline),
+        "examples": [
+            {"name": name, "files": paths_in(pipeline, values)} for name, values in declared_requests(spec).items()
+        ],
+    }
+
+
+def _sample(pipeline: Pipeline) -> dict[str, Any]:
+    """The initial values of a form, without files and long lists."""
+    files = {field.name for field in pipeline.inputs if field.is_file}
+    values = example_of(pipeline).items()
+    return {name: value for name, value in values if name not in files and not isinstance(value, Filled)}
+
+
+def _input(field: InputField) -> dict[str, Any]:
+    return {**_field(field), "required": field.is_required, "default": field.spec.default}
+
+
+def _parameter(field: ParameterField) -> dict[str, Any]:
+    return {"name": field.name, "required": field.is_required, **field.spec.model_dump(exclude_none=True)}
+
+
+def _field(field: InputField | OutputField) -> dict[str, Any]:
+    return {
+        "name": field.name,
+        "kind": field.spec.kind,
+        "tensor": field.tensor.name,
+        "datatype": field.tensor.datatype,
+        "shape": field.tensor.dims,
+    }

@@ -1,0 +1,506 @@
+"""The part of the OpenAPI document about the pipelines, typed from their models' live configuration.
+
+The events of a stream.
+
+The explanation of a request, and the header that asks for it.
+
+The operations about all pipelines together: their statistics, and the findings of the linter.
+
+The operations of the catalog: the list of the pipelines, and the description of each pipeline.
+
+The operations of one pipeline, and the schemas of its request, its result and its output events.
+
+The operations of resumable streams.
+"""
+
+from collections.abc import Sequence
+
+from app.admission.keys import Key
+from app.api.access import allows_pipeline
+from app.api.openapi.answers import (
+    IDEMPOTENCY_HEADER,
+    INFERENCE_ERRORS,
+    REFUSALS,
+    TIMEOUT_HEADER,
+    answer,
+    json_answer,
+    operation,
+    problems,
+)
+from app.api.openapi.document import STATE, Described
+from app.core import errors
+from app.core.errors import Outcome
+from app.core.json import Schema, const_of, enum_of, one_of
+from app.lint.findings import Code, Severity
+from app.observability.explain.waterfall import RunKind, RunState
+from app.pipelines.catalog import Catalog
+from app.pipelines.examples import Filled, declared_requests, example_of
+from app.pipelines.pipeline import Pipeline
+from app.pipelines.schema import event_schema, form_schema, request_schema, result_schema
+
+_TEXT: Schema = {"type": "string"}
+DONE: Schema = {
+    "type": "object",
+    "description": "The data of the event `done`",
+    "required": ["reason", "early_exit", "outputs", "request_id"],
+    "properties": {
+        "reason": enum_of(["complete", "early_exit"]),
+        "early_exit": {"type": ["string", "null"]},
+        "outputs": {"type": "integer", "minimum": 0},
+        "request_id": _TEXT,
+    },
+}
+
+
+def event_stream(output: Schema) -> Schema:
+    """Describes a stream as text with ``x-event-schemas``, because OpenAPI 3.1 cannot type the events of a stream.
+
+    ``output``: the schema of the data of an ``output`` event.
+    """
+    return {
+        "text/event-stream": {
+            "schema": {"type": "string", "description": "Server-Sent Events. The data of each event is JSON."},
+            "x-event-schemas": {
+                "output": output,
+                "done": {"$ref": "#/components/schemas/Done"},
+                "error": {"$ref": "#/components/schemas/Problem"},
+            },
+        }
+    }
+
+
+EXPLAIN_HEADER: Schema = {
+    "name": "X-Explain",
+    "in": "header",
+    "schema": {"type": "string", "examples": ["1"]},
+    "description": "`1`: trace this request, so that it can be explained. Other values have no effect, and neither has "
+    "`1` of callers that may not explain.",
+}
+_TEXT_OR_NULL: Schema = {"type": ["string", "null"]}
+_MS: Schema = {"type": "number", "minimum": 0}
+_MS_OR_NULL: Schema = {"type": ["number", "null"], "minimum": 0}
+_NAMES: Schema = {"type": "array", "items": _TEXT}
+
+
+def _object(properties: Schema, description: str = "") -> Schema:
+    schema: Schema = {"type": "object", "required": list(properties), "properties": properties}
+    return schema | ({"description": description} if description else {})
+
+
+_PHASE = _object({"name": enum_of(["read", "queue", "triton", "respond"]), "start_ms": _MS, "duration_ms": _MS})
+_SPAN = _object(
+    {
+        "id": _TEXT,
+        "parent": _TEXT_OR_NULL,
+        "name": _TEXT,
+        "kind": enum_of(map(str, RunKind)),
+        "model": _TEXT,
+        "version": _TEXT,
+        "start_ms": _MS,
+        "duration_ms": _MS,
+        "queue_ms": _MS_OR_NULL,
+        "compute_input_ms": _MS_OR_NULL,
+        "compute_ms": _MS_OR_NULL,
+        "compute_output_ms": _MS_OR_NULL,
+        "state": enum_of(map(str, RunState)),
+    },
+    "One run of a model. `parent`: the run above it",
+)
+_EXPLANATION = _object(
+    {
+        "request_id": _TEXT,
+        "pipeline": _TEXT,
+        "model": _TEXT,
+        "outcome": {**enum_of([*map(str, Outcome), None]), "description": "null while the request runs"},
+        "early_exit": _TEXT_OR_NULL,
+        "error": _TEXT_OR_NULL,
+        "status": {"type": ["integer", "null"]},
+        "total_ms": _MS_OR_NULL,
+        "gateway": {"type": "array", "items": _PHASE},
+        "spans": {"type": "array", "items": _SPAN},
+        "steps_not_run": _NAMES,
+        "is_complete": {"type": "boolean", "description": "If false, ask again: Triton's spans arrive later"},
+        "notes": _NAMES,
+    },
+    "Times are milliseconds since the gateway received the request",
+)
+_ID: Schema = {
+    "name": "id",
+    "in": "path",
+    "required": True,
+    "schema": _TEXT,
+    "description": "The `X-Request-ID` of the answer",
+}
+
+
+def _explain() -> Schema:
+    answers = {"200": json_answer("The explanation", _EXPLANATION), **problems(errors.UnknownRequest)}
+    description = "The phases in the gateway and Triton's spans of a recent request that had `X-Explain: 1`."
+    return operation("explain_request", "requests", "Where the time of a request went", description, answers, _ID)
+
+
+EXPLAIN_PATHS: Schema = {"/v1/requests/{id}/explain": {"get": _explain()}}
+
+
+_COUNT: Schema = {"type": "integer", "minimum": 0}
+
+
+def _list_of(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def _object_of(**properties: Schema) -> Schema:
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+def _counts(description: str, **names: object) -> Schema:
+    return {"type": "object", "additionalProperties": _COUNT, "description": description, **names}
+
+
+_TRANSPORT = _object_of(
+    outcomes=_counts("Ended requests by outcome", propertyNames=enum_of(map(str, Outcome))),
+    durations={
+        **_list_of(_COUNT),
+        "description": "How many answered requests (`ok` and `early_exit`) took at most each of `bounds_s`; then all",
+    },
+)
+_PIPELINE = _object_of(
+    unary=_TRANSPORT,
+    stream=_TRANSPORT,
+    early_exits=_counts("Early exits by reason"),
+    in_flight={**_COUNT, "description": "Unary requests in progress"},
+    active_streams=_COUNT,
+    waiting={**_COUNT, "description": "Requests that wait for a slot"},
+)
+_STATISTICS = _object_of(
+    time_s={"type": "number", "description": "Only the difference of two answers has a meaning"},
+    bounds_s={**_list_of({"type": "number"}), "description": "The upper bounds of `durations`, in seconds"},
+    pipelines={"type": "object", "additionalProperties": _PIPELINE},
+)
+_FINDING = _object_of(
+    severity=enum_of(map(str, Severity)),
+    code=enum_of(map(str, Code)),
+    pipeline={"type": ["string", "null"], "description": "The pipeline of gateway.yaml that the finding is about"},
+    model={"type": ["string", "null"]},
+    step={"type": ["integer", "null"], "description": "The step of the ensemble, from 1"},
+    tensor={"type": ["string", "null"]},
+    text=_TEXT,
+    solution={**_TEXT, "description": "What to do about findings with this code; names between backticks"},
+)
+_STATISTICS_ANSWERS = {"200": json_answer("The numbers of each pipeline", _STATISTICS), **problems()}
+_FINDINGS_ANSWERS = {
+    "200": json_answer("The findings", _object_of(findings=_list_of(_FINDING))),
+    **problems(errors.UpstreamUnavailable),
+}
+
+OVERVIEW_PATHS: Schema = {
+    "/v1/statistics": {
+        "get": operation(
+            "statistics",
+            "catalog",
+            "Requests and durations of each pipeline",
+            "Counters since the start of the gateway, summed over its workers. Subtract two answers for rates.",
+            _STATISTICS_ANSWERS,
+        )
+    },
+    "/v1/findings": {
+        "get": operation(
+            "findings",
+            "catalog",
+            "What `triton-gateway check` finds in the models",
+            "Mistakes in the running models and in gateway.yaml, each with its solution.",
+            _FINDINGS_ANSWERS,
+        )
+    },
+}
+
+
+_SUMMARY: Schema = {
+    "type": "object",
+    "required": ["name", "description", "model", "state", "state_detail", "streams", "url"],
+    "properties": {
+        "name": _TEXT,
+        "description": _TEXT,
+        "model": _TEXT,
+        "state": STATE,
+        "state_detail": {"type": ["string", "null"], "description": "Why the pipeline is not ready"},
+        "streams": {"type": "boolean"},
+        "url": _TEXT,
+        "missing_at": {
+            "type": "object",
+            "additionalProperties": enum_of(["not_ready", "other_signature"]),
+            "description": "Of several Tritons, the addresses that are not called for the pipeline",
+        },
+    },
+}
+_ANY_OBJECT: Schema = {"type": "object", "additionalProperties": True}
+
+
+def _field(**more: Schema) -> Schema:
+    """Describes an input or an output."""
+    tensor: Schema = {"name": _TEXT, "kind": _TEXT, "tensor": _TEXT, "datatype": _TEXT}
+    tensor["shape"] = {"type": "array", "items": {"type": "integer"}, "description": "-1: any size"}
+    return {"type": "object", "required": [*tensor, *more], "properties": {**tensor, **more}}
+
+
+_PARAMETER: Schema = {
+    "type": "object",
+    "required": ["name", "required", "type"],
+    "properties": {"name": _TEXT, "required": {"type": "boolean"}, "type": _TEXT},
+    "additionalProperties": True,
+    "description": "With the keys of gateway.yaml, such as `minimum` and `default`",
+}
+_PARTS: Schema = {
+    "version": {"type": ["string", "null"], "description": "null: Triton chooses the version"},
+    "decoupled": {"type": "boolean"},
+    "inputs": {"type": "array", "items": _field(required={"type": "boolean"}, default={})},
+    "parameters": {"type": "array", "items": _PARAMETER},
+    "outputs": {"type": "array", "items": _field(join={"type": ["string", "null"]})},
+    "graph": _ANY_OBJECT,
+    "early_exit": {"type": "array", "items": _TEXT, "description": "The possible reasons"},
+    "limits": _ANY_OBJECT,
+    "schemas": {**_ANY_OBJECT, "description": "JSON Schemas: `request`, `result`, `output_event`"},
+    "sample": {**_ANY_OBJECT, "description": "The values of a valid request, without its files"},
+    "samples": {"type": "object", "additionalProperties": _TEXT, "description": "Calls that work as pasted"},
+}
+_EXAMPLE: Schema = {
+    "type": "object",
+    "required": ["name", "files"],
+    "properties": {
+        "name": {**_TEXT, "description": "`sample` is the pipeline's sample"},
+        "files": {"type": "object", "additionalProperties": _TEXT, "description": "The paths of its files by field"},
+    },
+}
+_DESCRIPTION: Schema = {
+    "type": "object",
+    "description": "Until the pipeline's model is known, only the required properties are present",
+    "required": _SUMMARY["required"],
+    "properties": {
+        **_SUMMARY["properties"],
+        **_PARTS,
+        "examples": {"type": "array", "items": _EXAMPLE},
+    },
+}
+CATALOG_SCHEMAS: Schema = {"PipelineSummary": _SUMMARY, "PipelineDescription": _DESCRIPTION}
+
+
+def _listed() -> Schema:
+    pipelines = {"type": "array", "items": {"$ref": "#/components/schemas/PipelineSummary"}}
+    may_explain = {"type": "boolean", "description": "Whether this caller may send `X-Explain: 1`"}
+    properties = {"pipelines": pipelines, "may_explain": may_explain}
+    schema = {"type": "object", "required": list(properties), "properties": properties}
+    return {"200": json_answer("The pipelines", schema), **problems()}
+
+
+def describe_operation(pipeline: Pipeline) -> Schema:
+    """Each pipeline has its own path, where POST runs it."""
+    answers = {
+        "200": json_answer("The pipeline", {"$ref": "#/components/schemas/PipelineDescription"}),
+        **problems(errors.UnknownPipeline),
+    }
+    summary = "Fields, types, limits, graph and samples"
+    description = "What a form or a program needs to call the pipeline, with samples that work as pasted."
+    return operation(f"describe_{pipeline.name}", pipeline.name, summary, description, answers)
+
+
+def example_operation(pipeline: Pipeline, names: Sequence[str], request: Schema) -> Schema:
+    """``names``: the pipeline's examples; ``request``: the schema of its request."""
+    name = {"name": "example", "in": "path", "required": True, "schema": enum_of(names)}
+    possible = (errors.UnknownPipeline, errors.UnknownExample, errors.ModelNotReady, errors.TooManyRequests)
+    answers = {"200": json_answer("A valid request, with its files", request), **problems(*possible)}
+    description = "The answer is the body of a valid request, with the content of its files in base64."
+    summary = "An example of a request"
+    return operation(f"example_{pipeline.name}", pipeline.name, summary, description, answers, name)
+
+
+CATALOG_PATHS: Schema = {
+    "/v1/pipelines": {
+        "get": operation(
+            "list_pipelines",
+            "catalog",
+            "The pipelines",
+            "The pipelines that the caller may use, with their states, ready or not.",
+            _listed(),
+        )
+    }
+}
+
+
+_BINARY: Schema = {"schema": {"type": "string", "format": "binary"}}
+"""``format`` is the form of OpenAPI 3.0 for raw bytes. Generators know no other one."""
+_DESCRIPTIONS = {
+    "run": "Answers when the model has sent all of its responses. A request with a file may be a form, and a request "
+    "of one file may be its bytes.",
+    "stream": "Sends each response of the model as an event. The stream depends on this connection: a repeated request "
+    "with `Last-Event-ID` gets 400. `POST /v1/streams` starts streams that can be resumed.",
+}
+
+
+def schemas_of(pipeline: Pipeline) -> Schema:
+    schemas = {"request": _with_optional_defaults(request_schema(pipeline)), "result": result_schema(pipeline)}
+    if pipeline.spec.stream is not None:
+        schemas["output"] = event_schema(pipeline)
+    return {f"{pipeline.name}_{what}": schema for what, schema in schemas.items()}
+
+
+def _with_optional_defaults(schema: Schema) -> Schema:
+    """Moves each default into the schema of its type: openapi-typescript requires properties that have a default."""
+    for described in schema["properties"].values():
+        if "default" in described:
+            default = described.pop("default")
+            branches = described.setdefault("anyOf", [{}])
+            of_its_type = [each for each in branches if (each.get("type") == "array") == isinstance(default, list)]
+            (of_its_type or branches)[0]["default"] = default
+    return schema
+
+
+def schema_ref(pipeline: Pipeline, what: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{pipeline.name}_{what}"}
+
+
+def paths_of(pipeline: Pipeline) -> Schema:
+    path = f"/v1/pipelines/{pipeline.name}"
+    names = ["X-Early-Exit"] if pipeline.rules else []
+    result = json_answer("The outputs. An early exit has the same keys.", schema_ref(pipeline, "result"), *names)
+    paths = {path: {"get": describe_operation(pipeline), "post": _operation(pipeline, "run", result)}}
+    if names_of_examples := list(declared_requests(pipeline.spec)):
+        example = example_operation(pipeline, names_of_examples, schema_ref(pipeline, "request"))
+        paths[f"{path}/examples/{{example}}"] = {"get": example}
+    if pipeline.spec.stream is not None:
+        events = event_stream(schema_ref(pipeline, "output"))
+        stream = answer("`output` events, then exactly one `done` or `error` event", events)
+        paths[f"{path}/stream"] = {"post": _operation(pipeline, "stream", stream)}
+    return paths
+
+
+def _operation(pipeline: Pipeline, verb: str, ok: Schema) -> Schema:
+    repeats = [IDEMPOTENCY_HEADER] if verb == "run" and pipeline.spec.idempotent else []
+    return {
+        "operationId": f"{verb}_{pipeline.name}",
+        "summary": pipeline.spec.description or f"Run {pipeline.spec.model}",
+        "description": _DESCRIPTIONS[verb],
+        "tags": [pipeline.name],
+        "parameters": [TIMEOUT_HEADER, *repeats, EXPLAIN_HEADER],
+        "requestBody": {"required": True, "content": _request_content(pipeline)},
+        "responses": {"200": ok, **problems(*INFERENCE_ERRORS)},
+    }
+
+
+def _request_content(pipeline: Pipeline) -> Schema:
+    content: Schema = {"application/json": {"schema": schema_ref(pipeline, "request"), **examples_of(pipeline)}}
+    files = [field for field in pipeline.inputs if field.is_file]
+    if files:
+        content["multipart/form-data"] = {"schema": form_schema(pipeline), **_encoding_of(pipeline)}
+    if len(files) == 1 and not any(field.is_required for field in pipeline.inputs if not field.is_file):
+        kinds = ["image/*"] if files[0].spec.kind == "image" else []
+        content |= dict.fromkeys([*kinds, "application/octet-stream"], _BINARY)
+    return content
+
+
+def _encoding_of(pipeline: Pipeline) -> Schema:
+    """In a form, files, single texts and parameters are sent unchanged, and all other inputs as JSON."""
+    plain = {field.name for field in pipeline.inputs if field.is_file or (field.spec.kind == "text" and field.is_bare)}
+    others = [field.name for field in pipeline.inputs if field.name not in plain]
+    return {"encoding": {name: {"contentType": "application/json"} for name in others}} if others else {}
+
+
+def examples_of(pipeline: Pipeline) -> Schema:
+    """Returns None if a tensor is too large for an example."""
+    example = example_of(pipeline)
+    if any(isinstance(value, Filled) for value in example.values()):
+        return {}
+    return {"examples": {"sample": {"summary": "A valid request", "value": example}}}
+
+
+_STARTED: Schema = {
+    "type": "object",
+    "required": ["id", "url", "request_id"],
+    "properties": {"id": _TEXT, "url": _TEXT, "request_id": _TEXT},
+}
+_STREAM_ID: Schema = {"name": "id", "in": "path", "required": True, "schema": _TEXT}
+_LAST_EVENT_ID: Schema = {
+    "name": "Last-Event-ID",
+    "in": "header",
+    "schema": {"type": "integer", "minimum": 0, "maximum": 10**15 - 1},
+    "description": "The id of the last event that the client received; 0: from the start",
+}
+
+
+def streams_path(pipelines: Sequence[Pipeline]) -> Schema:
+    """Describes ``POST /v1/streams`` for the pipelines that stream."""
+    streaming = [pipeline for pipeline in pipelines if pipeline.spec.stream is not None]
+    schema = one_of([_start_schema(pipeline) for pipeline in streaming]) if streaming else {}
+    examples = {pipeline.name: _start_example(pipeline) for pipeline in streaming if examples_of(pipeline)}
+    started = json_answer("The stream has started", _STARTED, "Location") | {"links": _LINKS}
+    answers = {"201": started, **problems(errors.UnknownPipeline, errors.ResumableStreamsOff, *INFERENCE_ERRORS)}
+    summary = "Start a stream that can be resumed"
+    description = "The stream runs without a connection. Read it at the address in `Location`, which needs no key."
+    parameters = TIMEOUT_HEADER, IDEMPOTENCY_HEADER, EXPLAIN_HEADER
+    described = operation("start_stream", "streams", summary, description, answers, *parameters)
+    content = {"application/json": {"schema": schema, **({"examples": examples} if examples else {})}}
+    return {"/v1/streams": {"post": described | {"requestBody": {"required": True, "content": content}}}}
+
+
+_LINKS: Schema = {
+    name: {"operationId": name, "parameters": {"id": "$response.body#/id"}} for name in ("read_stream", "delete_stream")
+}
+
+
+def _start_schema(pipeline: Pipeline) -> Schema:
+    return {
+        "type": "object",
+        "required": ["pipeline", "inputs"],
+        "properties": {"pipeline": const_of(pipeline.name), "inputs": schema_ref(pipeline, "request")},
+        "additionalProperties": False,
+    }
+
+
+def _start_example(pipeline: Pipeline) -> Schema:
+    sample = examples_of(pipeline)["examples"]["sample"]
+    return {**sample, "value": {"pipeline": pipeline.name, "inputs": sample["value"]}}
+
+
+_STORE_ERRORS = errors.UnknownStream, errors.StreamEvicted, errors.ResumableStreamsOff, errors.UpstreamUnavailable
+
+
+def _read() -> Schema:
+    answers = {
+        "200": answer("The events after `Last-Event-ID`", event_stream({"type": "object"})),
+        "204": answer("The stream has ended and the client has received every event"),
+        **problems(*_STORE_ERRORS),
+    }
+    summary = "Read or resume a stream"
+    description = "Sends the events after `Last-Event-ID`, those of the past at once. Several readers may read it."
+    return operation("read_stream", "streams", summary, description, answers, _STREAM_ID, _LAST_EVENT_ID)
+
+
+def _delete() -> Schema:
+    answers = {
+        "204": answer("The stream has ended and was deleted"),
+        **problems(*_STORE_ERRORS),
+    }
+    description = "Cancels the work in Triton. The readers of the stream get its terminal event."
+    return operation("delete_stream", "streams", "End and delete a stream", description, answers, _STREAM_ID)
+
+
+STREAM_PATHS: Schema = {"/v1/streams/{id}": {"get": _read(), "delete": _delete()}}
+
+
+_TAGS = {
+    "catalog": "The pipelines, their numbers and their mistakes",
+    "streams": "Streams that can be resumed",
+    "requests": "Where the time of requests went",
+}
+
+
+def described(catalog: Catalog, key: Key | None) -> Described:
+    entries = catalog.entries.items()
+    pipelines = [entry.pipeline for name, entry in entries if entry.pipeline and allows_pipeline(key, name)]
+    paths: Schema = {}
+    schemas: Schema = {"Done": DONE, **CATALOG_SCHEMAS}
+    for pipeline in pipelines:
+        paths |= paths_of(pipeline)
+        schemas |= schemas_of(pipeline)
+    paths |= {**CATALOG_PATHS, **OVERVIEW_PATHS, **streams_path(pipelines), **EXPLAIN_PATHS, **STREAM_PATHS}
+    tags = _TAGS | {each.name: each.spec.description or f"Model {each.spec.model}" for each in pipelines}
+    return Described(paths, schemas, REFUSALS, bearer_paths=list(STREAM_PATHS), tags=tags)

@@ -1,0 +1,142 @@
+"""``triton-gateway check``: runs the linter on a folder or a running Triton, and reports the findings."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import orjson
+
+from app.core.engine import Engine
+from app.core.errors import GatewayError
+from app.core.model import RepositoryModel
+from app.core.text import printable
+from app.lint.check import check, compare
+from app.lint.findings import Finding, Severity
+from app.pipelines.catalog import Catalog
+from app.pipelines.file import GatewayFile, read_gateway_file
+from app.triton.fleet.addresses import addresses_of
+from app.triton.opening import open_engine
+from app.triton.repository import live_repository, read_repository
+
+MAX_TEXT = 1000
+"""Limit of characters for each text of a finding, because names in a repository can have any length."""
+
+_log = logging.getLogger(__name__)
+
+
+class CheckImpossible(Exception):
+    """The models cannot be read, so the check cannot run."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckOptions:
+    """Options of the command. ``triton`` overrides ``repository``. Without ``config``, pipelines are not checked."""
+
+    repository: Path
+    config: Path | None = None
+    triton: str | None = None
+    strict: bool = False
+    format: str = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """The number of models and pipelines, and the findings. ``pipelines`` is None without a gateway.yaml."""
+
+    models: int
+    pipelines: int | None
+    findings: Sequence[Finding]
+
+    def status(self, *, strict: bool) -> int:
+        """Returns the exit status: 1 for errors, with ``strict`` also for warnings, otherwise 0."""
+        failing = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
+        return int(any(finding.severity in failing for finding in self.findings))
+
+    @property
+    def summary(self) -> str:
+        """For example ``19 models, 9 pipelines: no findings``."""
+        pipelines = "no gateway.yaml" if self.pipelines is None else _count(self.pipelines, "pipeline")
+        counts = [(severity, sum(each.severity is severity for each in self.findings)) for severity in Severity]
+        found = ", ".join(_count(count, severity) for severity, count in counts if count)
+        return f"{_count(self.models, 'model')}, {pipelines}: {found or 'no findings'}"
+
+
+async def run_check(options: CheckOptions) -> CheckReport:
+    """Runs the linter. Raises CheckImpossible, RepositoryUnreadable or ConfigError."""
+    file = read_gateway_file(options.config) if options.config is not None else None
+    if options.triton is None:
+        return _report(read_repository(options.repository), file)
+    try:
+        addresses_of(options.triton)
+    except ValueError as exc:
+        raise CheckImpossible(str(exc)) from exc
+    async with open_engine(options.triton) as engine:
+        try:
+            return await _live_report(engine, file)
+        except GatewayError as exc:
+            raise CheckImpossible(f"{options.triton}: {exc.detail}") from exc
+
+
+def text_of(report: CheckReport, style: str) -> str:
+    """Formats a report. ``text`` has the summary and a line for each finding; ``json`` is one object."""
+    if style == "json":
+        findings = [_as_json(finding) for finding in report.findings]
+        return orjson.dumps({"models": report.models, "pipelines": report.pipelines, "findings": findings}).decode()
+    return "\n".join([report.summary, *map(_line, report.findings)])
+
+
+async def _live_report(engine: Engine, file: GatewayFile | None) -> CheckReport:
+    """Raises GatewayError."""
+    repository = await live_repository(engine)
+    report = await asyncio.to_thread(_report, repository, file)  # the check reads sample files
+    return replace(report, findings=[*report.findings, *compare(engine, repository)])
+
+
+def _report(repository: Sequence[RepositoryModel], file: GatewayFile | None) -> CheckReport:
+    return CheckReport(len(repository), None if file is None else len(file.spec.pipelines), check(repository, file))
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 or noun == "unknown" else f"{count} {noun}s"
+
+
+async def live_findings(catalog: Catalog) -> Sequence[Finding]:
+    """The findings in the ready models and in gateway.yaml. Raises GatewayError."""
+    return (await _live_report(catalog.engine, catalog.file)).findings
+
+
+async def log_findings(engine: Engine, file: GatewayFile | None) -> None:
+    """Checks the ready models and logs the findings. Never raises GatewayError."""
+    try:
+        report = await _live_report(engine, file)
+    except GatewayError as exc:
+        _log.warning("the models could not be checked: %s", exc.detail)
+        return
+    _log.info("check: %s", report.summary)
+    for finding in report.findings:
+        if finding.severity is not Severity.UNKNOWN:
+            level = logging.ERROR if finding.severity is Severity.ERROR else logging.WARNING
+            _log.log(level, "check: %s", finding.text, extra=_as_json(finding))
+
+
+def _line(finding: Finding) -> str:
+    where = f"{_shown(finding.model)}: " if finding.model else ""
+    return f"{finding.severity:7} {finding.code:18} {where}{_shown(finding.text)}"
+
+
+def _shown(text: str | None) -> str | None:
+    return None if text is None else printable(text, MAX_TEXT)
+
+
+def _as_json(finding: Finding) -> dict[str, object]:
+    return {
+        "severity": finding.severity,
+        "code": finding.code,
+        "model": _shown(finding.model),
+        "step": finding.step,
+        "tensor": _shown(finding.tensor),
+        "text": _shown(finding.text),
+        "page": f"docs/reference/checks/{finding.code}.md",
+    }

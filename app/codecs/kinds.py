@@ -1,0 +1,233 @@
+"""Converts values of a field between JSON and arrays, by ``kind``.
+
+The functions are selected once, when a pipeline is compiled.
+
+Shapes against declared dims, and the batch dimension that callers do not see.
+"""
+
+import base64
+import binascii
+import codecs
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import msgspec
+import numpy as np
+import orjson
+
+from app.core.inference import BYTES, DTYPE_BY_DATATYPE, FLOAT_DATATYPES, Array, bytes_array
+from app.core.model import TensorSpec
+
+ToArray = Callable[[Any], Array]
+"""Decoded value (JSON values for number and text, bytes for json, image, binary) -> array. Raises ValueError."""
+
+FromArray = Callable[[Array], Any]
+"""Array of any shape -> value for orjson, nested by shape. Raises ValueError."""
+
+IMAGE_MAGIC: dict[str, tuple[int, bytes]] = {
+    "PNG": (0, b"\x89PNG\r\n\x1a\n"),
+    "JPEG": (0, b"\xff\xd8\xff"),
+    "GIF": (0, b"GIF8"),
+    "WebP": (8, b"WEBP"),
+    "BMP": (0, b"BM"),
+    "TIFF (little-endian)": (0, b"II*\x00"),
+    "TIFF (big-endian)": (0, b"MM\x00*"),
+}
+"""Format -> the offset of its magic bytes, and the magic bytes."""
+
+_PIECE = 256 * 1024
+"""Bytes or characters that are converted in one step, so that other threads wait for at most a millisecond."""
+_FEW_NUMBERS = 1024
+"""The limit for the quick check; numpy may use several threads for longer vectors."""
+
+
+def to_array_of(kind: str, datatype: str) -> ToArray:
+    if kind == "number":
+        return _number_reader(datatype)
+    if kind == "text":
+        return _array_of_text
+    return _array_of_images if kind == "image" else _array_of_bytes
+
+
+def from_array_of(kind: str, datatype: str) -> FromArray:
+    if kind == "number":
+        return _wide_floats if datatype == "BF16" else _as_is
+    convert = _from_bytes_of(kind)
+    return lambda array: _each(array, convert)
+
+
+def from_one_element_of(kind: str) -> FromArray:
+    """Converts arrays of one element to a single value."""
+    if kind == "number":
+        return np.ndarray.item
+    convert = _from_bytes_of(kind)
+    return lambda array: convert(array.item())
+
+
+def _from_bytes_of(kind: str) -> Callable[[bytes], Any]:
+    if kind == "text":
+        return lambda value: value.decode("utf-8", "replace")
+    return orjson.loads if kind == "json" else lambda value: base64.b64encode(value).decode("ascii")
+
+
+def kind_fits(kind: str, datatype: str) -> bool:
+    return (kind == "number") == (datatype != BYTES)
+
+
+def bytes_of_base64(text: str, kind: str) -> bytes:
+    """Decodes base64 or a data URL (RFC 2397) whose media type matches the kind. Raises ValueError."""
+    if text.startswith("data:"):
+        head, comma, text = text.partition(",")
+        if not comma or not head.endswith(";base64"):
+            raise ValueError("is a data URL without base64 data")
+        _check_media_type(head.removeprefix("data:").partition(";")[0].strip().lower(), kind)
+    if "=" in text[:-2]:
+        raise ValueError("is not base64")
+    try:
+        return b"".join(
+            binascii.a2b_base64(text[start : start + _PIECE].encode("ascii"), strict_mode=True)
+            for start in range(0, len(text), _PIECE)
+        )
+    except (binascii.Error, UnicodeEncodeError) as exc:
+        raise ValueError("is not base64") from exc
+
+
+def json_bytes_of(text: bytes | bytearray | memoryview | msgspec.Raw) -> bytes:
+    """Returns the bytes of a JSON value that the decoder skipped, after the check for UTF-8 that it omits."""
+    content = bytes(text)
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for start in range(0, len(content), _PIECE):
+            decoder.decode(content[start : start + _PIECE])
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError as exc:
+        raise ValueError("is not UTF-8 text") from exc
+    return content
+
+
+def _check_media_type(media_type: str, kind: str) -> None:
+    """Raises ValueError. For unknown types, browsers send ``application/octet-stream`` or nothing."""
+    is_image = media_type.startswith("image/") or media_type in {"", "application/octet-stream"}
+    if kind == "image" and not is_image:
+        raise ValueError("is a data URL whose media type is not image/*")
+
+
+def check_image(content: bytes) -> None:
+    """Raises ValueError if the magic bytes of no known format match."""
+    if not any(content[start : start + len(magic)] == magic for start, magic in IMAGE_MAGIC.values()):
+        raise ValueError("is not an image of a known format (PNG, JPEG, GIF, WebP, BMP or TIFF)")
+
+
+def _number_reader(datatype: str) -> ToArray:
+    if datatype in FLOAT_DATATYPES:
+        narrowed = narrowing_to(datatype)
+        return lambda value: narrowed(_array_of_numbers(value, np.float64, datatype))
+    dtype = DTYPE_BY_DATATYPE[datatype]
+    return lambda value: _array_of_numbers(value, dtype, datatype)
+
+
+def _array_of_numbers(value: Any, dtype: np.dtype[Any] | type[np.float64], datatype: str) -> Array:
+    try:
+        return np.array(value, dtype)
+    except OverflowError as exc:
+        raise _out_of_range(datatype) from exc
+    except ValueError as exc:
+        raise ValueError("has lists of different lengths") from exc
+
+
+def narrowing_to(datatype: str) -> Callable[[Array], Array]:
+    """Returns a conversion of FP64 arrays to ``datatype``. It raises ValueError if a number is out of range."""
+    dtype = DTYPE_BY_DATATYPE[datatype]
+    largest = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
+
+    def narrowed(array: Array) -> Array:
+        # If the sum of squares is in range, every number is: a quick check for nearly every small request.
+        if array.size <= _FEW_NUMBERS and np.vdot(array, array) < largest * largest:
+            return array.astype(dtype, copy=False)
+        with np.errstate(over="ignore"):
+            array = array.astype(dtype, copy=False)
+        if not np.isfinite(array).all():
+            raise _out_of_range(datatype)
+        return array
+
+    return narrowed
+
+
+def _out_of_range(datatype: str) -> ValueError:
+    return ValueError(f"holds a number out of the range of {datatype}")
+
+
+def _array_of_text(value: Any) -> Array:
+    try:
+        return _mapped(value, lambda text: text.encode("utf-8"))
+    except UnicodeEncodeError as exc:
+        raise ValueError("holds half a surrogate pair") from exc
+
+
+def _array_of_bytes(value: Any) -> Array:
+    return _mapped(value, lambda content: content)
+
+
+def _array_of_images(value: Any) -> Array:
+    array = _mapped(value, lambda content: content)
+    for content in array.flat:
+        check_image(content)
+    return array
+
+
+def _mapped(value: Any, convert: Callable[[Any], bytes]) -> Array:
+    """Converts nested lists, or a single value, to an object array of bytes."""
+    if not isinstance(value, list):
+        array = np.empty((), dtype=np.object_)
+        array[()] = convert(value)
+        return array
+    nested = np.array(value, dtype=np.object_)
+    elements = nested.ravel().tolist()
+    if any(isinstance(element, list) for element in elements):
+        raise ValueError("has lists of different lengths")
+    return bytes_array([convert(element) for element in elements], nested.shape)
+
+
+def _each(array: Array, convert: Callable[[bytes], Any]) -> Any:
+    if array.ndim == 1:
+        return [convert(element) for element in array.tolist()]
+    converted = np.empty(array.shape, dtype=np.object_)
+    for index, element in enumerate(array.flat):
+        converted.flat[index] = convert(element)
+    return converted.tolist()
+
+
+def _as_is(array: Array) -> Any:
+    """No conversion: orjson itself writes numpy arrays, and writes NaN and infinity as null."""
+    return np.ascontiguousarray(array)
+
+
+def _wide_floats(array: Array) -> Any:
+    return np.ascontiguousarray(array, dtype=np.float32)
+
+
+def shape_text(shape: tuple[int, ...]) -> str:
+    return "[" + ",".join(str(size) for size in shape) + "]"
+
+
+def fits(shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:
+    """Whether a shape agrees with declared dims, where -1 is any size."""
+    if shape == dims:
+        return True
+    if len(shape) != len(dims):
+        return False
+    for size, dim in zip(shape, dims, strict=True):  # noqa: SIM110 - half the time of all()
+        if dim not in (-1, size):
+            return False
+    return True
+
+
+def without_batch(array: Array) -> Array:
+    """Returns the item of a batch of one; any other array unchanged, so that the shape check can reject it."""
+    return array[0] if array.shape[:1] == (1,) else array
+
+
+def is_bare_item(tensor: TensorSpec) -> bool:
+    """Whether an item is a bare value rather than a list, batch aside."""
+    return tensor.dims in ((), (1,))

@@ -1,0 +1,339 @@
+"""Codecs that decode flat JSON lists of numbers to arrays. A field's codec is selected when its pipeline is compiled.
+
+simdjson reads a list into a buffer, without a Python object for each number. If simdjson or the bounds reject the list,
+msgspec decodes it again. Only msgspec's result determines whether the list is rejected, and the message.
+docs/decisions/0026-compiled-codecs.md has the figures. Without simdjson, which has no wheel
+for Python 3.14, msgspec decodes all lists.
+
+The types with which msgspec decodes, checks and describes numbers in JSON.
+
+Decodes large arrays of numbers from JSON without building a Python list.
+
+The shape follows from the brackets and commas, and is checked before any number is decoded. Then the numbers are
+decoded as flat lists, piece by piece, with the codec of the field.
+"""
+
+import math
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any, Literal, Protocol, cast
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from app.codecs.json_scan import PIECE_BYTES, WHITESPACE, malformed
+from app.codecs.kinds import ToArray, narrowing_to
+from app.core.inference import DTYPE_BY_DATATYPE, FLOAT_DATATYPES, INTEGER_DATATYPES, Array
+
+_INT64 = np.iinfo(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The numbers that are accepted; None: any."""
+
+    minimum: float | None = None
+    maximum: float | None = None
+    enum: Sequence[Any] | None = None
+
+
+ANY_NUMBER = Bounds()
+
+
+def number_type(datatype: str, bounds: Bounds) -> Any:
+    """Returns the type of one number, or of one boolean for BOOL. Raises ValueError."""
+    if datatype == "BOOL":
+        return bool
+    return integer_type(datatype, bounds) if datatype in INTEGER_DATATYPES else float_type(bounds)
+
+
+def integer_type(datatype: str, bounds: Bounds) -> Any:
+    """Only bounds within INT64 are part of the type; numpy checks those of UINT64. Raises ValueError."""
+    limits = np.iinfo(DTYPE_BY_DATATYPE[datatype])
+    low, high = int(limits.min), int(limits.max)
+    if bounds.enum:
+        if not all(type(value) is int and low <= value <= min(high, _INT64.max) for value in bounds.enum):
+            raise ValueError("has an enum whose values are not all integers within the datatype")
+        return Literal[tuple(bounds.enum)]
+    low = low if bounds.minimum is None else max(low, math.ceil(bounds.minimum))
+    high = high if bounds.maximum is None else min(high, math.floor(bounds.maximum))
+    if low > high or low > _INT64.max or (bounds.maximum is not None and high > _INT64.max):
+        raise ValueError("has bounds that no value of its datatype can meet, or beyond 2**63-1")
+    return Annotated[int, Meta(ge=low, le=high if high <= _INT64.max else None)]
+
+
+def float_type(bounds: Bounds) -> Any:
+    schema = {"enum": bounds.enum} if bounds.enum else None
+    if bounds.minimum is None and bounds.maximum is None and schema is None:
+        return float
+    return Annotated[float, Meta(ge=bounds.minimum, le=bounds.maximum, extra_json_schema=schema)]
+
+
+try:
+    import simdjson
+except ModuleNotFoundError:
+    HAS_SIMDJSON = False
+else:
+    HAS_SIMDJSON = True
+
+_BufferType = Literal["d", "i", "u"]
+_WIDEST = {"d": np.dtype(np.float64), "i": np.dtype(np.int64), "u": np.dtype(np.uint64)}
+"""simdjson's buffer types -> their dtypes."""
+_MAX_TEXT_BYTES = 128 * 1024
+"""Larger than a piece of a body, unless the body has no comma."""
+_REFUSALS = (ValueError, TypeError, RuntimeError)
+"""The exceptions of simdjson, and the codec's own ValueError."""
+
+
+class NumberCodec(Protocol):
+    """The interface of codecs for lists of numbers."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the arrays."""
+
+    def decode(self, text: bytes) -> Array:
+        """Decodes a flat JSON list of numbers. Raises msgspec.DecodeError or ValueError."""
+
+
+class ListCodec:
+    """Decodes numbers of any datatype with a Python list."""
+
+    def __init__(self, element: Any, datatype: str, to_array: ToArray) -> None:
+        self.dtype = DTYPE_BY_DATATYPE[datatype]
+        self._decode = msgspec.json.Decoder(list[element]).decode
+        self._to_array = to_array
+
+    def decode(self, text: bytes) -> Array:
+        return self._to_array(self._decode(text))
+
+
+@dataclass(frozen=True, slots=True)
+class BufferCodec:
+    """Decodes numbers without Python objects. Falls back to ``others`` if ``narrowed`` or simdjson rejects a list.
+
+    ``narrowed`` converts a float64, int64 or uint64 array (see ``of_type``) to ``dtype``. It may raise ValueError.
+    """
+
+    dtype: np.dtype[Any]
+    of_type: _BufferType
+    narrowed: ToArray
+    others: NumberCodec
+
+    def decode(self, text: bytes) -> Array:
+        try:
+            return self.narrowed(np.frombuffer(_buffer_of(text, self.of_type), _WIDEST[self.of_type]))
+        except _REFUSALS:
+            return self.others.decode(text)
+
+
+def number_codec(datatype: str, to_array: ToArray, bounds: Bounds = ANY_NUMBER) -> NumberCodec:
+    """``to_array``: the conversion of lists that simdjson does not support. Raises ValueError."""
+    lists = ListCodec(number_type(datatype, bounds), datatype, to_array)
+    if not HAS_SIMDJSON:
+        return lists
+    if datatype in FLOAT_DATATYPES:
+        return BufferCodec(lists.dtype, "d", _within(bounds, narrowing_to(datatype)), lists)
+    if datatype == "BOOL" or bounds.enum:
+        return lists
+    limits = np.iinfo(lists.dtype)
+    narrowed = _between(limits.min, limits.max, lambda numbers: numbers.astype(lists.dtype, copy=False))
+    return BufferCodec(lists.dtype, "u" if datatype == "UINT64" else "i", _within(bounds, narrowed), lists)
+
+
+def _within(bounds: Bounds, narrowed: ToArray) -> ToArray:
+    """Wraps ``narrowed`` with a check of the bounds, which raises ValueError."""
+    low, high = bounds.minimum, bounds.maximum
+    if low is None and high is None:
+        return narrowed
+    return _between(-math.inf if low is None else low, math.inf if high is None else high, narrowed)
+
+
+def _between(low: float, high: float, narrowed: ToArray) -> ToArray:
+    def narrowed_between(numbers: Array) -> Array:
+        if numbers.min().item() < low or numbers.max().item() > high:
+            raise ValueError(f"holds a number that is not between {low} and {high}")
+        return narrowed(numbers)
+
+    return narrowed_between
+
+
+class _Parser(threading.local):
+    """One parser for each thread. It keeps memory for the longest text so far, 14 times its size."""
+
+    @cached_property
+    def parse(self) -> Callable[[bytes], Any]:
+        return simdjson.Parser(max_capacity=_MAX_TEXT_BYTES).parse
+
+
+_parser = _Parser()
+
+
+def _buffer_of(text: bytes, of_type: _BufferType) -> bytes:
+    return cast("simdjson.Array", _parser.parse(text)).as_buffer(of_type=of_type)
+
+
+_COMMA, _OPENING, _CLOSING = b",[]"
+_NO_SKELETON = bytes(code for code in range(256) if code not in b"[],")
+_OPENINGS = re.compile(rb"[\[ \t\n\r]*")
+_BRACKETS_TO_SPACES = bytes.maketrans(b"[]", b"  ")
+_INDEX = re.compile(r"\$\[(\d+)\]")
+
+
+@dataclass(frozen=True, slots=True)
+class NumberLists:
+    """Reads lists of numbers with ``depth`` levels of nesting.
+
+    ``check_shape`` raises ValueError for a wrong shape.
+    """
+
+    depth: int
+    codec: NumberCodec
+    check_shape: Callable[[tuple[int, ...]], object]
+
+    def read(self, text: memoryview) -> Array:
+        """Raises InvalidJson, ValueError or msgspec.DecodeError."""
+        shape = _shape_of(text, self.depth)
+        self.check_shape(shape)
+        size, dtype = math.prod(shape), self.codec.dtype
+        if size * dtype.itemsize > 2 * len(text):  # much larger than its text, so allocated only for valid numbers
+            for _ in self._arrays_of(text, shape):
+                pass
+        array, start = np.empty(size, dtype), 0
+        for part in self._arrays_of(text, shape) if size else ():
+            array[start : start + len(part)] = part
+            start += len(part)
+        return array.reshape(shape)
+
+    def _arrays_of(self, text: memoryview, shape: tuple[int, ...]) -> Iterator[Array]:
+        """Yields the numbers in order, as flat arrays."""
+        start, size = 0, math.prod(shape)
+        for piece in _pieces_of(text):
+            try:
+                numbers = self.codec.decode(b"[" + _without_brackets(piece) + b"]")
+            except msgspec.ValidationError as exc:
+                raise _with_place(exc, start, shape) from None
+            start += len(numbers)
+            if start > size:
+                break
+            yield numbers
+        if start != size:
+            raise malformed()
+
+
+def _shape_of(text: memoryview, depth: int) -> tuple[int, ...]:
+    """Returns the shape of regular lists, from their brackets and commas. Raises ValueError or InvalidJson."""
+    nesting = _nesting_of(text)
+    if nesting > depth:
+        raise _wrong_nesting(depth, nesting)
+    if depth == nesting == 1 and (size := _flat_size(text)):
+        return (size,)
+    skeleton, has_numbers, has_empty_lists = _skeleton_of(text)
+    if nesting < depth and not (nesting and has_empty_lists):
+        raise _wrong_nesting(depth, nesting)
+    shape = _regular_shape(skeleton, nesting)
+    if shape is None or (has_empty_lists and has_numbers):
+        raise ValueError("has lists of different lengths")
+    return (*shape[:-1], 0) if has_empty_lists else shape
+
+
+def _flat_size(text: memoryview) -> int:
+    """The number of elements of a list; 0 if it has fewer than two, or may have elements that are not numbers."""
+    _, closing, after = bytes(text[-PIECE_BYTES:]).rpartition(b"]")
+    if not closing or after.strip(WHITESPACE):
+        return 0
+    opening = _OPENINGS.match(text)
+    end, commas = len(text) - len(after) - len(closing), 0
+    for start in range(opening.end() if opening else 0, end, PIECE_BYTES):
+        piece = bytes(text[start : min(start + PIECE_BYTES, end)])
+        if any(code in piece for code in b'[]{"'):
+            return 0
+        commas += int(np.count_nonzero(np.frombuffer(piece, dtype=np.uint8) == _COMMA))
+    return commas + 1 if commas else 0
+
+
+def _nesting_of(text: memoryview) -> int:
+    """The number of opening brackets at the start of the text."""
+    found = _OPENINGS.match(text)
+    return found[0].count(b"[") if found else 0
+
+
+def _wrong_nesting(depth: int, nesting: int) -> ValueError:
+    return ValueError(f"must be nested {depth} lists deep, not {nesting}")
+
+
+def _skeleton_of(text: memoryview) -> tuple[bytearray, bool, bool]:
+    """Returns the brackets and commas, whether there are numbers, and whether there are empty lists."""
+    skeleton, has_numbers, has_empty_lists, last = bytearray(), False, False, b""
+    for start in range(0, len(text), PIECE_BYTES):
+        piece = last + _without_whitespace(bytes(text[start : start + PIECE_BYTES]))
+        if b'"' in piece or b"{" in piece:
+            raise ValueError("holds something other than numbers")
+        has_empty_lists |= _has_empty_lists(np.frombuffer(piece, dtype=np.uint8))
+        marks = piece[len(last) :].translate(None, _NO_SKELETON)
+        has_numbers |= len(marks) < len(piece) - len(last)
+        skeleton += marks
+        last = piece[-1:]
+    return skeleton, has_numbers, has_empty_lists
+
+
+def _without_brackets(piece: bytes) -> bytes:
+    return piece.translate(_BRACKETS_TO_SPACES) if b"[" in piece or b"]" in piece else piece
+
+
+def _without_whitespace(piece: bytes) -> bytes:
+    return piece.translate(None, WHITESPACE) if any(code in piece for code in WHITESPACE) else piece
+
+
+def _has_empty_lists(characters: Array) -> bool:
+    """Raises InvalidJson if a comma is missing between a list and an adjacent number or list."""
+    opens, closes, commas = (characters == code for code in (_OPENING, _CLOSING, _COMMA))
+    if (opens[1:] > (opens | commas)[:-1]).any() or (closes[:-1] > (closes | commas)[1:]).any():
+        raise malformed()
+    return bool((opens[:-1] & closes[1:]).any())
+
+
+def _regular_shape(skeleton: bytearray, depth: int) -> tuple[int, ...] | None:
+    """Returns the shape if all lists of a level have the same structure; otherwise None."""
+    codes = np.frombuffer(skeleton, dtype=np.uint8)
+    shape: tuple[int, ...] = ()
+    block = codes[:0]
+    for level in range(1, depth + 1):
+        start, end = depth - level, skeleton.find(b"]" * level) + level
+        inside, unit = codes[start + 1 : end - 1], np.append(block, np.uint8(_COMMA))
+        count = (len(inside) + 1) // len(unit)
+        repeated = inside[: (count - 1) * len(unit)] if count * len(unit) == len(inside) + 1 else None
+        if repeated is None or not (repeated.reshape(-1, len(unit)) == unit).all():
+            return None
+        if not np.array_equal(inside[len(repeated) :], block):
+            return None
+        block, shape = codes[start:end], (count, *shape)
+    return shape if len(block) == len(codes) else None
+
+
+def _pieces_of(text: memoryview) -> Iterator[bytes]:
+    """Yields pieces of about PIECE_BYTES, cut at commas."""
+    start, size = 0, PIECE_BYTES
+    while start + size < len(text):
+        piece = bytes(text[start : start + size])
+        cut = piece.rfind(b",")
+        if cut < 0:
+            size *= 2
+            continue
+        yield piece[:cut]
+        start, size = start + cut + 1, PIECE_BYTES
+    yield bytes(text[start:])
+
+
+def _with_place(exc: msgspec.ValidationError, start: int, shape: tuple[int, ...]) -> msgspec.ValidationError:
+    """Returns the error of a flat piece with the position of the number in the whole array."""
+
+    def place(found: re.Match[str]) -> str:
+        index = min(start + int(found[1]), math.prod(shape) - 1)
+        return "$" + "".join(f"[{each}]" for each in np.unravel_index(index, shape))
+
+    return msgspec.ValidationError(_INDEX.sub(place, str(exc)))

@@ -1,0 +1,335 @@
+"""Parses a YAML file into its values and the line of each key, with limited cost for any content.
+
+Translates pydantic's errors about values of files and settings to plain words.
+
+The base class of the sections of ``gateway.yaml``.
+
+A YAML file checked against types; every complaint says the line, the key and the nearest valid name.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args
+
+import orjson
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from app.core.text import LONGEST_NAME, nearest
+
+MAX_BYTES = 1024 * 1024
+MAX_NODES = 20_000
+"""Limit of keys and values together; an alias counts with its full content."""
+MAX_DEPTH = 32
+
+_MAX_DIGITS = 64
+"""Length limit of a number, because PyYAML's time grows with the square of the length."""
+_MAX_WORDS = 300
+_NUMBERS = {"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"}
+
+KeyPath = tuple[str, ...]
+"""The keys that lead to a value, as written in the file; the indexes of a list count as keys."""
+
+Lines = dict[KeyPath, int]
+
+
+class DocumentError(Exception):
+    """The file is not a usable YAML document. ``line`` is 1 where no line is known."""
+
+    def __init__(self, text: str, line: int = 1) -> None:
+        super().__init__(text if len(text) <= _MAX_WORDS else f"{text[:_MAX_WORDS]}...")
+        self.line = line
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    values: Any
+    lines: Lines
+
+
+def read_document(path: Path) -> Document:
+    """Raises OSError or DocumentError."""
+    content = read_regular_file(path, MAX_BYTES)
+    try:
+        return parsed(content.decode("utf-8"))
+    except UnicodeDecodeError as exc:
+        raise DocumentError("is not UTF-8 text", content[: exc.start].count(b"\n") + 1) from exc
+
+
+def read_regular_file(path: Path, max_bytes: int) -> bytes:
+    """Never waits, as a read from a pipe or a device would. Raises OSError, also for a larger file."""
+    with open(path, "rb", opener=_open_without_waiting) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(f"'{path}' is not a regular file")
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise OSError(f"'{path}' is larger than {max_bytes} bytes")
+    return content
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def parsed(text: str) -> Document:
+    """Raises DocumentError."""
+    try:
+        loader = _BoundedLoader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return Document(None, {(): 1})
+        _check_keys(node, ())
+        values = loader.construct_document(node)
+        return Document(values, dict(_lines_of(node, ())))
+    except yaml.MarkedYAMLError as exc:
+        raise DocumentError(_words_of(exc), _line_of(exc.problem_mark or exc.context_mark)) from exc
+    except (yaml.YAMLError, ValueError, OverflowError) as exc:
+        raise DocumentError(f"is not YAML: {str(exc).partition(chr(10))[0]}") from exc
+
+
+class _BoundedLoader(yaml.SafeLoader):
+    """Counts nodes and depth while it composes them, so that a hostile file is refused before it is expanded."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._nodes = 0
+        self._depth = 0
+        self._deepest = 0
+        self._sizes: dict[yaml.Node, tuple[int, int]] = {}
+        """Complete node -> the number of nodes in it, and their nesting depth."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            return self._compose_alias(parent, index)
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        nodes, deepest = self._nodes, self._deepest
+        self._depth += 1
+        self._deepest = self._depth
+        self._add(1, self._depth, mark)
+        node = super().compose_node(parent, index)
+        assert node is not None
+        self._sizes[node] = self._nodes - nodes, self._deepest - self._depth + 1
+        self._depth -= 1
+        self._deepest = max(self._deepest, deepest)
+        return node
+
+    def _compose_alias(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        node = super().compose_node(parent, index)
+        if node not in self._sizes:
+            raise yaml.MarkedYAMLError(problem="an alias contains itself", problem_mark=mark)
+        nodes, depth = self._sizes[node]
+        self._deepest = max(self._deepest, self._depth + depth)
+        self._add(nodes, self._depth + depth, mark)
+        return node
+
+    def _add(self, nodes: int, depth: int, mark: yaml.Mark) -> None:
+        self._nodes += nodes
+        if self._nodes > MAX_NODES:
+            problem = f"the file holds more than {MAX_NODES} keys and values, with its aliases counted in full"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
+        if depth > MAX_DEPTH:
+            raise yaml.MarkedYAMLError(problem=f"is nested deeper than {MAX_DEPTH} levels", problem_mark=mark)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """PyYAML's constructors raise any exception for a value that does not fit its tag."""
+        if node.tag in _NUMBERS and len(node.value) > _MAX_DIGITS:
+            raise yaml.MarkedYAMLError(problem="has too many digits", problem_mark=node.start_mark)
+        try:
+            if isinstance(node, yaml.ScalarNode):
+                node.value.encode()  # a lone surrogate, which no answer can carry
+            return super().construct_object(node, deep)
+        except yaml.YAMLError:
+            raise
+        except Exception as exc:
+            kind = node.tag.rpartition(":")[2]
+            raise yaml.MarkedYAMLError(problem=f"is not a valid {kind}", problem_mark=node.start_mark) from exc
+
+
+def _words_of(exc: yaml.MarkedYAMLError) -> str:
+    return " ".join(part for part in (exc.context, exc.problem) if part)
+
+
+def _line_of(mark: yaml.Mark | None) -> int:
+    return mark.line + 1 if mark is not None else 1
+
+
+def _lines_of(node: yaml.Node, key_path: KeyPath) -> Iterator[tuple[KeyPath, int]]:
+    if not key_path:
+        yield (), _line_of(node.start_mark)
+    for key, key_node, child in _children(node):
+        yield (*key_path, key), _line_of(key_node.start_mark)
+        yield from _lines_of(child, (*key_path, key))
+
+
+def _check_keys(node: yaml.Node, key_path: KeyPath) -> None:
+    """Raises DocumentError for a duplicate key, or a key that is a list or a mapping."""
+    seen: set[str] = set()
+    for key, key_node, child in _children(node):
+        line = _line_of(key_node.start_mark)
+        if isinstance(node, yaml.MappingNode) and not isinstance(key_node, yaml.ScalarNode):
+            raise DocumentError("a key is a list or a mapping instead of text", line)
+        if key in seen:
+            raise DocumentError(f"{'.'.join((*key_path, key))} is used twice", line)
+        seen.add(key)
+        _check_keys(child, (*key_path, key))
+
+
+def _children(node: yaml.Node) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
+    if isinstance(node, yaml.MappingNode):
+        for key_node, child in node.value:
+            yield str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "", key_node, child
+    elif isinstance(node, yaml.SequenceNode):
+        for index, child in enumerate(node.value):
+            yield str(index), child, child
+
+
+_Context = Mapping[str, Any]
+_WORDS: dict[str, Callable[[_Context], str]] = {
+    "missing": lambda _: "a value is required",
+    "string_type": lambda _: "must be text",
+    "int_type": lambda _: "must be a whole number",
+    "int_parsing": lambda _: "must be a whole number",
+    "int_from_float": lambda _: "must be a whole number",
+    "float_type": lambda _: "must be a number",
+    "float_parsing": lambda _: "must be a number",
+    "finite_number": lambda _: "must be a finite number",
+    "bool_type": lambda _: "must be true or false",
+    "bool_parsing": lambda _: "must be true or false",
+    "list_type": lambda _: "must be a list",
+    "dict_type": lambda _: "must be a mapping of keys to values",
+    "model_type": lambda _: "must be a mapping of keys to values",
+    "greater_than": lambda context: f"must be above {context['gt']:g}",
+    "greater_than_equal": lambda context: f"must be at least {context['ge']}",
+    "less_than": lambda context: f"must be below {context['lt']}",
+    "less_than_equal": lambda context: f"must be at most {context['le']}",
+    "timezone_aware": lambda _: "must have a time zone, such as 2027-01-01T00:00:00Z",
+    "too_short": lambda context: f"must have at least {context['min_length']} entry",
+    "too_long": lambda context: f"must have at most {context['max_length']} entries",
+    "string_too_short": lambda context: f"must have at least {context['min_length']} characters",
+    "string_pattern_mismatch": lambda context: f"must match the pattern {context['pattern']}",
+}
+
+
+def words_of(error: ErrorDetails) -> str:
+    """The end of a sentence about the value."""
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "literal_error":
+        valid = re.findall(r"'([^']*)'", context["expected"])
+        return f"not an allowed value{nearest(str(error['input']), valid)}"
+    words = _WORDS.get(kind)
+    return error["msg"].removeprefix("Value error, ") if words is None else words(context)
+
+
+def _json_value(value: Any) -> Any:
+    """Raises ValueError."""
+    try:
+        written = orjson.loads(orjson.dumps(value))
+    except TypeError as exc:
+        raise ValueError(f"is not valid in JSON: {exc}") from exc
+    if written != value:
+        raise ValueError("is not valid in JSON: put dates in quotes, and use finite numbers only")
+    return value
+
+
+JsonValue = Annotated[Any, AfterValidator(_json_value)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+Location = tuple[str | int, ...]
+Spec = TypeVar("Spec", bound=BaseModel)
+
+_MOST_ERRORS = 32
+
+
+class ConfigError(Exception):
+    """A file cannot be used; the message has a line for each complaint."""
+
+
+def read_spec(path: Path, spec: type[Spec]) -> tuple[Spec, Lines]:
+    """The values of a file, and the line of each key. Raises ConfigError."""
+    document = _document(path)
+    try:
+        return spec.model_validate(document.values), document.lines
+    except ValidationError as exc:
+        raise ConfigError(_all_complaints(path, spec, document.lines, exc)) from exc
+
+
+def complaint_at(path: Path, lines: Lines, location: Location, text: str) -> str:
+    known = _known_part(lines, location)
+    where = ".".join(str(part)[:LONGEST_NAME] for part in location) or "the file"
+    return f"{path}:{lines.get(_text(known), 1)}: {where} {text}"
+
+
+def _document(path: Path) -> Document:
+    """Raises ConfigError."""
+    try:
+        return read_document(path)
+    except OSError as exc:
+        raise ConfigError(f"{path}: cannot be read: {exc}") from exc
+    except DocumentError as exc:
+        raise ConfigError(f"{path}:{exc.line}: {exc}") from exc
+
+
+def _all_complaints(path: Path, spec: type[BaseModel], lines: Lines, exc: ValidationError) -> str:
+    """Returns one line for each invalid value, regardless of the number of types tried, up to a limit."""
+    complaints = dict.fromkeys(_complaint_of(path, spec, lines, error) for error in exc.errors()[:_MOST_ERRORS])
+    more = exc.error_count() - _MOST_ERRORS
+    return "\n".join([*complaints, *([f"{path}: and {more} more"] if more > 0 else [])])
+
+
+def _complaint_of(path: Path, spec: type[BaseModel], lines: Lines, error: ErrorDetails) -> str:
+    location = tuple(part for part in error["loc"] if part != "[key]")
+    if error["type"] == "extra_forbidden":
+        text = "is not a known key" + nearest(str(location[-1])[:LONGEST_NAME], _keys_at(spec, location[:-1]))
+    else:
+        text = f"is wrong: {words_of(error)}"
+        if error["type"] != "missing":
+            location = _known_part(lines, location)
+    return complaint_at(path, lines, location, text)
+
+
+def _known_part(lines: Lines, location: Location) -> Location:
+    """Returns the part of a location that is in the file. After it, pydantic adds the types that it tried."""
+    return next((location[:n] for n in range(len(location), 0, -1) if _text(location[:n]) in lines), ())
+
+
+def _text(location: Location) -> KeyPath:
+    return tuple(map(str, location))
+
+
+def _keys_at(spec: type[BaseModel], location: Location) -> list[str]:
+    """The keys that the section at ``location`` may have."""
+    section: Any = spec
+    for part in location:
+        section = _section_under(section, part)
+    return list(section.model_fields) if section is not None else []
+
+
+def _section_under(section: Any, part: str | int) -> Any:
+    """Returns the model class of the value of ``part``; for a mapping or a list, the class of its values."""
+    if isinstance(section, type) and issubclass(section, BaseModel):
+        field = section.model_fields.get(str(part))
+        return _class_in(field.annotation) if field else None
+    return section[0] if isinstance(section, list) else None
+
+
+def _class_in(annotation: Any) -> Any:
+    """``X`` or ``X | None`` -> X; ``dict[_, X]`` and ``list[X]`` -> [X]."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for inner in get_args(annotation):
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            return [inner] if getattr(annotation, "__origin__", None) in (dict, list) else inner
+        if found := _class_in(inner):
+            return found
+    return None

@@ -1,0 +1,87 @@
+"""A file while the gateway runs: read again, in a thread, when it or a file that it names has changed."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from app.config.document import ConfigError
+from app.core.aio import Backoff
+
+Content = TypeVar("Content")
+Stamp = tuple[int, ...]
+"""Differs for two versions of a file."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class FollowedFile(Generic[Content]):
+    """``read`` may raise ConfigError. ``name``: in the log. ``has_failed``: the newest content cannot be used.
+
+    ``is_quiet``: another process of this gateway follows the file too, and logs what is wrong with it.
+    ``others_of``: the files that ``read`` read because the content names them, with their stamps before that.
+    """
+
+    path: Path
+    read: Callable[[Path], Content]
+    name: str
+    is_quiet: bool = False
+    others_of: Callable[[Content], Mapping[Path, Stamp]] | None = None
+    has_failed: bool = False
+    _stamps: Mapping[Path, Stamp] = field(default_factory=dict)
+    _problem: str = ""
+    _backoff: Backoff = field(default_factory=Backoff)
+
+    def read_first(self) -> Content:
+        """Raises ConfigError."""
+        stamp = stamp_of(self.path)
+        content = self.read(self.path)
+        self._stamps = self._stamps_of(stamp, content)
+        return content
+
+    async def read_if_changed(self) -> Content | None:
+        """None where nothing changed or the content cannot be used; what failed is retried. Raises nothing."""
+        try:
+            stamps = await asyncio.to_thread(self._stamps_now)
+            if stamps == self._stamps and not (self.has_failed and self._backoff.is_due):
+                return None
+            if stamps != self._stamps:
+                self._backoff.reset()
+            content = await asyncio.to_thread(self.read, self.path)
+        except ConfigError as exc:
+            self._fail(stamps, str(exc))
+        except Exception as exc:
+            self._fail(stamps, f"{self.path}: {type(exc).__name__}: {exc}", exc)
+        else:
+            self._stamps, self.has_failed, self._problem = self._stamps_of(stamps[self.path], content), False, ""
+            return content
+        return None
+
+    def _stamps_now(self) -> Mapping[Path, Stamp]:
+        return {path: stamp_of(path) for path in (self.path, *self._stamps)}
+
+    def _stamps_of(self, stamp: Stamp, content: Content) -> Mapping[Path, Stamp]:
+        """``stamp``: of the file itself, before it was read."""
+        return {**(self.others_of(content) if self.others_of is not None else {}), self.path: stamp}
+
+    def _fail(self, stamps: Mapping[Path, Stamp], problem: str, exc: Exception | None = None) -> None:
+        """Logs a problem once, until another takes its place."""
+        self._stamps, self.has_failed = stamps, True
+        self._backoff.fail()
+        if problem != self._problem:
+            level = logging.DEBUG if self.is_quiet else logging.ERROR
+            text = "%s has changed but is invalid; the old one stays active: %s"
+            _log.log(level, text, self.name, problem, exc_info=exc)
+        self._problem = problem
+
+
+def stamp_of(path: Path) -> Stamp:
+    """Changes with the content, and where a link leads to another file; zeros while the file is away."""
+    try:
+        status = path.stat()
+    except OSError:
+        return (0,)
+    return (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size)

@@ -1,0 +1,166 @@
+"""Background tasks.
+
+Delays between retries.
+
+An answer that is asked for again only after a while, so that many callers cost as much as one.
+
+An idle timeout that is cheap to renew, for work with frequent events.
+
+How quickly something becomes free: bytes, connections.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from math import ceil, exp
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+_log = logging.getLogger(__name__)
+
+
+class BackgroundTasks:
+    """Keeps a reference to each task until the task ends, and logs an unexpected exception."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    async def close(self) -> None:
+        """Waits for the running tasks."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a background task failed unexpectedly", exc_info=error)
+
+
+@dataclass(slots=True)
+class Backoff:
+    """The delay is ``first_s`` after the first failure, doubled with each further failure, at most ``longest_s``."""
+
+    first_s: float = 1.0
+    longest_s: float = 60.0
+    failures: int = 0
+    due_at: float = 0.0
+    """Seconds on ``time.monotonic``."""
+
+    @property
+    def is_due(self) -> bool:
+        return time.monotonic() >= self.due_at
+
+    def fail(self) -> float:
+        """Returns the delay until the next attempt, in seconds."""
+        delay_s = min(self.first_s * 2.0 ** min(self.failures, 16), self.longest_s)
+        self.failures += 1
+        self.due_at = time.monotonic() + delay_s
+        return delay_s
+
+    def reset(self) -> None:
+        self.failures, self.due_at = 0, 0.0
+
+
+Answer = TypeVar("Answer")
+
+
+class Fresh(Generic[Answer]):
+    """``fresh_s``: how long an answer is returned without asking again. Callers that wait get the same answer."""
+
+    def __init__(self, ask: Callable[[], Awaitable[Answer]], fresh_s: float) -> None:
+        self._ask = ask
+        self._fresh_s = fresh_s
+        self._lock = asyncio.Lock()
+        self._known: tuple[float, Answer] | None = None
+
+    async def current(self) -> Answer:
+        """Raises what ``ask`` raises; the next call then asks again."""
+        async with self._lock:
+            if self._known is None or time.monotonic() >= self._known[0]:
+                answer = await self._ask()
+                self._known = time.monotonic() + self._fresh_s, answer
+            return self._known[1]
+
+
+class IdleTimeout:
+    """Raises TimeoutError from its block if :meth:`renew` is not called for ``idle_s`` seconds.
+
+    Works like ``asyncio.timeout``, but :meth:`renew` only notes the time: one timer serves many renewals.
+    """
+
+    __slots__ = ("_cancels_before", "_idle_s", "_is_over", "_loop", "_since", "_task", "_timer")
+
+    def __init__(self, idle_s: float) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._loop = task.get_loop()
+        self._idle_s = idle_s
+        self._since = math.inf
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_over = False
+        self._cancels_before = 0
+
+    def __enter__(self) -> Self:
+        self._cancels_before = self._task.cancelling()
+        self.renew()
+        return self
+
+    def __exit__(self, _kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        is_last_cancel = self._is_over and self._task.uncancel() <= self._cancels_before
+        if is_last_cancel and isinstance(error, asyncio.CancelledError):
+            raise TimeoutError from error
+
+    def renew(self) -> None:
+        self._since = self._loop.time()
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._idle_s, self._check)
+
+    def pause(self) -> None:
+        """Stops the timeout until the next :meth:`renew`."""
+        self._since = math.inf
+
+    def _check(self) -> None:
+        self._timer = None
+        idle_s = self._loop.time() - self._since
+        if idle_s >= self._idle_s:
+            self._is_over = True
+            self._task.cancel()
+        elif self._since != math.inf:
+            self._timer = self._loop.call_later(self._idle_s - idle_s, self._check)
+
+
+WINDOW_S = 5.0
+LONGEST_S = 30
+
+
+class DrainRate:
+    """A rate in which what left lately counts most."""
+
+    def __init__(self) -> None:
+        self._recent = 0.0
+        self._at = 0.0
+
+    def left(self, amount: float, now: float) -> None:
+        self._recent = self._decayed(now) + amount
+        self._at = now
+
+    def retry_after_s(self, amount: float, now: float) -> int:
+        """Returns the whole seconds until this amount is expected to be free: at least 1; 1 without measurements."""
+        if not self._recent:
+            return 1
+        rate = self._decayed(now) / WINDOW_S
+        return min(max(ceil(amount / rate), 1), LONGEST_S) if rate * LONGEST_S > amount else LONGEST_S
+
+    def _decayed(self, now: float) -> float:
+        return self._recent * exp((self._at - now) / WINDOW_S)

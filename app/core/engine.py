@@ -1,0 +1,100 @@
+"""The port to an inference server.
+
+The interface for observers of inference calls: metrics, the tensor log, tracing, the health of models.
+"""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+from app.core.errors import GatewayError
+from app.core.inference import Deadline, InferenceRequest, InferenceResponse
+from app.core.model import ModelConfig, ModelState
+
+Document = Literal["metadata", "config", "stats"]
+"""The documents about a model, as named by the Open Inference Protocol."""
+
+
+class Engine(Protocol):
+    """Every method raises only errors of :mod:`app.core.errors`."""
+
+    def states(self) -> Mapping[str, str]:
+        """Returns the state of each server by address, in one word. Empty if the engine has one server."""
+        return {}
+
+    def absences(self, model: str, version: str = "") -> Mapping[str, str]:
+        """Where the model is not called, and why not: address -> ``not_ready`` or ``other_signature``."""
+        return {}
+
+    async def is_live(self) -> bool:
+        """Whether the server answers. Never raises."""
+
+    async def models(self) -> Sequence[ModelState]:
+        """Returns the repository index."""
+
+    async def model_ready(self, model: str, version: str = "") -> bool: ...
+
+    async def model_config(self, model: str, version: str = "") -> ModelConfig:
+        """Returns the model's current configuration. Raises ModelNotReady."""
+
+    async def document(self, document: Document, model: str, version: str = "") -> Mapping[str, Any]:
+        """Returns a document about the model, as the JSON of the HTTP endpoint. Raises UnknownModel.
+
+        ``stats`` covers all models if ``model`` is empty.
+        """
+
+    async def infer(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
+        """Sends a request and returns its response. Cancelling the awaiting task cancels the call."""
+
+    def infer_stream(self, request: InferenceRequest, deadline: Deadline) -> AsyncGenerator[InferenceResponse]:
+        """Sends a request and yields its responses as they arrive. Closing the generator cancels the call."""
+
+
+class ObservedCall:
+    """Observes one inference call. The methods of this base class are no-ops."""
+
+    def __init__(self, request: InferenceRequest) -> None:
+        self.request = request
+        """The request that the engine sends."""
+
+    def response(self, response: InferenceResponse) -> None:
+        """Called for each response."""
+
+    def ended(self, code: str, error: GatewayError | None) -> None:
+        """Called exactly once at the end. ``code``: the gRPC status, ``CANCELLED`` if the caller disconnected."""
+
+
+class CallObserver(Protocol):
+    def started(self, request: InferenceRequest, method: str) -> ObservedCall:
+        """``method``: ``ModelInfer`` or ``ModelStreamInfer``."""
+
+
+class CallObservers:
+    """Combines several observers. Each one gets the request of the previous one. A no-op without observers."""
+
+    def __init__(self, *observers: CallObserver) -> None:
+        self._observers = observers
+
+    def started(self, request: InferenceRequest, method: str) -> ObservedCall:
+        calls = []
+        for observer in self._observers:
+            call = observer.started(request, method)
+            request = call.request
+            calls.append(call)
+        return calls[0] if len(calls) == 1 else _ObservedCalls(request, calls)
+
+
+class _ObservedCalls(ObservedCall):
+    def __init__(self, request: InferenceRequest, calls: Sequence[ObservedCall]) -> None:
+        super().__init__(request)
+        self._calls = calls
+
+    def response(self, response: InferenceResponse) -> None:
+        for call in self._calls:
+            call.response(response)
+
+    def ended(self, code: str, error: GatewayError | None) -> None:
+        for call in self._calls:
+            call.ended(code, error)
+
+
+NO_OBSERVER = CallObservers()

@@ -1,0 +1,367 @@
+"""Every error of the gateway. ``app.api.error_table`` has the HTTP status and the remedy of each.
+
+GatewayError
+  ClientError          InvalidJson, InvalidRequest, InvalidInput, Unauthenticated, Forbidden, UnknownPipeline,
+                       UnknownExample, UnknownModel, UnknownStream, UnknownRequest, NotFound, MethodNotAllowed,
+                       SlowRequest, StreamEvicted, PayloadTooLarge, UnsupportedMediaType, HeadersTooLarge,
+                       ResumableStreamsOff, IdempotencyKeyReused
+  Rejected             TooManyRequests, Draining
+  ModelError           UpstreamProtocol
+  ContractViolation
+  Unavailable          UpstreamUnavailable, ModelNotReady
+  DeadlineExceeded
+  Cancelled            ClientClosedRequest, StreamCancelled, SlowConsumer
+  Internal
+
+The parsed form of Triton's errors about the steps of an ensemble.
+
+The names come from a text that a model, or a caller through a model, may have written, so they cannot be trusted. The
+gateway shows only names that the pipeline's graph contains.
+
+The names of the gRPC status codes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar, Literal, get_args
+
+from app.core.text import shown
+
+
+class FaultKind(StrEnum):
+    NOT_GIVEN = "not_given"
+    """A step did not receive a required input, because the previous step did not write that tensor."""
+    SHAPE = "shape"
+    DATATYPE = "datatype"
+    ITEMS = "items"
+    """A step received more items than its contract allows, and reported it itself (model_kit.contract)."""
+    SPLIT = "split"
+    """A backend could not split an output into the requests of its batch."""
+    RESPONSE_COUNT = "response_count"
+    """A script returned a different number of responses than it received requests."""
+    RETURNED_DECOUPLED = "returned_decoupled"
+    """The script of a decoupled model returned responses instead of sending them."""
+    DEADLOCK = "deadlock"
+    """An output of an ensemble was never set."""
+    CHILD_DECOUPLED = "child_decoupled"
+    """A BLS script called a decoupled model as if it had one response."""
+    CHILD_NOT_READY = "child_not_ready"
+    RAISED = "raised"
+    """A script raised: Triton fails every request of its batch with the same text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """``ensemble`` is the innermost ensemble in the text; ``expected`` and ``seen`` are shapes or datatypes.
+
+    For ``ITEMS``, ``expected`` is a number.
+    """
+
+    kind: FaultKind
+    ensemble: str = ""
+    model: str = ""
+    tensor: str = ""
+    expected: str = ""
+    seen: str = ""
+
+
+NO_TENSOR = "-"
+"""Used if the tensor that violated its contract is unknown."""
+
+
+class Outcome(StrEnum):
+    """The outcome of a request. Metrics and the log use only these values."""
+
+    OK = "ok"
+    EARLY_EXIT = "early_exit"
+    CLIENT_ERROR = "client_error"
+    REJECTED = "rejected"
+    MODEL_ERROR = "model_error"
+    CONTRACT_VIOLATION = "contract_violation"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+    UNAVAILABLE = "unavailable"
+    INTERNAL = "internal"
+
+
+@dataclass(frozen=True, slots=True)
+class FieldProblem:
+    """A problem of one field of the request; ``problem`` never contains the value."""
+
+    field: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamError:
+    """Triton's error, for early-exit rules and the log, but never for the caller.
+
+    ``grpc_code`` is None for an error inside a stream, because Triton sends no code there.
+    """
+
+    grpc_code: str | None
+    message: str
+
+
+class GatewayError(Exception):
+    """The base class.
+
+    Callers see ``detail`` and ``hint``: they never contain values of the request, and names only as ``shown`` returns
+    them. A model's message is part of them only if the operator exposes it.
+    """
+
+    code: ClassVar[str]
+    title: ClassVar[str]
+    outcome: ClassVar[Outcome]
+    retryable: ClassVar[bool] = False
+    retry_after_s: int | None = None
+    """Whole seconds. A class's own value is for errors that do not know better."""
+
+    def __init__(self, detail: str, *, hint: str | None = None, errors: Sequence[FieldProblem] = ()) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.hint = hint
+        self.errors = tuple(errors)
+        self.upstream: UpstreamError | None = None
+        self.fault: Fault | None = None
+        self.failed_step = ""
+        """The model of the pipeline that failed, if the error names one."""
+
+    def forget_frames(self) -> None:
+        """Frees the frames of its traceback and of its causes', which hold a request's body or a model's response."""
+        chain: list[BaseException | None] = [self]
+        while chain:
+            if (each := chain.pop()) is not None:
+                chain += [each.__cause__, each.__context__]
+                each.__traceback__ = each.__cause__ = each.__context__ = None
+
+
+class ClientError(GatewayError):
+    outcome = Outcome.CLIENT_ERROR
+
+
+class InvalidJson(ClientError):
+    code = "invalid_json"
+    title = "The body is not JSON"
+
+
+class InvalidRequest(ClientError):
+    code = "invalid_request"
+    title = "The request is malformed"
+
+
+class InvalidInput(ClientError):
+    code = "invalid_input"
+    title = "The input does not fit the pipeline"
+
+
+class Unauthenticated(ClientError):
+    code = "unauthenticated"
+    title = "The API key is missing or not valid"
+
+
+class Forbidden(ClientError):
+    code = "forbidden"
+    title = "The API key does not allow this"
+
+
+class UnknownPipeline(ClientError):
+    code = "unknown_pipeline"
+    title = "No such pipeline"
+
+
+class UnknownExample(ClientError):
+    code = "unknown_example"
+    title = "No such example"
+
+
+class UnknownModel(ClientError):
+    code = "unknown_model"
+    title = "No such model"
+
+    @classmethod
+    def named(cls, model: str, version: str = "") -> "UnknownModel":
+        """Has Triton's words."""
+        of_version = f" version {shown(version)}" if version else ""
+        return cls(f"Request for unknown model: '{shown(model)}'{of_version} is not found")
+
+
+class NotFound(ClientError):
+    code = "not_found"
+    title = "No such address"
+
+
+class MethodNotAllowed(ClientError):
+    code = "method_not_allowed"
+    title = "The method is not allowed here"
+
+
+class SlowRequest(ClientError):
+    code = "slow_request"
+    title = "The request came too slowly"
+    retryable = True
+
+
+class PayloadTooLarge(ClientError):
+    code = "payload_too_large"
+    title = "The body is too large"
+
+
+class UnsupportedMediaType(ClientError):
+    code = "unsupported_media_type"
+    title = "The content type is not accepted"
+
+
+class HeadersTooLarge(ClientError):
+    code = "headers_too_large"
+    title = "The headers are too large"
+
+
+class UnknownStream(ClientError):
+    code = "unknown_stream"
+    title = "No such stream"
+
+
+class UnknownRequest(ClientError):
+    code = "unknown_request"
+    title = "No such explained request"
+
+
+class StreamEvicted(ClientError):
+    code = "stream_evicted"
+    title = "The events are gone"
+
+
+class ResumableStreamsOff(ClientError):
+    code = "resumable_streams_off"
+    title = "Resumable streams are off"
+
+
+class IdempotencyKeyReused(ClientError):
+    code = "idempotency_key_reused"
+    title = "The idempotency key belongs to another request"
+
+
+class Rejected(GatewayError):
+    outcome = Outcome.REJECTED
+    retryable = True
+    retry_after_s = 1
+
+
+class TooManyRequests(Rejected):
+    code = "too_many_requests"
+    title = "Too many requests"
+
+    def __init__(self, detail: str, *, hint: str | None = None, retry_after_s: int = 1) -> None:
+        super().__init__(detail, hint=hint)
+        self.retry_after_s = retry_after_s
+
+
+class Draining(Rejected):
+    code = "draining"
+    title = "The gateway is shutting down"
+
+
+class ModelError(GatewayError):
+    code = "model_error"
+    title = "The model failed"
+    outcome = Outcome.MODEL_ERROR
+
+
+class UpstreamProtocol(ModelError):
+    code = "upstream_protocol"
+    title = "Triton's answer could not be read"
+
+
+class ContractViolation(GatewayError):
+    """The output ``tensor`` violated its declared type, shape or contract."""
+
+    code = "contract_violation"
+    title = "A tensor broke its contract"
+    outcome = Outcome.CONTRACT_VIOLATION
+
+    def __init__(self, detail: str, *, tensor: str, hint: str | None = None) -> None:
+        super().__init__(detail, hint=hint)
+        self.tensor = tensor
+
+
+class Unavailable(GatewayError):
+    """``was_sent``: whether Triton may have begun to work on the request; if it did not, a repetition is safe."""
+
+    outcome = Outcome.UNAVAILABLE
+    retryable = True
+    retry_after_s = 1
+    was_answered = False
+    """Whether it is the answer of a Triton that works, which would say the same again."""
+
+    def __init__(self, detail: str, *, was_sent: bool = True, retry_after_s: int = 1) -> None:
+        super().__init__(detail)
+        self.was_sent = was_sent
+        self.retry_after_s = retry_after_s
+
+
+class UpstreamUnavailable(Unavailable):
+    code = "upstream_unavailable"
+    title = "Triton is not available"
+
+
+class ModelNotReady(Unavailable):
+    code = "model_not_ready"
+    title = "The model is not ready"
+
+
+class DeadlineExceeded(GatewayError):
+    code = "deadline_exceeded"
+    title = "The deadline passed"
+    outcome = Outcome.TIMEOUT
+    retryable = True
+
+
+class Cancelled(GatewayError):
+    outcome = Outcome.CANCELLED
+
+
+class ClientClosedRequest(Cancelled):
+    code = "client_closed_request"
+    title = "The client disconnected"
+
+
+class StreamCancelled(Cancelled):
+    code = "cancelled"
+    title = "The stream was cancelled"
+
+
+class SlowConsumer(Cancelled):
+    code = "slow_consumer"
+    title = "The stream was read too slowly"
+
+
+class Internal(GatewayError):
+    code = "internal"
+    title = "The gateway has a bug"
+    outcome = Outcome.INTERNAL
+
+
+FailureCode = Literal[
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+    "UNAUTHENTICATED",
+]
+"""In the order of their numbers, from 1."""
+
+CODES = ("OK", *get_args(FailureCode))
+"""The name at each number."""

@@ -1,0 +1,128 @@
+"""Renders values as JSON with orjson: numpy arrays become lists, NaN and infinity become ``null``.
+
+orjson holds the interpreter's lock for its whole call. Large arrays are written in slices, between which the event loop
+does other work: docs/decisions/0026-compiled-codecs.md.
+
+Parts of JSON Schemas (2020-12) in the form that code generators for OpenAPI understand.
+"""
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import NoneType
+from typing import Any
+
+import numpy as np
+import orjson
+
+from app.core.inference import Array
+
+NUMBERS_AT_ONCE = 8192
+"""The size of a slice, which takes 0.2 ms to write."""
+PART_BYTES = 1024 * 1024
+"""The size of a part: a larger text would be copied too often while it grows."""
+
+
+def json_of(value: Any) -> bytes:
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def is_large(values: Mapping[str, Any]) -> bool:
+    """Whether the values contain an array that takes too long to write at once."""
+    for value in values.values():  # noqa: SIM110 - half the time of any()
+        if isinstance(value, np.ndarray) and value.size > NUMBERS_AT_ONCE:
+            return True
+    return False
+
+
+async def json_in_turns(values: Mapping[str, Any]) -> list[bytearray]:
+    """Yields the JSON object of large values in parts of about PART_BYTES; the event loop runs after each piece."""
+    return await joined_in_turns(_pieces_of(values))
+
+
+async def joined_in_turns(pieces: Iterable[bytes | memoryview]) -> list[bytearray]:
+    """Joins pieces to parts of about PART_BYTES; the event loop runs after each piece."""
+    parts = [bytearray()]
+    for piece in pieces:
+        if len(parts[-1]) >= PART_BYTES:
+            parts.append(bytearray())
+        parts[-1] += piece
+        await asyncio.sleep(0)
+    return parts
+
+
+def _pieces_of(values: Mapping[str, Any]) -> Iterator[bytes | memoryview]:
+    before = b"{"
+    for name, value in values.items():
+        yield before + json_of(name) + b":"
+        yield from slices_of(value) if isinstance(value, np.ndarray) else (json_of(value),)
+        before = b","
+    yield b"}"
+
+
+def slices_of(array: Array) -> Iterator[bytes | memoryview]:
+    """Yields the JSON of an array in slices of about NUMBERS_AT_ONCE numbers."""
+    if array.size <= NUMBERS_AT_ONCE:
+        yield json_of(array)
+        return
+    before, rows = b"[", max(NUMBERS_AT_ONCE * len(array) // array.size, 1)
+    for start in range(0, len(array), rows):
+        yield before
+        if rows == 1 and array.ndim > 1:
+            yield from slices_of(array[start])
+        else:
+            yield memoryview(json_of(array[start : start + rows]))[1:-1]
+        before = b","
+    yield b"]"
+
+
+Schema = dict[str, Any]
+
+_TYPE_OF: dict[type, str] = {
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    NoneType: "null",
+    list: "array",
+    dict: "object",
+}
+
+
+def enum_of(values: Iterable[Any]) -> Schema:
+    """Describes one of several single values. Without ``type``, generators lose ``null``."""
+    listed = list(values)
+    types = list(dict.fromkeys(_TYPE_OF[type(value)] for value in listed))
+    return {"type": types[0] if len(types) == 1 else types, "enum": listed}
+
+
+def const_of(value: Any) -> Schema:
+    return {"type": _TYPE_OF[type(value)], "const": value}
+
+
+def only(value: Any) -> Schema:
+    """Describes one value member by member, because generators cannot write enums of objects and arrays."""
+    if isinstance(value, dict):
+        members = {name: only(member) for name, member in value.items()}
+        return {"type": "object", "required": list(members), "properties": members, "additionalProperties": False}
+    if isinstance(value, list):
+        return {"type": "array", "items": enum_of(value) if value else {}, **_exactly(len(value))}
+    return const_of(value)
+
+
+def _exactly(length: int) -> Schema:
+    return {"minItems": length, "maxItems": length}
+
+
+def one_of(schemas: Sequence[Schema]) -> Schema:
+    """A single schema needs no ``oneOf``."""
+    return schemas[0] if len(schemas) == 1 else {"oneOf": list(schemas)}
+
+
+def with_types(schema: Schema) -> Schema:
+    """Adds the types of enums to a schema of msgspec, which leaves them out. Changes the schema in place."""
+    if "enum" in schema and "type" not in schema:
+        schema["type"] = enum_of(schema["enum"])["type"]
+    lists = [schema["items"]] if isinstance(schema.get("items"), dict) else []
+    for inner in (*schema.get("anyOf", ()), *schema.get("properties", {}).values(), *lists):
+        with_types(inner)
+    return schema

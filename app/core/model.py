@@ -1,0 +1,219 @@
+"""A Triton model, as described by its configuration.
+
+Source: Triton's ``model_config.proto``. The gateway uses the configuration because the metadata lacks ``optional``,
+``decoupled`` and the steps of an ensemble.
+
+How many requests a model can work on at a time, as far as its configuration tells.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+_NO_DATATYPE = "INVALID"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A declared input or output. ``dims`` has no batch dimension; -1 is any size."""
+
+    name: str
+    datatype: str
+    dims: tuple[int, ...]
+    optional: bool = False
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether the configuration declares its datatype and shape."""
+        return self.datatype != _NO_DATATYPE and bool(self.dims)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of an ensemble. ``input_map`` and ``output_map``: (the step model's tensor, the ensemble's tensor)."""
+
+    model: str
+    version: str
+    input_map: tuple[tuple[str, str], ...]
+    output_map: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceBatching:
+    """``id_datatype``: of the correlation-id control, or empty if the model has none."""
+
+    id_datatype: str = ""
+    is_iterative: bool = False
+    """Whether Triton makes the id, because each request is a sequence of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    name: str
+    backend: str
+    max_batch_size: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    decoupled: bool = False
+    steps: tuple[Step, ...] = ()
+    instance_count: int = 1
+    parameters: tuple[tuple[str, str], ...] = field(default=())
+    limits_queue: bool = False
+    """Whether its queue policy refuses requests: a largest queue or a timeout."""
+    joins_requests: bool = False
+    """Whether Triton joins several requests to one batch."""
+    sequence: SequenceBatching | None = None
+    """Set for a model with ``sequence_batching``."""
+
+    @property
+    def is_ensemble(self) -> bool:
+        return bool(self.steps)
+
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """The models that this model calls: an ensemble's steps, and the declared calls of a BLS model."""
+        return (*(step.model for step in self.steps), *self.bls_calls)
+
+    @property
+    def declares_tensors(self) -> bool:
+        """Whether it declares inputs and outputs with datatype and shape; otherwise Triton may auto-complete them."""
+        return bool(self.inputs and self.outputs) and all(spec.is_typed for spec in (*self.inputs, *self.outputs))
+
+    def runnable_steps(self, given: Iterable[str]) -> list[int]:
+        """The indexes of an ensemble's steps in an order in which they can run, without steps that can never run.
+
+        ``given``: the ensemble's tensors that a request provides.
+        """
+        written, order = set(given), list[int]()
+        waiting = dict(enumerate(self.steps))
+        while ready := [i for i, step in waiting.items() if all(tensor in written for _, tensor in step.input_map)]:
+            order += ready
+            written |= {tensor for i in ready for _, tensor in waiting.pop(i).output_map}
+        return order
+
+    def input(self, name: str) -> TensorSpec | None:
+        return next((spec for spec in self.inputs if spec.name == name), None)
+
+    def output(self, name: str) -> TensorSpec | None:
+        return next((spec for spec in self.outputs if spec.name == name), None)
+
+    def parameter(self, name: str) -> str:
+        """Returns an empty string if the configuration does not set the parameter."""
+        return dict(self.parameters).get(name, "")
+
+    def names_in(self, parameter: str) -> tuple[str, ...]:
+        """The names that a parameter lists, separated by commas."""
+        return tuple(name for part in self.parameter(parameter).split(",") if (name := part.strip()))
+
+    @property
+    def may_omit(self) -> tuple[str, ...]:
+        """The outputs that the model may omit from a response, as declared by its author."""
+        return self.names_in("may_omit")
+
+    @property
+    def bls_calls(self) -> tuple[str, ...]:
+        """The models that the model's script calls, as declared by its author."""
+        return self.names_in("bls_calls")
+
+    @property
+    def reads_traceparent(self) -> bool:
+        """Whether the model reads the request parameter ``traceparent``, as declared by its author."""
+        return self.parameter("reads_traceparent").lower() == "true"
+
+    @property
+    def early_exits(self) -> tuple[str, ...]:
+        """The reasons of early exits that the model causes by an error, as declared by its author."""
+        return self.names_in("early_exits")
+
+
+def reached(
+    config: ModelConfig,
+    models: Mapping[str, ModelConfig],
+    names_of: Callable[[ModelConfig], Iterable[str]] = lambda config: config.calls,
+) -> list[ModelConfig]:
+    """The model and the models below it that ``models`` has. ``names_of``: the models directly below a model."""
+    found = {config.name: config}
+    waiting = [config]
+    while waiting:
+        for name in names_of(waiting.pop()):
+            if name in models and name not in found:
+                found[name] = models[name]
+                waiting.append(models[name])
+    return list(found.values())
+
+
+def takes_traceparent(config: ModelConfig, models: Mapping[str, ModelConfig]) -> bool:
+    """Whether requests get the parameter ``traceparent``, which all steps of an ensemble then receive.
+
+    A model must declare it. The vLLM backend fails on parameters that it does not know.
+    """
+    below = reached(config, models)
+    return any(each.reads_traceparent for each in below) and all(each.backend != "vllm" for each in below)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """One row of Triton's repository index."""
+
+    name: str
+    version: str
+    ready: bool
+    reason: str = ""
+    """Triton's reason why the model is not ready; it may contain paths and tracebacks."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """The contents of a model's version folders. Scripts are parsed and never executed."""
+
+    backend: str
+    """The backend in the configuration, otherwise the backend of the model file's name; empty if unknown."""
+    lacks: tuple[str, ...] = ()
+    """The version folders without the script that the Python backend needs, as paths of that script."""
+    mistakes: tuple[str, ...] = ()
+    """Scripts that cannot be read or parsed: path, line and reason."""
+    sends_errors: bool = False
+    """Whether a script makes a ``TritonError``, or raises in ``execute``."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryModel:
+    """``config`` may be incomplete; it is empty for a model whose configuration cannot be read."""
+
+    folder: str
+    config: ModelConfig
+    versions: tuple[str, ...] = ()
+    calls: frozenset[str] = frozenset()
+    """The models that its script calls (BLS), as far as they are declared or can be read."""
+    complaint: str = ""
+    """Why the configuration cannot be read, with its path; empty if it can."""
+    files: ModelFiles | None = None
+    """None for a model of a running server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The capacity of the narrowest step on a request's path through its models."""
+
+    instances: int = 1
+    """Executions at a time."""
+    requests: int = 1
+    """Requests in these executions, if every batch is full."""
+    is_decoupled: bool = False
+
+    def times(self, servers: int) -> "Capacity":
+        """Returns the capacity of this number of servers."""
+        return Capacity(servers * self.instances, servers * self.requests, self.is_decoupled)
+
+
+def capacity_of(config: ModelConfig, models: Mapping[str, ModelConfig]) -> Capacity:
+    """``models``: those that a request to ``config`` runs through, by name. Ensembles themselves do not compute."""
+    steps = [each for each in models.values() if not each.is_ensemble] or [config]
+    return Capacity(
+        instances=min(each.instance_count for each in steps),
+        requests=min(each.instance_count * _batch_of(each) for each in steps),
+        is_decoupled=config.decoupled,
+    )
+
+
+def _batch_of(config: ModelConfig) -> int:
+    return max(config.max_batch_size, 1) if config.joins_requests else 1

@@ -1,0 +1,43 @@
+"""The nearest valid name, for messages about a mistyped name.
+
+Text of others, made safe for messages, terminals and JSON.
+"""
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+LONGEST_NAME = 128
+_DID_YOU_MEAN, _VALID_HERE = "; did you mean '", "; valid here: "
+_MOST_LISTED = 12
+
+
+def nearest(name: str, valid: Sequence[str]) -> str:
+    """Returns ``; did you mean 'x'?`` or the valid names, as the end of a sentence."""
+    found = nearest_of(name, valid)
+    if found:
+        return f"{_DID_YOU_MEAN}{found}'?"
+    listed = sorted(valid)[:_MOST_LISTED] + ["..."] * (len(valid) > _MOST_LISTED)
+    return f"{_VALID_HERE}{', '.join(listed)}" if valid else ""
+
+
+def without_nearest(text: str) -> str:
+    """Returns a message without the names that :func:`nearest` added, for callers who may not see them."""
+    return text.partition(_DID_YOU_MEAN)[0].partition(_VALID_HERE)[0]
+
+
+def nearest_of(name: str, valid: Iterable[str]) -> str | None:
+    """``name``: of any length. For a name of 2 MB difflib alone needs 72 MB and up to 6 s."""
+    return next(iter(difflib.get_close_matches(name[:LONGEST_NAME], list(valid), n=1)), None)
+
+
+def printable(text: str, max_length: int) -> str:
+    r"""Replaces control characters, invisible characters and lone surrogates with escapes such as ``\x1b``."""
+    cut = text if len(text) <= max_length else f"{text[:max_length]}..."
+    if cut.isprintable():
+        return cut
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in cut)
+
+
+def shown(name: str, longest: int = 64) -> str:
+    """Returns the beginning of a caller's name, with ``?`` for each character that is not printable."""
+    return "".join(character if character.isprintable() else "?" for character in name[:longest])

@@ -1,1 +1,0 @@
-"""The domain: tensors, models, inferences, deadlines, errors. Independent of HTTP and gRPC."""

@@ -1,0 +1,257 @@
+"""Ends connections: the client can read its answer, and every state of the connection has a timeout.
+
+An event that uses memory only if something waits for it.
+
+A timer that is cheap to start for each request, because it rarely fires.
+"""
+
+import asyncio
+import select
+from collections import deque
+from collections.abc import Callable
+from socket import IPPROTO_TCP, TCP_NOTSENT_LOWAT, socket
+from typing import Any, Literal, cast
+
+from uvicorn._types import ASGI3Application
+from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+
+class LazyEvent:
+    """Creates its ``asyncio.Event`` for the first waiter, because most connections never have one."""
+
+    __slots__ = ("_event", "_is_set")
+
+    def __init__(self, *, is_set: bool) -> None:
+        self._is_set = is_set
+        self._event: asyncio.Event | None = None
+
+    def set(self) -> None:
+        self._is_set = True
+        if self._event is not None:
+            self._event.set()
+            self._event = None
+
+    def clear(self) -> None:
+        self._is_set = False
+
+    async def wait(self) -> Literal[True]:
+        if not self._is_set:
+            if self._event is None:
+                self._event = asyncio.Event()
+            await self._event.wait()
+        return True
+
+
+class LazyTimer:
+    """Keeps one pending call in the event loop and reschedules it only when it fires too early, so a start is cheap."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._pending: asyncio.TimerHandle | None = None
+        self._due = 0.0
+        self._action: Callable[[], None] | None = None
+
+    def start(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Replaces the action and the time of an earlier start."""
+        self._action = action
+        self._due = self._loop.time() + delay_s
+        if self._pending is not None and self._pending.when() > self._due:
+            self._pending.cancel()
+            self._pending = None
+        if self._pending is None:
+            self._wait()
+
+    def stop(self) -> None:
+        self._action = None
+
+    def close(self) -> None:
+        """Cancels the pending call."""
+        self._action = None
+        if self._pending is not None:
+            self._pending.cancel()
+
+    def _wait(self) -> None:
+        self._pending = self._loop.call_at(self._due, self._fire)
+
+    def _fire(self) -> None:
+        self._pending = None
+        if self._action is None:
+            return
+        if self._loop.time() < self._due:
+            self._wait()
+            return
+        action, self._action = self._action, None
+        action()
+
+
+LINGER_S = 2.0
+"""After its last answer the connection is closed if the client sends less than LINGER_STEP_BYTES in this time."""
+LINGER_STEP_BYTES = 64 * 1024
+MAX_LINGER_S = 30.0
+"""Limit of the time for a client that still sends; closing earlier would reset the connection."""
+MAX_LINGER_BYTES = 128 * 1024 * 1024
+"""Limit of the bytes that are received and dropped. Firefox reads an answer only after it has sent the whole body."""
+MAX_UNSENT_BYTES = 16 * 1024
+"""Unsent bytes in the transport above which the writer of an answer waits."""
+MAX_KERNEL_UNSENT_BYTES = 128 * 1024
+"""Limit of the unsent bytes in the kernel. Its default is megabytes, which would hide the progress of a slow client."""
+DISCONNECT_CHECK_S = 1.0
+FIRST_RESET_CHECK_S = 0.001
+HALF_CLOSED_S = 10.0
+"""How long a client that has closed its side is waited for: a network may lose the reset of a closed connection."""
+INTERIM_ANSWER = b"HTTP/1.1 100 Continue\r\n\r\n"
+"""Clients ignore it (RFC 9110, 15.2), but if the client has closed its connection, its system resets it."""
+
+
+_NOTHING_WAITS: deque[tuple[RequestResponseCycle, ASGI3Application]] = deque()
+"""uvicorn's queue of pipelined requests, always empty: the gateway parses one request at a time."""
+
+
+class _Flow(FlowControl):
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__(transport)
+        self._is_writable_event = cast("asyncio.Event", LazyEvent(is_set=True))
+
+
+class ClosingProtocol(HttpToolsProtocol):
+    """uvicorn's protocol with a timeout for each state and an orderly close."""
+
+    __slots__ = ("_disconnect_timer", "_dropped_bytes", "_unsent_timer", "is_ending", "state_timer")
+    # Attributes in slots, because an instance with more than 30 others has a separate dictionary of 1.5 KiB.
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.pipeline = _NOTHING_WAITS
+        self.state_timer = LazyTimer(self.loop)
+        self.is_ending = False
+        self._unsent_timer: asyncio.TimerHandle | None = None
+        self._disconnect_timer: asyncio.TimerHandle | None = None
+        self._dropped_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.flow = _Flow(transport)
+        transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
+        transport.get_extra_info("socket").setsockopt(IPPROTO_TCP, TCP_NOTSENT_LOWAT, MAX_KERNEL_UNSENT_BYTES)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_ending = True
+        self.state_timer.close()
+        for timer in (self._unsent_timer, self._disconnect_timer):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def end(self, *, lingers: bool) -> None:
+        """Closes the connection when everything is sent. If it lingers, drops the bytes that the client still sends."""
+        if self.is_ending or self.transport.is_closing():
+            return
+        self.is_ending = True
+        self.state_timer.stop()
+        self._watch_unsent()
+        if lingers:
+            self.flow.resume_reading()
+            self.transport.write_eof()
+            self._linger(self.loop.time() + MAX_LINGER_S)
+        else:
+            self.transport.close()
+
+    def drop(self, data: bytes) -> None:
+        self._dropped_bytes += len(data)
+        if self._dropped_bytes > MAX_LINGER_BYTES:
+            self.transport.close()
+
+    def _linger(self, until: float) -> None:
+        needed = self._dropped_bytes + LINGER_STEP_BYTES
+
+        def check() -> None:
+            if self._dropped_bytes < needed or self.loop.time() >= until:
+                self.transport.close()
+            else:
+                self._linger(until)
+
+        self.state_timer.start(LINGER_S, check)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_unsent()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unsent_timer is not None and not self.is_ending:
+            self._unsent_timer.cancel()
+
+    def _watch_unsent(self) -> None:
+        """Aborts the connection if the client reads nothing of the answer for the time of the keep-alive."""
+        if self._unsent_timer is not None:
+            self._unsent_timer.cancel()
+        unsent = self.transport.get_write_buffer_size()
+        self._unsent_timer = self.loop.call_later(self.timeout_keep_alive, self._check_unsent, unsent)
+
+    def _check_unsent(self, before: int) -> None:
+        if self.transport.get_write_buffer_size() < before:
+            self._watch_unsent()
+        else:
+            self.transport.abort()
+
+    def watch_for_disconnect(self) -> None:
+        """Checks for a disconnect once a second, because the event loop does not notice it while reading is paused."""
+        if self._disconnect_timer is None:
+            self._disconnect_timer = self.loop.call_later(DISCONNECT_CHECK_S, self._check_for_disconnect)
+
+    def _check_for_disconnect(self) -> None:
+        self._disconnect_timer = None
+        if not self.flow.read_paused:
+            return
+        if _is_disconnected(self.transport.get_extra_info("socket")):
+            self.transport.abort()
+        else:
+            self.watch_for_disconnect()
+
+    def watch_for_reset(self) -> None:
+        """Finds out whether the client has closed its connection, or only its side of it and waits for the answer."""
+        self.transport.write(INTERIM_ANSWER)
+        self._check_for_reset_in(FIRST_RESET_CHECK_S, self.loop.time() + HALF_CLOSED_S)
+
+    def _check_for_reset_in(self, pause_s: float, until: float) -> None:
+        self._disconnect_timer = self.loop.call_later(pause_s, self._check_for_reset, pause_s, until)
+
+    def _check_for_reset(self, pause_s: float, until: float) -> None:
+        """An answer that has begun needs no limit, because its writing fails after a reset."""
+        if self.transport.is_closing():
+            return
+        is_late = self.loop.time() >= until
+        if _is_reset(self.transport.get_extra_info("socket")) or (is_late and not self.cycle.response_started):
+            self.transport.abort()
+        elif not is_late:
+            self._check_for_reset_in(min(2 * pause_s, DISCONNECT_CHECK_S), until)
+
+
+def has_received(connection: socket) -> bool:
+    """Whether bytes wait in the kernel that the event loop has not read yet."""
+    return _has_event(connection, select.POLLIN)
+
+
+def _is_disconnected(connection: socket) -> bool:
+    """Whether the client closed its side, even if unread data comes before the end."""
+    return _has_event(connection, getattr(select, "POLLRDHUP", 0))
+
+
+def _is_reset(connection: socket) -> bool:
+    return _has_event(connection, 0)
+
+
+def _has_event(connection: socket, event: int) -> bool:
+    """Also true for POLLERR and POLLHUP, which need not be asked for."""
+    poll = select.poll()
+    poll.register(connection.fileno(), event)
+    return bool(poll.poll(0))

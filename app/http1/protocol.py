@@ -1,0 +1,475 @@
+"""uvicorn's HTTP protocol with further limits: decision 0011.
+
+The parser reads only heads, one request at a time. A middleware cannot do this, because the application sees neither an
+incomplete head nor the bytes after a body.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, cast
+
+import httptools
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+from uvicorn.server import ServerState
+
+from app.api.exchange import BodySink, Header
+from app.api.problems import problem_response
+from app.core.aio import DrainRate
+from app.core.errors import GatewayError, HeadersTooLarge, InvalidRequest, SlowRequest, TooManyRequests
+from app.core.inference import new_request_id
+from app.http1.closing import ClosingProtocol, LazyEvent, has_received
+from app.http1.framing import (
+    LARGE_BYTES,
+    MAX_HEAD_BYTES,
+    Body,
+    LargeBody,
+    LengthBody,
+    Receiver,
+    ReceivingRoom,
+    body_of,
+    end_of_head,
+)
+
+HEAD_TIMEOUT_S = 5.0
+MAX_AHEAD_BYTES = 64 * 1024
+"""Limit of the buffered bytes of pipelined requests. Above it, reading pauses."""
+LINGERING_REFUSALS = 256
+"""Limit of rejected connections that linger. Further ones are closed as soon as their answer is sent."""
+SHORTEST_IDLE_S = 0.1
+"""A connection that is idle for less is not closed for a new one: its next request may be on its way."""
+
+
+@dataclass(slots=True, eq=False)
+class ConnectionLimit:
+    """Limits the connections of one port. ``on_refused`` is called for each connection above the limit."""
+
+    max_connections: int
+    on_refused: Callable[[], None]
+    outflow: DrainRate = field(default_factory=DrainRate)
+    """The connections that were accepted and not refused."""
+    refused: set[asyncio.Protocol] = field(default_factory=set)
+    """The rejected connections that are still open. They do not count towards the limit."""
+    idle: dict["BoundedProtocol", float] = field(default_factory=dict)
+    """The connections that wait for a further request, the longest idle one first, and since when."""
+    is_closing: bool = False
+    """Whether every answer on a new connection closes it, because the gateway shuts down."""
+    room: ReceivingRoom = field(default_factory=ReceivingRoom)
+    _defaults: tuple[Sequence[Header], bytes] = ((), b"")
+
+    def close_longest_idle(self, now: float) -> bool:
+        """Makes room for a new connection. Returns False if no connection has been idle for SHORTEST_IDLE_S."""
+        for _ in range(len(self.idle)):
+            connection, since = next(iter(self.idle.items()))
+            if now - since < SHORTEST_IDLE_S:
+                return False
+            del self.idle[connection]
+            if connection.close_if_idle():
+                return True
+            self.idle[connection] = now
+        return False
+
+    def default_lines(self, headers: Sequence[Header]) -> bytes:
+        """Returns the lines of uvicorn's headers of every answer. uvicorn creates a new list once a second."""
+        if self._defaults[0] is not headers:
+            self._defaults = headers, b"".join([b"%b: %b\r\n" % header for header in headers])
+        return self._defaults[1]
+
+
+def protocol_with(limit: ConnectionLimit) -> type[asyncio.Protocol]:
+    """Returns the factory for uvicorn's option ``http``, which uvicorn calls for each connection."""
+    return cast("type[asyncio.Protocol]", partial(BoundedProtocol, limit))
+
+
+class BoundedProtocol(ClosingProtocol):
+    """Implements :class:`app.api.exchange.ClientConnection`, and adds itself to each request's state."""
+
+    __slots__ = (
+        "_ahead",
+        "_body",
+        "_closes_after_answer",
+        "_has_begun",
+        "_has_begun_answer",
+        "_head_bytes",
+        "_head_tail",
+        "_held",
+        "_is_in_head",
+        "_keeps_alive",
+        "_limit",
+        "_receiver",
+        "_sink",
+        "_sink_error",
+        "is_lost",
+        "on_lost",
+    )
+
+    on_body = on_message_complete = None  # type: ignore[assignment]
+    """The parser calls neither, because it reads heads only."""
+
+    def __init__(
+        self,
+        limit: ConnectionLimit,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.on_lost: Callable[[], None] | None = None
+        self.is_lost = False
+        self._limit = limit
+        self._closes_after_answer = limit.is_closing
+        self._is_in_head = False
+        self._has_begun = False
+        """Whether the head has more than empty lines."""
+        self._head_bytes = 0
+        self._head_tail = b""
+        self._body: Body | None = None
+        """The body that is being received."""
+        self._sink: BodySink | None = None
+        """Takes the parts of the body as they arrive."""
+        self._sink_error: GatewayError | None = None
+        self._keeps_alive = False
+        """Whether the connection stays open after an answer to the whole request."""
+        self._held: list[bytes] = []
+        """The beginning of an answer, which is written at the end of the event loop's turn or of the connection."""
+        self._has_begun_answer = False
+        self._ahead = bytearray()
+        """Received bytes that are not parsed yet, because an answer is in progress."""
+        self._receiver = Receiver(self, limit.room)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        transport.set_protocol(self._receiver)
+        is_full = len(self.connections) > self._limit.max_connections
+        if is_full and not self._limit.close_longest_idle(self.loop.time()):
+            self._refuse_connection()
+        else:
+            self.state_timer.start(HEAD_TIMEOUT_S, self._end_silently)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self not in self._limit.refused:
+            self._limit.outflow.left(1, self.loop.time())
+        self._limit.refused.discard(self)
+        self._limit.idle.pop(self, None)
+        super().connection_lost(exc)
+        self.is_lost = True
+        if self.on_lost is not None:
+            self.on_lost()
+
+    @property
+    def unsent_bytes(self) -> int:
+        return self.transport.get_write_buffer_size()
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    def take_body(self, max_bytes: int) -> bytes | None:
+        cycle = self.cycle
+        if self._body is not None or len(cycle.body) > max_bytes or cycle.disconnected:
+            return None
+        body, cycle.body = bytes(cycle.body), bytearray()
+        cycle.message_event.clear()
+        return body
+
+    async def pass_body(self, sink: BodySink) -> bool:
+        if isinstance(self._body, LengthBody) and self._body.missing >= LARGE_BYTES:
+            return await self._received(self._body, sink)
+        cycle, self._sink = self.cycle, sink
+        self.flow.resume_reading()
+        try:
+            while cycle.more_body and not cycle.disconnected and self._sink is not None:
+                cycle.message_event.clear()
+                await cycle.message_event.wait()
+            if self._sink_error is not None:
+                raise self._sink_error
+        finally:
+            self._sink = self._sink_error = None
+            cycle.message_event.clear()
+        return not (cycle.more_body or cycle.disconnected)
+
+    async def _received(self, body: LengthBody, sink: BodySink) -> bool:
+        if self.transport.is_closing():
+            return False
+        received = self._receiver.large_body = LargeBody(body, sink, self._complete_request)
+        self.flow.resume_reading()
+        try:
+            await received.ended.wait()
+        finally:
+            self._receiver.large_body = None
+            if not body.is_complete:
+                self.flow.pause_reading()
+        if received.error is not None:
+            raise received.error
+        if body.is_complete:
+            self.cycle.message_event.clear()
+        return body.is_complete
+
+    def answer(self, status: int, headers: Sequence[Header], body: bytes) -> bool:
+        """Leaves the cycle in the same state as uvicorn does after the two messages of an answer."""
+        cycle = self.cycle
+        if self.flow.write_paused or cycle.disconnected:
+            return False
+        cycle.response_started = cycle.response_complete = True
+        defaults = self._limit.default_lines(cycle.default_headers)
+        end = b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n"
+        self.write(b"".join((STATUS_LINE[status], defaults, *[b"%b: %b\r\n" % header for header in headers], end)))
+        self.write(body)
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            self.close()
+        cycle.on_response()
+        return True
+
+    def after_writing(self, work: Callable[[], None]) -> None:
+        self.loop.call_soon(work)  # after _write_held, which was scheduled in this turn or before
+
+    def data_received(self, data: bytes) -> None:
+        while data and not self.is_ending:
+            data = self._read(data)
+        if self.is_ending:
+            self.drop(data)
+        elif self.flow.read_paused:
+            self.watch_for_disconnect()
+
+    def _read(self, data: bytes) -> bytes:
+        """Returns the remaining bytes."""
+        if self._ahead or (self._body is None and self._is_answering):
+            return self._keep(data)
+        return self._read_head(data) if self._body is None else self._read_body(self._body, data)
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _keep(self, data: bytes) -> bytes:
+        self._ahead += data
+        if len(self._ahead) > MAX_AHEAD_BYTES:
+            self.flow.pause_reading()
+        return b""
+
+    def _read_head(self, data: bytes) -> bytes:
+        begins = not self._is_in_head
+        if begins:
+            self._begin_head()
+        end = end_of_head(self._head_tail, data)
+        self._head_bytes += end
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse(HeadersTooLarge(f"The request's line and headers are larger than {MAX_HEAD_BYTES} bytes."))
+            return data
+        head = data[:end]
+        self._head_tail = self._head_tail[-3:] + head[-3:]
+        self._parse(head)
+        if begins and self._is_in_head and not self.is_ending:
+            self.state_timer.start(HEAD_TIMEOUT_S, self._refuse_slow_head)
+        return data[end:]
+
+    def _begin_head(self) -> None:
+        self._limit.idle.pop(self, None)
+        self._is_in_head = True
+        self._has_begun = False
+        self._head_bytes = 0
+        self._head_tail = b""
+        self.parser = httptools.HttpRequestParser(self)
+        self.state_timer.stop()
+
+    def _parse(self, head: bytes) -> None:
+        """Ignores an upgrade and treats the request as an ordinary request with a body."""
+        try:
+            with suppress(httptools.HttpParserUpgrade):
+                self.parser.feed_data(head)
+        except httptools.HttpParserError as exc:
+            cause = exc.__context__
+            self._refuse(cause if isinstance(cause, GatewayError) else InvalidRequest("The request is not valid HTTP."))
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._has_begun = True
+        self.scope["state"]["connection"] = self
+
+    def on_headers_complete(self) -> None:
+        """Starts the application. An answer before the end of the request has ``Connection: close``."""
+        self._body = body_of(self.parser.get_http_version(), self.headers)
+        self._receiver.is_in_body = True
+        super().on_headers_complete()
+        self._is_in_head = False
+        self.state_timer.stop()
+        self._has_begun_answer = False
+        self.cycle.transport = cast("asyncio.Transport", self)
+        self.cycle.message_event = cast("asyncio.Event", LazyEvent(is_set=False))
+        self._keeps_alive = self.cycle.keep_alive and not self._closes_after_answer
+        self.cycle.keep_alive = False
+        if self._body.is_complete:
+            self._complete_request()
+
+    def _read_body(self, body: Body, data: bytes) -> bytes:
+        try:
+            received, rest = body.feed(data)
+        except GatewayError as error:
+            return self._break_off(error, data)
+        if received and self._sink is not None:
+            self._pass(self._sink, received)
+        elif received:
+            super().on_body(received)
+        if body.is_complete:
+            self._complete_request()
+        elif isinstance(body, LengthBody) and body.missing >= LARGE_BYTES and not self.cycle.response_started:
+            self.flow.pause_reading()  # until the application has memory for the body
+        elif rest:
+            return self._read_later(rest)
+        return rest
+
+    def _pass(self, sink: BodySink, part: bytes) -> None:
+        try:
+            sink.add(part)
+        except GatewayError as error:
+            self._sink, self._sink_error = None, error
+            self.flow.pause_reading()
+            self.cycle.message_event.set()
+
+    def _read_later(self, data: bytes) -> bytes:
+        """Lets the event loop serve other connections first."""
+        self._ahead += data
+        self.flow.pause_reading()
+        self.loop.call_soon(self._read_ahead)
+        return b""
+
+    def _read_ahead(self) -> None:
+        if not self.is_ending:
+            self.flow.resume_reading()
+            ahead = bytes(self._ahead)
+            self._ahead.clear()
+            self.data_received(ahead)
+
+    def _complete_request(self) -> None:
+        self._body = None
+        self._receiver.is_in_body = False
+        super().on_message_complete()
+        self.parser = None  # type: ignore[assignment]  # the next head has a parser of its own
+        if not self.cycle.response_started:
+            self.cycle.keep_alive = self._keeps_alive
+
+    def _break_off(self, error: GatewayError, data: bytes) -> bytes:
+        """Lets a running answer finish, then ends the connection, because the request is incomplete."""
+        if self.cycle.response_started:
+            return self._keep(data)
+        self.cycle.disconnected = True
+        self.cycle.message_event.set()
+        self._refuse(error)
+        return data
+
+    def on_response_complete(self) -> None:
+        self.server_state.total_requests += 1
+        if self.is_ending or self.transport.is_closing():
+            return
+        self.state_timer.start(self.timeout_keep_alive, self._end_silently)
+        if self._ahead:
+            self.loop.call_soon(self._read_ahead)  # the memory of this request is freed first
+        else:
+            self._limit.idle[self] = self.loop.time()
+            self.flow.resume_reading()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Stays open for the answer to a whole request, because the client may have closed only its side.
+
+        Otherwise the end of the client's data is a disconnect. HTTP/1.0 has no interim answers.
+        """
+        self._write_held()
+        is_waiting = self._is_answering and self._body is None and not (self._ahead or self.is_ending)
+        if not is_waiting or self.cycle.response_started or self.scope["http_version"] != "1.1":
+            return False
+        self.close_after_answer()
+        self.watch_for_reset()
+        return True
+
+    def close_after_answer(self) -> None:
+        """The next answer that begins has ``Connection: close``, and the connection is closed after it."""
+        self._closes_after_answer = True
+        self._keeps_alive = False
+        if self._is_answering and not self.cycle.response_started:
+            self.cycle.keep_alive = False
+
+    def end_after_answer(self) -> None:
+        self.close_after_answer()
+        if self._is_answering:
+            self.cycle.keep_alive = False  # of an answer that has begun, such as a stream
+
+    def shutdown(self) -> None:
+        """Closes an idle connection at once, another one after the answer to the request that is on its way."""
+        self.end_after_answer()
+        self._write_held()
+        if self.is_ending or self._is_idle:
+            self.transport.close()
+
+    def close_if_idle(self) -> bool:
+        """Closes the connection at once, unless a request has arrived or the last answer is not sent completely."""
+        if self.transport.is_closing() or self._held or self.unsent_bytes or not self._is_idle:
+            return False
+        self.connections.discard(self)
+        self._end_silently()
+        return True
+
+    @property
+    def _is_idle(self) -> bool:
+        is_busy = self._is_answering or self._body is not None or self._is_in_head or self._ahead
+        return not (is_busy or has_received(self.transport.get_extra_info("socket")))
+
+    def _end_silently(self) -> None:
+        self.end(lingers=False)
+
+    def write(self, data: bytes) -> None:
+        """Replaces the transport's method for uvicorn's answer.
+
+        Writes the beginning of an answer, usually all of it, at the end of the event loop's turn: this needs one system
+        call, and does not wake the client while other requests of this turn are processed.
+        """
+        if self._held:
+            self._held.append(data)
+        elif self.cycle.response_started and not self._has_begun_answer:
+            self._has_begun_answer = True
+            self._held.append(data)
+            self.loop.call_soon(self._write_held)
+        else:
+            self.transport.write(data)
+
+    def _write_held(self) -> None:
+        held, self._held = self._held, []
+        if held and not self.transport.is_closing():
+            self.transport.writelines(held)
+
+    def end(self, *, lingers: bool) -> None:
+        self._write_held()
+        super().end(lingers=lingers)
+
+    def is_closing(self) -> bool:
+        return self.transport.is_closing()
+
+    def close(self) -> None:
+        """Replaces the transport's method: the answer has ended."""
+        self.end(lingers=self._body is not None or bool(self._ahead))
+
+    def _refuse_slow_head(self) -> None:
+        if self._has_begun:
+            self._refuse(SlowRequest(f"The headers did not arrive within {HEAD_TIMEOUT_S:g} s."))
+        else:
+            self._end_silently()
+
+    def _refuse_connection(self) -> None:
+        self.connections.discard(self)
+        self._limit.refused.add(self)
+        self._limit.on_refused()
+        retry_after_s = self._limit.outflow.retry_after_s(1, self.loop.time())
+        error = TooManyRequests("The gateway has reached its limit for connections.", retry_after_s=retry_after_s)
+        self._refuse(error, lingers=len(self._limit.refused) <= LINGERING_REFUSALS)
+
+    def _refuse(self, error: GatewayError, *, lingers: bool = True) -> None:
+        """Answers without the application, and ends the connection."""
+        request_id = new_request_id()
+        response = problem_response(error, request_id)
+        response.headers.update({"X-Request-ID": request_id, "Connection": "close"})
+        lines = [STATUS_LINE[response.status_code], *(b"%s: %s\r\n" % header for header in response.raw_headers)]
+        self._held += [*lines, b"\r\n", bytes(response.body)]  # after an answer that is not written yet
+        self.end(lingers=lingers)

@@ -1,0 +1,227 @@
+"""Every check over a repository's models and gateway.yaml.
+
+Checks of what a model's folder holds: the backend, and the scripts of the Python backend.
+
+Checks of the sizes that a configuration declares: dimensions and batches.
+
+Checks for models that run no request outside of a sequence, although pipelines have no sequences.
+
+Checks that need several Tritons.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence, Set
+from itertools import islice
+
+from app.codecs.kinds import shape_text
+from app.core.engine import Engine
+from app.core.model import ModelConfig, RepositoryModel
+from app.core.sequence import sequence_ids_of
+from app.core.text import nearest
+from app.lint.cycles import bls_cycles, ensemble_cycles, parallel_failures, reasons_to_fail, tensor_cycles
+from app.lint.ensembles import (
+    ENSEMBLE,
+    Models,
+    Wiring,
+    batch_sizes,
+    decoupled_joins,
+    decoupled_models,
+    mismatches,
+    omissible_outputs,
+    omitted_inputs,
+    routers_needed,
+    unknown_edges,
+    unknown_models,
+    unknown_tensors,
+    unmapped_inputs,
+    unordered_streams,
+    unread_tensors,
+    unwritten_tensors,
+    wiring_of,
+    written_twice,
+)
+from app.lint.findings import Code, Finding
+from app.lint.gateway import cancel_instances, misfits
+from app.pipelines.file import GatewayFile
+
+BACKENDS = (
+    *("ensemble", "python", "onnxruntime", "tensorrt", "pytorch", "tensorflow", "openvino", "vllm", "tensorrtllm"),
+    *("dali", "fil", "identity", "repeat", "square"),
+)
+"""Those of NVIDIA's images."""
+PLATFORMS = (
+    *("ensemble", "onnxruntime_onnx", "tensorrt_plan", "pytorch_libtorch"),
+    *("tensorflow_savedmodel", "tensorflow_graphdef"),
+)
+
+
+def unknown_backends(model: RepositoryModel) -> Iterator[Finding]:
+    if model.files is None:
+        return
+    backend = model.files.backend
+    if not backend:
+        text = "config.pbtxt names no backend, and no file such as 1/model.py or 1/model.onnx tells which one it is"
+        yield Finding(Code.UNKNOWN_BACKEND, text, model.folder)
+    elif backend not in (*BACKENDS, *PLATFORMS):
+        text = f"backend '{backend}' is not one of NVIDIA's images, and Triton needs it installed"
+        yield Finding(Code.UNKNOWN_BACKEND, text + nearest(backend, BACKENDS), model.folder)
+
+
+def script_faults(model: RepositoryModel) -> Iterator[Finding]:
+    if model.files is None:
+        return
+    for path in model.files.lacks:
+        text = f"{path} does not exist: the Python backend needs this script in each version"
+        yield Finding(Code.MISSING_SCRIPT, text, model.folder)
+    for mistake in model.files.mistakes:
+        yield Finding(Code.SCRIPT_SYNTAX, mistake, model.folder)
+
+
+LARGEST_BATCH = 65_536
+MOST_ELEMENTS = 2**31 - 1
+_FREE = -1
+
+
+def invalid_sizes(models: Models) -> Iterator[Finding]:
+    for model, config in models.items():
+        if config.max_batch_size < 0:
+            text = f"max_batch_size is {config.max_batch_size}, and must be 0 or more"
+            yield Finding(Code.INVALID_SIZE, text, model)
+        for tensor, dims in _tensors_of(config):
+            if any(dim < 1 and dim != _FREE for dim in dims):
+                text = f"'{tensor}' has the dims {shape_text(dims)}: each must be 1 or more, or -1 for any size"
+                yield Finding(Code.INVALID_SIZE, text, model, tensor=tensor)
+
+
+def excessive_sizes(models: Models) -> Iterator[Finding]:
+    for model, config in models.items():
+        if config.max_batch_size > LARGEST_BATCH:
+            text = f"max_batch_size is {config.max_batch_size}, more than {LARGEST_BATCH}"
+            yield Finding(Code.EXCESSIVE_SIZE, text, model)
+        for tensor, dims in _tensors_of(config):
+            if math.prod(dim for dim in dims if dim > 0) > MOST_ELEMENTS:
+                text = f"'{tensor}' has the dims {shape_text(dims)}: more than {MOST_ELEMENTS} elements"
+                yield Finding(Code.EXCESSIVE_SIZE, text, model, tensor=tensor)
+
+
+def _tensors_of(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    return ((spec.name, spec.dims) for spec in (*config.inputs, *config.outputs))
+
+
+def needed_sessions(file: GatewayFile | None, models: Models) -> Iterator[Finding]:
+    """``file`` None: each model is a pipeline."""
+    pipelines = {name: name for name in models}
+    if file is not None:
+        pipelines = {name: spec.model for name, spec in file.spec.pipelines.items() if spec.model in models}
+    for pipeline, model in pipelines.items():
+        ids = sequence_ids_of(models[model], models)
+        if ids.needed_by:
+            by = "" if ids.needed_by == model else f" because it runs '{ids.needed_by}'"
+            text = (
+                f"'{model}' needs a session{by}, which pipelines do not have yet: call it under /v2 with the "
+                f"parameters `sequence_id` ({ids.form}), `sequence_start` and `sequence_end`"
+            )
+            yield Finding(Code.NEEDS_SESSION, text, model, pipeline=pipeline if file is not None else None)
+
+
+MAX_FINDINGS = 1000
+
+
+def check(repository: Sequence[RepositoryModel], file: GatewayFile | None = None) -> list[Finding]:
+    """``file`` None: only the models are checked. Returns at most MAX_FINDINGS."""
+    return list(islice(_findings(repository, file), MAX_FINDINGS))
+
+
+def _findings(repository: Sequence[RepositoryModel], file: GatewayFile | None) -> Iterator[Finding]:
+    models = {model.folder: model.config for model in repository}
+    readable = {model.folder: model.config for model in repository if not model.complaint}
+    wirings = [wiring_of(config, readable) for config in readable.values() if config.backend == ENSEMBLE]
+    yield from _folders(repository)
+    yield from invalid_sizes(readable)
+    yield from excessive_sizes(readable)
+    yield from ensemble_cycles(repository)
+    yield from bls_cycles(repository)
+    decoupled = decoupled_models(models)
+    for wiring in wirings:
+        yield from _ensemble(wiring, models, decoupled, repository)
+    yield from _parallel_failures(repository, wirings, file)
+    yield from _omissions(models, wirings, file)
+    yield from needed_sessions(file, readable)
+    if file is not None:
+        yield from _gateway(file, readable)
+
+
+def _folders(repository: Sequence[RepositoryModel]) -> Iterator[Finding]:
+    for model in repository:
+        if model.complaint:
+            yield Finding(Code.UNREADABLE_CONFIG, model.complaint, model.folder)
+        elif model.config.name != model.folder:
+            text = f"the folder is '{model.folder}' but config.pbtxt has name: '{model.config.name}'"
+            yield Finding(Code.FOLDER_NAME, text, model.folder)
+        if not model.versions:
+            text = "the model has no version folder: add a folder such as 1"
+            yield Finding(Code.UNKNOWN_VERSION, text, model.folder)
+            continue
+        yield from unknown_backends(model)
+        yield from script_faults(model)
+
+
+def _ensemble(
+    wiring: Wiring, models: Models, decoupled: Set[str], repository: Sequence[RepositoryModel]
+) -> Iterator[Finding]:
+    yield from unknown_models(wiring, models)
+    yield from _versions(wiring, repository)
+    yield from unknown_tensors(wiring)
+    yield from unmapped_inputs(wiring)
+    yield from unwritten_tensors(wiring)
+    yield from unread_tensors(wiring)
+    yield from written_twice(wiring)
+    yield from tensor_cycles(wiring)
+    yield from mismatches(wiring)
+    yield from batch_sizes(wiring)
+    yield from decoupled_joins(wiring, decoupled)
+    yield from unordered_streams(wiring, decoupled)
+    yield from routers_needed(wiring)
+    yield from unknown_edges(wiring)
+
+
+def _versions(wiring: Wiring, repository: Sequence[RepositoryModel]) -> Iterator[Finding]:
+    versions = {model.folder: model.versions for model in repository}
+    for place in wiring.places:
+        wanted, there = place.step.version, versions.get(place.step.model)
+        if there and wanted and wanted not in there:
+            text = f"{place} needs version {wanted} of a model that has {', '.join(there)}"
+            yield Finding(Code.UNKNOWN_VERSION, text, wiring.name, place.number)
+
+
+def _parallel_failures(
+    repository: Sequence[RepositoryModel], wirings: Sequence[Wiring], file: GatewayFile | None
+) -> Iterator[Finding]:
+    models = {model.folder: model.config for model in repository}
+    pipelines = {} if file is None else file.spec.pipelines
+    for wiring in wirings:
+        reasons = reasons_to_fail(wiring.name, repository, pipelines)
+        yield from parallel_failures(wiring, models, reasons)
+
+
+def _omissions(models: Models, wirings: Sequence[Wiring], file: GatewayFile | None) -> Iterator[Finding]:
+    pipelines = file.spec.pipelines.values() if file is not None else ()
+    omissible = omissible_outputs(models, wirings, pipelines)
+    for wiring in wirings:
+        yield from omitted_inputs(wiring, omissible)
+
+
+def _gateway(file: GatewayFile, models: Models) -> Iterator[Finding]:
+    yield from misfits(file, models)
+    yield from cancel_instances(file, models)
+
+
+TEXT = "has other inputs or outputs at {} than on most Tritons, so it is not used there"
+
+
+def compare(engine: Engine, repository: Iterable[RepositoryModel]) -> Iterator[Finding]:
+    """``repository``: what the engine just said of its models."""
+    for model in repository:
+        for address, reason in engine.absences(model.config.name).items():
+            if reason == "other_signature":
+                yield Finding(Code.OTHER_SIGNATURE, TEXT.format(address), model.config.name)

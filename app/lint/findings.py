@@ -1,0 +1,168 @@
+"""The findings of the linter. Each has a stable code, with a page in docs/reference/checks.
+
+What to do about each finding. The pages in docs/reference/checks have the same sentences.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Severity(StrEnum):
+    ERROR = "error"
+    """Triton refuses to load it, or requests will fail or be lost."""
+    WARNING = "warning"
+    """It runs, and may hurt."""
+    UNKNOWN = "unknown"
+    """Cannot be judged from what is written down; never a fault."""
+
+
+class Code(StrEnum):
+    UNREADABLE_CONFIG = "unreadable-config"
+    FOLDER_NAME = "folder-name"
+    INVALID_SIZE = "invalid-size"
+    EXCESSIVE_SIZE = "excessive-size"
+    UNKNOWN_MODEL = "unknown-model"
+    UNKNOWN_VERSION = "unknown-version"
+    UNKNOWN_TENSOR = "unknown-tensor"
+    UNMAPPED_INPUT = "unmapped-input"
+    UNWRITTEN_TENSOR = "unwritten-tensor"
+    UNREAD_TENSOR = "unread-tensor"
+    WRITTEN_TWICE = "written-twice"
+    CYCLE = "cycle"
+    DATATYPE_MISMATCH = "datatype-mismatch"
+    SHAPE_MISMATCH = "shape-mismatch"
+    BATCH_MISMATCH = "batch-mismatch"
+    DECOUPLED_JOIN = "decoupled-join"
+    OMITTED_INPUT = "omitted-input"
+    BLS_CYCLE = "bls-cycle"
+    CANCEL_INSTANCES = "cancel-instances"
+    GATEWAY_YAML = "gateway-yaml"
+    ROUTER_NEEDED = "router-needed"
+    UNORDERED_STREAM = "unordered-stream"
+    MISSING_SCRIPT = "missing-script"
+    SCRIPT_SYNTAX = "script-syntax"
+    UNKNOWN_BACKEND = "unknown-backend"
+    PARALLEL_FAILURE = "parallel-failure"
+    SAMPLE = "sample"
+    OTHER_SIGNATURE = "other-signature"
+    NEEDS_SESSION = "needs-session"
+    UNKNOWN_EDGE = "unknown-edge"
+
+
+_WARNINGS = frozenset(
+    {
+        Code.EXCESSIVE_SIZE,
+        Code.ROUTER_NEEDED,
+        Code.UNORDERED_STREAM,
+        Code.UNKNOWN_BACKEND,
+        Code.PARALLEL_FAILURE,
+        Code.NEEDS_SESSION,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """``step`` counts from 1 within ``model``, an ensemble; it and ``tensor`` are None where they say nothing.
+
+    ``pipeline``: for a finding in gateway.yaml, the pipeline that it is about.
+    """
+
+    code: Code
+    text: str
+    model: str | None = None
+    step: int | None = None
+    tensor: str | None = None
+    pipeline: str | None = None
+
+    @property
+    def severity(self) -> Severity:
+        if self.code is Code.UNKNOWN_EDGE:
+            return Severity.UNKNOWN
+        return Severity.WARNING if self.code in _WARNINGS else Severity.ERROR
+
+
+SOLUTION_BY_CODE = {
+    Code.UNREADABLE_CONFIG: (
+        "Correct the line that the finding names (`path:line:column`); a mistyped field or datatype comes with the "
+        "nearest valid name. The fields are those of Triton's `model_config.proto`."
+    ),
+    Code.FOLDER_NAME: (
+        "Rename the folder or correct `name` in `config.pbtxt`, or remove `name`: Triton then uses the folder's name."
+    ),
+    Code.INVALID_SIZE: (
+        "Declare each dimension with its size, or with `-1` for any size. Without batching, `max_batch_size` is 0."
+    ),
+    Code.EXCESSIVE_SIZE: "Declare the size that the model needs, or `-1` for a dimension of any size.",
+    Code.UNKNOWN_MODEL: "Correct `model_name` of the step, or add the model to the repository.",
+    Code.UNKNOWN_VERSION: (
+        "Use `model_version: -1` for the newest version, or add the folder (an ensemble needs an empty version folder "
+        "too)."
+    ),
+    Code.UNKNOWN_TENSOR: (
+        "Correct the key in the map of the step: the key is the name of the tensor in the step's model."
+    ),
+    Code.UNMAPPED_INPUT: (
+        "Map the input, or declare it `optional: true` in the model's configuration if the model works without it."
+    ),
+    Code.UNWRITTEN_TENSOR: "Correct the value in the map of the step, or map the output that has the tensor.",
+    Code.UNREAD_TENSOR: "Remove the entry from the map. Triton drops outputs of a model that are not in a map.",
+    Code.WRITTEN_TWICE: "Use a different name for each tensor of the ensemble.",
+    Code.CYCLE: "Remove the cycle from the maps or steps. For a loop over models, use a BLS script.",
+    Code.DATATYPE_MISMATCH: (
+        "Correct the wrong declaration, or convert the tensor in one of the models. Triton does not convert datatypes."
+    ),
+    Code.SHAPE_MISMATCH: "Correct the wrong declaration, or reshape the tensor in one of the models.",
+    Code.BATCH_MISMATCH: (
+        "Set the step's `max_batch_size` to at least the ensemble's. If its model cannot batch, begin its `dims` with "
+        "the batch dimension as `-1`, or set the ensemble's `max_batch_size` to 1."
+    ),
+    Code.DECOUPLED_JOIN: (
+        "Write the other tensor with each response of the decoupled model, or move the other branch into a separate "
+        "ensemble."
+    ),
+    Code.OMITTED_INPUT: (
+        "Declare the input `optional: true` and handle the missing tensor in its model, or end the request with an "
+        "early-exit error instead of omitting the output."
+    ),
+    Code.BLS_CYCLE: "Call a second model that has the same script and a different name, or do the work in the script.",
+    Code.CANCEL_INSTANCES: (
+        "Use one instance: `instance_group [ { kind: KIND_CPU count: 1 } ]`. Threads in this instance can serve many "
+        "requests."
+    ),
+    Code.GATEWAY_YAML: "Correct the key in the line that the finding names.",
+    Code.ROUTER_NEEDED: (
+        "Copy the tensor in the script before changing it, or add a model (a router) that writes one copy for each "
+        "reader."
+    ),
+    Code.UNORDERED_STREAM: "Use one instance if the order matters; use dynamic batching for throughput.",
+    Code.MISSING_SCRIPT: "Put the script into the version folder that the finding names, or remove that folder.",
+    Code.SCRIPT_SYNTAX: (
+        "Correct the line that the finding names. `check` reads scripts with the Python of the gateway, which the "
+        "finding names. If the models run a newer Python with newer syntax, run `check` with that Python, or ignore "
+        "the finding."
+    ),
+    Code.UNKNOWN_BACKEND: (
+        "Correct `backend` in `config.pbtxt`: `python`, `onnxruntime`, `tensorrt`, `pytorch`, and so on. Without a "
+        "`config.pbtxt`, the name of the model file decides: `model.py`, `model.onnx`, `model.plan`, `model.pt`."
+    ),
+    Code.PARALLEL_FAILURE: (
+        "Check the input in a step before the parallel steps start; remove queue limits from parallel steps; or call "
+        "the models from a BLS script. Any model may also fail unexpectedly: `check` reports only what it can read."
+    ),
+    Code.SAMPLE: (
+        "Correct the line that the finding names. Paths of files are relative to the folder of `gateway.yaml`."
+    ),
+    Code.OTHER_SIGNATURE: (
+        "Load the same version of the model everywhere. During a rolling update the finding disappears when the "
+        "update is complete."
+    ),
+    Code.NEEDS_SESSION: (
+        "List the model under `oip` instead of `pipelines`, and call it under `/v2` with the parameters `sequence_id`, "
+        "`sequence_start` and `sequence_end`. If each request is independent, remove `sequence_batching`."
+    ),
+    Code.UNKNOWN_EDGE: (
+        "Check the running server (`--triton`), which has the completed configuration, or declare the inputs and "
+        "outputs."
+    ),
+}

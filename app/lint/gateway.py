@@ -1,0 +1,141 @@
+"""Checks of gateway.yaml against the models of a repository.
+
+Checks of each pipeline's ``sample`` and ``examples``: their files can be read, and the pipeline accepts them.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+
+from app.config.document import read_regular_file
+from app.core.errors import GatewayError
+from app.core.text import nearest
+from app.lint.ensembles import Models, is_auto_completed
+from app.lint.findings import Code, Finding
+from app.pipelines.compile import CompileContext, compile_pipeline
+from app.pipelines.examples import MAX_FILE_BYTES, Values, body_with, paths_in
+from app.pipelines.file import GatewayFile
+from app.pipelines.mismatch import PipelineMismatch
+from app.pipelines.pipeline import Pipeline
+from app.pipelines.spec import PipelineSpec
+
+Misfit = tuple[tuple[str, ...], str]
+"""The path of a key within the request, and a description of the problem."""
+
+
+def sample_misfits(file: GatewayFile, pipeline: Pipeline) -> Iterator[Finding]:
+    spec = pipeline.spec
+    if spec.sample is not None:
+        yield from _misfits(file, pipeline, ("sample",), spec.sample)
+    for name, values in spec.examples.items():
+        yield from _misfits(file, pipeline, ("examples", name), values)
+
+
+def _misfits(file: GatewayFile, pipeline: Pipeline, key: tuple[str, ...], values: Values) -> Iterator[Finding]:
+    """``key``: where the pipeline declares the request with these values."""
+    files, unreadable = _read_files(file, pipeline, values)
+    misfits = [*_unknown_fields(pipeline, values), *unreadable]
+    for location, text in misfits or _refusals(pipeline, values, files):
+        complaint = file.complaint(("pipelines", pipeline.name, *key, *location), text)
+        yield Finding(Code.SAMPLE, complaint, model=pipeline.spec.model, pipeline=pipeline.name)
+
+
+def _unknown_fields(pipeline: Pipeline, values: Values) -> Iterator[Misfit]:
+    names = [*(field.name for field in pipeline.inputs), *(field.name for field in pipeline.parameters)]
+    for name in values:
+        if name not in names:
+            yield (name,), f"is not a field of the pipeline{nearest(name, names)}"
+
+
+def _read_files(file: GatewayFile, pipeline: Pipeline, values: Values) -> tuple[dict[str, bytes], list[Misfit]]:
+    """Returns the content of the files by field name, and the files that cannot be read."""
+    contents: dict[str, bytes] = {}
+    unreadable: list[Misfit] = []
+    for name, relative_path in paths_in(pipeline, values).items():
+        path = file.path.parent / relative_path
+        try:
+            contents[name] = read_regular_file(path, MAX_FILE_BYTES)
+        except OSError as exc:
+            unreadable.append(((name,), f"names a file that cannot be read: {path}: {exc.strerror or exc}"))
+    return contents, unreadable
+
+
+def _refusals(pipeline: Pipeline, values: Values, files: Mapping[str, bytes]) -> Iterator[Misfit]:
+    try:
+        pipeline.request_of_json(body_with(pipeline, values, files))
+    except GatewayError as exc:
+        misfits: list[Misfit] = [((each.field,), each.problem) for each in exc.errors]
+        yield from misfits or [((), exc.detail)]
+    except (TypeError, ValueError) as exc:
+        yield (), f"cannot be sent: {exc}"
+
+
+_ANY_KEY = b"only to compile: what it is matters to no check"
+
+
+def misfits(file: GatewayFile, models: Models) -> Iterator[Finding]:
+    for name, spec in file.spec.pipelines.items():
+        for location, text in _misfits_of(name, spec, models):
+            complaint = file.complaint(("pipelines", name, *location), text)
+            yield Finding(Code.GATEWAY_YAML, complaint, model=spec.model or None, pipeline=name)
+        if spec.model in models and not is_auto_completed(models[spec.model]):
+            with suppress(PipelineMismatch):  # one of the misfits above
+                yield from sample_misfits(file, _compiled(name, spec, models))
+    listed = file.spec.oip.models if file.spec.oip is not None and file.spec.oip.models != "all" else []
+    for index, model in enumerate(listed):
+        if model not in models:
+            complaint = file.complaint(("oip", "models", index), _no_model(model, models))
+            yield Finding(Code.GATEWAY_YAML, complaint, model=model)
+
+
+def cancel_instances(file: GatewayFile, models: Models) -> Iterator[Finding]:
+    for name, spec in file.spec.pipelines.items():
+        model = spec.cancel.model if spec.cancel else ""
+        count = models[model].instance_count if model in models else 1
+        if count > 1:
+            text = (
+                f"pipeline '{name}' cancels by a call to '{model}', which has {count} instances: the call may reach "
+                "the wrong instance; use one instance"
+            )
+            yield Finding(Code.CANCEL_INSTANCES, text, model, pipeline=name)
+
+
+def _misfits_of(name: str, spec: PipelineSpec, models: Models) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    if spec.model not in models:
+        yield ("model",), _no_model(spec.model, models)
+        return
+    yield from _cancel_misfits(spec, models)
+    for index, step in enumerate(spec.rejects_input):
+        if step not in models:
+            yield ("rejects_input", index), _no_model(step, models)
+    if not is_auto_completed(models[spec.model]):
+        try:
+            _compiled(name, spec, models)
+        except PipelineMismatch as exc:
+            yield exc.location, exc.text
+
+
+def _compiled(name: str, spec: PipelineSpec, models: Models) -> Pipeline:
+    """Raises PipelineMismatch."""
+    return compile_pipeline(name, spec, models[spec.model], {}, CompileContext(early_exit_key=_ANY_KEY))
+
+
+def _cancel_misfits(spec: PipelineSpec, models: Models) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    cancel = spec.cancel
+    if cancel is None:
+        return
+    config = models.get(cancel.model)
+    if config is None:
+        yield (
+            ("cancel", "model"),
+            f"'{cancel.model}' is not a model in the repository{nearest(cancel.model, list(models))}",
+        )
+    elif config.input(cancel.input) is None and not is_auto_completed(config):
+        inputs = [each.name for each in config.inputs]
+        yield (
+            ("cancel", "input"),
+            f"'{cancel.input}' is not an input of '{cancel.model}'{nearest(cancel.input, inputs)}",
+        )
+
+
+def _no_model(name: str, models: Models) -> str:
+    return f"'{name}' is not a model in the repository{nearest(name, sorted(models))}"

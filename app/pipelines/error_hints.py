@@ -1,0 +1,220 @@
+"""Explains Triton's errors about ensembles: which step failed, which tensor is wrong, what to do.
+
+A model may have written the error's text, so the names in it cannot be trusted. Callers see only names that the
+pipeline's graph has, and nothing else of the text.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+from app.codecs.kinds import shape_text
+from app.core.errors import ContractViolation, Fault, FaultKind, GatewayError
+from app.core.model import TensorSpec
+from app.pipelines.graph import Edge, Graph
+
+_LONGEST_MESSAGE = 4096
+_LONGEST_SHOWN = 320
+_PATH = re.compile(r"(?<![\w/])/(?:[\w.+@-]+/)+[\w.+@-]*")
+
+
+def explain(error: GatewayError, graph: Graph) -> None:
+    """Sets the detail, hint and tensor of an error that has a fault, from the pipeline's graph."""
+    if error.fault is None:
+        return
+    fault = _known(error.fault, graph)
+    error.failed_step = fault.model
+    edge = graph.into(fault.model, fault.tensor, fault.ensemble) if fault.tensor else None
+    detail = _DETAIL.get(fault.kind)
+    if detail is not None and fault.model and fault.tensor:
+        error.detail = detail(fault)
+    elif fault.kind is FaultKind.RAISED and fault.model:
+        error.detail = f"{_named(fault.model, graph)} raised an exception."
+    hint = _HINT[fault.kind](fault, edge, graph)
+    error.hint = hint[0].upper() + hint[1:]
+    if isinstance(error, ContractViolation) and fault.tensor:
+        error.tensor = fault.tensor
+
+
+def name_failed_step(error: GatewayError, message: str, graph: Graph) -> None:
+    """Completes an error that a model sent itself. ``message``: the model's, without what Triton puts in front.
+
+    A step names itself at the start of its message: ``<model>: <text>``. Only the name is shown, and only if the graph
+    knows it.
+    """
+    step, separator, _ = message.partition(": ")
+    if separator and step in graph.models:
+        error.detail = f"{_named(step, graph)} failed."
+        error.failed_step = step
+        blame = f"If the input is at fault, let it answer with INVALID_ARG and list '{step}' under `rejects_input`."
+    elif graph.ensembles:
+        blame = "A step that begins its message with its own name (`<model>: <text>`) is named here."
+    else:
+        blame = "If the input is at fault, let the model answer with INVALID_ARG and list it under `rejects_input`."
+    error.hint = f"{blame} The gateway's log has the model's message in the line with this request id."
+
+
+def _named(model: str, graph: Graph) -> str:
+    """A step is a model below the pipeline's own model."""
+    is_whole = any(step.model == model and not step.ensemble for step in graph.steps)
+    return f"{'Model' if is_whole else 'Step'} '{model}'"
+
+
+def public_text(message: str) -> str:
+    """A model's message on one line, bounded, without traceback and without absolute paths."""
+    text = _PATH.sub("...", message.partition("\n\nAt:")[0][:_LONGEST_MESSAGE])
+    return " ".join(text.split())[:_LONGEST_SHOWN]
+
+
+def _known(fault: Fault, graph: Graph) -> Fault:
+    """Removes the names that the graph does not have from the fault."""
+    return replace(
+        fault,
+        ensemble=fault.ensemble if fault.ensemble in graph.ensembles else "",
+        model=fault.model if fault.model in graph.models else "",
+        tensor=fault.tensor if fault.tensor in graph.tensors else "",
+    )
+
+
+def _not_given(fault: Fault, edge: Edge | None, _graph: Graph) -> str:
+    if edge is None:
+        return f"{_some_step(fault)} Always write that tensor in the step before it, or declare the input optional."
+    if edge.source.step is None:
+        return f"The request does not have '{edge.source.tensor.name}', which {_reader(edge)} requires."
+    return (
+        f"{_writer(edge)} did not write it: always write the output, end the request with an early-exit error, "
+        f"or declare '{fault.tensor}' optional in the configuration of '{fault.model}'."
+    )
+
+
+def _other_shape(fault: Fault, edge: Edge | None, _graph: Graph) -> str:
+    if edge is None:
+        return f"{_some_step(fault)} A step wrote shape {fault.seen} where {fault.expected} is declared."
+    seen, expected = _sizes(fault.seen), _sizes(fault.expected)
+    if 0 in seen and len(seen) != len(expected):
+        return (
+            f"{_writer(edge)} wrote an empty tensor of shape {fault.seen}: keep the rank in empty tensors "
+            f"(such as {_empty(expected, edge.target.tensor)}), or end the request with an early-exit error."
+        )
+    return (
+        f"{_writer(edge)} wrote {fault.seen}: write {fault.expected}, or correct `dims` of '{fault.tensor}' in "
+        f"the configuration of '{fault.model}'. If the tensor grows with each response, send only the new items."
+    )
+
+
+def _other_datatype(fault: Fault, edge: Edge | None, _graph: Graph) -> str:
+    if edge is None:
+        return f"{_some_step(fault)} A step wrote {fault.seen} where {fault.expected} is declared."
+    return f"{_writer(edge)} wrote {fault.seen}: convert the tensor to {fault.expected} in that step."
+
+
+def _too_many(fault: Fault, edge: Edge | None, _graph: Graph) -> str:
+    if edge is None:
+        return f"{_some_step(fault)} A step wrote {fault.seen} items; the limit is {fault.expected}."
+    return f"{_writer(edge)} wrote {fault.seen}: send only items that are new since the last response."
+
+
+def _not_split(fault: Fault, _edge: Edge | None, graph: Graph) -> str:
+    edge = graph.out_of(fault.tensor, fault.ensemble) if fault.tensor else None
+    step = _writer(edge) if edge else "A step with dynamic batching"
+    return (
+        f"{step} wrote an output whose first dimension differs from the batch size: export the network with a dynamic "
+        "batch axis in every output, or set max_batch_size: 0 for the model."
+    )
+
+
+def _response_count(fault: Fault, _edge: Edge | None, _graph: Graph) -> str:
+    return (
+        f"`execute` of {_model(fault)} must return one InferenceResponse for each request, in the same order. A script "
+        "with a response sender needs model_transaction_policy { decoupled: true } and returns None."
+    )
+
+
+def _returned_decoupled(fault: Fault, _edge: Edge | None, _graph: Graph) -> str:
+    return (
+        f"`execute` of {_model(fault)} must send every response with the request's response sender and return None, "
+        "or remove model_transaction_policy { decoupled: true } from its configuration."
+    )
+
+
+def _deadlock(fault: Fault, _edge: Edge | None, graph: Graph) -> str:
+    written = ", ".join(f"'{edge.name}' by {_writer(edge)}" for edge in graph.into_response())
+    return (
+        f"A step of {_ensemble(fault)} did not write a tensor that an output depends on. The outputs are written: "
+        f"{written}. Each step must write every mapped output, and every tensor of the ensemble needs a unique name."
+    )
+
+
+def _child_decoupled(fault: Fault, _edge: Edge | None, _graph: Graph) -> str:
+    return f"Call {_model(fault)} with exec(decoupled=True) and read all its responses."
+
+
+def _child_not_ready(fault: Fault, _edge: Edge | None, _graph: Graph) -> str:
+    return f"Load {_model(fault)} in Triton, or correct the name that the script calls."
+
+
+def _raised(fault: Fault, _edge: Edge | None, _graph: Graph) -> str:
+    return (
+        f"When `execute` of {_model(fault)} raises, Triton fails every request of the batch. Catch exceptions for each "
+        "request and return InferenceResponse(error=TritonError(...)). Triton's log has the traceback."
+    )
+
+
+_DETAIL: dict[FaultKind, Callable[[Fault], str]] = {
+    FaultKind.NOT_GIVEN: lambda fault: f"Step '{fault.model}' did not receive its input '{fault.tensor}'.",
+    FaultKind.SHAPE: lambda fault: _expects("shape", fault),
+    FaultKind.DATATYPE: lambda fault: _expects("datatype", fault),
+    FaultKind.ITEMS: lambda fault: _expects("a number of items of at most", fault),
+}
+
+_HINT: dict[FaultKind, Callable[[Fault, Edge | None, Graph], str]] = {
+    FaultKind.NOT_GIVEN: _not_given,
+    FaultKind.SHAPE: _other_shape,
+    FaultKind.DATATYPE: _other_datatype,
+    FaultKind.ITEMS: _too_many,
+    FaultKind.SPLIT: _not_split,
+    FaultKind.RESPONSE_COUNT: _response_count,
+    FaultKind.RETURNED_DECOUPLED: _returned_decoupled,
+    FaultKind.DEADLOCK: _deadlock,
+    FaultKind.CHILD_DECOUPLED: _child_decoupled,
+    FaultKind.CHILD_NOT_READY: _child_not_ready,
+    FaultKind.RAISED: _raised,
+}
+
+
+def _expects(what: str, fault: Fault) -> str:
+    return f"Input '{fault.tensor}' of step '{fault.model}' expects {what} {fault.expected} but received {fault.seen}."
+
+
+def _writer(edge: Edge) -> str:
+    step = edge.source.step
+    return "the request" if step is None else f"step '{step.name}' (its output '{edge.source.tensor.name}')"
+
+
+def _reader(edge: Edge) -> str:
+    return "the response" if edge.target.step is None else f"step '{edge.target.step.name}'"
+
+
+def _model(fault: Fault) -> str:
+    return f"'{fault.model}'" if fault.model else "the model"
+
+
+def _ensemble(fault: Fault) -> str:
+    return f"ensemble '{fault.ensemble}'" if fault.ensemble else "an ensemble"
+
+
+def _some_step(fault: Fault) -> str:
+    """For a fault in a model that a BLS script calls; the graph has such a call only if it is declared."""
+    if fault.model:
+        return f"The error concerns an input of '{fault.model}', which a BLS script calls."
+    return "A model that a BLS script calls failed; declare `bls_calls` in the script's config.pbtxt to see its name."
+
+
+def _sizes(shape: str) -> list[int]:
+    return [int(size) for size in shape.strip("[]").split(",") if size]
+
+
+def _empty(expected: list[int], spec: TensorSpec) -> str:
+    """The shape of an empty tensor: a batch dimension of 1, if there is one, and 0 for every free dimension."""
+    batch = (1,) * (len(expected) - len(spec.dims))
+    return shape_text(batch + tuple(max(dim, 0) for dim in spec.dims))

@@ -1,0 +1,254 @@
+"""The inputs and parameters of a request, compiled for one model signature."""
+
+import dataclasses
+import functools
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from app.codecs.json_scan import has_more_elements
+from app.codecs.kinds import ToArray, bytes_of_base64, fits, is_bare_item, json_bytes_of, shape_text, to_array_of
+from app.codecs.numbers import Bounds, NumberCodec, NumberLists, float_type, integer_type, number_codec, number_type
+from app.core.inference import BYTES, FLOAT_DATATYPES, INTEGER_DATATYPES, Array, Parameter, Tensor
+from app.core.model import TensorSpec
+from app.pipelines.spec import InputSpec, ParameterSpec
+
+MAX_ELEMENTS = 65_536
+"""Limit of a list of texts or files with a free dimension, because an element needs more memory than its text."""
+
+_FILE_KINDS = {"image", "binary"}
+_DATATYPES_BY_TYPE = {
+    "integer": INTEGER_DATATYPES,
+    "number": FLOAT_DATATYPES,
+    "boolean": frozenset({"BOOL"}),
+    "string": frozenset({BYTES}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class InputField:
+    """``json_type``: the type for msgspec's decoder and schema. ``default``: the tensor for a missing field."""
+
+    name: str
+    spec: InputSpec
+    tensor: TensorSpec
+    json_type: Any
+    batched: bool
+    """Whether the caller sends a list of items."""
+    adds_batch: bool
+    _depth: int
+    """The number of nested lists around an element."""
+    _max_elements: int | None
+    """None: limited only by the size of the body."""
+    _to_array: ToArray
+    _numbers: NumberCodec | None
+    """The codec for lists of numbers."""
+    _dims: tuple[int, ...]
+    """The dims of the caller's values, with a batch dimension if the caller sends one; -1 is any size."""
+    _allowed: Array | None
+    default: Tensor | None = None
+
+    @classmethod
+    def compile(
+        cls, name: str, spec: InputSpec, tensor: TensorSpec, *, max_batch_size: int, batch: bool
+    ) -> "InputField":
+        """Raises ValueError if the kind, the bounds, the enum or the default do not match the tensor."""
+        if spec.kind == "json" and (batch or not is_bare_item(tensor)):
+            raise ValueError("is of kind json, which is one value: the tensor must have dims [1] and no batch: true")
+        depth = batch + (0 if is_bare_item(tensor) else len(tensor.dims))
+        to_array = _to_array_of(spec, tensor.datatype)
+        field = cls(
+            name=name,
+            spec=spec,
+            tensor=tensor,
+            json_type=_input_type(spec, tensor, depth=depth),
+            batched=batch,
+            adds_batch=max_batch_size > 0 and not batch,
+            _depth=depth,
+            _max_elements=_max_elements(spec, tensor, max_batch_size if batch else 1),
+            _to_array=to_array,
+            _numbers=(
+                number_codec(tensor.datatype, to_array, _bounds_of(spec)) if spec.kind == "number" and depth else None
+            ),
+            _dims=((-1,) if batch else ()) + tensor.dims,
+            _allowed=to_array(spec.enum) if spec.enum and spec.kind == "number" else None,
+        )
+        return field if spec.default is None else dataclasses.replace(field, default=field._default())
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether the caller sends a single value instead of a list."""
+        return is_bare_item(self.tensor) and not self.batched
+
+    @property
+    def is_file(self) -> bool:
+        return self.spec.kind in _FILE_KINDS
+
+    @property
+    def is_required(self) -> bool:
+        return not self.spec.optional and self.spec.default is None
+
+    def decode_large(self, text: memoryview) -> Any:
+        """Decodes a large JSON text for ``read``. Raises ValueError or InvalidJson before it uses much memory."""
+        if self._numbers is not None:
+            return NumberLists(self._depth, self._numbers, self._shape_sent).read(text)
+        if self._max_elements is not None and has_more_elements(text, self._max_elements):
+            raise ValueError(f"has more than {self._max_elements} elements")
+        return msgspec.json.decode(text, type=self.json_type)
+
+    def read(self, value: Any) -> Tensor:
+        """Converts a decoded value or array to the tensor for Triton. Raises ValueError."""
+        array = value if isinstance(value, np.ndarray) else self._to_array(value)
+        if not fits(array.shape, self._dims):
+            array = array.reshape(self._shape_sent(array.shape))
+        if self._allowed is not None and not np.isin(array, self._allowed).all():
+            raise ValueError("is not one of the allowed values")
+        return Tensor(self.tensor.name, self.tensor.datatype, array[np.newaxis] if self.adds_batch else array)
+
+    def _default(self) -> Tensor:
+        """Raises ValueError."""
+        if self.spec.kind == "json":
+            return self.read(msgspec.json.encode(self.spec.default))
+        return self.read(_converted(self.spec.default, self.json_type))
+
+    def _shape_sent(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the shape for Triton, without batch dimension, from the caller's shape. Raises ValueError."""
+        dims = self._dims
+        size = math.prod(shape)
+        if is_bare_item(self.tensor) and (self.batched or size == 1):
+            return shape[: self.batched] + self.tensor.dims
+        if size == 0 and len(shape) < len(dims):
+            shape += tuple(max(dim, 0) for dim in dims[len(shape) :])
+        if not fits(shape, dims):
+            raise ValueError(f"has shape {shape_text(shape)}; expected {shape_text(dims)}")
+        return shape
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterField:
+    name: str
+    spec: ParameterSpec
+    tensor: TensorSpec | None
+    json_type: Any
+    has_batch: bool
+    _to_array: ToArray | None
+    """None for a request parameter, which is not a tensor."""
+
+    @classmethod
+    def compile(
+        cls, name: str, spec: ParameterSpec, tensor: TensorSpec | None, *, max_batch_size: int
+    ) -> "ParameterField":
+        """Raises ValueError if the bounds, the enum, the default or the tensor do not match."""
+        if tensor is not None:
+            _check_parameter_tensor(spec, tensor)
+        kind = "text" if spec.type == "string" else "number"
+        to_array = None if tensor is None else to_array_of(kind, tensor.datatype)
+        field = cls(name, spec, tensor, _parameter_type(spec, tensor), max_batch_size > 0, to_array)
+        if spec.default is not None:
+            field.checked(_converted(spec.default, field.json_type))
+        return field
+
+    @property
+    def is_required(self) -> bool:
+        return not self.spec.optional and self.spec.default is None
+
+    def checked(self, value: Any) -> Parameter:
+        """Checks a decoded value and returns the value of the request parameter. Raises ValueError."""
+        if self.spec.type != "number":
+            return value  # type: ignore[no-any-return]
+        number = float(value)
+        if not math.isfinite(number):
+            raise ValueError("must be a finite number")
+        if self.spec.enum is not None and number not in self.spec.enum:
+            raise ValueError("is not one of the allowed values")
+        return number
+
+    def read(self, value: Any, batch_size: int) -> Tensor:
+        """Returns the parameter as a tensor with one element, repeated for each item. Raises ValueError."""
+        assert self.tensor is not None
+        assert self._to_array is not None
+        array = self._to_array(self.checked(value)).reshape(self.tensor.dims)
+        if self.has_batch:
+            array = np.repeat(array[np.newaxis], batch_size, axis=0)
+        return Tensor(self.tensor.name, self.tensor.datatype, array)
+
+
+def _to_array_of(spec: InputSpec, datatype: str) -> ToArray:
+    """Returns the conversion of decoded values: for kind json from JSON text, for files from base64 or bytes."""
+    to_array = to_array_of(spec.kind, datatype)
+    if spec.kind == "json":
+        return lambda value: to_array(json_bytes_of(value))
+    if spec.kind in _FILE_KINDS:
+        return lambda value: to_array(_content_of(value, spec.kind))
+    return to_array
+
+
+def _max_elements(spec: InputSpec, tensor: TensorSpec, items: int) -> int | None:
+    """The limit of elements: as declared by the dims, otherwise MAX_ELEMENTS; None for numbers with free dims."""
+    if spec.kind == "json":
+        return None
+    if -1 not in tensor.dims:
+        return math.prod(tensor.dims) * items
+    return None if spec.kind == "number" else MAX_ELEMENTS
+
+
+def _check_parameter_tensor(spec: ParameterSpec, tensor: TensorSpec) -> None:
+    if tensor.datatype not in _DATATYPES_BY_TYPE[spec.type]:
+        raise ValueError(f"is of type {spec.type}, which does not fit {tensor.datatype}")
+    if any(dim not in (-1, 1) for dim in tensor.dims):
+        raise ValueError(f"is one value, which does not fit the dimensions {shape_text(tensor.dims)}")
+
+
+def _content_of(value: Any, kind: str) -> Any:
+    """Returns the bytes of a file, from the bytes of a form or the base64 of JSON; lists keep their nesting."""
+    if isinstance(value, list):
+        return [_content_of(item, kind) for item in value]
+    return bytes_of_base64(value, kind) if isinstance(value, str) else value
+
+
+def _converted(default: Any, json_type: Any) -> Any:
+    """Converts a default like a value of a caller. Raises ValueError."""
+    try:
+        return msgspec.convert(default, json_type)
+    except msgspec.ValidationError as exc:
+        raise ValueError(f"has a default that does not fit: {exc}") from exc
+
+
+def _input_type(spec: InputSpec, tensor: TensorSpec, *, depth: int) -> Any:
+    """``depth``: nested lists around an element; a single value may be a list of one element. Raises ValueError."""
+    if spec.kind == "json":
+        return msgspec.Raw
+    element = _element_type(spec, tensor)
+    if depth == 0:
+        return element | Annotated[_list_of(element), Meta(min_length=1, max_length=1)]
+    return functools.reduce(lambda inner, _: _list_of(inner), range(depth), element)
+
+
+def _list_of(element: Any) -> Any:
+    return list[element]
+
+
+def _element_type(spec: InputSpec, tensor: TensorSpec) -> Any:
+    if spec.kind == "number":
+        return number_type(tensor.datatype, _bounds_of(spec))
+    if spec.kind == "text":
+        return Literal[tuple(spec.enum)] if spec.enum else str
+    schema = {"contentEncoding": "base64", "contentMediaType": "image/*" if spec.kind == "image" else "*/*"}
+    return Annotated[str, Meta(extra_json_schema=schema)]
+
+
+def _parameter_type(spec: ParameterSpec, tensor: TensorSpec | None) -> Any:
+    """``tensor``: the input for the parameter, if it is a tensor. Raises ValueError."""
+    if spec.type == "integer":
+        return integer_type("INT64" if tensor is None else tensor.datatype, _bounds_of(spec))
+    if spec.type == "number":
+        return float_type(_bounds_of(spec))
+    return Literal[tuple(spec.enum)] if spec.enum else bool if spec.type == "boolean" else str
+
+
+def _bounds_of(spec: InputSpec | ParameterSpec) -> Bounds:
+    return Bounds(spec.minimum, spec.maximum, spec.enum)

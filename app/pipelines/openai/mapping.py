@@ -1,0 +1,158 @@
+"""``openai:`` of a pipeline, compiled against the pipeline's fields."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from app.core.inference import FLOAT_DATATYPES, INTEGER_DATATYPES
+from app.core.model import ModelConfig
+from app.core.text import nearest
+from app.pipelines.inputs import InputField, ParameterField
+from app.pipelines.mismatch import PipelineMismatch, mismatch_at, tensor_named
+from app.pipelines.openai.spec import ChatSpec, CompletionsSpec, EmbeddingsSpec, OpenAISpec, UsageSpec
+from app.pipelines.openai.template import ChatTemplate
+from app.pipelines.outputs import OutputField
+
+FINISH_REASON = "finish_reason"
+
+Field = InputField | ParameterField
+
+
+@dataclass(frozen=True, slots=True)
+class TextForm:
+    """A pipeline that writes a text: the names of its fields, and of the model's tensors that count tokens."""
+
+    prompt: str
+    text: str
+    finish_reason: str | None
+    usage: UsageSpec | None
+    field_by_parameter: Mapping[str, str]
+    """OpenAI's name -> the pipeline's, for every field that a request may set in addition to the prompt."""
+    template: ChatTemplate | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingsForm:
+    """A pipeline that turns a text into a vector: the names of its fields, and the tensor that counts tokens."""
+
+    input: str
+    embedding: str
+    length: int
+    """The size of a vector; -1 means any."""
+    prompt_tokens: str | None
+    field_by_parameter: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIMapping:
+    completions: TextForm | None = None
+    chat: TextForm | None = None
+    embeddings: EmbeddingsForm | None = None
+
+
+def compile_openai(
+    spec: OpenAISpec, config: ModelConfig, fields: Sequence[Field], outputs: Sequence[OutputField]
+) -> OpenAIMapping:
+    """Raises PipelineMismatch."""
+    _check_usage(spec.usage, config)
+    names = _Names(spec, fields, outputs)
+    return OpenAIMapping(
+        completions=names.text_form(spec.completions, "completions") if spec.completions else None,
+        chat=names.text_form(spec.chat, "chat") if spec.chat else None,
+        embeddings=names.embeddings_form(spec.embeddings, config) if spec.embeddings else None,
+    )
+
+
+class _Names:
+    """The pipeline's fields by name, as ``openai:`` refers to them. Every method raises PipelineMismatch."""
+
+    def __init__(self, spec: OpenAISpec, fields: Sequence[Field], outputs: Sequence[OutputField]) -> None:
+        self._spec = spec
+        self._fields = {field.name: field for field in fields}
+        self._outputs = {field.name: field for field in outputs}
+        self._by_parameter = self._field_by_parameter()
+
+    def text_form(self, spec: CompletionsSpec, key: str) -> TextForm:
+        self._check_text_input(spec.prompt, (key, "prompt"))
+        self._check_text_output(spec.text, (key, "text"))
+        return TextForm(
+            prompt=spec.prompt,
+            text=spec.text,
+            finish_reason=self._finish_reason(),
+            usage=self._spec.usage,
+            field_by_parameter=self._settable(spec.prompt, key),
+            template=_template_of(spec, key) if isinstance(spec, ChatSpec) else None,
+        )
+
+    def embeddings_form(self, spec: EmbeddingsSpec, config: ModelConfig) -> EmbeddingsForm:
+        self._check_text_input(spec.input, ("embeddings", "input"))
+        if config.decoupled:
+            raise _mismatch(("embeddings",), "requires a model that is not decoupled")
+        output = self._output(spec.embedding, ("embeddings", "embedding"))
+        if output.tensor.datatype not in FLOAT_DATATYPES or output.depth != 1:
+            text = f"'{spec.embedding}' is not a list of floating-point numbers"
+            raise _mismatch(("embeddings", "embedding"), text)
+        return EmbeddingsForm(
+            input=spec.input,
+            embedding=spec.embedding,
+            length=output.tensor.dims[-1],
+            prompt_tokens=self._spec.usage.prompt_tokens if self._spec.usage else None,
+            field_by_parameter=self._settable(spec.input, "embeddings"),
+        )
+
+    def _field_by_parameter(self) -> dict[str, str]:
+        """Every field is known by its own name, if it has no name of OpenAI's."""
+        renamed = {str(name): field for name, field in self._spec.parameters.items()}
+        for name, field in renamed.items():
+            if field not in self._fields:
+                text = f"'{field}' is not an input or parameter of the pipeline{nearest(field, list(self._fields))}"
+                raise _mismatch(("parameters", name), text)
+        return {name: name for name in self._fields if name not in renamed.values()} | renamed
+
+    def _settable(self, prompt: str, key: str) -> dict[str, str]:
+        names = {name: field for name, field in self._by_parameter.items() if field != prompt}
+        if key == "chat" and "max_tokens" in names:
+            names.setdefault("max_completion_tokens", names["max_tokens"])
+        return names
+
+    def _check_text_input(self, name: str, location: tuple[str, str]) -> None:
+        field = self._fields.get(name)
+        inputs = [each.name for each in self._fields.values() if isinstance(each, InputField)]
+        if not isinstance(field, InputField):
+            raise _mismatch(location, f"'{name}' is not an input of the pipeline{nearest(name, inputs)}")
+        if field.spec.kind != "text" or not field.is_bare:
+            raise _mismatch(location, f"'{name}' must be a single text: kind: text with one element")
+
+    def _check_text_output(self, name: str, location: tuple[str, ...]) -> None:
+        field = self._output(name, location)
+        if field.spec.kind != "text" or not field.is_bare:
+            raise _mismatch(location, f"'{name}' must be a single text: kind: text with one element")
+
+    def _output(self, name: str, location: tuple[str, ...]) -> OutputField:
+        if name not in self._outputs:
+            raise _mismatch(location, f"'{name}' is not an output of the pipeline{nearest(name, list(self._outputs))}")
+        return self._outputs[name]
+
+    def _finish_reason(self) -> str | None:
+        name = self._spec.finish_reason
+        if name is None:
+            return FINISH_REASON if FINISH_REASON in self._outputs else None
+        self._check_text_output(name, ("finish_reason",))
+        return name
+
+
+def _template_of(spec: ChatSpec, key: str) -> ChatTemplate:
+    name = "template" if spec.template is not None else "template_text"
+    with mismatch_at("openai", key, name):
+        return ChatTemplate(spec.template_text or "", spec.variables)
+
+
+def _check_usage(usage: UsageSpec | None, config: ModelConfig) -> None:
+    for key, name in usage.model_dump(exclude_none=True).items() if usage else ():
+        location = ("openai", "usage", key)
+        tensor = tensor_named(config.outputs, name, location)
+        if tensor.datatype not in INTEGER_DATATYPES:
+            raise PipelineMismatch(location, f"'{name}' has datatype {tensor.datatype}; an integer type is needed")
+
+
+def _mismatch(location: tuple[str, ...], text: str) -> PipelineMismatch:
+    return PipelineMismatch(("openai", *location), text)

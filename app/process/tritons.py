@@ -1,0 +1,327 @@
+"""Opens the Tritons that the gateway calls, each with everything that belongs to its address.
+
+The address of Triton, and the embedded Triton, which runs as long as the gateway.
+
+Provides the samples of the catalog's pipelines as canaries.
+
+``triton-gateway triton``: runs only the wheel's Triton, for gateways and clients on this machine.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+from rich.console import Console
+
+from app.admission.keys import Keyring
+from app.core.engine import CallObserver, CallObservers, Engine
+from app.core.errors import GatewayError
+from app.observability.log import TensorLog, say
+from app.observability.metrics import CallMetrics, LaneMetrics, Metrics
+from app.observability.tracing import CallTracing, Tracer
+from app.pipelines.catalog import Catalog
+from app.pipelines.examples import sample_body
+from app.pipelines.file import GatewayFile
+from app.pipelines.pipeline import Pipeline
+from app.process.credentials import credentials_of
+from app.process.listening import url_of
+from app.process.shutdown import Shutdown, ShutdownRequested
+from app.process.supervision import Supervisor
+from app.settings import PREFIX, Settings
+from app.triton.cancellation import PacedCancels
+from app.triton.embedded.launch import EmbeddedOptions, Ports
+from app.triton.embedded.server import EmbeddedTriton, shown_on
+from app.triton.engine import TritonEngine
+from app.triton.fleet.addresses import addresses_of, is_name
+from app.triton.fleet.balancer import Balancer, BalancerObserver, DirectEngine
+from app.triton.fleet.outliers import Watch
+from app.triton.fleet.pool import ServerPool
+from app.triton.fleet.server import TritonServer
+from app.triton.health.canaries import Canary
+from app.triton.health.hang import HungModels, Restart, StuckWatch
+from app.triton.health.health import HealthByAddress, TritonHealth
+from app.triton.health.lost_streams import LostStreams
+from app.triton.health.probes import BreakerProbes
+from app.triton.health.python_backend import Stubs
+from app.triton.health.repair import StubRepair
+from app.triton.shared_memory.transport import SharedMemoryTransport
+from app.triton.transport import Transport
+from app.triton.transports import open_transport
+
+EXPORT_DELAY_MS = 100
+"""The longest delay before Triton sends its spans. The default of 5 s is too long for a user who waits."""
+
+_console = Console(stderr=True)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPart:
+    """A worker's part of the gateway. The supervisor manages Triton."""
+
+    workers: int
+    """The number of workers."""
+    file: GatewayFile | None
+    """The last valid gateway.yaml that the supervisor read."""
+    keys: Keyring | None = None
+    """The last valid API keys that the supervisor read."""
+    number: int = 1
+    """The worker's number, from 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Triton:
+    """How the gateway reaches its Triton."""
+
+    grpc_url: str
+    """One address or several, as in ``GATEWAY_TRITON_URL``."""
+    metrics_url: str | None
+    allows_fast_pings: bool
+    restart: Restart | None = None
+    """Restarts the embedded Triton. None if the gateway did not start Triton."""
+    part: WorkerPart | None = None
+    """None in the process that reloads failed models and detects a stuck Triton."""
+
+    @property
+    def is_single(self) -> bool:
+        """Whether there is one address, which is not a DNS name."""
+        return len(self.addresses) == 1 and not is_name(self.addresses[0])
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return addresses_of(self.grpc_url)
+
+
+@asynccontextmanager
+async def running_triton(
+    settings: Settings, shutdown: Shutdown, supervisor: Supervisor, admin_port: int
+) -> AsyncIterator[Triton]:
+    """Yields the Triton to call. An embedded Triton runs for the duration of the block.
+
+    If requests may be explained, the embedded Triton sends its spans to the admin port.
+    """
+    if not settings.embedded:
+        yield Triton(settings.triton_url, settings.triton_metrics_url, allows_fast_pings=False)
+        return
+    options = EmbeddedOptions(
+        settings.embedded_repository,
+        settings.models_venv,
+        environment=_environment(settings),
+        traces_url=f"{url_of(settings.host, admin_port)}/v1/traces" if settings.may_explain else settings.traces_url,
+        traces_delay_ms=EXPORT_DELAY_MS if settings.may_explain else None,
+    )
+    embedded = EmbeddedTriton(options)
+    try:
+        with shown_on(_console, say) as on_progress:
+            await shutdown.unless_requested(embedded.start(on_progress))
+        async with supervisor.running("watch of the embedded Triton", embedded.watch()):
+            yield Triton(embedded.grpc_url, embedded.metrics_url, allows_fast_pings=True, restart=embedded.restart)
+    finally:
+        await embedded.stop()
+
+
+def _environment(settings: Settings) -> dict[str, str]:
+    """Returns the environment of the embedded Triton. Its models read these settings (names as in model_kit)."""
+    key = {"EARLY_EXIT_KEY": settings.early_exit_key} if settings.early_exit_key else {}
+    return os.environ | {f"{PREFIX}LOG_TENSORS": settings.log_tensors} | key
+
+
+class SampleCanaries:
+    """Pipelines without a ``sample``, or with ``warmup: false``, have no canary."""
+
+    def __init__(self, catalog: Catalog | None = None) -> None:
+        self.catalog = catalog
+        """None until the models are known."""
+
+    def all(self) -> Sequence[Canary]:
+        if self.catalog is None:
+            return []
+        pipelines = [entry.pipeline for entry in self.catalog.entries.values() if entry.pipeline is not None]
+        sampled = [each for each in pipelines if each.spec.sample is not None and each.spec.warmup]
+        found = (canary for pipeline in sampled for canary in _of(pipeline, pipelines, self.catalog))
+        return list({canary.request.model: canary for canary in found}.values())
+
+
+def _of(pipeline: Pipeline, pipelines: Sequence[Pipeline], catalog: Catalog) -> Iterator[Canary]:
+    try:
+        request = pipeline.request_of_json(sample_body(pipeline, catalog.folder))
+    except (GatewayError, OSError, TypeError, ValueError):
+        return  # the catalog reports a sample that cannot be used
+    models = pipeline.graph.models
+    timeouts_s = [each.longest_timeout_s for each in pipelines if not models.isdisjoint(each.graph.models)]
+    deadline_s = max(catalog.surroundings.timeout_s, *timeouts_s)
+    yield Canary(replace(request, is_probe=True), pipeline.config.decoupled, models, deadline_s)
+
+
+UP = {"up", "slow"}
+"""States of a Triton that answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """How the gateway calls Triton: at one address or at several."""
+
+    engine: Engine
+    lane: SharedMemoryTransport | None = None
+
+
+@dataclass(slots=True)
+class Servers:
+    settings: Settings
+    triton: Triton
+    metrics: Metrics
+    tracer: Tracer
+    supervisor: Supervisor
+    canaries: SampleCanaries = field(default_factory=SampleCanaries)
+    health: HealthByAddress = field(default_factory=HealthByAddress)
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[Calls]:
+        """For the duration of the block the gateway calls its Tritons, and cares for them."""
+        names = self.triton.addresses
+        if self.triton.is_single:
+            async with self._direct(names[0]) as calls:
+                yield calls
+            return
+        balancer = Balancer(CountedBalancing(self.metrics, self.triton.grpc_url))
+        pool = ServerPool(names, balancer, self._balanced)
+        watch = Watch(balancer, self.canaries)
+        try:
+            await pool.open()
+            async with (
+                self.supervisor.running("addresses of Triton", pool.run()),
+                self.supervisor.running("watch of the Tritons", watch.run()),
+            ):
+                yield Calls(balancer)
+        finally:
+            await pool.close()
+
+    @asynccontextmanager
+    async def _direct(self, address: str) -> AsyncIterator[Calls]:
+        """The only Triton: without a balancer, and with shared memory where that is on."""
+        health = self._new_health()
+        async with self._transport(address) as transport, self._lane(transport) as lane:
+            engine = DirectEngine(transport, self._observer(CallMetrics(self.metrics)), health, self._cancels(), lane)
+            engine.on_repeat = self.metrics.triton_repeats.inc
+            async with self._care(address, engine, health):
+                yield Calls(engine, lane)
+
+    @asynccontextmanager
+    async def _balanced(self, address: str) -> AsyncIterator[TritonServer]:
+        """One Triton of several. Without shared memory: Tritons elsewhere cannot map it."""
+        health = self._new_health()
+        async with self._transport(address) as transport:
+            observer = self._observer(CallMetrics(self.metrics, address))
+            engine = TritonEngine(transport, observer, health, self._cancels())
+            async with self._care(address, engine, health):
+                yield TritonServer(address, engine, health)
+
+    def _transport(self, address: str) -> AbstractAsyncContextManager[Transport]:
+        name = self.triton.addresses[0] if address not in self.triton.addresses else address
+        return open_transport(
+            address,
+            fast_pings=self.triton.allows_fast_pings,
+            kind=self.settings.grpc,
+            authority=name,
+            credentials=credentials_of(self.settings),
+        )
+
+    def _new_health(self) -> TritonHealth:
+        stubs = Stubs(self.metrics.count_stub_death, are_repaired=self.settings.repairs_triton)
+        return TritonHealth(stubs, self.metrics.count_open_breakers)
+
+    def _cancels(self) -> PacedCancels:
+        """The part of this process in the rate of cancellations that each Triton can handle."""
+        return PacedCancels.shared_by(self.triton.part.workers if self.triton.part else 1)
+
+    @asynccontextmanager
+    async def _lane(self, transport: Transport) -> AsyncIterator[SharedMemoryTransport | None]:
+        """None without shared memory. A supervisor of workers has none: its workers call the models."""
+        limit = self.settings.shared_memory_limit if self.triton.part or self.settings.workers == 1 else 0
+        if not limit:
+            yield None
+            return
+        lane = SharedMemoryTransport(transport, limit, LaneMetrics(self.metrics))
+        async with self.supervisor.running("shared memory", lane.run()):
+            yield lane
+        await lane.close()
+
+    @asynccontextmanager
+    async def _care(self, address: str, engine: TritonEngine, health: TritonHealth) -> AsyncIterator[None]:
+        """Closes breakers again. Outside of workers, also repairs models and notices that Triton is stuck."""
+        self.health[address] = health
+        async with AsyncExitStack() as stack:
+            stack.callback(self.health.pop, address)
+            stack.push_async_callback(engine.close)
+            probes = BreakerProbes(engine, health.breakers, self.canaries)
+            await stack.enter_async_context(self.supervisor.running("probes of models", probes.run()))
+            lost = LostStreams(engine, health, self.canaries)
+            await stack.enter_async_context(self.supervisor.running("watch of streams", lost.run()))
+            if self.triton.part is None:
+                await stack.enter_async_context(self._repairs(engine, health))
+            yield
+
+    @asynccontextmanager
+    async def _repairs(self, engine: TritonEngine, health: TritonHealth) -> AsyncIterator[None]:
+        may_reload, restart = self.settings.repairs_triton, self.triton.restart
+        repair = StubRepair(engine, health.stubs, self.canaries, may_reload=may_reload)
+        hung = HungModels(engine, health, self.canaries, may_reload=may_reload, restart=restart)
+        watch = StuckWatch(engine, health.progress, self.canaries, restart=restart)
+        async with (
+            self.supervisor.running("repair of models", repair.run()),
+            self.supervisor.running("watch of hung models", hung.run()),
+            self.supervisor.running("watch of inference calls", watch.run()),
+        ):
+            yield
+
+    def _observer(self, counted: CallMetrics) -> CallObserver:
+        observers: list[CallObserver] = [counted]
+        if self.settings.traces_url is not None:
+            observers.append(CallTracing(self.tracer))
+        if self.settings.log_tensors == "shapes":
+            observers.append(TensorLog())
+        return CallObservers(*observers)
+
+
+class CountedBalancing(BalancerObserver):
+    """``name``: the label of ``triton_up`` while no address is known."""
+
+    def __init__(self, metrics: Metrics, name: str) -> None:
+        self._metrics = metrics
+        self._name = name
+        self.changed({})
+
+    def changed(self, states: Mapping[str, str]) -> None:
+        gauge = self._metrics.triton_up
+        gauge.clear()
+        for address, state in (states or {self._name: "down"}).items():
+            gauge.labels(address).set(state in UP)
+
+    def ejected(self, address: str, reason: str) -> None:
+        self._metrics.triton_ejections.labels(address, reason).inc()
+
+    def repeated(self) -> None:
+        self._metrics.triton_repeats.inc()
+
+
+PORTS = Ports(grpc=8001, http=8000, metrics=8002)
+"""Triton's usual ports, on the loopback address."""
+
+
+async def run_triton(settings: Settings, ports: Ports = PORTS) -> None:
+    """Runs until SIGTERM, SIGINT or SIGHUP. Raises EmbeddedTritonError."""
+    shutdown = Shutdown()
+    shutdown.listen_to_signals()
+    triton = EmbeddedTriton(EmbeddedOptions(settings.embedded_repository, settings.models_venv, ports))
+    try:
+        with suppress(ShutdownRequested):
+            with shown_on(Console(stderr=True), say) as on_progress:
+                await shutdown.unless_requested(triton.start(on_progress))
+            say(f"Triton is ready: gRPC {triton.grpc_url}, HTTP {triton.http_url}, {triton.metrics_url}")
+            watching = asyncio.create_task(triton.watch())
+            await shutdown.requested.wait()
+            watching.cancel()
+    finally:
+        await triton.stop()

@@ -1,0 +1,361 @@
+"""A reader of a stream in Redis, which any process may run.
+
+Reads all streams with readers in this process, with one blocking command on one connection.
+
+A reader that keeps up gets its events from memory. A slower reader reads from Redis itself.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import orjson
+from redis.exceptions import RedisError
+
+from app.core.errors import StreamEvicted, UnknownStream, UpstreamUnavailable
+from app.streams.events import MAX_READ_BYTES, Event, ReplayLog, check_resume
+from app.streams.quota import evicted
+from app.streams.redis_client import (
+    END_ORPHAN,
+    OUTAGE_S,
+    PRESENCE_MS,
+    RETRY_PAUSE_S,
+    Entry,
+    Keys,
+    RedisClient,
+    batches,
+    entry_id,
+    event_of,
+    lifetime_ms,
+    owner_key,
+    redis_errors,
+    wake_key,
+)
+from app.streams.stream import ProblemOf
+
+BLOCK_MS = 500
+TOUCH_S = 1.0
+ORPHAN_S = 2.0
+"""How long the owner's heartbeat may be missing while Redis answers, before a reader ends the stream."""
+MAX_KEPT_BYTES = 64 * 1024
+"""Limit of the events of each stream in memory, for readers that keep up."""
+EVENTS_PER_COMMAND = 512
+"""Limit of one fetch for all streams together; at least one event of each."""
+PAUSE_PER_STREAM_S = 50e-6
+MAX_PAUSE_S = 0.01
+"""A command names every stream, so with more streams each command should fetch more events."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The state of a stream when a reader opens it."""
+
+    keys: Keys
+    owner: str
+    request_id: str
+    resume_s: float
+    start_key: str = ""
+    """The key in Redis of the stream's idempotency key; empty without one."""
+
+
+class Tail(ReplayLog):
+    """The newest events of one stream, for all its readers in this process."""
+
+    def __init__(self, stream: Reference, newest: Event | None) -> None:
+        """``newest``: the last event in Redis; the tail gets only later events."""
+        super().__init__(MAX_KEPT_BYTES, after=newest)
+        self.stream = stream
+        self.readers = 0
+        self.touched = -TOUCH_S
+        self.orphaned_since: float | None = None
+        self._is_lost = False
+
+    def _add(self, event: Event) -> None:
+        """Drops the older events if Redis has dropped the event before this one."""
+        if event.id != self.last_id + 1:
+            self.clear()
+        super()._add(event)
+
+    async def read(self, after: int) -> list[Event]:
+        """Raises StreamEvicted if the next event was dropped, UpstreamUnavailable after :meth:`lose`."""
+        while self.last_id <= after:
+            if self._is_lost:
+                raise UpstreamUnavailable("The gateway cannot read the stream from its store.")
+            await self.grown()
+        return self.newer_than(after)
+
+    def lose(self) -> None:
+        """Ends the wait of all readers with UpstreamUnavailable."""
+        self._is_lost = True
+        self.wake()
+
+    @property
+    def is_orphan(self) -> bool:
+        return (
+            not self.has_ended and self.orphaned_since is not None and time.monotonic() - self.orphaned_since > ORPHAN_S
+        )
+
+
+class Tailer:
+    def __init__(self, redis: RedisClient, owner: str, problem_of: ProblemOf) -> None:
+        self._redis = redis
+        self._problem_of = problem_of
+        self._tails: dict[str, Tail] = {}
+        """Tails by the key of the stream's events."""
+        self._has_tails = asyncio.Event()
+        self._wake_key = wake_key(owner)
+        self._woken = "0-0"
+        self._failing_since: float | None = None
+
+    def open(self, stream: Reference, newest: Event | None) -> Tail:
+        """Opens the tail for a further reader, which must call :meth:`close`."""
+        tail = self._tails.get(stream.keys.events)
+        if tail is None:
+            tail = self._tails[stream.keys.events] = Tail(stream, newest)
+            self._has_tails.set()
+        tail.readers += 1
+        return tail
+
+    def close(self, tail: Tail) -> None:
+        tail.readers -= 1
+        if not tail.readers:
+            self._forget(tail)
+
+    async def wake(self, redis: RedisClient) -> None:
+        """Interrupts the blocking command, which does not include the newest tail. Raises redis-py's errors."""
+        async with redis.pipeline(transaction=False) as pipe:
+            await pipe.xadd(self._wake_key, {"w": 1}, maxlen=1).pexpire(self._wake_key, PRESENCE_MS).execute()
+
+    async def run(self) -> None:
+        """Reads until it is cancelled. Waits during an outage of Redis; raises any other exception."""
+        while True:
+            await self._has_tails.wait()
+            try:
+                await self._touch_due()
+                await self._end_orphans()
+                await self._read()
+            except (RedisError, OSError):
+                self._note_outage()
+                await asyncio.sleep(RETRY_PAUSE_S)
+            else:
+                self._failing_since = None
+
+    async def _read(self) -> None:
+        running = {key: entry_id(tail.last_id) for key, tail in self._tails.items() if not tail.has_ended}
+        count = max(1, EVENTS_PER_COMMAND // max(1, len(running)))
+        found = await self._redis.xread({**running, self._wake_key: self._woken}, count=count, block=BLOCK_MS)
+        for key, entries in found:
+            if key.decode() == self._wake_key:
+                self._woken = entries[-1][0]
+            elif tail := self._tails.get(key.decode()):
+                self._deliver(tail, entries)
+        if found:
+            await asyncio.sleep(min(MAX_PAUSE_S, PAUSE_PER_STREAM_S * len(running)))
+
+    def _deliver(self, tail: Tail, entries: list[Entry]) -> None:
+        """An unreadable entry ends only the connections to its stream."""
+        try:
+            tail.extend([event_of(entry) for entry in entries])
+        except Exception:
+            _log.exception("a stream in Redis cannot be read", extra={"request_id": tail.stream.request_id})
+            self._lose(tail)
+
+    async def _touch_due(self) -> None:
+        now = time.monotonic()
+        due = [tail for tail in self._tails.values() if now - tail.touched >= TOUCH_S]
+        for batch in batches(due):
+            await self._touch(batch)
+
+    async def _touch(self, tails: Sequence[Tail]) -> None:
+        """Renews the keys for readers, and checks the owners' heartbeats, and whether Redis still has the events."""
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for tail in tails:
+                keys, lifetime = tail.stream.keys, lifetime_ms(tail.stream.resume_s)
+                pipe.hmget(keys.stream, ["owner", "written"]).exists(owner_key(tail.stream.owner))
+                pipe.set(keys.readers, 1, px=PRESENCE_MS).pexpire(keys.events, lifetime).pexpire(keys.stream, lifetime)
+                pipe.pexpire(tail.stream.start_key or keys.stream, lifetime)
+            seen: list[Any] = await pipe.execute()
+        now = time.monotonic()
+        for tail, (owner, is_written), is_alive, has_events in zip(
+            tails, seen[::6], seen[1::6], seen[3::6], strict=True
+        ):
+            tail.touched = now
+            if is_alive and owner == tail.stream.owner.encode() and (has_events or not is_written):
+                tail.orphaned_since = None
+            elif tail.orphaned_since is None:
+                tail.orphaned_since = now
+
+    async def _end_orphans(self) -> None:
+        """Writes the terminal event of each stream whose process died. If several processes try, one succeeds."""
+        for tail in [tail for tail in self._tails.values() if tail.is_orphan]:
+            stream = tail.stream
+            error = UpstreamUnavailable("The process that ran this stream has ended.")
+            data = orjson.dumps(self._problem_of(error, stream.request_id))
+            words = (lifetime_ms(stream.resume_s), tail.last_id, data)
+            newest = await self._redis.eval(END_ORPHAN, 2, stream.keys.events, stream.keys.stream, *words)
+            if newest <= tail.last_id:
+                self._lose(tail)
+
+    def _note_outage(self) -> None:
+        now = time.monotonic()
+        self._failing_since = self._failing_since or now
+        for tail in list(self._tails.values()):
+            tail.orphaned_since = None
+            if now - self._failing_since > OUTAGE_S:
+                self._lose(tail)
+
+    def _lose(self, tail: Tail) -> None:
+        self._forget(tail)
+        tail.lose()
+
+    def _forget(self, tail: Tail) -> None:
+        if self._tails.get(tail.stream.keys.events) is tail:
+            del self._tails[tail.stream.keys.events]
+        if not self._tails:
+            self._has_tails.clear()
+            self._failing_since = None
+
+
+MAX_EVENTS = 256
+"""Limit of one fetch of a reader."""
+FIRST_EVENTS = 16
+"""Limit of the first fetch, before the size of the events is known."""
+
+
+class Held(NamedTuple):
+    """What Redis has of a stream: its oldest and newest event, and the number of events."""
+
+    first: Event | None = None
+    last: Event | None = None
+    events: int = 0
+
+    @property
+    def has_gap(self) -> bool:
+        """Whether events between the oldest and the newest are lost."""
+        return self.first is not None and self.last is not None and self.events <= self.last.id - self.first.id
+
+
+class RedisReader:
+    """Implements :class:`app.streams.store.Reader`."""
+
+    def __init__(self, redis: RedisClient, tailer: Tailer, stream: Reference, held: "Held") -> None:
+        self._redis = redis
+        self._tailer = tailer
+        self._stream = stream
+        self._held = held
+        self._tail: Tail | None = None
+        self._count = FIRST_EVENTS
+        self._failing_since: float | None = None
+
+    @property
+    def is_full(self) -> bool:
+        return False
+
+    @classmethod
+    async def open(cls, redis: RedisClient, tailer: Tailer, keys: Keys) -> "RedisReader":
+        """Raises UnknownStream, StreamEvicted or UpstreamUnavailable."""
+        with redis_errors():
+            async with redis.pipeline(transaction=True) as pipe:
+                pipe.hgetall(keys.stream).xrange(keys.events, count=1).xrevrange(keys.events, count=1)
+                known, oldest, newest, count = await pipe.xlen(keys.events).execute()
+        if not known:
+            raise UnknownStream("There is no such stream, or it has expired.")
+        if b"evicted" in known:
+            raise evicted()
+        if b"written" in known and not newest:
+            raise _lost()
+        held = Held(event_of(oldest[0]), event_of(newest[0]), count) if newest else Held()
+        return cls(redis, tailer, _reference(keys, known), held)
+
+    async def resume(self, after: int) -> bool:
+        first, last, has_gap = self._held.first, self._held.last, self._held.has_gap
+        self._held = Held()
+        has_ended = last is not None and last.is_terminal
+        is_left = check_resume(after, first.id if first else 1, last.id if last else 0, has_ended=has_ended)
+        if is_left and has_gap and last is not None and after < last.id:
+            await self._require(after + 1)
+        if is_left:
+            await self._follow(last)
+        return is_left
+
+    async def read(self, after: int) -> list[Event]:
+        """Also waits during a short outage of Redis. Raises StreamEvicted or UpstreamUnavailable.
+
+        May be cancelled at any await, as each heartbeat does.
+        """
+        assert self._tail is not None, "read follows resume"
+        while True:
+            try:
+                return await self._tail.read(after)
+            except StreamEvicted:
+                events = await self._replay(after)
+            if events is None:
+                await asyncio.sleep(RETRY_PAUSE_S)
+            elif not events or events[0].id != after + 1:
+                raise _lost()
+            else:
+                return events
+
+    async def close(self) -> None:
+        """Leaves the key for readers to expire, because another process may have a reader too."""
+        tail, self._tail = self._tail, None
+        if tail is not None:
+            self._tailer.close(tail)
+
+    async def _follow(self, newest: Event | None) -> None:
+        self._tail = self._tailer.open(self._stream, newest)
+        if self._tail.readers == 1 and not self._tail.has_ended:
+            with redis_errors():
+                await self._tailer.wake(self._redis)
+
+    async def _require(self, event_id: int) -> None:
+        """Raises StreamEvicted if Redis does not have the event. A failover of Redis may lose the newest events.
+
+        A reader that had received them then writes the terminal event after them, so that they are missing before it.
+        """
+        with redis_errors():
+            if not await self._redis.xrange(self._stream.keys.events, entry_id(event_id), entry_id(event_id)):
+                raise _lost()
+
+    async def _replay(self, after: int) -> list[Event] | None:
+        """Returns events that only Redis has, up to the first lost one; None during an outage.
+
+        Raises UpstreamUnavailable after a long outage.
+        """
+        try:
+            with redis_errors():
+                found = await self._redis.xrange(self._stream.keys.events, min=entry_id(after + 1), count=self._count)
+        except UpstreamUnavailable:
+            now = time.monotonic()
+            self._failing_since = self._failing_since or now
+            if now - self._failing_since > OUTAGE_S:
+                raise
+            return None
+        self._failing_since = None
+        events = [event_of(entry) for entry in cast("list[Entry]", found)]
+        self._count = _count_for(events)
+        return [event for place, event in enumerate(events) if event.id == events[0].id + place]
+
+
+def _lost() -> StreamEvicted:
+    return StreamEvicted("The events after this id were dropped: the buffer keeps only the newest events.")
+
+
+def _reference(keys: Keys, known: Mapping[bytes, bytes]) -> Reference:
+    """Raises StreamEvicted for a description that no gateway wrote."""
+    try:
+        owner, request_id, resume_s = known[b"owner"], known[b"request_id"], int(known[b"resume_ms"]) / 1e3
+        return Reference(keys, owner.decode(), request_id.decode(), resume_s, known.get(b"start", b"").decode())
+    except (KeyError, ValueError) as exc:
+        raise StreamEvicted("The description of this stream in Redis cannot be read.") from exc
+
+
+def _count_for(events: list[Event]) -> int:
+    """The number of events of this size in about MAX_READ_BYTES."""
+    size = sum(event.size for event in events)
+    return max(1, min(MAX_EVENTS, MAX_READ_BYTES * len(events) // max(1, size)))

@@ -1,0 +1,321 @@
+"""An engine over several Tritons. Each request goes to one server; if that server did not receive it, to another.
+
+Remembers which Triton received a request, so that a ``cancel`` model can be called on the same server.
+
+Decides whether a failed call may be repeated, at the same Triton or at another.
+
+Calls a single Triton without a balancer.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, suppress
+from typing import Any
+
+from app.core.engine import Document, Engine
+from app.core.errors import GatewayError, ModelNotReady, Unavailable
+from app.core.inference import Deadline, InferenceRequest, InferenceResponse
+from app.core.model import ModelConfig, ModelState
+from app.triton.engine import TritonEngine
+from app.triton.fleet.consensus import Lookups, no_address
+from app.triton.fleet.server import TritonServer
+
+MOST = 10_000
+"""The number of requests to remember, including ended requests, whose cancellation may arrive later."""
+
+
+class RequestAffinity:
+    def __init__(self) -> None:
+        self._servers: OrderedDict[str, TritonServer] = OrderedDict()
+
+    def note(self, request_id: str, server: TritonServer) -> None:
+        self._servers[request_id] = server
+        if len(self._servers) > MOST:
+            self._servers.popitem(last=False)
+
+    def of(self, request_id: str) -> TritonServer | None:
+        return self._servers.get(request_id)
+
+
+def may_repeat(error: Unavailable, request: InferenceRequest) -> bool:
+    """Whether a failed request may be sent again: if Triton did not process it, or if it is idempotent.
+
+    A request that failed because Triton is overloaded is not repeated.
+    """
+    return not error.was_sent or (request.idempotent and not error.was_answered)
+
+
+LIVE_S = 1.0
+"""Timeout of the liveness check. A server that answers other calls during this time counts as live too."""
+_log = logging.getLogger(__name__)
+
+
+class BalancerObserver:
+    """Base class for observers; its methods are no-ops."""
+
+    def ejected(self, address: str, reason: str) -> None:
+        """A server was ejected. ``reason``: ``down``, ``stuck`` or ``slow``."""
+
+    def changed(self, states: Mapping[str, str]) -> None:
+        """The state of a server changed. ``states``: see :meth:`Balancer.states`."""
+
+    def repeated(self) -> None:
+        """A request is sent again."""
+
+
+class Balancer(Engine):
+    """Distributes requests over servers. :mod:`app.triton.fleet.outliers` updates the states of the servers."""
+
+    def __init__(self, observer: BalancerObserver | None = None) -> None:
+        self.servers: list[TritonServer] = []
+        self._lookups = Lookups(self.servers)
+        self._places = RequestAffinity()
+        self._observer = observer or BalancerObserver()
+        self.suspected = asyncio.Event()
+        """Set when a call failed in a way that indicates a fault of its server."""
+
+    def states(self) -> Mapping[str, str]:
+        return {server.address: server.state for server in self.servers}
+
+    def absences(self, model: str, version: str = "") -> Mapping[str, str]:
+        key = (model, version)
+        return {server.address: server.absences[key] for server in self._staying if key in server.absences}
+
+    async def is_live(self) -> bool:
+        """Whether any Triton answers."""
+        await asyncio.gather(*(self.look_at(server) for server in self.servers))
+        return any(server.is_up for server in self.servers)
+
+    async def look_at(self, server: TritonServer) -> None:
+        """Checks whether the server is live. If it has returned, queries its models before using it."""
+        asked_at = time.monotonic()
+        try:
+            async with asyncio.timeout(LIVE_S):
+                is_live = await server.engine.is_live()
+        except TimeoutError:
+            is_live = server.health.progress.heard_at >= asked_at
+        if is_live and not server.is_up:
+            with suppress(GatewayError):
+                await self._lookups.introduce(server)
+                server.go_up(slowly=any(each.is_up for each in self.servers))
+                _log.info("Triton at %s answers", server.address)
+                self.tell()
+        elif server.is_up and not is_live:
+            self.put_down(server)
+
+    def put_down(self, server: TritonServer) -> None:
+        server.go_down()
+        self._eject(server)
+
+    def eject_slow(self, server: TritonServer) -> None:
+        server.is_slow = True
+        self._eject(server)
+
+    def _eject(self, server: TritonServer) -> None:
+        _log.error("Triton at %s is not used: it is %s", server.address, server.state)
+        self._observer.ejected(server.address, server.state)
+        self.tell()
+
+    def tell(self) -> None:
+        """Notifies the observer. Call this after each change of a state."""
+        self._observer.changed(self.states())
+
+    async def models(self) -> Sequence[ModelState]:
+        return await self._lookups.models()
+
+    async def model_ready(self, model: str, version: str = "") -> bool:
+        """Whether the model is ready on any server."""
+        return await self._lookups.is_ready((model, version))
+
+    async def model_config(self, model: str, version: str = "") -> ModelConfig:
+        return await self._lookups.config((model, version))
+
+    async def document(self, document: Document, model: str, version: str = "") -> Mapping[str, Any]:
+        """Returns the document of one server. Statistics are those of one server too."""
+        request = InferenceRequest(model, (), version)
+        return await self._picked(request).engine.document(document, model, version)
+
+    async def infer(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
+        server = self._picked(request)
+        try:
+            return await self._at(server, request, deadline)
+        except Unavailable as exc:
+            return await self._elsewhere(server, exc, request, deadline)
+
+    async def _elsewhere(
+        self, server: TritonServer, error: Unavailable, request: InferenceRequest, deadline: Deadline
+    ) -> InferenceResponse:
+        """Repeats a request that failed at ``server``.
+
+        While no server has received the request, every other server may be tried. If a server may have received it,
+        the request is repeated only once.
+        """
+        tried, may_have_run = {server}, False
+        while may_repeat(error, request) and not (error.was_sent and may_have_run) and not deadline.has_passed:
+            may_have_run |= error.was_sent
+            other = self._pick(request, tried)
+            if other is None and not error.was_sent:
+                break
+            server = other or server
+            tried.add(server)
+            self._observer.repeated()
+            try:
+                return await self._at(server, request, deadline)
+            except Unavailable as exc:
+                error = exc
+        raise error
+
+    async def _at(self, server: TritonServer, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
+        began = time.monotonic()
+        with self._under_way(server, request):
+            if request.idempotent:
+                with server.movable():
+                    response = await server.engine.infer(request, deadline)
+            else:
+                response = await server.engine.infer(request, deadline)
+        server.latencies[request.model].append(time.monotonic() - began)
+        return response
+
+    async def infer_stream(self, request: InferenceRequest, deadline: Deadline) -> AsyncGenerator[InferenceResponse]:
+        """Streams from one server. A stream that has begun is never moved to another server."""
+        if request.about:
+            await self._cancel(request, deadline)
+            return
+        tried = set[TritonServer]()
+        server, has_begun = self._picked(request), False
+        while True:
+            tried.add(server)
+            try:
+                with self._under_way(server, request):
+                    async with aclosing(server.engine.infer_stream(request, deadline)) as responses:
+                        async for response in responses:
+                            if not has_begun:
+                                has_begun, request = True, request.without_inputs()
+                            yield response
+                return
+            except Unavailable as exc:
+                other = None if has_begun or exc.was_sent else self._pick(request, tried)
+                if other is None:
+                    raise
+                self._observer.repeated()
+                server = other
+
+    async def _cancel(self, request: InferenceRequest, deadline: Deadline) -> None:
+        """Calls a ``cancel`` model on the server that has the request, or on every server if that is unknown."""
+        place = self._places.of(request.about)
+        servers = [place] if place is not None else [each for each in self.servers if each.has(request)]
+        results = await asyncio.gather(*(_drained(each, request, deadline) for each in servers), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    @contextmanager
+    def _under_way(self, server: TritonServer, request: InferenceRequest) -> Iterator[None]:
+        server.in_flight += 1
+        if request.ends_by_hook:
+            self._places.note(request.request_id, server)
+        try:
+            yield
+        except Unavailable as exc:
+            self._note(server, request, exc)
+            raise
+        finally:
+            server.in_flight -= 1
+
+    def _note(self, server: TritonServer, request: InferenceRequest, error: Unavailable) -> None:
+        """Updates the state of a server after a failed call."""
+        if error.upstream is None or error.was_answered:
+            return
+        if isinstance(error, ModelNotReady):
+            server.note_readiness((request.model, request.version), is_ready=False)
+        elif not error.was_sent:
+            self.put_down(server)
+        self.suspected.set()
+
+    def _picked(self, request: InferenceRequest) -> TritonServer:
+        """Picks a server. Raises UpstreamUnavailable or ModelNotReady."""
+        server = self._pick(request, ())
+        if server is None:
+            raise self._refusal(request)
+        return server
+
+    def _pick(self, request: InferenceRequest, tried: Collection[TritonServer]) -> TritonServer | None:
+        """Picks the better of two random servers. If every server with the model is ejected, all of these are used."""
+        able = [each for each in self.servers if each not in tried and not each.is_leaving and each.has(request)]
+        if not request.is_probe:
+            able = [each for each in able if each.health.refusal(request.model) is None]
+        return better_of_two([each for each in able if each.is_usable] or able)
+
+    def _refusal(self, request: InferenceRequest) -> Unavailable:
+        """Returns the error if no server accepts the request: the refusal that will end first."""
+        able = [each for each in self._staying if each.has(request)]
+        refusals = [refusal for each in able if (refusal := each.health.refusal(request.model)) is not None]
+        if refusals:
+            return min(refusals, key=lambda refusal: refusal.retry_after_s or 0)
+        if not self._staying:
+            return no_address()
+        return ModelNotReady(f"No Triton has a ready model '{request.model}'.", was_sent=False)
+
+    @property
+    def _staying(self) -> list[TritonServer]:
+        return [server for server in self.servers if not server.is_leaving]
+
+
+def better_of_two(servers: Sequence[TritonServer]) -> TritonServer | None:
+    """Returns the less loaded of two random servers, which is nearly as good as a comparison of all servers."""
+    count = len(servers)
+    if count < 2:
+        return servers[0] if servers else None
+    first = int(random.random() * count)
+    second = int(random.random() * (count - 1))
+    one, other = servers[first], servers[second + (second >= first)]
+    now = time.monotonic()
+    return one if one.load(now) <= other.load(now) else other
+
+
+async def _drained(server: TritonServer, request: InferenceRequest, deadline: Deadline) -> None:
+    async with aclosing(server.engine.infer_stream(request, deadline)) as responses:
+        async for _ in responses:
+            pass
+
+
+class DirectEngine(TritonEngine):
+    on_repeat: Callable[[], None] | None = None
+    """Called before each call that is repeated."""
+
+    async def infer(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
+        """Repeats a failed call once if :func:`may_repeat` allows it, but not after a refusal by an open breaker."""
+        try:
+            return await super().infer(request, deadline)
+        except Unavailable as exc:
+            if exc.upstream is None or not may_repeat(exc, request) or deadline.has_passed:
+                raise
+        self._note_repeat()
+        return await super().infer(request, deadline)
+
+    async def infer_stream(self, request: InferenceRequest, deadline: Deadline) -> AsyncGenerator[InferenceResponse]:
+        """Repeats a stream once if Triton did not process it, but not after a refusal by an open breaker."""
+        is_repeat = False
+        while True:
+            try:
+                async with aclosing(super().infer_stream(request, deadline)) as responses:
+                    async for response in responses:
+                        if request.inputs:
+                            request = request.without_inputs()
+                        given = [response]
+                        del response  # frees the memory while the response is read
+                        yield given.pop()
+                return
+            except Unavailable as exc:
+                if is_repeat or exc.upstream is None or exc.was_sent or deadline.has_passed:
+                    raise
+            is_repeat = True
+            self._note_repeat()
+
+    def _note_repeat(self) -> None:
+        if self.on_repeat is not None:
+            self.on_repeat()

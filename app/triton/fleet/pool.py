@@ -1,0 +1,99 @@
+"""Adds servers to a balancer and removes them when the addresses of Triton change."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+
+from app.triton.fleet import addresses
+from app.triton.fleet.addresses import Resolve, resolve_by_system
+from app.triton.fleet.balancer import Balancer
+from app.triton.fleet.server import TritonServer
+
+DRAIN_POLL_S = 0.1
+_log = logging.getLogger(__name__)
+
+OpenServer = Callable[[str], AbstractAsyncContextManager[TritonServer]]
+
+
+class ServerPool:
+    """``names``: fixed addresses, or one DNS name, whose addresses are followed."""
+
+    def __init__(
+        self, names: tuple[str, ...], balancer: Balancer, open_server: OpenServer, resolve: Resolve = resolve_by_system
+    ) -> None:
+        self._names = names
+        self._balancer = balancer
+        self._open_server = open_server
+        self._resolve = resolve
+        self._stacks: dict[TritonServer, AsyncExitStack] = {}
+        self._is_resolving = len(names) == 1
+        self._has_failed = False
+
+    async def open(self) -> None:
+        """Adds the first servers. They share the requests equally from the start, without a slow start."""
+        await self.follow()
+        for server in self._balancer.servers:
+            server.joined_at = 0.0
+
+    async def run(self) -> None:
+        """Follows the DNS name until cancelled, and closes servers that have left when they are idle."""
+        while True:
+            ends = asyncio.get_running_loop().time() + addresses.RESOLVE_S
+            while asyncio.get_running_loop().time() < ends:
+                await asyncio.sleep(DRAIN_POLL_S)
+                await self._close_idle()
+            if self._is_resolving:
+                await self.follow()
+
+    async def follow(self) -> None:
+        """Adds new addresses. Removed addresses get no further requests."""
+        wanted = await self._wanted()
+        if not wanted:
+            return
+        known = {server.address: server for server in self._balancer.servers}
+        for address, server in known.items():
+            if server.is_leaving != (address not in wanted):
+                server.is_leaving = not server.is_leaving
+                _log.info("Triton at %s %s", address, "leaves" if server.is_leaving else "returns")
+        for address in sorted(wanted - known.keys()):
+            await self._add(address)
+        await self._balancer.is_live()
+        self._balancer.tell()
+
+    async def close(self) -> None:
+        for server in list(self._stacks):
+            await self._remove(server)
+
+    async def _wanted(self) -> frozenset[str]:
+        """Returns the current addresses. Empty if the name cannot be resolved now: the known addresses are kept."""
+        if not self._is_resolving:
+            return frozenset(self._names)
+        try:
+            found = await addresses.resolved(self._names[0], self._resolve)
+        except OSError as exc:
+            if not self._has_failed:
+                _log.error("%s cannot be resolved: %s; the known addresses stay", self._names[0], exc or "timeout")
+            self._has_failed = True
+            return frozenset()
+        self._has_failed = False
+        return found
+
+    async def _add(self, address: str) -> None:
+        stack = AsyncExitStack()
+        server = await stack.enter_async_context(self._open_server(address))
+        server.is_up = False  # until its models have been queried
+        self._stacks[server] = stack
+        self._balancer.servers.append(server)
+        _log.info("Triton at %s joins", address)
+
+    async def _close_idle(self) -> None:
+        for server in list(self._stacks):
+            if server.is_leaving and not server.in_flight:
+                await self._remove(server)
+
+    async def _remove(self, server: TritonServer) -> None:
+        if server in self._balancer.servers:
+            self._balancer.servers.remove(server)
+            self._balancer.tell()
+        await self._stacks.pop(server).aclose()

@@ -1,0 +1,115 @@
+"""One of several Tritons, as the balancer sees it."""
+
+import asyncio
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from app.core.engine import Engine
+from app.core.errors import UpstreamUnavailable
+from app.core.inference import InferenceRequest
+from app.core.model import ModelConfig
+from app.triton.health.health import TritonHealth
+
+SLOW_START_S = 5.0
+"""Duration of the slow start: a Triton that joins or returns gets its full share of requests after this time."""
+LEAST_SHARE = 0.1
+SAMPLES = 32
+"""The number of latencies to remember for each model."""
+
+NOT_READY = "not_ready"
+ModelKey = tuple[str, str]
+"""A model's name and version; an empty version means the newest."""
+
+
+class TritonServer:
+    """``engine`` calls the Triton at ``address``, and reports its calls to ``health``."""
+
+    def __init__(self, address: str, engine: Engine, health: TritonHealth | None = None) -> None:
+        self.address = address
+        self.engine = engine
+        self.health = health or TritonHealth()
+        self.in_flight = 0
+        self.is_up = True
+        self.is_leaving = False
+        """Whether the address was removed from the configuration. Running requests may finish."""
+        self.is_slow = False
+        """Whether the server is ejected because it answers much slower than the others."""
+        self.joined_at = 0.0
+        """When its slow start began, in monotonic seconds; 0 without a slow start."""
+        self.absences: dict[ModelKey, str] = {}
+        """Models that must not be called on this server -> the reason."""
+        self.configs: dict[ModelKey, ModelConfig] = {}
+        """The latest configuration of each model on this server."""
+        self.latencies: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=SAMPLES))
+        """The latest latencies of each model, in seconds."""
+        self._movable: set[asyncio.Task[object]] = set()
+        """Tasks whose request may be repeated on another server."""
+        self._moved: set[asyncio.Task[object]] = set()
+
+    @property
+    def state(self) -> str:
+        if self.is_leaving:
+            return "leaving"
+        if not self.is_up:
+            return "stuck" if self.health.progress.is_stuck else "down"
+        return "slow" if self.is_slow else "up"
+
+    @property
+    def is_usable(self) -> bool:
+        return self.is_up and not self.is_slow and not self.is_leaving
+
+    def note_readiness(self, key: ModelKey, *, is_ready: bool) -> None:
+        if not is_ready:
+            self.absences[key] = NOT_READY
+            self.configs.pop(key, None)
+        elif self.absences.get(key) == NOT_READY:
+            del self.absences[key]
+
+    def has(self, request: InferenceRequest) -> bool:
+        """Whether the model of the request may be called on this server; True if unknown."""
+        return not self.absences or (request.model, request.version) not in self.absences
+
+    def load(self, now: float) -> float:
+        """The number of running requests, scaled up during a slow start."""
+        if not self.joined_at:
+            return self.in_flight
+        share = (now - self.joined_at) / SLOW_START_S
+        if share >= 1.0:
+            self.joined_at = 0.0
+        return (self.in_flight + 1) / min(max(share, LEAST_SHARE), 1.0) - 1
+
+    def go_up(self, *, slowly: bool) -> None:
+        self.is_up = True
+        if slowly:
+            self.start_slowly()
+
+    def go_down(self) -> None:
+        """Marks the server as down, and ends running requests that may be repeated on another server."""
+        self.is_up = False
+        for task in self._movable:
+            self._moved.add(task)
+            task.cancel()
+        self._movable.clear()
+
+    def start_slowly(self) -> None:
+        self.joined_at = time.monotonic()
+        self.latencies.clear()
+
+    @contextmanager
+    def movable(self) -> Iterator[None]:
+        """Lets :meth:`go_down` end the block with UpstreamUnavailable. Works like :class:`asyncio.Timeout`."""
+        task = asyncio.current_task()
+        assert task is not None
+        cancelling = task.cancelling()
+        self._movable.add(task)
+        try:
+            yield
+        except asyncio.CancelledError as exc:
+            if task in self._moved and task.uncancel() <= cancelling:
+                raise UpstreamUnavailable("The Triton that had the request stopped answering.") from exc
+            raise
+        finally:
+            self._movable.discard(task)
+            self._moved.discard(task)

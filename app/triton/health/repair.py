@@ -1,0 +1,120 @@
+"""Confirms that a model's process died, reloads the model if allowed, and detects when the model works again."""
+
+import asyncio
+import logging
+import time
+from contextlib import aclosing
+
+from app.core.aio import Backoff
+from app.core.errors import GatewayError
+from app.core.inference import Deadline
+from app.triton.engine import TritonEngine
+from app.triton.health.canaries import Canaries, Canary
+from app.triton.health.python_backend import Stubs
+
+POLL_S = 0.5
+CANARY_S = 10.0
+"""Timeout of a canary. Triton needs up to 4 s to detect a dead process."""
+FIRST_DELAY_S = 1.0
+LONGEST_DELAY_S = 60.0
+"""Longest delay between two reloads of a model."""
+LONGEST_LOOK_S = 10.0
+"""Longest interval between checks of a model that the gateway must not reload."""
+_FORGIVEN_S = 300.0
+"""After this time without a fault since its last repair, a model starts again with the first delay."""
+_MOST_CANARIES = 8
+_REFUSED = "explicit model load / unload is not allowed"
+_log = logging.getLogger(__name__)
+
+
+class StubRepair:
+    """Repairs one model at a time."""
+
+    def __init__(self, engine: TritonEngine, stubs: Stubs, canaries: Canaries, *, may_reload: bool) -> None:
+        self._engine = engine
+        self._stubs = stubs
+        self._canaries = canaries
+        self._may_reload = may_reload
+        self._backoffs: dict[str, Backoff] = {}
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+        while True:
+            await asyncio.sleep(POLL_S)
+            for called in self._stubs.suspects:
+                if self._stubs.is_alive(called):
+                    await self._confirm(called)
+            for model in self._stubs.dead:
+                if self._backoff(model).is_due:
+                    await self._repair(model)
+
+    async def _confirm(self, called: str) -> None:
+        """Confirms the death of a process by the model's sample; without a sample, by repeated errors."""
+        canary = self._canary(called)
+        dead = self._stubs.repeated(called) if canary is None else await self._dead_process(called)
+        if dead is not None:
+            self._stubs.condemn(dead)
+        if dead is not None or canary is not None:
+            self._stubs.acquit(called)
+
+    async def _repair(self, model: str) -> None:
+        backoff = self._backoff(model)
+        backoff.longest_s = LONGEST_DELAY_S if self._may_reload else LONGEST_LOOK_S
+        backoff.fail()
+        if self._may_reload and not await self._reload(model):
+            return
+        if await self._is_still_dead(model):
+            return
+        self._stubs.revive(model)
+
+    async def _reload(self, model: str) -> bool:
+        try:
+            await self._engine.reload_model(model)
+        except GatewayError as exc:
+            if exc.upstream is not None and _REFUSED in exc.upstream.message:
+                self._may_reload = self._stubs.are_repaired = False
+                _log.error("GATEWAY_TRITON_REPAIR needs a Triton with --model-control-mode=explicit; it is ignored")
+            else:
+                _log.error("model '%s' could not be loaded again: %s", model, exc.detail)
+            return False
+        _log.info("model '%s' was unloaded and loaded again", model)
+        return True
+
+    async def _is_still_dead(self, model: str) -> bool:
+        """Returns False for a model without a sample, so that the next request decides."""
+        for canary in self._canaries.all():
+            called = canary.request.model
+            if model in self._stubs.run_by(called):
+                return await self._dead_process(called) == model
+        return False
+
+    async def _dead_process(self, called: str) -> str | None:
+        """Returns the model whose process is dead, or None. A canary tests one instance, so several canaries run."""
+        for _ in range(min(2 * self._stubs.instances(called), _MOST_CANARIES)):
+            canary = self._canary(called)
+            message = await self._error_of(canary) if canary is not None else ""
+            if (dead := self._stubs.owner(called, message)) is not None:
+                return dead
+        return None
+
+    async def _error_of(self, canary: Canary) -> str:
+        """Returns Triton's message; empty if the canary succeeded. A stream works for every model."""
+        try:
+            async with aclosing(self._engine.infer_stream(canary.request, Deadline.after(CANARY_S))) as responses:
+                async for _ in responses:
+                    pass
+        except GatewayError as exc:
+            return exc.upstream.message if exc.upstream is not None else ""
+        return ""
+
+    def _canary(self, model: str) -> Canary | None:
+        return next((canary for canary in self._canaries.all() if canary.request.model == model), None)
+
+    def _backoff(self, model: str) -> Backoff:
+        """Returns the delays. The first reload is immediate; without reloads, each check waits."""
+        now = time.monotonic()
+        backoff = self._backoffs.get(model)
+        if backoff is None or now - backoff.due_at > _FORGIVEN_S:
+            due_at = now if self._may_reload else now + FIRST_DELAY_S
+            backoff = self._backoffs[model] = Backoff(FIRST_DELAY_S, due_at=due_at)
+        return backoff

@@ -1,0 +1,216 @@
+"""Reads the model repository from disk or from a running server.
+
+Parses the Python scripts of a model without executing them: finds the models they call, and syntax errors.
+"""
+
+import ast
+import os
+import sys
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tritonclient.grpc import model_config_pb2 as pb
+
+from app.config.document import read_regular_file
+from app.core.engine import Engine
+from app.core.errors import ModelNotReady
+from app.core.model import ModelConfig, ModelFiles, RepositoryModel
+from app.triton.config import model_config_of, parse_config
+
+MAX_SCRIPT_BYTES = 1024 * 1024
+PYTHON = "{}.{}".format(*sys.version_info)
+
+
+@dataclass(slots=True)
+class Scripts:
+    calls: set[str] = field(default_factory=set)
+    """The models whose name is a literal in an ``InferenceRequest``; other calls are not found."""
+    mistakes: list[str] = field(default_factory=list)
+    sends_errors: bool = False
+
+    @classmethod
+    def read(cls, paths: Iterable[Path]) -> "Scripts":
+        scripts = cls()
+        for path in paths:
+            try:
+                scripts._add(_parsed(path))
+            except ValueError as exc:
+                scripts.mistakes.append(str(exc))
+        return scripts
+
+    def _add(self, tree: ast.Module) -> None:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                self.calls.update(_requested_models(node))
+                self.sends_errors |= _name_of(node.func) == "TritonError"
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == "execute":
+                self.sends_errors |= any(isinstance(inner, ast.Raise) for inner in ast.walk(node))
+
+
+def _parsed(path: Path) -> ast.Module:
+    """Parses a script. Raises ValueError with the path and the line."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the script's style, such as unknown escapes
+            return ast.parse(read_regular_file(path, MAX_SCRIPT_BYTES))
+    except OSError as exc:
+        raise ValueError(f"{path} cannot be read: {exc.strerror or exc}") from exc
+    except SyntaxError as exc:
+        raise ValueError(f"{path}:{exc.lineno or 1}: {exc.msg}, as Python {PYTHON} reads it") from exc
+    except (ValueError, RecursionError, MemoryError) as exc:
+        raise ValueError(f"{path}:1: cannot be parsed: {exc}") from exc
+
+
+def _requested_models(call: ast.Call) -> Iterator[str]:
+    if _name_of(call.func) == "InferenceRequest":
+        for keyword in call.keywords:
+            if keyword.arg == "model_name" and isinstance(keyword.value, ast.Constant):
+                yield str(keyword.value.value)
+
+
+def _name_of(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+CONFIG_FILE = "config.pbtxt"
+MAX_CONFIG_BYTES = 1024 * 1024
+MAX_WIRES = 2048
+"""Limit of an ensemble's tensors, steps and the entries of their maps together, which the checks compare."""
+SCRIPT = "model.py"
+BACKEND_BY_FILE = {
+    SCRIPT: "python",
+    "model.onnx": "onnxruntime",
+    "model.plan": "tensorrt",
+    "model.pt": "pytorch",
+    "model.savedmodel": "tensorflow",
+    "model.graphdef": "tensorflow",
+    "model.xml": "openvino",
+    "model.json": "vllm",
+}
+"""Without a backend in the configuration, Triton chooses the backend by the file in the version folder."""
+
+
+class RepositoryUnreadable(Exception):
+    """The folder does not exist or contains no models."""
+
+
+def read_repository(path: Path) -> list[RepositoryModel]:
+    """Reads all models. A model that cannot be read is included with its error. Raises RepositoryUnreadable."""
+    return [_read_model(folder) for folder in model_folders(path)]
+
+
+async def live_repository(engine: Engine) -> list[RepositoryModel]:
+    """Returns the ready models of a server. The calls of a script are known only if its configuration declares them."""
+    versions: dict[str, list[str]] = {}
+    for state in await engine.models():
+        if state.ready:
+            versions.setdefault(state.name, []).append(state.version)
+    return [
+        RepositoryModel(name, config, tuple(found), frozenset(config.bls_calls))
+        for name, found in sorted(versions.items())
+        if (config := await _config_if_ready(engine, name)) is not None
+    ]
+
+
+def model_folders(path: Path) -> list[Path]:
+    """Raises RepositoryUnreadable."""
+    if not path.is_dir():
+        raise RepositoryUnreadable(f"There is no model repository at {path}.")
+    try:
+        folders = sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith((".", "__")))
+    except OSError as exc:
+        raise RepositoryUnreadable(f"The model repository {path} cannot be read: {exc.strerror}.") from exc
+    if not folders:
+        raise RepositoryUnreadable(
+            f"The model repository {path} contains no models: each model needs a folder of its own."
+        )
+    return folders
+
+
+def read_config(folder: Path) -> pb.ModelConfig:
+    """Returns a model's configuration, empty if there is no file. Raises ValueError with the path of a broken file."""
+    path = folder / CONFIG_FILE
+    try:
+        return _bounded(parse_config(read_regular_file(path, MAX_CONFIG_BYTES).decode("utf-8")))
+    except UnicodeDecodeError as exc:
+        raise ValueError(f"{path} cannot be read: it is not UTF-8 text") from exc
+    except ValueError as exc:
+        raise ValueError(f"{path}:{exc}") from exc
+    except OSError as exc:
+        if isinstance(exc, FileNotFoundError) and not path.is_symlink():
+            return pb.ModelConfig()
+        raise ValueError(f"{path} cannot be read: {exc.strerror or exc}") from exc
+
+
+def _bounded(config: pb.ModelConfig) -> pb.ModelConfig:
+    """Raises ValueError."""
+    steps = config.ensemble_scheduling.step
+    wires = sum(1 + len(step.input_map) + len(step.output_map) for step in steps)
+    if wires + len(config.input) + len(config.output) > MAX_WIRES:
+        raise ValueError(f"1: more than {MAX_WIRES} tensors, steps and entries of their maps")
+    return config
+
+
+def backend_named(config: pb.ModelConfig) -> str:
+    return str(config.backend or config.platform)
+
+
+def backend_by_file(files: Iterable[Path]) -> str | None:
+    return next((BACKEND_BY_FILE[file.name] for file in files if file.name in BACKEND_BY_FILE), None)
+
+
+def missing_scripts(folder: Path, config: pb.ModelConfig) -> list[Path]:
+    """Returns the missing scripts of a Python model: one for each version without a script."""
+    if backend_named(config) != "python":
+        return []
+    scripts = [folder / version / (config.default_model_filename or SCRIPT) for version in _versions(folder)]
+    # With Python before 3.14, Path.exists raises OSError for a name that is too long.
+    return [script for script in scripts if not os.path.exists(script)]  # noqa: PTH110
+
+
+def _versions(folder: Path) -> tuple[str, ...]:
+    return tuple(sorted(each.name for each in folder.iterdir() if each.is_dir() and each.name.isdecimal()))
+
+
+def _read_model(folder: Path) -> RepositoryModel:
+    try:
+        return _readable_model(folder, _versions(folder))
+    except OSError as exc:
+        complaint = f"{folder} cannot be read: {exc.strerror}"
+        return RepositoryModel(folder.name, _empty_config(folder.name), complaint=complaint)
+
+
+def _readable_model(folder: Path, versions: tuple[str, ...]) -> RepositoryModel:
+    """Raises OSError."""
+    try:
+        message = read_config(folder)
+        config = model_config_of(message)
+    except ValueError as exc:
+        return RepositoryModel(folder.name, _empty_config(folder.name), versions, complaint=str(exc))
+    config = replace(config, name=config.name or folder.name)
+    scripts = Scripts.read(sorted(folder.glob("*/*.py")))
+    calls = frozenset(config.bls_calls) | scripts.calls
+    return RepositoryModel(folder.name, config, versions, calls, files=_files_of(folder, message, scripts))
+
+
+def _files_of(folder: Path, message: pb.ModelConfig, scripts: Scripts) -> ModelFiles:
+    backend = "ensemble" if message.HasField("ensemble_scheduling") else backend_named(message)
+    return ModelFiles(
+        backend or backend_by_file(folder.glob("*/*")) or "",
+        tuple(str(path) for path in missing_scripts(folder, message)),
+        tuple(scripts.mistakes),
+        scripts.sends_errors,
+    )
+
+
+def _empty_config(name: str) -> ModelConfig:
+    return ModelConfig(name, backend="", max_batch_size=0, inputs=(), outputs=())
+
+
+async def _config_if_ready(engine: Engine, name: str) -> ModelConfig | None:
+    try:
+        return await engine.model_config(name)
+    except ModelNotReady:
+        return None

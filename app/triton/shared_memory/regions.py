@@ -1,0 +1,251 @@
+"""Tracks all regions and their states; no I/O.
+
+One region: a file in ``/dev/shm`` that the gateway creates and both map.
+
+Records which process owns a region, so that the next gateway can remove the regions of a killed gateway.
+"""
+
+import errno
+import fcntl
+import math
+import mmap
+import os
+import secrets
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+SHARED_MEMORY = Path("/dev/shm")
+"""Triton opens a region with ``shm_open``, which uses only this folder."""
+_PAGES_PER_SIZE = 8
+_SMALLEST_STEP = 256 * 1024
+
+
+class Region:
+    """Has a file only from :meth:`allocate` to :meth:`unlink`; the mapping lives as long as this object."""
+
+    def __init__(self, name: str, size: int) -> None:
+        self.name = name
+        self.size = size
+        self.used_at = 0.0
+        """When the last call returned the region, in monotonic seconds."""
+        self._memory: mmap.mmap | None = None
+
+    @property
+    def path(self) -> Path:
+        return SHARED_MEMORY / self.name
+
+    @property
+    def view(self) -> memoryview:
+        assert self._memory is not None, "allocate comes first"
+        return memoryview(self._memory)
+
+    def allocate(self) -> None:
+        """Allocates all pages, because a missing page would later kill the process that accesses it. Raises OSError."""
+        _check_room(self.size)
+        descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, self.size)
+            self._memory = mmap.mmap(descriptor, self.size)
+        finally:
+            os.close(descriptor)
+
+    def unlink(self) -> None:
+        """Removes the name. The memory stays while a process maps it. A no-op without a file."""
+        self.path.unlink(missing_ok=True)
+
+
+def rounded(size: int) -> int:
+    """Rounds ``size`` up by at most a quarter, so that calls of similar size can share a region."""
+    step = max(_SMALLEST_STEP, (1 << max(size - 1, 0).bit_length()) // _PAGES_PER_SIZE)
+    return -(-size // step) * step
+
+
+def _check_room(size: int) -> None:
+    """Raises OSError if less than half of the file system would stay free for the tensors of Python models."""
+    system = os.statvfs(SHARED_MEMORY)
+    if system.f_bavail * system.f_frsize - size < system.f_blocks * system.f_frsize // 2:
+        raise OSError(errno.ENOSPC, f"half of {SHARED_MEMORY} has to stay free for the models")
+
+
+PREFIX = "triton_gateway_lane_"
+
+
+class Owner:
+    """Holds the lock of an empty file while the process runs. The kernel releases the lock when the process ends.
+
+    A process id is not sufficient: gateways in different containers share ``/dev/shm``, but not their process ids.
+    """
+
+    def __init__(self) -> None:
+        self._token = ""
+        self._descriptor: int | None = None
+        self._count = 0
+
+    def next_name(self) -> str:
+        """Returns a unique name. Raises OSError."""
+        if self._descriptor is None:
+            token = secrets.token_hex(8)
+            self._token, self._descriptor = token, _locked(token)
+        self._count += 1
+        return f"{PREFIX}{self._token}_{self._count}"
+
+    def owns(self, name: str) -> bool:
+        return self._descriptor is not None and _token_of(name) == self._token
+
+    def release(self) -> None:
+        """Removes every file of this owner."""
+        if self._descriptor is not None:
+            _remove_files(self._token)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def is_abandoned(name: str) -> bool:
+    """Whether a region with this name belongs to a gateway that no longer runs."""
+    if not name.startswith(PREFIX):
+        return False
+    with _has_ended(_token_of(name)) as has_ended:
+        return has_ended
+
+
+def remove_leftovers() -> None:
+    """Removes the files of gateways that no longer run."""
+    for token in {_token_of(path.name) for path in SHARED_MEMORY.glob(f"{PREFIX}*")}:
+        with _has_ended(token) as has_ended:
+            if has_ended:
+                _remove_files(token)
+
+
+def _lock_file(token: str) -> str:
+    return str(SHARED_MEMORY / f"{PREFIX}{token}.lock")
+
+
+def _locked(token: str) -> int:
+    """Creates and locks the file. Raises OSError, also if another gateway removed the file before it was locked."""
+    path = _lock_file(token)
+    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        Path(path).stat()
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+@contextmanager
+def _has_ended(token: str) -> Iterator[bool]:
+    """Yields whether the process of this owner has ended. If so, holds its lock for the duration of the block."""
+    try:
+        descriptor = os.open(_lock_file(token), os.O_RDWR | os.O_CLOEXEC)
+    except OSError as exc:
+        yield isinstance(exc, FileNotFoundError)
+        return
+    try:
+        yield _can_lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _can_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _remove_files(token: str) -> None:
+    for path in SHARED_MEMORY.glob(f"{PREFIX}{token}*"):
+        with suppress(OSError):
+            path.unlink()
+
+
+def _token_of(name: str) -> str:
+    """Returns the owner's token in the name of a region or a lock file."""
+    return name.removeprefix(PREFIX).partition("_")[0].partition(".")[0]
+
+
+class RegionPool:
+    """Every region counts against ``limit`` from :meth:`add` to :meth:`drop`.
+
+    A region is in use by one call, free, or retired. A retired region is never used again, because Triton may still
+    read or write it.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._free: list[Region] = []
+        self._used: set[Region] = set()
+        self._retired: set[Region] = set()
+
+    @property
+    def free_bytes(self) -> int:
+        return _bytes_of(self._free)
+
+    @property
+    def used_bytes(self) -> int:
+        return _bytes_of(self._used)
+
+    @property
+    def retired_bytes(self) -> int:
+        return _bytes_of(self._retired)
+
+    @property
+    def retired(self) -> list[Region]:
+        return list(self._retired)
+
+    @property
+    def names(self) -> set[str]:
+        """The names of the regions that are free or in use."""
+        return {region.name for region in (*self._free, *self._used)}
+
+    def has_room(self, size: int) -> bool:
+        return self.free_bytes + self.used_bytes + self.retired_bytes + size <= self._limit
+
+    def add(self, region: Region) -> None:
+        """Adds a new region, in use by a call."""
+        self._used.add(region)
+
+    def take(self, size: int, most: float = math.inf) -> Region | None:
+        """Takes the smallest free region that is large enough and has at most ``most`` bytes."""
+        fitting = [region for region in self._free if size <= region.size <= most]
+        if not fitting:
+            return None
+        region = min(fitting, key=lambda region: region.size)
+        self._free.remove(region)
+        self._used.add(region)
+        return region
+
+    def give_back(self, region: Region) -> None:
+        """Frees a region after Triton has answered the call. A no-op for a region that was retired in the meantime."""
+        if region in self._used:
+            self._used.remove(region)
+            region.used_at = time.monotonic()
+            self._free.append(region)
+
+    def retire(self, region: Region) -> None:
+        self._used.discard(region)
+        self._retired.add(region)
+
+    def retire_free(self, since: float) -> None:
+        """Retires the free regions that no call has used since then."""
+        kept = [region for region in self._free if region.used_at > since]
+        self._retired.update(set(self._free).difference(kept))
+        self._free = kept
+
+    def retire_all(self) -> None:
+        self._retired |= self._used | set(self._free)
+        self._used.clear()
+        self._free.clear()
+
+    def drop(self, region: Region) -> None:
+        """Removes a region that Triton can no longer access, or that no call ever used."""
+        self._used.discard(region)
+        self._retired.discard(region)
+
+
+def _bytes_of(regions: Iterable[Region]) -> int:
+    return sum(region.size for region in regions)

@@ -1,0 +1,191 @@
+"""Conversion of JSON values to arrays and back, by kind."""
+
+import base64
+import io
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from app.codecs.kinds import (
+    IMAGE_MAGIC,
+    bytes_of_base64,
+    check_image,
+    from_array_of,
+    json_bytes_of,
+    kind_fits,
+    to_array_of,
+)
+from app.core.inference import BYTES, DTYPE_BY_DATATYPE, FLOAT_DATATYPES, INTEGER_DATATYPES, bytes_array
+
+
+def written(kind: str, datatype: str, array: Any) -> Any:
+    """Returns the JSON for the caller."""
+    return orjson.loads(orjson.dumps(from_array_of(kind, datatype)(array), option=orjson.OPT_SERIALIZE_NUMPY))
+
+
+class TestNumbers:
+    @pytest.mark.parametrize("datatype", sorted(INTEGER_DATATYPES))
+    def test_the_limits_of_integers_are_accepted(self, datatype: str) -> None:
+        limits = np.iinfo(DTYPE_BY_DATATYPE[datatype])
+        extremes = [int(limits.min), int(limits.max)]
+        array = to_array_of("number", datatype)(extremes)
+        assert array.dtype == DTYPE_BY_DATATYPE[datatype]
+        assert written("number", datatype, array) == extremes
+
+    @pytest.mark.parametrize("datatype", sorted(INTEGER_DATATYPES))
+    @pytest.mark.parametrize("beyond", [-1, 1])
+    def test_integers_beyond_the_limits_are_rejected(self, datatype: str, beyond: int) -> None:
+        limits = np.iinfo(DTYPE_BY_DATATYPE[datatype])
+        value = int(limits.min) - 1 if beyond < 0 else int(limits.max) + 1
+        with pytest.raises(ValueError, match=f"out of the range of {datatype}"):
+            to_array_of("number", datatype)([0, value])
+
+    @pytest.mark.parametrize(
+        ("datatype", "value"), [("FP16", 65_520.0), ("BF16", 3.4e38), ("FP32", 3.5e38), ("FP64", float("inf"))]
+    )
+    def test_floats_that_would_overflow_are_rejected(self, datatype: str, value: float) -> None:
+        with pytest.raises(ValueError, match=f"out of the range of {datatype}"):
+            to_array_of("number", datatype)([[1.0, value]])
+
+    @pytest.mark.parametrize("datatype", sorted(FLOAT_DATATYPES))
+    def test_floats_survive_a_round_trip(self, datatype: str) -> None:
+        values = [[0.5, -2.0], [0.0, 1024.0]]
+        assert written("number", datatype, to_array_of("number", datatype)(values)) == values
+
+    @pytest.mark.parametrize("datatype", sorted(FLOAT_DATATYPES))
+    def test_nan_and_infinity_are_null_in_outputs(self, datatype: str) -> None:
+        array = np.array([float("nan"), float("inf"), float("-inf"), 1.0], dtype=DTYPE_BY_DATATYPE[datatype])
+        assert written("number", datatype, array) == [None, None, None, 1.0]
+
+    def test_booleans_survive_a_round_trip(self) -> None:
+        assert written("number", "BOOL", to_array_of("number", "BOOL")([True, False])) == [True, False]
+
+    def test_memory_order_does_not_change_the_output(self) -> None:
+        array = np.arange(6, dtype=np.int32).reshape(2, 3).T
+        assert written("number", "INT32", array) == [[0, 3], [1, 4], [2, 5]]
+
+    @pytest.mark.parametrize("value", [[[1.0], [2.0, 3.0]], [[], [1.0]], [[[1.0]], [[1.0, 2.0]]]])
+    def test_ragged_lists_are_rejected(self, value: Any) -> None:
+        with pytest.raises(ValueError, match="different lengths"):
+            to_array_of("number", "FP32")(value)
+
+
+class TestText:
+    @given(st.lists(st.text(), max_size=5))
+    def test_text_survives_a_round_trip(self, values: list[str]) -> None:
+        array = to_array_of("text", BYTES)(values)
+        assert array.shape == (len(values),)
+        assert written("text", BYTES, array) == values
+
+    def test_nested_text_keeps_its_shape(self) -> None:
+        array = to_array_of("text", BYTES)([["a", "bb"], ["", "\0"]])
+        assert array.shape == (2, 2)
+        assert array.tolist() == [[b"a", b"bb"], [b"", b"\0"]]
+
+    def test_invalid_utf_8_becomes_replacement_characters(self) -> None:
+        assert written("text", BYTES, bytes_array([b"a\xffb"], (1,))) == ["a\ufffdb"]
+
+    @pytest.mark.parametrize("value", [[["a"], ["b", "c"]], [["a"], []]])
+    def test_ragged_lists_are_rejected(self, value: Any) -> None:
+        with pytest.raises(ValueError, match="different lengths"):
+            to_array_of("text", BYTES)(value)
+
+    def test_a_lone_surrogate_is_rejected_and_not_repeated(self) -> None:
+        with pytest.raises(ValueError, match="half a surrogate pair") as caught:
+            to_array_of("text", BYTES)(["a\ud800"])
+        assert "d800" not in str(caught.value)
+
+
+class TestJson:
+    @pytest.mark.parametrize("value", [{"a": [1, 2]}, [1, [2]], [], "text", 1.5, True, None])
+    def test_any_json_is_returned_unchanged(self, value: Any) -> None:
+        array = to_array_of("json", BYTES)(orjson.dumps(value))
+        assert written("json", BYTES, array.reshape(1)) == [value]
+        assert written("json", BYTES, bytes_array([orjson.dumps(value)] * 2, (2, 1))) == [[value], [value]]
+
+    def test_an_output_with_invalid_json_is_an_error(self) -> None:
+        with pytest.raises(orjson.JSONDecodeError):
+            from_array_of("json", BYTES)(bytes_array([b"{"], (1,)))
+
+    def test_json_must_be_utf_8(self) -> None:
+        assert json_bytes_of('"ü"'.encode()) == '"ü"'.encode()
+        with pytest.raises(ValueError, match="UTF-8"):
+            json_bytes_of(b'"\xff"')
+
+
+class TestFiles:
+    @given(st.binary())
+    def test_base64_and_data_urls_are_decoded(self, content: bytes) -> None:
+        text = base64.b64encode(content).decode()
+        assert bytes_of_base64(text, "image") == content
+        assert bytes_of_base64("data:image/png;charset=x;base64," + text, "image") == content
+        assert written("binary", BYTES, bytes_array([content], (1,))) == [text]
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "a",
+            "ab=",
+            "ab==cd==",
+            "a b c d",
+            "abcd\n",
+            "-_-_",
+            "äbcd",
+            "data:,abcd",
+            "data:text/plain,abcd",
+            "data:;base64",
+        ],
+    )
+    def test_invalid_base64_is_rejected(self, text: str) -> None:
+        with pytest.raises(ValueError, match="base64"):
+            bytes_of_base64(text, "binary")
+
+    def test_long_base64_is_decoded_in_pieces(self) -> None:
+        content = bytes(range(256)) * 4096
+        assert bytes_of_base64(base64.b64encode(content).decode(), "binary") == content
+
+    @pytest.mark.parametrize("padding", ["AA==", "AAA="])
+    def test_padding_within_base64_is_rejected(self, padding: str) -> None:
+        piece = base64.b64encode(bytes(192 * 1024)).decode()
+        with pytest.raises(ValueError, match="is not base64"):
+            bytes_of_base64(piece[: -len(padding)] + padding + "AAAA", "binary")
+
+    @pytest.mark.parametrize("media_type", ["text/plain", "application/json", "video/mp4", "text/plain;charset=utf-8"])
+    def test_an_image_needs_an_image_media_type(self, media_type: str) -> None:
+        url = f"data:{media_type};base64,AAAA"
+        with pytest.raises(ValueError, match="media type is not image"):
+            bytes_of_base64(url, "image")
+        assert bytes_of_base64(url, "binary") == b"\0\0\0"
+
+    @pytest.mark.parametrize("media_type", ["image/png", "IMAGE/JPEG", "application/octet-stream", ""])
+    def test_accepted_media_types_of_an_image(self, media_type: str) -> None:
+        assert bytes_of_base64(f"data:{media_type};base64,AAAA", "image") == b"\0\0\0"
+
+    @pytest.mark.parametrize("name", sorted(IMAGE_MAGIC))
+    def test_image_formats_are_recognized_by_their_first_bytes(self, name: str) -> None:
+        start, magic = IMAGE_MAGIC[name]
+        check_image(b"\0" * start + magic + b"rest")
+        with pytest.raises(ValueError, match="not an image"):
+            check_image((b"\0" * start + magic)[:-1])
+
+    def test_images_written_by_pillow_are_recognized(self) -> None:
+        for form in ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF"):
+            file = io.BytesIO()
+            Image.new("RGB", (2, 2)).save(file, form)
+            check_image(file.getvalue())
+
+    @pytest.mark.parametrize("content", [b"", b"<svg/>", b"%PDF-1.7", b"\0" * 64, b"RIFF\0\0\0\0WAVE"])
+    def test_a_file_that_is_not_an_image_is_rejected(self, content: bytes) -> None:
+        with pytest.raises(ValueError, match="not an image"):
+            to_array_of("image", BYTES)([content])
+
+
+@pytest.mark.parametrize("datatype", sorted(DTYPE_BY_DATATYPE))
+def test_bytes_and_numbers_are_not_interchangeable(datatype: str) -> None:
+    assert kind_fits("number", datatype) is (datatype != BYTES)
+    assert all(kind_fits(kind, datatype) is (datatype == BYTES) for kind in ("text", "json", "image", "binary"))

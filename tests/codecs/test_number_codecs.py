@@ -1,0 +1,261 @@
+"""Both codecs for lists of numbers have the same result for every body."""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.codecs import json_scan
+from app.codecs import numbers as numbers_module
+from app.codecs.numbers import BufferCodec, ListCodec, NumberCodec, number_codec
+from app.core.errors import GatewayError, InvalidInput
+from app.core.inference import DTYPE_BY_DATATYPE, FLOAT_DATATYPES, INTEGER_DATATYPES, Array
+from app.pipelines.inputs import InputField
+from app.pipelines.pipeline import Pipeline
+from tests.docs.pages import ROOT
+from tests.fakes.models import model, pipeline
+
+CONFIG = model(
+    [
+        "D FP64 [-1]",
+        "F FP32 [-1,2]",
+        "H FP16 [-1]",
+        "E BF16 [3]",
+        "L INT64 [-1]",
+        "U UINT64 [-1,-1,2]",
+        "I INT32 [-1,2]",
+        "B INT8 [-1]",
+        "C UINT8 [2,2]",
+        "O BOOL [-1]",
+        "M INT32 [-1]",
+        "N FP32 [-1]",
+        "S INT16 [-1]",
+    ]
+)
+BOUNDS: dict[str, dict[str, Any]] = {
+    "m": {"minimum": -1.5, "maximum": 1000},
+    "n": {"minimum": 0, "maximum": 1.5},
+    "s": {"enum": [1, 2, 300]},
+}
+FIELDS = {tensor.name.lower(): tensor for tensor in CONFIG.inputs}
+
+
+def list_codec(*given: Any) -> NumberCodec:
+    """Returns the codec that creates Python objects."""
+    codec = number_codec(*given)
+    return codec.others if isinstance(codec, BufferCodec) else codec
+
+
+needs_simdjson = pytest.mark.skipif(not numbers_module.HAS_SIMDJSON, reason="pysimdjson has no wheel for this Python")
+
+
+def compiled() -> Pipeline:
+    """Returns a pipeline with optional inputs, so that a body may contain any of them."""
+    inputs = {
+        name: {"tensor": tensor.name, "optional": True, **BOUNDS.get(name, {})} for name, tensor in FIELDS.items()
+    }
+    return pipeline(CONFIG, inputs=inputs)
+
+
+BY_BUFFERS = compiled()
+with patch("app.pipelines.inputs.number_codec", list_codec):
+    BY_LISTS = compiled()
+
+
+@contextmanager
+def every_body_is_large(piece_bytes: int) -> Iterator[None]:
+    with (
+        patch("app.pipelines.body.LARGE_BYTES", 0),
+        patch.object(json_scan, "PIECE_BYTES", piece_bytes),
+        patch.object(numbers_module, "PIECE_BYTES", piece_bytes),
+    ):
+        yield
+
+
+def result_of(reader: Pipeline, body: bytes) -> Any:
+    """Returns the exact tensors, or code, text and fields of the error."""
+    try:
+        request = reader.request_of_json(body)
+    except GatewayError as exc:
+        return exc.code, exc.detail, exc.hint, exc.errors
+    return [(each.name, each.datatype, each.array.dtype, each.shape, each.array.tobytes()) for each in request.inputs]
+
+
+def check_both(body: bytes) -> None:
+    """Reads a large body with both codecs, and a small body, whose error may name fewer problems."""
+    at_once = result_of(BY_LISTS, body)
+    for piece_bytes in (8, 64 * 1024):
+        with every_body_is_large(piece_bytes):
+            found = result_of(BY_BUFFERS, body)
+            assert found == result_of(BY_LISTS, body)
+        assert found == at_once if isinstance(at_once, list) else found[0] == at_once[0]
+
+
+EDGES = (
+    "0 -0 -0.0 1 -1 2 300 127 128 -128 -129 255 256 65504 65520 1e5 1E+5 -0e1 0e99999 1e-400 1e400 1e39 3.4028235e38 "
+    "3.4028236e38 1.7976931348623157e308 1.7976931348623159e308 4.9e-324 2e-324 2147483647 2147483648 -2147483649 "
+    "9007199254740993 9007199254740993.0 9223372036854775807 9223372036854775808 -9223372036854775808 "
+    "-9223372036854775809 18446744073709551615 18446744073709551616 123456789012345678901234567890 "
+    "0.1000000000000000055511151231257827021181583404541015625 1.0 01 1. .5 +1 1e 1e+ - -- 0x1 1_0 NaN Infinity "
+    '-Infinity nan null true false "1" "" {} {"a":1} [] \ufeff1 \u0661 é'
+)
+integers = st.integers(-(2**70), 2**70).map(str)
+tokens = (
+    st.sampled_from(EDGES.split())
+    | integers
+    | st.integers(-300, 300).map(str)
+    | st.floats().map(json.dumps)
+    | st.floats(0, 1, width=32).map(json.dumps)
+)
+numbers = st.integers(-9, 300).map(str)
+spaces = st.sampled_from(["", "", "", " ", "\n\t", "  \r\n "])
+
+
+def listed(elements: st.SearchStrategy[str], most: int = 5) -> st.SearchStrategy[str]:
+    """Generates a JSON list of the elements, with whitespace."""
+    return st.tuples(spaces, st.lists(elements, max_size=most), spaces).map(
+        lambda found: f"{found[0]}[{found[2]}{(',' + found[0]).join(found[1])}{found[0]}]{found[2]}"
+    )
+
+
+def nested(shape: Sequence[int], elements: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    """Generates nested lists with equal lengths at each level."""
+    for size in reversed(shape):
+        elements = st.lists(elements, min_size=size, max_size=size).map(lambda found: f"[{','.join(found)}]")
+    return elements
+
+
+def fitting(name: str) -> st.SearchStrategy[str]:
+    """Generates lists with the shape of a field, of valid numbers or of any tokens."""
+    shapes = st.tuples(*(st.integers(1, 3) if dim < 0 else st.just(dim) for dim in FIELDS[name].dims))
+    elements = [st.integers(0, 2).map(str), numbers, st.floats(-2, 2).map(json.dumps), integers, tokens]
+    return st.tuples(shapes, st.sampled_from(elements)).flatmap(lambda found: nested(*found))
+
+
+lists = (
+    listed(tokens)
+    | st.recursive(numbers, lambda inner: listed(inner, most=3))
+    | listed(listed(numbers, most=3))
+    | listed(listed(listed(tokens, most=2), most=2), most=3)
+    | st.lists(st.integers(0, 3), min_size=1, max_size=3).flatmap(lambda shape: nested(shape, numbers))
+    | st.integers(1, 70).map(lambda depth: "[" * depth + "1" + "]" * depth)
+    | tokens
+)
+names = st.sampled_from(sorted(FIELDS))
+members = (
+    names.flatmap(lambda name: st.tuples(st.just(name), fitting(name)))
+    | names.flatmap(lambda name: st.tuples(st.just(name), fitting(name)))
+    | st.tuples(names | st.sampled_from(["zz", "\\u0064"]), lists)
+)
+bodies = st.lists(members, min_size=1, max_size=3).map(
+    lambda found: "{" + ", ".join(f'"{name}": {value}' for name, value in found) + "}"
+)
+
+
+@given(bodies)
+def test_both_codecs_agree_on_any_lists(body: str) -> None:
+    check_both(body.encode())
+
+
+@given(bodies, st.data())
+def test_both_codecs_agree_on_damaged_bodies(body: str, data: st.DataObject) -> None:
+    text = body.encode()
+    at = data.draw(st.integers(0, len(text)))
+    damage = data.draw(
+        st.sampled_from([b"", b",", b"[", b"]", b"}", b'"', b" ", b"1", b"\0", b"\xff", b"\\", b"e", b"{"])
+    )
+    check_both(text[:at] + damage + text[at + data.draw(st.integers(0, 2)) :])
+    check_both(text[:at])
+    check_both(text + damage)
+
+
+@given(st.sampled_from(sorted(FLOAT_DATATYPES)), st.lists(st.floats(-(2.0**15), 2.0**15), min_size=1))
+def test_floats_are_rounded_to_the_nearest_value(datatype: str, values: list[float]) -> None:
+    expected = np.array(values, np.float64).astype(DTYPE_BY_DATATYPE[datatype])
+    assert decoded(datatype, json.dumps(values)).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("datatype", sorted(INTEGER_DATATYPES))
+def test_integers_are_exact_and_never_wrap(datatype: str) -> None:
+    limits = np.iinfo(DTYPE_BY_DATATYPE[datatype])
+    extremes = [int(limits.min), int(limits.max), int(limits.max) - 1, int(limits.max) // 2]
+    assert decoded(datatype, json.dumps(extremes)).tolist() == extremes
+    for beyond in (int(limits.min) - 1, int(limits.max) + 1):
+        with pytest.raises((ValueError, InvalidInput)):
+            decoded(datatype, json.dumps([0, beyond]))
+
+
+def decoded(datatype: str, text: str) -> Array:
+    field = pipeline(model(f"X {datatype} [-1]")).inputs[0]
+    array: Array = field.decode_large(memoryview(text.encode()))
+    assert array.dtype == DTYPE_BY_DATATYPE[datatype]
+    return array
+
+
+class _NoCodec(ListCodec):
+    def __init__(self) -> None:
+        self.dtype = np.dtype(np.float32)
+
+    def decode(self, text: bytes) -> Array:
+        raise AssertionError("a valid list is decoded through Python objects")
+
+
+def test_without_simdjson_lists_are_decoded_by_msgspec() -> None:
+    program = """
+import sys
+sys.modules["simdjson"] = None
+from tests.codecs.test_number_codecs import compiled
+field = compiled().inputs[0]
+print(type(field._numbers).__name__, field.decode_large(memoryview(b"[1.5, 2]")).tolist())
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout == "ListCodec [1.5, 2.0]\n", done.stderr
+
+
+@needs_simdjson
+@pytest.mark.parametrize("name", sorted(FIELDS.keys() - {"o", "s"}))
+def test_valid_numbers_are_decoded_without_python_objects(name: str) -> None:
+    field = next(field for field in BY_BUFFERS.inputs if field.name == name)
+    assert buffers_of(field).decode(b"[1, 0, 1]").tolist() == [1, 0, 1]
+
+
+def buffers_of(field: InputField) -> BufferCodec:
+    """Returns the field's codec; it raises an error instead of creating Python objects."""
+    codec = field._numbers
+    assert isinstance(codec, BufferCodec)
+    return BufferCodec(codec.dtype, codec.of_type, codec.narrowed, _NoCodec())
+
+
+@needs_simdjson
+def test_a_long_text_without_commas_skips_the_parser() -> None:
+    """The parser would keep memory of 14 times the text's length."""
+    text = b"[" + b" " * 200_000 + b"7]"
+    with pytest.raises(AssertionError, match="Python objects"):
+        buffers_of(BY_BUFFERS.inputs[0]).decode(text)
+    assert decoded("FP64", f"[1,{text.decode()[1:]}").tolist() == [1, 7]
+
+
+def test_threads_do_not_share_a_parser() -> None:
+    bodies = [orjson.dumps({"d": [float(number)] * 40_000}) for number in range(4)]
+    found: list[set[float]] = [set() for _ in bodies]
+
+    def read(index: int) -> None:
+        for _ in range(5):
+            found[index].update(BY_BUFFERS.request_of_json(bodies[index]).inputs[0].array.tolist())
+
+    threads = [threading.Thread(target=read, args=(index,)) for index in range(len(bodies))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [{float(index)} for index in range(len(bodies))]

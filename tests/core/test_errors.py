@@ -1,0 +1,69 @@
+"""The tree of errors in the module's docstring is complete, and each error has its attributes."""
+
+import gc
+import re
+import weakref
+
+from app.core import errors
+from app.core.errors import GatewayError, Outcome
+
+
+def concrete(error: type[GatewayError] = GatewayError) -> list[type[GatewayError]]:
+    below = [each for child in error.__subclasses__() for each in concrete(child)]
+    return [*([error] if hasattr(error, "code") else []), *below]
+
+
+def test_the_tree_in_the_docstring_has_every_class() -> None:
+    drawn = set(re.findall(r"[A-Z][A-Za-z]+", (errors.__doc__ or "").split("GatewayError", 1)[1]))
+    assert {each.__name__ for each in concrete()} <= drawn
+
+
+def test_every_error_has_a_code_a_title_and_an_outcome() -> None:
+    for error in concrete():
+        assert re.fullmatch(r"[a-z_]+", error.code)
+        assert error.title
+        assert error.outcome in Outcome
+
+
+def test_codes_are_unique() -> None:
+    codes = [error.code for error in concrete()]
+    assert len(codes) == len(set(codes))
+
+
+def test_retryable_rejections_have_retry_after() -> None:
+    for error in concrete():
+        if error.outcome in {Outcome.REJECTED, Outcome.UNAVAILABLE}:
+            assert error.retryable
+            assert error.retry_after_s is not None
+
+
+def test_forget_frames_frees_the_frames_of_the_error_and_of_its_causes() -> None:
+    class Call:
+        """Keeps its error, as a call to Triton does."""
+
+        def __init__(self) -> None:
+            self.error = ValueError("from Triton")
+
+        def response(self, _body: bytes) -> None:
+            raise self.error
+
+    def failed(call: Call) -> errors.ModelError:
+        try:
+            try:
+                call.response(b"large")
+            except ValueError as exc:
+                raise errors.ModelError("failed") from exc
+        except errors.ModelError as exc:
+            return exc
+
+    call = Call()
+    freed = weakref.ref(call)
+    gc.disable()
+    try:
+        error = failed(call)
+        del call
+        assert freed() is not None
+        error.forget_frames()
+        assert freed() is None
+    finally:
+        gc.enable()

@@ -1,0 +1,133 @@
+"""An application that answers with the request that it received. These tests run on uvloop, like the gateway."""
+
+import asyncio
+import json
+import weakref
+import zlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import uvloop
+
+from app.core.errors import PayloadTooLarge
+from tests.fakes.listener import listening
+
+HELLO = b"hello"
+
+
+class Sink:
+    """Implements :class:`app.api.exchange.BodySink`."""
+
+    def __init__(self, begun: bytes) -> None:
+        self.content = bytearray(begun)
+        self._room = bytearray()
+
+    def add(self, part: bytes) -> None:
+        if b"!" in part:
+            raise PayloadTooLarge("That is too much.")
+        self.content += part
+
+    def room(self, size: int) -> memoryview:
+        self._room = bytearray(size)
+        return memoryview(self._room)
+
+    def filled(self, size: int) -> None:
+        self.add(self._room[:size])
+
+
+class Application:
+    """The path selects the behaviour; the tests set ``go_on``, the application sets ``disconnected``."""
+
+    def __init__(self) -> None:
+        self.go_on = asyncio.Event()
+        self.disconnected = asyncio.Event()
+        self.calls = 0
+        self.connection: Any = None
+        """The connection of the last request."""
+        self.last_sink: weakref.ref[Sink] | None = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.calls += 1
+        self.connection = scope["state"]["connection"]
+        await getattr(self, scope["path"].strip("/"))(scope, receive, send)
+
+    async def early(self, _scope: Any, _receive: Any, send: Any) -> None:
+        """Answers without reading the body."""
+        await _answer(send, HELLO)
+
+    async def read(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answers with the headers and the body."""
+        body, more = b"", True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                self.disconnected.set()
+                return
+            body, more = body + message["body"], message["more_body"]
+        headers = {name.decode(): value.decode() for name, value in scope["headers"]}
+        await _answer(send, json.dumps({"headers": headers, "body": body.decode()}).encode())
+
+    async def sink(self, _scope: Any, receive: Any, send: Any) -> None:
+        """Answers with the length and the checksum of the body. Rejects a body with an exclamation mark."""
+        body = Sink((await receive())["body"])
+        self.last_sink = weakref.ref(body)
+        try:
+            is_complete = await self.connection.pass_body(body)
+        except PayloadTooLarge as exc:
+            await _answer(send, exc.detail.encode())
+            return
+        if not is_complete:
+            assert (await receive())["type"] == "http.disconnect"
+            self.disconnected.set()
+            return
+        await _answer(send, b"%d %d" % (len(body.content), zlib.crc32(body.content)))
+
+    async def wait(self, _scope: Any, receive: Any, _send: Any) -> None:
+        """Waits for the disconnect."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.disconnected.set()
+
+    async def stream(self, _scope: Any, _receive: Any, send: Any) -> None:
+        """Sends the second half of a chunked answer after the test sets ``go_on``."""
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"one", "more_body": True})
+        await self.go_on.wait()
+        await send({"type": "http.response.body", "body": b"two"})
+
+    async def later(self, _scope: Any, _receive: Any, send: Any) -> None:
+        """Answers after the test sets ``go_on``."""
+        await asyncio.wait_for(self.go_on.wait(), 5)
+        await _answer(send, HELLO)
+
+    async def later_stream(self, scope: Any, receive: Any, send: Any) -> None:
+        """Like ``stream``, but begins after the test sets ``go_on`` for the first time."""
+        await asyncio.wait_for(self.go_on.wait(), 5)
+        self.go_on.clear()
+        await self.stream(scope, receive, send)
+
+    async def large(self, _scope: Any, _receive: Any, send: Any) -> None:
+        await _answer(send, bytes(32 << 20))
+
+
+async def _answer(send: Any, body: bytes) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+    await send({"type": "http.response.body", "body": body})
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture
+async def application() -> Application:
+    return Application()
+
+
+@pytest.fixture
+async def port(application: Application) -> AsyncIterator[int]:
+    async with listening(application) as port:
+        yield port

@@ -1,0 +1,310 @@
+"""The end of a connection on a real socket, and the limit of connections."""
+
+import asyncio
+import socket
+from contextlib import AsyncExitStack, suppress
+
+import pytest
+
+from app.http1 import closing, protocol
+from tests.fakes.listener import connected, listening, problem, read_answer, request, sent_and_received
+from tests.http1.conftest import Application
+
+EARLY = request("/early", "Content-Length: 100000000")
+GOOD = request("/early", method="GET")
+MIB = 1 << 20
+
+
+async def test_an_answer_to_an_incomplete_request_closes(port: int) -> None:
+    async with connected(port) as (reader, writer):
+        writer.write(EARLY)
+        head, body = await read_answer(reader)
+        assert (b"connection: close" in head, body) == (True, b"hello")
+        assert await asyncio.wait_for(reader.read(), 1) == b""
+
+
+async def test_an_answer_to_a_complete_request_keeps_the_connection(port: int) -> None:
+    async with connected(port) as (reader, writer):
+        for _ in range(2):
+            writer.write(request("/read", "Content-Length: 5"))
+            await asyncio.sleep(0.02)
+            writer.write(b"hello")
+            assert b"connection: close" not in (await read_answer(reader))[0]
+        writer.write(request("/early", "Content-Length: 5", body=b"hello"))
+        assert b"connection: close" not in (await read_answer(reader))[0]
+
+
+async def test_nothing_is_parsed_after_the_last_answer(port: int, application: Application) -> None:
+    answer = await sent_and_received(port, request("/early", "Content-Length: 5"), b"hello" + GOOD, pause_s=0.05)
+    assert answer.count(b"HTTP/1.1") == 1
+    assert application.calls == 1
+
+
+@pytest.mark.parametrize("size", [4 * MIB, 100 * MIB])
+async def test_a_client_can_read_its_answer_after_sending_the_whole_body(port: int, size: int) -> None:
+    """As Firefox does."""
+    async with connected(port) as (reader, writer):
+        writer.write(EARLY)
+        await asyncio.sleep(0.05)
+        writer.write(bytes(size))
+        await writer.drain()
+        assert (await reader.read()).endswith(b"hello")
+
+
+async def test_a_long_upload_can_read_its_answer(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closing, "LINGER_S", 1.0)
+    async with connected(port) as (reader, writer):
+        writer.write(EARLY)
+        for _ in range(8):
+            await asyncio.sleep(0.25)
+            writer.write(bytes(closing.LINGER_STEP_BYTES))
+            await writer.drain()
+        assert (await reader.read()).endswith(b"hello")
+
+
+async def test_a_client_that_sends_for_too_long_is_disconnected(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closing, "LINGER_S", 0.2)
+    monkeypatch.setattr(closing, "MAX_LINGER_S", 0.5)
+    async with connected(port) as (_reader, writer):
+        writer.write(EARLY)
+        with pytest.raises(ConnectionError):
+            await asyncio.wait_for(_send(writer, bytes(closing.LINGER_STEP_BYTES)), 5)
+
+
+@pytest.mark.parametrize("text", [EARLY, b"nonsense\r\n\r\n"])
+async def test_a_client_that_sends_slowly_is_disconnected(
+    port: int, monkeypatch: pytest.MonkeyPatch, text: bytes
+) -> None:
+    monkeypatch.setattr(closing, "LINGER_S", 0.2)
+    async with connected(port) as (_reader, writer):
+        writer.write(text)
+        with pytest.raises(ConnectionError):
+            await asyncio.wait_for(_send(writer, b"x"), 5)
+
+
+async def _send(writer: asyncio.StreamWriter, part: bytes) -> None:
+    while True:
+        writer.write(part)
+        await writer.drain()
+        await asyncio.sleep(0.02)
+
+
+async def test_a_client_that_sends_without_end_is_disconnected(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closing, "MAX_LINGER_BYTES", 8 * MIB)
+    sent = 0
+    async with connected(port) as (_reader, writer):
+        writer.write(EARLY)
+        with suppress(ConnectionError):
+            while sent < 100 * MIB:
+                writer.write(bytes(MIB))
+                await writer.drain()
+                sent += MIB
+    assert sent < (8 + 24) * MIB, "the gateway read more than MAX_LINGER_BYTES and the socket buffers"
+
+
+@pytest.mark.parametrize("every_s", [0.05, 10])
+async def test_empty_lines_do_not_keep_a_connection_open(
+    port: int, monkeypatch: pytest.MonkeyPatch, every_s: float
+) -> None:
+    monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.2)
+
+    async def send_empty_lines(writer: asyncio.StreamWriter) -> None:
+        while True:
+            writer.write(b"\r\n")
+            await asyncio.sleep(every_s)
+
+    async with connected(port) as (reader, writer):
+        writer.write(GOOD)
+        await read_answer(reader)
+        sending = asyncio.create_task(send_empty_lines(writer))
+        with suppress(ConnectionResetError):
+            assert await asyncio.wait_for(reader.read(), 2) == b""
+        sending.cancel()
+
+
+async def test_an_endless_second_head_is_408(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.1)
+    answer = await sent_and_received(port, GOOD, b"GET /early", pause_s=0.02)
+    assert problem(answer.partition(b"hello")[2]) == (408, "slow_request")
+
+
+async def test_an_idle_connection_is_closed(application: Application) -> None:
+    async with listening(application, keep_alive_s=0.1) as port, connected(port) as (reader, writer):
+        writer.write(GOOD)
+        await read_answer(reader)
+        assert await asyncio.wait_for(reader.read(), 3) == b""
+
+
+@pytest.mark.parametrize("close", [(), ("Connection: close",)])
+async def test_a_client_that_does_not_read_is_disconnected(application: Application, close: tuple[str, ...]) -> None:
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        async with listening(application, keep_alive_s=0.2) as port:
+            client.connect(("127.0.0.1", port))
+            client.sendall(request("/large", *close, method="GET"))
+            await asyncio.sleep(0.7)
+            client.settimeout(5)
+            received = await asyncio.to_thread(_read_all, client)
+    assert received < 32 * MIB
+
+
+def _read_all(client: socket.socket) -> int:
+    size = 0
+    with suppress(ConnectionResetError):
+        while chunk := client.recv(MIB):
+            size += len(chunk)
+    return size
+
+
+async def test_connections_above_the_limit_are_429(application: Application, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "SHORTEST_IDLE_S", 60)
+    refused: list[None] = []
+    async with listening(application, max_connections=2, on_refused=lambda: refused.append(None)) as port:
+        async with connected(port) as (reader, writer), connected(port) as (others_reader, others_writer):
+            writer.write(GOOD)
+            await read_answer(reader)
+            others_writer.write(GOOD)
+            await read_answer(others_reader)
+            for _ in range(3):
+                answer = await asyncio.wait_for(sent_and_received(port, GOOD), 1)
+                assert problem(answer) == (429, "too_many_requests")
+                assert b"retry-after: 1\r\n" in answer
+            others_writer.write(GOOD)
+            assert (await read_answer(others_reader))[1] == b"hello"
+        await asyncio.sleep(0.05)
+        async with connected(port) as (reader, writer):
+            writer.write(GOOD)
+            assert (await read_answer(reader))[1] == b"hello"
+    assert len(refused) == 3
+
+
+class TestFullGateway:
+    """``max_connections`` connections are open."""
+
+    @pytest.fixture(autouse=True)
+    def any_idle_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(protocol, "SHORTEST_IDLE_S", 0)
+
+    async def test_a_new_connection_closes_the_longest_idle_one(self, application: Application) -> None:
+        async with (
+            listening(application, max_connections=2) as port,
+            connected(port) as first,
+            connected(port) as second,
+        ):
+            for reader, writer in (first, second, first):
+                writer.write(GOOD)
+                await read_answer(reader)
+            async with connected(port) as (reader, writer):
+                writer.write(GOOD)
+                assert (await read_answer(reader))[1] == b"hello"
+                assert await asyncio.wait_for(second[0].read(), 1) == b""
+                first[1].write(GOOD)
+                assert (await read_answer(first[0]))[1] == b"hello"
+
+    async def test_new_connections_replace_any_number_of_idle_ones(self, application: Application) -> None:
+        refused: list[None] = []
+        async with (
+            listening(application, max_connections=4, on_refused=lambda: refused.append(None)) as port,
+            AsyncExitStack() as stack,
+        ):
+            for _ in range(3):
+                opened = [stack.enter_async_context(connected(port)) for _ in range(4)]
+                for reader, writer in await asyncio.gather(*opened):
+                    writer.write(GOOD)
+                    assert (await read_answer(reader))[1] == b"hello"
+        assert not refused
+
+    async def test_a_connection_with_a_request_is_not_closed(self, application: Application) -> None:
+        async with listening(application, max_connections=1) as port, connected(port) as (reader, writer):
+            writer.write(GOOD)
+            await read_answer(reader)
+            writer.write(request("/stream", method="GET"))
+            await reader.readuntil(b"one")
+            assert problem(await sent_and_received(port, GOOD)) == (429, "too_many_requests")
+            application.go_on.set()
+            await reader.readuntil(b"two")
+
+    async def test_a_connection_whose_answer_is_not_read_is_not_closed(self, application: Application) -> None:
+        async with listening(application, max_connections=1) as port:
+            with socket.socket() as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                client.connect(("127.0.0.1", port))
+                client.sendall(request("/large", method="GET"))
+                await asyncio.sleep(0.2)
+                assert problem(await sent_and_received(port, GOOD)) == (429, "too_many_requests")
+
+    async def test_a_connection_whose_request_has_arrived_is_not_closed(self, application: Application) -> None:
+        async with listening(application, max_connections=1) as port, connected(port) as (reader, writer):
+            writer.write(GOOD)
+            await read_answer(reader)
+            writer.write(GOOD)  # in the socket buffer; the event loop has not read it yet
+            assert not application.connection.close_if_idle()
+            assert (await read_answer(reader))[1] == b"hello"
+
+
+class TestShutdown:
+    async def test_the_next_answer_is_the_last(self, port: int, application: Application) -> None:
+        async with connected(port) as (reader, writer):
+            writer.write(GOOD)
+            assert b"connection: close" not in (await read_answer(reader))[0]
+            application.connection.close_after_answer()
+            writer.write(GOOD)
+            assert b"connection: close" in (await read_answer(reader))[0]
+            assert await asyncio.wait_for(reader.read(), 1) == b""
+
+    async def test_the_answer_to_a_request_under_way_is_the_last(self, port: int, application: Application) -> None:
+        async with connected(port) as (reader, writer):
+            writer.write(request("/read", "Content-Length: 5", body=b"he"))
+            await asyncio.sleep(0.02)
+            application.connection.close_after_answer()
+            writer.write(b"llo")
+            assert b"connection: close" in (await read_answer(reader))[0]
+            assert await asyncio.wait_for(reader.read(), 1) == b""
+
+    async def test_a_started_keep_alive_answer_is_followed_by_another(
+        self, port: int, application: Application
+    ) -> None:
+        """Its head has no ``Connection: close``, so the client may send its next request on the connection."""
+        async with connected(port) as (reader, writer):
+            writer.write(request("/stream", method="GET"))
+            await reader.readuntil(b"one\r\n")
+            application.connection.close_after_answer()
+            application.go_on.set()
+            await reader.readuntil(b"0\r\n\r\n")
+            writer.write(GOOD)
+            assert b"connection: close" in (await read_answer(reader))[0]
+
+    async def test_a_request_in_the_socket_buffer_is_answered(self, port: int, application: Application) -> None:
+        async with connected(port) as (reader, writer):
+            writer.write(GOOD)
+            await read_answer(reader)
+            writer.write(GOOD)  # in the socket buffer; the event loop has not read it yet
+            application.connection.shutdown()
+            head, body = await read_answer(reader)
+            assert (b"connection: close" in head, body) == (True, b"hello")
+            assert await asyncio.wait_for(reader.read(), 1) == b""
+
+    async def test_a_partially_received_request_is_answered(self, port: int, application: Application) -> None:
+        async with connected(port) as (reader, writer):
+            writer.write(GOOD)
+            await read_answer(reader)
+            writer.write(GOOD[:10])
+            await asyncio.sleep(0.02)
+            application.connection.shutdown()
+            writer.write(GOOD[10:])
+            assert b"connection: close" in (await read_answer(reader))[0]
+
+    async def test_an_idle_connection_is_closed_at_once(self, port: int, application: Application) -> None:
+        async with connected(port) as (reader, writer):
+            writer.write(GOOD)
+            await read_answer(reader)
+            application.connection.shutdown()
+            assert await asyncio.wait_for(reader.read(), 1) == b""
+
+    async def test_a_lingering_connection_is_closed_at_once(self, port: int, application: Application) -> None:
+        async with connected(port) as (reader, writer):
+            writer.write(EARLY)
+            await read_answer(reader)
+            assert not application.connection.transport.is_closing()
+            application.connection.shutdown()
+            assert application.connection.transport.is_closing()

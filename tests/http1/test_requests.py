@@ -1,0 +1,287 @@
+"""Requests on a real socket: upgrades, framing, trailers and pipelining."""
+
+import asyncio
+import gc
+import json
+import random
+import zlib
+from typing import Any
+
+import pytest
+
+from app.http1 import closing
+from app.http1.framing import CHUNKS_AT_ONCE, MAX_FRAMING_BYTES
+from app.http1.protocol import MAX_AHEAD_BYTES
+from tests.fakes.listener import connected, listening, problem, read_answer, request, sent_and_received
+from tests.http1.conftest import Application
+
+CHUNKED = "Transfer-Encoding: chunked"
+CLOSE = "Connection: close"
+H2C = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAEAAEAAAAIAAAAB")
+WEBSOCKET = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: AA==")
+FRAMED = {"Content-Length: 5": b"hello", CHUNKED: b"2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n"}
+
+
+def received(body: bytes) -> tuple[dict[str, str], str]:
+    """Returns the headers and the body that the application received."""
+    found: dict[str, Any] = json.loads(body)
+    return found["headers"], found["body"]
+
+
+@pytest.mark.parametrize("framing", FRAMED)
+@pytest.mark.parametrize("upgrade", [H2C, WEBSOCKET, ("Connection: Upgrade", "Upgrade: h2c", "Expect: 100-continue")])
+@pytest.mark.parametrize("pieces", ["one", "two", "bytes"])
+async def test_upgrade_is_ignored_and_the_body_is_read(
+    port: int, caplog: pytest.LogCaptureFixture, framing: str, upgrade: tuple[str, ...], pieces: str
+) -> None:
+    head, body = request("/read", *upgrade, framing), FRAMED[framing]
+    sent = {"one": [head + body], "two": [head, body], "bytes": [bytes([byte]) for byte in head + body]}[pieces]
+    async with connected(port) as (reader, writer):
+        for piece in sent:
+            writer.write(piece)
+            await asyncio.sleep(0)
+        if "Expect: 100-continue" in upgrade:
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        head, answer = await read_answer(reader)
+        assert head.startswith(b"http/1.1 200 ")
+        assert received(answer)[1] == "hello"
+        writer.write(request("/early", method="GET"))
+        assert (await read_answer(reader))[1] == b"hello"
+    assert not caplog.records
+
+
+async def test_a_body_of_many_chunks_and_a_pipelined_request(port: int) -> None:
+    text = b"x" * 5 * CHUNKS_AT_ONCE
+    body = b"".join(b"1\r\n%c\r\n" % byte for byte in text) + b"0\r\n\r\n"
+    async with connected(port) as (reader, writer):
+        writer.write(request("/read", CHUNKED, body=body) + request("/early", method="GET"))
+        assert received((await read_answer(reader))[1])[1] == text.decode()
+        assert (await read_answer(reader))[1] == b"hello"
+
+
+class TestPassedBody:
+    """A large body is written directly to the sink of the application."""
+
+    BODY = random.Random(7).randbytes(3_000_000).replace(b"!", b"?")
+    SEEN = b"3000000 %d" % zlib.crc32(BODY)
+
+    @pytest.mark.parametrize("framing", ["length", "chunked"])
+    @pytest.mark.parametrize("is_pipelined", [True, False])
+    async def test_the_body_is_complete_and_the_connection_stays_open(
+        self, port: int, framing: str, is_pipelined: bool
+    ) -> None:
+        sent = self.BODY if framing == "length" else b"2DC6C0\r\n" + self.BODY + b"\r\n0\r\n\r\n"
+        header = f"Content-Length: {len(self.BODY)}" if framing == "length" else CHUNKED
+        async with connected(port) as (reader, writer):
+            for _ in range(2):
+                following = request("/early", method="GET")
+                writer.write(request("/sink", header, body=sent) + following * is_pipelined)
+                assert (await read_answer(reader))[1] == self.SEEN
+                writer.write(following * (not is_pipelined))
+                assert (await read_answer(reader))[1] == b"hello"
+
+    @pytest.mark.parametrize("content", [b"x", b"!"])
+    async def test_an_idle_connection_does_not_keep_its_memory(
+        self, port: int, application: Application, content: bytes
+    ) -> None:
+        async with connected(port) as (reader, writer):
+            writer.write(request("/sink", "Content-Length: 3000000", body=content * 3_000_000))
+            await read_answer(reader)
+            await asyncio.sleep(0.05)
+            gc.collect()
+            assert application.last_sink is not None
+            assert application.last_sink() is None
+
+    async def test_the_body_may_arrive_in_many_pieces(self, port: int) -> None:
+        async with connected(port) as (reader, writer):
+            writer.write(request("/sink", f"Content-Length: {len(self.BODY)}"))
+            for start in range(0, len(self.BODY), 300_000):
+                writer.write(self.BODY[start : start + 300_000])
+                await writer.drain()
+                await asyncio.sleep(0.001)
+            assert (await read_answer(reader))[1] == self.SEEN
+
+    async def test_the_body_may_follow_100_continue(self, port: int) -> None:
+        async with connected(port) as (reader, writer):
+            writer.write(request("/sink", "Content-Length: 200000", "Expect: 100-continue"))
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            writer.write(b"x" * 200_000)
+            assert (await read_answer(reader))[1].startswith(b"200000 ")
+
+    @pytest.mark.parametrize("length", [120_000, 200_000])
+    async def test_a_disconnect_within_the_body_is_reported(
+        self, port: int, application: Application, length: int
+    ) -> None:
+        async with connected(port) as (_, writer):
+            writer.write(request("/sink", f"Content-Length: {length}", body=b"x" * 100_000))
+            await asyncio.sleep(0.05)
+        async with asyncio.timeout(5):
+            await application.disconnected.wait()
+
+    async def test_a_half_closed_connection_counts_as_a_disconnect(self, port: int, application: Application) -> None:
+        async with connected(port) as (reader, writer):
+            writer.write(request("/sink", "Content-Length: 200000", body=b"x" * 100_000))
+            await asyncio.sleep(0.05)
+            writer.write_eof()
+            assert await reader.read() == b""
+        async with asyncio.timeout(5):
+            await application.disconnected.wait()
+
+    @pytest.mark.parametrize("framing", ["Content-Length: 3000000", CHUNKED])
+    async def test_a_rejected_body_is_not_read_to_its_end(self, port: int, framing: str) -> None:
+        begin = b"2DC6C0\r\n" if framing == CHUNKED else b""
+        async with connected(port) as (reader, writer):
+            writer.write(request("/sink", framing, body=begin + b"x" * 100_000))
+            await asyncio.sleep(0.05)
+            writer.write(b"!" * 100_000)
+            head, answer = await read_answer(reader)
+            assert answer == b"That is too much."
+            assert b"connection: close" in head
+
+
+async def test_trailers_are_not_merged_into_the_headers(port: int) -> None:
+    async with connected(port) as (reader, writer):
+        trailers = b"Content-Type: text/html\r\nX-Request-ID: mine\r\nHost: y\r\n"
+        writer.write(request("/read", CHUNKED, body=b"5\r\nhello\r\n0\r\n" + trailers + b"\r\n"))
+        headers, body = received((await read_answer(reader))[1])
+        assert (headers, body) == ({"host": "x", "transfer-encoding": "chunked"}, "hello")
+        writer.write(request("/early", method="GET"))
+        assert (await read_answer(reader))[1] == b"hello"
+
+
+@pytest.mark.parametrize("trailers", [b"a:b\r\n" * MAX_FRAMING_BYTES, b"a:" + b"b" * 2 * MAX_FRAMING_BYTES])
+async def test_endless_trailers_before_the_answer_are_431(port: int, application: Application, trailers: bytes) -> None:
+    answer = await sent_and_received(port, request("/read", CHUNKED, body=b"0\r\n" + trailers))
+    assert problem(answer) == (431, "headers_too_large")
+    assert application.disconnected.is_set()
+
+
+async def test_endless_trailers_after_the_answer_are_ignored(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closing, "LINGER_S", 0.2)
+    answer = await sent_and_received(
+        port, request("/early", CHUNKED), b"0\r\n" + b"a:b\r\n" * MAX_FRAMING_BYTES, pause_s=0.05
+    )
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert answer.endswith(b"\r\n\r\nhello")
+
+
+async def test_a_malformed_chunk_is_400(port: int, application: Application) -> None:
+    assert problem(await sent_and_received(port, request("/read", CHUNKED, body=b"5\r\nhelloo\r\n"))) == (
+        400,
+        "invalid_request",
+    )
+    assert application.disconnected.is_set()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"GET /early HTTP/1.1\r\n\r\n",
+        b"GET /early HTTP/1.1\r\nHost: x\r\nHost: x\r\n\r\n",
+        b"GET /early HTTP/1.1\r\nHost: x y\r\n\r\n",
+        b"GET /early HTTP/2.0\r\nHost: x\r\n\r\n",
+        b"GET /early\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"CONNECT x:443 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /early HTTP/1.1\nHost: x\n\n",
+        b"GET /early HTTP/1.1\r\nHost : x\r\n\r\n",
+        b"GET /early HTTP/1.1\r\nHost: x\r\n folded\r\n\r\n",
+        b"GET /early HTTP/1.1\r\nHost: x\r\nA: b\0c\r\n\r\n",
+        b"GET /early HTTP/1.1\r\nHost: x\r\nA: b\rc\r\n\r\n",
+        request("/early", "Transfer-Encoding: gzip, chunked", body=b"0\r\n\r\n"),
+        request("/early", "Transfer-Encoding: chunked, gzip", body=b"0\r\n\r\n"),
+        request("/early", "Transfer-Encoding: identity", "Content-Length: 5", body=b"hello"),
+        request("/early", "Transfer-Encoding:\x0bchunked", body=b"0\r\n\r\n"),
+        request("/early", "Transfer-Encoding : chunked", body=b"0\r\n\r\n"),
+        request("/early", CHUNKED, CHUNKED, body=b"0\r\n\r\n"),
+        request("/early", CHUNKED, "Content-Length: 5", body=b"0\r\n\r\n"),
+        request("/early", "Content-Length: 5", CHUNKED, body=b"0\r\n\r\n"),
+        request("/early", "Content-Length: 5", "Content-Length: 5", body=b"hello"),
+        request("/early", "Content-Length: 5", "Content-Length: 6", body=b"hello"),
+        request("/early", "Content-Length: 5, 5", body=b"hello"),
+        request("/early", "Content-Length: +5", body=b"hello"),
+        request("/early", "Content-Length: 0x5", body=b"hello"),
+        request("/early", "Content-Length: 99999999999999999999", body=b"hello"),
+        request("/early", CHUNKED, body=b"0\r\n\r\n").replace(b"HTTP/1.1", b"HTTP/1.0"),
+    ],
+)
+async def test_ambiguous_requests_are_400(port: int, application: Application, text: bytes) -> None:
+    assert problem(await sent_and_received(port, text + request("/early"))) == (400, "invalid_request")
+    assert not application.calls
+
+
+async def test_pipelined_requests_are_answered_in_order(port: int) -> None:
+    first = request("/read", "X-Number: 1", "Content-Length: 3", body=b"one")
+    second = request("/read", "X-Number: 2", CHUNKED, body=b"3\r\ntwo\r\n0\r\n\r\n")
+    async with connected(port) as (reader, writer):
+        writer.write(first + second + b"\r\n" + first + request("/early", CLOSE) + second)
+        for number, text in (("1", "one"), ("2", "two"), ("1", "one")):
+            headers, body = received((await read_answer(reader))[1])
+            assert (headers["x-number"], body) == (number, text)
+        head, body = await read_answer(reader)
+        assert (b"connection: close" in head, body, await reader.read()) == (True, b"hello", b"")
+
+
+@pytest.mark.parametrize(
+    ("second", "then"),
+    [
+        (request("/early", method="GET"), b"HTTP/1.1 200 "),
+        (b"nonsense\r\n\r\n", b"HTTP/1.1 400 "),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 20_000, b"HTTP/1.1 431 "),
+        (request("/early", CHUNKED, body=b"x" * 4 * MAX_AHEAD_BYTES), b"HTTP/1.1 431 "),
+    ],
+)
+async def test_a_pipelined_request_waits_for_the_running_answer(
+    port: int, application: Application, second: bytes, then: bytes
+) -> None:
+    async with connected(port) as (reader, writer):
+        writer.write(request("/stream", method="GET"))
+        assert (await reader.readuntil(b"one\r\n")).endswith(b"\r\n\r\n3\r\none\r\n")
+        writer.write(second)
+        await asyncio.sleep(0.05)
+        application.go_on.set()
+        assert await reader.readuntil(b"0\r\n\r\n") == b"3\r\ntwo\r\n0\r\n\r\n"
+        assert (await reader.readline()).startswith(then)
+
+
+@pytest.mark.parametrize("refused", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 20_000])
+async def test_an_invalid_request_does_not_lose_the_answer_before_it(port: int, refused: bytes) -> None:
+    answers = await sent_and_received(port, request("/early", method="GET") + refused)
+    first, _, second = answers.partition(b"hello")
+    assert first.startswith(b"HTTP/1.1 200 ")
+    assert second.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 431 "))
+
+
+async def test_a_shutdown_does_not_lose_an_unsent_answer() -> None:
+    async def answer_and_shut_down(scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"5")]})
+        await send({"type": "http.response.body", "body": b"hello"})
+        scope["state"]["connection"].shutdown()
+
+    async with listening(answer_and_shut_down) as port:
+        assert (await sent_and_received(port, request("/", method="GET"))).endswith(b"\r\n\r\nhello")
+
+
+async def test_a_malformed_body_does_not_change_a_running_answer(port: int, application: Application) -> None:
+    async with connected(port) as (reader, writer):
+        writer.write(request("/stream", CHUNKED))
+        assert b"connection: close" in await reader.readuntil(b"one\r\n")
+        writer.write(b"nonsense\r\n" + request("/early"))
+        await asyncio.sleep(0.05)
+        application.go_on.set()
+        assert await reader.read() == b"3\r\ntwo\r\n0\r\n\r\n"
+    assert application.calls == 1
+
+
+@pytest.mark.parametrize("ahead", [0, 10, 2 * MAX_AHEAD_BYTES])
+async def test_a_disconnect_after_pipelined_data_is_reported(
+    port: int, application: Application, monkeypatch: pytest.MonkeyPatch, ahead: int
+) -> None:
+    monkeypatch.setattr(closing, "DISCONNECT_CHECK_S", 0.05)
+    async with connected(port) as (_reader, writer):
+        writer.write(request("/wait", method="GET") + b"x" * ahead)
+        await writer.drain()
+        await asyncio.sleep(0.1)
+        assert not application.disconnected.is_set()
+        writer.close()
+        await asyncio.wait_for(application.disconnected.wait(), 5)

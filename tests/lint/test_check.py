@@ -1,0 +1,295 @@
+"""The linter on a broken repository for each code, on valid repositories, and on the reference models."""
+
+import builtins
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.check import CheckReport, text_of
+from app.lint.check import check
+from app.lint.findings import SOLUTION_BY_CODE, Code, Finding
+from app.pipelines.file import read_gateway_file
+from app.triton.repository import PYTHON, read_repository
+from tests.broken_repositories import BROKEN, DECOUPLED, Broken, Repository, sound
+
+
+def findings_of(broken: Broken, path: Path) -> list[Finding]:
+    config = broken.write(path)
+    return check(read_repository(path / "models"), read_gateway_file(config) if config else None)
+
+
+def test_every_code_has_a_broken_repository() -> None:
+    assert set(BROKEN) == set(Code) - {Code.OTHER_SIGNATURE}  # this finding needs several Tritons
+
+
+@pytest.mark.parametrize("code", BROKEN)
+def test_a_broken_repository_has_exactly_one_finding(code: str, tmp_path: Path) -> None:
+    assert [finding.code for finding in findings_of(BROKEN[code], tmp_path)] == [code]
+
+
+@pytest.mark.parametrize("code", BROKEN)
+def test_the_page_of_a_code_shows_the_output_of_the_linter(
+    code: str, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    page = (pytestconfig.rootpath / "docs" / "reference" / "checks" / f"{code}.md").read_text()
+    line = text_of(CheckReport(0, None, findings_of(BROKEN[code], tmp_path)), "text").splitlines()[1]
+    assert line.replace(f"{tmp_path}/", "").replace(f"as Python {PYTHON}", "as Python 3.11") in page
+
+
+def test_openai_names_are_checked_against_the_fields(tmp_path: Path) -> None:
+    openai = "openai: {completions: {prompt: promt}}"
+    file = f"pipelines:\n  p:\n    model: ident\n    {openai}\n"
+    repository = Broken(lambda repository: None, refused=False, gateway=file)
+    (finding,) = findings_of(repository, tmp_path)
+    assert finding.code == Code.GATEWAY_YAML
+    assert ":4: pipelines.p.openai.completions.prompt 'promt' is not an input of the pipeline" in finding.text
+
+
+PICTURE = """
+    inputs: {image: {tensor: X, kind: image}}
+    contract: {Y: {shape: [-1]}}
+    sample:
+      image: picture.png
+"""
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        (PICTURE, "gateway.yaml:7: pipelines.p.sample.image names a file that cannot be read"),
+        (
+            PICTURE.replace("      image:", "      imgae:"),
+            "sample.imgae is not a field of the pipeline; did you mean 'image'?",
+        ),
+        (PICTURE.replace("sample:", "sample: {}").replace("      image: picture.png\n", ""), "sample.image is"),
+        (PICTURE.replace("picture.png", "gateway.yaml"), "gateway.yaml:7: pipelines.p.sample.image"),
+        (PICTURE.replace("picture.png", "[1]"), "gateway.yaml:6: pipelines.p.sample cannot be sent"),
+        (PICTURE.replace("shape: [-1]", "shape: [-1, 2]"), ":5: pipelines.p.contract.Y.shape is [-1,2], and the"),
+        (PICTURE.replace("shape: [-1]", "shape: [3]"), "contract.Y.shape is [3], and the model's output 'Y' is [4]"),
+    ],
+)
+def test_samples_and_contracts_are_checked(tmp_path: Path, keys: str, expected: str) -> None:
+    def build(repository: Repository) -> None:
+        repository.model("pictures", "X:STRING:1", "Y:FP32:4")
+
+    gateway = f"pipelines:\n  p:\n    model: pictures{keys}"
+    (finding,) = findings_of(Broken(build, refused=False, gateway=gateway), tmp_path)
+    assert expected in finding.text
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ("{image: absent.png}", "examples.dark.image names a file that cannot be read"),
+        ("{imgae: gateway.yaml}", "examples.dark.imgae is not a field of the pipeline; did you mean 'image'?"),
+        ("{}", "examples.dark.image is"),
+        ("{image: gateway.yaml}", "examples.dark.image"),
+        ("{image: [1]}", "examples.dark cannot be sent"),
+    ],
+)
+def test_each_example_is_checked_like_the_sample(tmp_path: Path, values: str, expected: str) -> None:
+    def build(repository: Repository) -> None:
+        repository.model("pictures", "X:STRING:1", "Y:FP32:4")
+
+    (tmp_path / "light.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    examples = f"\n    examples:\n      light: {{image: light.png}}\n      dark: {values}\n"
+    gateway = f"pipelines:\n  p:\n    model: pictures\n    inputs: {{image: {{tensor: X, kind: image}}}}{examples}"
+    (finding,) = findings_of(Broken(build, refused=False, gateway=gateway), tmp_path)
+    assert finding.code is Code.SAMPLE
+    assert f"gateway.yaml:7: pipelines.p.{expected}" in finding.text
+
+
+def test_the_file_of_a_sample_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file may have 64 MiB."""
+    opened: list[str] = []
+    real_open = builtins.open
+
+    def counting(path: Path, *args: Any, **options: Any) -> Any:
+        opened.append(Path(path).name)
+        return real_open(path, *args, **options)
+
+    def build(repository: Repository) -> None:
+        repository.model("pictures", "X:STRING:1", "Y:FP32:4")
+
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    monkeypatch.setattr(builtins, "open", counting)
+    gateway = f"pipelines:\n  p:\n    model: pictures{PICTURE.replace('contract: {Y: {shape: [-1]}}', '')}"
+    assert findings_of(Broken(build, refused=False, gateway=gateway), tmp_path) == []
+    assert opened.count("picture.png") == 1
+
+
+def test_scripts_of_a_model_are_parsed_but_not_executed(tmp_path: Path) -> None:
+    def build(repository: Repository) -> None:
+        repository.model("broken", "X", "Y", script=f"open('{tmp_path}/executed', 'w')")
+        (repository.path / "broken" / "1" / "words.py").write_text("def words(\n")
+        (repository.path / "broken" / "1" / "old.py").write_text('PATTERN = "\\d"\n')
+
+    (finding,) = findings_of(Broken(build, refused=False), tmp_path)
+    assert finding.code is Code.SCRIPT_SYNTAX
+    assert finding.text.startswith(f"{tmp_path}/models/broken/1/words.py:1: '(' was never closed, as Python 3.")
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize(
+    ("steps", "rejects", "found_steps"),
+    [
+        (("gate X=X > Y=a", "ident X=a > Y=Y"), "gate", []),
+        (("gate X=X > Y=Y", "ident X=X > Y=Z"), "gate", [1]),
+        (("gate X=X > Y=a", "ident X=a > Y=Y", "ident X=a > Y=Z"), "gate", []),
+        (("ident X=X > Y=a", "gate X=a > Y=Y", "ident X=a > Y=b", "ident X=b > Y=Z"), "gate", [2]),
+        (("inner X=X > Y=Y", "ident X=X > Y=Z"), "gate", [1]),
+        (("ident X=X > Y=Y", "full X=X > Y=Z"), "", [2]),
+    ],
+)
+def test_a_step_that_may_fail_must_not_run_in_parallel(
+    tmp_path: Path, steps, rejects: str, found_steps: list[int]
+) -> None:
+    def build(repository: Repository) -> None:
+        repository.model("gate", "X", "Y")
+        repository.model("full", "X", "Y", "dynamic_batching { default_queue_policy { max_queue_size: 4 } }")
+        repository.ensemble("inner", "X", "Y", "gate X=X > Y=Y")
+        outputs = "Y Z" if any("=Z" in step for step in steps) else "Y"
+        repository.ensemble("broken", "X", outputs, *steps)
+
+    gateway = f"pipelines: {{p: {{model: broken, rejects_input: [{rejects}]}}}}\n"
+    found = findings_of(Broken(build, refused=False, gateway=gateway), tmp_path)
+    assert [(each.code, each.step) for each in found] == [(Code.PARALLEL_FAILURE, step) for step in found_steps]
+
+
+def test_every_code_has_a_page(pytestconfig: pytest.Config) -> None:
+    assert {page.stem for page in (pytestconfig.rootpath / "docs" / "reference" / "checks").iterdir()} == set(Code)
+
+
+@pytest.mark.parametrize("code", Code)
+def test_the_page_of_a_code_has_its_solution(code: Code, pytestconfig: pytest.Config) -> None:
+    page = (pytestconfig.rootpath / "docs" / "reference" / "checks" / f"{code}.md").read_text()
+    assert f"\n\n**Solution**: {SOLUTION_BY_CODE[code]}\n" in page
+
+
+def test_the_reference_models_have_no_findings(pytestconfig: pytest.Config) -> None:
+    repository = read_repository(pytestconfig.rootpath / "triton_models")
+    assert check(repository, read_gateway_file(pytestconfig.rootpath / "gateway.yaml")) == []
+
+
+@pytest.fixture
+def found(tmp_path: Path) -> Callable[[Callable[[Repository], None]], list[tuple[str, int | None, str | None]]]:
+    """Returns the code, step and tensor of each finding after a function has changed a valid repository."""
+
+    def found(add: Callable[[Repository], None]) -> list[tuple[str, int | None, str | None]]:
+        repository = Repository(tmp_path)
+        sound(repository)
+        add(repository)
+        return [(each.code, each.step, each.tensor) for each in check(read_repository(tmp_path))]
+
+    return found
+
+
+def test_a_valid_repository_has_no_findings(found) -> None:
+    assert found(lambda repository: None) == []
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        ("tokens X=X > Y=a", "ident X=a > Y=Y"),
+        ("ident X=X > Y=a", "tokens X=a > Y=Y"),
+        ("tokens X=X > Y=a", "tokens X=a > Y=Y"),
+        ("both X=X > P=p Q=q", "ident X=p > Y=r", "join A=r B=q > Y=Y"),
+    ],
+)
+def test_outputs_of_one_decoupled_step_may_be_joined(found, steps: tuple[str, ...]) -> None:
+    def add(repository: Repository) -> None:
+        repository.model("both", "X", "P Q", DECOUPLED)
+        repository.ensemble("chain", "X", "Y", *steps)
+
+    assert found(add) == []
+
+
+@pytest.mark.parametrize(
+    ("outputs", "steps", "where"),
+    [
+        ("Y", ("ident X=X > Y=p", "tokens X=p > Y=t", "join A=t B=p > Y=Y"), (3, "p")),
+        ("Y Z", ("ident X=X > Y=Z", "tokens X=Z > Y=Y"), (None, "Z")),
+        ("Y", ("tokens X=X > Y=t", "tokens X=t > Y=u", "join A=t B=u > Y=Y"), (3, "u")),
+        ("Y", ("inner X=X > Y=t", "join A=t B=X > Y=Y"), (2, "X")),
+    ],
+)
+def test_a_decoupled_output_cannot_join_others(found, outputs: str, steps: tuple[str, ...], where: tuple) -> None:
+    def add(repository: Repository) -> None:
+        repository.ensemble("inner", "X", "Y", "tokens X=X > Y=Y")
+        repository.ensemble("chain", "X", outputs, *steps)
+
+    assert found(add) == [("decoupled-join", *where)]
+
+
+def test_ensembles_that_call_each_other_are_a_cycle(found) -> None:
+    def add(repository: Repository) -> None:
+        repository.ensemble("one", "X", "Y", "two X=X > Y=Y")
+        repository.ensemble("two", "X", "Y", "one X=X > Y=Y")
+
+    assert found(add) == [("cycle", None, None)]
+
+
+def test_scripts_calling_each_other_by_an_ensemble_are_a_cycle(found) -> None:
+    def add(repository: Repository) -> None:
+        calls = 'parameters {{ key: "bls_calls" value {{ string_value: "{}" }} }}'
+        repository.model("script", "X", "Y", calls.format("ident, chain"))
+        repository.ensemble("chain", "X", "Y", "other X=X > Y=Y")
+        repository.model("other", "X", "Y", calls.format("script"))
+
+    assert found(add) == [("bls-cycle", None, None)]
+
+
+def test_an_omissible_output_may_feed_an_optional_input(found) -> None:
+    def add(repository: Repository) -> None:
+        repository.model("shy", "X", "Y", 'parameters { key: "may_omit" value { string_value: "Y" } }')
+        repository.model("patient", "A B:FP32:-1:optional", "Y")
+        repository.ensemble("chain", "X", "Y", "shy X=X > Y=t", "patient A=X B=t > Y=Y")
+
+    assert found(add) == []
+
+
+def test_an_omitted_output_of_a_nested_ensemble_is_found(found) -> None:
+    def add(repository: Repository) -> None:
+        repository.model("shy", "X", "Y", 'parameters { key: "may_omit" value { string_value: "Y" } }')
+        repository.ensemble("inner", "X", "Y", "shy X=X > Y=Y")
+        repository.ensemble("chain", "X", "Y", "inner X=X > Y=t", "ident X=t > Y=Y")
+
+    assert found(add) == [("omitted-input", 2, "t")]
+
+
+@pytest.mark.parametrize(
+    ("step", "dims", "batch", "fits"),
+    [
+        ("plain X=X > Y=Y", "4", 4, True),
+        ("flat X=X > Y=Y", "-1", 4, False),
+        ("flat X=X > Y=Y", "-1", 1, True),
+        ("batching X=X > Y=Y", "-1", 0, True),
+    ],
+)
+def test_batch_dimensions_of_ensemble_and_step_must_match(found, step: str, dims: str, batch: int, fits: bool) -> None:
+    def add(repository: Repository) -> None:
+        repository.model("plain", "X:FP32:-1,4", "Y:FP32:-1,4")
+        repository.model("flat", "X", "Y")
+        repository.model("batching", "X", "Y", batch=4)
+        repository.ensemble("chain", f"X:FP32:{dims}", f"Y:FP32:{dims}", step, batch=batch)
+
+    assert found(add) == ([] if fits else [("batch-mismatch", 1, "X")])
+
+
+def test_a_step_that_writes_an_input_is_written_twice(found) -> None:
+    def add(repository: Repository) -> None:
+        repository.ensemble("chain", "X", "Y Z", "ident X=X > Y=Y", "ident X=Y > Y=Z", "fork X=Z > P=X")
+
+    assert ("written-twice", 3, "X") in found(add)
+
+
+def test_models_listed_under_oip_must_exist(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    config = tmp_path / "gateway.yaml"
+    config.write_text("pipelines: {p: {model: text_embed}}\noip:\n  models: [text_embed, text_generat]\n")
+    (finding,) = check(read_repository(pytestconfig.rootpath / "triton_models"), read_gateway_file(config))
+    assert (finding.code, finding.model) == (Code.GATEWAY_YAML, "text_generat")
+    assert "gateway.yaml:3: oip.models.1 'text_generat' is not a model in the repository" in finding.text
+    assert "did you mean 'text_generate'" in finding.text

@@ -1,0 +1,367 @@
+"""The balancer selects a Triton for each request; the engines have scripted answers."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import pytest
+from msgspec.structs import replace
+
+from app.core.errors import (
+    DeadlineExceeded,
+    GatewayError,
+    ModelError,
+    ModelNotReady,
+    UpstreamError,
+    UpstreamUnavailable,
+)
+from app.core.inference import Deadline, InferenceRequest, InferenceResponse
+from app.core.model import ModelConfig
+from app.triton.fleet import balancer as module
+from app.triton.fleet.balancer import Balancer, BalancerObserver
+from app.triton.fleet.server import TritonServer
+from app.triton.health.health import FAILURES
+from tests.fakes.engine import FakeEngine
+from tests.fakes.models import model
+
+PLAIN = model("X FP32 [1]", "Y FP32 [1]", name="m")
+ANSWER = InferenceResponse({})
+REQUEST = InferenceRequest("m", ())
+
+
+def lost(*, was_sent: bool, code: str = "UNAVAILABLE") -> UpstreamUnavailable:
+    error = UpstreamUnavailable("Triton cannot be reached.", was_sent=was_sent)
+    error.upstream = UpstreamError(code, "scripted")
+    return error
+
+
+@dataclass
+class Seen(BalancerObserver):
+    ejections: list[tuple[str, str]] = field(default_factory=list)
+    repeats: int = 0
+
+    def ejected(self, address: str, reason: str) -> None:
+        self.ejections.append((address, reason))
+
+    def repeated(self) -> None:
+        self.repeats += 1
+
+
+def balanced(*engines: FakeEngine) -> tuple[Balancer, Seen]:
+    seen = Seen()
+    balancer = Balancer(seen)
+    balancer.servers += [TritonServer(f"triton-{number}:1", engine) for number, engine in enumerate(engines)]
+    return balancer, seen
+
+
+def working() -> FakeEngine:
+    return FakeEngine.of(PLAIN, answers=[ANSWER])
+
+
+def failing(error: GatewayError) -> FakeEngine:
+    return FakeEngine.of(PLAIN, answers=[error])
+
+
+async def ask(balancer: Balancer, request: InferenceRequest = REQUEST, timeout_s: float = 5.0) -> InferenceResponse:
+    return await balancer.infer(replace(request), Deadline.after(timeout_s))
+
+
+async def streamed(balancer: Balancer, request: InferenceRequest = REQUEST) -> list[InferenceResponse]:
+    async with aclosing(balancer.infer_stream(request, Deadline.after(5))) as responses:
+        return [response async for response in responses]
+
+
+class Held(FakeEngine):
+    """Answers after the test sets ``may_answer``."""
+
+    def __init__(self) -> None:
+        super().__init__({"m": PLAIN})
+        self.may_answer = asyncio.Event()
+
+    async def infer_stream(self, request: InferenceRequest, deadline: Deadline) -> AsyncGenerator[InferenceResponse]:
+        self.requests.append(request)
+        await self.may_answer.wait()
+        yield ANSWER
+
+
+class TestPick:
+    async def test_the_server_with_fewer_requests_is_used(self) -> None:
+        engines = Held(), Held()
+        balancer, _ = balanced(*engines)
+        calls = [asyncio.create_task(ask(balancer)) for _ in range(20)]
+        await asyncio.sleep(0)
+        assert [len(engine.requests) for engine in engines] == [10, 10]
+        for engine in engines:
+            engine.may_answer.set()
+        await asyncio.gather(*calls)
+        assert [server.in_flight for server in balancer.servers] == [0, 0]
+
+    async def test_three_servers_get_similar_shares(self) -> None:
+        engines = working(), working(), working()
+        balancer, _ = balanced(*engines)
+        for _ in range(600):
+            await ask(balancer)
+        assert all(120 < len(engine.requests) < 280 for engine in engines)
+
+    async def test_a_returning_server_gets_few_requests_at_first(self) -> None:
+        engines = Held(), Held()
+        balancer, _ = balanced(*engines)
+        balancer.servers[0].start_slowly()
+        calls = [asyncio.create_task(ask(balancer)) for _ in range(40)]
+        await asyncio.sleep(0)
+        assert 0 < len(engines[0].requests) < 10
+        for engine in engines:
+            engine.may_answer.set()
+        await asyncio.gather(*calls)
+
+    async def test_a_server_without_the_model_gets_no_requests(self) -> None:
+        engines = working(), FakeEngine(answers=[ANSWER])
+        balancer, _ = balanced(*engines)
+        assert await balancer.model_ready("m")
+        for _ in range(20):
+            await ask(balancer)
+        assert len(engines[1].requests) == 0
+        assert balancer.absences("m") == {"triton-1:1": "not_ready"}
+
+    async def test_if_all_servers_are_ejected_all_are_used(self) -> None:
+        engines = working(), working()
+        balancer, _ = balanced(*engines)
+        for server in balancer.servers:
+            server.go_down()
+        for _ in range(40):
+            await ask(balancer)
+        assert all(engine.requests for engine in engines)
+
+    async def test_a_leaving_server_gets_no_requests(self) -> None:
+        engines = working(), working()
+        balancer, _ = balanced(*engines)
+        balancer.servers[0].is_leaving = True
+        for _ in range(20):
+            await ask(balancer)
+        assert (len(engines[0].requests), len(engines[1].requests)) == (0, 20)
+
+    async def test_without_servers_a_request_is_unavailable(self) -> None:
+        with pytest.raises(UpstreamUnavailable):
+            await ask(Balancer())
+
+
+class TestRepeats:
+    async def test_an_unsent_request_is_tried_on_every_server(self) -> None:
+        engines = failing(lost(was_sent=False)), failing(lost(was_sent=False)), working()
+        balancer, seen = balanced(*engines)
+        for _ in range(30):
+            assert await ask(balancer) == ANSWER
+        assert sum(len(engine.requests) for engine in engines[:2]) == 2
+        assert sorted(address for address, _ in seen.ejections) == ["triton-0:1", "triton-1:1"]
+
+    async def test_a_request_that_may_have_run_is_not_repeated(self) -> None:
+        balancer, seen = balanced(failing(lost(was_sent=True)), failing(lost(was_sent=True)))
+        with pytest.raises(UpstreamUnavailable):
+            await ask(balancer)
+        assert seen.repeats == 0
+
+    async def test_an_idempotent_request_is_repeated_once_elsewhere(self) -> None:
+        engines = failing(lost(was_sent=True)), working()
+        balancer, _ = balanced(*engines)
+        for _ in range(20):
+            assert await ask(balancer, replace(REQUEST, idempotent=True)) == ANSWER
+        assert len(engines[1].requests) == 20
+
+    async def test_an_idempotent_request_runs_at_most_twice(self) -> None:
+        engines = [failing(lost(was_sent=True)) for _ in range(3)]
+        balancer, _ = balanced(*engines)
+        with pytest.raises(UpstreamUnavailable):
+            await ask(balancer, replace(REQUEST, idempotent=True))
+        assert sum(len(engine.requests) for engine in engines) == 2
+
+    async def test_with_one_server_an_idempotent_request_is_repeated(self) -> None:
+        engine = failing(lost(was_sent=True))
+        balancer, _ = balanced(engine)
+        with pytest.raises(UpstreamUnavailable):
+            await ask(balancer, replace(REQUEST, idempotent=True))
+        assert len(engine.requests) == 2
+
+    async def test_a_request_for_an_unloaded_model_goes_elsewhere(self) -> None:
+        error = ModelNotReady("Triton has no ready version of the model.", was_sent=False)
+        error.upstream = UpstreamError("NOT_FOUND", "scripted")
+        engines = failing(error), working()
+        balancer, _ = balanced(*engines)
+        for _ in range(20):
+            assert await ask(balancer) == ANSWER
+        assert len(engines[0].requests) <= 1
+
+    @pytest.mark.parametrize("error", [ModelError("m"), DeadlineExceeded("m")])
+    async def test_an_answer_of_the_model_is_final(self, error: GatewayError) -> None:
+        engines = failing(error), failing(error)
+        balancer, _ = balanced(*engines)
+        with pytest.raises(type(error)):
+            await ask(balancer, replace(REQUEST, idempotent=True))
+        assert sum(len(engine.requests) for engine in engines) == 1
+
+    async def test_only_idempotent_requests_leave_a_failing_server(self) -> None:
+        held = Held()
+        balancer, _ = balanced(held)
+        server = balancer.servers[0]
+        movable = asyncio.create_task(ask(balancer, replace(REQUEST, idempotent=True)))
+        staying = asyncio.create_task(ask(balancer))
+        await asyncio.sleep(0)
+        balancer.servers.append(TritonServer("triton-9:1", working()))
+        server.go_down()
+        assert await movable == ANSWER
+        assert (movable.cancelling(), staying.done()) == (0, False)
+        held.may_answer.set()
+        assert await staying == ANSWER
+
+    async def test_a_disconnect_does_not_count_as_a_server_failure(self) -> None:
+        balancer, seen = balanced(Held(), working())
+        balancer.servers[1].is_leaving = True
+        call = asyncio.create_task(ask(balancer, replace(REQUEST, idempotent=True)))
+        await asyncio.sleep(0)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert (seen.repeats, balancer.servers[0].in_flight) == (0, 0)
+
+
+class TestStreams:
+    async def test_an_unsent_stream_starts_on_another_server(self) -> None:
+        engines = failing(lost(was_sent=False)), working()
+        balancer, _ = balanced(*engines)
+        for _ in range(10):
+            assert await streamed(balancer) == [ANSWER]
+
+    async def test_a_started_stream_is_not_moved(self) -> None:
+        engines = [FakeEngine.of(PLAIN, answers=[ANSWER, lost(was_sent=False)]) for _ in range(2)]
+        balancer, seen = balanced(*engines)
+        with pytest.raises(UpstreamUnavailable):
+            await streamed(balancer)
+        assert (seen.repeats, sum(len(engine.requests) for engine in engines)) == (0, 1)
+
+    async def test_a_cancel_call_goes_to_the_server_of_its_request(self) -> None:
+        for _ in range(10):
+            engines = working(), working(), working()
+            balancer, _ = balanced(*engines)
+            request = replace(REQUEST, ends_by_hook=True)
+            await ask(balancer, request)
+            await streamed(balancer, InferenceRequest("stop", (), about=request.request_id))
+            models = sorted([each.model for each in engine.requests] for engine in engines)
+            assert models == [[], [], ["m", "stop"]]
+
+    async def test_a_cancel_call_for_an_unknown_request_goes_everywhere(self) -> None:
+        engines = working(), working()
+        balancer, _ = balanced(*engines)
+        await streamed(balancer, InferenceRequest("stop", (), about="unknown"))
+        assert [len(engine.requests) for engine in engines] == [1, 1]
+
+
+class TestBreakers:
+    async def test_a_server_with_an_open_breaker_gets_no_requests(self) -> None:
+        engines = working(), working()
+        balancer, _ = balanced(*engines)
+        trip(balancer.servers[0])
+        for _ in range(20):
+            await ask(balancer)
+        assert len(engines[0].requests) == 0
+
+    async def test_with_all_breakers_open_the_error_has_a_retry_time(self) -> None:
+        balancer, _ = balanced(working(), working())
+        for server in balancer.servers:
+            trip(server)
+        with pytest.raises(UpstreamUnavailable, match="several times") as caught:
+            await ask(balancer)
+        assert caught.value.retry_after_s == 1
+
+    async def test_a_breaker_does_not_affect_other_models(self) -> None:
+        balancer, _ = balanced(working())
+        trip(balancer.servers[0])
+        assert await ask(balancer, InferenceRequest("other", ())) == ANSWER
+
+    async def test_a_stuck_server_gets_no_requests(self) -> None:
+        engines = working(), working()
+        balancer, _ = balanced(*engines)
+        balancer.servers[0].health.progress.is_stuck = True
+        for _ in range(10):
+            await ask(balancer)
+        assert len(engines[0].requests) == 0
+
+
+def trip(server: TritonServer) -> None:
+    for _ in range(FAILURES):
+        server.health.breakers.failed("m", lost(was_sent=True), 0.1)
+
+
+class TestModels:
+    async def test_a_model_is_ready_if_one_server_has_it(self) -> None:
+        balancer, _ = balanced(FakeEngine(), working())
+        assert await balancer.model_ready("m")
+        assert await balancer.model_config("m") == PLAIN
+        assert [state.ready for state in await balancer.models()] == [True]
+
+    async def test_instances_of_all_servers_are_added(self) -> None:
+        balancer, _ = balanced(working(), working(), working())
+        assert (await balancer.model_config("m")).instance_count == 3
+        balancer.servers[0].go_down()
+        assert (await balancer.model_config("m")).instance_count == 3  # the server is expected to return
+        balancer.servers[1].is_leaving = True
+        assert (await balancer.model_config("m")).instance_count == 2
+
+    async def test_another_signature_is_not_used_and_reported_once(self, caplog: pytest.LogCaptureFixture) -> None:
+        other = model("X FP32 [2]", "Y FP32 [1]", name="m")
+        engines = working(), FakeEngine.of(other, answers=[ANSWER]), working()
+        balancer, _ = balanced(*engines)
+        for _ in range(2):
+            assert (await balancer.model_config("m")).inputs == PLAIN.inputs
+        for _ in range(20):
+            await ask(balancer)
+        assert len(engines[1].requests) == 0
+        assert balancer.absences("m") == {"triton-1:1": "other_signature"}
+        assert caplog.text.count("'m' at triton-1:1 has other inputs or outputs") == 1
+        engines[1].configs["m"] = PLAIN
+        await balancer.model_config("m")
+        assert balancer.absences("m") == {}
+
+    async def test_an_equal_vote_keeps_the_signature(self) -> None:
+        other = model("X FP32 [2]", "Y FP32 [1]", name="m")
+        engines = FakeEngine.of(other), working()
+        balancer, _ = balanced(*engines)
+        engines[0].is_up = False
+        assert (await balancer.model_config("m")).inputs == PLAIN.inputs
+        engines[0].is_up = True
+        assert (await balancer.model_config("m")).inputs == PLAIN.inputs
+
+    async def test_instances_are_not_part_of_the_signature(self) -> None:
+        more = ModelConfig("m", "python", 0, PLAIN.inputs, PLAIN.outputs, instance_count=4)
+        balancer, _ = balanced(working(), FakeEngine.of(more))
+        assert (await balancer.model_config("m")).instance_count == 5
+        assert balancer.absences("m") == {}
+
+    async def test_the_models_of_a_returning_server_are_read_first(self) -> None:
+        engines = working(), working()
+        balancer, _ = balanced(*engines)
+        await balancer.model_config("m")
+        engines[0].is_up = False
+        assert await balancer.is_live()
+        assert balancer.states() == {"triton-0:1": "down", "triton-1:1": "up"}
+        engines[0].configs["m"] = model("X FP32 [3]", "Y FP32 [1]", name="m")
+        engines[0].is_up = True
+        assert await balancer.is_live()
+        assert balancer.states() == {"triton-0:1": "up", "triton-1:1": "up"}
+        assert balancer.absences("m") == {"triton-0:1": "other_signature"}
+
+    async def test_a_silent_server_that_answers_other_calls_is_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Silent(FakeEngine):
+            async def is_live(self) -> bool:
+                await asyncio.sleep(60)
+                return True
+
+        monkeypatch.setattr(module, "LIVE_S", 0.05)
+        balancer, _ = balanced(Silent(), working())
+        busy = balancer.servers[0]
+        look = asyncio.create_task(balancer.look_at(busy))
+        await asyncio.sleep(0.01)
+        busy.health.progress.answered("m", "ModelInfer", 0.1)
+        await look
+        assert busy.is_up
+        assert await balancer.is_live()
+        assert not busy.is_up

@@ -1,0 +1,273 @@
+"""A single Triton: repeats of calls and the breaker, with a real gRPC server."""
+
+import asyncio
+import struct
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+
+from app.core.errors import DeadlineExceeded, GatewayError, ModelError, ModelNotReady, UpstreamUnavailable
+from app.core.inference import Deadline, InferenceRequest
+from app.triton.fleet.balancer import DirectEngine
+from app.triton.grpc import frames
+from app.triton.grpc.frames import REFUSED_STREAM, frame_bytes
+from app.triton.health import health as health_module
+from app.triton.health.health import FAILURES, TritonHealth
+from app.triton.health.probes import BreakerProbes
+from app.triton.health.python_backend import Stubs
+from app.triton.transport import Kind
+from app.triton.transports import open_transport
+from tests.fakes.triton import FakeTriton, piece, serving
+from tests.fakes.watches import Samples, eventually, running
+from tests.triton.grpc import test_client as h2
+
+GOOD = grpc.StatusCode.OK
+
+
+class Scripted(FakeTriton):
+    """Ends each call with the next of ``codes``. The last code is used for all further calls."""
+
+    def __init__(self, *codes: grpc.StatusCode) -> None:
+        super().__init__(unary=self._unary, ready={"m": "READY"})
+        self.codes = list(codes)
+        self.is_silent = False
+        self.text = "scripted"
+        self.repeats = 0
+
+    def count_repeat(self) -> None:
+        self.repeats += 1
+
+    async def _unary(self, request: pb.ModelInferRequest, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:
+        while self.is_silent:
+            await asyncio.sleep(0.01)
+        code = self.codes.pop(0) if len(self.codes) > 1 else self.codes[0]
+        if code is not GOOD:
+            await context.abort(code, self.text)
+        return pb.ModelInferResponse()
+
+
+@asynccontextmanager
+async def calling(
+    triton: FakeTriton, kind: Kind = "asyncio"
+) -> AsyncIterator[tuple[DirectEngine, TritonHealth, dict[str, int]]]:
+    opened: dict[str, int] = {}
+    health = TritonHealth(Stubs(), lambda model, change: opened.update({model: opened.get(model, 0) + change}))
+    async with serving(triton) as server, open_transport(server.url, kind=kind) as transport:
+        engine = DirectEngine(transport, health=health)
+        if isinstance(triton, Scripted):
+            engine.on_repeat = triton.count_repeat
+        yield engine, health, opened
+
+
+async def ask(engine: DirectEngine, *, idempotent: bool = False, timeout_s: float = 5.0, probe: bool = False) -> str:
+    """Returns the name of the error, or ``ok``."""
+    request = InferenceRequest("m", (), idempotent=idempotent, is_probe=probe)
+    try:
+        await engine.infer(request, Deadline.after(timeout_s))
+    except GatewayError as exc:
+        return type(exc).__name__
+    return "ok"
+
+
+class TestRepeats:
+    async def test_a_sent_idempotent_request_is_repeated_once(self) -> None:
+        """In grpcio, a status of the server and a lost connection look the same."""
+        triton = Scripted(grpc.StatusCode.UNAVAILABLE, GOOD)
+        async with calling(triton, "grpcio") as (engine, _, _):
+            assert await ask(engine, idempotent=True) == "ok"
+            assert (len(triton.requests), triton.repeats) == (2, 1)
+
+    async def test_other_sent_requests_are_not_repeated(self) -> None:
+        triton = Scripted(grpc.StatusCode.UNAVAILABLE, GOOD)
+        async with calling(triton, "grpcio") as (engine, _, _):
+            assert await ask(engine) == "UpstreamUnavailable"
+            assert (len(triton.requests), triton.repeats) == (1, 0)
+
+    async def test_an_answer_with_unavailable_is_not_repeated(self) -> None:
+        triton = Scripted(grpc.StatusCode.UNAVAILABLE, GOOD)
+        async with calling(triton) as (engine, _, _):
+            assert await ask(engine, idempotent=True) == "UpstreamUnavailable"
+            assert (len(triton.requests), triton.repeats) == (1, 0)
+
+    async def test_an_unprocessed_request_is_always_repeated(self) -> None:
+        triton = Scripted(grpc.StatusCode.UNAVAILABLE, GOOD)
+        triton.text = "Server is stopping, scheduler for model has stopped accepting new inference requests"
+        async with calling(triton) as (engine, _, _):
+            assert await ask(engine) == "ok"
+            assert (len(triton.requests), triton.repeats) == (2, 1)
+
+    async def test_a_request_that_waited_too_long_is_not_repeated(self) -> None:
+        triton = Scripted(grpc.StatusCode.UNAVAILABLE, GOOD)
+        triton.text = "Request timeout expired"
+        async with calling(triton, "grpcio") as (engine, _, _):
+            assert await ask(engine, idempotent=True) == "UpstreamUnavailable"
+
+
+async def _refusing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Refuses the first stream (REFUSED_STREAM), and answers the second one on the same connection."""
+    await h2.request(reader)
+    writer.write(h2.SETTINGS + frame_bytes(frames.RST_STREAM, 0, 1, struct.pack(">I", REFUSED_STREAM)))
+    await reader.readuntil(struct.pack(">I", 3))
+    writer.write(h2.answer(3, piece(7, final=True).SerializeToString()))
+    await reader.read()
+
+
+async def _going_away(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Excludes the first stream (GOAWAY)."""
+    await h2.request(reader)
+    writer.write(h2.SETTINGS + frame_bytes(frames.GOAWAY, 0, 0, struct.pack(">II", 0, 0)))
+    await reader.read()
+
+
+ANSWERING = h2.replying(h2.answer(1, piece(7, final=True).SerializeToString()))
+
+
+class TestRepeatedStreams:
+    @pytest.mark.parametrize("talk", [_refusing, _going_away])
+    async def test_a_refused_stream_is_repeated(self, talk: h2.Talk) -> None:
+        repeats: list[int] = []
+        async with h2.server(talk, ANSWERING) as url, open_transport(url) as transport:
+            engine = DirectEngine(transport)
+            engine.on_repeat = lambda: repeats.append(1)
+            request = InferenceRequest("m", ())
+            responses = [each async for each in engine.infer_stream(request, Deadline.after(5))]
+        assert [each.outputs["Y"].array.tolist() for each in responses] == [[7]]
+        assert repeats == [1]
+
+    async def test_a_stream_is_repeated_only_once(self) -> None:
+        async with h2.server(_going_away) as url, open_transport(url) as transport:
+            with pytest.raises(UpstreamUnavailable):
+                await anext(DirectEngine(transport).infer_stream(InferenceRequest("m", ()), Deadline.after(5)))
+
+    async def test_a_stream_that_triton_may_have_processed_is_not_repeated(self) -> None:
+        async def lost(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await h2.request(reader)
+
+        async with h2.server(lost, ANSWERING) as url, open_transport(url) as transport:
+            with pytest.raises(UpstreamUnavailable):
+                await anext(DirectEngine(transport).infer_stream(InferenceRequest("m", ()), Deadline.after(5)))
+
+
+class TestBreaker:
+    async def test_the_breaker_opens_after_consecutive_failures(self) -> None:
+        triton = Scripted(grpc.StatusCode.UNAVAILABLE)
+        async with calling(triton, "grpcio") as (engine, _, opened):
+            assert [await ask(engine) for _ in range(FAILURES)] == ["UpstreamUnavailable"] * FAILURES
+            assert opened == {"m": 1}
+            with pytest.raises(UpstreamUnavailable, match="several times in a row") as caught:
+                await engine.infer(InferenceRequest("m", ()), Deadline.after(5))
+            assert caught.value.retry_after_s == 1
+            assert not caught.value.was_sent
+            assert triton.repeats == 0
+
+    @pytest.mark.parametrize(
+        ("code", "text"),
+        [
+            (grpc.StatusCode.UNAVAILABLE, "a message of the model"),
+            (grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size"),
+            (grpc.StatusCode.INVALID_ARGUMENT, "an error of the caller"),
+            (grpc.StatusCode.INTERNAL, "the model failed"),
+            (grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'm' has no available versions"),
+        ],
+    )
+    async def test_an_answer_of_triton_does_not_open_the_breaker(self, code: grpc.StatusCode, text: str) -> None:
+        triton = Scripted(code)
+        triton.text = text
+        async with calling(triton) as (engine, health, _):
+            for _ in range(2 * FAILURES):
+                await ask(engine)
+            assert health.breakers.open == {}
+
+    async def test_a_success_between_failures_keeps_the_breaker_closed(self) -> None:
+        bad = grpc.StatusCode.UNAVAILABLE
+        codes = [*[bad] * (FAILURES - 1), GOOD, *[bad] * (FAILURES - 1), GOOD]
+        async with calling(Scripted(*codes), "grpcio") as (engine, health, _):
+            for _ in codes:
+                await ask(engine)
+            assert health.breakers.open == {}
+
+    async def test_short_deadlines_do_not_open_the_breaker(self) -> None:
+        triton = Scripted(GOOD)
+        async with calling(triton) as (engine, health, _):
+            await ask(engine)
+            triton.is_silent = True
+            assert [await ask(engine, timeout_s=0.05) for _ in range(2 * FAILURES)] == ["DeadlineExceeded"] * 10
+            assert health.breakers.open == {}
+            triton.is_silent = False
+
+    async def test_missed_deadlines_of_a_fast_model_open_the_breaker(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(health_module, "LEAST_TIMEOUT_S", 0.04)
+        triton = Scripted(GOOD)
+        async with calling(triton) as (engine, health, _):
+            health.breakers.answered("m", 0.001)
+            triton.is_silent = True
+            await asyncio.gather(*(ask(engine, timeout_s=0.05) for _ in range(FAILURES)))
+            assert await ask(engine) == "UpstreamUnavailable"
+            triton.is_silent = False
+
+    async def test_a_successful_probe_closes_the_breaker(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(health_module, "FIRST_PROBE_S", 0.02)
+        monkeypatch.setattr(health_module, "LEAST_TIMEOUT_S", 0.04)
+        triton = Scripted(GOOD)
+        async with calling(triton) as (engine, health, opened):
+            health.breakers.answered("m", 0.001)
+            triton.is_silent = True
+            await asyncio.gather(*(ask(engine, timeout_s=0.05) for _ in range(FAILURES)))
+            before = len(triton.requests)
+            async with running(BreakerProbes(engine, health.breakers, Samples("m")).run()):
+                await eventually(lambda: len(triton.requests) > before + 1)
+                assert await ask(engine) == "UpstreamUnavailable"
+                triton.is_silent = False
+                await eventually(lambda: not health.breakers.open)
+            assert (await ask(engine), opened) == ("ok", {"m": 0})
+
+    @pytest.mark.parametrize("samples", [(), ("m",)], ids=["without a sample", "with a sample"])
+    async def test_an_unreachable_triton_is_probed_for_readiness(
+        self, monkeypatch: pytest.MonkeyPatch, samples: tuple[str, ...]
+    ) -> None:
+        monkeypatch.setattr(health_module, "FIRST_PROBE_S", 0.02)
+        triton = Scripted(grpc.StatusCode.UNAVAILABLE)
+        async with calling(triton, "grpcio") as (engine, health, _):
+            triton.ready["m"] = "UNAVAILABLE"
+            for _ in range(FAILURES):
+                await ask(engine)
+            async with running(BreakerProbes(engine, health.breakers, Samples(*samples)).run()):
+                await asyncio.sleep(0.1)
+                assert "m" in health.breakers.open
+                triton.ready["m"] = "READY"
+                await eventually(lambda: not health.breakers.open)
+            assert len(triton.requests) == FAILURES
+
+    async def test_requests_to_a_dead_process_fail_at_once(self) -> None:
+        triton = Scripted(GOOD)
+        async with calling(triton) as (engine, health, _):
+            health.stubs.condemn("m")
+            with pytest.raises(ModelNotReady):
+                await engine.infer(InferenceRequest("m", ()), Deadline.after(5))
+            assert await ask(engine, probe=True) == "ok"
+            assert len(triton.requests) == 1
+
+    async def test_requests_to_a_stuck_triton_fail_at_once(self) -> None:
+        async with calling(Scripted(GOOD)) as (engine, health, _):
+            health.progress.is_stuck = True
+            assert (await ask(engine), await ask(engine, probe=True)) == ("UpstreamUnavailable", "ok")
+
+
+async def test_the_deadline_is_passed_to_triton_with_a_minimum() -> None:
+    seen: list[float] = []
+
+    async def unary(request: object, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:
+        seen.append(context.time_remaining() or 0.0)
+        return pb.ModelInferResponse()
+
+    async with calling(FakeTriton(unary=unary)) as (engine, _, _):
+        await ask(engine, timeout_s=2.0)
+        deadline = Deadline(time.monotonic() + 0.001)
+        with suppress(DeadlineExceeded, ModelError):
+            await engine.infer(InferenceRequest("m", ()), deadline)
+    assert 1.5 < seen[0] <= 2.0
+    assert len(seen) == 1 or seen[1] > 0.02

@@ -1,0 +1,163 @@
+"""The servers of a balancer follow the addresses of a scripted resolver."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import pytest
+
+from app.triton.fleet import addresses as addresses_module
+from app.triton.fleet import pool as module
+from app.triton.fleet.addresses import addresses_of, is_name, resolve_by_system, resolved
+from app.triton.fleet.balancer import Balancer
+from app.triton.fleet.pool import ServerPool
+from app.triton.fleet.server import TritonServer
+from tests.fakes.engine import FakeEngine
+from tests.fakes.watches import eventually, running
+
+
+class Addresses:
+    """The current addresses of the name; empty if the name cannot be resolved."""
+
+    def __init__(self, *hosts: str) -> None:
+        self.hosts = list(hosts)
+        self.opened: list[str] = []
+        self.closed: list[str] = []
+
+    async def resolve(self, host: str, port: int) -> list[str]:
+        assert (host, port) == ("triton.ns.svc", 8001)
+        if not self.hosts:
+            raise OSError("Name or service not known")
+        return self.hosts
+
+    def server(self, address: str) -> AbstractAsyncContextManager[TritonServer]:
+        return self._server(address)
+
+    @asynccontextmanager
+    async def _server(self, address: str) -> AsyncIterator[TritonServer]:
+        self.opened.append(address)
+        yield TritonServer(address, FakeEngine())
+        self.closed.append(address)
+
+
+@pytest.fixture(autouse=True)
+def short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(addresses_module, "RESOLVE_S", 0.02)
+    monkeypatch.setattr(module, "DRAIN_POLL_S", 0.005)
+
+
+def named(addresses: Addresses) -> tuple[ServerPool, Balancer]:
+    balancer = Balancer()
+    return ServerPool(("triton.ns.svc:8001",), balancer, addresses.server, addresses.resolve), balancer
+
+
+def states(balancer: Balancer) -> dict[str, str]:
+    return dict(sorted(balancer.states().items()))
+
+
+async def test_addresses_join_at_once_and_leave_when_idle() -> None:
+    addresses = Addresses("10.0.0.1", "10.0.0.2")
+    pool, balancer = named(addresses)
+    await pool.open()
+    assert states(balancer) == {"10.0.0.1:8001": "up", "10.0.0.2:8001": "up"}
+    assert [server.joined_at for server in balancer.servers] == [0.0, 0.0]
+    first = balancer.servers[0]
+    first.in_flight = 1
+    async with running(pool.run()):
+        addresses.hosts = ["10.0.0.2", "10.0.0.3"]
+        await eventually(lambda: len(balancer.servers) == 3)
+        await eventually(lambda: states(balancer)["10.0.0.3:8001"] == "up")
+        assert states(balancer)["10.0.0.1:8001"] == "leaving"
+        assert balancer.servers[2].joined_at > 0  # its traffic grows slowly
+        first.in_flight = 0
+        await eventually(lambda: addresses.closed == ["10.0.0.1:8001"])
+    await pool.close()
+    assert sorted(addresses.closed) == ["10.0.0.1:8001", "10.0.0.2:8001", "10.0.0.3:8001"]
+
+
+async def test_an_address_that_returns_while_draining_is_kept() -> None:
+    addresses = Addresses("10.0.0.1", "10.0.0.2")
+    pool, balancer = named(addresses)
+    await pool.open()
+    balancer.servers[0].in_flight = 1
+    addresses.hosts = ["10.0.0.2"]
+    await pool.follow()
+    addresses.hosts = ["10.0.0.1", "10.0.0.2"]
+    await pool.follow()
+    assert states(balancer) == {"10.0.0.1:8001": "up", "10.0.0.2:8001": "up"}
+    assert len(addresses.opened) == 2
+
+
+async def test_a_failing_resolver_removes_no_address(caplog: pytest.LogCaptureFixture) -> None:
+    addresses = Addresses("10.0.0.1")
+    pool, balancer = named(addresses)
+    await pool.open()
+    addresses.hosts = []
+    for _ in range(3):
+        await pool.follow()
+    assert states(balancer) == {"10.0.0.1:8001": "up"}
+    assert caplog.text.count("cannot be resolved") == 1
+
+
+async def test_a_name_may_become_known_later() -> None:
+    addresses = Addresses()
+    pool, balancer = named(addresses)
+    await pool.open()
+    assert (states(balancer), await balancer.is_live()) == ({}, False)
+    async with running(pool.run()):
+        addresses.hosts = ["10.0.0.1"]
+        await eventually(lambda: states(balancer) == {"10.0.0.1:8001": "up"})
+
+
+async def test_a_hanging_resolver_counts_as_failed() -> None:
+    async def hang(host: str, port: int) -> list[str]:
+        await asyncio.sleep(60)
+        return []
+
+    pool = ServerPool(("triton.ns.svc:8001",), Balancer(), Addresses().server, hang)
+    await pool.open()
+
+
+async def test_several_addresses_are_not_resolved() -> None:
+    addresses = Addresses()
+    balancer = Balancer()
+    pool = ServerPool(("a:1", "unix:/b"), balancer, addresses.server, addresses.resolve)
+    await pool.open()
+    assert states(balancer) == {"a:1": "up", "unix:/b": "up"}
+
+
+@pytest.mark.parametrize(
+    ("url", "found"),
+    [
+        ("127.0.0.1:8001", ("127.0.0.1:8001",)),
+        ("a:1, unix:/b,[::1]:2,a:1", ("a:1", "unix:/b", "[::1]:2")),
+    ],
+)
+def test_addresses_are_separated_by_commas(url: str, found: tuple[str, ...]) -> None:
+    assert addresses_of(url) == found
+
+
+@pytest.mark.parametrize("url", ["", "a", "a:", "a:0", "a:65536", "a:1,,b:2", ":1", "unix:", "a:1,http://b"])
+def test_an_invalid_address_is_an_error(url: str) -> None:
+    with pytest.raises(ValueError, match=r"is not an address|a path must follow"):
+        addresses_of(url)
+
+
+@pytest.mark.parametrize(
+    ("address", "may_have_several"),
+    [("127.0.0.1:1", False), ("[::1]:1", False), ("localhost:1", False), ("unix:/a", False), ("triton:1", True)],
+)
+def test_only_a_dns_name_may_have_several_addresses(address: str, may_have_several: bool) -> None:
+    assert is_name(address) is may_have_several
+
+
+async def test_ipv6_addresses_are_written_in_brackets() -> None:
+    async def resolve(host: str, port: int) -> list[str]:
+        return ["::1", "10.0.0.1"]
+
+    assert await resolved("name:1", resolve) == {"[::1]:1", "10.0.0.1:1"}
+
+
+async def test_the_system_resolves_one_family() -> None:
+    """``localhost`` has addresses of both families, which belong to one machine."""
+    assert await resolve_by_system("localhost", 1) in (["127.0.0.1"], ["::1"])

@@ -1,0 +1,173 @@
+"""Streams that Triton will never continue end with a retryable error, with a real gRPC server."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+
+from app.core.errors import ModelNotReady, Unavailable, UpstreamUnavailable
+from app.core.inference import Deadline, InferenceRequest
+from app.triton.engine import TritonEngine
+from app.triton.health import health as health_module
+from app.triton.health import lost_streams as module
+from app.triton.health.health import Faults, TritonHealth
+from app.triton.health.lost_streams import LostStreams
+from app.triton.transports import open_transport
+from tests.fakes.triton import FakeTriton, piece, serving
+from tests.fakes.watches import WITHIN_S, Samples, eventually, running
+
+
+class Server(FakeTriton):
+    """Sends ``pieces`` responses and is silent then. Knows the statistics of one model."""
+
+    def __init__(self) -> None:
+        super().__init__(streamed=self._streamed, ready={"m": "READY"})
+        self.pieces = 1
+        self.count = 1
+        self.is_live = True
+        self.goes_on = asyncio.Event()
+
+    async def _streamed(
+        self, request: pb.ModelInferRequest, context: object
+    ) -> AsyncIterator[pb.ModelStreamInferResponse]:
+        for number in range(self.pieces):
+            yield piece(number)
+        await self.goes_on.wait()
+        yield piece(final=True)
+
+    async def ServerLive(self, request: object, context: object) -> pb.ServerLiveResponse:  # noqa: N802 - gRPC's name
+        return pb.ServerLiveResponse(live=self.is_live)
+
+    async def ModelStatistics(  # noqa: N802
+        self, request: pb.ModelStatisticsRequest, context: object
+    ) -> pb.ModelStatisticsResponse:
+        answer = pb.ModelStatisticsResponse()
+        statistics = answer.model_stats.add(name=request.name).inference_stats
+        statistics.success.count = self.count
+        statistics.fail.SetInParent()
+        return answer
+
+
+class Reading:
+    """A stream of model ``m`` that a task reads."""
+
+    def __init__(self, server: Server, engine: TritonEngine, health: TritonHealth) -> None:
+        self.server = server
+        self.health = health
+        self.engine = engine
+        self.outputs = 0
+        self._task = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        async for _ in self.engine.infer_stream(InferenceRequest("m", ()), Deadline.after(WITHIN_S)):
+            self.outputs += 1
+
+    async def begun(self) -> None:
+        await eventually(lambda: self.outputs == self.server.pieces and bool(self.engine.streams))
+
+    @property
+    def is_running(self) -> bool:
+        return not self._task.done()
+
+    async def error(self) -> Unavailable:
+        with pytest.raises(Unavailable) as caught:
+            async with asyncio.timeout(WITHIN_S):
+                await self._task
+        return caught.value
+
+    @asynccontextmanager
+    async def watched(self, *samples: str) -> AsyncIterator[None]:
+        async with running(LostStreams(self.engine, self.health, Samples(*samples)).run()):
+            yield
+
+
+@pytest.fixture(params=["asyncio", "grpcio"])
+async def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Reading]:
+    for name, value in {"POLL_S": 0.01, "DEAD_S": 0.05, "SILENT_S": 0.1, "COUNT_S": 0.02}.items():
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(health_module, "SILENCE_S", 0.2)
+    async with serving(Server()) as server, open_transport(server.url, kind=request.param) as transport:
+        assert isinstance(server, Server)
+        health = TritonHealth()
+        engine = TritonEngine(transport, health=health)
+        await engine.model_config("m")
+        found = Reading(server, engine, health)
+        yield found
+        server.goes_on.set()
+        await engine.close()
+
+
+async def test_the_stream_of_a_dead_process_ends(reading: Reading) -> None:
+    async with reading.watched():
+        await reading.begun()
+        reading.health.stubs.condemn("m")
+        error = await reading.error()
+    assert isinstance(error, ModelNotReady)
+    assert error.retryable
+    assert not reading.engine.streams
+    assert not reading.health.breakers.open
+    assert not reading.health.progress.unanswered.total()
+
+
+async def test_a_worker_ends_streams_when_the_supervisor_reports_the_death(reading: Reading) -> None:
+    async with reading.watched():
+        await reading.begun()
+        reading.health.follow(Faults(("m",)))
+        assert isinstance(await reading.error(), ModelNotReady)
+
+
+async def test_a_stream_that_began_after_the_death_goes_on(reading: Reading) -> None:
+    await reading.begun()
+    reading.health.stubs.condemn("m")
+    reading.health.stubs.revive("m")
+    later = Reading(reading.server, reading.engine, reading.health)
+    await later.begun()
+    async with reading.watched():
+        await reading.error()
+        await asyncio.sleep(0.1)
+        assert later.is_running
+        reading.server.goes_on.set()
+        await eventually(lambda: not later.is_running)
+    assert later.outputs == 2
+
+
+async def test_a_stream_of_a_model_that_was_reloaded_ends(reading: Reading) -> None:
+    reading.server.count = 5
+    async with reading.watched():
+        await reading.begun()
+        await asyncio.sleep(0.1)
+        assert reading.is_running
+        reading.server.count = 1
+        assert isinstance(await reading.error(), ModelNotReady)
+
+
+async def test_a_silent_stream_ends_when_triton_does_not_answer(reading: Reading) -> None:
+    async with reading.watched():
+        await reading.begun()
+        reading.server.is_live = False
+        assert isinstance(await reading.error(), UpstreamUnavailable)
+
+
+async def test_a_silent_stream_of_a_working_triton_goes_on(reading: Reading) -> None:
+    async with reading.watched():
+        await reading.begun()
+        await asyncio.sleep(0.6)
+        assert reading.is_running
+        reading.server.goes_on.set()
+        await eventually(lambda: not reading.is_running)
+
+
+async def test_a_silent_stream_makes_a_dead_process_a_suspect(reading: Reading) -> None:
+    """The sample meets the dead process: no other request is needed to find it."""
+    await reading.begun()
+
+    async def dead(request: pb.ModelInferRequest, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:
+        await context.abort(grpc.StatusCode.INTERNAL, "Stub process 'm_0_0' is not healthy.")
+        raise AssertionError
+
+    reading.server.unary = dead
+    async with reading.watched("m"):
+        await eventually(lambda: reading.health.stubs.suspects == ["m"])

@@ -12,6 +12,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
+from app import console
 from app.admission.keys import FollowedKeys
 from app.api.access import AccessCheck
 from app.api.body_memory import ByteBudget
@@ -31,7 +32,6 @@ from app.api.routes.admin import MetricsRoutes, TraceRoutes
 from app.api.routes.health import HealthRoutes, WorkerStates
 from app.api.routing import Route
 from app.check import live_findings
-from app.console import page
 from app.core.inference import TensorMemory
 from app.observability.explain.store import ExplainStore
 from app.observability.statistics import Statistics, statistics_of
@@ -125,8 +125,8 @@ def create_app(
         app.include_router(described, dependencies=[] if access is None else [Depends(access.required)])
         app.router.routes.append(docs.assets)
     if pages.console:
-        app.include_router(page.ConsoleRoutes(may_load=pages.load).router())
-        app.router.routes.append(page.files)
+        app.include_router(console.ConsoleRoutes(may_load=pages.load).router())
+        app.router.routes.append(console.files)
     elif pages.docs:
         app.add_api_route("/", _front, include_in_schema=False)
     # Samples show the scheme of a trusted proxy; inference uses neither the scheme nor the client's address.

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from app.console.page import files
+from app.console import files
 
 FOLDERS = [Path(folder) for folder in files.app.all_directories]
 """The console's own folder, and that of the files that all pages share."""

@@ -115,9 +115,9 @@ def resumed_stream(client: httpx.Client, case: Case, truth: Truth, random: Rando
 
 def completion(client: httpx.Client, case: Case, truth: Truth, random: Random) -> None:
     """OpenAI's `/v1/completions`, unary and as a stream."""
-    (prompt,) = body_of(case, batch=False).values()
-    request = {"model": case.kind.name, "prompt": prompt}
-    text = joined(case.kind, truth, batch=False)["TEXT"]
+    names = case.kind.pipeline["openai"]["completions"]
+    request = {"model": case.kind.name, "prompt": body_of(case, batch=False)[names["prompt"]]}
+    text = joined(case.kind, truth, batch=False)[names["text"]]
     assert client.post("/v1/completions", json=request).json()["choices"][0]["text"] == text
     answer = client.post("/v1/completions", json=request | {"stream": True})
     events = [event.data for event in _events_of(answer)]

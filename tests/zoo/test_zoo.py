@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
@@ -24,10 +24,11 @@ from app.triton.embedded.server import EmbeddedTriton
 from tests.live.conftest import running_gateway, running_triton
 from tests.live.redis import RedisServer
 from tests.live.side_by_side import with_binary
-from tests.zoo.cases import Case, DirectTriton, Truth, random_case
-from tests.zoo.dialects import Dialect, dialects_of
+from tests.zoo.cases import Case, DirectTriton, Tensor, Truth, random_case
+from tests.zoo.dialects import Dialect, completion, dialects_of, oip_request
+from tests.zoo.expected import body_of
 from tests.zoo.kinds import BY_NAME, KINDS, Kind
-from tests.zoo.repository import SEQUENCES, write_gateway_yaml, write_repository
+from tests.zoo.repository import BATCHED, SEQUENCES, write_gateway_yaml, write_repository
 
 SEED = int(os.environ.get("ZOO_SEED", time.time_ns() % 1_000_000))
 AT_ONCE = 8
@@ -129,6 +130,28 @@ def asked(direct: DirectTriton, kind: Kind, number: int) -> tuple[Case, Truth]:
     """
     case = random_case(kind, Random(f"{SEED} {kind.name} {number}"), rows=(1, 2 if kind.heavy else None)[number % 2])
     return case, direct.answer(case)
+
+
+def test_the_vllm_backend_answers_completions(gateway: httpx.Client, direct: DirectTriton) -> None:
+    """OpenAI's clients send no input but the prompt."""
+    random = Random(f"{SEED} completions")
+    whole = random_case(BY_NAME["vllm"], random)
+    case = replace(whole, inputs={"text_input": whole.inputs["text_input"]})
+    completion(gateway, case, direct.answer(case), random)
+
+
+def test_a_batch_without_rows_is_refused_as_in_triton(gateway: httpx.Client, direct: DirectTriton) -> None:
+    for kind in (kind for kind in KINDS if kind.batch):
+        case = random_case(kind, Random(f"{SEED} {kind.name}"), rows=1)
+        inputs = {name: Tensor(tensor.datatype, tensor.array[:0]) for name, tensor in case.inputs.items()}
+        case = replace(case, inputs=inputs)
+        assert direct.answer(case).error is not None, kind.name
+        body, headers = oip_request(case, binary_inputs=True, binary_outputs=True)
+        answer = gateway.post(f"/v2/models/{kind.name}/infer", content=body, headers=headers)
+        expected = {"error": f"inference request batch-size must be >= 1 for '{kind.name}'"}
+        assert (answer.status_code, answer.json()) == (400, expected)
+        answer = gateway.post(f"/v1/pipelines/{kind.name}{BATCHED}", json=body_of(case, batch=True))
+        assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "batch"), kind.name
 
 
 @pytest.mark.parametrize("name", SEQUENCES)

@@ -25,8 +25,14 @@ class ConsolePage:
         return [each.text for each in self.browser.find_elements(By.CSS_SELECTOR, selector)]
 
     def fill(self, field: str, text: str) -> None:
+        """Empties the field, again if the page fills in its sample only now, and types."""
         control = self.one(f"[name={field}]")
-        control.clear()
+
+        def is_empty(_browser: object) -> bool:
+            control.clear()
+            return not control.get_property("value")
+
+        WebDriverWait(self.browser, WAIT_S, 0.05).until(is_empty, f"{field} is never empty")
         control.send_keys(text)
 
     def click(self, selector: str) -> None:

@@ -145,5 +145,5 @@ def test_the_browser_page_works_as_printed(
     page.wait_for("#printed", "The end.")
     answered = str(page.one("#printed").get_property("textContent"))
     check("browser-client.md", "js", answered.removesuffix("The end.\n"))
-    assert network.dropped == dropped + 2
+    assert network.dropped >= dropped + 2  # a reader that was cut before its first event reads from the start again
     assert gateway.metric("rejected_total") > rejected

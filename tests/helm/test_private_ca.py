@@ -37,7 +37,7 @@ from app.observability.otlp import OtlpTracer
 from app.observability.tracing import SpanKind
 async def main():
     tracer = OtlpTracer(sys.argv[1], "0")
-    tracer.start("test", Kind.SERVER, None).end({})
+    tracer.start("test", SpanKind.SERVER, None).end({})
     await tracer.close()
 asyncio.run(main())
 """

@@ -23,6 +23,7 @@ import yaml
 
 from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
+from tests.forked_gateway import ForkedGateway
 
 LIVE = Path(__file__).parent / "live"
 START_S = 60.0
@@ -39,7 +40,7 @@ EXIT_S = 1
 class GatewayProcess:
     """A running ``triton-gateway serve``; ``log`` is its output so far."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | ForkedGateway
     url: str
     admin_url: str
     log_path: Path
@@ -171,13 +172,14 @@ def running_gateway(
     folder: Path,
     *,
     ready: bool = True,
-    program: Sequence[str] = ("-m", "app.cli"),
+    program: Sequence[str] | None = None,
     log_to: IO[bytes] | None = None,
     **settings: str,
 ) -> Iterator[GatewayProcess]:
     """Runs a gateway for the duration of the block, on free ports. ``settings`` are names of ``app.settings``.
 
-    ``log_to`` replaces the log file, if another process writes ``folder / "log"``.
+    ``program``: arguments of Python that replace the gateway. ``log_to`` replaces the log file, if another process
+    writes ``folder / "log"``. Without both, the gateway is a fork (`forked_gateway.py`).
     """
     folder.mkdir(parents=True, exist_ok=True)
     port, admin_port = free_ports(2)
@@ -185,10 +187,14 @@ def running_gateway(
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
     environment |= {f"GATEWAY_{name.upper()}": value for name, value in named.items()}
     log_path = folder / "log"
-    with log_to or log_path.open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, *program, "serve"], env=environment, stderr=log, cwd=folder, start_new_session=True
-        )
+    process: subprocess.Popen[bytes] | ForkedGateway
+    if program is None and log_to is None:
+        log_path.touch()
+        process = ForkedGateway(environment, folder, log_path)
+    else:
+        command = [sys.executable, *(program or ("-m", "app.cli")), "serve"]
+        with log_to or log_path.open("wb") as log:
+            process = subprocess.Popen(command, env=environment, stderr=log, cwd=folder, start_new_session=True)
     running = GatewayProcess(process, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}", log_path)
     try:
         if ready:

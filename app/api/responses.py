@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping, MutableSequence
 from typing import Any
 
+import msgspec
+import orjson
 from starlette.responses import Response
 
 from app.api.exchange import Exchange, Header
@@ -12,12 +14,12 @@ JSON: Header = (b"content-type", b"application/json")
 
 
 class JsonResponse(Response):
-    """The answer of a route of FastAPI."""
+    """The answer of a route of FastAPI: JSON values and Structs."""
 
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        return json_of(content)
+        return orjson.dumps(content, default=msgspec.to_builtins, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 async def send_json(exchange: Exchange, values: Mapping[str, Any], *headers: Header) -> None:

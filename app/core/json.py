@@ -76,6 +76,8 @@ def slices_of(array: Array) -> Iterator[bytes | memoryview]:
 
 
 Schema = dict[str, Any]
+TEXT: Schema = {"type": "string"}
+COUNT: Schema = {"type": "integer", "minimum": 0}
 
 _TYPE_OF: dict[type, str] = {
     str: "string",
@@ -122,7 +124,7 @@ def with_types(schema: Schema) -> Schema:
     """Adds the types of enums to a schema of msgspec, which leaves them out. Changes the schema in place."""
     if "enum" in schema and "type" not in schema:
         schema["type"] = enum_of(schema["enum"])["type"]
-    lists = [schema["items"]] if isinstance(schema.get("items"), dict) else []
-    for inner in (*schema.get("anyOf", ()), *schema.get("properties", {}).values(), *lists):
+    members = [schema[name] for name in ("items", "additionalProperties") if isinstance(schema.get(name), dict)]
+    for inner in (*schema.get("anyOf", ()), *schema.get("properties", {}).values(), *members):
         with_types(inner)
     return schema

@@ -2,13 +2,15 @@
 
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from typing import Annotated
 
+from msgspec import Meta, Struct
 from prometheus_client import CollectorRegistry
 from prometheus_client.samples import Sample
 
 from app.core.errors import Outcome
+from app.core.json import Schema, enum_of
 from app.observability.metrics import DURATION_BOUNDS_S
 
 _INDEX_BY_BOUND = {bound: index for index, bound in enumerate([*DURATION_BOUNDS_S, math.inf])}
@@ -21,47 +23,55 @@ _COUNT_BY_GAUGE = {
 _PREFIX = "triton_gateway_"
 
 
-@dataclass(slots=True)
-class TransportStatistics:
+_Count = Annotated[int, Meta(ge=0)]
+_Outcomes: Schema = {"propertyNames": enum_of(map(str, Outcome))}
+
+
+class TransportStatistics(Struct):
     """The ended requests of a pipeline, either the unary ones or the streams."""
 
-    outcomes: dict[str, int] = field(default_factory=dict)
-    durations: list[int] = field(default_factory=lambda: [0] * len(_INDEX_BY_BOUND))
-    """For each of ``DURATION_BOUNDS_S``, how many answered requests took at most that long; at the end, all of them."""
+    outcomes: Annotated[dict[str, _Count], Meta(description="Ended requests by outcome", extra_json_schema=_Outcomes)]
+    durations: Annotated[
+        list[_Count],
+        Meta(
+            description="How many answered requests (`ok` and `early_exit`) took at most each of `bounds_s`; then all"
+        ),
+    ]
 
 
-@dataclass(slots=True)
-class PipelineStatistics:
+class PipelineStatistics(Struct):
     """Counters since the start of the gateway, and gauges of this moment."""
 
-    unary: TransportStatistics = field(default_factory=TransportStatistics)
-    stream: TransportStatistics = field(default_factory=TransportStatistics)
-    early_exits: dict[str, int] = field(default_factory=dict)
-    """By reason."""
-    in_flight: int = 0
-    active_streams: int = 0
-    waiting: int = 0
+    unary: TransportStatistics
+    stream: TransportStatistics
+    early_exits: Annotated[dict[str, _Count], Meta(description="Early exits by reason")]
+    in_flight: Annotated[int, Meta(ge=0, description="Unary requests in progress")] = 0
+    active_streams: _Count = 0
+    waiting: Annotated[int, Meta(ge=0, description="Requests that wait for a slot")] = 0
 
 
-@dataclass(slots=True)
-class Statistics:
-    """``time_s``: when they were read, on a clock that all processes of the machine share.
+class Statistics(Struct):
+    """The numbers of each pipeline."""
 
-    ``pipelines``: a pipeline without requests may be missing.
-    """
-
-    time_s: float
+    # all processes of the machine share the clock
+    time_s: Annotated[float, Meta(description="Only the difference of two answers has a meaning")]
+    bounds_s: Annotated[Sequence[float], Meta(description="The upper bounds of `durations`, in seconds")]
     pipelines: dict[str, PipelineStatistics]
 
 
 def statistics_of(registry: CollectorRegistry) -> Statistics:
-    """``registry``: of one process, or the joined one of several workers."""
+    """``registry``: of one process, or of all workers. A pipeline without requests may be missing."""
     found: dict[str, PipelineStatistics] = {}
     for family in registry.collect():
         for sample in family.samples:
             if (pipeline := sample.labels.get("pipeline")) is not None:
-                _add(found.setdefault(pipeline, PipelineStatistics()), sample)
-    return Statistics(time.monotonic(), found)
+                _add(found.setdefault(pipeline, no_requests()), sample)
+    return Statistics(time.monotonic(), DURATION_BOUNDS_S, found)
+
+
+def no_requests() -> PipelineStatistics:
+    unary, stream = (TransportStatistics({}, [0] * len(_INDEX_BY_BOUND)) for _ in range(2))
+    return PipelineStatistics(unary, stream, {})
 
 
 def _add(statistics: PipelineStatistics, sample: Sample) -> None:

@@ -211,6 +211,7 @@ async def test_the_answer_fits_its_description(api: Served) -> None:
     document = (await api.client.get("/openapi.json")).json()
     described = document["paths"]["/v1/requests/{id}/explain"]["get"]["responses"]["200"]["content"]
     found = (await explanation(api, await run(api))).json()
-    assert set(described["application/json"]["schema"]["required"]) == set(found)
+    assert described["application/json"]["schema"] == {"$ref": "#/components/schemas/Explanation"}
+    assert set(document["components"]["schemas"]["Explanation"]["required"]) == set(found)
     names = [each["name"] for each in document["paths"]["/v1/pipelines/read"]["post"]["parameters"]]
     assert "X-Explain" in names

@@ -5,43 +5,44 @@ The common parts of operations that run inference: errors, and the header for th
 
 from collections.abc import Sequence
 
+import msgspec
+
 from app.api.error_table import ERROR_BY_CODE, ROW_BY_ERROR
 from app.core import errors
 from app.core.errors import GatewayError
-from app.core.json import Schema, const_of, enum_of
+from app.core.json import TEXT, Schema, const_of, enum_of, with_types
 
-_TEXT: Schema = {"type": "string"}
 _PROBLEM: Schema = {
     "type": "object",
     "description": "An error, as RFC 9457 describes it",
     "required": ["type", "title", "status", "detail", "code", "request_id", "retryable"],
     "properties": {
-        "type": {**_TEXT, "format": "uri-reference", "description": "The address of the page about this code"},
-        "title": _TEXT,
+        "type": {**TEXT, "format": "uri-reference", "description": "The address of the page about this code"},
+        "title": TEXT,
         "status": {"type": "integer"},
-        "detail": _TEXT,
+        "detail": TEXT,
         "code": enum_of(ERROR_BY_CODE),
-        "request_id": _TEXT,
+        "request_id": TEXT,
         "retryable": {"type": "boolean"},
-        "hint": _TEXT,
+        "hint": TEXT,
         "errors": {
             "type": "array",
             "maxItems": 8,
             "items": {
                 "type": "object",
                 "required": ["field", "problem"],
-                "properties": {"field": _TEXT, "problem": _TEXT},
+                "properties": {"field": TEXT, "problem": TEXT},
             },
         },
     },
 }
 _HEADERS: Schema = {
-    "X-Request-ID": {"description": "The request's id, also in the log", "required": True, "schema": _TEXT},
+    "X-Request-ID": {"description": "The request's id, also in the log", "required": True, "schema": TEXT},
     "Server-Timing": {
         "description": "Milliseconds in the gateway, and in Triton, until the answer began",
-        "schema": _TEXT,
+        "schema": TEXT,
     },
-    "X-Early-Exit": {"description": "The reason of an early exit", "schema": _TEXT},
+    "X-Early-Exit": {"description": "The reason of an early exit", "schema": TEXT},
     "Retry-After": {
         "description": "Seconds to wait before a retry",
         "required": True,
@@ -55,7 +56,7 @@ _HEADERS: Schema = {
     "Location": {
         "description": "The address of the stream",
         "required": True,
-        "schema": {**_TEXT, "format": "uri-reference"},
+        "schema": {**TEXT, "format": "uri-reference"},
     },
 }
 NEVER_SENT = 499
@@ -87,8 +88,31 @@ def answer(description: str, content: Schema | None = None, *names: str) -> Sche
     return {"description": description, "headers": headers(*names)} | ({"content": content} if content else {})
 
 
-def json_answer(description: str, schema: Schema, *names: str) -> Schema:
-    return answer(description, {"application/json": {"schema": schema}}, *names)
+def json_answer(description: str, schema: Schema | type, *names: str) -> Schema:
+    """``schema``: or the type of the answer, one of those that :func:`schemas_of` gets."""
+    content = ref(schema.__name__) if isinstance(schema, type) else schema
+    return answer(description, {"application/json": {"schema": content}}, *names)
+
+
+def ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def schemas_of(*answers: type) -> Schema:
+    """The schemas of the types of answers, and of the types in them, by name."""
+    _, schemas = msgspec.json.schema_components(answers, ref_template="#/components/schemas/{name}")
+    return {name: _always_whole(with_types(schema)) for name, schema in schemas.items()}
+
+
+def _always_whole(schema: Schema) -> Schema:
+    """Requires members that have a default: an answer leaves out only those that are UNSET."""
+    del schema["title"]
+    if members := schema.get("properties"):
+        required = [name for name, each in members.items() if name in schema["required"] or "default" in each]
+        schema["required"] = required
+        for each in members.values():
+            each.pop("default", None)
+    return schema
 
 
 def problems(*possible: type[GatewayError]) -> Schema:

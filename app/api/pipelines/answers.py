@@ -3,12 +3,17 @@
 The graph of a pipeline in ``GET /v1/pipelines/{pipeline}``: steps, tensors between them, and early exits.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import replace
 
 from app.api.pipelines.samples import samples_of
+from app.core.json import TEXT
 from app.core.model import ModelConfig, TensorSpec
-from app.pipelines.catalog import CatalogEntry
+from app.lint.findings import Code, Severity
+from app.pipelines.catalog import Catalog
 from app.pipelines.examples import Filled, declared_requests, example_of, paths_in
 from app.pipelines.graph import EdgeEnd, GraphStep
 from app.pipelines.inputs import InputField, ParameterField
@@ -16,6 +21,7 @@ from app.pipelines.outputs import OutputField
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.schema import event_schema, request_schema, result_schema
 from app.pipelines.spec import EarlyExitRule
+from app.pipelines.version import VersionState
 
 
 def graph_described(pipeline: Pipeline) -> dict[str, Any]:
@@ -91,7 +97,92 @@ def _exiting(rule: EarlyExitRule, pipeline: Pipeline) -> Iterator[str]:
         yield from (step.name for step in graph.steps if rule.reason in step.config.early_exits)
 
 
-def summarize(name: str, entry: CatalogEntry) -> dict[str, Any]:
+class _Named(Struct, kw_only=True):
+    name: str
+    description: str
+    model: str
+    state: VersionState
+    state_detail: Annotated[str | None, Meta(description="Why the pipeline is not ready")]
+    streams: bool
+    url: str
+
+
+_Absences = Annotated[
+    Mapping[str, Literal["not_ready", "other_signature"]] | UnsetType,
+    Meta(description="Of several Tritons, the addresses that are not called for the pipeline"),
+]
+
+
+class PipelineSummary(_Named, kw_only=True):
+    missing_at: _Absences = UNSET
+
+
+class PipelineList(Struct):
+    pipelines: list[PipelineSummary]
+    may_explain: Annotated[bool, Meta(description="Whether this caller may send `X-Explain: 1`")]
+
+
+class PipelineField(Struct, kw_only=True):
+    name: str
+    kind: str
+    tensor: str
+    datatype: str
+    shape: Annotated[Sequence[int], Meta(description="-1: any size")]
+
+
+class PipelineInput(PipelineField, kw_only=True):
+    required: bool
+    default: Any
+
+
+class PipelineOutput(PipelineField, kw_only=True):
+    join: str | None
+
+
+class PipelineExample(Struct):
+    name: Annotated[str, Meta(description="`sample` is the pipeline's sample")]
+    files: Annotated[dict[str, str], Meta(description="The paths of its files by field")]
+
+
+_Object = Annotated[dict[str, Any], Meta(extra_json_schema={"additionalProperties": True})]
+_Parameter = Annotated[
+    _Object,
+    Meta(
+        description="With the keys of gateway.yaml, such as `minimum` and `default`",
+        extra_json_schema={
+            "required": ["name", "required", "type"],
+            "properties": {"name": TEXT, "required": {"type": "boolean"}, "type": TEXT},
+        },
+    ),
+]
+
+
+class PipelineDescription(_Named, kw_only=True):
+    """Until the pipeline's model is known, only the required properties are present."""
+
+    version: Annotated[str | UnsetType | None, Meta(description="null: Triton chooses the version")] = UNSET
+    decoupled: bool | UnsetType = UNSET
+    inputs: list[PipelineInput] | UnsetType = UNSET
+    parameters: list[_Parameter] | UnsetType = UNSET
+    outputs: list[PipelineOutput] | UnsetType = UNSET
+    graph: _Object | UnsetType = UNSET
+    early_exit: Annotated[list[str] | UnsetType, Meta(description="The possible reasons")] = UNSET
+    limits: _Object | UnsetType = UNSET
+    schemas: Annotated[_Object | UnsetType, Meta(description="JSON Schemas: `request`, `result`, `output_event`")] = (
+        UNSET
+    )
+    sample: Annotated[_Object | UnsetType, Meta(description="The values of a valid request, without its files")] = UNSET
+    examples: list[PipelineExample] | UnsetType = UNSET
+    samples: Annotated[dict[str, str] | UnsetType, Meta(description="Calls that work as pasted")] = UNSET
+    missing_at: _Absences = UNSET
+
+
+def summarize(catalog: Catalog, name: str) -> PipelineSummary:
+    return PipelineSummary(**_named(catalog, name))
+
+
+def _named(catalog: Catalog, name: str) -> dict[str, Any]:
+    entry = catalog.entry(name)
     return {
         "name": name,
         "description": entry.spec.description,
@@ -100,26 +191,27 @@ def summarize(name: str, entry: CatalogEntry) -> dict[str, Any]:
         "state_detail": entry.state_detail,
         "streams": entry.spec.stream is not None,
         "url": f"/v1/pipelines/{name}",
+        "missing_at": catalog.missing_at(entry) or UNSET,
     }
 
 
 def describe(
+    catalog: Catalog,
     name: str,
-    entry: CatalogEntry,
     load_limits: Callable[[Pipeline], dict[str, Any]],
     base_url: str,
     *,
     with_key: bool = False,
-) -> dict[str, Any]:
+) -> PipelineDescription:
     """For a pipeline that is not compiled yet, returns only the file's content and the reason why it is not ready.
 
     ``base_url``, ``with_key``: see ``samples_of``.
     """
-    summary, pipeline = summarize(name, entry), entry.pipeline
+    described, pipeline = PipelineDescription(**_named(catalog, name)), catalog.entry(name).pipeline
     if pipeline is None:
-        return summary
+        return described
     samples = samples_of(pipeline, base_url, with_key=with_key)
-    return summary | _compiled(pipeline, load_limits(pipeline)) | {"samples": samples}
+    return replace(described, **_compiled(pipeline, load_limits(pipeline)), samples=samples)
 
 
 def _compiled(pipeline: Pipeline, load_limits: dict[str, Any]) -> dict[str, Any]:
@@ -129,7 +221,7 @@ def _compiled(pipeline: Pipeline, load_limits: dict[str, Any]) -> dict[str, Any]
         "decoupled": config.decoupled,
         "inputs": [_input(field) for field in pipeline.inputs],
         "parameters": [_parameter(field) for field in pipeline.parameters],
-        "outputs": [{**_field(field), "join": field.join if config.decoupled else None} for field in pipeline.outputs],
+        "outputs": [_output(field, pipeline) for field in pipeline.outputs],
         "graph": graph_described(pipeline),
         "early_exit": list(dict.fromkeys(rule.reason for rule in spec.early_exit)),
         "limits": {
@@ -144,7 +236,7 @@ def _compiled(pipeline: Pipeline, load_limits: dict[str, Any]) -> dict[str, Any]
         },
         "sample": _sample(pipeline),
         "examples": [
-            {"name": name, "files": paths_in(pipeline, values)} for name, values in declared_requests(spec).items()
+            PipelineExample(name, paths_in(pipeline, values)) for name, values in declared_requests(spec).items()
         ],
     }
 
@@ -156,8 +248,12 @@ def _sample(pipeline: Pipeline) -> dict[str, Any]:
     return {name: value for name, value in values if name not in files and not isinstance(value, Filled)}
 
 
-def _input(field: InputField) -> dict[str, Any]:
-    return {**_field(field), "required": field.is_required, "default": field.spec.default}
+def _input(field: InputField) -> PipelineInput:
+    return PipelineInput(**_field(field), required=field.is_required, default=field.spec.default)
+
+
+def _output(field: OutputField, pipeline: Pipeline) -> PipelineOutput:
+    return PipelineOutput(**_field(field), join=field.join if pipeline.config.decoupled else None)
 
 
 def _parameter(field: ParameterField) -> dict[str, Any]:
@@ -172,3 +268,18 @@ def _field(field: InputField | OutputField) -> dict[str, Any]:
         "datatype": field.tensor.datatype,
         "shape": field.tensor.dims,
     }
+
+
+class FindingAnswer(Struct, kw_only=True):
+    severity: Severity
+    code: Code
+    pipeline: Annotated[str | None, Meta(description="The pipeline of gateway.yaml that the finding is about")]
+    model: str | None
+    step: Annotated[int | None, Meta(description="The step of the ensemble, from 1")]
+    tensor: str | None
+    text: str
+    solution: Annotated[str, Meta(description="What to do about findings with this code; names between backticks")]
+
+
+class FindingList(Struct):
+    findings: list[FindingAnswer]

@@ -26,19 +26,19 @@ from app.api.openapi.answers import (
     json_answer,
     operation,
     problems,
+    schemas_of,
 )
-from app.api.openapi.document import STATE, Described
+from app.api.openapi.document import Described
+from app.api.pipelines.answers import FindingList, PipelineDescription, PipelineList
 from app.core import errors
-from app.core.errors import Outcome
-from app.core.json import Schema, const_of, enum_of, one_of
-from app.lint.findings import Code, Severity
-from app.observability.explain.waterfall import RunKind, RunState
+from app.core.json import TEXT, Schema, const_of, enum_of, one_of
+from app.observability.explain.waterfall import Explanation
+from app.observability.statistics import Statistics
 from app.pipelines.catalog import Catalog
 from app.pipelines.examples import Filled, declared_requests, example_of
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.schema import event_schema, form_schema, request_schema, result_schema
 
-_TEXT: Schema = {"type": "string"}
 DONE: Schema = {
     "type": "object",
     "description": "The data of the event `done`",
@@ -47,7 +47,7 @@ DONE: Schema = {
         "reason": enum_of(["complete", "early_exit"]),
         "early_exit": {"type": ["string", "null"]},
         "outputs": {"type": "integer", "minimum": 0},
-        "request_id": _TEXT,
+        "request_id": TEXT,
     },
 }
 
@@ -76,65 +76,17 @@ EXPLAIN_HEADER: Schema = {
     "description": "`1`: trace this request, so that it can be explained. Other values have no effect, and neither has "
     "`1` of callers that may not explain.",
 }
-_TEXT_OR_NULL: Schema = {"type": ["string", "null"]}
-_MS: Schema = {"type": "number", "minimum": 0}
-_MS_OR_NULL: Schema = {"type": ["number", "null"], "minimum": 0}
-_NAMES: Schema = {"type": "array", "items": _TEXT}
-
-
-def _object(properties: Schema, description: str = "") -> Schema:
-    schema: Schema = {"type": "object", "required": list(properties), "properties": properties}
-    return schema | ({"description": description} if description else {})
-
-
-_PHASE = _object({"name": enum_of(["read", "queue", "triton", "respond"]), "start_ms": _MS, "duration_ms": _MS})
-_SPAN = _object(
-    {
-        "id": _TEXT,
-        "parent": _TEXT_OR_NULL,
-        "name": _TEXT,
-        "kind": enum_of(map(str, RunKind)),
-        "model": _TEXT,
-        "version": _TEXT,
-        "start_ms": _MS,
-        "duration_ms": _MS,
-        "queue_ms": _MS_OR_NULL,
-        "compute_input_ms": _MS_OR_NULL,
-        "compute_ms": _MS_OR_NULL,
-        "compute_output_ms": _MS_OR_NULL,
-        "state": enum_of(map(str, RunState)),
-    },
-    "One run of a model. `parent`: the run above it",
-)
-_EXPLANATION = _object(
-    {
-        "request_id": _TEXT,
-        "pipeline": _TEXT,
-        "model": _TEXT,
-        "outcome": {**enum_of([*map(str, Outcome), None]), "description": "null while the request runs"},
-        "early_exit": _TEXT_OR_NULL,
-        "error": _TEXT_OR_NULL,
-        "status": {"type": ["integer", "null"]},
-        "total_ms": _MS_OR_NULL,
-        "gateway": {"type": "array", "items": _PHASE},
-        "spans": {"type": "array", "items": _SPAN},
-        "steps_not_run": _NAMES,
-        "is_complete": {"type": "boolean", "description": "If false, ask again: Triton's spans arrive later"},
-        "notes": _NAMES,
-    },
-    "Times are milliseconds since the gateway received the request",
-)
 _ID: Schema = {
     "name": "id",
     "in": "path",
     "required": True,
-    "schema": _TEXT,
+    "schema": TEXT,
     "description": "The `X-Request-ID` of the answer",
 }
 
 
 def _explain() -> Schema:
-    answers = {"200": json_answer("The explanation", _EXPLANATION), **problems(errors.UnknownRequest)}
+    answers = {"200": json_answer("The explanation", Explanation), **problems(errors.UnknownRequest)}
     description = "The phases in the gateway and Triton's spans of a recent request that had `X-Explain: 1`."
     return operation("explain_request", "requests", "Where the time of a request went", description, answers, _ID)
 
@@ -142,56 +94,8 @@ def _explain() -> Schema:
 EXPLAIN_PATHS: Schema = {"/v1/requests/{id}/explain": {"get": _explain()}}
 
 
-_COUNT: Schema = {"type": "integer", "minimum": 0}
-
-
-def _list_of(items: Schema) -> Schema:
-    return {"type": "array", "items": items}
-
-
-def _object_of(**properties: Schema) -> Schema:
-    return {"type": "object", "required": list(properties), "properties": properties}
-
-
-def _counts(description: str, **names: object) -> Schema:
-    return {"type": "object", "additionalProperties": _COUNT, "description": description, **names}
-
-
-_TRANSPORT = _object_of(
-    outcomes=_counts("Ended requests by outcome", propertyNames=enum_of(map(str, Outcome))),
-    durations={
-        **_list_of(_COUNT),
-        "description": "How many answered requests (`ok` and `early_exit`) took at most each of `bounds_s`; then all",
-    },
-)
-_PIPELINE = _object_of(
-    unary=_TRANSPORT,
-    stream=_TRANSPORT,
-    early_exits=_counts("Early exits by reason"),
-    in_flight={**_COUNT, "description": "Unary requests in progress"},
-    active_streams=_COUNT,
-    waiting={**_COUNT, "description": "Requests that wait for a slot"},
-)
-_STATISTICS = _object_of(
-    time_s={"type": "number", "description": "Only the difference of two answers has a meaning"},
-    bounds_s={**_list_of({"type": "number"}), "description": "The upper bounds of `durations`, in seconds"},
-    pipelines={"type": "object", "additionalProperties": _PIPELINE},
-)
-_FINDING = _object_of(
-    severity=enum_of(map(str, Severity)),
-    code=enum_of(map(str, Code)),
-    pipeline={"type": ["string", "null"], "description": "The pipeline of gateway.yaml that the finding is about"},
-    model={"type": ["string", "null"]},
-    step={"type": ["integer", "null"], "description": "The step of the ensemble, from 1"},
-    tensor={"type": ["string", "null"]},
-    text=_TEXT,
-    solution={**_TEXT, "description": "What to do about findings with this code; names between backticks"},
-)
-_STATISTICS_ANSWERS = {"200": json_answer("The numbers of each pipeline", _STATISTICS), **problems()}
-_FINDINGS_ANSWERS = {
-    "200": json_answer("The findings", _object_of(findings=_list_of(_FINDING))),
-    **problems(errors.UpstreamUnavailable),
-}
+_STATISTICS_ANSWERS = {"200": json_answer("The numbers of each pipeline", Statistics), **problems()}
+_FINDINGS_ANSWERS = {"200": json_answer("The findings", FindingList), **problems(errors.UpstreamUnavailable)}
 
 OVERVIEW_PATHS: Schema = {
     "/v1/statistics": {
@@ -215,87 +119,10 @@ OVERVIEW_PATHS: Schema = {
 }
 
 
-_SUMMARY: Schema = {
-    "type": "object",
-    "required": ["name", "description", "model", "state", "state_detail", "streams", "url"],
-    "properties": {
-        "name": _TEXT,
-        "description": _TEXT,
-        "model": _TEXT,
-        "state": STATE,
-        "state_detail": {"type": ["string", "null"], "description": "Why the pipeline is not ready"},
-        "streams": {"type": "boolean"},
-        "url": _TEXT,
-        "missing_at": {
-            "type": "object",
-            "additionalProperties": enum_of(["not_ready", "other_signature"]),
-            "description": "Of several Tritons, the addresses that are not called for the pipeline",
-        },
-    },
-}
-_ANY_OBJECT: Schema = {"type": "object", "additionalProperties": True}
-
-
-def _field(**more: Schema) -> Schema:
-    """Describes an input or an output."""
-    tensor: Schema = {"name": _TEXT, "kind": _TEXT, "tensor": _TEXT, "datatype": _TEXT}
-    tensor["shape"] = {"type": "array", "items": {"type": "integer"}, "description": "-1: any size"}
-    return {"type": "object", "required": [*tensor, *more], "properties": {**tensor, **more}}
-
-
-_PARAMETER: Schema = {
-    "type": "object",
-    "required": ["name", "required", "type"],
-    "properties": {"name": _TEXT, "required": {"type": "boolean"}, "type": _TEXT},
-    "additionalProperties": True,
-    "description": "With the keys of gateway.yaml, such as `minimum` and `default`",
-}
-_PARTS: Schema = {
-    "version": {"type": ["string", "null"], "description": "null: Triton chooses the version"},
-    "decoupled": {"type": "boolean"},
-    "inputs": {"type": "array", "items": _field(required={"type": "boolean"}, default={})},
-    "parameters": {"type": "array", "items": _PARAMETER},
-    "outputs": {"type": "array", "items": _field(join={"type": ["string", "null"]})},
-    "graph": _ANY_OBJECT,
-    "early_exit": {"type": "array", "items": _TEXT, "description": "The possible reasons"},
-    "limits": _ANY_OBJECT,
-    "schemas": {**_ANY_OBJECT, "description": "JSON Schemas: `request`, `result`, `output_event`"},
-    "sample": {**_ANY_OBJECT, "description": "The values of a valid request, without its files"},
-    "samples": {"type": "object", "additionalProperties": _TEXT, "description": "Calls that work as pasted"},
-}
-_EXAMPLE: Schema = {
-    "type": "object",
-    "required": ["name", "files"],
-    "properties": {
-        "name": {**_TEXT, "description": "`sample` is the pipeline's sample"},
-        "files": {"type": "object", "additionalProperties": _TEXT, "description": "The paths of its files by field"},
-    },
-}
-_DESCRIPTION: Schema = {
-    "type": "object",
-    "description": "Until the pipeline's model is known, only the required properties are present",
-    "required": _SUMMARY["required"],
-    "properties": {
-        **_SUMMARY["properties"],
-        **_PARTS,
-        "examples": {"type": "array", "items": _EXAMPLE},
-    },
-}
-CATALOG_SCHEMAS: Schema = {"PipelineSummary": _SUMMARY, "PipelineDescription": _DESCRIPTION}
-
-
-def _listed() -> Schema:
-    pipelines = {"type": "array", "items": {"$ref": "#/components/schemas/PipelineSummary"}}
-    may_explain = {"type": "boolean", "description": "Whether this caller may send `X-Explain: 1`"}
-    properties = {"pipelines": pipelines, "may_explain": may_explain}
-    schema = {"type": "object", "required": list(properties), "properties": properties}
-    return {"200": json_answer("The pipelines", schema), **problems()}
-
-
 def describe_operation(pipeline: Pipeline) -> Schema:
     """Each pipeline has its own path, where POST runs it."""
     answers = {
-        "200": json_answer("The pipeline", {"$ref": "#/components/schemas/PipelineDescription"}),
+        "200": json_answer("The pipeline", PipelineDescription),
         **problems(errors.UnknownPipeline),
     }
     summary = "Fields, types, limits, graph and samples"
@@ -320,7 +147,7 @@ CATALOG_PATHS: Schema = {
             "catalog",
             "The pipelines",
             "The pipelines that the caller may use, with their states, ready or not.",
-            _listed(),
+            {"200": json_answer("The pipelines", PipelineList), **problems()},
         )
     }
 }
@@ -336,7 +163,7 @@ _DESCRIPTIONS = {
 }
 
 
-def schemas_of(pipeline: Pipeline) -> Schema:
+def model_schemas_of(pipeline: Pipeline) -> Schema:
     schemas = {"request": _with_optional_defaults(request_schema(pipeline)), "result": result_schema(pipeline)}
     if pipeline.spec.stream is not None:
         schemas["output"] = event_schema(pipeline)
@@ -415,9 +242,9 @@ def examples_of(pipeline: Pipeline) -> Schema:
 _STARTED: Schema = {
     "type": "object",
     "required": ["id", "url", "request_id"],
-    "properties": {"id": _TEXT, "url": _TEXT, "request_id": _TEXT},
+    "properties": {"id": TEXT, "url": TEXT, "request_id": TEXT},
 }
-_STREAM_ID: Schema = {"name": "id", "in": "path", "required": True, "schema": _TEXT}
+_STREAM_ID: Schema = {"name": "id", "in": "path", "required": True, "schema": TEXT}
 _LAST_EVENT_ID: Schema = {
     "name": "Last-Event-ID",
     "in": "header",
@@ -486,6 +313,7 @@ def _delete() -> Schema:
 STREAM_PATHS: Schema = {"/v1/streams/{id}": {"get": _read(), "delete": _delete()}}
 
 
+ANSWERS = schemas_of(PipelineList, PipelineDescription, Statistics, FindingList, Explanation)
 _TAGS = {
     "catalog": "The pipelines, their numbers and their mistakes",
     "streams": "Streams that can be resumed",
@@ -497,10 +325,10 @@ def described(catalog: Catalog, key: Key | None) -> Described:
     entries = catalog.entries.items()
     pipelines = [entry.pipeline for name, entry in entries if entry.pipeline and allows_pipeline(key, name)]
     paths: Schema = {}
-    schemas: Schema = {"Done": DONE, **CATALOG_SCHEMAS}
+    schemas: Schema = {"Done": DONE, **ANSWERS}
     for pipeline in pipelines:
         paths |= paths_of(pipeline)
-        schemas |= schemas_of(pipeline)
+        schemas |= model_schemas_of(pipeline)
     paths |= {**CATALOG_PATHS, **OVERVIEW_PATHS, **streams_path(pipelines), **EXPLAIN_PATHS, **STREAM_PATHS}
     tags = _TAGS | {each.name: each.spec.description or f"Model {each.spec.model}" for each in pipelines}
     return Described(paths, schemas, REFUSALS, bearer_paths=list(STREAM_PATHS), tags=tags)

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
+from msgspec.structs import replace
 from starlette.responses import Response
 from starlette.types import Send
 
@@ -26,7 +27,7 @@ from app.api.explaining import Explaining
 from app.api.idempotency import AnswerKey, KeptAnswer, KeptAnswers, digest_of, idempotency_key_of
 from app.api.inference import Inference, PipelineCall
 from app.api.limits import Limits
-from app.api.pipelines.answers import describe, summarize
+from app.api.pipelines.answers import FindingAnswer, FindingList, PipelineList, describe, summarize
 from app.api.pipelines.reading import read_inference
 from app.api.pipelines.samples import base_url_of
 from app.api.responses import JSON, JsonResponse, send_json
@@ -38,9 +39,8 @@ from app.core.json import is_large, json_in_turns, json_of
 from app.core.text import nearest, without_nearest
 from app.lint.findings import SOLUTION_BY_CODE, Finding
 from app.observability.explain.waterfall import explanation_of
-from app.observability.metrics import DURATION_BOUNDS_S
-from app.observability.statistics import PipelineStatistics, Statistics
-from app.pipelines.catalog import Catalog, CatalogEntry
+from app.observability.statistics import Statistics, no_requests
+from app.pipelines.catalog import Catalog
 from app.pipelines.examples import body_of, declared_requests
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import Result
@@ -66,22 +66,15 @@ class PipelineRoutes:
         ]
 
     async def list_pipelines(self, request: Request) -> Response:
-        key, entries = exchange_of(request).key, self._catalog.entries
-        allowed = {name: entry for name, entry in entries.items() if allows_pipeline(key, name)}
-        listed = [summarize(name, entry) | self._missing_at(entry) for name, entry in allowed.items()]
-        return JsonResponse({"pipelines": listed, "may_explain": self._inference.may_explain(key)})
+        key, catalog = exchange_of(request).key, self._catalog
+        listed = [summarize(catalog, name) for name in catalog.entries if allows_pipeline(key, name)]
+        return JsonResponse(PipelineList(listed, self._inference.may_explain(key)))
 
     async def get_pipeline(self, name: str, request: Request) -> Response:
         exchange = exchange_of(request)
         check_pipeline(exchange, self._catalog, name)
-        entry, limits_of = self._catalog.entry(name), self._inference.limits_of
-        described = describe(name, entry, limits_of, base_url_of(request), with_key=exchange.key is not None)
-        return JsonResponse(described | self._missing_at(entry))
-
-    def _missing_at(self, entry: CatalogEntry) -> dict[str, Mapping[str, str]]:
-        """The Tritons, of several, that are not called for the pipeline."""
-        missing = self._catalog.missing_at(entry)
-        return {"missing_at": missing} if missing else {}
+        limits_of, with_key = self._inference.limits_of, exchange.key is not None
+        return JsonResponse(describe(self._catalog, name, limits_of, base_url_of(request), with_key=with_key))
 
     async def run_pipeline(self, exchange: Exchange, found: Mapping[str, str], _send: Send) -> None:
         pipeline = self._inference.admit(exchange, found["name"], "unary")
@@ -234,13 +227,14 @@ class OverviewRoutes:
         """``time_s`` is for differences only: two answers give the rates between them."""
         key, known = exchange_of(request).key, await self._statistics.current()
         allowed = [name for name in self._catalog.entries if allows_pipeline(key, name)]
-        pipelines = {name: known.pipelines.get(name) or PipelineStatistics() for name in allowed}
-        return JsonResponse({"time_s": known.time_s, "bounds_s": DURATION_BOUNDS_S, "pipelines": pipelines})
+        return JsonResponse(
+            replace(known, pipelines={name: known.pipelines.get(name) or no_requests() for name in allowed})
+        )
 
     async def findings(self, request: Request) -> Response:
         found, key, file = await self._findings.current(), exchange_of(request).key, self._catalog.file
         view = _View(self._catalog, key, "" if file is None else f"{file.path.parent}/")
-        return JsonResponse({"findings": [view.of(finding) for finding in found if view.includes(finding)]})
+        return JsonResponse(FindingList([view.of(finding) for finding in found if view.includes(finding)]))
 
 
 class _View:
@@ -264,15 +258,15 @@ class _View:
             return self._key.allows(finding.pipeline)
         return finding.model in self._models
 
-    def of(self, finding: Finding) -> dict[str, Any]:
+    def of(self, finding: Finding) -> FindingAnswer:
         text = finding.text.replace(self._folder, "") if self._folder else finding.text
-        return {
-            "severity": finding.severity,
-            "code": finding.code,
-            "pipeline": finding.pipeline,
-            "model": finding.model,
-            "step": finding.step,
-            "tensor": finding.tensor,
-            "text": text if self._key is None else without_nearest(text),
-            "solution": SOLUTION_BY_CODE[finding.code],
-        }
+        return FindingAnswer(
+            severity=finding.severity,
+            code=finding.code,
+            pipeline=finding.pipeline,
+            model=finding.model,
+            step=finding.step,
+            tensor=finding.tensor,
+            text=text if self._key is None else without_nearest(text),
+            solution=SOLUTION_BY_CODE[finding.code],
+        )

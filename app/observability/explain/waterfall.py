@@ -9,7 +9,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from app.core.errors import Outcome
 from app.observability.explain.request import Ended, Found, Plan
@@ -189,41 +192,66 @@ CLOCKS_DIFFER_MS = 1.0
 """Triton's answer is this much before or after the gateway's, or more."""
 
 
-def explanation_of(found: Found) -> dict[str, Any]:
-    """The JSON object of ``GET /v1/requests/{id}/explain``."""
-    request, ended = found.request, found.request.ended
-    plan = request.plan
-    explained: dict[str, Any] = {
-        "request_id": request.request_id,
-        "pipeline": plan.pipeline,
-        "model": plan.model,
-        "outcome": None,
-        "early_exit": None,
-        "error": None,
-        "status": None,
-        "total_ms": None,
-        "gateway": [],
-        "spans": [],
-        "steps_not_run": [],
-        "is_complete": False,
-        "notes": ["The request is still running."],
-    }
+_Ms = Annotated[float, Meta(ge=0)]
+_PhaseName = Literal["read", "queue", "triton", "respond"]
+
+
+class ExplainedPhase(Struct):
+    name: _PhaseName
+    start_ms: _Ms
+    duration_ms: _Ms
+
+
+class ExplainedRun(Struct):
+    """One run of a model. `parent`: the run above it."""
+
+    id: str
+    parent: str | None
+    name: str
+    kind: RunKind
+    model: str
+    version: str
+    start_ms: _Ms
+    duration_ms: _Ms
+    queue_ms: _Ms | None
+    compute_input_ms: _Ms | None
+    compute_ms: _Ms | None
+    compute_output_ms: _Ms | None
+    state: RunState
+
+
+class Explanation(Struct):
+    """Times are milliseconds since the gateway received the request."""
+
+    request_id: str
+    pipeline: str
+    model: str
+    outcome: Annotated[Outcome | None, Meta(description="null while the request runs")] = None
+    early_exit: str | None = None
+    error: str | None = None
+    status: int | None = None
+    total_ms: _Ms | None = None
+    gateway: list[ExplainedPhase] = []
+    spans: list[ExplainedRun] = []
+    steps_not_run: list[str] = []
+    is_complete: Annotated[bool, Meta(description="If false, ask again: Triton's spans arrive later")] = False
+    notes: list[str] = []
+
+
+def explanation_of(found: Found) -> Explanation:
+    request, plan, ended = found.request, found.request.plan, found.request.ended
+    explained = Explanation(request.request_id, plan.pipeline, plan.model)
     if ended is None:
-        return explained
-    explained |= {
-        "outcome": str(ended.outcome),
-        "early_exit": ended.early_exit,
-        "error": ended.error,
-        "status": ended.status,
-        "total_ms": _rounded(ended.total_s * 1e3),
-        "gateway": phases_of(ended),
-    }
+        return replace(explained, notes=["The request is still running."])
+    explained.outcome, explained.early_exit = ended.outcome, ended.early_exit
+    explained.error, explained.status = ended.error, ended.status
+    explained.total_ms, explained.gateway = _rounded(ended.total_s * 1e3), phases_of(ended)
     if ended.triton_at_s is None:
-        return explained | {"is_complete": True, "notes": ["The request ended before the gateway called Triton."]}
-    return explained | _triton(found, plan, ended, ended.triton_at_s * 1e3)
+        return replace(explained, is_complete=True, notes=["The request ended before the gateway called Triton."])
+    return replace(explained, **_triton(found, plan, ended, ended.triton_at_s * 1e3))
 
 
-def phases_of(ended: Ended) -> list[dict[str, Any]]:
+def phases_of(ended: Ended) -> list[ExplainedPhase]:
     """The phases in order. Their durations add up to the total."""
     total_ms, queue_ms = ended.total_s * 1e3, ended.queue_s * 1e3
     if ended.triton_at_s is None:
@@ -233,10 +261,10 @@ def phases_of(ended: Ended) -> list[dict[str, Any]]:
     return _phases(("read", read_ms), ("queue", queue_ms), ("triton", triton_ms), ("respond", respond_ms))
 
 
-def _phases(*phases: tuple[str, float]) -> list[dict[str, Any]]:
+def _phases(*phases: tuple[_PhaseName, float]) -> list[ExplainedPhase]:
     listed, start_ms = [], 0.0
     for name, duration_ms in phases:
-        listed.append({"name": name, "start_ms": _rounded(start_ms), "duration_ms": _rounded(max(duration_ms, 0.0))})
+        listed.append(ExplainedPhase(name, _rounded(start_ms), _rounded(max(duration_ms, 0.0))))
         start_ms += max(duration_ms, 0.0)
     return listed
 
@@ -305,7 +333,7 @@ class _Shown:
         self.cut_ms = 0.0
         """The largest part that was cut from a span."""
 
-    def spans(self, runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
+    def spans(self, runs: Sequence[Run]) -> Iterator[ExplainedRun]:
         """``runs``: all of one call, each before the runs below it."""
         computed_until = computed_until_ns(runs)
         ends_ns: dict[str, int] = {}
@@ -318,25 +346,25 @@ class _Shown:
             ends_ns[span_id] = end_ns
             yield self._span(run, end_ns)
 
-    def _span(self, run: Run, end_ns: int) -> dict[str, Any]:
+    def _span(self, run: Run, end_ns: int) -> ExplainedRun:
         span = run.span
         start_ms, end_ms = self._ms(span.start_ns), self._ms(end_ns)
         self.cut_ms = max(self.cut_ms, self.clock.ms(span.end_ns) - end_ms)
-        return {
-            "id": span.span_id,
-            "parent": run.above.span.span_id if run.above else None,
-            "name": run.name,
-            "kind": str(run.kind),
-            "model": span.model,
-            "version": span.version,
-            "start_ms": _rounded(start_ms),
-            "duration_ms": _rounded(max(end_ms - start_ms, 0.0)),
-            "queue_ms": self._between(span.moments | run.compute, "QUEUE_START", "COMPUTE_START", end_ms),
-            "compute_input_ms": self._between(run.compute, "COMPUTE_START", "COMPUTE_INPUT_END", end_ms),
-            "compute_ms": self._between(run.compute, "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", end_ms),
-            "compute_output_ms": self._between(run.compute, "COMPUTE_OUTPUT_START", "COMPUTE_END", end_ms),
-            "state": str(self._states.get(span.span_id, RunState.UNKNOWN)),
-        }
+        return ExplainedRun(
+            id=span.span_id,
+            parent=run.above.span.span_id if run.above else None,
+            name=run.name,
+            kind=run.kind,
+            model=span.model,
+            version=span.version,
+            start_ms=_rounded(start_ms),
+            duration_ms=_rounded(max(end_ms - start_ms, 0.0)),
+            queue_ms=self._between(span.moments | run.compute, "QUEUE_START", "COMPUTE_START", end_ms),
+            compute_input_ms=self._between(run.compute, "COMPUTE_START", "COMPUTE_INPUT_END", end_ms),
+            compute_ms=self._between(run.compute, "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", end_ms),
+            compute_output_ms=self._between(run.compute, "COMPUTE_OUTPUT_START", "COMPUTE_END", end_ms),
+            state=self._states.get(span.span_id, RunState.UNKNOWN),
+        )
 
     def _ms(self, at_ns: int) -> float:
         return min(max(self.clock.ms(at_ns), self._window.start_ms), self._window.end_ms)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from app.core.errors import Outcome
@@ -64,7 +65,8 @@ def export(*models: str, step_ms: float = 10.0, at_ms: float = 6.0) -> Export:
 
 def explained(spans: Export | None, ended: Ended | None = OK, plan: Plan = CHAIN) -> dict[str, Any]:
     request = ExplainedRequest("r1", "", TRACE, STARTED_NS, plan, ended)
-    return explanation_of(Found(request, tuple(spans_in(spans.body())) if spans else ()))
+    found = Found(request, tuple(spans_in(spans.body())) if spans else ())
+    return msgspec.to_builtins(explanation_of(found))
 
 
 def states(found: dict[str, Any]) -> dict[str, str]:

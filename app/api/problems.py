@@ -1,12 +1,14 @@
 """Errors as ``application/problem+json`` (RFC 9457)."""
 
-from typing import Any
+from typing import Annotated, NotRequired, TypedDict
 
 import orjson
+from msgspec import Meta
 from starlette.responses import Response
 
-from app.api.error_table import ROW_BY_ERROR, headers_of
+from app.api.error_table import ERROR_BY_CODE, ROW_BY_ERROR, headers_of
 from app.core.errors import GatewayError
+from app.core.json import enum_of
 
 MEDIA_TYPE = "application/problem+json"
 MAX_BYTES = 4096
@@ -15,13 +17,34 @@ _MAX_ITEM = 96
 _MAX_ITEMS = 8
 
 
+class ProblemField(TypedDict):
+    field: str
+    problem: str
+
+
+class Problem(TypedDict):
+    """An error, as RFC 9457 describes it."""
+
+    type: Annotated[
+        str, Meta(description="The address of the page about this code", extra_json_schema={"format": "uri-reference"})
+    ]
+    title: str
+    status: int
+    detail: str
+    code: Annotated[str, Meta(extra_json_schema=enum_of(ERROR_BY_CODE))]
+    request_id: str
+    retryable: bool
+    hint: NotRequired[str]
+    errors: NotRequired[Annotated[list[ProblemField], Meta(max_length=_MAX_ITEMS)]]
+
+
 def status_of(error: GatewayError) -> int:
     return ROW_BY_ERROR[type(error)].status
 
 
-def problem_of(error: GatewayError, request_id: str) -> dict[str, Any]:
+def problem_of(error: GatewayError, request_id: str) -> Problem:
     """The problem object. Its JSON has at most MAX_BYTES bytes."""
-    problem: dict[str, Any] = {
+    problem: Problem = {
         "type": f"/docs/errors/{error.code}",
         "title": error.title,
         "status": status_of(error),

@@ -79,6 +79,16 @@ Schema = dict[str, Any]
 TEXT: Schema = {"type": "string"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
 
+
+def list_of(item: Schema) -> Schema:
+    return {"type": "array", "items": item}
+
+
+def object_of(properties: Schema, *optional: str) -> Schema:
+    required = [name for name in properties if name not in optional]
+    return {"type": "object", "required": required, "properties": properties}
+
+
 _TYPE_OF: dict[type, str] = {
     str: "string",
     bool: "boolean",

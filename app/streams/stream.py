@@ -3,10 +3,12 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Annotated, Any, Literal, Protocol, TypedDict
+
+from msgspec import Meta
 
 from app.core.aio import IdleTimeout
 from app.core.errors import DeadlineExceeded, GatewayError, Internal, Outcome, SlowConsumer, StreamCancelled
@@ -18,7 +20,17 @@ _log = logging.getLogger(__name__)
 
 Values = dict[str, Any]
 
-ProblemOf = Callable[[GatewayError, str], Values]
+
+class Done(TypedDict):
+    """The data of the event `done`."""
+
+    reason: Literal["complete", "early_exit"]
+    early_exit: str | None
+    outputs: Annotated[int, Meta(ge=0)]
+    request_id: str
+
+
+ProblemOf = Callable[[GatewayError, str], Mapping[str, Any]]
 """Maps an error and the request's id to the problem object of the terminal event."""
 
 _ABANDONED = frozenset(
@@ -195,7 +207,7 @@ class Stream:
     def _end_well(self, early_exit: str | None) -> None:
         self.early_exit = early_exit
         self.outcome = Outcome.OK if early_exit is None else Outcome.EARLY_EXIT
-        done = {
+        done: Done = {
             "reason": "complete" if early_exit is None else "early_exit",
             "early_exit": early_exit,
             "outputs": self.outputs,

@@ -7,35 +7,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from app.api.error_table import ERROR_BY_CODE, ROW_BY_ERROR
+from app.api.error_table import ROW_BY_ERROR
+from app.api.problems import Problem
 from app.core import errors
 from app.core.errors import GatewayError
-from app.core.json import TEXT, Schema, const_of, enum_of, with_types
+from app.core.json import TEXT, Schema, const_of, with_types
 
-_PROBLEM: Schema = {
-    "type": "object",
-    "description": "An error, as RFC 9457 describes it",
-    "required": ["type", "title", "status", "detail", "code", "request_id", "retryable"],
-    "properties": {
-        "type": {**TEXT, "format": "uri-reference", "description": "The address of the page about this code"},
-        "title": TEXT,
-        "status": {"type": "integer"},
-        "detail": TEXT,
-        "code": enum_of(ERROR_BY_CODE),
-        "request_id": TEXT,
-        "retryable": {"type": "boolean"},
-        "hint": TEXT,
-        "errors": {
-            "type": "array",
-            "maxItems": 8,
-            "items": {
-                "type": "object",
-                "required": ["field", "problem"],
-                "properties": {"field": TEXT, "problem": TEXT},
-            },
-        },
-    },
-}
 _HEADERS: Schema = {
     "X-Request-ID": {"description": "The request's id, also in the log", "required": True, "schema": TEXT},
     "Server-Timing": {
@@ -134,13 +111,13 @@ def headers_of_errors(found: Sequence[type[GatewayError]]) -> list[str]:
 def _problem_answer(status: int) -> Schema:
     found = [error for error, row in ROW_BY_ERROR.items() if row.status == status]
     names = headers_of_errors(found)
-    content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    content = {"application/problem+json": {"schema": ref(Problem.__name__)}}
     return answer(" ".join(f"`{error.code}`: {ROW_BY_ERROR[error].meaning}" for error in found), content, *names)
 
 
 REFUSALS = _by_status(*REFUSED)
 COMPONENTS: Schema = {
-    "schemas": {"Problem": _PROBLEM},
+    "schemas": schemas_of(Problem),
     "headers": _HEADERS,
     "responses": {
         f"Problem{status}": _problem_answer(status)

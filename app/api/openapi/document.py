@@ -1,6 +1,6 @@
 """The OpenAPI document, joined from the parts of the dialects.
 
-The health operations, which are independent of the dialects.
+The health operations are independent of the dialects.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,41 +8,20 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from app import __version__
-from app.api.openapi.answers import COMPONENTS, json_answer, operation, problems
-from app.core.json import Schema, const_of, enum_of
-from app.pipelines.version import VersionState
+from app.api.openapi.answers import COMPONENTS, json_answer, operation, problems, schemas_of
+from app.api.routes.health import Liveness, Readiness
+from app.core.json import Schema
 
-_TEXT: Schema = {"type": "string"}
-STATE: Schema = enum_of(map(str, VersionState))
-_READINESS: Schema = {
-    "type": "object",
-    "required": ["status", "triton", "pipelines", "state_detail"],
-    "properties": {
-        "status": enum_of(["ready", "not_ready", "draining"]),
-        "triton": enum_of(["up", "down"]),
-        "pipelines": {"type": "object", "additionalProperties": STATE},
-        "state_detail": {"type": "object", "additionalProperties": _TEXT},
-    },
+_LIVE: Schema = {"200": json_answer("The gateway answers", Liveness), **problems()}
+_READY: Schema = {
+    "200": json_answer("Every required pipeline can be called", Readiness),
+    **problems(),
+    "503": json_answer("Triton or a required pipeline is not ready, or the gateway is draining", Readiness),
 }
-
-
-def _live() -> Schema:
-    schema: Schema = {"type": "object", "required": ["status"], "properties": {"status": const_of("live")}}
-    return {"200": json_answer("The gateway answers", schema), **problems()}
-
-
-def _ready() -> Schema:
-    return {
-        "200": json_answer("Every required pipeline can be called", _READINESS),
-        **problems(),
-        "503": json_answer("Triton or a required pipeline is not ready, or the gateway is draining", _READINESS),
-    }
-
-
 HEALTH_PATHS: Schema = {
     "/health/live": {
         "get": operation(
-            "live", "health", "Whether the gateway answers", "For a liveness probe. It does not ask Triton.", _live()
+            "live", "health", "Whether the gateway answers", "For a liveness probe. It does not ask Triton.", _LIVE
         )
     },
     "/health/ready": {
@@ -51,7 +30,7 @@ HEALTH_PATHS: Schema = {
             "health",
             "Whether the pipelines can be called",
             "For a readiness probe. The answer has the state of each pipeline, with 200 and with 503.",
-            _ready(),
+            _READY,
         )
     },
 }
@@ -91,7 +70,7 @@ _KEY: list[Schema] = [{name: []} for name in _SCHEMES]
 def openapi_of(parts: Iterable[Described], *, needs_keys: bool = False) -> Schema:
     """/docs shows the paths in this order."""
     paths: Schema = {}
-    schemas: Schema = dict(COMPONENTS["schemas"])
+    schemas: Schema = COMPONENTS["schemas"] | schemas_of(Liveness, Readiness)
     responses: Schema = dict(COMPONENTS["responses"])
     tags = {"health": "For probes"}
     for part in parts:

@@ -26,30 +26,21 @@ from app.api.openapi.answers import (
     json_answer,
     operation,
     problems,
+    ref,
     schemas_of,
 )
 from app.api.openapi.document import Described
 from app.api.pipelines.answers import FindingList, PipelineDescription, PipelineList
+from app.api.pipelines.streams import StreamStarted
 from app.core import errors
-from app.core.json import TEXT, Schema, const_of, enum_of, one_of
+from app.core.json import TEXT, Schema, const_of, enum_of, object_of, one_of
 from app.observability.explain.waterfall import Explanation
 from app.observability.statistics import Statistics
 from app.pipelines.catalog import Catalog
 from app.pipelines.examples import Filled, declared_requests, example_of
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.schema import event_schema, form_schema, request_schema, result_schema
-
-DONE: Schema = {
-    "type": "object",
-    "description": "The data of the event `done`",
-    "required": ["reason", "early_exit", "outputs", "request_id"],
-    "properties": {
-        "reason": enum_of(["complete", "early_exit"]),
-        "early_exit": {"type": ["string", "null"]},
-        "outputs": {"type": "integer", "minimum": 0},
-        "request_id": TEXT,
-    },
-}
+from app.streams.stream import Done
 
 
 def event_stream(output: Schema) -> Schema:
@@ -62,8 +53,8 @@ def event_stream(output: Schema) -> Schema:
             "schema": {"type": "string", "description": "Server-Sent Events. The data of each event is JSON."},
             "x-event-schemas": {
                 "output": output,
-                "done": {"$ref": "#/components/schemas/Done"},
-                "error": {"$ref": "#/components/schemas/Problem"},
+                "done": ref(Done.__name__),
+                "error": ref("Problem"),
             },
         }
     }
@@ -182,7 +173,7 @@ def _with_optional_defaults(schema: Schema) -> Schema:
 
 
 def schema_ref(pipeline: Pipeline, what: str) -> Schema:
-    return {"$ref": f"#/components/schemas/{pipeline.name}_{what}"}
+    return ref(f"{pipeline.name}_{what}")
 
 
 def paths_of(pipeline: Pipeline) -> Schema:
@@ -239,11 +230,6 @@ def examples_of(pipeline: Pipeline) -> Schema:
     return {"examples": {"sample": {"summary": "A valid request", "value": example}}}
 
 
-_STARTED: Schema = {
-    "type": "object",
-    "required": ["id", "url", "request_id"],
-    "properties": {"id": TEXT, "url": TEXT, "request_id": TEXT},
-}
 _STREAM_ID: Schema = {"name": "id", "in": "path", "required": True, "schema": TEXT}
 _LAST_EVENT_ID: Schema = {
     "name": "Last-Event-ID",
@@ -258,7 +244,7 @@ def streams_path(pipelines: Sequence[Pipeline]) -> Schema:
     streaming = [pipeline for pipeline in pipelines if pipeline.spec.stream is not None]
     schema = one_of([_start_schema(pipeline) for pipeline in streaming]) if streaming else {}
     examples = {pipeline.name: _start_example(pipeline) for pipeline in streaming if examples_of(pipeline)}
-    started = json_answer("The stream has started", _STARTED, "Location") | {"links": _LINKS}
+    started = json_answer("The stream has started", StreamStarted, "Location") | {"links": _LINKS}
     answers = {"201": started, **problems(errors.UnknownPipeline, errors.ResumableStreamsOff, *INFERENCE_ERRORS)}
     summary = "Start a stream that can be resumed"
     description = "The stream runs without a connection. Read it at the address in `Location`, which needs no key."
@@ -274,12 +260,8 @@ _LINKS: Schema = {
 
 
 def _start_schema(pipeline: Pipeline) -> Schema:
-    return {
-        "type": "object",
-        "required": ["pipeline", "inputs"],
-        "properties": {"pipeline": const_of(pipeline.name), "inputs": schema_ref(pipeline, "request")},
-        "additionalProperties": False,
-    }
+    properties = {"pipeline": const_of(pipeline.name), "inputs": schema_ref(pipeline, "request")}
+    return object_of(properties) | {"additionalProperties": False}
 
 
 def _start_example(pipeline: Pipeline) -> Schema:
@@ -313,7 +295,7 @@ def _delete() -> Schema:
 STREAM_PATHS: Schema = {"/v1/streams/{id}": {"get": _read(), "delete": _delete()}}
 
 
-ANSWERS = schemas_of(PipelineList, PipelineDescription, Statistics, FindingList, Explanation)
+ANSWERS = schemas_of(PipelineList, PipelineDescription, Statistics, FindingList, Explanation, StreamStarted, Done)
 _TAGS = {
     "catalog": "The pipelines, their numbers and their mistakes",
     "streams": "Streams that can be resumed",
@@ -325,7 +307,7 @@ def described(catalog: Catalog, key: Key | None) -> Described:
     entries = catalog.entries.items()
     pipelines = [entry.pipeline for name, entry in entries if entry.pipeline and allows_pipeline(key, name)]
     paths: Schema = {}
-    schemas: Schema = {"Done": DONE, **ANSWERS}
+    schemas: Schema = dict(ANSWERS)
     for pipeline in pipelines:
         paths |= paths_of(pipeline)
         schemas |= model_schemas_of(pipeline)

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 from fastapi import APIRouter, Request
+from msgspec import Struct
 from starlette.responses import Response
 
 from app.api.bodies import off_loop, read_json
@@ -163,9 +164,15 @@ def _digest_of(body: memoryview) -> str:
     return hashlib.sha256(body).hexdigest()
 
 
+class StreamStarted(Struct):
+    id: str
+    url: str
+    request_id: str
+
+
 def _answer(started: StartedStream) -> Response:
     url = f"/v1/streams/{started.id}"
-    return JsonResponse({"id": started.id, "url": url, "request_id": started.request_id}, 201, {"Location": url})
+    return JsonResponse(StreamStarted(started.id, url, started.request_id), 201, {"Location": url})
 
 
 def _timeout_of(pipeline: Pipeline) -> float | None:

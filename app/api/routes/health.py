@@ -1,9 +1,10 @@
 """Liveness and readiness, on the main and the admin port."""
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Literal, Protocol
 
 from fastapi import APIRouter, Request
+from msgspec import UNSET, Struct, UnsetType
 from starlette.responses import Response
 
 from app.api.access import AccessCheck
@@ -12,6 +13,7 @@ from app.api.responses import JsonResponse
 from app.api.routing import Route
 from app.api.workload import Workload
 from app.pipelines.catalog import Catalog, CatalogEntry
+from app.pipelines.version import VersionState
 
 
 class WorkerStates(Protocol):
@@ -24,6 +26,27 @@ class WorkerStates(Protocol):
     @property
     def states(self) -> Mapping[str, str]:
         """Maps each worker's number to ``starting``, ``not_ready`` or ``ready``."""
+
+
+class Liveness(Struct):
+    status: Literal["live"] = "live"
+
+
+class Readiness(Struct, kw_only=True):
+    status: Literal["ready", "not_ready", "draining"]
+    triton: Literal["up", "down"]
+    pipelines: Mapping[str, VersionState]
+    state_detail: Mapping[str, str]
+
+
+class AdminReadiness(Readiness, kw_only=True):
+    """The members beyond those of the main port: with several Tritons, and with several workers."""
+
+    tritons: Mapping[str, str] | UnsetType = UNSET
+    """Maps the address of each Triton to its state."""
+    missing_at: Mapping[str, Mapping[str, str]] | UnsetType = UNSET
+    """Maps each pipeline that not every Triton serves to the addresses that are not called, with the reasons."""
+    workers: Mapping[str, str] | UnsetType = UNSET
 
 
 class HealthRoutes:
@@ -57,23 +80,22 @@ class HealthRoutes:
 
     async def live(self, _request: Request) -> Response:
         """200 while the process answers. Independent of Triton: a slow model load never restarts the gateway."""
-        return JsonResponse({"status": "live"})
+        return JsonResponse(Liveness())
 
     async def ready(self, request: Request) -> Response:
         """200 if Triton answers, required pipelines are warm, workers are ready, and the gateway is not draining."""
         is_draining, entries = self._workload.is_shutting_down, self._entries_for(request)
         workers = self._workers
         is_ready = self._catalog.is_ready and not is_draining and (workers is None or workers.is_ready)
-        readiness: dict[str, object] = {
-            "status": "ready" if is_ready else "draining" if is_draining else "not_ready",
-            "triton": "up" if self._catalog.triton_is_up else "down",
-            "pipelines": {name: entry.state for name, entry in entries.items()},
-            "state_detail": {name: entry.state_detail for name, entry in entries.items() if entry.state_detail},
-        }
+        readiness = AdminReadiness(
+            status="ready" if is_ready else "draining" if is_draining else "not_ready",
+            triton="up" if self._catalog.triton_is_up else "down",
+            pipelines={name: entry.state for name, entry in entries.items()},
+            state_detail={name: entry.state_detail for name, entry in entries.items() if entry.state_detail},
+            workers=UNSET if workers is None else workers.states,
+        )
         if self._triton_is_stuck is not None:
-            readiness |= self._tritons()
-        if workers is not None:
-            readiness["workers"] = workers.states
+            self._add_tritons(readiness)
         return JsonResponse(readiness, 200 if is_ready else 503)
 
     def _entries_for(self, request: Request) -> Mapping[str, CatalogEntry]:
@@ -83,12 +105,12 @@ class HealthRoutes:
         key = self._access.key_of(exchange_of(request))
         return {name: entry for name, entry in entries.items() if key is not None and key.allows(name)}
 
-    def _tritons(self) -> dict[str, object]:
+    def _add_tritons(self, readiness: AdminReadiness) -> None:
         """The state of each of several Tritons, and the pipelines that are missing there. Not for the main port."""
         catalog = self._catalog
-        states = catalog.engine.states()
-        missing = {name: found for name, entry in catalog.entries.items() if (found := catalog.missing_at(entry))}
-        return {"tritons": states, "missing_at": missing} if states else {}
+        if states := catalog.engine.states():
+            absences = {name: catalog.missing_at(entry) for name, entry in catalog.entries.items()}
+            readiness.tritons, readiness.missing_at = states, {name: each for name, each in absences.items() if each}
 
     async def triton(self, _request: Request) -> Response:
         """503 only while Triton is live, but all models or one model answer only after a restart of Triton."""

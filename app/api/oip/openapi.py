@@ -29,21 +29,18 @@ from app.api.openapi.answers import (
     headers_of_errors,
     json_answer,
     operation,
+    ref,
 )
 from app.api.openapi.document import Described
 from app.core import errors
 from app.core.errors import GatewayError
 from app.core.inference import BYTES, DTYPE_BY_DATATYPE, INTEGER_DATATYPES
-from app.core.json import Schema, const_of, enum_of, one_of
+from app.core.json import COUNT, TEXT, Schema, const_of, enum_of, list_of, object_of, one_of
 from app.core.model import ModelConfig, TensorSpec
 from app.pipelines.catalog import Catalog
 
 MODEL_STATUSES = (400, 404, 500, 501, 503)
 """Statuses of errors of a model."""
-
-
-def ref(schema: str) -> Schema:
-    return {"$ref": f"#/components/schemas/{schema}"}
 
 
 def error_answers(*possible: type[GatewayError], of_model: bool = False) -> Schema:
@@ -58,7 +55,7 @@ def stream_error_answers(*possible: type[GatewayError]) -> Schema:
 
 
 _ERROR = json_answer("An error. With 429 and 503 `Retry-After` may say when to retry.", ref("OipError"))
-_EVENT: Schema = {"text/event-stream": {"schema": {"type": "string"}, "x-event-schemas": {"message": ref("OipError")}}}
+_EVENT: Schema = {"text/event-stream": {"schema": TEXT, "x-event-schemas": {"message": ref("OipError")}}}
 
 REFUSALS: Schema = {
     str(status_of_kind(error)): json_answer(ROW_BY_ERROR[error].meaning, ref("OipError"), *headers_of_errors([error]))
@@ -70,8 +67,6 @@ RESPONSES: Schema = {
 }
 
 
-_TEXT: Schema = {"type": "string"}
-_COUNT: Schema = {"type": "integer", "minimum": 0}
 _SHAPE: Schema = {"type": "array", "items": {"type": "integer", "minimum": -1}}
 _VALUE: Schema = {"type": ["boolean", "number", "string", "null"]}
 _PARAMETERS: Schema = {
@@ -91,47 +86,38 @@ _PARAMETERS: Schema = {
 _LARGEST: dict[str, float] = {"FP16": 65504.0, "BF16": 3.3895313892515355e38, "FP32": 3.4028234663852886e38}
 
 
-def _object(properties: Schema, *optional: str) -> Schema:
-    required = [name for name in properties if name not in optional]
-    return {"type": "object", "required": required, "properties": properties}
-
-
-def _list(item: Schema) -> Schema:
-    return {"type": "array", "items": item}
-
-
-_METADATA_TENSOR = _object({"name": _TEXT, "datatype": _TEXT, "shape": _SHAPE})
-_OUTPUT = _object(
+_METADATA_TENSOR = object_of({"name": TEXT, "datatype": TEXT, "shape": _SHAPE})
+_OUTPUT = object_of(
     {
-        "name": _TEXT,
+        "name": TEXT,
         "datatype": enum_of(DTYPE_BY_DATATYPE),
-        "shape": _list(_COUNT),
-        "data": _list(_VALUE),
-        "parameters": _object({"binary_data_size": _COUNT}),
+        "shape": list_of(COUNT),
+        "data": list_of(_VALUE),
+        "parameters": object_of({"binary_data_size": COUNT}),
     },
     "data",
     "parameters",
 )
 
 SCHEMAS: Schema = {
-    "OipError": _object({"error": _TEXT}),
-    "OipServer": _object({"name": _TEXT, "version": _TEXT, "extensions": _list(_TEXT)}),
-    "OipIndex": _list(
-        _object({"name": _TEXT, "version": _TEXT, "state": enum_of(["READY", "UNAVAILABLE"])}),
+    "OipError": object_of({"error": TEXT}),
+    "OipServer": object_of({"name": TEXT, "version": TEXT, "extensions": list_of(TEXT)}),
+    "OipIndex": list_of(
+        object_of({"name": TEXT, "version": TEXT, "state": enum_of(["READY", "UNAVAILABLE"])}),
     ),
-    "OipModel": _object(
+    "OipModel": object_of(
         {
-            "name": _TEXT,
-            "versions": _list(_TEXT),
-            "platform": _TEXT,
-            "inputs": _list(_METADATA_TENSOR),
-            "outputs": _list(_METADATA_TENSOR),
+            "name": TEXT,
+            "versions": list_of(TEXT),
+            "platform": TEXT,
+            "inputs": list_of(_METADATA_TENSOR),
+            "outputs": list_of(_METADATA_TENSOR),
         }
     ),
-    "OipConfig": _object({"name": _TEXT, "max_batch_size": _COUNT, "input": _list({}), "output": _list({})}),
-    "OipStatistics": _object({"model_stats": _list(_object({"name": _TEXT, "version": _TEXT}))}),
-    "OipInferResult": _object(
-        {"id": _TEXT, "model_name": _TEXT, "model_version": _TEXT, "outputs": _list(_OUTPUT)}, "id"
+    "OipConfig": object_of({"name": TEXT, "max_batch_size": COUNT, "input": list_of({}), "output": list_of({})}),
+    "OipStatistics": object_of({"model_stats": list_of(object_of({"name": TEXT, "version": TEXT}))}),
+    "OipInferResult": object_of(
+        {"id": TEXT, "model_name": TEXT, "model_version": TEXT, "outputs": list_of(_OUTPUT)}, "id"
     ),
 }
 
@@ -139,25 +125,27 @@ SCHEMAS: Schema = {
 def infer_request(config: ModelConfig) -> Schema:
     """OpenAPI cannot describe the binary tensors after the JSON."""
     inputs = [_input(spec, config.max_batch_size) for spec in config.inputs]
-    outputs = _object({"name": enum_of(spec.name for spec in config.outputs)})
+    outputs = object_of({"name": enum_of(spec.name for spec in config.outputs)})
     listed: Schema = {"type": "array", "items": one_of(inputs) if inputs else {}}
     required = [spec for spec in config.inputs if not spec.optional]
     listed |= {"minItems": len(required), "maxItems": len(inputs)}
     if required:
-        listed["allOf"] = [{"contains": _object({"name": const_of(spec.name)})} for spec in required]
-    return _object({"id": {**_TEXT, "maxLength": MAX_ID}, "inputs": listed, "outputs": _list(outputs)}, "id", "outputs")
+        listed["allOf"] = [{"contains": object_of({"name": const_of(spec.name)})} for spec in required]
+    return object_of(
+        {"id": {**TEXT, "maxLength": MAX_ID}, "inputs": listed, "outputs": list_of(outputs)}, "id", "outputs"
+    )
 
 
 def _input(spec: TensorSpec, max_batch_size: int) -> Schema:
     batch = [{"type": "integer", "minimum": 1, "maximum": max_batch_size}] if max_batch_size else []
     dims = [*batch, *map(_dimension, spec.dims)]
-    shape = {**_list({"type": "integer"}), "prefixItems": dims, "minItems": len(dims), "maxItems": len(dims)}
-    data = _list(_element(spec.datatype))
-    return _object({"name": const_of(spec.name), "datatype": const_of(spec.datatype), "shape": shape, "data": data})
+    shape = {**list_of({"type": "integer"}), "prefixItems": dims, "minItems": len(dims), "maxItems": len(dims)}
+    data = list_of(_element(spec.datatype))
+    return object_of({"name": const_of(spec.name), "datatype": const_of(spec.datatype), "shape": shape, "data": data})
 
 
 def _dimension(dim: int) -> Schema:
-    return {**_COUNT, "maximum": 2**63 - 1} if dim == -1 else const_of(dim)
+    return {**COUNT, "maximum": 2**63 - 1} if dim == -1 else const_of(dim)
 
 
 def _element(datatype: str) -> Schema:
@@ -177,20 +165,20 @@ def generate_request(config: ModelConfig) -> Schema:
     """
     fields = {spec.name: _one_or_list(_element(spec.datatype)) for spec in config.inputs}
     optional = [spec.name for spec in config.inputs if spec.optional]
-    members = {**fields, "id": {**_TEXT, "maxLength": MAX_ID}, "parameters": {"type": "object", **_PARAMETERS}}
-    schema = _object(members, *optional, "id", "parameters") | _PARAMETERS
+    members = {**fields, "id": {**TEXT, "maxLength": MAX_ID}, "parameters": {"type": "object", **_PARAMETERS}}
+    schema = object_of(members, *optional, "id", "parameters") | _PARAMETERS
     named = "|".join(re.sub(r"[\\^$.*+?()\[\]{}|]", r"\\\g<0>", name) for name in members)
     return schema | {"patternProperties": {f"^(?!({named})$)": schema.pop("additionalProperties")}}
 
 
 def generate_result(config: ModelConfig) -> Schema:
-    fields = {spec.name: {"anyOf": [_VALUE, _list(_VALUE)]} for spec in config.outputs}
-    named = {"id": _TEXT, "model_name": _TEXT, "model_version": _TEXT}
-    return _object({**fields, **named}, *fields, "id")
+    fields = {spec.name: {"anyOf": [_VALUE, list_of(_VALUE)]} for spec in config.outputs}
+    named = {"id": TEXT, "model_name": TEXT, "model_version": TEXT}
+    return object_of({**fields, **named}, *fields, "id")
 
 
 def _one_or_list(element: Schema) -> Schema:
-    return {"anyOf": [element, _list(element)]}
+    return {"anyOf": [element, list_of(element)]}
 
 
 _POSSIBLE = (*INFERENCE_ERRORS, errors.UnknownModel)
@@ -215,7 +203,7 @@ def schemas_of(config: ModelConfig) -> Schema:
 def paths_of(config: ModelConfig) -> Schema:
     path, name = f"/v2/models/{config.name}", config.name
     generated = ref(f"{name}_generated")
-    events = {"text/event-stream": {"schema": {"type": "string"}, "x-event-schemas": {"message": generated}}}
+    events = {"text/event-stream": {"schema": TEXT, "x-event-schemas": {"message": generated}}}
     return {
         f"{path}/infer": _post(
             name, "infer", "infer", {"200": json_answer("The outputs", ref("OipInferResult")), **_OF_MODEL}

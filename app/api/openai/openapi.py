@@ -27,38 +27,24 @@ from app.api.openapi.answers import (
     headers_of_errors,
     json_answer,
     operation,
+    ref,
 )
 from app.api.openapi.document import Described
 from app.core import errors
 from app.core.errors import GatewayError
-from app.core.json import Schema, const_of, enum_of, one_of
+from app.core.json import COUNT, TEXT, Schema, const_of, enum_of, list_of, object_of, one_of
 from app.pipelines.catalog import Catalog
 from app.pipelines.examples import example_of
 from app.pipelines.openai.mapping import EmbeddingsForm, TextForm
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.schema import request_schema
 
-_TEXT: Schema = {"type": "string"}
-_COUNT: Schema = {"type": "integer", "minimum": 0}
 _FINISH_REASON: Schema = enum_of(["stop", "length"])
 _NO_LOGPROBS: Schema = {"type": "null"}
 
 
 def _object(properties: Schema, *optional: str) -> Schema:
-    return {
-        "type": "object",
-        "required": [name for name in properties if name not in optional],
-        "properties": properties,
-        "additionalProperties": False,
-    }
-
-
-def _list(item: Schema) -> Schema:
-    return {"type": "array", "items": item}
-
-
-def _ref(name: str) -> Schema:
-    return {"$ref": f"#/components/schemas/{name}"}
+    return object_of(properties, *optional) | {"additionalProperties": False}
 
 
 def _or_null(schema: Schema) -> Schema:
@@ -66,60 +52,55 @@ def _or_null(schema: Schema) -> Schema:
 
 
 def _answer(name: str, choice: Schema, usage: Schema) -> Schema:
-    head = {"id": _TEXT, "object": const_of(name), "created": _COUNT, "model": _TEXT}
-    return _object({**head, "choices": _list(choice), "usage": usage}, "usage")
+    head = {"id": TEXT, "object": const_of(name), "created": COUNT, "model": TEXT}
+    return _object({**head, "choices": list_of(choice), "usage": usage}, "usage")
 
 
 def _choice(content: Schema, finish_reason: Schema) -> Schema:
     return _object({"index": const_of(0), **content, "logprobs": _NO_LOGPROBS, "finish_reason": finish_reason})
 
 
-_MESSAGE = _object({"role": const_of("assistant"), "content": _TEXT, "refusal": {"type": "null"}})
-_DELTA = _object({"role": const_of("assistant"), "content": _TEXT}, "role", "content")
-_TOKENS = {"prompt_tokens": _COUNT, "total_tokens": _COUNT}
-_USAGE = _ref("OpenAIUsage")
+_MESSAGE = _object({"role": const_of("assistant"), "content": TEXT, "refusal": {"type": "null"}})
+_DELTA = _object({"role": const_of("assistant"), "content": TEXT}, "role", "content")
+_TOKENS = {"prompt_tokens": COUNT, "total_tokens": COUNT}
+_USAGE = ref("OpenAIUsage")
 _EMBEDDING = _object(
     {
         "object": const_of("embedding"),
-        "index": _COUNT,
-        "embedding": {"anyOf": [_list({"type": "number"}), {**_TEXT, "contentEncoding": "base64"}]},
+        "index": COUNT,
+        "embedding": {"anyOf": [list_of({"type": "number"}), {**TEXT, "contentEncoding": "base64"}]},
     }
 )
-_ERROR = _object({"message": _TEXT, "type": _TEXT, "param": _or_null(_TEXT), "code": _TEXT})
+_ERROR = _object({"message": TEXT, "type": TEXT, "param": _or_null(TEXT), "code": TEXT})
 
 ANSWERS: Schema = {
     "OpenAIError": _object({"error": _ERROR}),
-    "OpenAIUsage": _object({**_TOKENS, "completion_tokens": _COUNT}),
-    "OpenAIModel": _object({"id": _TEXT, "object": const_of("model"), "created": _COUNT, "owned_by": _TEXT}),
-    "OpenAICompletion": _answer("text_completion", _choice({"text": _TEXT}, _FINISH_REASON), _USAGE),
+    "OpenAIUsage": _object({**_TOKENS, "completion_tokens": COUNT}),
+    "OpenAIModel": _object({"id": TEXT, "object": const_of("model"), "created": COUNT, "owned_by": TEXT}),
+    "OpenAICompletion": _answer("text_completion", _choice({"text": TEXT}, _FINISH_REASON), _USAGE),
     "OpenAICompletionChunk": _answer(
-        "text_completion", _choice({"text": _TEXT}, _or_null(_FINISH_REASON)), _or_null(_USAGE)
+        "text_completion", _choice({"text": TEXT}, _or_null(_FINISH_REASON)), _or_null(_USAGE)
     ),
     "OpenAIChatCompletion": _answer("chat.completion", _choice({"message": _MESSAGE}, _FINISH_REASON), _USAGE),
     "OpenAIChatCompletionChunk": _answer(
         "chat.completion.chunk", _choice({"delta": _DELTA}, _or_null(_FINISH_REASON)), _or_null(_USAGE)
     ),
     "OpenAIEmbeddings": _object(
-        {"object": const_of("list"), "model": _TEXT, "usage": _object(_TOKENS), "data": _list(_EMBEDDING)}, "usage"
+        {"object": const_of("list"), "model": TEXT, "usage": _object(_TOKENS), "data": list_of(_EMBEDDING)}, "usage"
     ),
 }
 
 
-_ONE_TEXT: Schema = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": 1}]}
-_STOP_TEXT: Schema = {**_TEXT, "minLength": 1, "maxLength": 256}
+_ONE_TEXT: Schema = {"anyOf": [TEXT, {"type": "array", "items": TEXT, "minItems": 1, "maxItems": 1}]}
+_STOP_TEXT: Schema = {**TEXT, "minLength": 1, "maxLength": 256}
 _LABELS: Schema = {"anyOf": [msgspec.json.schema(Labels), {"type": "null"}]}
-_PART: Schema = {
-    "type": "object",
-    "required": ["type", "text"],
-    "properties": {"type": const_of("text"), "text": _TEXT, "prompt_cache_breakpoint": _LABELS},
-    "additionalProperties": False,
-}
+_PART = _object({"type": const_of("text"), "text": TEXT, "prompt_cache_breakpoint": _LABELS}, "prompt_cache_breakpoint")
 _REQUEST_MESSAGE: Schema = {
     "type": "object",
     "required": ["role", "content"],
     "properties": {
         "role": enum_of(["system", "developer", "user", "assistant"]),
-        "content": {"anyOf": [_TEXT, {"type": "array", "items": _PART}]},
+        "content": {"anyOf": [TEXT, {"type": "array", "items": _PART}]},
         "name": {"type": ["string", "null"]},
         **{name: {"type": "null"} for name in ("refusal", "audio", "function_call", "tool_calls", "annotations")},
     },
@@ -139,12 +120,12 @@ def chat_schema(pipeline: Pipeline, form: TextForm) -> Schema:
 
 
 def embeddings_schema(pipeline: Pipeline, form: EmbeddingsForm) -> Schema:
-    texts = {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_INPUTS}
+    texts = {"type": "array", "items": TEXT, "minItems": 1, "maxItems": MAX_INPUTS}
     fields = _schemas_of(NEUTRAL_OF_EMBEDDINGS)
     fields["encoding_format"] = enum_of(["float", "base64", None])
     if form.length > 0:
         fields["dimensions"] = enum_of([form.length, None])
-    return _schema(pipeline, form, {"input": {"anyOf": [_TEXT, texts]}}, fields)
+    return _schema(pipeline, form, {"input": {"anyOf": [TEXT, texts]}}, fields)
 
 
 def _schemas_of(neutral: Mapping[str, Neutral]) -> Schema:
@@ -202,9 +183,9 @@ def _schema(pipeline: Pipeline, form: TextForm | EmbeddingsForm, needed: Schema,
 
 
 Form = TypeVar("Form", TextForm, EmbeddingsForm)
-_ERROR_REF: Schema = {"$ref": "#/components/schemas/OpenAIError"}
+_ERROR_REF: Schema = ref("OpenAIError")
 _ERROR_ANSWER: Schema = {"application/json": {"schema": _ERROR_REF}}
-_NAME: Schema = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+_NAME: Schema = {"name": "name", "in": "path", "required": True, "schema": TEXT}
 
 _LIKE_OPENAI = "As OpenAI's API, so that its clients work. Fields that would change the answer are refused."
 
@@ -234,7 +215,7 @@ def embeddings_path(served: Sequence[tuple[Pipeline, EmbeddingsForm]]) -> Schema
         pipeline.name: {"model": pipeline.name, "input": [example_text_of(pipeline, form.input)]}
         for pipeline, form in served
     }
-    ok = json_answer("A vector for each text", {"$ref": "#/components/schemas/OpenAIEmbeddings"})
+    ok = json_answer("A vector for each text", ref("OpenAIEmbeddings"))
     post = _inference("create_embedding", "Texts as vectors", _body(served, embeddings_schema, examples), ok)
     return {"/v1/embeddings": {"post": post}}
 
@@ -254,11 +235,11 @@ def _inference(operation_id: str, summary: str, body: Schema, ok: Schema) -> Sch
 
 def _text_answer(name: str, served: Sequence[tuple[Pipeline, TextForm]]) -> Schema:
     """``x-event-data`` has the types of a stream's events, which OpenAPI 3.1 cannot describe."""
-    content: Schema = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
+    content: Schema = {"application/json": {"schema": ref(name)}}
     if any(pipeline.spec.stream is not None for pipeline, _ in served):
         content["text/event-stream"] = {
             "schema": {"type": "string", "description": "Server-Sent Events: chunks, then `[DONE]` or an error."},
-            "x-event-data": {"anyOf": [{"$ref": f"#/components/schemas/{name}Chunk"}, _ERROR_REF]},
+            "x-event-data": {"anyOf": [ref(f"{name}Chunk"), _ERROR_REF]},
         }
     return answer("The text, as one answer or, with `stream: true`, in chunks", content)
 
@@ -280,20 +261,13 @@ REFUSALS: Schema = {str(openai_status_of(error)): _failure([error]) for error in
 
 
 def _list_models() -> Schema:
-    schema: Schema = {
-        "type": "object",
-        "required": ["object", "data"],
-        "properties": {
-            "object": const_of("list"),
-            "data": {"type": "array", "items": {"$ref": "#/components/schemas/OpenAIModel"}},
-        },
-    }
+    schema = object_of({"object": const_of("list"), "data": list_of(ref("OpenAIModel"))})
     answers = {"200": json_answer("The models", schema), **_failures()}
     return operation("list_models", "openai", "The models", "The pipelines that declare `openai:`.", answers)
 
 
 def _get_model() -> Schema:
-    ok = json_answer("The model", {"$ref": "#/components/schemas/OpenAIModel"})
+    ok = json_answer("The model", ref("OpenAIModel"))
     answers = {"200": ok, **_failures(errors.UnknownPipeline, errors.ModelNotReady)}
     return operation("get_model", "openai", "One model", "A pipeline that declares `openai:`.", answers, _NAME)
 

@@ -263,7 +263,7 @@ class FollowedKeys:
             self._warn_if_public()
 
     def key_of(self, text: bytes, now: float) -> Key:
-        """See :meth:`Keyring.key_of`."""
+        """Returns the key with this text. ``now``: seconds since the epoch. Raises Unauthenticated."""
         return self.ring.key_of(text, now)
 
     def _warn_if_public(self) -> None:

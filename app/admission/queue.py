@@ -1,7 +1,7 @@
 """The order in which requests leave a queue. Pure: no clock, no event loop."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 
@@ -28,11 +28,6 @@ class FairQueue(Generic[E]):
 
     def __len__(self) -> int:
         return self._size
-
-    def __iter__(self) -> Iterator[E]:
-        for lines in self._lines.values():
-            for line in lines.values():
-                yield from line
 
     def add(self, entry: E) -> None:
         lines = self._lines.get(entry.priority)

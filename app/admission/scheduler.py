@@ -21,9 +21,9 @@ from app.core.inference import Deadline
 class Slot:
     """Released by :meth:`leave` or at the end of a ``with`` block. Releasing it again is a no-op."""
 
-    __slots__ = ("_accounts", "_has_output", "_is_left", "_limit", "_model_queue", "queued_s", "since")
+    __slots__ = ("_accounts", "_has_output", "_is_left", "_limit", "_model_queue", "since")
 
-    def __init__(self, model_queue: "ModelQueue", accounts: "tuple[Quota, ...]", queued_s: float) -> None:
+    def __init__(self, model_queue: "ModelQueue", accounts: "tuple[Quota, ...]") -> None:
         self._model_queue = model_queue
         self._accounts = accounts
         self.since = monotonic()
@@ -32,8 +32,6 @@ class Slot:
         self._limit: Limit = model_queue.limit
         """A later configuration of the model has another limit, which does not know this request."""
         self._limit.started(self, self.since)
-        self.queued_s = queued_s
-        """Seconds that the request waited for its slot."""
 
     def output(self) -> None:
         """Call this when a response of a decoupled model arrives."""
@@ -181,10 +179,6 @@ class ModelQueue:
         self._promised: dict[str, float] = {}
         """By key: when the caller that was refused last may expect a slot."""
 
-    @property
-    def waiting(self) -> int:
-        return len(self._queue)
-
     def check(self, applicant: Claim, deadline: Deadline) -> None:
         """Raises TooManyRequests if :meth:`enter` would raise it now. Has no effect on other requests."""
         if not self._has_slot(applicant):
@@ -196,7 +190,7 @@ class ModelQueue:
 
     def try_enter(self, applicant: Claim) -> Slot | None:
         """Returns a slot if one is free and no other request waits for it."""
-        return self._slot_of(applicant, 0.0) if self._has_slot(applicant) else None
+        return self._slot_of(applicant) if self._has_slot(applicant) else None
 
     async def enter(self, applicant: Claim, deadline: Deadline) -> Slot:
         """Returns a slot, waiting in the queue if necessary.
@@ -206,7 +200,7 @@ class ModelQueue:
             DeadlineExceeded: If the deadline passes during the wait.
         """
         if self._has_slot(applicant):
-            return self._slot_of(applicant, 0.0)
+            return self._slot_of(applicant)
         displaced = self._displaced_by(applicant)
         self._require_place(applicant, deadline, displaced)
         if displaced is not None:
@@ -259,17 +253,17 @@ class ModelQueue:
             if waiter.deadline.remaining_s() < self._needed_s:
                 waiter.refuse(self._too_late(waiter.applicant))
             else:
-                waiter.slot.set_result(self._slot_of(waiter.applicant, monotonic() - waiter.since))
+                waiter.slot.set_result(self._slot_of(waiter.applicant))
 
     def _has_slot(self, applicant: Claim) -> bool:
         """Whether a slot is free. The queue need not be checked: :meth:`serve_queue` gives free slots away at once."""
         return self.running < self.limit.value and applicant.may_run
 
-    def _slot_of(self, applicant: Claim, queued_s: float) -> Slot:
+    def _slot_of(self, applicant: Claim) -> Slot:
         self.running += 1
         for account in applicant.accounts:
             account.running += 1
-        slot = Slot(self, applicant.accounts, queued_s)
+        slot = Slot(self, applicant.accounts)
         self._first_start = min(self._first_start, slot.since)
         return slot
 

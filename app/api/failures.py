@@ -48,7 +48,7 @@ _refusals = Pace()
 
 
 async def delay_refusal() -> None:
-    """Returns at once unless there are too many refusals. The connection is not read meanwhile."""
+    """Does not wait unless there are too many refusals. The connection is not read meanwhile."""
     delay_s = _refusals.delay_s(monotonic())
     if delay_s > 0:
         await asyncio.sleep(delay_s)

@@ -118,7 +118,7 @@ class Inference:
     async def take_slot_at(
         self, entrance: PipelineAdmission, caller: Caller, deadline: Deadline, record: RequestRecord
     ) -> Slot:
-        """As :meth:`take_slot`."""
+        """A slot of this queue, maybe after a wait. Raises TooManyRequests or DeadlineExceeded."""
         slot = entrance.try_enter(caller)
         if slot is None:
             started = time.perf_counter()
@@ -176,7 +176,7 @@ class Inference:
             return await self.answer_in(slot, call, answer)
 
     async def answer_in(self, slot: Slot, call: PipelineCall, answer: Collecting | None = None) -> Result:
-        """As :meth:`answer`, for a call that has its slot."""
+        """One unary answer of a call that has its slot. Also calls the ``cancel`` model, as :meth:`answer` does."""
         if call.pipeline.config.decoupled:
             answer = _Timed(answer or Collector(call.pipeline, call.inference), slot)
         record = call.record

@@ -35,7 +35,7 @@ def is_large(values: Mapping[str, Any]) -> bool:
 
 
 async def json_in_turns(values: Mapping[str, Any]) -> list[bytearray]:
-    """Yields the JSON object of large values in parts of about PART_BYTES; the event loop runs after each piece."""
+    """Returns the JSON object of large values in parts of about PART_BYTES; the event loop runs after each piece."""
     return await joined_in_turns(_pieces_of(values))
 
 

@@ -142,7 +142,7 @@ def body_of(pipeline: Pipeline, values: Values, folder: Path, max_file_bytes: in
 
 
 def body_with(pipeline: Pipeline, values: Values, files: Mapping[str, bytes]) -> bytes:
-    """As ``body_of``, for files that were read: content by field name."""
+    """The JSON body of a request with the values. ``files``: content by field name. Raises TypeError or ValueError."""
     for field in pipeline.inputs:
         if field.is_file and field.name in values and field.name not in files:
             raise TypeError(f"'{field.name}' is not the path of a file")
@@ -151,5 +151,5 @@ def body_with(pipeline: Pipeline, values: Values, files: Mapping[str, bytes]) ->
 
 
 def sample_body(pipeline: Pipeline, folder: Path) -> bytes:
-    """See ``body_of``."""
+    """The JSON body of the pipeline's sample. Raises OSError, TypeError or ValueError."""
     return body_of(pipeline, pipeline.spec.sample or {}, folder)

@@ -171,7 +171,7 @@ class ExposedModels:
         raise UnknownModel.named(model)
 
     def capacity(self, model: str) -> Capacity:
-        """Returns the signature of a model with a known configuration: the same object until it changes."""
+        """Returns what a model can run at the same time: the same object until its configuration changes."""
         return self._capacities.get(model, _UNKNOWN)
 
     def rules(self, model: str) -> RequestRules:

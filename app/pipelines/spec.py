@@ -67,7 +67,7 @@ class OutputSpec(Section):
     tensor: str
     kind: Kind = "number"
     single: bool = False
-    """As for an input."""
+    """The tensor has one free dimension, but always one element: a single value."""
     join: Join | None = None
 
     @model_validator(mode="after")

@@ -175,7 +175,7 @@ class ReplayLog:
         self.extend([event])
 
     async def room(self) -> None:
-        """Returns at once, because the oldest events are dropped."""
+        """Does not wait, because the oldest events are dropped."""
 
     def extend(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -203,7 +203,7 @@ class ReplayLog:
         return self.newer_than(after)
 
     def resume(self, after: int) -> bool:
-        """See :func:`check_resume`."""
+        """Whether an event after ``after`` exists or can follow. Raises StreamEvicted or InvalidRequest."""
         first_id = self._events[0].id if self._events else self.last_id + 1
         return check_resume(after, first_id, self.last_id, has_ended=self.has_ended)
 

@@ -31,7 +31,10 @@ class MemoryStarts:
         self._starts: dict[tuple[str, str], _Start] = {}
 
     async def claim(self, start: StartKey) -> StartedStream | None:
-        """As :meth:`app.streams.store.StreamStore.claim`."""
+        """Returns the stream that was started with this key; None if the key belongs to this request now.
+
+        Raises IdempotencyKeyReused or TooManyRequests.
+        """
         try:
             async with asyncio.timeout(LONGEST_START_S):
                 while (known := self._starts.get((start.caller, start.key))) is not None:
@@ -51,7 +54,7 @@ class MemoryStarts:
         known.changed.set()
 
     def release(self, start: StartKey) -> None:
-        """As :meth:`app.streams.store.StreamStore.release`."""
+        """Frees a claimed key whose stream was not started."""
         if self._starts[start.caller, start.key].started is None:
             self.forget(start)
 

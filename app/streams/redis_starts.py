@@ -51,7 +51,10 @@ class RedisStarts:
         """The keys in Redis of the claims whose streams are not started yet."""
 
     async def claim(self, start: StartKey) -> StartedStream | None:
-        """As :meth:`app.streams.store.StreamStore.claim`."""
+        """Returns the stream that was started with this key; None if the key belongs to this request now.
+
+        Raises IdempotencyKeyReused, TooManyRequests or UpstreamUnavailable.
+        """
         dead = ("", "")
         loop = asyncio.get_running_loop()
         ends = loop.time() + LONGEST_START_S

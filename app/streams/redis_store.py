@@ -123,7 +123,7 @@ class Publisher:
 
 
 def batches_of(events: list[Event]) -> list[list[Event]]:
-    """Yields batches of at most MAX_BATCH_BYTES, or of one larger event."""
+    """Returns batches of at most MAX_BATCH_BYTES, or of one larger event."""
     batches: list[list[Event]] = []
     room = 0
     for event in events:

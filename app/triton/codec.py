@@ -61,7 +61,7 @@ def request_parts(request: InferenceRequest, lease: Lease | None = None) -> list
 
 
 def stream_request_parts(request: InferenceRequest) -> list[Buffer]:
-    """Like :func:`request_parts`, and asks Triton to mark the last response. Otherwise a stream would never end."""
+    """Serializes a ModelInferRequest that asks Triton to mark the last response. Otherwise a stream would never end."""
     message = service_pb2.ModelInferRequest(id=request.request_id)
     message.parameters[EMPTY_FINAL_RESPONSE].bool_param = True
     return _parts_of(request, message, None)

@@ -86,7 +86,7 @@ class RepeatedHeads:
         return None if head is None else head.response_of(answer, 0)
 
     def streamed_response_of(self, model: str, answer: bytes) -> InferenceResponse | None:
-        """Like :meth:`response_of`, for a ModelStreamInferResponse without an error."""
+        """Decodes a ModelStreamInferResponse without an error; None for another head or a malformed message."""
         head = self._heads.get(model)
         if head is None or not answer.startswith(_INFER_RESPONSE):
             return None

@@ -91,7 +91,7 @@ class ModelCalls:
             record.triton_s = time.perf_counter() - started
 
     def check_load(self, exchange: Exchange, signature: Signature, deadline: Deadline) -> None:
-        """As :meth:`Inference.check_load`."""
+        """Raises TooManyRequests if the request would be refused now. Call it before the body is read."""
         self._entrance_of(signature.config.name).check(exchange.caller, deadline)
 
     def _entrance_of(self, model: str) -> PipelineAdmission:

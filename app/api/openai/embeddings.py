@@ -108,7 +108,7 @@ class Vectors:
         self._usage = {"usage": {"prompt_tokens": sum(counts), "total_tokens": sum(counts)}} if counts else {}
 
     async def rendered(self, model: str, *, is_base64: bool) -> list[bytes]:
-        """Yields the JSON text of the answer in parts; the event loop can do other work after each part."""
+        """Returns the JSON text of the answer in parts; the event loop can do other work after each part."""
         head = orjson.dumps({"object": "list", "model": model, **self._usage})
         parts = [head[:-1] + b',"data":[']
         for start in range(0, len(self._arrays), _VECTORS_AT_ONCE):

@@ -62,7 +62,7 @@ class ExplainStore:
         self._traces.setdefault(request.trace_id, _Trace()).requests += 1
 
     async def find(self, owner: str, request_id: str) -> Found | None:
-        """See :class:`app.observability.explain.request.Explanations`."""
+        """None if the request was not explained, is forgotten, or belongs to another owner."""
         self._forget_expired()
         kept = self._kept.get((owner, request_id))
         if kept is None:

@@ -7,14 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
-from app.triton.grpc.frames import (
-    ConnectionFailed,
-    DataReceived,
-    GoAway,
-    HeadersReceived,
-    PingAcknowledged,
-    StreamReset,
-)
+from app.triton.grpc.frames import ConnectionFailed, DataReceived, Event, GoAway, HeadersReceived, StreamReset
 from app.triton.grpc.messages import error_of_reset, prefix_of
 from app.triton.grpc.session import Session
 from app.triton.transport import RpcError
@@ -189,7 +182,7 @@ class Http2Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._end(f"the connection was lost: {exc}" if exc else "the connection was closed")
 
-    def _dispatch(self, event: HeadersReceived | DataReceived | StreamReset | GoAway | PingAcknowledged) -> None:
+    def _dispatch(self, event: Event) -> None:
         if isinstance(event, DataReceived):
             exchange = self._exchange_of(event)
             if exchange is not None:

@@ -149,11 +149,7 @@ class GoAway(Struct, gc=False):
     code: int
 
 
-class PingAcknowledged(Struct, gc=False):
-    content: bytes
-
-
-Event = HeadersReceived | DataReceived | StreamReset | GoAway | PingAcknowledged
+Event = HeadersReceived | DataReceived | StreamReset | GoAway
 
 
 HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE = 1, 2, 3, 4, 5

@@ -28,7 +28,6 @@ from app.triton.grpc.frames import (
     Headers,
     HeadersReceived,
     PeerLimits,
-    PingAcknowledged,
     StreamReset,
     frame_bytes,
     frame_header,
@@ -144,10 +143,6 @@ class Session:
         self._has_settings = False
         self._output.append(frames.start_bytes(self.limits))
 
-    def __len__(self) -> int:
-        """The number of open streams."""
-        return len(self._streams)
-
     @property
     def has_output(self) -> bool:
         return bool(self._output)
@@ -194,11 +189,6 @@ class Session:
         """Whether a stream can be opened now, within the peer's limit of open streams."""
         return len(self._streams) < self.max_concurrent_streams and self.accepts_streams
 
-    def is_sent(self, stream_id: int) -> bool:
-        """Whether the whole request is in the output."""
-        stream = self._streams.get(stream_id)
-        return stream is None or stream.unsent is None
-
     def receive_window(self, stream_id: int) -> int:
         """Returns the bytes that the peer may still send on a stream; 0 for a stream that has ended."""
         stream = self._streams.get(stream_id)
@@ -236,7 +226,7 @@ class Session:
             self._output.append(frames.integer_frame(frames.RST_STREAM, stream_id, code))
 
     def ping(self, content: bytes) -> None:
-        """``content``: 8 bytes that PingAcknowledged repeats."""
+        """``content``: 8 bytes that the answer of the peer repeats."""
         self._output.append(frame_bytes(frames.PING, 0, 0, content))
 
     def close(self, code: int = NO_ERROR) -> None:
@@ -326,9 +316,8 @@ class Session:
 
     def _on_ping(self, frame: Frame) -> Event | None:
         content = frames.ping_of(frame)
-        if frame.flags & frames.ACK:
-            return PingAcknowledged(content)
-        self._output.append(frame_bytes(frames.PING, frames.ACK, 0, content))
+        if not frame.flags & frames.ACK:
+            self._output.append(frame_bytes(frames.PING, frames.ACK, 0, content))
         return None
 
     def _on_goaway(self, frame: Frame) -> Event | None:

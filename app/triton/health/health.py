@@ -312,7 +312,7 @@ class HealthByAddress(dict[str, TritonHealth]):
         return {address: health.take() for address, health in self.items()}
 
     def add(self, observed: Mapping[str, Observed]) -> None:
-        """Like the method of :class:`TritonHealth`; ignores addresses that this process does not call."""
+        """Adds what the workers observed. Ignores addresses that this process does not call."""
         for address in self.keys() & observed.keys():
             self[address].add(observed[address])
 
@@ -321,6 +321,6 @@ class HealthByAddress(dict[str, TritonHealth]):
         return {address: health.faults for address, health in self.items()}
 
     def follow(self, faults: Mapping[str, Faults]) -> None:
-        """Like the method of :class:`TritonHealth`; ignores addresses that this process does not call."""
+        """Takes over what the supervisor found. Ignores addresses that this process does not call."""
         for address in self.keys() & faults.keys():
             self[address].follow(faults[address])

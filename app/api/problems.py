@@ -9,6 +9,7 @@ from starlette.responses import Response
 from app.api.error_table import ERROR_BY_CODE, ROW_BY_ERROR, headers_of
 from app.core.errors import GatewayError
 from app.core.json import enum_of
+from app.core.text import shown
 
 MEDIA_TYPE = "application/problem+json"
 MAX_BYTES = 4096
@@ -67,8 +68,7 @@ def problem_of(error: GatewayError, request_id: str) -> Problem:
 
 def _cut(text: str, size: int) -> str:
     """Cuts a text to at most ``size`` bytes of UTF-8 and removes control characters."""
-    plain = "".join(character if character.isprintable() else "?" for character in text[:size])
-    return plain.encode("utf-8", "replace")[:size].decode("utf-8", "ignore")
+    return shown(text, size).encode("utf-8", "replace")[:size].decode("utf-8", "ignore")
 
 
 def problem_response(error: GatewayError, request_id: str) -> Response:

@@ -7,6 +7,8 @@ An answer that is asked for again only after a while, so that many callers cost 
 An idle timeout that is cheap to renew, for work with frequent events.
 
 How quickly something becomes free: bytes, connections.
+
+A rate limit that delays.
 """
 
 import asyncio
@@ -164,3 +166,20 @@ class DrainRate:
 
     def _decayed(self, now: float) -> float:
         return self._recent * exp((self._at - now) / WINDOW_S)
+
+
+class LeakyBucket:
+    """Spreads events over time. Events within the rate, and up to ``burst`` together, are not delayed."""
+
+    def __init__(self, per_s: float, burst: float, longest_s: float = math.inf) -> None:
+        """``longest_s``: the longest delay of an event."""
+        self._interval_s = 1 / per_s
+        self._burst_s = burst / per_s
+        self._longest_s = longest_s
+        self._next_at = 0.0
+
+    def turn(self, now: float) -> float:
+        """Reserves the time of the next event, on the clock of ``now``, in seconds. It may be in the past."""
+        due_at = max(self._next_at, now - self._burst_s) + self._interval_s
+        self._next_at = min(due_at, now + self._longest_s)
+        return self._next_at

@@ -4,6 +4,7 @@ The interface for observers of inference calls: metrics, the tensor log, tracing
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any, Literal, Protocol
 
 from app.core.errors import GatewayError
@@ -47,6 +48,13 @@ class Engine(Protocol):
 
     def infer_stream(self, request: InferenceRequest, deadline: Deadline) -> AsyncGenerator[InferenceResponse]:
         """Sends a request and yields its responses as they arrive. Closing the generator cancels the call."""
+
+
+async def discard_stream(engine: Engine, request: InferenceRequest, deadline: Deadline) -> None:
+    """Reads every response of a stream and discards it. Raises GatewayError."""
+    async with aclosing(engine.infer_stream(request, deadline)) as responses:
+        async for _ in responses:
+            pass
 
 
 class ObservedCall:

@@ -9,6 +9,9 @@ How many requests a model can work on at a time, as far as its configuration tel
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+ModelKey = tuple[str, str]
+"""A model's name and version; an empty version means the newest."""
+
 _NO_DATATYPE = "INVALID"
 
 

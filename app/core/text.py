@@ -38,6 +38,6 @@ def printable(text: str, max_length: int) -> str:
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in cut)
 
 
-def shown(name: str, longest: int = 64) -> str:
-    """Returns the beginning of a caller's name, with ``?`` for each character that is not printable."""
-    return "".join(character if character.isprintable() else "?" for character in name[:longest])
+def shown(text: str, longest: int = 64, substitute: str = "?") -> str:
+    """Returns the first ``longest`` characters, with ``substitute`` for each one that is not printable."""
+    return "".join(character if character.isprintable() else substitute for character in text[:longest])

@@ -21,6 +21,7 @@ import orjson
 
 from app.core.engine import ObservedCall
 from app.core.inference import InferenceRequest, InferenceResponse
+from app.core.text import shown
 
 MAX_WAITING_BYTES = 4 * 1024 * 1024
 """Limit of waiting lines, in bytes. Further lines are dropped and counted."""
@@ -244,7 +245,7 @@ def _request_text(fields: Mapping[str, object]) -> str:
         text += f" The model's message: {message}"
     if "code" in fields:
         text += f" [{fields['request_id']}]"
-    return "".join(character if character.isprintable() else " " for character in text)
+    return shown(text, len(text), substitute=" ")
 
 
 def formatter_of(style: str, worker: int | None) -> logging.Formatter:

@@ -11,12 +11,9 @@ from dataclasses import dataclass, field
 
 from app.core.engine import Engine
 from app.core.errors import GatewayError, ModelNotReady, UnknownModel
-from app.core.model import Capacity, ModelConfig, ModelState, capacity_of, takes_traceparent
+from app.core.model import Capacity, ModelConfig, ModelKey, ModelState, capacity_of, takes_traceparent
 from app.core.sequence import SequenceIds, sequence_ids_of
 from app.core.text import nearest
-
-ModelKey = tuple[str, str]
-"""A model's name and version; an empty version is the newest."""
 
 Answer = ModelConfig | Exception
 

@@ -20,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from app.core.aio import BackgroundTasks
-from app.core.engine import Engine
+from app.core.engine import Engine, discard_stream
 from app.core.errors import ContractViolation, GatewayError
 from app.core.inference import BYTES, Deadline, InferenceRequest, InferenceResponse, Tensor, bytes_array
 from app.pipelines.examples import sample_body
@@ -241,9 +241,7 @@ class Canceller:
 
     async def _call(self, request: InferenceRequest) -> None:
         try:
-            async with aclosing(self._engine.infer_stream(request, Deadline.after(CANCEL_TIMEOUT_S))) as responses:
-                async for _ in responses:
-                    pass
+            await discard_stream(self._engine, request, Deadline.after(CANCEL_TIMEOUT_S))
         except GatewayError as exc:
             _log.warning("cancel call to model '%s' failed: %s", request.model, exc.detail)
 

@@ -13,6 +13,7 @@ Rate-limits cancellations, because Triton 2.51 crashes under bursts.
 import asyncio
 import time
 
+from app.core.aio import LeakyBucket
 from app.triton.transport import Call, RpcError, StreamCall
 
 QUIET_S = 0.1
@@ -68,12 +69,10 @@ BURST = 50
 
 
 class PacedCancels:
-    """A leaky bucket: cancellations within the rate are sent at once, further cancellations wait."""
+    """Cancellations within the rate are sent at once, further cancellations wait."""
 
     def __init__(self, per_s: float = CANCELS_PER_S, burst: float = BURST) -> None:
-        self._interval_s = 1.0 / per_s
-        self._slack_s = burst * self._interval_s
-        self._next = 0.0
+        self._bucket = LeakyBucket(per_s, burst)
 
     @classmethod
     def shared_by(cls, processes: int) -> "PacedCancels":
@@ -92,5 +91,4 @@ class PacedCancels:
 
     def turn(self) -> float:
         """Reserves the time of the next cancellation, in monotonic seconds."""
-        self._next = max(self._next, time.monotonic() - self._slack_s) + self._interval_s
-        return self._next
+        return self._bucket.turn(time.monotonic())

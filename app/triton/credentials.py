@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 
 import grpc
 
+from app.config.watch import stamp_of
 from app.triton.transport import Metadata, StreamCall, Transport, UnaryCall
 
 CHECK_S = 1.0
@@ -112,7 +113,7 @@ class Followed(Generic[Content]):
             _log.error("credentials for Triton changed and cannot be used; the old ones stay: %s", exc)
 
     def _stamp_now(self) -> object:
-        return [_stamp_of(path) for path in self.paths]
+        return [stamp_of(path) for path in self.paths]
 
 
 def token_in(path: Path) -> str:
@@ -154,15 +155,6 @@ class TokenTransport:
 
     async def close(self) -> None:
         await self._transport.close()
-
-
-def _stamp_of(path: Path) -> tuple[int, ...]:
-    """Changes with the content, and where a link leads to another file."""
-    try:
-        status = path.stat()
-    except OSError:
-        return ()
-    return (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size)
 
 
 def _reason_of(exc: Exception) -> str:

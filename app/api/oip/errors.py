@@ -5,6 +5,7 @@ from starlette.responses import Response
 from app.api.error_table import ROW_BY_ERROR, headers_of
 from app.api.responses import JsonResponse
 from app.core.errors import ContractViolation, GatewayError, InvalidInput, ModelError, UpstreamProtocol
+from app.core.text import shown
 
 MAX_TEXT = 512
 
@@ -33,7 +34,7 @@ def is_of_model(error: GatewayError) -> bool:
 def message_of(error: GatewayError) -> str:
     """The message for the caller, at most MAX_TEXT characters."""
     text = error.detail if error.hint is None else f"{error.detail} {error.hint}"
-    return "".join(character if character.isprintable() else "?" for character in text[:MAX_TEXT])
+    return shown(text, MAX_TEXT)
 
 
 def error_response(error: GatewayError, _request_id: str) -> Response:

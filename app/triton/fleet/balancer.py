@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapp
 from contextlib import aclosing, contextmanager, suppress
 from typing import Any
 
-from app.core.engine import Document, Engine
+from app.core.engine import Document, Engine, discard_stream
 from app.core.errors import GatewayError, ModelNotReady, Unavailable
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse
 from app.core.model import ModelConfig, ModelState
@@ -208,7 +208,8 @@ class Balancer(Engine):
         """Calls a ``cancel`` model on the server that has the request, or on every server if that is unknown."""
         place = self._places.of(request.about)
         servers = [place] if place is not None else [each for each in self.servers if each.has(request)]
-        results = await asyncio.gather(*(_drained(each, request, deadline) for each in servers), return_exceptions=True)
+        streams = (discard_stream(each.engine, request, deadline) for each in servers)
+        results = await asyncio.gather(*streams, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
@@ -275,12 +276,6 @@ def better_of_two(servers: Sequence[TritonServer]) -> TritonServer | None:
     one, other = servers[first], servers[second + (second >= first)]
     now = time.monotonic()
     return one if one.load(now) <= other.load(now) else other
-
-
-async def _drained(server: TritonServer, request: InferenceRequest, deadline: Deadline) -> None:
-    async with aclosing(server.engine.infer_stream(request, deadline)) as responses:
-        async for _ in responses:
-            pass
 
 
 class DirectEngine(TritonEngine):

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 from app.core.engine import Engine
 from app.core.errors import GatewayError, ModelNotReady, UpstreamUnavailable
-from app.core.model import ModelConfig, ModelState
-from app.triton.fleet.server import ModelKey, TritonServer
+from app.core.model import ModelConfig, ModelKey, ModelState
+from app.triton.fleet.server import TritonServer
 
 OTHER_SIGNATURE = "other_signature"
 _log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from app.core.errors import GatewayError
 from app.core.inference import Deadline
 from app.triton.fleet.balancer import Balancer
 from app.triton.fleet.server import TritonServer
-from app.triton.health.canaries import Canaries, answer
+from app.triton.health.canaries import Canaries, answer, canary_of
 
 POLL_S = 0.25
 SHORTEST_S = 0.05
@@ -93,7 +93,7 @@ class Watch:
 
     async def _is_fast(self, server: TritonServer, slow: "Slow") -> bool:
         """Whether the server answers a canary in time. Without a canary, an up server counts as fast."""
-        canary = next((each for each in self._canaries.all() if each.request.model == slow.model), None)
+        canary = canary_of(self._canaries, slow.model)
         if canary is None:
             return server.is_up
         began = time.monotonic()

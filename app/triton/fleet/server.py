@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from app.core.engine import Engine
 from app.core.errors import UpstreamUnavailable
 from app.core.inference import InferenceRequest
-from app.core.model import ModelConfig
+from app.core.model import ModelConfig, ModelKey
 from app.triton.health.health import TritonHealth
 
 SLOW_START_S = 5.0
@@ -19,8 +19,6 @@ SAMPLES = 32
 """The number of latencies to remember for each model."""
 
 NOT_READY = "not_ready"
-ModelKey = tuple[str, str]
-"""A model's name and version; an empty version means the newest."""
 
 
 class TritonServer:

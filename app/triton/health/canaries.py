@@ -26,6 +26,11 @@ class Canaries(Protocol):
         """Returns a new canary for each model whose pipeline has a sample."""
 
 
+def canary_of(canaries: Canaries, model: str) -> Canary | None:
+    """Returns a new canary for a model; None if no pipeline over the model has a sample."""
+    return next((canary for canary in canaries.all() if canary.request.model == model), None)
+
+
 async def answer(engine: Engine, canary: Canary, deadline: Deadline) -> None:
     """Sends the canary and returns after the model's first response. Raises GatewayError."""
     if not canary.is_decoupled:

@@ -23,7 +23,7 @@ from app.core.aio import Backoff
 from app.core.errors import DeadlineExceeded, GatewayError, Unavailable
 from app.core.inference import Deadline
 from app.triton.engine import TritonEngine
-from app.triton.health.canaries import Canaries, Canary, answer
+from app.triton.health.canaries import Canaries, Canary, answer, canary_of
 from app.triton.health.health import FAILURES, Progress, TritonHealth
 
 HUNG_S = 60.0
@@ -280,7 +280,7 @@ class HungModels:
 
     async def _hangs(self, model: str) -> bool:
         """Waits until the model works, or counts as hung."""
-        canary = self._canary(model)
+        canary = canary_of(self._canaries, model)
         if canary is None:
             return False
         after_s = hung_after_s(canary, self._progress)
@@ -321,12 +321,9 @@ class HungModels:
 
     async def _verdict(self, model: str) -> Verdict:
         """Examines a model that has answered before."""
-        canary = self._canary(model)
+        canary = canary_of(self._canaries, model)
         if canary is None or not self._progress.has_answered(model):
             return Verdict.UNKNOWN
         began, method = time.monotonic(), "ModelStreamInfer" if canary.is_decoupled else "ModelInfer"
         verdict = await examine(self._engine, self._progress, canary, method)
         return Verdict.WORKS if self._progress.has_answered_since(model, began) else verdict
-
-    def _canary(self, model: str) -> Canary | None:
-        return next((canary for canary in self._canaries.all() if canary.request.model == model), None)

@@ -5,7 +5,7 @@ import asyncio
 from app.core.engine import Engine
 from app.core.errors import DeadlineExceeded, GatewayError, Unavailable
 from app.core.inference import Deadline
-from app.triton.health.canaries import Canaries, Canary, answer
+from app.triton.health.canaries import Canaries, Canary, answer, canary_of
 from app.triton.health.health import Breaker, Breakers
 
 POLL_S = 0.05
@@ -40,7 +40,7 @@ class BreakerProbes:
         try:
             if not await self._engine.model_ready(model):
                 return False
-            canary = self._canary(model) if breaker.is_reached else None
+            canary = canary_of(self._canaries, model) if breaker.is_reached else None
             return canary is None or await self._answers(canary)
         except Unavailable:
             return False
@@ -55,6 +55,3 @@ class BreakerProbes:
         except DeadlineExceeded:
             return False
         return True
-
-    def _canary(self, model: str) -> Canary | None:
-        return next((canary for canary in self._canaries.all() if canary.request.model == model), None)

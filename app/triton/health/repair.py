@@ -3,13 +3,13 @@
 import asyncio
 import logging
 import time
-from contextlib import aclosing
 
 from app.core.aio import Backoff
+from app.core.engine import discard_stream
 from app.core.errors import GatewayError
 from app.core.inference import Deadline
 from app.triton.engine import TritonEngine
-from app.triton.health.canaries import Canaries, Canary
+from app.triton.health.canaries import Canaries, Canary, canary_of
 from app.triton.health.python_backend import Stubs
 
 POLL_S = 0.5
@@ -50,7 +50,7 @@ class StubRepair:
 
     async def _confirm(self, called: str) -> None:
         """Confirms the death of a process by the model's sample; without a sample, by repeated errors."""
-        canary = self._canary(called)
+        canary = canary_of(self._canaries, called)
         dead = self._stubs.repeated(called) if canary is None else await self._dead_process(called)
         if dead is not None:
             self._stubs.condemn(dead)
@@ -91,7 +91,7 @@ class StubRepair:
     async def _dead_process(self, called: str) -> str | None:
         """Returns the model whose process is dead, or None. A canary tests one instance, so several canaries run."""
         for _ in range(min(2 * self._stubs.instances(called), _MOST_CANARIES)):
-            canary = self._canary(called)
+            canary = canary_of(self._canaries, called)
             message = await self._error_of(canary) if canary is not None else ""
             if (dead := self._stubs.owner(called, message)) is not None:
                 return dead
@@ -100,15 +100,10 @@ class StubRepair:
     async def _error_of(self, canary: Canary) -> str:
         """Returns Triton's message; empty if the canary succeeded. A stream works for every model."""
         try:
-            async with aclosing(self._engine.infer_stream(canary.request, Deadline.after(CANARY_S))) as responses:
-                async for _ in responses:
-                    pass
+            await discard_stream(self._engine, canary.request, Deadline.after(CANARY_S))
         except GatewayError as exc:
             return exc.upstream.message if exc.upstream is not None else ""
         return ""
-
-    def _canary(self, model: str) -> Canary | None:
-        return next((canary for canary in self._canaries.all() if canary.request.model == model), None)
 
     def _backoff(self, model: str) -> Backoff:
         """Returns the delays. The first reload is immediate; without reloads, each check waits."""

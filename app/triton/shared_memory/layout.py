@@ -18,12 +18,9 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from app.core.inference import BYTES, DTYPE_BY_DATATYPE, InferenceRequest, Tensor
-from app.core.model import ModelConfig, Step, TensorSpec
+from app.core.model import ModelConfig, ModelKey, Step, TensorSpec
 from app.triton.shared_memory.regions import Region
 from app.triton.transport import MAX_MESSAGE_BYTES, RpcError
-
-ModelKey = tuple[str, str]
-"""Name and version; an empty version means the newest."""
 
 
 def ends_with_call(model: ModelKey, tensors: frozenset[str], configs: Mapping[ModelKey, ModelConfig]) -> bool:

@@ -1,9 +1,9 @@
-"""Runs pipelines and opens their streams for the routes, and writes what happened on each request's record."""
+"""Runs the calls of all dialects and opens their streams, and writes what happened on each request's record."""
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from random import choice
@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from app.admission.admission import Admission, ModelLoad, PipelineAdmission, PipelineLimits
+from app.admission.admission import NO_LIMITS, Admission, ModelLoad, PipelineAdmission, PipelineLimits
 from app.admission.keys import ANYONE, Caller, Key
 from app.admission.scheduler import Slot
 from app.api.access import allows_pipeline, check_pipeline
@@ -21,35 +21,56 @@ from app.api.exchange import Exchange
 from app.api.explaining import Explaining
 from app.api.problems import problem_of
 from app.api.workload import Workload
+from app.core.answer import Answer, Ending
 from app.core.engine import Engine
 from app.core.errors import ClientClosedRequest, ContractViolation, DeadlineExceeded, GatewayError
-from app.core.inference import Deadline, InferenceRequest, InferenceResponse
+from app.core.inference import Deadline, InferenceRequest
+from app.core.model import Capacity
 from app.observability.metrics import Metrics
 from app.observability.record import RequestRecord
 from app.observability.tracing import NoTracer, SpanKind, Tracer, end_stream_span
 from app.pipelines.catalog import Catalog
 from app.pipelines.pipeline import Pipeline
-from app.pipelines.run import Canceller, Collecting, Collector, Result, run
+from app.pipelines.run import Canceller, run
+from app.pipelines.spec import STREAM_DEFAULTS, StreamSpec
 from app.streams.events import Event
 from app.streams.store import StartKey, StreamStore
-from app.streams.stream import ProblemOf, Stream, StreamAnswer, StreamPlan
+from app.streams.stream import ProblemOf, Stream, StreamPlan
 
 
-class PipelineCall(Struct, frozen=True, eq=False):
-    """One checked call of a pipeline."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Target:
+    """What a call runs: a pipeline, or a model by its own name.
 
-    pipeline: Pipeline
+    ``entrance``: its admission, with its name in metrics and spans. ``prepared``: completes a request before it is
+    sent. ``abandon``: makes the model stop a request, if a model for that is declared.
+    """
+
+    entrance: PipelineAdmission
+    decoupled: bool
+    stream: StreamSpec
+    prepared: Callable[[InferenceRequest, Deadline], InferenceRequest]
+    abandon: Callable[[InferenceRequest], None]
+    commits: bool = True
+    """Whether the answer of a silent stream begins after ``commit_s``, with Triton's time so far in Server-Timing.
+
+    Otherwise it waits for the first output, without Triton's time.
+    """
+
+    @property
+    def name(self) -> str:
+        return self.entrance.name
+
+
+class Call(Struct, frozen=True, eq=False):
+    """One checked call. ``problem_of``: the data of a stream's terminal error."""
+
+    target: Target
     inference: InferenceRequest
+    answer: Answer
     deadline: Deadline
     record: RequestRecord
     caller: Caller = ANYONE
-
-
-@dataclass(frozen=True, slots=True)
-class StreamFormat:
-    """How a stream is written: what the data of its events are."""
-
-    answer: StreamAnswer
     problem_of: ProblemOf = problem_of
 
 
@@ -66,7 +87,7 @@ class Inference:
     admission: Admission = field(default_factory=Admission)
     explaining: Explaining | None = None
     """None if no request may be explained."""
-    _entrances: dict[str, tuple[Pipeline, Mapping[str, int], PipelineAdmission]] = field(default_factory=dict)
+    _targets: dict[str, tuple[Pipeline, Mapping[str, int], Target]] = field(default_factory=dict)
 
     def may_explain(self, key: Key | None) -> bool:
         """Whether ``X-Explain`` has an effect for a caller with this key."""
@@ -87,9 +108,30 @@ class Inference:
             self.explaining.begin(exchange, pipeline)
         return pipeline
 
-    def check_load(self, pipeline: Pipeline, caller: Caller, deadline: Deadline) -> None:
-        """Raises TooManyRequests if the request would be refused now. Call it before the body is read."""
-        self._entrance_of(pipeline).check(caller, deadline)
+    def target_of(self, pipeline: Pipeline) -> Target:
+        """Returns the same object until the pipeline or a limit of its model changes."""
+        known, in_flight = self._targets.get(pipeline.name), self.catalog.exposed.in_flight
+        if known is None or known[0] is not pipeline or known[1] is not in_flight:
+            known = self._targets[pipeline.name] = pipeline, in_flight, self._new_target(pipeline)
+        return known[2]
+
+    def _new_target(self, pipeline: Pipeline) -> Target:
+        spec = pipeline.spec.limits
+        limits = PipelineLimits() if spec is None else PipelineLimits(spec.in_flight, spec.queue, spec.per_key)
+        return Target(
+            entrance=self.entrance(pipeline.name, pipeline.spec.model, pipeline.capacity, limits),
+            decoupled=pipeline.config.decoupled,
+            stream=pipeline.spec.stream or STREAM_DEFAULTS,
+            prepared=pipeline.with_deadline,
+            abandon=partial(self.canceller.cancel, pipeline),
+        )
+
+    def entrance(
+        self, name: str, model: str, capacity: Capacity, limits: PipelineLimits = NO_LIMITS
+    ) -> PipelineAdmission:
+        """The admission of calls that count under ``name``. All calls of a model use the same queue."""
+        load = ModelLoad(model, capacity, self.catalog.exposed.in_flight.get(model))
+        return self.admission.entrance(name, load, limits)
 
     def check_load_of_any(self, exchange: Exchange, timeout_of: Callable[[Pipeline], float | None]) -> None:
         """Raises TooManyRequests if the request would be refused now, whichever pipeline its body names.
@@ -98,44 +140,40 @@ class Inference:
         None if the body cannot name that pipeline.
         """
         allowed = (entry for name, entry in self.catalog.entries.items() if allows_pipeline(exchange.key, name))
-        refusing: list[tuple[Pipeline, Deadline]] = []
+        refusing: list[tuple[PipelineAdmission, Deadline]] = []
         for pipeline in (entry.pipeline for entry in allowed):
             timeout_s = None if pipeline is None else timeout_of(pipeline)
             if pipeline is None or timeout_s is None:
                 continue
             deadline = deadline_of(exchange, timeout_s)
-            if self._entrance_of(pipeline).admits(exchange.caller, deadline):
+            entrance = self.target_of(pipeline).entrance
+            if entrance.admits(exchange.caller, deadline):
                 return
-            refusing.append((pipeline, deadline))
+            refusing.append((entrance, deadline))
         if refusing:
-            pipeline, deadline = choice(refusing)  # spreads the reserved retry times over the pipelines
-            self.check_load(pipeline, exchange.caller, deadline)
+            entrance, deadline = choice(refusing)  # spreads the reserved retry times over the pipelines
+            entrance.check(exchange.caller, deadline)
 
-    def take_slot(self, call: PipelineCall) -> Awaitable[Slot]:
+    async def take_slot(self, call: Call) -> Slot:
         """A slot for the call, maybe after a wait in the queue. Raises TooManyRequests or DeadlineExceeded."""
-        return self.take_slot_at(self._entrance_of(call.pipeline), call.caller, call.deadline, call.record)
-
-    async def take_slot_at(
-        self, entrance: PipelineAdmission, caller: Caller, deadline: Deadline, record: RequestRecord
-    ) -> Slot:
-        """A slot of this queue, maybe after a wait. Raises TooManyRequests or DeadlineExceeded."""
-        slot = entrance.try_enter(caller)
+        entrance, record = call.target.entrance, call.record
+        slot = entrance.try_enter(call.caller)
         if slot is None:
             started = time.perf_counter()
             try:
-                slot = await entrance.enter(caller, deadline)
+                slot = await entrance.enter(call.caller, call.deadline)
             finally:
                 record.queue_s = time.perf_counter() - started
         self.metrics.of_pipeline(entrance.name).queue_time.observe(record.queue_s)
         return slot
 
-    def take_free_slot(self, call: PipelineCall) -> Slot | None:
+    def take_free_slot(self, call: Call) -> Slot | None:
         """Returns a further slot for a call that already has one, if no other request waits for it."""
-        return self._entrance_of(call.pipeline).try_enter(call.caller)
+        return call.target.entrance.try_enter(call.caller)
 
     def limits_of(self, pipeline: Pipeline) -> dict[str, Any]:
         """For the catalog. ``in_flight`` is the number now; ``adapts``: whether it follows what is measured."""
-        entrance = self._entrance_of(pipeline)
+        entrance = self.target_of(pipeline).entrance
         given = entrance.limits
         return {
             "in_flight": entrance.model_queue.limit.value,
@@ -156,79 +194,48 @@ class Inference:
         limits = {each.model: each.limit.value for each in self.admission.model_queues.values()}
         self.metrics.show_load(in_flight, *load, limits)
 
-    def _entrance_of(self, pipeline: Pipeline) -> PipelineAdmission:
-        known, in_flight = self._entrances.get(pipeline.name), self.catalog.exposed.in_flight
-        if known is not None and known[0] is pipeline and known[1] is in_flight:
-            return known[2]
-        spec, model = pipeline.spec.limits, pipeline.spec.model
-        limits = PipelineLimits() if spec is None else PipelineLimits(spec.in_flight, spec.queue, spec.per_key)
-        load = ModelLoad(model, pipeline.capacity, in_flight.get(model))
-        entrance = self.admission.entrance(pipeline.name, load, limits)
-        self._entrances[pipeline.name] = pipeline, in_flight, entrance
-        return entrance
-
-    async def answer(self, call: PipelineCall, answer: Collecting | None = None) -> Result:
-        """One unary answer. Also calls the pipeline's ``cancel`` model if the gateway ends the request early.
-
-        ``answer``: as of ``run``.
-        """
+    async def answer(self, call: Call) -> Ending:
+        """One unary answer. Also calls the target's ``cancel`` model if the gateway ends the request early."""
         with await self.take_slot(call) as slot:
-            return await self.answer_in(slot, call, answer)
+            return await self.answer_in(slot, call)
 
-    async def answer_in(self, slot: Slot, call: PipelineCall, answer: Collecting | None = None) -> Result:
+    async def answer_in(self, slot: Slot, call: Call) -> Ending:
         """One unary answer of a call that has its slot. Also calls the ``cancel`` model, as :meth:`answer` does."""
-        if call.pipeline.config.decoupled:
-            answer = _Timed(answer or Collector(call.pipeline, call.inference), slot)
-        record = call.record
-        inference = call.pipeline.with_deadline(call.inference, call.deadline).with_trace(record.trace)
-        record.triton_request_id = inference.request_id
+        record, target = call.record, call.target
+        request = target.prepared(call.inference, call.deadline).with_trace(record.trace)
+        record.triton_request_id = request.request_id
         started = record.triton_at = time.perf_counter()
+        is_abandoned = False
         try:
-            result = await run(self.engine, call.pipeline, inference, call.deadline, answer)
+            responded = slot.output if target.decoupled else None
+            ending = await run(self.engine, request, call.deadline, call.answer, responded)
         except (asyncio.CancelledError, DeadlineExceeded, ContractViolation):
-            self.canceller.cancel(call.pipeline, call.inference)
+            is_abandoned = True
             raise
         finally:
             record.triton_s = time.perf_counter() - started
-        if answer is not None and answer.has_enough:
-            self.canceller.cancel(call.pipeline, call.inference)
-        record.exit_early(result.early_exit)
-        return result
+            if is_abandoned or call.answer.has_enough:
+                target.abandon(call.inference)
+        record.exit_early(ending.early_exit)
+        return ending
 
-    async def open_stream(self, call: PipelineCall, writing: StreamFormat | None = None) -> tuple[Stream, list[Event]]:
+    async def open_stream(self, call: Call) -> tuple[Stream, list[Event]]:
         """A started stream and its first events, none if it is still silent after ``commit_s``.
 
         Raises the error of a stream that failed before its first output: it still gets an HTTP status.
         """
-        commit_s = call.pipeline.stream_spec().commit_s
-        slot = await self.take_slot(call)
-        stream = Stream(self._plan_of(call, StreamRecorder(self, *self._recorded(call), slot), writing))
-        return stream, await self.opened(stream, call.pipeline.name, commit_s)
-
-    async def opened(self, stream: Stream, pipeline: str, commit_s: float | None) -> list[Event]:
-        """Starts a stream, which is counted under ``pipeline``, and returns its first events.
-
-        Returns no events if the stream is still silent after ``commit_s``; without a ``commit_s`` it waits for them.
-        Raises the error of a stream that failed before its first output.
-        """
-        self._start(stream, pipeline)
+        stream = Stream(self._plan_of(call, StreamRecorder(self, call, await self.take_slot(call))))
+        self._start(stream, call.target.name)
         try:
-            opening = await _first_events(stream, commit_s)
+            opening = await _first_events(stream, call.target.stream.commit_s if call.target.commits else None)
         except asyncio.CancelledError:
             stream.end(ClientClosedRequest("The client went away before the first output."))
             raise
         if opening and opening[0].name == "error" and stream.error is not None:
             raise stream.error
-        return opening
+        return stream, opening
 
-    def _recorded(self, call: PipelineCall) -> tuple[str, RequestRecord, Callable[[], None]]:
-        """The description of a call for a StreamRecorder, without the call's inputs."""
-        abandon = partial(self.canceller.cancel, call.pipeline, call.inference.without_inputs())
-        return call.pipeline.name, call.record, abandon
-
-    async def start_resumable(
-        self, call: PipelineCall, store: StreamStore, slot: Slot, start: StartKey | None = None
-    ) -> str:
+    async def start_resumable(self, call: Call, store: StreamStore, slot: Slot, start: StartKey | None = None) -> str:
         """The id of a new stream that outlives its POST. It is counted and logged when it ends, not with the POST.
 
         ``slot``: its slot, which it gives back when it ends. ``start``: its claimed idempotency key.
@@ -237,32 +244,31 @@ class Inference:
         started, and the POST is counted.
         """
         posted, call = call.record, replace(call, record=call.record.handed_over())
-        stream = Stream(self._plan_of(call, ResumableRecorder(self, *self._recorded(call), slot)), store.new_log())
+        stream = Stream(self._plan_of(call, ResumableRecorder(self, call, slot)), store.new_log())
         try:
-            stream_id = await store.keep(stream, call.pipeline.stream_spec().resume_s, call.record.key, start)
+            stream_id = await store.keep(stream, call.target.stream.resume_s, call.record.key, start)
         except BaseException as exc:
             slot.leave(exc)
             if isinstance(exc, GatewayError):
                 posted.take_back(call.record)
             raise
-        self._start(stream, call.pipeline.name)
+        self._start(stream, call.target.name)
         return stream_id
 
-    def _plan_of(
-        self, call: PipelineCall, recorder: "StreamRecorder", writing: StreamFormat | None = None
-    ) -> StreamPlan:
-        record, writing = call.record, writing or StreamFormat(Collector(call.pipeline, call.inference))
-        record.triton_request_id, record.triton_at = call.inference.request_id, time.perf_counter()
-        inference = call.pipeline.with_deadline(call.inference, call.deadline).with_trace(recorder.span.trace)
-        spec = call.pipeline.stream_spec()
+    def _plan_of(self, call: Call, recorder: "StreamRecorder") -> StreamPlan:
+        record, target = call.record, call.target
+        record.triton_request_id = call.inference.request_id
+        if target.commits:
+            record.triton_at = time.perf_counter()
+        request = target.prepared(call.inference, call.deadline).with_trace(recorder.span.trace)
         return StreamPlan(
             request_id=record.request_id,
-            responses=self.engine.infer_stream(inference, call.deadline),
-            answer=writing.answer,
+            responses=self.engine.infer_stream(request, call.deadline),
+            answer=call.answer,
             deadline=call.deadline,
-            progress_s=spec.progress_s,
-            lag_s=spec.lag_s,
-            problem_of=writing.problem_of,
+            progress_s=target.stream.progress_s,
+            lag_s=target.stream.lag_s,
+            problem_of=call.problem_of,
             observer=recorder,
         )
 
@@ -287,40 +293,20 @@ async def _first_events(stream: Stream, commit_s: float | None) -> list[Event]:
         return []
 
 
-class _Timed:
-    """Tells admission when the first response came. Implements :class:`app.pipelines.run.Collecting`."""
-
-    def __init__(self, answer: Collecting, slot: Slot) -> None:
-        self._answer = answer
-        self._slot = slot
-
-    @property
-    def has_enough(self) -> bool:
-        return self._answer.has_enough
-
-    def join(self, response: InferenceResponse) -> None:
-        self._slot.output()
-        self._answer.join(response)
-
-    def result(self, error: GatewayError | None = None) -> Result:
-        return self._answer.result(error)
-
-
 class StreamRecorder:
     """Tells metrics, trace, record and admission what happens to one stream. Implements StreamObserver.
 
-    ``abandon``: makes the model stop, if something knows how. ``slot``: the stream's slot, which it gives back.
+    ``slot``: the stream's slot, which it gives back.
     """
 
-    def __init__(
-        self, inference: Inference, pipeline: str, record: RequestRecord, abandon: Callable[[], None], slot: Slot
-    ) -> None:
+    def __init__(self, inference: Inference, call: Call, slot: Slot) -> None:
+        name, record = call.target.name, call.record
         self._slot = slot
         self._inference = inference
         self._record = record
-        self._abandon = abandon
-        self.span = inference.tracer.start(f"stream {pipeline}", SpanKind.INTERNAL, record.trace)
-        metrics = inference.metrics.of_pipeline(pipeline)
+        self._abandon = partial(call.target.abandon, call.inference.without_inputs())
+        self.span = inference.tracer.start(f"stream {name}", SpanKind.INTERNAL, record.trace)
+        metrics = inference.metrics.of_pipeline(name)
         self._first, self._gap, self._count = metrics.time_to_first_output, metrics.inter_output, metrics.stream_outputs
         self._last_at = record.started
         self._has_output = False

@@ -9,7 +9,7 @@ keys of a dict into the fields of an event.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, get_args
+from typing import Protocol, Self, get_args
 
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from sse_starlette.sse import AppStatus
@@ -23,6 +23,7 @@ from app.api.limits import Limits
 from app.core.aio import IdleTimeout
 from app.core.errors import ClientClosedRequest, GatewayError, SlowConsumer, StreamEvicted, UpstreamUnavailable
 from app.streams.events import STALL_S, Event, EventName
+from app.streams.stream import Stream
 
 PING = ServerSentEvent(comment="", sep="\n").encode()
 """A heartbeat comment, which readers ignore."""
@@ -106,6 +107,11 @@ class StreamResponse(EventSourceResponse):
         self._send_s = limits.send_s
         self._on_left = on_left
         self._closing = closing
+
+    @classmethod
+    def of(cls, stream: Stream, opening: Sequence[Event], limits: Limits) -> Self:
+        """The response of a stream that ends with its request. ``opening``: its first events."""
+        return cls(stream.log, limits, start=Start(events=opening), on_left=stream.end, closing=stream.ended)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope["state"]["exchange"]

@@ -10,16 +10,16 @@ A pipeline's sample, run before the pipeline counts as ready: no caller waits fo
 import asyncio
 import codecs
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-from msgspec import Struct
 from msgspec.structs import replace
 
 from app.core.aio import BackgroundTasks
+from app.core.answer import Answer, Ending, Values
 from app.core.engine import Engine, discard_stream
 from app.core.errors import ContractViolation, GatewayError
 from app.core.inference import BYTES, Deadline, InferenceRequest, InferenceResponse, Tensor, bytes_array
@@ -27,29 +27,9 @@ from app.pipelines.examples import sample_body
 from app.pipelines.outputs import ContractCheck, OutputField
 from app.pipelines.pipeline import Pipeline
 
-Values = dict[str, Any]
-
-
-class Ending(Struct, frozen=True):
-    """The end of a stream: the reason of an early exit, and the outputs that must still be written."""
-
-    early_exit: str | None
-    outputs: Sequence[Values] = ()
-
-
-class Result(Struct, frozen=True):
-    """The whole answer of a unary request."""
-
-    values: Values
-    early_exit: str | None
-
 
 class Collector:
-    """Collects the responses of one request, without I/O. After an error of :meth:`add`, add no further response.
-
-    A stream takes the values of each response from :meth:`add`, then :meth:`finish`. A unary request passes each
-    response to :meth:`join`, then takes :meth:`result`.
-    """
+    """The answer of a stream: the values of each response. Implements :class:`app.core.answer.Answer`."""
 
     has_enough = False
     """Always False: the answer needs every response."""
@@ -65,7 +45,6 @@ class Collector:
         }
         self._written: set[str] = set()
         self._filled: set[str] = set()
-        self._joined: Values = {field.name: _start_of(field) for field in self._fields} if self._decoupled else {}
 
     def add(self, response: InferenceResponse) -> Values | None:
         """Returns the values of one response; None for a response without outputs. Raises ContractViolation."""
@@ -95,18 +74,6 @@ class Collector:
             self._check_complete()
         rests = self._rests_of_text() if self._texts else None
         return Ending(reason, [{**self.empty_values(), **rests}]) if rests else self._exit_with(reason)
-
-    def join(self, response: InferenceResponse) -> None:
-        """Adds a response to the result, with each output's ``join`` for decoupled models. Raises as :meth:`add`."""
-        self._join(self.add(response))
-
-    def result(self, error: GatewayError | None = None) -> Result:
-        """Returns the joined result. Raises the errors of :meth:`finish`."""
-        ending = self.finish(error)
-        for rest in ending.outputs:
-            self._join(rest)
-        values = {name: _whole(value) for name, value in self._joined.items()} if self._decoupled else self._joined
-        return Result(values, ending.early_exit)
 
     def empty_values(self) -> Values:
         """The typed empty value of every output."""
@@ -140,9 +107,29 @@ class Collector:
     def _empty_value(self, field: OutputField) -> Any:
         return "" if self._decoupled and field.is_text_run else field.empty_value
 
-    def _join(self, values: Values | None) -> None:
-        if values is None:
-            return
+
+class WholeAnswer(Collector):
+    """The answer of a unary request: one output, with each output of a decoupled model joined as it declares."""
+
+    def __init__(self, pipeline: Pipeline, request: InferenceRequest) -> None:
+        super().__init__(pipeline, request)
+        self._joined: Values = {field.name: _start_of(field) for field in self._fields} if self._decoupled else {}
+
+    def add(self, response: InferenceResponse) -> None:
+        """Raises the errors of :meth:`Collector.add`."""
+        values = super().add(response)
+        if values is not None:
+            self._join(values)
+
+    def finish(self, error: GatewayError | None = None) -> Ending:
+        """Raises the errors of :meth:`Collector.finish`."""
+        ending = super().finish(error)
+        for rest in ending.outputs:
+            self._join(rest)
+        values = {name: _whole(value) for name, value in self._joined.items()} if self._decoupled else self._joined
+        return Ending(ending.early_exit, (values,))
+
+    def _join(self, values: Values) -> None:
         if not self._decoupled:
             self._joined = values
             return
@@ -151,7 +138,7 @@ class Collector:
 
 
 def _start_of(field: OutputField) -> Any:
-    """The initial value for :meth:`Collector.join` with a decoupled model."""
+    """The initial value of a joined output of a decoupled model."""
     if field.join == "last":
         return field.empty_value
     return "" if field.join == "concatenate" and field.is_bare else []
@@ -177,43 +164,30 @@ def _whole(joined: Any) -> Any:
     return [item for array in joined for item in array]
 
 
-class Collecting(Protocol):
-    """Joins the responses of one request."""
-
-    @property
-    def has_enough(self) -> bool:
-        """Whether the caller does not want the responses that follow."""
-
-    def join(self, response: InferenceResponse) -> None: ...
-
-    def result(self, error: GatewayError | None = None) -> Result:
-        """After the last response that is wanted, or after the error that came instead of it."""
-
-
 async def run(
     engine: Engine,
-    pipeline: Pipeline,
     request: InferenceRequest,
     deadline: Deadline,
-    answer: Collecting | None = None,
-) -> Result:
+    answer: Answer,
+    responded: Callable[[], None] | None,
+) -> Ending:
     """Raises GatewayError; cancelling the task cancels the work in Triton.
 
-    ``answer``: what joins the responses; by default the pipeline's outputs.
+    ``responded``: is called for each response; None for a model that is not decoupled.
     """
-    answer = answer or Collector(pipeline, request)
     try:
-        if pipeline.config.decoupled:
+        if responded is None:
+            answer.add(await engine.infer(request, deadline))
+        else:
             async with aclosing(engine.infer_stream(request, deadline)) as responses:
                 async for response in responses:
-                    answer.join(response)
+                    responded()
+                    answer.add(response)
                     if answer.has_enough:
                         break
-        else:
-            answer.join(await engine.infer(request, deadline))
-        return answer.result()
+        return answer.finish()
     except GatewayError as exc:
-        return answer.result(exc)
+        return answer.finish(exc)
 
 
 CANCEL_TIMEOUT_S = 5.0
@@ -250,4 +224,9 @@ async def run_sample(engine: Engine, pipeline: Pipeline, folder: Path) -> None:
     """``folder``: what the paths of files are relative to. Raises GatewayError, OSError, TypeError or ValueError."""
     body = await asyncio.to_thread(sample_body, pipeline, folder)
     request = replace(pipeline.request_of_json(body), is_probe=True)
-    await run(engine, pipeline, request, Deadline.after(pipeline.timeout_s))
+    responded = _ignore if pipeline.config.decoupled else None
+    await run(engine, request, Deadline.after(pipeline.timeout_s), WholeAnswer(pipeline, request), responded)
+
+
+def _ignore() -> None:
+    pass

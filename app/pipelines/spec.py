@@ -105,6 +105,9 @@ class StreamSpec(Section):
     """How long a failure before the first output is still an ordinary HTTP error."""
 
 
+STREAM_DEFAULTS = StreamSpec()
+
+
 class ErrorMatch(Section):
     """Exactly one of ``message`` (the whole text), ``message_pattern`` (an anchored expression) and ``signed``."""
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol, TypedDict
@@ -11,14 +11,13 @@ from typing import Annotated, Any, Literal, Protocol, TypedDict
 from msgspec import Meta
 
 from app.core.aio import IdleTimeout
+from app.core.answer import Answer
 from app.core.errors import DeadlineExceeded, GatewayError, Internal, Outcome, SlowConsumer, StreamCancelled
 from app.core.inference import Deadline, InferenceResponse
 from app.core.json import is_large, json_in_turns, json_of
 from app.streams.events import Event, EventLog, EventName, LiveLog
 
 _log = logging.getLogger(__name__)
-
-Values = dict[str, Any]
 
 
 class Done(TypedDict):
@@ -37,26 +36,6 @@ _ABANDONED = frozenset(
     {Outcome.CANCELLED, Outcome.TIMEOUT, Outcome.REJECTED, Outcome.CONTRACT_VIOLATION, Outcome.INTERNAL}
 )
 """Outcomes that the gateway decides while the model may still be computing."""
-
-
-class StreamEnding(Protocol):
-    @property
-    def early_exit(self) -> str | None: ...
-    @property
-    def outputs(self) -> Sequence[Values]:
-        """The outputs that must still be written."""
-
-
-class StreamAnswer(Protocol):
-    """Converts responses to the caller's values."""
-
-    @property
-    def has_enough(self) -> bool:
-        """Whether the caller does not need further responses."""
-
-    def add(self, response: InferenceResponse) -> Values | None: ...
-    def finish(self, error: GatewayError | None = None) -> StreamEnding:
-        """Raises the error for the caller."""
 
 
 class StreamObserver(Protocol):
@@ -83,7 +62,7 @@ class StreamPlan:
 
     request_id: str
     responses: AsyncGenerator[InferenceResponse]
-    answer: StreamAnswer
+    answer: Answer
     deadline: Deadline
     progress_s: float
     lag_s: float

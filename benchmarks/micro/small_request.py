@@ -7,13 +7,14 @@ import numpy as np
 import orjson
 from tritonclient.grpc import service_pb2
 
+from app.core.answer import Ending
 from app.core.engine import CallObservers
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse, Tensor
 from app.core.model import ModelConfig, TensorSpec
 from app.observability.metrics import CallMetrics, Metrics
 from app.pipelines.compile import CompileContext, compile_pipeline
 from app.pipelines.pipeline import Pipeline
-from app.pipelines.run import run
+from app.pipelines.run import WholeAnswer, run
 from app.pipelines.spec import PipelineSpec
 from app.triton.codec import request_parts, response_of
 from app.triton.engine import TritonEngine
@@ -84,15 +85,19 @@ def parts() -> dict[str, Part]:
     from_bytes = service_pb2.ModelInferResponse.FromString
     heads = RepeatedHeads()
     heads.learn("identity", answer, message, response_of(message))
-    result = _result_of(run(quick, pipeline, request, deadline))
+
+    def run_small() -> Coroutine[Any, Any, Ending]:
+        return run(quick, request, deadline, WholeAnswer(pipeline, request), None)
+
+    values = _result_of(run_small()).outputs[0]
     return {
         "request_of_json": _repeated(lambda: pipeline.request_of_json(BODY)),
-        "run, with an engine that answers at once": _awaited(lambda: run(quick, pipeline, request, deadline)),
+        "run, with an engine that answers at once": _awaited(run_small),
         "engine.infer, with a transport that answers at once": _awaited(lambda: engine.infer(request, deadline)),
         "of that: the request message, serialized": _repeated(lambda: b"".join(request_parts(request))),
         "of that: the response of the answer's bytes": _repeated(lambda: heads.response_of("identity", answer)),
         "the same by protobuf, without a known head": _repeated(lambda: response_of(from_bytes(answer))),
-        "the answer's JSON": _repeated(lambda: orjson.dumps(result.values, option=orjson.OPT_SERIALIZE_NUMPY)),
+        "the answer's JSON": _repeated(lambda: orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)),
     }
 
 

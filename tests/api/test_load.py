@@ -276,7 +276,7 @@ async def test_a_disconnect_in_the_queue_removes_the_request(api: Served, start:
 def _entrances(api: Served) -> list:
     inference = api.gateway.inference
     for name in ("read", "write"):
-        inference._entrance_of(inference.catalog.pipeline(name))
+        inference.target_of(inference.catalog.pipeline(name))
     return list(inference.admission.entrances.values())
 
 

@@ -6,10 +6,11 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
+from app.core.answer import Ending
 from app.core.errors import GatewayError, ModelError
 from app.core.inference import Deadline, InferenceResponse
 from app.streams.events import EventLog, ReplayLog
-from app.streams.stream import Stream, StreamAnswer, StreamObserver, StreamPlan
+from app.streams.stream import Stream, StreamObserver, StreamPlan
 from tests.fakes.engine import Answer, FakeEngine
 from tests.fakes.models import response, tensor
 
@@ -22,16 +23,10 @@ def token(value: int) -> InferenceResponse:
 
 
 @dataclass
-class Ended:
-    early_exit: str | None = None
-    outputs: list[dict[str, Any]] = field(default_factory=list)
-
-
-@dataclass
 class FakeAnswer:
     """Returns the numbers of each response. The error ``EXIT`` is an early exit; other errors are raised again."""
 
-    ending: Ended = field(default_factory=Ended)
+    ending: Ending = field(default_factory=Ending)
     breaks: BaseException | None = None
     has_output: bool = False
     enough_at: int | None = None
@@ -45,11 +40,11 @@ class FakeAnswer:
         self.has_enough |= any(self.enough_at in each.array for each in given.outputs.values())
         return {name: each.array for name, each in given.outputs.items()} or None
 
-    def finish(self, error: GatewayError | None = None) -> Ended:
+    def finish(self, error: GatewayError | None = None) -> Ending:
         if error is not None and error is not EXIT:
             raise error
-        ending = self.ending if error is None else Ended("nothing")
-        return Ended(ending.early_exit, [{"T": []}]) if ending.early_exit and not self.has_output else ending
+        ending = self.ending if error is None else Ending("nothing")
+        return Ending(ending.early_exit, [{"T": []}]) if ending.early_exit and not self.has_output else ending
 
 
 @dataclass
@@ -130,7 +125,7 @@ def live(
 
 def plan_of(
     responses: AsyncGenerator[InferenceResponse],
-    answer: StreamAnswer,
+    answer: FakeAnswer,
     progress_s: float = 60,
     observer: StreamObserver | None = None,
     deadline: Deadline | None = None,

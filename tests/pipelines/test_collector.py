@@ -12,7 +12,7 @@ from app.core.errors import ContractViolation
 from app.core.inference import BYTES, InferenceResponse
 from app.core.json import json_of
 from app.pipelines.pipeline import Pipeline
-from app.pipelines.run import Collector
+from app.pipelines.run import Collector, WholeAnswer
 from tests.fakes.models import model, pipeline, response, tensor
 
 RULES = [{"reason": "no_text", "missing": ["TEXT"]}, {"reason": "no_ids", "empty": ["IDS"]}]
@@ -131,10 +131,11 @@ def test_numbers_stay_an_array() -> None:
 
 class TestJoinedArrays:
     def joined(self, text: str, *arrays: Any) -> Any:
-        c = collector(pipeline(model([], text, decoupled=True)))
+        p = pipeline(model([], text, decoupled=True))
+        whole = WholeAnswer(p, p.request_of_json(b"{}"))
         for array in arrays:
-            c.join(response(tensor("Y", text.split(" ")[1], array), is_final=False))
-        return c.result().values["Y"]
+            whole.add(response(tensor("Y", text.split(" ")[1], array), is_final=False))
+        return whole.finish().outputs[0]["Y"]
 
     def test_arrays_are_concatenated(self) -> None:
         value = self.joined("Y FP32 [-1]", [1.5, 2.5], [], [3.5])

@@ -6,10 +6,11 @@ from typing import Any
 import orjson
 import pytest
 
+from app.core.answer import Ending
 from app.core.errors import ContractViolation, GatewayError, InvalidInput, ModelError, UpstreamUnavailable
 from app.core.inference import BYTES, Deadline, InferenceResponse
 from app.pipelines.pipeline import Pipeline
-from app.pipelines.run import Result, run
+from app.pipelines.run import WholeAnswer, run
 from tests.fakes.engine import Answer, FakeEngine
 from tests.fakes.models import ensemble, model, pipeline, refusal, response, tensor
 
@@ -24,12 +25,13 @@ RULES = [{"reason": "nothing", "error": {"code": "ALREADY_EXISTS", "message": "E
 
 
 async def ran(p: Pipeline, *answers: Answer) -> tuple[dict[str, Any], str | None]:
-    result = await outcome(p, *answers)
-    return orjson.loads(orjson.dumps(result.values, option=orjson.OPT_SERIALIZE_NUMPY)), result.early_exit
+    ending = await run_with(FakeEngine(answers=list(answers)), p)
+    return orjson.loads(orjson.dumps(ending.outputs[0], option=orjson.OPT_SERIALIZE_NUMPY)), ending.early_exit
 
 
-async def outcome(p: Pipeline, *answers: Answer) -> Result:
-    return await run(FakeEngine(answers=list(answers)), p, p.request_of_json(b"{}"), Deadline.after(20))
+async def run_with(engine: FakeEngine, p: Pipeline) -> Ending:
+    request, responded = p.request_of_json(b"{}"), (lambda: None) if p.config.decoupled else None
+    return await run(engine, request, Deadline.after(20), WholeAnswer(p, request), responded)
 
 
 def whole(text: bytes = b"hi", ids: tuple[int, ...] = (1, 2), *, is_final: bool = True) -> InferenceResponse:
@@ -130,12 +132,12 @@ class TestADecoupledModel:
         p = pipeline(self.CONFIG, outputs=WORDS, contract={"IDS": {"max_items": 1}})
         engine = FakeEngine(answers=[whole(ids=(1,), is_final=False), whole(ids=(1, 2), is_final=False), 3600.0])
         with pytest.raises(ContractViolation):
-            await run(engine, p, p.request_of_json(b"{}"), Deadline.after(20))
+            await run_with(engine, p)
         assert engine.closed == 1
 
     async def test_a_cancellation_closes_the_call(self) -> None:
         engine = FakeEngine(answers=[whole(is_final=False), 3600.0])
-        work = asyncio.create_task(run(engine, self.P, self.P.request_of_json(b"{}"), Deadline.after(20)))
+        work = asyncio.create_task(run_with(engine, self.P))
         await asyncio.sleep(0)
         work.cancel()
         with pytest.raises(asyncio.CancelledError):

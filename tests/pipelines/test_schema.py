@@ -10,7 +10,7 @@ import pytest
 from app.core.errors import InvalidInput
 from app.core.inference import Deadline, InferenceResponse
 from app.pipelines.pipeline import Pipeline
-from app.pipelines.run import Collector, run
+from app.pipelines.run import Collector, WholeAnswer, run
 from app.pipelines.schema import event_schema, form_schema, request_schema, result_schema
 from tests.fakes.engine import FakeEngine
 from tests.fakes.models import model, pipeline, response, tensor
@@ -139,8 +139,9 @@ async def test_a_joined_result_matches_its_schema() -> None:
 
 
 async def joined(p: Pipeline, *answers: InferenceResponse) -> Any:
-    result = await run(FakeEngine(answers=list(answers)), p, p.request_of_json(b"{}"), Deadline.after(20))
-    return as_read({**result.values, "early_exit": result.early_exit})
+    engine, request = FakeEngine(answers=list(answers)), p.request_of_json(b"{}")
+    ending = await run(engine, request, Deadline.after(20), WholeAnswer(p, request), lambda: None)
+    return as_read({**ending.outputs[0], "early_exit": ending.early_exit})
 
 
 def test_a_batch_adds_a_level() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from app.core.answer import Ending
 from app.core.errors import (
     ClientClosedRequest,
     ContractViolation,
@@ -26,7 +27,7 @@ from app.streams.events import Event, LiveLog
 from app.streams.stream import Stream
 from tests.fakes.engine import Answer
 from tests.fakes.models import response, tensor
-from tests.fakes.streams import EXIT, FINAL, Ended, FakeAnswer, Life, live, plan_of, token
+from tests.fakes.streams import EXIT, FINAL, FakeAnswer, Life, live, plan_of, token
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -51,11 +52,11 @@ class TestGoodEndings:
         assert await live(FINAL).ending() == "complete"
 
     async def test_buffered_values_are_sent_before_the_end(self) -> None:
-        life = live(token(1), FINAL, answer=FakeAnswer(Ended(None, [{"T": ["\ufffd"]}])))
+        life = live(token(1), FINAL, answer=FakeAnswer(Ending(None, [{"T": ["\ufffd"]}])))
         assert [name for _, name, _ in await life.events()] == ["output", "output", "done"]
 
     async def test_an_exit_before_any_output_is_the_empty_result(self) -> None:
-        for life in (live(EXIT), live(FINAL, answer=FakeAnswer(Ended("nothing")))):
+        for life in (live(EXIT), live(FINAL, answer=FakeAnswer(Ending("nothing")))):
             assert await life.events() == [
                 (1, "output", {"T": []}),
                 (2, "done", {"reason": "early_exit", "early_exit": "nothing", "outputs": 1, "request_id": "rid"}),
@@ -139,7 +140,7 @@ class TestBadEndings:
         assert "a stream failed" in caplog.text
 
     async def test_a_value_that_cannot_be_encoded_is_internal(self) -> None:
-        answer = FakeAnswer(Ended(None, [{"T": object()}]))
+        answer = FakeAnswer(Ending(None, [{"T": object()}]))
         assert await live(FINAL, answer=answer).ending() == "internal"
 
     async def test_each_response_restarts_the_progress_timeout(self) -> None:

@@ -8,8 +8,8 @@ Renders responses as JSON of the generate extension: an object for each response
 
 import codecs
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import msgspec
 import orjson
@@ -22,6 +22,7 @@ from app.api.oip.parameters import checked, parameter_of
 from app.api.oip.signature import Input, Signature
 from app.api.responses import JsonResponse
 from app.codecs.json_scan import WHITESPACE, members_of
+from app.core.answer import Ending, Values
 from app.core.errors import GatewayError, InvalidInput, InvalidRequest
 from app.core.inference import BYTES, InferenceRequest, InferenceResponse, Parameter, Tensor
 from app.core.text import shown
@@ -130,20 +131,14 @@ def _id_of(text: memoryview) -> str:
     return own_id
 
 
-Values = dict[str, Any]
-
 EVENTS = "text/event-stream; charset=utf-8"
 
 
-class GenerateEnding(NamedTuple):
-    """The end of a stream, for ``app.streams``. This dialect has no early exits."""
-
-    outputs: Sequence[Values]
-    early_exit: None = None
-
-
 class Generated:
-    """The values of each response of one request. A character that is split between responses stays whole."""
+    """The answer of a stream: the values of each response. Implements :class:`app.core.answer.Answer`.
+
+    A character that is split between responses stays whole.
+    """
 
     has_enough = False
 
@@ -159,12 +154,12 @@ class Generated:
         self._frame["model_version"] = response.version
         return {name: self._value_of(tensor) for name, tensor in response.outputs.items()} | self._frame
 
-    def finish(self, error: GatewayError | None = None) -> GenerateEnding:
+    def finish(self, error: GatewayError | None = None) -> Ending:
         """Returns a last output if bytes of an incomplete character remain. Raises ``error``."""
         if error is not None:
             raise error
         rests = {name: rest for name, text in self._texts.items() if (rest := text.decode(b"", final=True))}
-        return GenerateEnding([rests | self._frame] if rests else [])
+        return Ending(outputs=[rests | self._frame] if rests else ())
 
     def _value_of(self, tensor: Tensor) -> Any:
         if tensor.array.size != 1:

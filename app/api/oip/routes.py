@@ -22,13 +22,12 @@ from app.api.deadlines import deadline_of
 from app.api.dialect import ShortRoute
 from app.api.disconnect import CancelledOnDisconnect
 from app.api.exchange import Exchange, exchange_of
-from app.api.inference import Inference, StreamFormat
+from app.api.inference import Call, Inference
 from app.api.limits import Limits
 from app.api.oip.calls import ModelCalls
 from app.api.oip.errors import error_response
 from app.api.oip.generate import (
     Generated,
-    Values,
     error_object,
     generate_error_response,
     generation_of,
@@ -39,11 +38,12 @@ from app.api.oip.infer import ParsedRequest, asked_of, asked_of_raw, send_answer
 from app.api.oip.signature import Signature
 from app.api.responses import JsonResponse, send_json
 from app.api.routing import Route
-from app.api.streaming import Start, StreamResponse
+from app.api.streaming import StreamResponse
+from app.core.answer import Values
 from app.core.engine import Document
 from app.core.errors import GatewayError, InvalidInput, ModelNotReady, UnknownModel, UnsupportedMediaType
 from app.pipelines.body import LARGE_BYTES
-from app.pipelines.spec import StreamSpec
+from app.pipelines.spec import STREAM_DEFAULTS
 from app.streams.events import Event
 
 _ENCODINGS = {"gzip", "deflate"}
@@ -110,11 +110,11 @@ class InferRoutes:
     async def infer(self, exchange: Exchange, found: Mapping[str, str], _send: Send) -> None:
         calls = self._calls
         signature, version = calls.admit(exchange, found["model"], "unary"), version_of(found)
-        deadline = deadline_of(exchange, calls.timeout_s)
-        calls.check_load(exchange, signature, deadline)
+        target, deadline = calls.target_of(signature), deadline_of(exchange, calls.timeout_s)
+        target.entrance.check(exchange.caller, deadline)
         asked = await read_asked(exchange, signature, version, self._limits)
         with CancelledOnDisconnect(exchange):
-            response = await calls.answer(exchange, signature, asked.inference, deadline)
+            response = await calls.answer(exchange, target, asked.inference, deadline)
         await send_answer(exchange, asked, response)
 
 
@@ -254,31 +254,34 @@ class GenerateRoutes:
     async def generate(self, exchange: Exchange, found: Mapping[str, str], _send: Send) -> None:
         calls = self._calls
         signature = calls.admit(exchange, found["model"], "unary")
-        deadline = deadline_of(exchange, calls.timeout_s)
-        calls.check_load(exchange, signature, deadline)
+        target, deadline = calls.target_of(signature), deadline_of(exchange, calls.timeout_s)
+        target.entrance.check(exchange.caller, deadline)
         asked = await self._read(exchange, found, signature)
         with CancelledOnDisconnect(exchange):
-            response = await calls.answer(exchange, signature, asked.inference, deadline)
+            response = await calls.answer(exchange, target, asked.inference, deadline)
         await send_json(exchange, values_of(asked, response))
 
     async def stream(self, exchange: Exchange, found: Mapping[str, str], send: Send) -> None:
-        calls = self._calls
-        signature = calls.admit(exchange, found["model"], "stream")
-        deadline = deadline_of(exchange, StreamSpec().timeout_s)
-        calls.check_load(exchange, signature, deadline)
-        asked = await self._read(exchange, found, signature)
-        with CancelledOnDisconnect(exchange):
-
-            def problem_of(error: GatewayError, _request_id: str) -> Values:
-                calls.complete(error, signature.config.name)
-                return error_object(error)
-
-            writing = StreamFormat(Generated(asked), problem_of)
-            stream, opening = await calls.open_stream(exchange, asked, deadline, writing)
-        response = _Generation(
-            stream.log, self._limits, start=Start(events=opening), on_left=stream.end, closing=stream.ended
-        )
+        response = await self._opened(exchange, found)
         await response(exchange.scope, exchange.receive, send)
+
+    async def _opened(self, exchange: Exchange, found: Mapping[str, str]) -> StreamResponse:
+        calls, record = self._calls, exchange.record
+        signature = calls.admit(exchange, found["model"], "stream")
+        target, deadline = calls.target_of(signature), deadline_of(exchange, STREAM_DEFAULTS.timeout_s)
+        target.entrance.check(exchange.caller, deadline)
+        asked = await self._read(exchange, found, signature)
+
+        def problem_of(error: GatewayError, _request_id: str) -> Values:
+            calls.complete(error, signature.config.name)
+            return error_object(error)
+
+        request = calls.stoppable(asked.inference)
+        record.triton_request_id = request.request_id  # is logged even if the request gets no slot
+        call = Call(target, request, Generated(asked), deadline, record, exchange.caller, problem_of)
+        with CancelledOnDisconnect(exchange):
+            stream, opening = await calls.named(calls.inference.open_stream(call), request)
+        return _Generation.of(stream, opening, self._limits)
 
     async def _read(self, exchange: Exchange, found: Mapping[str, str], signature: Signature) -> ParsedRequest:
         version = version_of(found)

@@ -22,7 +22,7 @@ from app.admission.scheduler import Slot
 from app.api.deadlines import deadline_of
 from app.api.disconnect import CancelledOnDisconnect
 from app.api.exchange import Exchange
-from app.api.inference import Inference, PipelineCall
+from app.api.inference import Call, Inference
 from app.api.limits import Limits
 from app.api.openai.requests import (
     NEUTRAL_OF_EMBEDDINGS,
@@ -35,20 +35,21 @@ from app.api.openai.requests import (
     take,
 )
 from app.api.responses import JSON, send_parts
+from app.core.answer import Ending
 from app.core.errors import ContractViolation, FieldProblem, GatewayError, InvalidInput
 from app.core.inference import Array, InferenceRequest, InferenceResponse, Tensor, bytes_array, new_request_id
 from app.core.json import json_of
 from app.pipelines.body import refused
 from app.pipelines.openai.mapping import EmbeddingsForm, OpenAIMapping
 from app.pipelines.pipeline import Pipeline
-from app.pipelines.run import Collector, Result
+from app.pipelines.run import WholeAnswer
 
 _VECTORS_AT_ONCE = 64
 """Number of vectors that are rendered in one step of the event loop."""
 
 
 class BatchAnswer:
-    """Reads each item of a batch like an answer of the pipeline. Implements :class:`app.pipelines.run.Collecting`."""
+    """Reads each item of a batch like an answer of the pipeline. Implements :class:`app.core.answer.Answer`."""
 
     has_enough = False
 
@@ -62,27 +63,27 @@ class BatchAnswer:
         self.tokens: int | None = None
         """None if the model does not count tokens."""
 
-    def join(self, response: InferenceResponse) -> None:
+    def add(self, response: InferenceResponse) -> None:
         """Raises ContractViolation."""
         for index in range(self._items):
-            collector = Collector(self._pipeline, self._request)
-            collector.join(self._item(response, index))
-            self._add(collector.result())
+            answer = WholeAnswer(self._pipeline, self._request)
+            answer.add(self._item(response, index))
+            self._take(answer.finish())
         tokens = response.outputs.get(self._form.prompt_tokens or "")
         if tokens is not None:
             self.tokens = int(tokens.array.sum())
 
-    def result(self, error: GatewayError | None = None) -> Result:
-        """Raises the errors of :meth:`Collector.result`. An early exit of the batch makes every vector empty."""
+    def finish(self, error: GatewayError | None = None) -> Ending:
+        """Raises the errors of :meth:`WholeAnswer.finish`. An early exit of the batch makes every vector empty."""
         if error is not None:
-            result = Collector(self._pipeline, self._request).result(error)
+            ending = WholeAnswer(self._pipeline, self._request).finish(error)
             for _ in range(self._items):
-                self._add(result)
-        return Result({}, self._early_exit)
+                self._take(ending)
+        return Ending(self._early_exit)
 
-    def _add(self, result: Result) -> None:
-        self.vectors.append(np.asarray(result.values[self._form.embedding], np.float32))
-        self._early_exit = self._early_exit or result.early_exit
+    def _take(self, ending: Ending) -> None:
+        self.vectors.append(np.asarray(ending.outputs[0][self._form.embedding], np.float32))
+        self._early_exit = self._early_exit or ending.early_exit
 
     def _item(self, response: InferenceResponse, index: int) -> InferenceResponse:
         """Raises ContractViolation."""
@@ -167,14 +168,17 @@ class EmbeddingsRoute:
         The first batch waits for a slot. The others run only if slots are free and no other request waits.
         """
         pipeline, batches = request.pipeline, request.batches
-        deadline = deadline_of(exchange, pipeline.timeout_s)
+        target, deadline = self._inference.target_of(pipeline), deadline_of(exchange, pipeline.timeout_s)
         answers = [BatchAnswer(pipeline, request.form, batch) for batch in batches]
-        calls = [PipelineCall(pipeline, batch, deadline, exchange.record, exchange.caller) for batch in batches]
-        waiting = iter(zip(calls, answers, strict=True))
+        calls = [
+            Call(target, batch, answer, deadline, exchange.record, exchange.caller)
+            for batch, answer in zip(batches, answers, strict=True)
+        ]
+        waiting = iter(calls)
 
         async def answer_some(slot: Slot) -> None:
-            for call, answer in waiting:
-                await self._inference.answer_in(slot, call, answer)
+            for call in waiting:
+                await self._inference.answer_in(slot, call)
                 slot.answered()
 
         def start(slot: Slot) -> None:

@@ -17,7 +17,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from sse_starlette import ServerSentEvent
 from starlette.types import Send
@@ -25,7 +25,7 @@ from starlette.types import Send
 from app.api.deadlines import deadline_of
 from app.api.disconnect import CancelledOnDisconnect
 from app.api.exchange import Exchange
-from app.api.inference import Inference, PipelineCall, StreamFormat
+from app.api.inference import Call, Inference
 from app.api.limits import Limits
 from app.api.openai.errors import openai_error_of
 from app.api.openai.requests import (
@@ -38,13 +38,14 @@ from app.api.openai.requests import (
     take_wishes,
 )
 from app.api.responses import send_json
-from app.api.streaming import Start, StreamResponse
+from app.api.streaming import StreamResponse
+from app.core.answer import Ending, Values
 from app.core.errors import GatewayError
 from app.core.inference import InferenceRequest, InferenceResponse
 from app.pipelines.openai.mapping import OpenAIMapping, TextForm
 from app.pipelines.openai.spec import UsageSpec
 from app.pipelines.pipeline import Pipeline
-from app.pipelines.run import Collector, Ending, Result
+from app.pipelines.run import Collector
 from app.streams.events import Event
 
 Usage = dict[str, int]
@@ -75,9 +76,6 @@ class TokenCount:
             return None
         total = self._prompt + self._completion
         return {"prompt_tokens": self._prompt, "completion_tokens": self._completion, "total_tokens": total}
-
-
-Values = dict[str, Any]
 
 
 class Rendering(ABC):
@@ -182,8 +180,8 @@ class StopMatcher:
         return any(stop.startswith(end) for stop in self._stops)
 
 
-class TextCollector:
-    """Has the methods of :class:`Collector`: :meth:`add` and :meth:`finish` make chunks, :meth:`result` one answer.
+class ChunkCollector:
+    """The answer of a stream: a chunk for each piece of the text. Implements :class:`app.core.answer.Answer`.
 
     The pipeline's own collector checks the contract and detects early exits, which become an empty text here.
     """
@@ -220,16 +218,6 @@ class TextCollector:
         chunks = [self._rendering.chunk(text)] if text else []
         return Ending(early_exit, [*chunks, *self._rendering.last_chunks(self._finish_reason, self._count.usage)])
 
-    def join(self, response: InferenceResponse) -> None:
-        """Raises the errors of :meth:`Collector.add`."""
-        self._texts.append(self._text_of(response))
-
-    def result(self, error: GatewayError | None = None) -> Result:
-        """Raises the errors of :meth:`Collector.finish`."""
-        text, early_exit = self._rest(error)
-        whole = "".join([*self._texts, text])
-        return Result(self._rendering.whole(whole, self._finish_reason, self._count.usage), early_exit)
-
     def _text_of(self, response: InferenceResponse) -> str:
         self._count.add(response)
         values = self._collector.add(response)
@@ -248,6 +236,20 @@ class TextCollector:
         if self._form.finish_reason is not None and values[self._form.finish_reason]:
             self._finish_reason = "length" if values[self._form.finish_reason] == "length" else "stop"
         return values[self._form.text] or ""
+
+
+class TextCollector(ChunkCollector):
+    """The answer of a unary request: the whole text."""
+
+    def add(self, response: InferenceResponse) -> None:
+        """Raises the errors of :meth:`Collector.add`."""
+        self._texts.append(self._text_of(response))
+
+    def finish(self, error: GatewayError | None = None) -> Ending:
+        """Raises the errors of :meth:`Collector.finish`."""
+        text, early_exit = self._rest(error)
+        whole = "".join([*self._texts, text])
+        return Ending(early_exit, [self._rendering.whole(whole, self._finish_reason, self._count.usage)])
 
 
 _FRAME = ServerSentEvent("%b", sep="\n").encode()
@@ -291,21 +293,24 @@ class TextRoute:
         read = await self._read(exchange)
         if read.streams:
             return await self._opened(exchange, read)
-        call = read.call(exchange, read.pipeline.timeout_s)
+        call = self._call(exchange, read, read.pipeline.timeout_s)
         with CancelledOnDisconnect(exchange):
-            result = await self._inference.answer(call, read.collector)
-        exit_header = [] if result.early_exit is None else [(b"x-early-exit", result.early_exit.encode("latin-1"))]
-        await send_json(exchange, result.values, *exit_header)
+            ending = await self._inference.answer(call)
+        exit_header = [] if ending.early_exit is None else [(b"x-early-exit", ending.early_exit.encode("latin-1"))]
+        await send_json(exchange, ending.outputs[0], *exit_header)
         return None
 
     async def _opened(self, exchange: Exchange, read: "_Read") -> ChunkResponse:
         exchange.record.transport = "stream"
-        call = read.call(exchange, read.pipeline.stream_spec().timeout_s)
+        call = self._call(exchange, read, read.pipeline.stream_spec().timeout_s)
         with CancelledOnDisconnect(exchange):
-            stream, opening = await self._inference.open_stream(call, StreamFormat(read.collector, openai_error_of))
-        return ChunkResponse(
-            stream.log, self._limits, start=Start(events=opening), on_left=stream.end, closing=stream.ended
-        )
+            stream, opening = await self._inference.open_stream(call)
+        return ChunkResponse.of(stream, opening, self._limits)
+
+    def _call(self, exchange: Exchange, read: "_Read", timeout_s: float) -> Call:
+        target, deadline = self._inference.target_of(read.pipeline), deadline_of(exchange, timeout_s)
+        collector, record = read.collector, exchange.record
+        return Call(target, read.inference, collector, deadline, record, exchange.caller, openai_error_of)
 
     async def _read(self, exchange: Exchange) -> "_Read":
         """The result keeps no reference to the body."""
@@ -320,7 +325,8 @@ class TextRoute:
         wishes = take_wishes(asked.members, form)
         inference = self._address.request_of(asked.pipeline, form, asked.members)
         rendering = self._address.rendering(asked.pipeline.name, request_id, include_usage=wishes.include_usage)
-        collector = TextCollector(asked.pipeline, form, inference, rendering, wishes.stops)
+        kind = ChunkCollector if wishes.stream else TextCollector
+        collector = kind(asked.pipeline, form, inference, rendering, wishes.stops)
         return _Read(asked.pipeline, inference, collector, wishes.stream)
 
 
@@ -330,9 +336,5 @@ class _Read:
 
     pipeline: Pipeline
     inference: InferenceRequest
-    collector: TextCollector
+    collector: ChunkCollector
     streams: bool
-
-    def call(self, exchange: Exchange, timeout_s: float) -> PipelineCall:
-        deadline = deadline_of(exchange, timeout_s)
-        return PipelineCall(self.pipeline, self.inference, deadline, exchange.record, exchange.caller)

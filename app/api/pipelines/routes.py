@@ -25,15 +25,16 @@ from app.api.disconnect import CancelledOnDisconnect
 from app.api.exchange import Exchange, Header, exchange_of
 from app.api.explaining import Explaining
 from app.api.idempotency import AnswerKey, KeptAnswer, KeptAnswers, digest_of, idempotency_key_of
-from app.api.inference import Inference, PipelineCall
+from app.api.inference import Call, Inference
 from app.api.limits import Limits
 from app.api.pipelines.answers import FindingAnswer, FindingList, PipelineList, describe, summarize
 from app.api.pipelines.reading import read_inference
 from app.api.pipelines.samples import base_url_of
 from app.api.responses import JSON, JsonResponse, send_json
 from app.api.routing import Route
-from app.api.streaming import Start, StreamResponse
+from app.api.streaming import StreamResponse
 from app.core.aio import Fresh
+from app.core.answer import Ending
 from app.core.errors import InvalidRequest, UnknownExample, UnknownRequest
 from app.core.json import is_large, json_in_turns, json_of
 from app.core.text import nearest, without_nearest
@@ -43,7 +44,7 @@ from app.observability.statistics import Statistics, no_requests
 from app.pipelines.catalog import Catalog
 from app.pipelines.examples import body_of, declared_requests
 from app.pipelines.pipeline import Pipeline
-from app.pipelines.run import Result
+from app.pipelines.run import Collector, WholeAnswer
 
 
 class PipelineRoutes:
@@ -79,25 +80,25 @@ class PipelineRoutes:
     async def run_pipeline(self, exchange: Exchange, found: Mapping[str, str], _send: Send) -> None:
         pipeline = self._inference.admit(exchange, found["name"], "unary")
         key = idempotency_key_of(exchange)
-        call = await self._call(exchange, pipeline, pipeline.timeout_s)
+        call = await self._call(exchange, pipeline, pipeline.timeout_s, WholeAnswer)
         if key is not None and pipeline.spec.idempotent:
-            await self._run_once(exchange, call, key)
+            await self._run_once(exchange, pipeline, call, key)
             return
         with CancelledOnDisconnect(exchange):
-            result = await self._inference.answer(call)
-        values, headers = _rendered(pipeline, result)
+            ending = await self._inference.answer(call)
+        values, headers = _rendered(pipeline, ending)
         await send_json(exchange, values, *headers)
 
-    async def _run_once(self, exchange: Exchange, call: PipelineCall, key: str) -> None:
+    async def _run_once(self, exchange: Exchange, pipeline: Pipeline, call: Call, key: str) -> None:
         async def run() -> KeptAnswer:
-            result = await self._inference.answer(call)
-            values, headers = _rendered(call.pipeline, result)
+            ending = await self._inference.answer(call)
+            values, headers = _rendered(pipeline, ending)
             body = b"".join(await json_in_turns(values)) if is_large(values) else json_of(values)
-            return KeptAnswer(body, headers, result.early_exit)
+            return KeptAnswer(body, headers, ending.early_exit)
 
         digest = await asyncio.to_thread(digest_of, call.inference)
         with CancelledOnDisconnect(exchange):
-            named = AnswerKey(exchange.record.key, call.pipeline.name, key)
+            named = AnswerKey(exchange.record.key, pipeline.name, key)
             answer = await self._answers.once(named, digest, call.deadline, run)
         exchange.record.exit_early(answer.early_exit)
         length = (b"content-length", b"%d" % len(answer.body))
@@ -110,19 +111,17 @@ class PipelineRoutes:
         await response(exchange.scope, exchange.receive, send)
 
     async def _opened(self, exchange: Exchange, pipeline: Pipeline) -> StreamResponse:
-        call = await self._call(exchange, pipeline, pipeline.stream_spec().timeout_s)
+        call = await self._call(exchange, pipeline, pipeline.stream_spec().timeout_s, Collector)
         with CancelledOnDisconnect(exchange):
             stream, opening = await self._inference.open_stream(call)
-        return StreamResponse(
-            stream.log, self._limits, start=Start(events=opening), on_left=stream.end, closing=stream.ended
-        )
+        return StreamResponse.of(stream, opening, self._limits)
 
-    async def _call(self, exchange: Exchange, pipeline: Pipeline, timeout_s: float) -> PipelineCall:
+    async def _call(self, exchange: Exchange, pipeline: Pipeline, timeout_s: float, answer: type[Collector]) -> Call:
         """Starts the deadline, which includes the time to receive the body."""
-        deadline = deadline_of(exchange, timeout_s)
-        self._inference.check_load(pipeline, exchange.caller, deadline)
+        target, deadline = self._inference.target_of(pipeline), deadline_of(exchange, timeout_s)
+        target.entrance.check(exchange.caller, deadline)
         inference = await read_inference(exchange, pipeline, self._limits)
-        return PipelineCall(pipeline, inference, deadline, exchange.record, exchange.caller)
+        return Call(target, inference, answer(pipeline, inference), deadline, exchange.record, exchange.caller)
 
 
 def _check_is_start(exchange: Exchange) -> None:
@@ -134,12 +133,13 @@ def _check_is_start(exchange: Exchange) -> None:
         )
 
 
-def _rendered(pipeline: Pipeline, result: Result) -> tuple[Mapping[str, Any], Sequence[Header]]:
+def _rendered(pipeline: Pipeline, ending: Ending) -> tuple[Mapping[str, Any], Sequence[Header]]:
     """The values of the answer, and its own headers."""
+    values, early_exit = ending.outputs[0], ending.early_exit
     if not pipeline.rules:
-        return result.values, ()
-    values = {**result.values, "early_exit": result.early_exit}
-    return values, () if result.early_exit is None else [(b"x-early-exit", result.early_exit.encode("latin-1"))]
+        return values, ()
+    headers = () if early_exit is None else [(b"x-early-exit", early_exit.encode("latin-1"))]
+    return {**values, "early_exit": early_exit}, headers
 
 
 class ExplanationRoutes:

@@ -14,7 +14,7 @@ from app.api.disconnect import CancelledOnDisconnect
 from app.api.error_table import ERROR_BY_CODE
 from app.api.exchange import Exchange, exchange_of
 from app.api.idempotency import idempotency_key_of
-from app.api.inference import Inference, PipelineCall
+from app.api.inference import Call, Inference
 from app.api.limits import Limits
 from app.api.responses import JsonResponse
 from app.api.routing import Route
@@ -23,6 +23,7 @@ from app.codecs.json_scan import malformed, members_of
 from app.core.errors import FieldProblem, Forbidden, GatewayError, InvalidInput, InvalidRequest, ResumableStreamsOff
 from app.pipelines.body import Body
 from app.pipelines.pipeline import Pipeline
+from app.pipelines.run import Collector
 from app.streams.events import Event
 from app.streams.store import StartedStream, StartKey, StreamStore
 
@@ -78,7 +79,8 @@ class StreamRoutes:
         pipeline = self._inference.admit(exchange, name, "stream")
         deadline = deadline_of(exchange, pipeline.stream_spec().timeout_s)
         inference = await off_loop(pipeline.request_of_json, inputs)
-        call = PipelineCall(pipeline, inference, deadline, record, exchange.caller)
+        target, answer = self._inference.target_of(pipeline), Collector(pipeline, inference)
+        call = Call(target, inference, answer, deadline, record, exchange.caller)
         with CancelledOnDisconnect(exchange):
             await self._store.require_room(record.key)
             slot = await self._inference.take_slot(call)

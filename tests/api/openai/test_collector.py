@@ -1,15 +1,18 @@
 """The chunks of a stream add up to the text of the whole answer, wherever the model splits the bytes."""
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.openai.text import ChatRendering, TextCollector
+from app.api.openai.text import ChatRendering, ChunkCollector, TextCollector
 from app.core.inference import InferenceResponse
 from app.pipelines.openai.mapping import TextForm
 from tests.api.openai.conftest import WRITER
 from tests.fakes.models import pipeline, response, tensor
+
+Kind = TypeVar("Kind", bound=ChunkCollector)
 
 P = pipeline(
     WRITER,
@@ -19,12 +22,12 @@ P = pipeline(
 )
 
 
-def collector(stops: Sequence[str]) -> TextCollector:
+def collector(kind: type[Kind], stops: Sequence[str]) -> Kind:
     assert P.openai is not None
     form = P.openai.completions
     assert isinstance(form, TextForm)
     rendering = ChatRendering("p", "rid", include_usage=True)
-    return TextCollector(P, form, P.request_of_json(b'{"prompt": "x"}'), rendering, stops)
+    return kind(P, form, P.request_of_json(b'{"prompt": "x"}'), rendering, stops)
 
 
 def responses_of(pieces: Sequence[bytes]) -> list[InferenceResponse]:
@@ -47,15 +50,15 @@ def cut(text: bytes, places: Sequence[int]) -> list[bytes]:
 )
 def test_chunks_add_up_to_the_whole_answer(text: str, places: list[int], stops: list[str]) -> None:
     pieces = responses_of(cut(text.encode(), places))
-    streamed, joined = collector(stops), collector(stops)
+    streamed, joined = collector(ChunkCollector, stops), collector(TextCollector, stops)
     chunks = []
     for piece in pieces:
         chunks.append(streamed.add(piece))
-        joined.join(piece)
+        joined.add(piece)
         if streamed.has_enough:
             break
     chunks += streamed.finish().outputs
-    whole = joined.result().values
+    (whole,) = joined.finish().outputs
     deltas = [choice["delta"] for chunk in chunks if chunk for choice in chunk["choices"]]
     assert "".join(delta.get("content", "") for delta in deltas) == whole["choices"][0]["message"]["content"]
     assert [delta.get("role") for delta in deltas] == ["assistant"] + [None] * (len(deltas) - 1)

@@ -1,0 +1,35 @@
+"""The conversion of a model's responses to the caller's values."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from app.core.errors import GatewayError
+from app.core.inference import InferenceResponse
+
+Values = dict[str, Any]
+
+
+class Ending(Struct, frozen=True):
+    """The end of an answer: the reason of an early exit, and the outputs that must still be written."""
+
+    early_exit: str | None = None
+    outputs: Sequence[Values] = ()
+
+
+class Answer(Protocol):
+    """Converts the responses of one request, without I/O. After an error of :meth:`add`, add no further response.
+
+    The answer of a stream writes an output for each response. A whole answer writes its only output at the end.
+    """
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether the caller does not need further responses."""
+
+    def add(self, response: InferenceResponse) -> Values | None:
+        """Returns the output of a response; None if nothing is to be written. Raises GatewayError."""
+
+    def finish(self, error: GatewayError | None = None) -> Ending:
+        """Called after the last response, or after an error. Raises the error for the caller."""

@@ -125,7 +125,7 @@ def create_app(
         app.include_router(described, dependencies=[] if access is None else [Depends(access.required)])
         app.router.routes.append(docs.assets)
     if pages.console:
-        app.include_router(console.ConsoleRoutes(may_load=pages.load).router())
+        app.include_router(console.router(may_load=pages.load))
         app.router.routes.append(console.files)
     elif pages.docs:
         app.add_api_route("/", _front, include_in_schema=False)

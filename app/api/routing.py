@@ -1,8 +1,9 @@
 """Routes that answer HEAD as well as GET, with few query fields, and the list of the methods of a path."""
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
@@ -33,6 +34,20 @@ class Route(APIRoute):
             return await handle(request)
 
         return checked
+
+
+Endpoints = Mapping[str, Callable[..., Coroutine[Any, Any, Response]]]
+"""Path -> what answers it."""
+_NONE: Endpoints = {}
+
+
+def router_of(get: Endpoints = _NONE, *, post: Endpoints = _NONE, delete: Endpoints = _NONE) -> APIRouter:
+    """Returns a router of these endpoints."""
+    router = APIRouter(route_class=Route)
+    for method, endpoints in (("GET", get), ("POST", post), ("DELETE", delete)):
+        for path, endpoint in endpoints.items():
+            router.add_api_route(path, endpoint, methods=[method])
+    return router
 
 
 def check_query(scope: Scope) -> None:

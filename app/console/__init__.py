@@ -11,27 +11,20 @@ from starlette.routing import Mount
 
 from app.api.pages import HEADERS, PageFiles
 from app.api.responses import JsonResponse
-from app.api.routing import Route
+from app.api.routing import router_of
 
 _files = PageFiles(directory=Path(__file__).parent / "static")
 files = Mount("/console", _files, name="console")
 
 
-class ConsoleRoutes:
-    """``may_load``: whether the page offers to send many requests."""
+def router(*, may_load: bool) -> APIRouter:
+    """``may_load``: whether the page offers to send many requests. The API itself is the same with each setting."""
 
-    def __init__(self, *, may_load: bool) -> None:
-        self._may_load = may_load
+    async def settings(_request: Request) -> Response:
+        return JsonResponse({"may_load": may_load}, headers=HEADERS)
 
-    def router(self) -> APIRouter:
-        router = APIRouter(route_class=Route)
-        router.add_api_route("/", self.page)
-        router.add_api_route("/console/settings", self.settings)
-        return router
+    return router_of({"/": _page, "/console/settings": settings})
 
-    async def page(self, request: Request) -> Response:
-        return await _files.page("index.html", request)
 
-    async def settings(self, _request: Request) -> Response:
-        """What the page offers. The API itself is the same with each setting."""
-        return JsonResponse({"may_load": self._may_load}, headers=HEADERS)
+async def _page(request: Request) -> Response:
+    return await _files.page("index.html", request)

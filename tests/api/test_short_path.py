@@ -1,6 +1,6 @@
 """Inference requests bypass FastAPI and use the same routes."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import httpx
@@ -12,6 +12,7 @@ from app.api.body_memory import ByteBudget
 from app.api.dialect import ShortPath
 from app.api.exchange import EntryPoint
 from app.api.pipelines.routes import PipelineRoutes
+from app.lint.findings import Finding
 from tests.api.conftest import READ, counted
 from tests.fakes.exchange import exchange_with
 from tests.fakes.gateway import Served
@@ -34,9 +35,14 @@ async def client_of(api: Served, app: ASGIApp) -> AsyncIterator[httpx.AsyncClien
 
 def application(api: Served, kind: type[FastAPI]) -> FastAPI:
     app = kind(redirect_slashes=False)
-    inference = api.gateway.inference
-    app.router.routes.extend(PipelineRoutes(inference.catalog, inference, api.gateway.limits).short_routes())
+    gateway = api.gateway
+    routes = PipelineRoutes(gateway.inference, gateway.limits, gateway.statistics, no_findings)
+    app.router.routes.extend(routes.short_routes())
     return app
+
+
+async def no_findings() -> Sequence[Finding]:
+    return ()
 
 
 @pytest.mark.parametrize("path", ["read", "r%65ad", "nothing", "read/stream"])

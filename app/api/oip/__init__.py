@@ -3,19 +3,18 @@
 from app.api.dialect import Dialect
 from app.api.inference import Inference
 from app.api.limits import Limits
-from app.api.oip.calls import ModelCalls
 from app.api.oip.errors import error_response
 from app.api.oip.openapi import described
-from app.api.oip.routes import GenerateRoutes, InferRoutes, ModelRoutes
+from app.api.oip.routes import OipRoutes
 
 
 def oip_dialect(inference: Inference, limits: Limits) -> Dialect:
-    calls, models = ModelCalls(inference), ModelRoutes(inference, limits)
+    routes = OipRoutes(inference, limits)
     return Dialect(
         name="oip",
-        routers=[models.router()],
-        keyless_routers=[models.health_router()],
-        short_routes=[*InferRoutes(calls, limits).short_routes(), *GenerateRoutes(calls, limits).short_routes()],
+        routers=[routes.router()],
+        keyless_routers=[routes.health_router()],
+        short_routes=routes.short_routes(),
         described=lambda key: described(inference.catalog, key),
         error_forms=[("/v2", error_response)],
     )

@@ -37,7 +37,7 @@ from app.api.oip.generate import (
 from app.api.oip.infer import ParsedRequest, asked_of, asked_of_raw, send_answer
 from app.api.oip.signature import Signature
 from app.api.responses import JsonResponse, send_json
-from app.api.routing import Route
+from app.api.routing import router_of
 from app.api.streaming import StreamResponse
 from app.core.answer import Values
 from app.core.engine import Document
@@ -99,33 +99,6 @@ VERSION = MODEL + "/versions/{version:int}"
 """Limit for a version, which Triton stores in 64 bits."""
 
 
-class InferRoutes:
-    def __init__(self, calls: ModelCalls, limits: Limits) -> None:
-        self._calls = calls
-        self._limits = limits
-
-    def short_routes(self) -> list[ShortRoute]:
-        return [ShortRoute(f"{path}/infer", self.infer, error_response) for path in (MODEL, VERSION)]
-
-    async def infer(self, exchange: Exchange, found: Mapping[str, str], _send: Send) -> None:
-        calls = self._calls
-        signature, version = calls.admit(exchange, found["model"], "unary"), version_of(found)
-        target, deadline = calls.target_of(signature), deadline_of(exchange, calls.timeout_s)
-        target.entrance.check(exchange.caller, deadline)
-        asked = await read_asked(exchange, signature, version, self._limits)
-        with CancelledOnDisconnect(exchange):
-            response = await calls.answer(exchange, target, asked.inference, deadline)
-        await send_answer(exchange, asked, response)
-
-
-def version_of(found: Mapping[str, object]) -> str:
-    """The version in the path, or an empty string. Raises UnknownModel."""
-    text = str(found.get("version", ""))
-    if len(text) > _MAX_DIGITS:
-        raise UnknownModel.named(str(found["model"]), text)
-    return str(int(text)) if text else ""
-
-
 EXTENSIONS = [
     "classification",
     "model_repository",
@@ -143,28 +116,88 @@ class _Wanted(msgspec.Struct):
     ready: bool = False
 
 
-class ModelRoutes:
+class OipRoutes:
     def __init__(self, inference: Inference, limits: Limits) -> None:
         self._inference = inference
+        self._calls = ModelCalls(inference)
         self._limits = limits
 
     def router(self) -> APIRouter:
-        router = APIRouter(route_class=Route)
-        router.add_api_route("/v2", self.server)
-        router.add_api_route("/v2/repository/index", self.index, methods=["POST"])
-        router.add_api_route("/v2/models/stats", self.all_statistics)
-        for path in (MODEL, VERSION):
-            router.add_api_route(path, self.metadata)
-            router.add_api_route(f"{path}/ready", self.model_ready)
-            router.add_api_route(f"{path}/config", self.config)
-            router.add_api_route(f"{path}/stats", self.statistics)
-        return router
+        models = {
+            "": self.metadata,
+            "/ready": self.model_ready,
+            "/config": self.config,
+            "/stats": self.statistics,
+        }
+        return router_of(
+            {"/v2": self.server, "/v2/models/stats": self.all_statistics}
+            | {f"{path}{end}": endpoint for path in (MODEL, VERSION) for end, endpoint in models.items()},
+            post={"/v2/repository/index": self.index},
+        )
 
     def health_router(self) -> APIRouter:
-        router = APIRouter(prefix="/v2/health", route_class=Route)
-        router.add_api_route("/live", self.live)
-        router.add_api_route("/ready", self.ready)
-        return router
+        return router_of({"/v2/health/live": self.live, "/v2/health/ready": self.ready})
+
+    def short_routes(self) -> list[ShortRoute]:
+        rows = (
+            ("infer", self.infer, error_response, "unary"),
+            ("generate", self.generate, generate_error_response, "unary"),
+            ("generate_stream", self.generate_stream, stream_error_response, "stream"),
+        )
+        return [
+            ShortRoute(f"{path}/{end}", endpoint, error_form, transport=transport)
+            for end, endpoint, error_form, transport in rows
+            for path in (MODEL, VERSION)
+        ]
+
+    async def infer(self, exchange: Exchange, found: Mapping[str, str], _send: Send) -> None:
+        calls = self._calls
+        signature, version = calls.admit(exchange, found["model"], "unary"), version_of(found)
+        target, deadline = calls.target_of(signature), deadline_of(exchange, calls.timeout_s)
+        target.entrance.check(exchange.caller, deadline)
+        asked = await read_asked(exchange, signature, version, self._limits)
+        with CancelledOnDisconnect(exchange):
+            response = await calls.answer(exchange, target, asked.inference, deadline)
+        await send_answer(exchange, asked, response)
+
+    async def generate(self, exchange: Exchange, found: Mapping[str, str], _send: Send) -> None:
+        calls = self._calls
+        signature = calls.admit(exchange, found["model"], "unary")
+        target, deadline = calls.target_of(signature), deadline_of(exchange, calls.timeout_s)
+        target.entrance.check(exchange.caller, deadline)
+        asked = await self._read(exchange, found, signature)
+        with CancelledOnDisconnect(exchange):
+            response = await calls.answer(exchange, target, asked.inference, deadline)
+        await send_json(exchange, values_of(asked, response))
+
+    async def generate_stream(self, exchange: Exchange, found: Mapping[str, str], send: Send) -> None:
+        response = await self._opened(exchange, found)
+        await response(exchange.scope, exchange.receive, send)
+
+    async def _opened(self, exchange: Exchange, found: Mapping[str, str]) -> StreamResponse:
+        calls, record = self._calls, exchange.record
+        signature = calls.admit(exchange, found["model"], "stream")
+        target, deadline = calls.target_of(signature), deadline_of(exchange, STREAM_DEFAULTS.timeout_s)
+        target.entrance.check(exchange.caller, deadline)
+        asked = await self._read(exchange, found, signature)
+
+        def problem_of(error: GatewayError, _request_id: str) -> Values:
+            calls.complete(error, signature.config.name)
+            return error_object(error)
+
+        request = calls.stoppable(asked.inference)
+        record.triton_request_id = request.request_id  # is logged even if the request gets no slot
+        call = Call(target, request, Generated(asked), deadline, record, exchange.caller, problem_of)
+        with CancelledOnDisconnect(exchange):
+            stream, opening = await calls.named(self._inference.open_stream(call), request)
+        return _Generation.of(stream, opening, self._limits)
+
+    async def _read(self, exchange: Exchange, found: Mapping[str, str], signature: Signature) -> ParsedRequest:
+        version = version_of(found)
+        body = await read_content(exchange, self._limits)
+        asked = await off_loop(lambda body: generation_of(body, signature, version), body)
+        exchange.forget_body()
+        return asked
 
     async def server(self, _request: Request) -> Response:
         return JsonResponse({"name": "triton-gateway", "version": __version__, "extensions": EXTENSIONS})
@@ -233,62 +266,20 @@ class ModelRoutes:
         return [row for row in exposed if allows_model(key, catalog, row["name"])]
 
 
+def version_of(found: Mapping[str, object]) -> str:
+    """The version in the path, or an empty string. Raises UnknownModel."""
+    text = str(found.get("version", ""))
+    if len(text) > _MAX_DIGITS:
+        raise UnknownModel.named(str(found["model"]), text)
+    return str(int(text)) if text else ""
+
+
 def _wanted_of(body: memoryview) -> _Wanted:
     """Raises InvalidInput."""
     try:
         return msgspec.json.decode(body, type=_Wanted) if body else _Wanted()
     except (ValueError, RecursionError) as exc:
         raise InvalidInput('The body must be empty or {"ready": <boolean>}.') from exc
-
-
-class GenerateRoutes:
-    def __init__(self, calls: ModelCalls, limits: Limits) -> None:
-        self._calls = calls
-        self._limits = limits
-
-    def short_routes(self) -> list[ShortRoute]:
-        unary = [ShortRoute(f"{path}/generate", self.generate, generate_error_response) for path in (MODEL, VERSION)]
-        streams = (f"{path}/generate_stream" for path in (MODEL, VERSION))
-        return [*unary, *(ShortRoute(path, self.stream, stream_error_response, transport="stream") for path in streams)]
-
-    async def generate(self, exchange: Exchange, found: Mapping[str, str], _send: Send) -> None:
-        calls = self._calls
-        signature = calls.admit(exchange, found["model"], "unary")
-        target, deadline = calls.target_of(signature), deadline_of(exchange, calls.timeout_s)
-        target.entrance.check(exchange.caller, deadline)
-        asked = await self._read(exchange, found, signature)
-        with CancelledOnDisconnect(exchange):
-            response = await calls.answer(exchange, target, asked.inference, deadline)
-        await send_json(exchange, values_of(asked, response))
-
-    async def stream(self, exchange: Exchange, found: Mapping[str, str], send: Send) -> None:
-        response = await self._opened(exchange, found)
-        await response(exchange.scope, exchange.receive, send)
-
-    async def _opened(self, exchange: Exchange, found: Mapping[str, str]) -> StreamResponse:
-        calls, record = self._calls, exchange.record
-        signature = calls.admit(exchange, found["model"], "stream")
-        target, deadline = calls.target_of(signature), deadline_of(exchange, STREAM_DEFAULTS.timeout_s)
-        target.entrance.check(exchange.caller, deadline)
-        asked = await self._read(exchange, found, signature)
-
-        def problem_of(error: GatewayError, _request_id: str) -> Values:
-            calls.complete(error, signature.config.name)
-            return error_object(error)
-
-        request = calls.stoppable(asked.inference)
-        record.triton_request_id = request.request_id  # is logged even if the request gets no slot
-        call = Call(target, request, Generated(asked), deadline, record, exchange.caller, problem_of)
-        with CancelledOnDisconnect(exchange):
-            stream, opening = await calls.named(calls.inference.open_stream(call), request)
-        return _Generation.of(stream, opening, self._limits)
-
-    async def _read(self, exchange: Exchange, found: Mapping[str, str], signature: Signature) -> ParsedRequest:
-        version = version_of(found)
-        body = await read_content(exchange, self._limits)
-        asked = await off_loop(lambda body: generation_of(body, signature, version), body)
-        exchange.forget_body()
-        return asked
 
 
 class _Generation(StreamResponse):

@@ -142,10 +142,10 @@ class EmbeddingsRequest:
     is_base64: bool
 
 
+@dataclass(frozen=True, slots=True)
 class EmbeddingsRoute:
-    def __init__(self, inference: Inference, limits: Limits) -> None:
-        self._inference = inference
-        self._limits = limits
+    inference: Inference
+    limits: Limits
 
     async def post(self, exchange: Exchange, _found: Mapping[str, str], _send: Send) -> None:
         request = await self._read(exchange)
@@ -156,7 +156,7 @@ class EmbeddingsRoute:
 
     async def _read(self, exchange: Exchange) -> EmbeddingsRequest:
         """The result keeps no reference to the body."""
-        asked = await asked_of(exchange, self._inference, self._limits, _form_of)
+        asked = await asked_of(exchange, self.inference, self.limits, _form_of)
         form = form_of(asked.pipeline, _form_of, "embeddings")
         request = await asked.read(lambda: embeddings_request(asked.pipeline, form, asked.members))
         exchange.forget_body()
@@ -168,7 +168,7 @@ class EmbeddingsRoute:
         The first batch waits for a slot. The others run only if slots are free and no other request waits.
         """
         pipeline, batches = request.pipeline, request.batches
-        target, deadline = self._inference.target_of(pipeline), deadline_of(exchange, pipeline.timeout_s)
+        target, deadline = self.inference.target_of(pipeline), deadline_of(exchange, pipeline.timeout_s)
         answers = [BatchAnswer(pipeline, request.form, batch) for batch in batches]
         calls = [
             Call(target, batch, answer, deadline, exchange.record, exchange.caller)
@@ -178,19 +178,19 @@ class EmbeddingsRoute:
 
         async def answer_some(slot: Slot) -> None:
             for call in waiting:
-                await self._inference.answer_in(slot, call)
+                await self.inference.answer_in(slot, call)
                 slot.answered()
 
         def start(slot: Slot) -> None:
             group.create_task(answer_some(slot)).add_done_callback(partial(_leave, slot))
 
-        first = await self._inference.take_slot(calls[0])
+        first = await self.inference.take_slot(calls[0])
         started = time.perf_counter()
         try:
             async with asyncio.TaskGroup() as group:
                 start(first)
                 for _ in range(min(_BATCHES_AT_ONCE, len(batches)) - 1):
-                    if (slot := self._inference.take_free_slot(calls[0])) is not None:
+                    if (slot := self.inference.take_free_slot(calls[0])) is not None:
                         start(slot)
         except ExceptionGroup as exc:
             raise exc.exceptions[0] from None

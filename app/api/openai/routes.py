@@ -14,25 +14,31 @@ from app.api.openai.errors import openai_error_response
 from app.api.openai.requests import check_model, models_of
 from app.api.openai.text import CHAT, COMPLETIONS, TextRoute
 from app.api.responses import JsonResponse
-from app.api.routing import Route
+from app.api.routing import router_of
 from app.core.errors import UnknownPipeline
-from app.pipelines.catalog import Catalog
 
 OWNER = "triton-gateway"
 
 
-class OpenAIModelRoutes:
+class OpenAIRoutes:
     """The pipelines that declare ``openai:``, as models."""
 
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
+    def __init__(self, inference: Inference, limits: Limits) -> None:
+        self._inference = inference
+        self._catalog = inference.catalog
+        self._limits = limits
         self._created = int(time.time())
 
     def router(self) -> APIRouter:
-        router = APIRouter(prefix="/v1/models", route_class=Route)
-        router.add_api_route("", self.list_models)
-        router.add_api_route("/{name}", self.get_model)
-        return router
+        return router_of({"/v1/models": self.list_models, "/v1/models/{name}": self.get_model})
+
+    def short_routes(self) -> list[ShortRoute]:
+        endpoints = {
+            "/v1/completions": TextRoute(self._inference, self._limits, COMPLETIONS).post,
+            "/v1/chat/completions": TextRoute(self._inference, self._limits, CHAT).post,
+            "/v1/embeddings": EmbeddingsRoute(self._inference, self._limits).post,
+        }
+        return [ShortRoute(path, endpoint, openai_error_response) for path, endpoint in endpoints.items()]
 
     async def list_models(self, request: Request) -> Response:
         names = models_of(self._catalog, exchange_of(request).key)
@@ -48,12 +54,3 @@ class OpenAIModelRoutes:
 
     def _model(self, name: str) -> dict[str, object]:
         return {"id": name, "object": "model", "created": self._created, "owned_by": OWNER}
-
-
-def short_routes(inference: Inference, limits: Limits) -> list[ShortRoute]:
-    endpoints = {
-        "/v1/completions": TextRoute(inference, limits, COMPLETIONS).post,
-        "/v1/chat/completions": TextRoute(inference, limits, CHAT).post,
-        "/v1/embeddings": EmbeddingsRoute(inference, limits).post,
-    }
-    return [ShortRoute(path, endpoint, openai_error_response) for path, endpoint in endpoints.items()]

@@ -277,11 +277,11 @@ COMPLETIONS = Address("completions", lambda form: form.completions, completion_r
 CHAT = Address("chat completions", lambda form: form.chat, chat_request, ChatRendering)
 
 
+@dataclass(frozen=True, slots=True)
 class TextRoute:
-    def __init__(self, inference: Inference, limits: Limits, address: Address) -> None:
-        self._inference = inference
-        self._limits = limits
-        self._address = address
+    inference: Inference
+    limits: Limits
+    address: Address
 
     async def post(self, exchange: Exchange, _found: Mapping[str, str], send: Send) -> None:
         response = await self._answered(exchange)
@@ -295,7 +295,7 @@ class TextRoute:
             return await self._opened(exchange, read)
         call = self._call(exchange, read, read.pipeline.timeout_s)
         with CancelledOnDisconnect(exchange):
-            ending = await self._inference.answer(call)
+            ending = await self.inference.answer(call)
         exit_header = [] if ending.early_exit is None else [(b"x-early-exit", ending.early_exit.encode("latin-1"))]
         await send_json(exchange, ending.outputs[0], *exit_header)
         return None
@@ -304,18 +304,18 @@ class TextRoute:
         exchange.record.transport = "stream"
         call = self._call(exchange, read, read.pipeline.stream_spec().timeout_s)
         with CancelledOnDisconnect(exchange):
-            stream, opening = await self._inference.open_stream(call)
-        return ChunkResponse.of(stream, opening, self._limits)
+            stream, opening = await self.inference.open_stream(call)
+        return ChunkResponse.of(stream, opening, self.limits)
 
     def _call(self, exchange: Exchange, read: "_Read", timeout_s: float) -> Call:
-        target, deadline = self._inference.target_of(read.pipeline), deadline_of(exchange, timeout_s)
+        target, deadline = self.inference.target_of(read.pipeline), deadline_of(exchange, timeout_s)
         collector, record = read.collector, exchange.record
         return Call(target, read.inference, collector, deadline, record, exchange.caller, openai_error_of)
 
     async def _read(self, exchange: Exchange) -> "_Read":
         """The result keeps no reference to the body."""
-        asked = await asked_of(exchange, self._inference, self._limits, self._address.form_of)
-        form = form_of(asked.pipeline, self._address.form_of, self._address.what)
+        asked = await asked_of(exchange, self.inference, self.limits, self.address.form_of)
+        form = form_of(asked.pipeline, self.address.form_of, self.address.what)
         read = await asked.read(lambda: self._read_members(asked, form, exchange.record.request_id))
         exchange.forget_body()
         return read
@@ -323,8 +323,8 @@ class TextRoute:
     def _read_members(self, asked: NamedRequest, form: TextForm, request_id: str) -> "_Read":
         """Raises InvalidInput, InvalidRequest or InvalidJson."""
         wishes = take_wishes(asked.members, form)
-        inference = self._address.request_of(asked.pipeline, form, asked.members)
-        rendering = self._address.rendering(asked.pipeline.name, request_id, include_usage=wishes.include_usage)
+        inference = self.address.request_of(asked.pipeline, form, asked.members)
+        rendering = self.address.rendering(asked.pipeline.name, request_id, include_usage=wishes.include_usage)
         kind = ChunkCollector if wishes.stream else TextCollector
         collector = kind(asked.pipeline, form, inference, rendering, wishes.stops)
         return _Read(asked.pipeline, inference, collector, wishes.stream)

@@ -4,15 +4,8 @@ from app.api.dialect import Dialect
 from app.api.inference import Inference
 from app.api.limits import Limits
 from app.api.pipelines.openapi import described
-from app.api.pipelines.routes import (
-    ExampleRoutes,
-    ExplanationRoutes,
-    FindingsSource,
-    OverviewRoutes,
-    PipelineRoutes,
-    StatisticsSource,
-)
-from app.api.pipelines.streams import StreamRoutes, StreamsOff
+from app.api.pipelines.routes import FindingsSource, PipelineRoutes, StatisticsSource
+from app.api.pipelines.streams import StreamRoutes
 from app.streams.store import StreamStore
 
 
@@ -24,14 +17,11 @@ def pipelines_dialect(
     findings: FindingsSource,
 ) -> Dialect:
     """``store``: None if resumable streams are off."""
-    overview = OverviewRoutes(inference.catalog, statistics, findings)
-    pipelines = PipelineRoutes(inference.catalog, inference, limits)
-    examples = ExampleRoutes(inference.catalog, limits)
-    explanations = ExplanationRoutes(inference.explaining)
-    streams = StreamsOff() if store is None else StreamRoutes(inference, store, limits)
+    pipelines = PipelineRoutes(inference, limits, statistics, findings)
+    streams = StreamRoutes(inference, store, limits)
     return Dialect(
         name="pipelines",
-        routers=[each.router() for each in (pipelines, examples, streams, overview, explanations)],
+        routers=[pipelines.router(), streams.router()],
         bearer_routers=[streams.router_by_id()],
         short_routes=pipelines.short_routes(),
         described=lambda key: described(inference.catalog, key),

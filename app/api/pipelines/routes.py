@@ -23,7 +23,6 @@ from app.api.deadlines import deadline_of
 from app.api.dialect import ShortRoute
 from app.api.disconnect import CancelledOnDisconnect
 from app.api.exchange import Exchange, Header, exchange_of
-from app.api.explaining import Explaining
 from app.api.idempotency import AnswerKey, KeptAnswer, KeptAnswers, digest_of, idempotency_key_of
 from app.api.inference import Call, Inference
 from app.api.limits import Limits
@@ -31,7 +30,7 @@ from app.api.pipelines.answers import FindingAnswer, FindingList, PipelineList, 
 from app.api.pipelines.reading import read_inference
 from app.api.pipelines.samples import base_url_of
 from app.api.responses import JSON, JsonResponse, send_json
-from app.api.routing import Route
+from app.api.routing import router_of
 from app.api.streaming import StreamResponse
 from app.core.aio import Fresh
 from app.core.answer import Ending
@@ -46,19 +45,41 @@ from app.pipelines.examples import body_of, declared_requests
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import Collector, WholeAnswer
 
+StatisticsSource = Callable[[], Awaitable[Statistics]]
+"""Returns the numbers of all workers."""
+FindingsSource = Callable[[], Awaitable[Sequence[Finding]]]
+"""Returns what the linter finds in the models as they are now. Raises GatewayError."""
+
+STATISTICS_S = 0.5
+"""How long statistics are sent again without reading the metrics, which takes 12 ms for 80 series of ten pipelines."""
+FINDINGS_S = 5.0
+"""How long findings are sent again without a new check, which asks Triton for every model."""
+
+_log = logging.getLogger(__name__)
+
 
 class PipelineRoutes:
-    def __init__(self, catalog: Catalog, inference: Inference, limits: Limits) -> None:
-        self._catalog = catalog
+    def __init__(
+        self, inference: Inference, limits: Limits, statistics: StatisticsSource, findings: FindingsSource
+    ) -> None:
         self._inference = inference
+        self._catalog = inference.catalog
         self._limits = limits
         self._answers = KeptAnswers()
+        self._statistics = Fresh(statistics, STATISTICS_S)
+        self._findings = Fresh(findings, FINDINGS_S)
 
     def router(self) -> APIRouter:
-        router = APIRouter(prefix="/v1/pipelines", route_class=Route)
-        router.add_api_route("", self.list_pipelines)
-        router.add_api_route("/{name}", self.get_pipeline)
-        return router
+        return router_of(
+            {
+                "/v1/pipelines": self.list_pipelines,
+                "/v1/pipelines/{name}": self.get_pipeline,
+                "/v1/pipelines/{name}/examples/{example}": self.get_example,
+                "/v1/statistics": self.statistics,
+                "/v1/findings": self.findings,
+                "/v1/requests/{request_id}/explain": self.explain,
+            }
+        )
 
     def short_routes(self) -> list[ShortRoute]:
         return [
@@ -123,6 +144,52 @@ class PipelineRoutes:
         inference = await read_inference(exchange, pipeline, self._limits)
         return Call(target, inference, answer(pipeline, inference), deadline, exchange.record, exchange.caller)
 
+    async def get_example(self, name: str, example: str, request: Request) -> Response:
+        """The answer counts as a body in memory, because it has the size of one."""
+        exchange = exchange_of(request)
+        check_pipeline(exchange, self._catalog, name)
+        body = await asyncio.to_thread(self._example_body, self._catalog.pipeline(name), example)
+        exchange.hold(len(body))
+        return Response(body, media_type="application/json")
+
+    def _example_body(self, pipeline: Pipeline, example: str) -> bytes:
+        """Reads the files again each time, so that a changed file needs no reload. Raises UnknownExample."""
+        declared, max_bytes = declared_requests(pipeline.spec), self._limits.max_body_bytes
+        if example not in declared:
+            raise UnknownExample(f"The pipeline has no such example{nearest(example, list(declared))}")
+        try:
+            body = body_of(pipeline, declared[example], self._catalog.folder, max_bytes)
+        except (OSError, TypeError, ValueError) as exc:
+            _log.warning("the example '%s' of pipeline '%s' cannot be sent: %s", example, pipeline.name, exc)
+            raise UnknownExample("A file of this example cannot be read; see the log for the cause.") from exc
+        if len(body) > max_bytes:
+            raise UnknownExample("This example is larger than GATEWAY_MAX_BODY_BYTES, so it cannot be sent.")
+        return body
+
+    async def statistics(self, request: Request) -> Response:
+        """``time_s`` is for differences only: two answers give the rates between them."""
+        key, known = exchange_of(request).key, await self._statistics.current()
+        allowed = [name for name in self._catalog.entries if allows_pipeline(key, name)]
+        return JsonResponse(
+            replace(known, pipelines={name: known.pipelines.get(name) or no_requests() for name in allowed})
+        )
+
+    async def findings(self, request: Request) -> Response:
+        found, key, file = await self._findings.current(), exchange_of(request).key, self._catalog.file
+        view = _View(self._catalog, key, "" if file is None else f"{file.path.parent}/")
+        return JsonResponse(FindingList([view.of(finding) for finding in found if view.includes(finding)]))
+
+    async def explain(self, request_id: str, request: Request) -> Response:
+        explaining = self._inference.explaining
+        if explaining is None:
+            raise UnknownRequest(
+                "This gateway explains no requests.", hint="For development, set GATEWAY_EXPLAIN=true."
+            )
+        found = await explaining.explanations.find(exchange_of(request).caller.id, request_id)
+        if found is None:
+            raise UnknownRequest("No explained request of this caller has this id.")
+        return JsonResponse(explanation_of(found))
+
 
 def _check_is_start(exchange: Exchange) -> None:
     """Raises InvalidRequest for a client that wants to resume: its stream would begin again, with the first event."""
@@ -140,101 +207,6 @@ def _rendered(pipeline: Pipeline, ending: Ending) -> tuple[Mapping[str, Any], Se
         return values, ()
     headers = () if early_exit is None else [(b"x-early-exit", early_exit.encode("latin-1"))]
     return {**values, "early_exit": early_exit}, headers
-
-
-class ExplanationRoutes:
-    """``explaining``: None if no request may be explained."""
-
-    def __init__(self, explaining: Explaining | None) -> None:
-        self._explaining = explaining
-
-    def router(self) -> APIRouter:
-        router = APIRouter(prefix="/v1/requests", route_class=Route)
-        router.add_api_route("/{request_id}/explain", self.explain)
-        return router
-
-    async def explain(self, request_id: str, request: Request) -> Response:
-        if self._explaining is None:
-            raise UnknownRequest(
-                "This gateway explains no requests.", hint="For development, set GATEWAY_EXPLAIN=true."
-            )
-        found = await self._explaining.explanations.find(exchange_of(request).caller.id, request_id)
-        if found is None:
-            raise UnknownRequest("No explained request of this caller has this id.")
-        return JsonResponse(explanation_of(found))
-
-
-_log = logging.getLogger(__name__)
-
-
-class ExampleRoutes:
-    def __init__(self, catalog: Catalog, limits: Limits) -> None:
-        self._catalog = catalog
-        self._limits = limits
-
-    def router(self) -> APIRouter:
-        router = APIRouter(prefix="/v1/pipelines", route_class=Route)
-        router.add_api_route("/{name}/examples/{example}", self.get_example)
-        return router
-
-    async def get_example(self, name: str, example: str, request: Request) -> Response:
-        """The answer counts as a body in memory, because it has the size of one."""
-        exchange = exchange_of(request)
-        check_pipeline(exchange, self._catalog, name)
-        body = await asyncio.to_thread(self._body, self._catalog.pipeline(name), example)
-        exchange.hold(len(body))
-        return Response(body, media_type="application/json")
-
-    def _body(self, pipeline: Pipeline, example: str) -> bytes:
-        """Reads the files again each time, so that a changed file needs no reload. Raises UnknownExample."""
-        declared, max_bytes = declared_requests(pipeline.spec), self._limits.max_body_bytes
-        if example not in declared:
-            raise UnknownExample(f"The pipeline has no such example{nearest(example, list(declared))}")
-        try:
-            body = body_of(pipeline, declared[example], self._catalog.folder, max_bytes)
-        except (OSError, TypeError, ValueError) as exc:
-            _log.warning("the example '%s' of pipeline '%s' cannot be sent: %s", example, pipeline.name, exc)
-            raise UnknownExample("A file of this example cannot be read; see the log for the cause.") from exc
-        if len(body) > max_bytes:
-            raise UnknownExample("This example is larger than GATEWAY_MAX_BODY_BYTES, so it cannot be sent.")
-        return body
-
-
-StatisticsSource = Callable[[], Awaitable[Statistics]]
-"""Returns the numbers of all workers."""
-FindingsSource = Callable[[], Awaitable[Sequence[Finding]]]
-"""Returns what the linter finds in the models as they are now. Raises GatewayError."""
-
-STATISTICS_S = 0.5
-"""How long statistics are sent again without reading the metrics, which takes 12 ms for 80 series of ten pipelines."""
-FINDINGS_S = 5.0
-"""How long findings are sent again without a new check, which asks Triton for every model."""
-
-
-class OverviewRoutes:
-    def __init__(self, catalog: Catalog, statistics: StatisticsSource, findings: FindingsSource) -> None:
-        self._catalog = catalog
-        self._statistics = Fresh(statistics, STATISTICS_S)
-        self._findings = Fresh(findings, FINDINGS_S)
-
-    def router(self) -> APIRouter:
-        router = APIRouter(prefix="/v1", route_class=Route)
-        router.add_api_route("/statistics", self.statistics)
-        router.add_api_route("/findings", self.findings)
-        return router
-
-    async def statistics(self, request: Request) -> Response:
-        """``time_s`` is for differences only: two answers give the rates between them."""
-        key, known = exchange_of(request).key, await self._statistics.current()
-        allowed = [name for name in self._catalog.entries if allows_pipeline(key, name)]
-        return JsonResponse(
-            replace(known, pipelines={name: known.pipelines.get(name) or no_requests() for name in allowed})
-        )
-
-    async def findings(self, request: Request) -> Response:
-        found, key, file = await self._findings.current(), exchange_of(request).key, self._catalog.file
-        view = _View(self._catalog, key, "" if file is None else f"{file.path.parent}/")
-        return JsonResponse(FindingList([view.of(finding) for finding in found if view.includes(finding)]))
 
 
 class _View:

@@ -1,7 +1,7 @@
 """``/v1/streams``: streams that a browser's EventSource can read and resume after a lost connection."""
 
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -17,7 +17,7 @@ from app.api.idempotency import idempotency_key_of
 from app.api.inference import Call, Inference
 from app.api.limits import Limits
 from app.api.responses import JsonResponse
-from app.api.routing import Route
+from app.api.routing import router_of
 from app.api.streaming import HEADERS, MEDIA_TYPE, RETRY, Start, StreamResponse
 from app.codecs.json_scan import malformed, members_of
 from app.core.errors import FieldProblem, Forbidden, GatewayError, InvalidInput, InvalidRequest, ResumableStreamsOff
@@ -29,32 +29,45 @@ from app.streams.store import StartedStream, StartKey, StreamStore
 
 MAX_ID_DIGITS = 15
 
-Endpoint = Callable[..., Awaitable[Response]]
-
 
 class StreamRoutes:
-    def __init__(self, inference: Inference, store: StreamStore, limits: Limits) -> None:
+    """``store``: None if the gateway's processes share no store; then every request gets 501."""
+
+    def __init__(self, inference: Inference, store: StreamStore | None, limits: Limits) -> None:
         self._inference = inference
-        self._store = store
+        self._given_store = store
         self._limits = limits
 
     def router(self) -> APIRouter:
-        return _router(self.start_stream)
+        return router_of(post={"/v1/streams": self.start_stream})
 
     def router_by_id(self) -> APIRouter:
-        return _router_by_id(self.read_stream, self.delete_stream)
+        """The id of a stream is a secret that only its owner knows, so these routes need no key."""
+        path = "/v1/streams/{stream_id}"
+        return router_of({path: self.read_stream}, delete={path: self.delete_stream})
+
+    @property
+    def _store(self) -> StreamStore:
+        """Raises ResumableStreamsOff."""
+        if self._given_store is None:
+            raise ResumableStreamsOff(
+                "This gateway has several workers and no Redis to share streams between them.",
+                hint="POST /v1/pipelines/{pipeline}/stream works. For resumable streams, set GATEWAY_REDIS_URL.",
+            )
+        return self._given_store
 
     async def start_stream(self, request: Request) -> Response:
         exchange = exchange_of(request)
         exchange.record.transport = "stream"
+        store = self._store
         self._inference.workload.begin(exchange.work)
         key = idempotency_key_of(exchange)
         if key is not None:
-            return await self._start_once(exchange, key)
+            return await self._start_once(exchange, store, key)
         self._inference.check_load_of_any(exchange, _timeout_of)
-        return _answer(await self._started(exchange, await read_json(exchange, self._limits)))
+        return _answer(await self._started(exchange, store, await read_json(exchange, self._limits)))
 
-    async def _start_once(self, exchange: Exchange, key: str) -> Response:
+    async def _start_once(self, exchange: Exchange, store: StreamStore, key: str) -> Response:
         """Starts the stream, or returns the one that the first request with this key has started.
 
         The load is checked after the key: a repeated request needs no slot.
@@ -62,18 +75,20 @@ class StreamRoutes:
         body = await read_json(exchange, self._limits)
         start = StartKey(exchange.record.key, key, await off_loop(_digest_of, body))
         with CancelledOnDisconnect(exchange):
-            known = await self._store.claim(start)
+            known = await store.claim(start)
         if known is not None:
             exchange.record.transport = None  # the stream counts once
             return _answer(known)
         try:
             self._inference.check_load_of_any(exchange, _timeout_of)
-            return _answer(await self._started(exchange, body, start))
+            return _answer(await self._started(exchange, store, body, start))
         except BaseException:
-            await self._store.release(start)
+            await store.release(start)
             raise
 
-    async def _started(self, exchange: Exchange, body: memoryview, start: StartKey | None = None) -> StartedStream:
+    async def _started(
+        self, exchange: Exchange, store: StreamStore, body: memoryview, start: StartKey | None = None
+    ) -> StartedStream:
         record = exchange.record
         name, inputs = await off_loop(_members_of, body)
         pipeline = self._inference.admit(exchange, name, "stream")
@@ -82,16 +97,16 @@ class StreamRoutes:
         target, answer = self._inference.target_of(pipeline), Collector(pipeline, inference)
         call = Call(target, inference, answer, deadline, record, exchange.caller)
         with CancelledOnDisconnect(exchange):
-            await self._store.require_room(record.key)
+            await store.require_room(record.key)
             slot = await self._inference.take_slot(call)
-        stream_id = await self._inference.start_resumable(call, self._store, slot, start)
+        stream_id = await self._inference.start_resumable(call, store, slot, start)
         return StartedStream(stream_id, record.request_id)
 
     async def read_stream(self, stream_id: str, request: Request) -> Response:
-        after = _last_event_id(request)
+        store, after = self._store, _last_event_id(request)
         self._inference.workload.add(exchange_of(request).work)
-        await self._check_owner(stream_id, request)
-        reader = await self._store.reader(stream_id)
+        await _check_owner(store, stream_id, request)
+        reader = await store.reader(stream_id)
         try:
             has_more = await reader.resume(after)
         except BaseException:
@@ -103,35 +118,17 @@ class StreamRoutes:
         return _Reading(reader, self._limits, start=Start(after, RETRY), on_left=lambda _: None, closing=reader.close)
 
     async def delete_stream(self, stream_id: str, request: Request) -> Response:
-        await self._check_owner(stream_id, request)
-        await self._store.delete(stream_id)
+        store = self._store
+        await _check_owner(store, stream_id, request)
+        await store.delete(stream_id)
         return Response(status_code=204)
 
-    async def _check_owner(self, stream_id: str, request: Request) -> None:
-        """Raises Forbidden if the request has a key, and another key started the stream."""
-        key = exchange_of(request).key
-        if key is not None and await self._store.caller_of(stream_id) not in {"", key.caller.id}:
-            raise Forbidden("Another API key started this stream.", hint="Send the key that started it, or no key.")
 
-
-class StreamsOff:
-    """The same addresses if the gateway's processes share no store: every request gets 501."""
-
-    def router(self) -> APIRouter:
-        return _router(self.start_stream)
-
-    def router_by_id(self) -> APIRouter:
-        return _router_by_id(self.refuse, self.refuse)
-
-    async def start_stream(self, request: Request) -> Response:
-        exchange_of(request).record.transport = "stream"
-        return await self.refuse(request)
-
-    async def refuse(self, _request: Request) -> Response:
-        raise ResumableStreamsOff(
-            "This gateway has several workers and no Redis to share streams between them.",
-            hint="POST /v1/pipelines/{pipeline}/stream works. For resumable streams, set GATEWAY_REDIS_URL.",
-        )
+async def _check_owner(store: StreamStore, stream_id: str, request: Request) -> None:
+    """Raises Forbidden if the request has a key, and another key started the stream."""
+    key = exchange_of(request).key
+    if key is not None and await store.caller_of(stream_id) not in {"", key.caller.id}:
+        raise Forbidden("Another API key started this stream.", hint="Send the key that started it, or no key.")
 
 
 class _Reading(StreamResponse):
@@ -146,20 +143,6 @@ class _Reading(StreamResponse):
         if events and events[-1].name == "error":
             self._error = ERROR_BY_CODE.get(msgspec.json.decode(events[-1].data)["code"])
         return super()._frames_of(events)
-
-
-def _router(start: Endpoint) -> APIRouter:
-    router = APIRouter(prefix="/v1/streams", route_class=Route)
-    router.add_api_route("", start, methods=["POST"])
-    return router
-
-
-def _router_by_id(read: Endpoint, delete: Endpoint) -> APIRouter:
-    """The id of a stream is a secret that only its owner knows, so these routes need no key."""
-    router = APIRouter(prefix="/v1/streams", route_class=Route)
-    router.add_api_route("/{stream_id}", read)
-    router.add_api_route("/{stream_id}", delete, methods=["DELETE"])
-    return router
 
 
 def _digest_of(body: memoryview) -> str:

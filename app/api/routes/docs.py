@@ -19,7 +19,7 @@ from app.api.exchange import exchange_of
 from app.api.openapi.document import openapi_of
 from app.api.pages import Page, PageFiles
 from app.api.responses import JsonResponse
-from app.api.routing import Route
+from app.api.routing import router_of
 from app.core.errors import GatewayError, NotFound
 from app.core.json import Schema, json_of
 from app.pipelines.catalog import Catalog
@@ -82,9 +82,7 @@ class DocumentRoute:
         self._needs_keys = needs_keys
 
     def router(self) -> APIRouter:
-        router = APIRouter(route_class=Route)
-        router.add_api_route("/openapi.json", self.openapi)
-        return router
+        return router_of({"/openapi.json": self.openapi})
 
     async def openapi(self, request: Request) -> Response:
         key = exchange_of(request).key
@@ -98,11 +96,7 @@ class DocumentRoute:
 
 def pages() -> APIRouter:
     """The pages, which are the same for every caller, and need no key."""
-    router = APIRouter(route_class=Route)
-    router.add_api_route("/docs", _docs)
-    router.add_api_route("/docs/errors", _errors)
-    router.add_api_route("/docs/errors/{code}", _error)
-    return router
+    return router_of({"/docs": _docs, "/docs/errors": _errors, "/docs/errors/{code}": _error})
 
 
 async def _docs(request: Request) -> Response:

@@ -1,6 +1,7 @@
 """Liveness and readiness, on the main and the admin port."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from fastapi import APIRouter, Request
@@ -10,7 +11,7 @@ from starlette.responses import Response
 from app.api.access import AccessCheck
 from app.api.exchange import exchange_of
 from app.api.responses import JsonResponse
-from app.api.routing import Route
+from app.api.routing import router_of
 from app.api.workload import Workload
 from app.pipelines.catalog import Catalog, CatalogEntry
 from app.pipelines.version import VersionState
@@ -49,6 +50,7 @@ class AdminReadiness(Readiness, kw_only=True):
     workers: Mapping[str, str] | UnsetType = UNSET
 
 
+@dataclass(frozen=True, slots=True)
 class HealthRoutes:
     """``triton_is_stuck``: whether Triton is live but needs a restart to answer; used on the admin port only.
 
@@ -56,27 +58,15 @@ class HealthRoutes:
     ``workers``: None if this process serves the API.
     """
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        workload: Workload,
-        triton_is_stuck: Callable[[], bool] | None = None,
-        workers: WorkerStates | None = None,
-        access: AccessCheck | None = None,
-    ) -> None:
-        self._access = access
-        self._workers = workers
-        self._catalog = catalog
-        self._workload = workload
-        self._triton_is_stuck = triton_is_stuck
+    catalog: Catalog
+    workload: Workload
+    triton_is_stuck: Callable[[], bool] | None = None
+    workers: WorkerStates | None = None
+    access: AccessCheck | None = None
 
     def router(self) -> APIRouter:
-        router = APIRouter(prefix="/health", route_class=Route)
-        router.add_api_route("/live", self.live)
-        router.add_api_route("/ready", self.ready)
-        if self._triton_is_stuck is not None:
-            router.add_api_route("/triton", self.triton)
-        return router
+        of_triton = {} if self.triton_is_stuck is None else {"/health/triton": self.triton}
+        return router_of({"/health/live": self.live, "/health/ready": self.ready} | of_triton)
 
     async def live(self, _request: Request) -> Response:
         """200 while the process answers. Independent of Triton: a slow model load never restarts the gateway."""
@@ -84,35 +74,35 @@ class HealthRoutes:
 
     async def ready(self, request: Request) -> Response:
         """200 if Triton answers, required pipelines are warm, workers are ready, and the gateway is not draining."""
-        is_draining, entries = self._workload.is_shutting_down, self._entries_for(request)
-        workers = self._workers
-        is_ready = self._catalog.is_ready and not is_draining and (workers is None or workers.is_ready)
+        is_draining, entries = self.workload.is_shutting_down, self._entries_for(request)
+        workers = self.workers
+        is_ready = self.catalog.is_ready and not is_draining and (workers is None or workers.is_ready)
         readiness = AdminReadiness(
             status="ready" if is_ready else "draining" if is_draining else "not_ready",
-            triton="up" if self._catalog.triton_is_up else "down",
+            triton="up" if self.catalog.triton_is_up else "down",
             pipelines={name: entry.state for name, entry in entries.items()},
             state_detail={name: entry.state_detail for name, entry in entries.items() if entry.state_detail},
             workers=UNSET if workers is None else workers.states,
         )
-        if self._triton_is_stuck is not None:
+        if self.triton_is_stuck is not None:
             self._add_tritons(readiness)
         return JsonResponse(readiness, 200 if is_ready else 503)
 
     def _entries_for(self, request: Request) -> Mapping[str, CatalogEntry]:
-        entries = self._catalog.entries
-        if self._access is None:
+        entries = self.catalog.entries
+        if self.access is None:
             return entries
-        key = self._access.key_of(exchange_of(request))
+        key = self.access.key_of(exchange_of(request))
         return {name: entry for name, entry in entries.items() if key is not None and key.allows(name)}
 
     def _add_tritons(self, readiness: AdminReadiness) -> None:
         """The state of each of several Tritons, and the pipelines that are missing there. Not for the main port."""
-        catalog = self._catalog
+        catalog = self.catalog
         if states := catalog.engine.states():
             absences = {name: catalog.missing_at(entry) for name, entry in catalog.entries.items()}
             readiness.tritons, readiness.missing_at = states, {name: each for name, each in absences.items() if each}
 
     async def triton(self, _request: Request) -> Response:
         """503 only while Triton is live, but all models or one model answer only after a restart of Triton."""
-        is_stuck = self._triton_is_stuck is not None and self._triton_is_stuck()
+        is_stuck = self.triton_is_stuck is not None and self.triton_is_stuck()
         return JsonResponse({"triton": "stuck" if is_stuck else "not_stuck"}, 503 if is_stuck else 200)

@@ -2,10 +2,10 @@
 
 import hashlib
 from collections.abc import Sequence
+from typing import TypedDict
 
 import msgspec
 from fastapi import APIRouter, Request
-from msgspec import Struct
 from starlette.responses import Response
 
 from app.api.bodies import off_loop, read_json
@@ -149,7 +149,7 @@ def _digest_of(body: memoryview) -> str:
     return hashlib.sha256(body).hexdigest()
 
 
-class StreamStarted(Struct):
+class StreamStarted(TypedDict):
     id: str
     url: str
     request_id: str
@@ -157,7 +157,8 @@ class StreamStarted(Struct):
 
 def _answer(started: StartedStream) -> Response:
     url = f"/v1/streams/{started.id}"
-    return JsonResponse(StreamStarted(started.id, url, started.request_id), 201, {"Location": url})
+    answer = StreamStarted(id=started.id, url=url, request_id=started.request_id)
+    return JsonResponse(answer, 201, {"Location": url})
 
 
 def _timeout_of(pipeline: Pipeline) -> float | None:

@@ -47,8 +47,7 @@ async def receive_body(exchange: Exchange, limits: Limits, *, tensor_at: int | N
 
     ``tensor_at``: where in the body the first tensor begins, as for TensorMemory; None: nowhere.
     """
-    connection = exchange.connection
-    body = None if connection is None else connection.take_body(min(LARGE_BYTES, limits.max_body_bytes))
+    body = exchange.connection.take_body(min(LARGE_BYTES, limits.max_body_bytes))
     if body is not None:
         exchange.hold(len(body))
         return memoryview(body)
@@ -86,7 +85,7 @@ async def _collected(exchange: Exchange, body: "_Growing") -> memoryview:
         body.add(message.get("body", b""))
         if not message.get("more_body", False):
             return body.content()
-        if exchange.connection is not None and await exchange.connection.pass_body(body):
+        if await exchange.connection.pass_body(body):
             return body.content()
         message = await exchange.receive()
     raise ClientClosedRequest("The client disconnected while it was sending the body.")

@@ -21,16 +21,14 @@ class CancelledOnDisconnect:
         self._is_lost = False
 
     def __enter__(self) -> None:
-        if self._connection is not None:
-            self._connection.on_lost = self._cancel
-            if self._connection.is_lost:
-                self._cancel()
+        self._connection.on_lost = self._cancel
+        if self._connection.is_lost:
+            self._cancel()
 
     def __exit__(
         self, _kind: type[BaseException] | None, exc: BaseException | None, _traceback: TracebackType | None
     ) -> None:
-        if self._connection is not None:
-            self._connection.on_lost = None
+        self._connection.on_lost = None
         if self._is_lost and isinstance(exc, asyncio.CancelledError):
             self._task.uncancel()
             raise ClientClosedRequest("The client disconnected before the answer was ready.") from None

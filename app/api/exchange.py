@@ -96,7 +96,7 @@ class Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send, budget: ByteBudget) -> None:
         self.scope = scope
         self.receive = receive
-        self.connection: ClientConnection | None = scope.setdefault("state", {}).get("connection")
+        self.connection: ClientConnection = scope["state"]["connection"]
         self.caller: Caller = ANYONE
         self.key: Key | None = None
         self.cors_headers: Sequence[Header] = ()
@@ -157,7 +157,7 @@ class Exchange:
     async def answer(self, headers: Iterable[Header], body: bytes) -> None:
         """Sends a whole answer with the status 200: directly to the connection if possible, otherwise by ASGI."""
         headers = self._begin_answer(200, headers)
-        if self.connection is None or not self.connection.answer(200, headers, body):
+        if not self.connection.answer(200, headers, body):
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
             await self._send({"type": "http.response.body", "body": body})
 
@@ -215,10 +215,7 @@ class EntryPoint:
             if span is not None:
                 end_request_span(span, exchange.record, getattr(scope.get("route"), "path", None))
             exchange.record.count(self._metrics)
-            if exchange.connection is None:
-                self._close(exchange)
-            else:
-                exchange.connection.after_writing(partial(self._close, exchange))
+            exchange.connection.after_writing(partial(self._close, exchange))
 
     def _close(self, exchange: Exchange) -> None:
         self._workload.remove(exchange.work)

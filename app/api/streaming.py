@@ -123,7 +123,7 @@ class StreamResponse(EventSourceResponse):
                 await client.send(self._opening or self.ping)
                 self._opening = b""  # is not kept
                 error = await self._relayed(client) or self.error_of(exchange)
-                if error is not None and exchange.connection is not None and ROW_BY_ERROR[error].is_of_replica:
+                if error is not None and ROW_BY_ERROR[error].is_of_replica:
                     exchange.connection.end_after_answer()
                 await client.send(b"", more_body=False)
         except ClientClosedRequest as exc:
@@ -177,7 +177,7 @@ class _Client:
 
     def __init__(
         self,
-        connection: ClientConnection | None,
+        connection: ClientConnection,
         send: Send,
         events: Events,
         send_s: float,
@@ -192,7 +192,7 @@ class _Client:
     async def send(self, body: bytes, *, more_body: bool = True) -> None:
         """Ends the stream with `slow_consumer` if the client makes no progress, and later aborts the connection."""
         message = {"type": "http.response.body", "body": body, "more_body": more_body}
-        if not self._unsent_bytes():  # then the connection accepts the message at once
+        if not self._connection.unsent_bytes:  # then the connection accepts the message at once
             await self._send(message)
             return
         if await self._is_taken(message):
@@ -202,8 +202,7 @@ class _Client:
             async with asyncio.timeout(self._send_s):
                 await self._send(message)
         except TimeoutError:
-            if self._connection is not None:
-                self._connection.abort()
+            self._connection.abort()
             raise ClientClosedRequest("The client stopped reading and was disconnected.") from None
 
     async def _is_taken(self, message: Message) -> bool:
@@ -211,15 +210,11 @@ class _Client:
         send_s, still_s = self._send_s, 0.0
         step_s = min(STALL_S, send_s)
         while still_s < (step_s if self._events.is_full else send_s):
-            before = self._unsent_bytes()
+            before = self._connection.unsent_bytes
             try:
                 async with asyncio.timeout(step_s):
                     await self._send(message)
                     return True
             except TimeoutError:
-                still_s = 0.0 if self._unsent_bytes() < before else still_s + step_s
+                still_s = 0.0 if self._connection.unsent_bytes < before else still_s + step_s
         return False
-
-    def _unsent_bytes(self) -> int:
-        """Returns a value above 0 if the number is unknown, because a send may then have to wait."""
-        return 1 if self._connection is None else self._connection.unsent_bytes

@@ -30,6 +30,7 @@ from app.triton.repository import read_repository
 from benchmarks.attacks.target import Targets
 from benchmarks.surroundings import ROOT
 from benchmarks.table import Table
+from tests.fakes.exchange import FakeConnection
 
 KIB, MIB = 1024, 1024 * 1024
 ROUNDS = 5
@@ -179,7 +180,7 @@ def _scope(sent: Sent) -> Scope:
         "headers": [*headers, (b"content-type", sent.media_type.encode())],
         "client": ("127.0.0.1", 50000),
         "server": ("127.0.0.1", 8080),
-        "state": {},
+        "state": {"connection": FakeConnection()},
     }
 
 

@@ -22,7 +22,7 @@ from app.core.inference import ELEMENT, InferenceResponse
 from app.pipelines.body import BodyReader
 from app.pipelines.pipeline import Pipeline
 from tests.api.conftest import PNG, counted, scripted
-from tests.fakes.exchange import exchange_with
+from tests.fakes.exchange import FakeConnection, exchange_with
 from tests.fakes.gateway import Served
 
 URL = "/v1/pipelines/read"
@@ -239,6 +239,7 @@ async def test_a_disconnect_within_the_body_is_499(api: Served) -> None:
         "path": URL,
         "query_string": b"",
         "headers": [(b"content-type", b"application/json")],
+        "state": {"connection": FakeConnection()},
     }
     await api.app(scope, receive, send)
     assert sent[0]["status"] == 499

@@ -9,7 +9,7 @@ from app.core.errors import ClientClosedRequest
 from tests.fakes.exchange import FakeConnection, exchange_with
 
 
-async def work(connection: FakeConnection | None, seconds: float) -> str:
+async def work(connection: FakeConnection, seconds: float) -> str:
     with CancelledOnDisconnect(exchange_with(connection=connection)):
         await asyncio.sleep(seconds)
     return "done"
@@ -60,10 +60,6 @@ async def test_an_exception_of_the_work_is_not_caught() -> None:
     with pytest.raises(ZeroDivisionError), CancelledOnDisconnect(exchange_with(connection=connection)):
         raise ZeroDivisionError
     assert connection.on_lost is None
-
-
-async def test_without_a_connection_the_work_runs_to_its_end() -> None:
-    assert await work(None, 0.01) == "done"
 
 
 async def test_watching_the_connection_starts_no_task() -> None:

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from app.main import create_admin_app
 from tests.fakes.engine import FakeEngine
+from tests.fakes.exchange import connected
 from tests.fakes.gateway import Served, served
 from tests.fakes.models import model
 
@@ -82,7 +83,7 @@ async def test_a_supervisor_is_ready_when_its_workers_are_ready(tmp_path: Path) 
     async with served(FakeEngine.of(PLAIN), path) as one:
         for workers, status in ((States(w1="ready", w2="ready"), 200), (States(w1="ready", w2="starting"), 503)):
             app = create_admin_app(one.gateway, api_port=8080, workers=workers)
-            transport = httpx.ASGITransport(app)
+            transport = httpx.ASGITransport(connected(app))
             async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as admin:
                 answer = await admin.get("/health/ready")
             assert (answer.status_code, answer.json()["workers"]) == (status, workers.states)

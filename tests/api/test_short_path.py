@@ -14,7 +14,7 @@ from app.api.exchange import EntryPoint
 from app.api.pipelines.routes import PipelineRoutes
 from app.lint.findings import Finding
 from tests.api.conftest import READ, counted
-from tests.fakes.exchange import exchange_with
+from tests.fakes.exchange import connected, exchange_with
 from tests.fakes.gateway import Served
 
 IMAGE = {"image": "iVBORw0KGgo="}
@@ -29,7 +29,7 @@ class NoFastAPI(FastAPI):
 async def client_of(api: Served, app: ASGIApp) -> AsyncIterator[httpx.AsyncClient]:
     inference = api.gateway.inference
     entry = EntryPoint(app, inference.metrics, inference.workload, inference.tracer, ByteBudget(2**20))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(entry), base_url="http://gateway") as client:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(connected(entry)), base_url="http://gateway") as client:
         yield client
 
 

@@ -10,6 +10,7 @@ from app.main import create_app
 from app.streams.events import ReplayLog
 from app.streams.memory_store import MemoryStore
 from tests.api.conftest import FINAL, counted, events, word
+from tests.fakes.exchange import connected
 from tests.fakes.gateway import Served
 
 GOOD = {"pipeline": "write", "inputs": {"prompt": "x", "seed": 3}}
@@ -105,7 +106,7 @@ async def test_json_content_types_are_accepted(api: Served, media_type: str) -> 
 
 async def test_without_a_store_the_addresses_are_501(api: Served) -> None:
     gateway = replace(api.gateway, store=None)
-    transport = httpx.ASGITransport(create_app(gateway, admin_port=8081))
+    transport = httpx.ASGITransport(connected(create_app(gateway, admin_port=8081)))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
         answers = [await client.request(method, "/v1/streams/x") for method in ("GET", "HEAD", "DELETE")]
         answers.append(await client.post("/v1/streams", json=GOOD))

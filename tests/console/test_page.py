@@ -15,6 +15,7 @@ from app.api.pages import HEADERS
 from app.main import Pages, create_app
 from tests.console.files import FILES, FOLDERS, path_of, read
 from tests.fakes.engine import FakeEngine
+from tests.fakes.exchange import connected
 from tests.fakes.gateway import Served, served
 
 MODULES = [name for name in FILES if name.endswith(".js")]
@@ -32,7 +33,7 @@ async def gateway() -> AsyncIterator[Served]:
 
 
 async def fetched(app: FastAPI, path: str) -> httpx.Response:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(connected(app)), base_url="http://gateway") as client:
         return await client.get(path)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from starlette.types import Message, Receive, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.body_memory import ByteBudget
 from app.api.exchange import BodySink, Exchange, Header
@@ -43,6 +43,16 @@ class FakeConnection:
         return False
 
 
+def connected(app: ASGIApp) -> ASGIApp:
+    """Adds a connection to each request, as the server does."""
+
+    async def with_connection(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"] = {"connection": FakeConnection()}
+        await app(scope, receive, send)
+
+    return with_connection
+
+
 async def nothing() -> Message:
     return {"type": "http.request", "body": b"", "more_body": False}
 
@@ -66,7 +76,7 @@ def exchange_with(
         "path": "/",
         "query_string": b"",
         "headers": [(name.encode(), value.encode("latin-1")) for name, value in headers],
-        "state": {"connection": connection},
+        "state": {"connection": connection or FakeConnection()},
     }
     exchange = Exchange(scope, receive, send, budget or ByteBudget(1024))
     scope["state"]["exchange"] = exchange

@@ -21,6 +21,7 @@ from app.pipelines.compile import CompileContext
 from app.pipelines.run import Canceller
 from app.streams.memory_store import MemoryStore
 from tests.fakes.engine import FakeEngine
+from tests.fakes.exchange import connected
 from tests.fakes.models import KEY
 
 
@@ -67,5 +68,5 @@ async def served(
 
 
 def _client(app: ASGIApp) -> httpx.AsyncClient:
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    transport = httpx.ASGITransport(connected(app), raise_app_exceptions=False)
     return httpx.AsyncClient(transport=transport, base_url="http://gateway")

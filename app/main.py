@@ -4,10 +4,8 @@ import os
 import ssl
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 from fastapi import Depends, FastAPI, Request
-from prometheus_client import CollectorRegistry
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
@@ -29,7 +27,7 @@ from app.api.pipelines import pipelines_dialect
 from app.api.pipelines.routes import StatisticsSource
 from app.api.routes import docs
 from app.api.routes.admin import MetricsRoutes, TraceRoutes
-from app.api.routes.health import HealthRoutes, WorkerStates
+from app.api.routes.health import HealthRoutes, Workers
 from app.api.routing import Route
 from app.check import live_findings
 from app.core.inference import TensorMemory
@@ -37,14 +35,6 @@ from app.observability.explain.store import ExplainStore
 from app.observability.statistics import Statistics, statistics_of
 from app.streams.store import StreamStore
 from app.triton.health.health import HealthByAddress
-
-
-class Workers(WorkerStates, Protocol):
-    """The processes that serve the API for a supervisor."""
-
-    @property
-    def registry(self) -> CollectorRegistry:
-        """The metrics of the supervisor and of all workers, as one page."""
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from app.admission.keys import read_keys
 from app.api import body_memory
 from app.api.pipelines.samples import samples_of
 from app.api.problems import problem_of
-from app.api.routes.health import WorkerStates
+from app.api.routes.health import Workers
 from app.http1.protocol import ConnectionLimit
 from app.main import Gateway, Pages, create_admin_app, create_app
 from app.observability.explain.store import ExplainStore
@@ -84,7 +84,7 @@ async def announce(
     catalog: Catalog,
     url: str,
     triton_url: str,
-    workers: WorkerStates | None = None,
+    workers: Workers | None = None,
     *,
     with_key: bool = False,
 ) -> None:

@@ -17,6 +17,7 @@ from tritonclient.utils import InferenceServerException
 
 from app.core.errors import ContractViolation, DeadlineExceeded
 from app.core.inference import BYTES, Deadline, InferenceRequest, Tensor, bytes_array
+from app.observability.metrics import LaneMetrics, Metrics
 from app.triton.embedded.server import EmbeddedTriton
 from app.triton.engine import TritonEngine
 from app.triton.shared_memory.layout import Lease
@@ -236,7 +237,7 @@ class TestSlowModel:
 @asynccontextmanager
 async def opened(triton: EmbeddedTriton) -> AsyncIterator[tuple[TritonEngine, SharedMemoryTransport]]:
     async with open_transport(triton.grpc_url) as transport:
-        lane = SharedMemoryTransport(transport, 64 * MIB)
+        lane = SharedMemoryTransport(transport, 64 * MIB, LaneMetrics(Metrics("test")))
         engine = TritonEngine(transport, lane=lane)
         await engine.model_config("scripted_large")
         running = asyncio.create_task(lane.run())

@@ -18,6 +18,7 @@ import pytest
 
 from app.core.errors import GatewayError
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse, Tensor, bytes_array
+from app.observability.metrics import LaneMetrics, Metrics
 from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
 from app.triton.engine import TritonEngine
@@ -77,7 +78,11 @@ async def caller(
 ) -> AsyncIterator[Caller]:
     monkeypatch.setattr("app.triton.engine.FLOOR_S", SHORTEST_S)
     async with open_transport(own_triton.grpc_url, kind=kind) as transport:
-        lane = SharedMemoryTransport(transport, 256 * MIB) if request.param == "shared memory" else None
+        lane = (
+            SharedMemoryTransport(transport, 256 * MIB, LaneMetrics(Metrics("test")))
+            if request.param == "shared memory"
+            else None
+        )
         engine = TritonEngine(transport, lane=lane)
         cleaning = None
         if lane is not None:

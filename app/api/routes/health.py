@@ -6,6 +6,7 @@ from typing import Literal, Protocol
 
 from fastapi import APIRouter, Request
 from msgspec import UNSET, Struct, UnsetType
+from prometheus_client import CollectorRegistry
 from starlette.responses import Response
 
 from app.api.access import AccessCheck
@@ -17,8 +18,12 @@ from app.pipelines.catalog import Catalog, CatalogEntry
 from app.pipelines.version import VersionState
 
 
-class WorkerStates(Protocol):
+class Workers(Protocol):
     """The processes that serve the API, as their supervisor sees them."""
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """The metrics of the supervisor and of all workers, as one page."""
 
     @property
     def is_ready(self) -> bool:
@@ -61,7 +66,7 @@ class HealthRoutes:
     catalog: Catalog
     workload: Workload
     triton_is_stuck: Callable[[], bool] | None = None
-    workers: WorkerStates | None = None
+    workers: Workers | None = None
     access: AccessCheck | None = None
 
     def router(self) -> APIRouter:

@@ -157,7 +157,7 @@ class WorkersCannotStart(Exception):
 
 
 class WorkerPool:
-    """Implements :class:`app.main.Workers`. ``gateway``: the supervisor's gateway, which monitors Triton."""
+    """Implements :class:`app.api.routes.health.Workers`. ``gateway``: the supervisor's, which monitors Triton."""
 
     def __init__(self, workers: int, order_of: OrderOf, gateway: Gateway) -> None:
         self.registry = CollectorRegistry()

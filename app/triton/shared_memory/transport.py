@@ -77,12 +77,6 @@ class LaneObserver(Protocol):
         """Called with the bytes of all regions after each change."""
 
 
-class NoLaneObserver:
-    def called(self, way: Way) -> None: ...
-
-    def holds(self, *, free: int, used: int, quarantined: int) -> None: ...
-
-
 class SharedMemoryTransport:
     """Leases regions to calls. ``limit``: total bytes of all regions. ``large_bytes``: smallest tensor that uses it."""
 
@@ -90,7 +84,7 @@ class SharedMemoryTransport:
         self,
         transport: Transport,
         limit: int,
-        observer: LaneObserver | None = None,
+        observer: LaneObserver,
         large_bytes: int = LARGE_BYTES,
     ) -> None:
         self._registry = Registry(transport)
@@ -98,7 +92,7 @@ class SharedMemoryTransport:
         self._owner = Owner()
         self._layouts = Layouts(large_bytes)
         self.bodies = Bodies(self._pool, limit // 2, large_bytes, self._tell)
-        self._observer = observer or NoLaneObserver()
+        self._observer = observer
         self._backoff = Backoff()
         self._is_proven = False
         """Whether Triton has mapped a region before, which proves that both use the same ``/dev/shm``."""

@@ -21,10 +21,9 @@ from app.api.exchange import EntryPoint
 from app.api.failures import ErrorForms, add_failure_handling
 from app.api.inference import Inference
 from app.api.limits import Limits
-from app.api.oip import oip_dialect
-from app.api.openai import openai_dialect
-from app.api.pipelines import pipelines_dialect
-from app.api.pipelines.routes import StatisticsSource
+from app.api.oip.routes import oip_dialect
+from app.api.openai.routes import openai_dialect
+from app.api.pipelines.routes import StatisticsSource, pipelines_dialect
 from app.api.routes import docs
 from app.api.routes.admin import MetricsRoutes, TraceRoutes
 from app.api.routes.health import HealthRoutes, Workers

@@ -3,6 +3,7 @@
 import ast
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +35,8 @@ DIALECTS = {path.parent.name for path in (ROOT / "app" / "api").glob("*/routes.p
 
 READ_SETTINGS = {"settings", "main", "cli", "process"}
 MODULES = sorted((ROOT / "app").rglob("*.py"))
+STARTER = ROOT / "app" / "starter"
+"""The files of `triton-gateway init`: a model is a module of its own."""
 
 
 def imports_of(path: Path) -> Iterator[str]:
@@ -83,6 +86,35 @@ def test_no_dialect_is_imported_by_another_or_by_shared_modules(path: Path) -> N
 def test_every_package_has_a_layer() -> None:
     packages = {path.name for path in (ROOT / "app").iterdir() if (path / "__init__.py").exists()}
     assert packages <= LAYERS.keys()
+
+
+def test_a_story_is_one_file() -> None:
+    """A module with fewer than 60 lines and one importer belongs to that importer."""
+    importers: dict[Path, set[Path]] = {path: set() for path in MODULES if STARTER not in path.parents}
+    for path in importers:
+        for name in imports_of(path):
+            imported = ROOT / f"{name.replace('.', '/')}.py"
+            if imported in importers:
+                importers[imported].add(path)
+    alone = {path for path, users in importers.items() if len(users) == 1 and path.stem != "__init__"}
+    assert not [parts_of(path) for path in alone if len(path.read_text().splitlines()) < 60]
+
+
+def test_a_public_class_name_stands_once() -> None:
+    names = Counter(
+        node.name
+        for path in MODULES
+        if STARTER not in path.parents
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert not [name for name, count in names.items() if count > 1]
+
+
+def test_every_folder_says_what_lives_in_it() -> None:
+    for path in MODULES:
+        if path.name == "__init__.py" and path.parent.parent.name in {"app", "triton"}:
+            assert "\n\n" in (ast.get_docstring(ast.parse(path.read_text())) or ""), path.parent.name
 
 
 def test_every_dependency_has_a_reason() -> None:

@@ -62,7 +62,7 @@ class Target:
         return self.entrance.name
 
 
-class Call(Struct, frozen=True, eq=False):
+class InferenceCall(Struct, frozen=True, eq=False):
     """One checked call. ``problem_of``: the data of a stream's terminal error."""
 
     target: Target
@@ -154,7 +154,7 @@ class Inference:
             entrance, deadline = choice(refusing)  # spreads the reserved retry times over the pipelines
             entrance.check(exchange.caller, deadline)
 
-    async def take_slot(self, call: Call) -> Slot:
+    async def take_slot(self, call: InferenceCall) -> Slot:
         """A slot for the call, maybe after a wait in the queue. Raises TooManyRequests or DeadlineExceeded."""
         entrance, record = call.target.entrance, call.record
         slot = entrance.try_enter(call.caller)
@@ -167,7 +167,7 @@ class Inference:
         self.metrics.of_pipeline(entrance.name).queue_time.observe(record.queue_s)
         return slot
 
-    def take_free_slot(self, call: Call) -> Slot | None:
+    def take_free_slot(self, call: InferenceCall) -> Slot | None:
         """Returns a further slot for a call that already has one, if no other request waits for it."""
         return call.target.entrance.try_enter(call.caller)
 
@@ -194,12 +194,12 @@ class Inference:
         limits = {each.model: each.limit.value for each in self.admission.model_queues.values()}
         self.metrics.show_load(in_flight, *load, limits)
 
-    async def answer(self, call: Call) -> Ending:
+    async def answer(self, call: InferenceCall) -> Ending:
         """One unary answer. Also calls the target's ``cancel`` model if the gateway ends the request early."""
         with await self.take_slot(call) as slot:
             return await self.answer_in(slot, call)
 
-    async def answer_in(self, slot: Slot, call: Call) -> Ending:
+    async def answer_in(self, slot: Slot, call: InferenceCall) -> Ending:
         """One unary answer of a call that has its slot. Also calls the ``cancel`` model, as :meth:`answer` does."""
         record, target = call.record, call.target
         request = target.prepared(call.inference, call.deadline).with_trace(record.trace)
@@ -219,7 +219,7 @@ class Inference:
         record.exit_early(ending.early_exit)
         return ending
 
-    async def open_stream(self, call: Call) -> tuple[Stream, list[Event]]:
+    async def open_stream(self, call: InferenceCall) -> tuple[Stream, list[Event]]:
         """A started stream and its first events, none if it is still silent after ``commit_s``.
 
         Raises the error of a stream that failed before its first output: it still gets an HTTP status.
@@ -235,7 +235,9 @@ class Inference:
             raise stream.error
         return stream, opening
 
-    async def start_resumable(self, call: Call, store: StreamStore, slot: Slot, start: StartKey | None = None) -> str:
+    async def start_resumable(
+        self, call: InferenceCall, store: StreamStore, slot: Slot, start: StartKey | None = None
+    ) -> str:
         """The id of a new stream that outlives its POST. It is counted and logged when it ends, not with the POST.
 
         ``slot``: its slot, which it gives back when it ends. ``start``: its claimed idempotency key.
@@ -255,7 +257,7 @@ class Inference:
         self._start(stream, call.target.name)
         return stream_id
 
-    def _plan_of(self, call: Call, recorder: "StreamRecorder") -> StreamPlan:
+    def _plan_of(self, call: InferenceCall, recorder: "StreamRecorder") -> StreamPlan:
         record, target = call.record, call.target
         record.triton_request_id = call.inference.request_id
         if target.commits:
@@ -299,7 +301,7 @@ class StreamRecorder:
     ``slot``: the stream's slot, which it gives back.
     """
 
-    def __init__(self, inference: Inference, call: Call, slot: Slot) -> None:
+    def __init__(self, inference: Inference, call: InferenceCall, slot: Slot) -> None:
         name, record = call.target.name, call.record
         self._slot = slot
         self._inference = inference

@@ -40,11 +40,10 @@ from app.triton.fleet.balancer import Balancer, BalancerObserver, DirectEngine
 from app.triton.fleet.outliers import Watch
 from app.triton.fleet.pool import ServerPool
 from app.triton.fleet.server import TritonServer
-from app.triton.health.canaries import Canary
+from app.triton.health.canaries import BreakerProbes, Canary
 from app.triton.health.hang import HungModels, Restart, StuckWatch
 from app.triton.health.health import HealthByAddress, TritonHealth
 from app.triton.health.lost_streams import LostStreams
-from app.triton.health.probes import BreakerProbes
 from app.triton.health.python_backend import Stubs
 from app.triton.health.repair import StubRepair
 from app.triton.shared_memory.transport import SharedMemoryTransport

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from app.api.access import check_model
 from app.api.exchange import Exchange
-from app.api.inference import Call, Inference, Target
+from app.api.inference import Inference, InferenceCall, Target
 from app.api.oip.errors import is_of_model
 from app.api.oip.signature import Signature
 from app.core.answer import Ending
@@ -107,7 +107,7 @@ class ModelCalls:
     ) -> InferenceResponse:
         """The one response. Raises the errors of :meth:`named`."""
         answer = OneResponse(decoupled=target.decoupled)
-        call = Call(target, request, answer, deadline, exchange.record, exchange.caller)
+        call = InferenceCall(target, request, answer, deadline, exchange.record, exchange.caller)
         await self.named(self.inference.answer(call), request)
         return answer.responses[0]
 

@@ -19,10 +19,10 @@ from app import __version__
 from app.api.access import allows_model, check_model
 from app.api.bodies import inflated, off_loop, receive_body
 from app.api.deadlines import deadline_of
-from app.api.dialect import ShortRoute
+from app.api.dialect import Dialect, ShortRoute
 from app.api.disconnect import CancelledOnDisconnect
 from app.api.exchange import Exchange, exchange_of
-from app.api.inference import Call, Inference
+from app.api.inference import Inference, InferenceCall
 from app.api.limits import Limits
 from app.api.oip.calls import ModelCalls
 from app.api.oip.errors import error_response
@@ -35,6 +35,7 @@ from app.api.oip.generate import (
     values_of,
 )
 from app.api.oip.infer import ParsedRequest, asked_of, asked_of_raw, send_answer
+from app.api.oip.openapi import described
 from app.api.oip.signature import Signature
 from app.api.responses import JsonResponse, send_json
 from app.api.routing import router_of
@@ -187,7 +188,7 @@ class OipRoutes:
 
         request = calls.stoppable(asked.inference)
         record.triton_request_id = request.request_id  # is logged even if the request gets no slot
-        call = Call(target, request, Generated(asked), deadline, record, exchange.caller, problem_of)
+        call = InferenceCall(target, request, Generated(asked), deadline, record, exchange.caller, problem_of)
         with CancelledOnDisconnect(exchange):
             stream, opening = await calls.named(self._inference.open_stream(call), request)
         return _Generation.of(stream, opening, self._limits)
@@ -290,3 +291,15 @@ class _Generation(StreamResponse):
     @staticmethod
     def frame_of(event: Event) -> bytes:
         return b"" if event.name == "done" else b"data: %b\n\n" % event.data
+
+
+def oip_dialect(inference: Inference, limits: Limits) -> Dialect:
+    routes = OipRoutes(inference, limits)
+    return Dialect(
+        name="oip",
+        routers=[routes.router()],
+        keyless_routers=[routes.health_router()],
+        short_routes=routes.short_routes(),
+        described=lambda key: described(inference.catalog, key),
+        error_forms=[("/v2", error_response)],
+    )

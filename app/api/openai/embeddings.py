@@ -22,7 +22,7 @@ from app.admission.scheduler import Slot
 from app.api.deadlines import deadline_of
 from app.api.disconnect import CancelledOnDisconnect
 from app.api.exchange import Exchange
-from app.api.inference import Call, Inference
+from app.api.inference import Inference, InferenceCall
 from app.api.limits import Limits
 from app.api.openai.requests import (
     NEUTRAL_OF_EMBEDDINGS,
@@ -171,7 +171,7 @@ class EmbeddingsRoute:
         target, deadline = self.inference.target_of(pipeline), deadline_of(exchange, pipeline.timeout_s)
         answers = [BatchAnswer(pipeline, request.form, batch) for batch in batches]
         calls = [
-            Call(target, batch, answer, deadline, exchange.record, exchange.caller)
+            InferenceCall(target, batch, answer, deadline, exchange.record, exchange.caller)
             for batch, answer in zip(batches, answers, strict=True)
         ]
         waiting = iter(calls)

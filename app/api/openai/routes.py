@@ -5,12 +5,13 @@ import time
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from app.api.dialect import ShortRoute
+from app.api.dialect import Dialect, ShortRoute
 from app.api.exchange import exchange_of
 from app.api.inference import Inference
 from app.api.limits import Limits
 from app.api.openai.embeddings import EmbeddingsRoute
 from app.api.openai.errors import openai_error_response
+from app.api.openai.openapi import described
 from app.api.openai.requests import check_model, models_of
 from app.api.openai.text import CHAT, COMPLETIONS, TextRoute
 from app.api.responses import JsonResponse
@@ -54,3 +55,17 @@ class OpenAIRoutes:
 
     def _model(self, name: str) -> dict[str, object]:
         return {"id": name, "object": "model", "created": self._created, "owned_by": OWNER}
+
+
+_BEGINNINGS = ("/v1/models", "/v1/completions", "/v1/chat/", "/v1/embeddings")
+
+
+def openai_dialect(inference: Inference, limits: Limits) -> Dialect:
+    routes = OpenAIRoutes(inference, limits)
+    return Dialect(
+        name="openai",
+        routers=[routes.router()],
+        short_routes=routes.short_routes(),
+        described=lambda key: described(inference.catalog, key),
+        error_forms=[(beginning, openai_error_response) for beginning in _BEGINNINGS],
+    )

@@ -25,7 +25,7 @@ from starlette.types import Send
 from app.api.deadlines import deadline_of
 from app.api.disconnect import CancelledOnDisconnect
 from app.api.exchange import Exchange
-from app.api.inference import Call, Inference
+from app.api.inference import Inference, InferenceCall
 from app.api.limits import Limits
 from app.api.openai.errors import openai_error_of
 from app.api.openai.requests import (
@@ -307,10 +307,10 @@ class TextRoute:
             stream, opening = await self.inference.open_stream(call)
         return ChunkResponse.of(stream, opening, self.limits)
 
-    def _call(self, exchange: Exchange, read: "_Read", timeout_s: float) -> Call:
+    def _call(self, exchange: Exchange, read: "_Read", timeout_s: float) -> InferenceCall:
         target, deadline = self.inference.target_of(read.pipeline), deadline_of(exchange, timeout_s)
         collector, record = read.collector, exchange.record
-        return Call(target, read.inference, collector, deadline, record, exchange.caller, openai_error_of)
+        return InferenceCall(target, read.inference, collector, deadline, record, exchange.caller, openai_error_of)
 
     async def _read(self, exchange: Exchange) -> "_Read":
         """The result keeps no reference to the body."""

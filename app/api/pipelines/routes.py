@@ -20,15 +20,17 @@ from starlette.types import Send
 from app.admission.keys import Key
 from app.api.access import allows_pipeline, check_pipeline
 from app.api.deadlines import deadline_of
-from app.api.dialect import ShortRoute
+from app.api.dialect import Dialect, ShortRoute
 from app.api.disconnect import CancelledOnDisconnect
 from app.api.exchange import Exchange, Header, exchange_of
 from app.api.idempotency import AnswerKey, KeptAnswer, KeptAnswers, digest_of, idempotency_key_of
-from app.api.inference import Call, Inference
+from app.api.inference import Inference, InferenceCall
 from app.api.limits import Limits
 from app.api.pipelines.answers import FindingAnswer, FindingList, PipelineList, describe, summarize
+from app.api.pipelines.openapi import described
 from app.api.pipelines.reading import read_inference
 from app.api.pipelines.samples import base_url_of
+from app.api.pipelines.streams import StreamRoutes
 from app.api.responses import JSON, JsonResponse, send_json
 from app.api.routing import router_of
 from app.api.streaming import StreamResponse
@@ -44,6 +46,7 @@ from app.pipelines.catalog import Catalog
 from app.pipelines.examples import body_of, declared_requests
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import Collector, WholeAnswer
+from app.streams.store import StreamStore
 
 StatisticsSource = Callable[[], Awaitable[Statistics]]
 """Returns the numbers of all workers."""
@@ -110,7 +113,7 @@ class PipelineRoutes:
         values, headers = _rendered(pipeline, ending)
         await send_json(exchange, values, *headers)
 
-    async def _run_once(self, exchange: Exchange, pipeline: Pipeline, call: Call, key: str) -> None:
+    async def _run_once(self, exchange: Exchange, pipeline: Pipeline, call: InferenceCall, key: str) -> None:
         async def run() -> KeptAnswer:
             ending = await self._inference.answer(call)
             values, headers = _rendered(pipeline, ending)
@@ -137,12 +140,14 @@ class PipelineRoutes:
             stream, opening = await self._inference.open_stream(call)
         return StreamResponse.of(stream, opening, self._limits)
 
-    async def _call(self, exchange: Exchange, pipeline: Pipeline, timeout_s: float, answer: type[Collector]) -> Call:
+    async def _call(
+        self, exchange: Exchange, pipeline: Pipeline, timeout_s: float, answer: type[Collector]
+    ) -> InferenceCall:
         """Starts the deadline, which includes the time to receive the body."""
         target, deadline = self._inference.target_of(pipeline), deadline_of(exchange, timeout_s)
         target.entrance.check(exchange.caller, deadline)
         inference = await read_inference(exchange, pipeline, self._limits)
-        return Call(target, inference, answer(pipeline, inference), deadline, exchange.record, exchange.caller)
+        return InferenceCall(target, inference, answer(pipeline, inference), deadline, exchange.record, exchange.caller)
 
     async def get_example(self, name: str, example: str, request: Request) -> Response:
         """The answer counts as a body in memory, because it has the size of one."""
@@ -242,3 +247,22 @@ class _View:
             text=text if self._key is None else without_nearest(text),
             solution=SOLUTION_BY_CODE[finding.code],
         )
+
+
+def pipelines_dialect(
+    inference: Inference,
+    store: StreamStore | None,
+    limits: Limits,
+    statistics: StatisticsSource,
+    findings: FindingsSource,
+) -> Dialect:
+    """``store``: None if resumable streams are off."""
+    pipelines = PipelineRoutes(inference, limits, statistics, findings)
+    streams = StreamRoutes(inference, store, limits)
+    return Dialect(
+        name="pipelines",
+        routers=[pipelines.router(), streams.router()],
+        bearer_routers=[streams.router_by_id()],
+        short_routes=pipelines.short_routes(),
+        described=lambda key: described(inference.catalog, key),
+    )

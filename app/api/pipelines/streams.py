@@ -14,7 +14,7 @@ from app.api.disconnect import CancelledOnDisconnect
 from app.api.error_table import ERROR_BY_CODE
 from app.api.exchange import Exchange, exchange_of
 from app.api.idempotency import idempotency_key_of
-from app.api.inference import Call, Inference
+from app.api.inference import Inference, InferenceCall
 from app.api.limits import Limits
 from app.api.responses import JsonResponse
 from app.api.routing import router_of
@@ -95,7 +95,7 @@ class StreamRoutes:
         deadline = deadline_of(exchange, pipeline.stream_spec().timeout_s)
         inference = await off_loop(pipeline.request_of_json, inputs)
         target, answer = self._inference.target_of(pipeline), Collector(pipeline, inference)
-        call = Call(target, inference, answer, deadline, record, exchange.caller)
+        call = InferenceCall(target, inference, answer, deadline, record, exchange.caller)
         with CancelledOnDisconnect(exchange):
             await store.require_room(record.key)
             slot = await self._inference.take_slot(call)

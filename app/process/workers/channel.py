@@ -76,7 +76,7 @@ class ExplanationWanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
+class ExplanationFound:
     """The supervisor's answer to the question with this number."""
 
     number: int

@@ -41,7 +41,7 @@ from app.process.supervision import Supervisor
 from app.process.tritons import Triton, WorkerPart, running_triton
 from app.process.workers.channel import (
     Channel,
-    Explanation,
+    ExplanationFound,
     ExplanationWanted,
     Report,
     StatisticsWanted,
@@ -264,7 +264,7 @@ class WorkerPool:
         if isinstance(message, ExplainedRequest):
             self._explanations.put(message)
             return None
-        return Explanation(message.number, await self._explanations.find(message.owner, message.request_id))
+        return ExplanationFound(message.number, await self._explanations.find(message.owner, message.request_id))
 
     async def _watch(self) -> None:
         while True:

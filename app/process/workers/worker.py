@@ -35,7 +35,7 @@ from app.process.shutdown import Shutdown, delay, drain
 from app.process.supervision import Supervisor
 from app.process.workers.channel import (
     Channel,
-    Explanation,
+    ExplanationFound,
     ExplanationWanted,
     Report,
     StatisticsWanted,
@@ -73,7 +73,7 @@ class SupervisorsExplanations:
             del self._waiting[number]
         return found
 
-    def arrived(self, answer: Explanation) -> None:
+    def arrived(self, answer: ExplanationFound) -> None:
         """No-op if nobody waits for the answer any more."""
         waiting = self._waiting.get(answer.number)
         if waiting is not None and not waiting.done():
@@ -141,7 +141,7 @@ async def work(descriptor: int) -> None:
         freeze_heap()
         own = _listener(order.listeners[number - 1])
         server = await stack.enter_async_context(serving(app, own, supervisor, limit))
-        answers: Answers = {Totals: totals.arrived, Explanation: explanations.arrived}
+        answers: Answers = {Totals: totals.arrived, ExplanationFound: explanations.arrived}
         link = Link(channel, gateway, ListenerSet(server, number, order.listeners), own_numbers, answers)
         await stack.enter_async_context(supervisor.running("link to the supervisor", link.run()))
         await shutdown.requested.wait()

@@ -16,8 +16,8 @@ from app.triton.fleet.balancer import DirectEngine
 from app.triton.grpc import frames
 from app.triton.grpc.frames import REFUSED_STREAM, frame_bytes
 from app.triton.health import health as health_module
+from app.triton.health.canaries import BreakerProbes
 from app.triton.health.health import FAILURES, TritonHealth
-from app.triton.health.probes import BreakerProbes
 from app.triton.health.python_backend import Stubs
 from app.triton.transport import Kind
 from app.triton.transports import open_transport

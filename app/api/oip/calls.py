@@ -1,8 +1,6 @@
 """Calls of models by their own names: what they run, and the errors of models."""
 
-from collections.abc import Awaitable
 from operator import is_
-from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -25,8 +23,6 @@ ONE_RESPONSE = (
 )
 """Begins as Triton's text."""
 
-Result = TypeVar("Result")
-
 
 class OneResponse:
     """The answer of a unary request. Implements :class:`app.core.answer.Answer`."""
@@ -34,22 +30,20 @@ class OneResponse:
     def __init__(self, *, decoupled: bool) -> None:
         self._decoupled = decoupled
         self.responses: list[InferenceResponse] = []
-
-    @property
-    def has_enough(self) -> bool:
+        self.has_enough = False
         """Whether there is a second response, which is an error."""
-        return len(self.responses) > 1
 
     def add(self, response: InferenceResponse) -> None:
         """Ignores a response of a decoupled model without outputs."""
         if response.outputs or not self._decoupled:
+            self.has_enough = bool(self.responses)
             self.responses.append(response)
 
     def finish(self, error: GatewayError | None = None) -> Ending:
         """Raises ``error``, or InvalidRequest if there is not exactly one response."""
         if error is not None:
             raise error
-        if len(self.responses) != 1:
+        if self.has_enough or not self.responses:
             raise InvalidRequest(ONE_RESPONSE)
         return Ending()
 
@@ -105,21 +99,21 @@ class ModelCalls:
     async def answer(
         self, exchange: Exchange, target: Target, request: InferenceRequest, deadline: Deadline
     ) -> InferenceResponse:
-        """The one response. Raises the errors of :meth:`named`."""
+        """The one response. Raises GatewayError, which the caller may see."""
         answer = OneResponse(decoupled=target.decoupled)
         call = InferenceCall(target, request, answer, deadline, exchange.record, exchange.caller)
-        await self.named(self.inference.answer(call), request)
+        try:
+            await self.inference.answer(call)
+        except GatewayError as exc:
+            self.explain(exc, request)
+            raise
         return answer.responses[0]
 
-    async def named(self, work: Awaitable[Result], request: InferenceRequest) -> Result:
-        """Waits for a call. An error of its model names the model; an unknown version is the caller's mistake."""
-        try:
-            return await work
-        except GatewayError as exc:
-            if isinstance(exc, ModelNotReady) and _has_no_version(exc, request):
-                raise UnknownModel.named(request.model, request.version) from exc
-            self.complete(exc, request.model)
-            raise
+    def explain(self, error: GatewayError, request: InferenceRequest) -> None:
+        """Completes the error of a call. Raises UnknownModel instead if Triton does not have the version."""
+        if isinstance(error, ModelNotReady) and _has_no_version(error, request):
+            raise UnknownModel.named(request.model, request.version) from error
+        self.complete(error, request.model)
 
     def complete(self, error: GatewayError, model: str) -> None:
         """Names the model in an error of it, or shows its own message if the operator allows that. Idempotent."""

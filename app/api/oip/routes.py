@@ -190,7 +190,11 @@ class OipRoutes:
         record.triton_request_id = request.request_id  # is logged even if the request gets no slot
         call = InferenceCall(target, request, Generated(asked), deadline, record, exchange.caller, problem_of)
         with CancelledOnDisconnect(exchange):
-            stream, opening = await calls.named(self._inference.open_stream(call), request)
+            try:
+                stream, opening = await self._inference.open_stream(call)
+            except GatewayError as exc:
+                calls.explain(exc, request)
+                raise
         return _Generation.of(stream, opening, self._limits)
 
     async def _read(self, exchange: Exchange, found: Mapping[str, str], signature: Signature) -> ParsedRequest:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from app.admission.keys import ANYONE, Caller, CallerLimits
+from app.admission.keys import ANYONE, NO_OWN_LIMITS, Caller
 from app.admission.limit import FixedLimit, Limit, ThroughputLimit
 from app.admission.scheduler import Claim, ModelQueue, Quota, Slot
 from app.admission.stream_limit import StreamLimit
@@ -85,7 +85,7 @@ class PipelineAdmission:
 
     def _applicant_of(self, caller: Caller) -> Claim:
         accounts = [self.own]
-        if caller.limits != CallerLimits():
+        if caller.limits != NO_OWN_LIMITS:
             accounts.append(self._admission.account_of(caller))
         if self.limits.per_key is not None:
             accounts.append(self._account_of_key(caller.id))

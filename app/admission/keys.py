@@ -30,14 +30,16 @@ from app.config.watch import FollowedFile
 from app.core.errors import Unauthenticated
 
 
-@dataclass(frozen=True, slots=True)
-class CallerLimits:
+class CallerLimits(Section):
     """The limits of one caller. None: no limit for this caller; the pipeline's limits still apply."""
 
-    in_flight: int | None = None
+    in_flight: int | None = Field(None, ge=1)
     """Requests and streams that run at the same time."""
-    queue: int | None = None
+    queue: int | None = Field(None, ge=0)
     """Requests that wait at the same time."""
+
+
+NO_OWN_LIMITS = CallerLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class Caller:
     id: str
     """The id of the caller's key; empty if no keys are required."""
     priority: int = 0
-    limits: CallerLimits = CallerLimits()
+    limits: CallerLimits = NO_OWN_LIMITS
 
 
 ANYONE = Caller("")
@@ -159,18 +161,13 @@ Hashes = Annotated[
 Time = Annotated[AwareDatetime, BeforeValidator(_parsed_time)]
 
 
-class KeyLimitsSpec(Section):
-    in_flight: int | None = Field(None, ge=1)
-    queue: int | None = Field(None, ge=0)
-
-
 class KeySpec(Section):
     id: Annotated[Name, AfterValidator(_checked_id)]
     sha256: Hashes = Field(repr=False)
     pipelines: Annotated[list[Name], Field(min_length=1)] | None = None
     dialects: Annotated[list[Dialect], Field(min_length=1)] | None = None
     priority: int = Field(0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
-    limits: KeyLimitsSpec = KeyLimitsSpec()
+    limits: CallerLimits = NO_OWN_LIMITS
     expires: Time | None = None
     explain: bool = False
 
@@ -180,7 +177,7 @@ class KeySpec(Section):
 
     def key(self) -> Key:
         return Key(
-            Caller(self.id, self.priority, CallerLimits(self.limits.in_flight, self.limits.queue)),
+            Caller(self.id, self.priority, self.limits),
             self.digests,
             None if self.pipelines is None else frozenset(self.pipelines),
             None if self.dialects is None else frozenset(self.dialects),

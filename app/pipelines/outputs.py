@@ -102,7 +102,6 @@ class OutputField:
 
 @dataclass(frozen=True, slots=True)
 class TensorContract:
-    tensor: str
     max_items: int | None = None
     """The maximum number of elements."""
     shape: tuple[int, ...] | None = None
@@ -117,7 +116,6 @@ class Contracts:
     def __init__(self, given: Mapping[str, ContractSpec], *, takes_batch: bool) -> None:
         self._contracts = {
             name: TensorContract(
-                tensor=name,
                 max_items=spec.max_items if isinstance(spec.max_items, int) else None,
                 shape=None if spec.shape is None else tuple(spec.shape),
                 not_growing=spec.not_growing,

@@ -31,7 +31,7 @@ def test_all_fields_of_an_entry(path: Path) -> None:
         "    limits: {in_flight: 8, queue: 16}\n    expires: 2027-01-01T00:00:00Z\n    explain: true\n"
     )
     key = read_keys(path).keys[0]
-    assert (key.caller.id, key.caller.priority, key.caller.limits) == ("team-a", 3, CallerLimits(8, 16))
+    assert (key.caller.id, key.caller.priority, key.caller.limits) == ("team-a", 3, CallerLimits(in_flight=8, queue=16))
     assert key.digests == (bytes.fromhex(HASH),)
     assert (key.pipelines, key.dialects) == ({"ocr", "write"}, {"pipelines", "oip", "openai"})
     assert (key.expires, key.explain) == (1798761600.0, True)

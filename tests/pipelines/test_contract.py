@@ -26,35 +26,35 @@ def failing_at(contract: TensorContract, *responses: InferenceResponse) -> int:
 
 
 def test_max_items_limits_the_items_of_each_response() -> None:
-    contract = TensorContract("T", max_items=2)
+    contract = TensorContract(max_items=2)
     assert failing_at(contract, of_shape(1), of_shape(2), of_shape(0), of_shape(3)) == 3
     assert failing_at(contract, of_shape(1, 2), of_shape(2, 2)) == 1
 
 
 def test_shape_must_match_each_response() -> None:
-    assert failing_at(TensorContract("T", shape=(-1, 2)), of_shape(5, 2), of_shape(0, 2), of_shape(2, 3)) == 2
-    assert failing_at(TensorContract("T", shape=(1,)), of_shape(1, 1)) == 0
+    assert failing_at(TensorContract(shape=(-1, 2)), of_shape(5, 2), of_shape(0, 2), of_shape(2, 3)) == 2
+    assert failing_at(TensorContract(shape=(1,)), of_shape(1, 1)) == 0
 
 
 def test_the_shape_excludes_the_batch_dimension() -> None:
-    contract = TensorContract("T", shape=(1,), takes_batch=True)
+    contract = TensorContract(shape=(1,), takes_batch=True)
     assert failing_at(contract, of_shape(1, 1), of_shape(1, 2)) == 1
     assert failing_at(contract, of_shape(2, 1)) == 0
 
 
 def test_not_growing_compares_with_the_first_response() -> None:
-    contract = TensorContract("T", not_growing=True)
+    contract = TensorContract(not_growing=True)
     assert failing_at(contract, of_shape(2), of_shape(1), of_shape(2), of_shape(3)) == 3
 
 
 def test_responses_without_the_tensor_are_ignored() -> None:
-    contract = TensorContract("T", max_items=0, shape=(1,), not_growing=True)
+    contract = TensorContract(max_items=0, shape=(1,), not_growing=True)
     assert failing_at(contract, response(), InferenceResponse({})) == -1
 
 
 def test_the_detail_has_the_actual_and_the_declared_size() -> None:
     with pytest.raises(ContractViolation) as caught:
-        ContractCheck({"T": TensorContract("T", max_items=1)}).check(of_shape(2))
+        ContractCheck({"T": TensorContract(max_items=1)}).check(of_shape(2))
     assert caught.value.tensor == "T"
     assert caught.value.detail == "Output 'T' has shape [2]; the contract allows at most 1 items."
     assert "only items that are new" in (caught.value.hint or "")
@@ -63,14 +63,14 @@ def test_the_detail_has_the_actual_and_the_declared_size() -> None:
 @pytest.mark.parametrize(
     ("contract", "seen", "detail"),
     [
-        (TensorContract("T", shape=(5,)), (1, 5), "has shape [1,5]; the contract requires [5]."),
+        (TensorContract(shape=(5,)), (1, 5), "has shape [1,5]; the contract requires [5]."),
         (
-            TensorContract("T", shape=(1, 5), takes_batch=True),
+            TensorContract(shape=(1, 5), takes_batch=True),
             (1, 5),
             "has shape [1,5]; the contract requires [1,1,5] with the batch dimension.",
         ),
         (
-            TensorContract("T", shape=(5,), takes_batch=True),
+            TensorContract(shape=(5,), takes_batch=True),
             (2, 5),
             "has shape [2,5]; the contract requires [1,5] with the batch dimension.",
         ),

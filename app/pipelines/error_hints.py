@@ -30,7 +30,7 @@ def explain(error: GatewayError, graph: Graph) -> None:
         error.detail = detail(fault)
     elif fault.kind is FaultKind.RAISED and fault.model:
         error.detail = f"{_named(fault.model, graph)} raised an exception."
-    hint = _HINT[fault.kind](fault, edge, graph)
+    hint = _hint(fault, edge, graph)
     error.hint = hint[0].upper() + hint[1:]
     if isinstance(error, ContractViolation) and fault.tensor:
         error.tensor = fault.tensor
@@ -102,18 +102,6 @@ def _other_shape(fault: Fault, edge: Edge | None, _graph: Graph) -> str:
     )
 
 
-def _other_datatype(fault: Fault, edge: Edge | None, _graph: Graph) -> str:
-    if edge is None:
-        return f"{_some_step(fault)} A step wrote {fault.seen} where {fault.expected} is declared."
-    return f"{_writer(edge)} wrote {fault.seen}: convert the tensor to {fault.expected} in that step."
-
-
-def _too_many(fault: Fault, edge: Edge | None, _graph: Graph) -> str:
-    if edge is None:
-        return f"{_some_step(fault)} A step wrote {fault.seen} items; the limit is {fault.expected}."
-    return f"{_writer(edge)} wrote {fault.seen}: send only items that are new since the last response."
-
-
 def _not_split(fault: Fault, _edge: Edge | None, graph: Graph) -> str:
     edge = graph.out_of(fault.tensor, fault.ensemble) if fault.tensor else None
     step = _writer(edge) if edge else "A step with dynamic batching"
@@ -123,40 +111,11 @@ def _not_split(fault: Fault, _edge: Edge | None, graph: Graph) -> str:
     )
 
 
-def _response_count(fault: Fault, _edge: Edge | None, _graph: Graph) -> str:
-    return (
-        f"`execute` of {_model(fault)} must return one InferenceResponse for each request, in the same order. A script "
-        "with a response sender needs model_transaction_policy { decoupled: true } and returns None."
-    )
-
-
-def _returned_decoupled(fault: Fault, _edge: Edge | None, _graph: Graph) -> str:
-    return (
-        f"`execute` of {_model(fault)} must send every response with the request's response sender and return None, "
-        "or remove model_transaction_policy { decoupled: true } from its configuration."
-    )
-
-
 def _deadlock(fault: Fault, _edge: Edge | None, graph: Graph) -> str:
     written = ", ".join(f"'{edge.name}' by {_writer(edge)}" for edge in graph.into_response())
     return (
         f"A step of {_ensemble(fault)} did not write a tensor that an output depends on. The outputs are written: "
         f"{written}. Each step must write every mapped output, and every tensor of the ensemble needs a unique name."
-    )
-
-
-def _child_decoupled(fault: Fault, _edge: Edge | None, _graph: Graph) -> str:
-    return f"Call {_model(fault)} with exec(decoupled=True) and read all its responses."
-
-
-def _child_not_ready(fault: Fault, _edge: Edge | None, _graph: Graph) -> str:
-    return f"Load {_model(fault)} in Triton, or correct the name that the script calls."
-
-
-def _raised(fault: Fault, _edge: Edge | None, _graph: Graph) -> str:
-    return (
-        f"When `execute` of {_model(fault)} raises, Triton fails every request of the batch. Catch exceptions for each "
-        "request and return InferenceResponse(error=TritonError(...)). Triton's log has the traceback."
     )
 
 
@@ -170,16 +129,43 @@ _DETAIL: dict[FaultKind, Callable[[Fault], str]] = {
 _HINT: dict[FaultKind, Callable[[Fault, Edge | None, Graph], str]] = {
     FaultKind.NOT_GIVEN: _not_given,
     FaultKind.SHAPE: _other_shape,
-    FaultKind.DATATYPE: _other_datatype,
-    FaultKind.ITEMS: _too_many,
     FaultKind.SPLIT: _not_split,
-    FaultKind.RESPONSE_COUNT: _response_count,
-    FaultKind.RETURNED_DECOUPLED: _returned_decoupled,
     FaultKind.DEADLOCK: _deadlock,
-    FaultKind.CHILD_DECOUPLED: _child_decoupled,
-    FaultKind.CHILD_NOT_READY: _child_not_ready,
-    FaultKind.RAISED: _raised,
 }
+
+_HINT_OF_EDGE: dict[FaultKind, tuple[str, str]] = {
+    FaultKind.DATATYPE: (
+        "{some_step} A step wrote {seen} where {expected} is declared.",
+        "{writer} wrote {seen}: convert the tensor to {expected} in that step.",
+    ),
+    FaultKind.ITEMS: (
+        "{some_step} A step wrote {seen} items; the limit is {expected}.",
+        "{writer} wrote {seen}: send only items that are new since the last response.",
+    ),
+}
+"""For a tensor whose edge is unknown, and for one whose edge is known."""
+
+_HINT_OF_MODEL: dict[FaultKind, str] = {
+    FaultKind.RESPONSE_COUNT: "`execute` of {} must return one InferenceResponse for each request, in the same order. "
+    "A script with a response sender needs model_transaction_policy {{ decoupled: true }} and returns None.",
+    FaultKind.RETURNED_DECOUPLED: "`execute` of {} must send every response with the request's response sender and "
+    "return None, or remove model_transaction_policy {{ decoupled: true }} from its configuration.",
+    FaultKind.CHILD_DECOUPLED: "Call {} with exec(decoupled=True) and read all its responses.",
+    FaultKind.CHILD_NOT_READY: "Load {} in Triton, or correct the name that the script calls.",
+    FaultKind.RAISED: "When `execute` of {} raises, Triton fails every request of the batch. Catch exceptions for each "
+    "request and return InferenceResponse(error=TritonError(...)). Triton's log has the traceback.",
+}
+
+
+def _hint(fault: Fault, edge: Edge | None, graph: Graph) -> str:
+    if fault.kind in _HINT_OF_MODEL:
+        return _HINT_OF_MODEL[fault.kind].format(_model(fault))
+    if fault.kind not in _HINT_OF_EDGE:
+        return _HINT[fault.kind](fault, edge, graph)
+    without_edge, with_edge = _HINT_OF_EDGE[fault.kind]
+    if edge is None:
+        return without_edge.format(some_step=_some_step(fault), seen=fault.seen, expected=fault.expected)
+    return with_edge.format(writer=_writer(edge), seen=fault.seen, expected=fault.expected)
 
 
 def _expects(what: str, fault: Fault) -> str:

@@ -85,6 +85,21 @@ def bytes_array(values: list[bytes], shape: tuple[int, ...]) -> Array:
     return array if array.shape == shape else array.reshape(shape)
 
 
+Buffer = bytes | memoryview
+"""A memoryview has the format ``B``, so that ``len`` is its size in bytes."""
+_QUICKLY_COPIED_BYTES = 16 * 1024
+
+
+def raw_parts(tensor: Tensor) -> list[Buffer]:
+    """Returns the raw bytes of a tensor in parts. Source: Open Inference Protocol, "Tensor Data"."""
+    array = tensor.array
+    if tensor.datatype == BYTES:
+        return [part for element in array.flat for part in (len(element).to_bytes(4, "little"), element)]
+    if array.nbytes <= _QUICKLY_COPIED_BYTES:
+        return [array.tobytes()]
+    return [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data]
+
+
 Parameter = bool | int | float | str
 
 

@@ -25,28 +25,26 @@ from tritonclient.grpc import service_pb2
 from app.core.engine import Document
 from app.core.errors import UpstreamProtocol
 from app.core.inference import (
-    BYTES,
     DTYPE_BY_DATATYPE,
     Array,
+    Buffer,
     InferenceRequest,
     InferenceResponse,
     Parameter,
     Tensor,
     bytes_array,
+    raw_parts,
 )
 from app.triton.shared_memory.layout import Lease, TensorSlot
 
 FINAL_RESPONSE = "triton_final_response"
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
 TRACEPARENT = "traceparent"
-Buffer = bytes | memoryview
-"""A memoryview has the format ``B``, so that ``len`` is its size in bytes."""
 _Asked = tuple[str, TensorSlot | None, int]
 """A requested output: its name, its slot in shared memory or None, and the number of classes or 0."""
 
 _RAW_INPUT = service_pb2.ModelInferRequest.DESCRIPTOR.fields_by_name["raw_input_contents"].number << 3 | 2
 """The tag of one element: the number of the field, and the wire type for bytes."""
-_QUICKLY_COPIED_BYTES = 16 * 1024
 _MAX_DIMENSIONS = 32
 _MAX_EMPTY_LISTS = 65_536
 """Limit on the product of the other dimensions of an output that has a dimension 0."""
@@ -132,7 +130,7 @@ def _parts_of(request: InferenceRequest, message: service_pb2.ModelInferRequest,
     parts: list[Buffer] = [signature, message.SerializeToString()]
     for tensor, slot in zip_longest(request.inputs, slots):
         if slot is None:
-            raw = _raw_of(tensor)
+            raw = raw_parts(tensor)
             parts += (_raw_input_head(sum(map(len, raw))), *raw)
     return parts
 
@@ -182,16 +180,6 @@ def _raw_input_head(size: int) -> bytes:
         size >>= 7
     head.append(size)
     return bytes(head)
-
-
-def _raw_of(tensor: Tensor) -> list[Buffer]:
-    """Returns the raw bytes in parts."""
-    array = tensor.array
-    if tensor.datatype == BYTES:
-        return [part for element in array.flat for part in (len(element).to_bytes(4, "little"), element)]
-    if array.nbytes <= _QUICKLY_COPIED_BYTES:
-        return [array.tobytes()]
-    return [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data]
 
 
 def _tensor_of(output: service_pb2.ModelInferResponse.InferOutputTensor, raw: bytes) -> Tensor:

@@ -30,11 +30,10 @@ from app.core.errors import (
     UpstreamProtocol,
     UpstreamUnavailable,
 )
-from app.core.inference import FLOOR_S, Deadline, InferenceRequest, InferenceResponse
+from app.core.inference import FLOOR_S, Buffer, Deadline, InferenceRequest, InferenceResponse
 from app.core.model import ModelConfig, ModelState
 from app.triton.cancellation import SELF_END_S, PacedCancels, cancel_abandoned
 from app.triton.codec import (
-    Buffer,
     document_of,
     document_request,
     request_parts,

@@ -13,8 +13,8 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import serialize_byte_tensor
 
 from app.core.errors import UpstreamProtocol
-from app.core.inference import BYTES, DTYPE_BY_DATATYPE, InferenceRequest, RequestedOutput, Tensor, bytes_array
-from app.triton.codec import Buffer, request_parts, response_of, stream_request_parts, streamed_response_of
+from app.core.inference import BYTES, DTYPE_BY_DATATYPE, Buffer, InferenceRequest, RequestedOutput, Tensor, bytes_array
+from app.triton.codec import request_parts, response_of, stream_request_parts, streamed_response_of
 
 NUMERIC = sorted(set(DTYPE_BY_DATATYPE) - {BYTES})
 

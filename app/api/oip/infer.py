@@ -23,11 +23,13 @@ from app.core.inference import (
     DTYPE_BY_DATATYPE,
     FLOAT_DATATYPES,
     INTEGER_DATATYPES,
+    Buffer,
     InferenceRequest,
     InferenceResponse,
     Parameter,
     RequestedOutput,
     Tensor,
+    raw_parts,
 )
 from app.core.json import NUMBERS_AT_ONCE, joined_in_turns, json_of, slices_of
 from app.core.model import TensorSpec
@@ -245,7 +247,6 @@ def _shape_of_raw(body: memoryview, only: Input) -> tuple[int, ...]:
     return tuple(size if dim == -1 else dim for dim in shape)
 
 
-Buffer = bytes | memoryview
 Described = dict[str, Any]
 
 _BINARY: Header = (b"content-type", b"application/octet-stream")
@@ -284,16 +285,11 @@ def _described(tensor: Tensor, asked: ParsedRequest, raws: list[Buffer]) -> Desc
     """``raws``: the bytes of binary tensors are added to it."""
     described: Described = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
     if asked.is_binary(tensor.name):
-        raw = _raw_of(tensor)
+        parts = raw_parts(tensor)
+        raw = parts[0] if len(parts) == 1 else b"".join(parts)
         raws.append(raw)
         return described | {"parameters": {"binary_data_size": len(raw)}}
     return described | {"data": data_of(tensor)}
-
-
-def _raw_of(tensor: Tensor) -> Buffer:
-    if tensor.datatype == BYTES:
-        return b"".join([part for each in tensor.array.flat for part in (len(each).to_bytes(4, "little"), each)])
-    return np.ascontiguousarray(tensor.array).reshape(-1).view(np.uint8).data
 
 
 def _frame_of(asked: ParsedRequest, response: InferenceResponse) -> Described:

@@ -17,7 +17,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from app.core.inference import BYTES, DTYPE_BY_DATATYPE, InferenceRequest, Tensor
+from app.core.inference import BYTES, DTYPE_BY_DATATYPE, InferenceRequest, Tensor, raw_parts
 from app.core.model import ModelConfig, ModelKey, Step, TensorSpec
 from app.triton.shared_memory.regions import Region
 from app.triton.transport import MAX_MESSAGE_BYTES, RpcError
@@ -245,7 +245,6 @@ def _write(tensor: Tensor, view: memoryview, start: int) -> None:
     if tensor.datatype != BYTES:
         np.copyto(np.ndarray(array.shape, array.dtype, view, start), array)
         return
-    for element in array.flat:
-        view[start : start + 4] = len(element).to_bytes(4, "little")
-        start += 4 + len(element)
-        view[start - len(element) : start] = element
+    for part in raw_parts(tensor):
+        view[start : start + len(part)] = part
+        start += len(part)

@@ -8,12 +8,16 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from unittest.mock import patch
 
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(["app.cli"])
+_temporary = os.open(tempfile.gettempdir(), os.O_PATH)
+"""Open until the end: multiprocessing has a unix socket there, whose address is short only by this descriptor."""
 
 
 class ForkedGateway:
@@ -21,7 +25,8 @@ class ForkedGateway:
 
     def __init__(self, environment: Mapping[str, str], folder: Path, log_path: Path) -> None:
         self._process: ForkServerProcess = _forks.Process(target=_serve, args=(dict(environment), folder, log_path))
-        self._process.start()
+        with patch.object(tempfile, "tempdir", f"/proc/{os.getpid()}/fd/{_temporary}"):
+            self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
 

@@ -12,6 +12,8 @@ from tests.zoo.kinds import KINDS, Kind, Step
 
 SCRIPT = Path(__file__).parent / "model.py"
 BATCHED = "_batch"
+SILENCE_S = 300
+"""A model that answers several long streams in turn is silent for a while on a busy machine."""
 """The suffix of the second pipeline of a model with batches, for lists of items."""
 SEQUENCES = {"sequence_text": "STRING", "sequence_uint64": "UINT64", "sequence_int32": "INT32"}
 """Model with `sequence_batching` -> the datatype of its correlation-id control."""
@@ -40,7 +42,7 @@ def pipelines_of(kind: Kind) -> dict[str, Any]:
         "model": kind.name,
         "inputs": {name: _input_of(kind, name, form) for name, form in kind.input_forms.items()},
         "outputs": {name: _field_of(kind, name) for name in kind.output_forms},
-        "stream": True,
+        "stream": {"progress_s": SILENCE_S},
         **kind.pipeline,
     }
     batched = {key: value for key, value in document.items() if key != "openai"} | {"batch": True}

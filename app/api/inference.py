@@ -52,10 +52,7 @@ class Target:
     prepared: Callable[[InferenceRequest, Deadline], InferenceRequest]
     abandon: Callable[[InferenceRequest], None]
     commits: bool = True
-    """Whether the answer of a silent stream begins after ``commit_s``, with Triton's time so far in Server-Timing.
-
-    Otherwise it waits for the first output, without Triton's time.
-    """
+    """Whether the answer of a silent stream begins after ``commit_s``; otherwise it waits for the first output."""
 
     @property
     def name(self) -> str:
@@ -259,9 +256,7 @@ class Inference:
 
     def _plan_of(self, call: InferenceCall, recorder: "StreamRecorder") -> StreamPlan:
         record, target = call.record, call.target
-        record.triton_request_id = call.inference.request_id
-        if target.commits:
-            record.triton_at = time.perf_counter()
+        record.triton_request_id, record.triton_at = call.inference.request_id, time.perf_counter()
         request = target.prepared(call.inference, call.deadline).with_trace(recorder.span.trace)
         return StreamPlan(
             request_id=record.request_id,

@@ -61,6 +61,12 @@ def test_generate(both: Both) -> None:
     assert same_object(both, {**ONE, "id": "7"}, "/v2/models/repeat_text/versions/1/generate") == {**DATA, "id": "7"}
 
 
+def test_the_time_in_triton_is_in_the_answer_of_a_stream(both: Both) -> None:
+    answer = both.gateway.post(STREAM, json=MANY)
+    parts = dict(part.split(";dur=") for part in answer.headers["server-timing"].split(", "))
+    assert float(parts["triton"]) > 0
+
+
 def test_generate_stream(both: Both) -> None:
     assert same_events(both, MANY) == [DATA] * 3
     assert same_events(both, ONE) == [DATA]

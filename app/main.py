@@ -2,6 +2,7 @@
 
 import os
 import ssl
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -16,14 +17,14 @@ from app.api.access import AccessCheck
 from app.api.body_memory import ByteBudget
 from app.api.browser_guard import BrowserGuard, BrowserRules
 from app.api.cors import Cors
-from app.api.dialect import ShortPath, add_routes
+from app.api.dialect import Dialect, Services, ShortPath, add_routes
 from app.api.exchange import EntryPoint
 from app.api.failures import ErrorForms, add_failure_handling
 from app.api.inference import Inference
 from app.api.limits import Limits
 from app.api.oip.routes import oip_dialect
 from app.api.openai.routes import openai_dialect
-from app.api.pipelines.routes import StatisticsSource, pipelines_dialect
+from app.api.pipelines.routes import pipelines_dialect
 from app.api.routes import docs
 from app.api.routes.admin import MetricsRoutes, TraceRoutes
 from app.api.routes.health import HealthRoutes, Workers
@@ -34,6 +35,13 @@ from app.observability.explain.store import ExplainStore
 from app.observability.statistics import Statistics, statistics_of
 from app.streams.store import StreamStore
 from app.triton.health.health import HealthByAddress
+
+DIALECTS: Mapping[str, Callable[[Services], Dialect]] = {
+    "pipelines": pipelines_dialect,
+    "oip": oip_dialect,
+    "openai": openai_dialect,
+}
+"""The name in the ``dialects`` of keys, and the dialect."""
 
 
 @dataclass(slots=True)
@@ -55,7 +63,7 @@ class Gateway:
     explain_store: ExplainStore | None = None
     """In the process with the admin port, if requests may be explained: receives Triton's spans."""
     collector_url: str | None = None
-    statistics_of_workers: StatisticsSource | None = None
+    statistics_of_workers: Callable[[], Awaitable[Statistics]] | None = None
     """None if this process is the only one that serves the API."""
     browser_rules: BrowserRules | None = None
     """None if every host and every page may send requests."""
@@ -95,19 +103,16 @@ def create_app(
 ) -> EntryPoint:
     elsewhere = f"The admin port, {admin_port}, serves the metrics."
     hint = "GET /docs lists the addresses." if pages.docs else "GET /v1/pipelines lists the pipelines."
-    inference, limits, keys = gateway.inference, gateway.limits, gateway.keys
+    inference, keys = gateway.inference, gateway.keys
     findings = partial(live_findings, inference.catalog)
-    dialects = [
-        pipelines_dialect(inference, gateway.store, limits, gateway.statistics, findings),
-        oip_dialect(inference, limits),
-        openai_dialect(inference, limits),
-    ]
-    forms = ErrorForms([form for dialect in dialects for form in dialect.error_forms])
+    services = Services(inference, gateway.limits, gateway.store, gateway.statistics, findings)
+    dialects = {name: dialect_of(services) for name, dialect_of in DIALECTS.items()}
+    forms = ErrorForms([form for dialect in dialects.values() for form in dialect.error_forms])
     app = _bare_app(hint, dict.fromkeys(("/metrics", "/metrics/triton"), elsewhere), forms)
     access = None if keys is None else AccessCheck(keys)
     app.include_router(HealthRoutes(inference.catalog, inference.workload, access=access).router())
-    for dialect in dialects:
-        add_routes(app, dialect, access and access.for_dialect(dialect.name))
+    for name, dialect in dialects.items():
+        add_routes(app, dialect, access and access.for_dialect(name))
     if pages.docs:
         app.include_router(docs.pages())
         described = docs.DocumentRoute(dialects, inference.catalog, needs_keys=keys is not None).router()

@@ -12,6 +12,7 @@ import pytest
 
 from app import __version__, cli
 from app.admission.keys import read_keys
+from app.main import DIALECTS
 from app.process.workers import supervisor
 from tests.fakes.triton import FakeTriton, serving
 
@@ -138,7 +139,7 @@ class TestNewKey:
         assert key.startswith("tgw_")
         assert key not in printed.err
         (tmp_path / "keys.yaml").write_text(f"keys:\n{printed.err}")
-        assert read_keys(tmp_path / "keys.yaml").key_of(key.encode(), 0.0).caller.id == "team-a"
+        assert read_keys(tmp_path / "keys.yaml", DIALECTS).key_of(key.encode(), 0.0).caller.id == "team-a"
 
     def test_an_entry_can_be_appended_to_the_file(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         entries = ""
@@ -146,7 +147,7 @@ class TestNewKey:
             cli.main(["key", "new", key_id])
             entries += capsys.readouterr().err
         (tmp_path / "keys.yaml").write_text(f"keys:\n{entries}")
-        assert [key.caller.id for key in read_keys(tmp_path / "keys.yaml").keys] == ["a", "b"]
+        assert [key.caller.id for key in read_keys(tmp_path / "keys.yaml", DIALECTS).keys] == ["a", "b"]
 
     @pytest.mark.parametrize("key_id", ["team a", "", "a\nb", "tgw_0123456789"])
     def test_an_invalid_id_is_an_error(self, key_id: str, capsys: pytest.CaptureFixture[str]) -> None:

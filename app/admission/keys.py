@@ -1,10 +1,6 @@
-"""API keys: identify a request's key, what it allows, and its caller. Only hashes of keys are stored.
+"""API keys: what a key allows, the caller whom it identifies, and the file of keys (``GATEWAY_API_KEYS_FILE``).
 
-The caller of a request, as admission sees it.
-
-Reads and validates the keys file (``GATEWAY_API_KEYS_FILE``). Error messages never contain values of the file.
-
-The valid API keys. They are reloaded when the keys file changes.
+The file has hashes of the keys, and is read again when it changes. Error messages never contain values of the file.
 """
 
 import json
@@ -13,14 +9,14 @@ import math
 import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
 from hmac import compare_digest
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import yaml
 from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field, ValidationError
@@ -28,6 +24,7 @@ from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field, Vali
 from app.config.document import ConfigError, Lines, Name, Section, complaint_at, read_spec
 from app.config.watch import FollowedFile
 from app.core.errors import Unauthenticated
+from app.core.text import nearest
 
 
 class CallerLimits(Section):
@@ -124,8 +121,6 @@ _HASH = re.compile(r"[0-9a-fA-F]{64}")
 _SECRET = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{8,}}|[0-9a-fA-F]{{32,}}")
 """Matches text that may be a key or a hash in the wrong field."""
 
-Dialect = Literal["pipelines", "oip", "openai"]
-
 
 def _checked_hash(text: str) -> str:
     """Raises ValueError."""
@@ -165,7 +160,7 @@ class KeySpec(Section):
     id: Annotated[Name, AfterValidator(_checked_id)]
     sha256: Hashes = Field(repr=False)
     pipelines: Annotated[list[Name], Field(min_length=1)] | None = None
-    dialects: Annotated[list[Dialect], Field(min_length=1)] | None = None
+    dialects: Annotated[list[Name], Field(min_length=1)] | None = None
     priority: int = Field(0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     limits: CallerLimits = NO_OWN_LIMITS
     expires: Time | None = None
@@ -190,13 +185,13 @@ class KeysSpec(Section):
     keys: list[KeySpec]
 
 
-def read_keys(path: Path) -> Keyring:
-    """Reads the keys file. Raises ConfigError."""
+def read_keys(path: Path, dialects: Collection[str]) -> Keyring:
+    """Reads the keys file. ``dialects``: the names that the gateway knows. Raises ConfigError."""
     try:
         spec, lines = read_spec(path, KeysSpec)
-        repeated = list(_repeated(path, spec, lines))
-        if repeated:
-            raise ConfigError("\n".join(repeated))
+        complaints = [*_repeated(path, spec, lines), *_unknown_dialects(path, spec, lines, dialects)]
+        if complaints:
+            raise ConfigError("\n".join(complaints))
     except ConfigError as exc:
         raise ConfigError(_SECRET.sub("***", str(exc))) from None
     return Keyring(tuple(each.key() for each in spec.keys))
@@ -214,6 +209,14 @@ def _repeated(path: Path, spec: KeysSpec, lines: Lines) -> Iterator[str]:
             yield complaint_at(path, lines, ("keys", index, "sha256"), "is a hash that an earlier entry already has")
         ids.add(each.id)
         digests.update(each.digests)
+
+
+def _unknown_dialects(path: Path, spec: KeysSpec, lines: Lines, dialects: Collection[str]) -> Iterator[str]:
+    for index, each in enumerate(spec.keys):
+        for place, name in enumerate(each.dialects or ()):
+            if name not in dialects:
+                text = f"is wrong: not an allowed value{nearest(name, dialects)}"
+                yield complaint_at(path, lines, ("keys", index, "dialects", place), text)
 
 
 def entry_of(key_id: str, sha256: str) -> str:
@@ -236,11 +239,11 @@ class FollowedKeys:
     supervisor logs.
     """
 
-    def __init__(self, path: Path, known: Keyring | None = None) -> None:
+    def __init__(self, path: Path, dialects: Collection[str], known: Keyring | None = None) -> None:
         """Reads the file. Raises ConfigError if the file is invalid and ``known`` is None."""
         self._path = path
         self.is_quiet = known is not None
-        self._file = FollowedFile(path, read_keys, "the file of API keys", self.is_quiet)
+        self._file = FollowedFile(path, partial(read_keys, dialects=dialects), "the file of API keys", self.is_quiet)
         self.ring = known or self._file.read_first()
         """The keys of the last valid version of the file."""
         self._warn_if_public()

@@ -1,8 +1,7 @@
-"""The interface of a dialect. Each dialect is a folder next to this file: decision 0029.
+"""The interface of a dialect: a folder next to this file and an entry in ``app/main.py`` (decision 0029).
 
-The short path of inference: finds and calls inference routes before FastAPI does.
-
-FastAPI's middleware and router cost more than a whole small inference.
+Its routes of inference take the short path: they are found and called before FastAPI, whose middleware and router cost
+more than a whole small inference.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -16,8 +15,13 @@ from app.admission.keys import Key
 from app.api.access import AccessCheck, Guard
 from app.api.exchange import Exchange
 from app.api.failures import ErrorForm, FailureMiddleware
+from app.api.inference import Inference
+from app.api.limits import Limits
 from app.api.openapi.document import Described
 from app.api.problems import problem_response
+from app.lint.findings import Finding
+from app.observability.statistics import Statistics
+from app.streams.store import StreamStore
 
 Endpoint = Callable[[Exchange, Mapping[str, str], Send], Awaitable[None]]
 """Answers a POST. The mapping has the path parameters."""
@@ -70,11 +74,23 @@ class ShortPath:
 
 
 @dataclass(frozen=True, slots=True)
+class Services:
+    """What the gateway offers to its dialects."""
+
+    inference: Inference
+    limits: Limits
+    store: StreamStore | None
+    """None if resumable streams are off."""
+    statistics: Callable[[], Awaitable[Statistics]]
+    """Of all workers."""
+    findings: Callable[[], Awaitable[Sequence[Finding]]]
+    """What the linter finds now. Raises GatewayError."""
+
+
+@dataclass(frozen=True, slots=True)
 class Dialect:
     """One HTTP API of the gateway. All dialects share the pipelines, the engine, the limits and the streams."""
 
-    name: str
-    """The name in the ``dialects`` of keys."""
     routers: Sequence[APIRouter]
     short_routes: Sequence[ShortRoute]
     """The routes of inference."""

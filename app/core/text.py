@@ -4,14 +4,14 @@ Text of others, made safe for messages, terminals and JSON.
 """
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 LONGEST_NAME = 128
 _DID_YOU_MEAN, _VALID_HERE = "; did you mean '", "; valid here: "
 _MOST_LISTED = 12
 
 
-def nearest(name: str, valid: Sequence[str]) -> str:
+def nearest(name: str, valid: Collection[str]) -> str:
     """Returns ``; did you mean 'x'?`` or the valid names, as the end of a sentence."""
     found = nearest_of(name, valid)
     if found:

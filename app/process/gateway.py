@@ -28,7 +28,7 @@ from app.config.document import ConfigError
 from app.core.engine import Engine
 from app.core.loopback import is_loopback
 from app.core.text import nearest
-from app.main import Gateway
+from app.main import DIALECTS, Gateway
 from app.observability.explain.request import Explanations
 from app.observability.explain.store import ExplainStore
 from app.observability.metrics import Metrics
@@ -259,7 +259,7 @@ async def open_gateway(
 def _keys_of(settings: Settings, triton: Triton) -> FollowedKeys | None:
     """Reads the keys; None if no keys are required. Raises ConfigError."""
     path = settings.api_keys_file
-    return None if path is None else FollowedKeys(path, triton.part.keys if triton.part else None)
+    return None if path is None else FollowedKeys(path, DIALECTS, triton.part.keys if triton.part else None)
 
 
 async def _catalog_of(settings: Settings, triton: Triton, engine: Engine) -> Catalog:

@@ -22,7 +22,7 @@ from app.api.pipelines.samples import samples_of
 from app.api.problems import problem_of
 from app.api.routes.health import Workers
 from app.http1.protocol import ConnectionLimit
-from app.main import Gateway, Pages, create_admin_app, create_app
+from app.main import DIALECTS, Gateway, Pages, create_admin_app, create_app
 from app.observability.explain.store import ExplainStore
 from app.observability.log import say
 from app.observability.tracing import open_tracer
@@ -184,7 +184,7 @@ def check_files(settings: Settings) -> None:
     if settings.config_path is not None:
         read_gateway_file(settings.config_path)
     if settings.api_keys_file is not None:
-        read_keys(settings.api_keys_file)
+        read_keys(settings.api_keys_file, DIALECTS)
 
 
 def api_of(gateway: Gateway, settings: Settings, admin_port: int) -> ASGIApp:

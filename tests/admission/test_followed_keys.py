@@ -9,6 +9,7 @@ import pytest
 from app.admission.keys import FollowedKeys
 from app.config.document import ConfigError
 from app.core.errors import Unauthenticated
+from app.main import DIALECTS
 from tests.fakes.keys import entry, key_text, write_keys
 
 
@@ -31,7 +32,7 @@ def replace(path: Path, text: str | None) -> None:
 
 
 async def test_a_valid_change_is_applied(path: Path) -> None:
-    keys = FollowedKeys(path)
+    keys = FollowedKeys(path, DIALECTS)
     write_keys(path, entry("b"))
     await keys.follow()
     assert (has(keys, "a"), has(keys, "b"), keys.reload_failed) == (False, True, False)
@@ -41,7 +42,7 @@ async def test_a_valid_change_is_applied(path: Path) -> None:
     "broken", ["", "keys: [", "keys:\n  - id: a\n", None], ids=["empty", "invalid yaml", "missing hash", "deleted"]
 )
 async def test_a_broken_file_keeps_the_keys(path: Path, broken: str | None, caplog: pytest.LogCaptureFixture) -> None:
-    keys = FollowedKeys(path)
+    keys = FollowedKeys(path, DIALECTS)
     replace(path, broken)
     for _ in range(3):
         await keys.follow()
@@ -60,7 +61,7 @@ async def test_a_secret_replaced_by_kubernetes_is_reloaded(tmp_path: Path) -> No
         os.utime(tmp_path / f"data{number}" / "keys.yaml", ns=(1, 1))
     (tmp_path / "data").symlink_to("data0")
     (tmp_path / "keys.yaml").symlink_to("data/keys.yaml")
-    keys = FollowedKeys(tmp_path / "keys.yaml")
+    keys = FollowedKeys(tmp_path / "keys.yaml", DIALECTS)
     (tmp_path / "swap").symlink_to("data1")
     (tmp_path / "swap").rename(tmp_path / "data")
     await keys.follow()
@@ -72,19 +73,19 @@ def test_a_world_readable_file_causes_a_warning(
     path: Path, mode: int, warnings: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     path.chmod(mode)
-    FollowedKeys(path)
+    FollowedKeys(path, DIALECTS)
     assert len(caplog.records) == warnings
 
 
 def test_an_invalid_file_at_start_is_an_error(path: Path) -> None:
     path.write_text("keys: [")
     with pytest.raises(ConfigError):
-        FollowedKeys(path)
+        FollowedKeys(path, DIALECTS)
 
 
 async def test_a_worker_starts_with_the_keys_of_its_supervisor(path: Path) -> None:
-    known = FollowedKeys(path).ring
+    known = FollowedKeys(path, DIALECTS).ring
     replace(path, "keys: [")
-    keys = FollowedKeys(path, known)
+    keys = FollowedKeys(path, DIALECTS, known)
     await keys.follow()
     assert (has(keys, "a"), keys.reload_failed) == (True, True)

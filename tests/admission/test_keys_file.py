@@ -8,6 +8,7 @@ import yaml
 
 from app.admission.keys import CallerLimits, entry_of, hash_of, new_key, read_keys
 from app.config.document import ConfigError
+from app.main import DIALECTS
 
 HASH = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 GOOD = f"keys:\n  - id: team-a\n    sha256: {HASH}\n"
@@ -21,7 +22,7 @@ def path(tmp_path: Path) -> Path:
 def error_of(path: Path, text: str) -> str:
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        read_keys(path)
+        read_keys(path, DIALECTS)
     return str(caught.value).replace(f"{path}:", "")
 
 
@@ -30,7 +31,7 @@ def test_all_fields_of_an_entry(path: Path) -> None:
         GOOD + "    pipelines: [ocr, write]\n    dialects: [pipelines, oip, openai]\n    priority: 3\n"
         "    limits: {in_flight: 8, queue: 16}\n    expires: 2027-01-01T00:00:00Z\n    explain: true\n"
     )
-    key = read_keys(path).keys[0]
+    key = read_keys(path, DIALECTS).keys[0]
     assert (key.caller.id, key.caller.priority, key.caller.limits) == ("team-a", 3, CallerLimits(in_flight=8, queue=16))
     assert key.digests == (bytes.fromhex(HASH),)
     assert (key.pipelines, key.dialects) == ({"ocr", "write"}, {"pipelines", "oip", "openai"})
@@ -39,7 +40,7 @@ def test_all_fields_of_an_entry(path: Path) -> None:
 
 def test_defaults_of_an_entry(path: Path) -> None:
     path.write_text(GOOD)
-    key = read_keys(path).keys[0]
+    key = read_keys(path, DIALECTS).keys[0]
     assert (key.pipelines, key.dialects, key.expires, key.explain) == (None, None, math.inf, False)
     assert (key.caller.priority, key.caller.limits) == (0, CallerLimits())
 
@@ -47,12 +48,12 @@ def test_defaults_of_an_entry(path: Path) -> None:
 @pytest.mark.parametrize("time", ["2027-01-01T01:00:00+01:00", "'2027-01-01T00:00:00Z'", "2027-01-01 00:00:00Z"])
 def test_accepted_formats_of_expires(path: Path, time: str) -> None:
     path.write_text(GOOD + f"    expires: {time}\n")
-    assert read_keys(path).keys[0].expires == 1798761600.0
+    assert read_keys(path, DIALECTS).keys[0].expires == 1798761600.0
 
 
 def test_an_empty_list_of_keys_is_allowed(path: Path) -> None:
     path.write_text("keys: []\n")
-    assert read_keys(path).keys == ()
+    assert read_keys(path, DIALECTS).keys == ()
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ def test_an_invalid_file_is_rejected(path: Path, text: str, expected: str) -> No
 
 def test_a_missing_file_is_rejected(path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
-        read_keys(path)
+        read_keys(path, DIALECTS)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def test_a_missing_file_is_rejected(path: Path) -> None:
 def test_error_messages_never_contain_a_key_or_a_hash(path: Path, text: str, secret: str) -> None:
     path.write_text(text.replace("{secret}", secret))
     with pytest.raises(ConfigError) as caught:
-        read_keys(path)
+        read_keys(path, DIALECTS)
     assert secret not in str(caught.value)
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__
@@ -130,5 +131,5 @@ def test_error_messages_never_contain_a_key_or_a_hash(path: Path, text: str, sec
 @pytest.mark.parametrize("key_id", ["team-a", "123", "true", "1.5", "null", "2027-01-01"])
 def test_a_printed_entry_is_valid_in_the_file(path: Path, key_id: str) -> None:
     path.write_text("keys:\n" + entry_of(key_id, HASH))
-    assert read_keys(path).keys[0].caller.id == key_id
+    assert read_keys(path, DIALECTS).keys[0].caller.id == key_id
     assert yaml.safe_load(entry_of(key_id, HASH))[0]["sha256"] == HASH

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 
 from app.admission.keys import read_keys
 from app.cli import main
+from app.main import DIALECTS
 from app.pipelines import spec
 from app.pipelines.file import read_gateway_file
 from tests.docs.pages import ALL_PAGES, ROOT, blocks_of
@@ -79,7 +80,7 @@ def is_gateway_yaml(text: str, folder: Path) -> None:
 
 def is_keys_file(text: str, folder: Path) -> None:
     (folder / "keys.yaml").write_text(text)
-    assert read_keys(folder / "keys.yaml")
+    assert read_keys(folder / "keys.yaml", DIALECTS)
 
 
 def is_contract(text: str, _: Path) -> None:

@@ -13,7 +13,7 @@ from app.api.browser_guard import BrowserRules
 from app.api.explaining import Explaining
 from app.api.inference import Inference
 from app.api.limits import Limits
-from app.main import Gateway, create_admin_app, create_app
+from app.main import DIALECTS, Gateway, create_admin_app, create_app
 from app.observability.explain.store import ExplainStore
 from app.observability.metrics import Metrics
 from app.pipelines.catalog import Catalog
@@ -56,7 +56,7 @@ async def served(
     async with MemoryStore() as store:
         inference = Inference(engine, catalog, Metrics("test"), Canceller(engine))
         gateway = Gateway(
-            inference, store, limits or Limits(64 * 1024), keys=None if keys is None else FollowedKeys(keys)
+            inference, store, limits or Limits(64 * 1024), keys=None if keys is None else FollowedKeys(keys, DIALECTS)
         )
         gateway.browser_rules = rules
         if explains is not None:

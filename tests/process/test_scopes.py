@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from app.admission.keys import FollowedKeys
+from app.main import DIALECTS
 from app.pipelines.catalog import Catalog
 from app.process.gateway import ScopeCheck
 from tests.fakes.engine import FakeEngine
@@ -13,7 +14,7 @@ from tests.fakes.keys import entry, write_keys
 
 def keys_of(folder: Path) -> FollowedKeys:
     entries = entry("a", pipelines=["ocr", "wriet"]), entry("b", pipelines=["tool"]), entry("c")
-    return FollowedKeys(write_keys(folder / "keys.yaml", *entries))
+    return FollowedKeys(write_keys(folder / "keys.yaml", *entries), DIALECTS)
 
 
 def test_each_unknown_name_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from app.admission.keys import FollowedKeys
+from app.main import DIALECTS
 from app.pipelines.catalog import Catalog
 from app.process.gateway import ShareCheck
 from tests.fakes.engine import FakeEngine
@@ -30,7 +31,7 @@ def catalog(tmp_path: Path) -> Catalog:
 def keys(tmp_path: Path) -> FollowedKeys:
     limits = [{"in_flight": 1}, {"in_flight": 9}, {"queue": 1}]
     entries = [entry(key, limits=each) for key, each in zip("abc", limits, strict=True)]
-    return FollowedKeys(write_keys(tmp_path / "keys.yaml", *entries))
+    return FollowedKeys(write_keys(tmp_path / "keys.yaml", *entries), DIALECTS)
 
 
 def test_each_limit_below_the_number_of_workers_is_reported_once(

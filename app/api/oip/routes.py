@@ -19,7 +19,7 @@ from app import __version__
 from app.api.access import allows_model, check_model
 from app.api.bodies import inflated, off_loop, receive_body
 from app.api.deadlines import deadline_of
-from app.api.dialect import Dialect, ShortRoute
+from app.api.dialect import Dialect, Services, ShortRoute
 from app.api.disconnect import CancelledOnDisconnect
 from app.api.exchange import Exchange, exchange_of
 from app.api.inference import Inference, InferenceCall
@@ -297,13 +297,12 @@ class _Generation(StreamResponse):
         return b"" if event.name == "done" else b"data: %b\n\n" % event.data
 
 
-def oip_dialect(inference: Inference, limits: Limits) -> Dialect:
-    routes = OipRoutes(inference, limits)
+def oip_dialect(services: Services) -> Dialect:
+    routes = OipRoutes(services.inference, services.limits)
     return Dialect(
-        name="oip",
         routers=[routes.router()],
         keyless_routers=[routes.health_router()],
         short_routes=routes.short_routes(),
-        described=lambda key: described(inference.catalog, key),
+        described=lambda key: described(services.inference.catalog, key),
         error_forms=[("/v2", error_response)],
     )

@@ -5,7 +5,7 @@ import time
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from app.api.dialect import Dialect, ShortRoute
+from app.api.dialect import Dialect, Services, ShortRoute
 from app.api.exchange import exchange_of
 from app.api.inference import Inference
 from app.api.limits import Limits
@@ -60,12 +60,11 @@ class OpenAIRoutes:
 _BEGINNINGS = ("/v1/models", "/v1/completions", "/v1/chat/", "/v1/embeddings")
 
 
-def openai_dialect(inference: Inference, limits: Limits) -> Dialect:
-    routes = OpenAIRoutes(inference, limits)
+def openai_dialect(services: Services) -> Dialect:
+    routes = OpenAIRoutes(services.inference, services.limits)
     return Dialect(
-        name="openai",
         routers=[routes.router()],
         short_routes=routes.short_routes(),
-        described=lambda key: described(inference.catalog, key),
+        described=lambda key: described(services.inference.catalog, key),
         error_forms=[(beginning, openai_error_response) for beginning in _BEGINNINGS],
     )

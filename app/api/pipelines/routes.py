@@ -9,7 +9,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -20,12 +20,11 @@ from starlette.types import Send
 from app.admission.keys import Key
 from app.api.access import allows_pipeline, check_pipeline
 from app.api.deadlines import deadline_of
-from app.api.dialect import Dialect, ShortRoute
+from app.api.dialect import Dialect, Services, ShortRoute
 from app.api.disconnect import CancelledOnDisconnect
 from app.api.exchange import Exchange, Header, exchange_of
 from app.api.idempotency import AnswerKey, KeptAnswer, KeptAnswers, digest_of, idempotency_key_of
-from app.api.inference import Inference, InferenceCall
-from app.api.limits import Limits
+from app.api.inference import InferenceCall
 from app.api.pipelines.answers import FindingAnswer, FindingList, PipelineList, describe, summarize
 from app.api.pipelines.openapi import described
 from app.api.pipelines.reading import read_inference
@@ -41,17 +40,11 @@ from app.core.json import is_large, json_in_turns, json_of
 from app.core.text import nearest, without_nearest
 from app.lint.findings import SOLUTION_BY_CODE, Finding
 from app.observability.explain.waterfall import explanation_of
-from app.observability.statistics import Statistics, no_requests
+from app.observability.statistics import no_requests
 from app.pipelines.catalog import Catalog
 from app.pipelines.examples import body_of, declared_requests
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import Collector, WholeAnswer
-from app.streams.store import StreamStore
-
-StatisticsSource = Callable[[], Awaitable[Statistics]]
-"""Returns the numbers of all workers."""
-FindingsSource = Callable[[], Awaitable[Sequence[Finding]]]
-"""Returns what the linter finds in the models as they are now. Raises GatewayError."""
 
 STATISTICS_S = 0.5
 """How long statistics are sent again without reading the metrics, which takes 12 ms for 80 series of ten pipelines."""
@@ -62,15 +55,13 @@ _log = logging.getLogger(__name__)
 
 
 class PipelineRoutes:
-    def __init__(
-        self, inference: Inference, limits: Limits, statistics: StatisticsSource, findings: FindingsSource
-    ) -> None:
-        self._inference = inference
-        self._catalog = inference.catalog
-        self._limits = limits
+    def __init__(self, services: Services) -> None:
+        self._inference = services.inference
+        self._catalog = services.inference.catalog
+        self._limits = services.limits
         self._answers = KeptAnswers()
-        self._statistics = Fresh(statistics, STATISTICS_S)
-        self._findings = Fresh(findings, FINDINGS_S)
+        self._statistics = Fresh(services.statistics, STATISTICS_S)
+        self._findings = Fresh(services.findings, FINDINGS_S)
 
     def router(self) -> APIRouter:
         return router_of(
@@ -249,20 +240,12 @@ class _View:
         )
 
 
-def pipelines_dialect(
-    inference: Inference,
-    store: StreamStore | None,
-    limits: Limits,
-    statistics: StatisticsSource,
-    findings: FindingsSource,
-) -> Dialect:
-    """``store``: None if resumable streams are off."""
-    pipelines = PipelineRoutes(inference, limits, statistics, findings)
-    streams = StreamRoutes(inference, store, limits)
+def pipelines_dialect(services: Services) -> Dialect:
+    pipelines = PipelineRoutes(services)
+    streams = StreamRoutes(services.inference, services.store, services.limits)
     return Dialect(
-        name="pipelines",
         routers=[pipelines.router(), streams.router()],
         bearer_routers=[streams.router_by_id()],
         short_routes=pipelines.short_routes(),
-        described=lambda key: described(inference.catalog, key),
+        described=lambda key: described(services.inference.catalog, key),
     )

@@ -4,7 +4,7 @@ Keeps rendered OpenAPI documents, because building one takes milliseconds on the
 """
 
 import html
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import is_
 from pathlib import Path
 
@@ -76,7 +76,7 @@ assets = Mount("/docs/assets", _files, name="docs-assets")
 class DocumentRoute:
     """The OpenAPI document: what the caller's key allows."""
 
-    def __init__(self, dialects: Sequence[Dialect], catalog: Catalog, *, needs_keys: bool = False) -> None:
+    def __init__(self, dialects: Mapping[str, Dialect], catalog: Catalog, *, needs_keys: bool = False) -> None:
         self._dialects = dialects
         self._kept = KeptDocuments(catalog)
         self._needs_keys = needs_keys
@@ -90,7 +90,7 @@ class DocumentRoute:
         return Response(document, media_type=JsonResponse.media_type)
 
     def _document(self, key: Key | None) -> Schema:
-        spoken = (each for each in self._dialects if key is None or key.speaks(each.name))
+        spoken = (each for name, each in self._dialects.items() if key is None or key.speaks(name))
         return openapi_of((each.described(key) for each in spoken), needs_keys=self._needs_keys)
 
 

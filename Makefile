@@ -19,7 +19,7 @@ run: setup ## start a real Triton with triton_models/, or with MODELS=dir, and t
 	@exec $(BIN)/triton-gateway serve --embedded $(if $(MODELS),--models "$(MODELS)")
 
 test: setup ## run the suite with the real Triton and the optional programs of this machine
-	@$(SCRATCH) $(BIN)/python -m pytest -m "not full" -n 2 --dist loadfile
+	@$(SCRATCH) $(BIN)/python -m pytest -m "not full" -n 3 --dist loadfile --no-loadscope-reorder
 
 test-full: setup ## run the long tests too: large counts, chaos, heavy clients
 	@$(SCRATCH) $(BIN)/python -m pytest

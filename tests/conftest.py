@@ -19,6 +19,14 @@ settings.load_profile("any machine")
 
 Require = Callable[[object, str], None]
 
+LONG_FILES_FIRST = ("docs", "benchmarks", "live", "browser", "typescript", "zoo", "clients", "deploy", "helm")
+"""Folders with files that take a minute: if one of them began last, it would run alone."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    rank = {config.rootpath / "tests" / name: place for place, name in enumerate(LONG_FILES_FIRST)}
+    items.sort(key=lambda item: min((rank[each] for each in item.path.parents if each in rank), default=len(rank)))
+
 
 @pytest.fixture(autouse=True)
 def own_log() -> Iterator[None]:

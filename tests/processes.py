@@ -26,8 +26,8 @@ from app.triton.embedded.server import EmbeddedTriton
 from tests.forked_gateway import ForkedGateway
 
 LIVE = Path(__file__).parent / "live"
-START_S = 60.0
-LOG_S = 5.0
+START_S = 120.0
+LOG_S = 30.0
 WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 PORTS_OF_A_WORKER = 2_000
 FIRST_PORT = 10_000 + WORKER % 5 * PORTS_OF_A_WORKER

@@ -56,7 +56,7 @@ def chromium(require: Require, tmp_path_factory: pytest.TempPathFactory) -> Iter
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     with short_path(tmp_path_factory.mktemp("sockets")) as temporary:
         browser = Chrome(options, Service(str(driver), env=os.environ | {"TMPDIR": str(temporary)}))
-        browser.set_script_timeout(30)
+        browser.set_script_timeout(60)
         yield browser
         browser.quit()
 

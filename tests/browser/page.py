@@ -7,7 +7,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class ConsolePage:

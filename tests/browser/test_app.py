@@ -20,8 +20,8 @@ from tests.environments import npm_environment
 from tests.fakes.certificates import Authority
 from tests.fakes.keys import entry, key_text, write_keys
 from tests.live.nginx import documented_server, running_nginx
-from tests.live.test_cancellation import eventually
 from tests.processes import GatewayProcess, free_ports, running_gateway
+from tests.waiting import eventually
 
 APP = Path(__file__).parent / "npm_app"
 SLOW = {"interval_s": 0.05}

@@ -125,7 +125,7 @@ def test_the_node_page_works_as_printed(
     dropped, rejected = network.dropped, gateway.metric("rejected_total")
     script = tmp_path / "client.mjs"
     script.write_text(program("node-client.md", network))
-    done = subprocess.run(["node", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(["node", script], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     check("node-client.md", "js", done.stdout)
     assert network.dropped == dropped + 1

@@ -126,7 +126,7 @@ def test_the_call_of_the_sample_works_as_pasted(console: Console, require: Requi
     page = console("ocr")
     page.wait_for(".drop", "samples/sign.png")
     code = page.browser.find_element(By.XPATH, "//details[summary='curl']//pre").get_property("textContent")
-    done = subprocess.run(["bash", "-c", str(code)], cwd=ROOT, capture_output=True, timeout=60, check=True)
+    done = subprocess.run(["bash", "-c", str(code)], cwd=ROOT, capture_output=True, timeout=300, check=True)
     assert json.loads(done.stdout)["texts"] == LINES
 
 

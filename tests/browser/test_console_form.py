@@ -160,7 +160,7 @@ def outcome_of(title: str, code: str, folder: Path) -> str:
         "JavaScript": ["node", "--input-type=module", "-e"],
     }
     command = [*program[title.split(",", maxsplit=1)[0]], code]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, f"{title}: {done.stderr}"
     return done.stdout
 

@@ -9,9 +9,8 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
+from tests.browser.page import WAIT_S
 from tests.processes import GatewayProcess
-
-WAIT_S = 20.0
 
 
 @pytest.mark.parametrize("pipeline", ["write", "ocr"])

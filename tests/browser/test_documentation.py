@@ -13,6 +13,7 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
+from tests.browser.page import WAIT_S
 from tests.conftest import Require
 from tests.docs.pages import ROOT, blocks_of
 from tests.docs.site import built_site
@@ -41,13 +42,13 @@ def test_the_search_finds_text_of_a_page(browser: Chrome, site: str, artifacts: 
     browser.get(f"{site}/docs/index.html")
     browser.find_element(By.CSS_SELECTOR, "button.md-search__button").click()
     field = "return document.activeElement?.shadowRoot?.activeElement ?? document.activeElement"
-    WebDriverWait(browser, 10).until(lambda _: browser.execute_script(field).tag_name == "input")
+    WebDriverWait(browser, WAIT_S).until(lambda _: browser.execute_script(field).tag_name == "input")
     browser.execute_script(field).send_keys("slow_consumer")
     links = (
         "return [...document.querySelectorAll('*')].flatMap(e => [e, ...(e.shadowRoot?.querySelectorAll('*') ?? [])])"
     )
     links += ".filter(e => e.href?.includes?.('reference/errors.html')).map(e => e.href)"
-    WebDriverWait(browser, 10).until(
+    WebDriverWait(browser, WAIT_S).until(
         lambda _: any("?" in link or "slow" in link for link in browser.execute_script(links))
     )
     browser.save_screenshot(str(artifacts / "documentation-search.png"))
@@ -60,7 +61,7 @@ def test_the_script_of_http_md_shows_a_stream(browser: Chrome, gateway: GatewayP
     browser.get(f"{gateway.url}/docs/errors")
     browser.execute_script("document.body.replaceChildren()")
     browser.execute_script(f"(async () => {{ {script}; window.source = source; }})()")
-    WebDriverWait(browser, 20).until(lambda _: browser.execute_script("return window.source?.readyState === 2"))
+    WebDriverWait(browser, WAIT_S).until(lambda _: browser.execute_script("return window.source?.readyState === 2"))
     events = httpx.get(browser.execute_script("return window.source.url")).text.split("\n\n")
     outputs = [json.loads(each.partition("data: ")[2]) for each in events if "event: output" in each]
     shown = browser.execute_script("return document.body.textContent")

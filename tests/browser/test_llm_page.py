@@ -13,8 +13,8 @@ from app.triton.embedded.server import EmbeddedTriton
 from tests.browser.page import ConsolePage
 from tests.fakes.proxy import DroppingNetwork, network_to
 from tests.live.events import checked, parsed
-from tests.live.test_cancellation import eventually
 from tests.processes import GatewayProcess, running_gateway
+from tests.waiting import eventually
 
 FILE = Path(__file__).parents[2] / "docs" / "tutorials" / "llm_in_a_browser" / "write.html"
 SEED = 7

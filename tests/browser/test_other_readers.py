@@ -38,7 +38,7 @@ def ours(url: str) -> list[tuple[str, str, Any]]:
 
 def test_the_npm_packages_read_the_same_events(readers: Path, stream_url: str) -> None:
     answer = subprocess.run(
-        ["node", "read.mjs", stream_url], cwd=readers, capture_output=True, text=True, timeout=60, check=False
+        ["node", "read.mjs", stream_url], cwd=readers, capture_output=True, text=True, timeout=300, check=False
     )
     assert answer.returncode == 0, answer.stderr
     expected = ours(stream_url)

@@ -12,8 +12,8 @@ from selenium.webdriver import Chrome
 
 from app.triton.embedded.server import EmbeddedTriton
 from tests.browser.page import ConsolePage
-from tests.live.test_cancellation import eventually
 from tests.processes import GatewayProcess, running_gateway
+from tests.waiting import eventually
 
 BOUNDS = [0.1, 1, 10]
 PIPELINE = {"stream": {"outcomes": {}, "durations": [0] * 4}, "in_flight": 0, "active_streams": 0, "waiting": 0}
@@ -134,7 +134,7 @@ def test_a_closed_panel_asks_nothing(page: ConsolePage) -> None:
     assert page.browser.execute_script(script) == 0
     live = open_section(page, "live")
     page.wait_for(f"{live} p:not(.empty), {live} .empty")
-    eventually(lambda: page.browser.execute_script(script) > 0, 10)
+    eventually(lambda: page.browser.execute_script(script) > 0)
 
 
 def test_findings_name_pipeline_and_cause(page: ConsolePage, artifacts: Path) -> None:

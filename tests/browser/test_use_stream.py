@@ -14,9 +14,9 @@ from selenium.webdriver import Chrome
 from tests.browser.page import ConsolePage
 from tests.conftest import Require
 from tests.environments import ROOT
-from tests.live.test_cancellation import eventually
 from tests.processes import GatewayProcess, StartGateway
 from tests.typescript.building import built_client
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(400)
 

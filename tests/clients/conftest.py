@@ -36,7 +36,7 @@ def run_program() -> RunProgram:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=300,
             check=False,
         )
         assert done.returncode == 0, done.stderr

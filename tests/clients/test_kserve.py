@@ -73,6 +73,6 @@ def test_the_documented_program_runs(kserve: Path, gateway: GatewayProcess) -> N
     blocks = blocks_of(ROOT / "docs" / "how-to" / "migration.md")
     (program,) = [text for language, text in blocks if language == "python" and "kserve" in text]
     code = program.replace("http://127.0.0.1:8080", gateway.url)
-    done = subprocess.run([kserve, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run([kserve, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "True\n[1, 384]\n"

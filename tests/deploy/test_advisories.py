@@ -83,7 +83,7 @@ def service_answers() -> bool:
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.name)
 def test_no_locked_package_has_a_known_vulnerability(pip_audit: Path, lock: Path) -> None:
     options = ["--requirement", lock, "--no-deps", "--disable-pip", "--format", "json", "--progress-spinner", "off"]
-    done = subprocess.run([pip_audit, *options], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run([pip_audit, *options], capture_output=True, text=True, timeout=300, check=False)
     assert done.stdout, done.stderr
     accepted = accepted_in(ACCEPTED.read_text())
     assert complaints(json.loads(done.stdout), accepted, datetime.datetime.now(datetime.UTC).date()) == []
@@ -94,7 +94,7 @@ def test_no_locked_package_has_a_known_vulnerability(pip_audit: Path, lock: Path
 def test_no_locked_npm_package_has_a_known_vulnerability(folder: Path, require: Require) -> None:
     require(shutil.which("npm"), "there is no npm")
     command = ["npm", "audit", "--package-lock-only", "--json", "--loglevel=error"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
     report = json.loads(done.stdout or "{}")
     require("vulnerabilities" in report, "npm's advisory service does not answer here: the lock is not audited")
     assert report["vulnerabilities"] == {}

@@ -37,7 +37,7 @@ def block_with(text: str) -> str:
 def run_in(folder: Path, command: str) -> str:
     shell = ["bash", "-euo", "pipefail", "-c", command]
     done = subprocess.run(
-        shell, cwd=folder, env=environment_without_proxies(), capture_output=True, text=True, timeout=60, check=False
+        shell, cwd=folder, env=environment_without_proxies(), capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

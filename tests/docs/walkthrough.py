@@ -17,8 +17,8 @@ from tests.processes import free_ports
 SERVE = "triton-gateway serve"
 URLS = ("127.0.0.1:8080", "127.0.0.1:8081")
 """The addresses of the API and of the admin port on the page."""
-START_S = 60.0
-ANSWER_S = 10.0
+START_S = 120.0
+ANSWER_S = 60.0
 """Longest wait for an expected output; a changed gateway.yaml applies after about a second."""
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 _CREATE = re.compile(r"Create the file `([^`]+)`:$|create the file `([^`]+)`:$")
@@ -114,7 +114,7 @@ class Reader:
     def _once(self, command: str) -> subprocess.CompletedProcess[str]:
         shell = ["bash", "-uo", "pipefail", "-c", self._here(command)]
         return subprocess.run(
-            shell, cwd=self.folder, env=environment(), capture_output=True, text=True, timeout=60, check=False
+            shell, cwd=self.folder, env=environment(), capture_output=True, text=True, timeout=300, check=False
         )
 
     def _here(self, text: str) -> str:

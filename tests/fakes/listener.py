@@ -10,6 +10,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from app.http1.protocol import BoundedProtocol, ConnectionLimit
+from tests.waiting import PATIENCE_S
 
 
 @asynccontextmanager
@@ -65,7 +66,7 @@ async def sent_and_received(port: int, *chunks: bytes, pause_s: float = 0.0) -> 
             writer.write(chunk)
             await writer.drain()
             await asyncio.sleep(pause_s)
-        return await asyncio.wait_for(reader.read(), 20)
+        return await asyncio.wait_for(reader.read(), PATIENCE_S)
     except ConnectionResetError:
         return b""
     finally:

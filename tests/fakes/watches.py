@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from app.core.inference import InferenceRequest
 from app.triton.health.canaries import Canary
 
-WITHIN_S = 5.0
+WITHIN_S = 30.0
 
 
 class Samples:

@@ -19,7 +19,7 @@ from tests.fakes.certificates import Authority
 from tests.helm.rendering import Document, environment_of, gateway_container, pod_spec, render
 from tests.processes import free_ports
 
-START_S = 10.0
+START_S = 60.0
 CA = "/etc/private-ca/ca.crt"
 
 PING = """

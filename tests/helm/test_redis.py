@@ -15,7 +15,7 @@ from tests.helm.pod_security import breaches
 from tests.helm.rendering import Document, environment_of, gateway_container, of_kind, render
 from tests.processes import free_ports
 
-START_S = 10.0
+START_S = 60.0
 ON: Document = {"redis": {"enabled": True}}
 
 

@@ -14,7 +14,7 @@ from tests.docs.pages import ROOT, blocks_of
 from tests.fakes.certificates import Authority
 
 PAGE = ROOT / "docs" / "how-to" / "proxies.md"
-START_S = 10.0
+START_S = 60.0
 USER = "" if os.getuid() else "user root root;"
 """The user who may read the test's folder; by default nginx's workers change to another one."""
 CONFIG = """

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-START_S = 10.0
+START_S = 60.0
 PASSWORD = "a-secret-of-redis"
 
 

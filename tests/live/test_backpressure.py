@@ -18,7 +18,8 @@ from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, StartGateway, running_triton, scripted_models
 from tests.live.events import checked, parsed
-from tests.live.test_cancellation import eventually, request_bytes
+from tests.live.test_cancellation import request_bytes
+from tests.waiting import eventually
 
 HERE = Path(__file__).parent
 KIB = 1024
@@ -120,7 +121,7 @@ async def test_a_stalled_reader_gets_slow_consumer_when_it_resumes(
 ) -> None:
     gateway = start_gateway(config=str(config_path), send_timeout_s="3")
     with stalled_reader(gateway, 0.05) as connection:
-        await asyncio.to_thread(eventually, lambda: gateway.metric("active_streams") == 0, 40.0)
+        await asyncio.to_thread(eventually, lambda: gateway.metric("active_streams") == 0)
         connection.settimeout(5)
         answer = await asyncio.to_thread(read_all, connection)
     head, _, body = answer.partition(b"\r\n\r\n")

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,8 +13,7 @@ import pytest
 
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess
-
-NOTICE_WITHIN_S = 5.0
+from tests.waiting import eventually
 
 
 def request_bytes(path: str, body: dict[str, Any]) -> bytes:
@@ -45,13 +43,6 @@ async def leave_after(
         return received, time.monotonic()
     finally:
         writer.transport.abort()
-
-
-def eventually(condition: Callable[[], bool], within_s: float = NOTICE_WITHIN_S) -> None:
-    ends = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < ends, f"the condition is still false after {within_s} s"
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(
@@ -129,8 +120,8 @@ async def test_cancelled_streams_release_descriptors_and_threads(
     await asyncio.to_thread(eventually, lambda: gateway.metric("active_streams") == 0)
     descriptors, threads = process.num_fds(), process.num_threads()
     await cancel_many(gateway, request, count)
-    await asyncio.to_thread(eventually, lambda: gateway.metric("active_streams") == 0, 30.0)
-    await asyncio.to_thread(eventually, lambda: process.num_fds() <= descriptors + 5, 30.0)
+    await asyncio.to_thread(eventually, lambda: gateway.metric("active_streams") == 0)
+    await asyncio.to_thread(eventually, lambda: process.num_fds() <= descriptors + 5)
     assert process.num_threads() <= threads + 2
     async with httpx.AsyncClient(base_url=gateway.url) as client:
         assert (await client.post("/v1/pipelines/scripted", json={"script": "{}"})).status_code == 200

@@ -14,7 +14,7 @@ import yaml
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, running_gateway
 from tests.live.events import read_stream
-from tests.live.test_cancellation import eventually
+from tests.waiting import eventually
 
 GROWING = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]
 MEBIBYTE = 1 << 20
@@ -201,7 +201,7 @@ def steps_after(triton: EmbeddedTriton, act: Callable[[], object]) -> int:
         time.sleep(0.5)
         return executions(triton, "text_detokenize") == seen
 
-    eventually(is_idle, 30.0)
+    eventually(is_idle)
     return executions(triton, "text_detokenize") - before
 
 

@@ -15,8 +15,8 @@ from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
 from app.triton.engine import TritonEngine
 from app.triton.transports import open_transport
-from tests.live.test_cancellation import eventually
 from tests.processes import GatewayProcess, running_gateway, running_triton, scripted_models, wait_until_ready
+from tests.waiting import PATIENCE_S, eventually
 
 CONFIG = """
 pipelines:
@@ -26,7 +26,6 @@ pipelines:
     outputs: {text: {tensor: TEXT, kind: text}}
     sample: {script: "{}"}
 """
-WITHIN_S = 20.0
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +74,7 @@ def kill_processes_of(triton: EmbeddedTriton, model: str) -> None:
 
 
 def ask(gateway: GatewayProcess) -> httpx.Response:
-    return httpx.post(f"{gateway.url}/v1/pipelines/scripted", json={"script": "{}"}, timeout=WITHIN_S)
+    return httpx.post(f"{gateway.url}/v1/pipelines/scripted", json={"script": "{}"}, timeout=PATIENCE_S)
 
 
 def readiness(gateway: GatewayProcess) -> int:
@@ -95,8 +94,8 @@ def test_with_repair_the_model_works_again(own_triton: EmbeddedTriton, tmp_path:
         assert (first.status_code, first.json()["code"], first.json()["retryable"]) == (503, "model_not_ready", True)
         assert int(first.headers["Retry-After"]) > 0
         assert "GATEWAY_TRITON_REPAIR" not in first.text
-        eventually(lambda: "model 'scripted' works again" in gateway.log, WITHIN_S)
-        wait_until_ready(gateway, WITHIN_S)
+        eventually(lambda: "model 'scripted' works again" in gateway.log)
+        wait_until_ready(gateway, PATIENCE_S)
         assert [ask(gateway).status_code for _ in range(4)] == [200] * 4
         assert gateway.metric("stub_deaths_total", model="scripted") == 1
 
@@ -107,10 +106,10 @@ def test_without_repair_readiness_fails_until_a_reload(own_triton: EmbeddedTrito
         first = ask(gateway)
         assert (first.status_code, first.json()["code"], first.json()["retryable"]) == (502, "model_error", False)
         assert "GATEWAY_TRITON_REPAIR" in first.json()["hint"]
-        eventually(lambda: readiness(gateway) == 503, WITHIN_S)
+        eventually(lambda: readiness(gateway) == 503)
         assert gateway.metric("stub_deaths_total", model="scripted") == 1
         asyncio.run(reload(own_triton.grpc_url))
-        wait_until_ready(gateway, WITHIN_S)
+        wait_until_ready(gateway, PATIENCE_S)
         assert ask(gateway).status_code == 200
 
 
@@ -123,9 +122,9 @@ def test_several_workers_repair_the_model_once(own_triton: EmbeddedTriton, tmp_p
         with ThreadPoolExecutor(8) as pool:
             failed = {answer.status_code for answer in pool.map(ask, [gateway] * 8)}
         assert failed == {503}
-        eventually(lambda: "model 'scripted' works again" in gateway.log, WITHIN_S)
-        wait_until_ready(gateway, WITHIN_S)
-        eventually(lambda: [ask(gateway).status_code for _ in range(8)] == [200] * 8, WITHIN_S)
+        eventually(lambda: "model 'scripted' works again" in gateway.log)
+        wait_until_ready(gateway, PATIENCE_S)
+        eventually(lambda: [ask(gateway).status_code for _ in range(8)] == [200] * 8)
         assert gateway.metric("stub_deaths_total", model="scripted") == 1
         assert gateway.log.count("was unloaded and loaded again") == 1
 
@@ -136,5 +135,5 @@ def test_one_dead_process_of_two_is_repaired(own_triton: EmbeddedTriton, tmp_pat
     with gateway_of(own_triton, tmp_path, repair="true") as gateway:
         os.kill(processes_of(own_triton.pid, "scripted")[0], signal.SIGKILL)
         assert 503 in [ask(gateway).status_code for _ in range(3)]
-        eventually(lambda: "model 'scripted' works again" in gateway.log, WITHIN_S)
+        eventually(lambda: "model 'scripted' works again" in gateway.log)
         assert [ask(gateway).status_code for _ in range(4)] == [200] * 4

@@ -52,7 +52,7 @@ def test_a_browser_without_the_internet_shows_every_pipeline(
             check=True,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
         ).stdout
     paths = client.get("/openapi.json").json()["paths"]
     assert set(re.findall(r'data-path="([^"]*)"', page)) == set(paths)

@@ -64,7 +64,7 @@ def test_a_documented_command_prints_the_documented_answer(
     command = command.replace("http://127.0.0.1:8080", gateway.url).replace("http://127.0.0.1:8081", gateway.admin_url)
     environment = environment_without_proxies() | {"API_KEY": "none"}
     shell = ["bash", "-euo", "pipefail", "-c", command]
-    done = subprocess.run(shell, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(shell, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout
     if answer:
@@ -80,7 +80,7 @@ def test_a_documented_program_runs(page: str, snippet: str, gateway: GatewayProc
         env=environment_without_proxies(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")

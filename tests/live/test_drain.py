@@ -8,8 +8,8 @@ import time
 import httpx
 import pytest
 
-from tests.live.test_cancellation import eventually
 from tests.processes import LIVE, GatewayProcess, StartGateway
+from tests.waiting import eventually
 
 LONG = json.dumps({"script": json.dumps({"outputs": 1000, "interval_s": 0.2})}).encode()
 SHORT = json.dumps({"script": json.dumps({"outputs": 2})}).encode()
@@ -49,7 +49,7 @@ def is_draining(gateway: GatewayProcess) -> bool:
 
 def send_sigterm(gateway: GatewayProcess) -> None:
     gateway.process.send_signal(signal.SIGTERM)
-    eventually(lambda: is_draining(gateway), 10.0)
+    eventually(lambda: is_draining(gateway))
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_every_upload_and_stream_gets_its_answer(draining: GatewayProcess) -> No
     unfinished = [Upload(draining, "/v1/pipelines/scripted", SHORT) for _ in range(4)]
     unfinished += [Upload(draining, "/v1/pipelines/scripted_patient/stream", LONG) for _ in range(4)]
     unfinished += [Upload(draining, "/v1/streams", resumable) for _ in range(4)]
-    eventually(lambda: draining.metric("active_streams") == 6, 10.0)
+    eventually(lambda: draining.metric("active_streams") == 6)
     send_sigterm(draining)
     for each in completed:
         each.finish()
@@ -89,7 +89,7 @@ def test_every_upload_and_stream_gets_its_answer(draining: GatewayProcess) -> No
 def test_a_request_after_the_signal_is_refused(draining: GatewayProcess) -> None:
     running = Upload(draining, "/v1/pipelines/scripted_patient/stream", LONG)
     running.finish()
-    eventually(lambda: draining.metric("active_streams") == 1, 10.0)
+    eventually(lambda: draining.metric("active_streams") == 1)
     send_sigterm(draining)
     for path in ("/v1/pipelines/scripted", "/v1/pipelines/scripted_stream/stream", "/v1/streams"):
         answer = httpx.post(f"{draining.url}{path}", json=json.loads(SHORT))
@@ -102,7 +102,7 @@ def test_a_second_signal_shortens_the_drain(start_gateway: StartGateway) -> None
     gateway = start_gateway(config=CONFIG, drain_s="3600")
     running = Upload(gateway, "/v1/pipelines/scripted_patient/stream", LONG)
     running.finish()
-    eventually(lambda: gateway.metric("active_streams") == 1, 10.0)
+    eventually(lambda: gateway.metric("active_streams") == 1)
     send_sigterm(gateway)
     time.sleep(0.2)
     assert gateway.process.poll() is None
@@ -115,7 +115,7 @@ def test_sighup_drains_like_sigterm(start_gateway: StartGateway) -> None:
     gateway = start_gateway(config=CONFIG, drain_s="0.2")
     running = Upload(gateway, "/v1/pipelines/scripted_patient/stream", LONG)
     running.finish()
-    eventually(lambda: gateway.metric("active_streams") == 1, 10.0)
+    eventually(lambda: gateway.metric("active_streams") == 1)
     gateway.process.send_signal(signal.SIGHUP)
     assert '"code":"draining"' in running.answer()
     assert gateway.process.wait(20) == 0

@@ -22,9 +22,9 @@ from app.triton.embedded import process as process_module
 from app.triton.embedded.launch import EmbeddedOptions
 from tests.fakes.arenas import lock_arenas
 from tests.helm.rendering import render, triton_container
-from tests.live.test_cancellation import eventually
 from tests.live.test_dead_process import arguments_of, parent_of, processes_of
 from tests.processes import GatewayProcess, running_gateway, running_triton
+from tests.waiting import eventually
 
 CONFIG = """
 pipelines:
@@ -142,7 +142,7 @@ def test_hung_models_of_an_embedded_triton_answer_again(
             for name in set(BOTH) - set(hung):
                 assert (ask(gateway, name), pipelines(gateway)[name]) == (200, "ready")
             measured("served", lambda: [ask(gateway, name) for name in hung] == [200] * len(hung), since, 150.0)
-        eventually(lambda: set(pipelines(gateway).values()) == {"ready"}, 20.0)
+        eventually(lambda: set(pipelines(gateway).values()) == {"ready"})
         assert (pid_of_triton(gateway) == triton) == (len(hung) == 1)
 
 
@@ -170,7 +170,7 @@ def test_hung_models_of_another_triton_fail_its_liveness(
             os.kill(pid, signal.SIGKILL)
             killed = time.monotonic()
             measured("served", lambda: [ask(gateway, name) for name in hung] == [200] * len(hung), killed)
-        eventually(lambda: liveness(gateway) == 200, 20.0)
+        eventually(lambda: liveness(gateway) == 200)
 
 
 def flood(gateway: GatewayProcess, seconds: float) -> Counter[int]:

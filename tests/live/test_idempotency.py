@@ -14,7 +14,7 @@ import pytest
 from tests.live.conftest import GatewayProcess, running_gateway, wait_until_ready
 from tests.live.redis import RedisServer
 from tests.live.resumable import read_all
-from tests.live.test_cancellation import eventually
+from tests.waiting import eventually
 
 CUTS = {
     "before the request": (0.0, 0.0, 0),

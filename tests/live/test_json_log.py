@@ -12,8 +12,8 @@ import pytest
 
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.some_models import embedded
-from tests.live.test_cancellation import eventually
 from tests.processes import LIVE, START_S, GatewayProcess, free_ports, running_gateway
+from tests.waiting import eventually
 
 JSON = {"log_format": "json", "host": "0.0.0.0"}
 LARGE = """
@@ -35,10 +35,10 @@ def messages(gateway: GatewayProcess) -> list[str]:
 def test_a_gateway_with_a_remote_triton(triton: EmbeddedTriton, tmp_path: Path, workers: str) -> None:
     settings = JSON | {"triton_url": triton.grpc_url, "config": str(LIVE / "gateway.yaml"), "workers": workers}
     with running_gateway(tmp_path, **settings, shutdown_delay_s="0.2") as gateway:
-        eventually(lambda: "Try: " in gateway.log, START_S)
+        eventually(lambda: "Try: " in gateway.log)
         if workers == "2":
             os.kill(psutil.Process(gateway.process.pid).children()[-1].pid, signal.SIGKILL)
-            eventually(lambda: "worker" in gateway.log, START_S)
+            eventually(lambda: "worker" in gateway.log)
         gateway.process.terminate()
         gateway.process.wait(START_S)
         found = messages(gateway)
@@ -51,7 +51,7 @@ def test_a_gateway_with_a_remote_triton(triton: EmbeddedTriton, tmp_path: Path, 
 def test_a_gateway_that_waits_for_triton(tmp_path: Path, settings: dict[str, str]) -> None:
     (port,) = free_ports(1)
     with running_gateway(tmp_path, ready=False, triton_url=f"127.0.0.1:{port}", **settings) as gateway:
-        eventually(lambda: "Waiting for Triton" in gateway.log, START_S)
+        eventually(lambda: "Waiting for Triton" in gateway.log)
         assert f"Waiting for Triton at 127.0.0.1:{port}." in messages(gateway)
 
 
@@ -59,7 +59,7 @@ def test_a_gateway_that_waits_for_triton(tmp_path: Path, settings: dict[str, str
 def test_a_gateway_with_an_embedded_triton(tmp_path: Path, models_venv: Path, style: str) -> None:
     settings = embedded(tmp_path, models_venv, ["scripted"], ["scripted"])
     with running_gateway(tmp_path / "gateway", **settings, log_format=style) as gateway:
-        eventually(lambda: "Try: " in gateway.log, START_S)
+        eventually(lambda: "Try: " in gateway.log)
         assert any(each.startswith("Triton: 1 of 1 models ready") for each in messages(gateway))
 
 
@@ -69,7 +69,7 @@ def test_the_printed_call_needs_no_file(triton: EmbeddedTriton, tmp_path: Path) 
     (tmp_path / "gateway.yaml").write_text(LARGE)
     settings = JSON | {"triton_url": triton.grpc_url, "config": str(tmp_path / "gateway.yaml")}
     with running_gateway(tmp_path / "elsewhere", **settings) as gateway:
-        eventually(lambda: "Try: " in gateway.log, START_S)
+        eventually(lambda: "Try: " in gateway.log)
         (command,) = [each.removeprefix("Try: ") for each in messages(gateway) if each.startswith("Try: ")]
         done = subprocess.run(["sh", "-c", command], cwd=tmp_path / "elsewhere", capture_output=True, check=True)
     assert "examples/sample" in command

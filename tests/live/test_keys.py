@@ -16,10 +16,8 @@ from app.triton.embedded.server import EmbeddedTriton
 from tests.fakes.keys import bearer, entry, key_text, write_keys
 from tests.live.conftest import GatewayProcess, running_gateway
 from tests.live.events import checked, events_in, lines_of
-from tests.live.test_cancellation import eventually
+from tests.waiting import eventually
 
-WITHIN_S = 2.5
-"""A change of the file applies within 2 s."""
 EMBED = "/v1/pipelines/embed"
 TEXT = {"text": "A cat."}
 SCRIPT = json.dumps({"outputs": 50, "interval_s": 0.1})
@@ -41,7 +39,7 @@ def folder(protected: GatewayProcess) -> Iterator[Path]:
     """The folder of the keys file. The fixture restores the file after the test."""
     yield protected.log_path.parent
     write_all(protected.log_path.parent)
-    eventually(lambda: statuses(protected, "all") == {200}, 2 * WITHIN_S)
+    eventually(lambda: statuses(protected, "all") == {200})
 
 
 def write_all(folder: Path, *more: dict[str, object]) -> None:
@@ -124,10 +122,10 @@ def test_a_key_is_rotated_without_ending_its_streams(protected: GatewayProcess, 
         lines = lines_of(stream)
         assert stream.status_code == 200
         write_keys(folder / "keys.yaml", entry("all") | {"sha256": [old, new]}, entry("reads"))
-        eventually(lambda: statuses(protected, "next") == {200}, WITHIN_S)
+        eventually(lambda: statuses(protected, "next") == {200})
         assert statuses(protected, "all") == {200}
         write_keys(folder / "keys.yaml", entry("all") | {"sha256": new}, entry("reads"))
-        eventually(lambda: statuses(protected, "all") == {401}, WITHIN_S)
+        eventually(lambda: statuses(protected, "all") == {401})
         assert statuses(protected, "next") == {200}
         events = checked(list(events_in(lines)))
     assert [event.name for event in events] == ["output"] * 50 + ["done"]
@@ -137,18 +135,18 @@ def test_an_invalid_file_keeps_the_previous_keys(protected: GatewayProcess, fold
     message = "the file of API keys has changed but is invalid"
     before = protected.log.count(message)
     (folder / "keys.yaml").write_text(f"keys:\n  - id: all\n    sha265: {entry('all')['sha256']}\n")
-    eventually(lambda: protected.metric("config_reload_failed") == 1, WITHIN_S)
+    eventually(lambda: protected.metric("config_reload_failed") == 1)
     assert (statuses(protected, "all"), statuses(protected, "unknown")) == ({200}, {401})
     assert protected.log.count(message) - before == 1
     assert "did you mean 'sha256'?" in protected.log
     assert entry("all")["sha256"] not in protected.log
     write_all(folder)
-    eventually(lambda: protected.metric("config_reload_failed") == 0, WITHIN_S)
+    eventually(lambda: protected.metric("config_reload_failed") == 0)
 
 
 def test_an_expired_key_is_refused(protected: GatewayProcess, folder: Path) -> None:
     write_all(folder, entry("expired", expires="2020-01-01T00:00:00Z"), entry("valid", expires="2099-01-01T00:00:00Z"))
-    eventually(lambda: statuses(protected, "valid") == {200}, 2 * WITHIN_S)
+    eventually(lambda: statuses(protected, "valid") == {200})
     refused = httpx.get(f"{protected.url}/v1/pipelines", headers=bearer("expired"))
     assert (refused.status_code, refused.json()["detail"]) == (401, "The API key has expired.")
 
@@ -180,7 +178,7 @@ def test_the_printed_key_works(protected: GatewayProcess, folder: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
     (folder / "keys.yaml").write_text(f"keys:\n{done.stderr}")
     headers = {"X-API-Key": done.stdout.strip()}
-    eventually(lambda: httpx.post(protected.url + EMBED, json=TEXT, headers=headers).status_code == 200, WITHIN_S)
+    eventually(lambda: httpx.post(protected.url + EMBED, json=TEXT, headers=headers).status_code == 200)
     assert done.stdout.strip() not in protected.log
 
 

@@ -13,7 +13,7 @@ from app.cli import main
 from app.triton.embedded.launch import EmbeddedOptions
 from tests.broken_repositories import BROKEN, Repository, sound
 from tests.live.conftest import GatewayProcess, StartGateway, running_triton
-from tests.live.test_cancellation import eventually
+from tests.waiting import eventually
 
 Triton = tuple[client.InferenceServerClient, Path]
 

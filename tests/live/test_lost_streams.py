@@ -20,8 +20,8 @@ from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, running_gateway, running_triton, scripted_models
 from tests.live.events import lines_of
-from tests.live.test_cancellation import eventually
 from tests.live.test_dead_process import processes_of
+from tests.waiting import PATIENCE_S, eventually
 
 CONFIG = """
 pipelines:
@@ -39,8 +39,6 @@ oip: {models: [scripted_stream]}
 """
 SCRIPT = json.dumps({"outputs": 4000, "interval_s": 0.025})
 _log = logging.getLogger(__name__)
-WITHIN_S = 40.0
-"""Shorter than the time after which a stream or request of these pipelines would end for another reason."""
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +113,7 @@ def last_data(lines: Iterator[str]) -> dict[str, Any]:
 def test_a_stream_of_a_dead_process_ends_with_a_retryable_error(
     own_triton: EmbeddedTriton, gateway: GatewayProcess, way: str
 ) -> None:
-    with httpx.Client(base_url=gateway.url, timeout=WITHIN_S) as client:
+    with httpx.Client(base_url=gateway.url, timeout=PATIENCE_S) as client:
         with WAYS[way](client) as answer:
             lines = lines_of(answer)
             next(line for line in lines if line.startswith("data:"))
@@ -123,4 +121,4 @@ def test_a_stream_of_a_dead_process_ends_with_a_retryable_error(
             data = last_data(lines)
         _log.info("%s: %.1f s from the kill to the terminal event", way, time.monotonic() - killed_at)
         assert "The process of the model died before the stream was complete." in json.dumps(data)
-        eventually(lambda: works_again(gateway), WITHIN_S)
+        eventually(lambda: works_again(gateway))

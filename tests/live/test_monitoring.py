@@ -21,7 +21,7 @@ from tests.live.conftest import GatewayProcess, free_ports
 
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "helm" / "triton-gateway" / "files"
-START_S = 30.0
+START_S = 60.0
 METRIC = re.compile(r"\b(triton_gateway_\w+|nv_\w+|process_\w+)\b")
 
 GPU_METRICS = {"nv_gpu_utilization", "nv_gpu_memory_used_bytes", "nv_gpu_memory_total_bytes"}

@@ -16,8 +16,8 @@ from tests.fakes.certificates import Authority
 from tests.live.conftest import GatewayProcess, free_ports, running_gateway
 from tests.live.events import checked, events_in, lines_of, parsed
 from tests.live.nginx import GZIP, documented_server, plain_server, running_nginx
-from tests.live.test_cancellation import eventually
 from tests.live.test_stream_endings import script
+from tests.waiting import eventually
 
 STREAM = "/v1/pipelines/scripted_patient/stream"
 

@@ -16,7 +16,7 @@ from app.core.inference import DTYPE_BY_DATATYPE
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, StartGateway, running_gateway
 from tests.live.side_by_side import Answer, Both, answer_of, both_at, raw_texts, with_binary
-from tests.live.test_cancellation import eventually
+from tests.waiting import eventually
 
 TYPED = "/v2/models/typed_echo/infer"
 BATCHED = "/v2/models/batched_echo/infer"

@@ -23,7 +23,7 @@ def answers(gateway: GatewayProcess, triton: EmbeddedTriton, require: Require) -
     """Returns the result of each call of the JavaScript client."""
     folder = npm_environment("openai-client", Path(__file__).with_name("npm_openai"), require)
     done = subprocess.run(
-        ["node", "call.mjs", gateway.url], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+        ["node", "call.mjs", gateway.url], cwd=folder, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)

@@ -16,7 +16,7 @@ import yaml
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, StartGateway
 from tests.live.side_by_side import triton_text, triton_vectors
-from tests.live.test_cancellation import eventually
+from tests.waiting import eventually
 
 PROMPT = "The for statement"
 SAMPLING: dict[str, Any] = {"max_tokens": 24, "seed": 7, "temperature": 0.8}

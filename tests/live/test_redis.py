@@ -20,7 +20,7 @@ from app.triton.embedded.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, StartGateway, free_ports, running_gateway, wait_until_ready
 from tests.live.redis import PASSWORD, RedisServer
 from tests.live.resumable import ask, delete, read_all, read_some, reading, start, status
-from tests.live.test_cancellation import eventually
+from tests.waiting import eventually
 
 Pair = tuple[GatewayProcess, GatewayProcess]
 
@@ -277,7 +277,7 @@ def test_an_unreachable_redis_ends_the_start_with_status_2(tmp_path: Path) -> No
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert ended.returncode == 2

@@ -8,10 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.live.test_cancellation import eventually
 from tests.processes import GatewayProcess, StartGateway
-
-WITHIN_S = 20.0
+from tests.waiting import eventually
 
 
 def pipeline(name: str, model: str = "scripted", sample: str = "{}", tensor: str = "TEXT") -> str:
@@ -73,8 +71,8 @@ def test_an_invalid_edit_is_reported_and_a_valid_edit_applies(start_gateway: Sta
 
     with watched_readiness(gateway) as readiness:
         write(path, BROKEN)
-        eventually(lambda: bool(lines_with("out of ink")), WITHIN_S)
-        eventually(lambda: ask("good").status_code == 200, WITHIN_S)
+        eventually(lambda: bool(lines_with("out of ink")))
+        eventually(lambda: ask("good").status_code == 200)
         assert gateway.metric("config_reload_failed") == 1
         assert [ask(name).status_code for name in "abc"] == [200] * 3
         answer = ask("added")
@@ -89,10 +87,10 @@ def test_an_invalid_edit_is_reported_and_a_valid_edit_applies(start_gateway: Sta
             assert message in line
             assert "the last valid version stays active" in line
         write(path, BOMB)
-        eventually(lambda: bool(lines_with("keys and values, with its aliases counted in full")), WITHIN_S)
+        eventually(lambda: bool(lines_with("keys and values, with its aliases counted in full")))
         write(path, GOOD.replace("  c:", "  d:"))
-        eventually(lambda: ask("d").status_code == 200, WITHIN_S)
-        eventually(lambda: gateway.metric("config_reload_failed") == 0, WITHIN_S)
+        eventually(lambda: ask("d").status_code == 200)
+        eventually(lambda: gateway.metric("config_reload_failed") == 0)
         assert [ask(name).status_code for name in ("a", "b", "c", "good")] == [200, 200, 404, 404]
     assert readiness == {200}
 
@@ -104,7 +102,7 @@ def test_start_waits_for_a_missing_model_and_a_failing_sample(start_gateway: Sta
         "pipelines:" + pipeline("a", model="scriptd") + pipeline("b", sample='{"raise": "out of ink"}') + pipeline("c")
     )
     gateway = start_gateway(config=str(path), ready=False)
-    eventually(lambda: "out of ink" in gateway.log and "'scriptd' is not a model" in gateway.log, WITHIN_S)
+    eventually(lambda: "out of ink" in gateway.log and "'scriptd' is not a model" in gateway.log)
     readiness = httpx.get(f"{gateway.url}/health/ready")
     assert readiness.status_code == 503
     assert readiness.json()["state_detail"] == {
@@ -112,4 +110,4 @@ def test_start_waits_for_a_missing_model_and_a_failing_sample(start_gateway: Sta
         "b": "Its sample failed; see the log for the cause.",
     }
     write(path, "pipelines:" + pipeline("a"))
-    eventually(lambda: httpx.get(f"{gateway.url}/health/ready").status_code == 200, WITHIN_S)
+    eventually(lambda: httpx.get(f"{gateway.url}/health/ready").status_code == 200)

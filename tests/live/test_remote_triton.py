@@ -14,9 +14,8 @@ from app.triton.transport import Kind
 from tests.conftest import Require
 from tests.fakes.certificates import Authority
 from tests.live.conftest import StartGateway, free_ports
-from tests.live.test_cancellation import eventually
+from tests.waiting import eventually
 
-WITHIN_S = 20.0
 CONFIG = """
 daemon off;
 worker_processes 1;
@@ -99,9 +98,9 @@ def test_calls_streams_and_a_changed_token(
     assert "event: done" in httpx.post(f"{gateway.url}/v1/pipelines/write/stream", json=body).text
     token.write_text("wrong-1\n")
     message = "Triton refuses the gateway: the token in GATEWAY_TRITON_TOKEN_FILE is missing, wrong or has expired"
-    eventually(lambda: message in gateway.log, WITHIN_S)
+    eventually(lambda: message in gateway.log)
     token.write_text("secret-2\n")
-    eventually(lambda: httpx.get(f"{gateway.url}/health/ready").status_code == 200, WITHIN_S)
+    eventually(lambda: httpx.get(f"{gateway.url}/health/ready").status_code == 200)
     assert httpx.post(f"{gateway.url}/v1/pipelines/embed", json={"text": "A cat."}).status_code == 200
     assert gateway.log.count(message) == 1
     assert "secret-" not in gateway.log

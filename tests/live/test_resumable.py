@@ -13,7 +13,7 @@ import pytest
 
 from tests.live.conftest import GatewayProcess, StartGateway
 from tests.live.resumable import ask, delete, read_all, read_some, reading, start, status
-from tests.live.test_cancellation import eventually
+from tests.waiting import eventually
 
 
 def counted(gateway: GatewayProcess, **labels: str) -> float:

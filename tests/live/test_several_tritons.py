@@ -20,8 +20,8 @@ from app.triton.embedded.server import EmbeddedTriton
 from app.triton.engine import TritonEngine
 from app.triton.transport import call_control
 from app.triton.transports import open_transport
-from tests.live.test_cancellation import eventually
 from tests.processes import GatewayProcess, running_gateway, running_triton, scripted_models
+from tests.waiting import PATIENCE_S, eventually
 
 CONFIG = """
 pipelines:
@@ -38,7 +38,6 @@ pipelines:
     outputs: {text: {tensor: TEXT, kind: text}}
     timeout_s: 20
 """
-WITHIN_S = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +69,7 @@ def own_gateway(tritons: list[EmbeddedTriton], tmp_path_factory: pytest.TempPath
 @pytest.fixture
 def gateway(own_gateway: GatewayProcess) -> GatewayProcess:
     """The gateway, with both Tritons up."""
-    eventually(lambda: set(states(own_gateway).values()) == {"up"}, WITHIN_S)
+    eventually(lambda: set(states(own_gateway).values()) == {"up"})
     return own_gateway
 
 
@@ -86,7 +85,7 @@ def calls(gateway: GatewayProcess, triton: EmbeddedTriton) -> float:
 def wait_until_both_answer(gateway: GatewayProcess, tritons: list[EmbeddedTriton]) -> None:
     """Waits until each Triton has answered more than ten further calls."""
     before = {triton.grpc_url: calls(gateway, triton) for triton in tritons}
-    eventually(lambda: all(calls(gateway, each) > before[each.grpc_url] + 10 for each in tritons), WITHIN_S)
+    eventually(lambda: all(calls(gateway, each) > before[each.grpc_url] + 10 for each in tritons))
 
 
 class Load:
@@ -139,12 +138,12 @@ def test_no_request_fails_while_a_triton_restarts(gateway: GatewayProcess, trito
         wait_until_both_answer(gateway, tritons)
         assert victim.pid is not None
         os.kill(victim.pid, signal.SIGKILL)
-        eventually(lambda: states(gateway)[victim.grpc_url] == "down", WITHIN_S)
+        eventually(lambda: states(gateway)[victim.grpc_url] == "down")
         assert httpx.get(f"{gateway.url}/health/ready").status_code == 200
         assert gateway.metric("triton_up", address=tritons[1].grpc_url) == 1
-        eventually(lambda: states(gateway)[victim.grpc_url] == "up", WITHIN_S)
+        eventually(lambda: states(gateway)[victim.grpc_url] == "up")
         before = calls(gateway, victim)
-        eventually(lambda: calls(gateway, victim) > before + 10, WITHIN_S)
+        eventually(lambda: calls(gateway, victim) > before + 10)
     assert set(load.answers) == {200}
     assert load.balances()
     assert gateway.metric("triton_ejections_total", address=victim.grpc_url, reason="down") >= 1
@@ -158,13 +157,13 @@ def test_no_request_fails_while_a_triton_is_stopped(gateway: GatewayProcess, tri
         wait_until_both_answer(gateway, tritons)
         os.kill(victim.pid, signal.SIGSTOP)
         try:
-            eventually(lambda: states(gateway)[victim.grpc_url] == "down", WITHIN_S)
+            eventually(lambda: states(gateway)[victim.grpc_url] == "down")
             assert gateway.metric("triton_up", address=victim.grpc_url) == 0
             before = load.answers[200]
-            eventually(lambda: load.answers[200] > before + 20, WITHIN_S)
+            eventually(lambda: load.answers[200] > before + 20)
         finally:
             os.kill(victim.pid, signal.SIGCONT)
-        eventually(lambda: states(gateway)[victim.grpc_url] == "up", WITHIN_S)
+        eventually(lambda: states(gateway)[victim.grpc_url] == "up")
     assert set(load.answers) == {200}
     assert load.balances()
 
@@ -179,7 +178,7 @@ def test_non_idempotent_requests_wait_for_a_stopped_triton(
         wait_until_both_answer(gateway, tritons)
         os.kill(victim.pid, signal.SIGSTOP)
         try:
-            eventually(lambda: states(gateway)[victim.grpc_url] == "down", WITHIN_S)
+            eventually(lambda: states(gateway)[victim.grpc_url] == "down")
         finally:
             os.kill(victim.pid, signal.SIGCONT)
     assert set(load.answers) == {200}
@@ -192,18 +191,18 @@ def test_requests_go_to_the_triton_that_has_the_model(gateway: GatewayProcess, t
     try:
         answers = [post(gateway) for _ in range(10)]
         assert answers == [200] * 10
-        eventually(lambda: missing_at(gateway) == {unloaded.grpc_url: "not_ready"}, WITHIN_S)
+        eventually(lambda: missing_at(gateway) == {unloaded.grpc_url: "not_ready"})
         assert httpx.get(f"{gateway.url}/health/ready").status_code == 200
         before = calls(gateway, unloaded)
         assert [post(gateway) for _ in range(10)] == [200] * 10
         assert calls(gateway, unloaded) == before
     finally:
         asyncio.run(control(unloaded, loads=True))
-    eventually(lambda: missing_at(gateway) == {}, WITHIN_S)
+    eventually(lambda: missing_at(gateway) == {})
 
 
 def post(gateway: GatewayProcess, pipeline: str = "once") -> int:
-    return httpx.post(f"{gateway.url}/v1/pipelines/{pipeline}", json={"script": "{}"}, timeout=WITHIN_S).status_code
+    return httpx.post(f"{gateway.url}/v1/pipelines/{pipeline}", json={"script": "{}"}, timeout=PATIENCE_S).status_code
 
 
 def missing_at(gateway: GatewayProcess) -> dict[str, str]:
@@ -217,7 +216,7 @@ async def control(triton: EmbeddedTriton, *, loads: bool) -> None:
         if loads:
             await TritonEngine(transport).reload_model("scripted")
         else:
-            await call_control(transport, service_pb2.RepositoryModelUnloadRequest(model_name="scripted"), WITHIN_S)
+            await call_control(transport, service_pb2.RepositoryModelUnloadRequest(model_name="scripted"), PATIENCE_S)
 
 
 @pytest.mark.full
@@ -231,8 +230,8 @@ def test_requests_succeed_within_a_second_after_an_outage(tritons: list[Embedded
         for _ in range(3):
             assert victim.pid is not None
             os.kill(victim.pid, signal.SIGKILL)
-            eventually(lambda: post(gateway) == 503, WITHIN_S)
-            ready_at = time.monotonic() + WITHIN_S
+            eventually(lambda: post(gateway) == 503)
+            ready_at = time.monotonic() + PATIENCE_S
             while post(gateway) != 200:
                 ready_at = min(ready_at, time.monotonic()) if is_ready(victim) else ready_at
                 assert time.monotonic() < ready_at + 1.0

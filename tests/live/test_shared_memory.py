@@ -24,8 +24,8 @@ from app.triton.shared_memory.layout import Lease
 from app.triton.shared_memory.regions import PREFIX, SHARED_MEMORY
 from app.triton.shared_memory.transport import SharedMemoryTransport
 from app.triton.transports import open_transport
-from tests.live.test_cancellation import eventually
 from tests.processes import LIVE, GatewayProcess, StartGateway, running_gateway
+from tests.waiting import PATIENCE_S, eventually
 
 MIB = 1024 * 1024
 CONFIG = """
@@ -88,9 +88,9 @@ def test_a_disconnect_during_the_upload_frees_memory(start: Callable[[], Gateway
     head = "POST /v1/pipelines/scripted_large HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/octet-stream\r\n"
     with socket.create_connection(("127.0.0.1", httpx.URL(gateway.url).port or 0)) as client:
         client.sendall(f"{head}Content-Length: {MIB}\r\n\r\n".encode() + b"b" * (MIB // 2))
-        eventually(lambda: held() == free, 10.0)
+        eventually(lambda: held() == free)
         assert post(gateway, b"c" * MIB).json()["fill"][0] == float(ord("c"))
-    eventually(lambda: held() == 0, 10.0)
+    eventually(lambda: held() == 0)
     assert post(gateway, b"d" * (MIB - 1)).json() == {"sum": (MIB - 1) * ord("d"), "fill": [float(ord("d"))] * 131072}
 
 
@@ -126,7 +126,7 @@ def test_killed_and_stopped_gateways_leave_no_regions(
     assert len(files() - before) == 1, "a registered region still has a file"
     gateway = start()
     assert post(gateway, b"a" * MIB).status_code == 200
-    eventually(lambda: orphan not in registered(triton), 10.0)
+    eventually(lambda: orphan not in registered(triton))
     assert len(registered(triton)) == 1
     gateway.process.terminate()
     gateway.process.wait(20)
@@ -145,12 +145,12 @@ def test_a_restart_of_triton_fails_no_request_and_leaks_nothing(tmp_path: Path, 
         assert post(gateway, b"a" * MIB).status_code == 200
         (killed,) = tritons_of(gateway)
         killed.kill()
-        eventually(lambda: any(serves(each) for each in tritons_of(gateway) if each != killed), 30.0)
+        eventually(lambda: any(serves(each) for each in tritons_of(gateway) if each != killed))
         for byte in (b"b", b"c"):
             assert post(gateway, byte * MIB).json()["fill"][0] == float(ord(byte))
         assert gateway.metric("large_calls_total", way="lost") == 1
         assert gateway.metric("large_calls_total", way="shared_memory") == 3
-        eventually(lambda: gateway.metric("shared_memory_bytes", state="quarantined") == 0, 10.0)
+        eventually(lambda: gateway.metric("shared_memory_bytes", state="quarantined") == 0)
 
 
 def tritons_of(gateway: GatewayProcess) -> list[psutil.Process]:
@@ -210,7 +210,7 @@ class TestSlowModel:
         assert set(written.tolist()) == {float(ord("A"))}
         assert len(leases) > 2
         assert all(abandoned not in lease.regions for lease in leases[1:])
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while lane_._pool.retired:
                 await asyncio.sleep(0.02)
 
@@ -221,7 +221,7 @@ class TestSlowModel:
         for _ in range(5):
             calls = [engine.infer(request(b"A", sleep_ms=50), Deadline.after(0.06)) for _ in range(8)]
             await asyncio.gather(*calls, return_exceptions=True)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while lane_._pool.retired:
                 await asyncio.sleep(0.05)
         answer = await engine.infer(request(b"B"), Deadline.after(20))

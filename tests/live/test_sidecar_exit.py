@@ -20,8 +20,8 @@ import pytest
 from app.triton.embedded.models_venv import ModelEnvironment
 from tests.conftest import Require
 from tests.helm.rendering import CHART, Document, render, triton_container
-from tests.live.test_cancellation import eventually
-from tests.processes import LIVE, START_S
+from tests.processes import LIVE
+from tests.waiting import eventually
 
 _log = logging.getLogger(__name__)
 
@@ -175,7 +175,7 @@ def sidecar(folder: Path, *, is_slow: bool = False) -> list[str]:
 
 
 def loaded(container: Container) -> Container:
-    eventually(lambda: container.is_live or container.process.poll() is not None, START_S)
+    eventually(lambda: container.is_live or container.process.poll() is not None)
     assert container.process.poll() is None, container.log[-2000:]
     return container
 
@@ -189,7 +189,7 @@ def test_triton_ends_while_the_entry_point_runs(start: Start, tmp_path: Path) ->
 
 def test_triton_ends_while_it_loads_its_models(start: Start, tmp_path: Path) -> None:
     container = start(sidecar(tmp_path, is_slow=True))
-    eventually(lambda: "successfully loaded 'scripted_stream'" in container.log, START_S)
+    eventually(lambda: "successfully loaded 'scripted_stream'" in container.log)
     assert not container.is_live
     assert container.status_after("during the first loads") == 128 + signal.SIGTERM
 

@@ -13,8 +13,9 @@ import pytest
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, StartGateway, running_gateway
 from tests.live.events import read_stream
-from tests.live.test_cancellation import eventually, leave_after, request_bytes
+from tests.live.test_cancellation import leave_after, request_bytes
 from tests.live.test_drain import LONG, Upload
+from tests.waiting import eventually
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +78,7 @@ def test_the_drain_ends_a_stream(start_gateway: StartGateway, config_path: Path)
     gateway = start_gateway(config=str(config_path), drain_s="0.2", grpc="grpcio")
     running = Upload(gateway, "/v1/pipelines/scripted_patient/stream", LONG)
     running.finish()
-    eventually(lambda: gateway.metric("active_streams") == 1, 10.0)
+    eventually(lambda: gateway.metric("active_streams") == 1)
     gateway.process.send_signal(signal.SIGTERM)
     assert '"code":"draining"' in running.answer()
     assert gateway.process.wait(20) == 0

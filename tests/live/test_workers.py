@@ -19,14 +19,13 @@ from tests.conftest import Require
 from tests.live.connections import CONNECTIONS, Connection, connections_to_each, load, owner_of, workers_of
 from tests.live.redis import RedisServer
 from tests.live.resumable import delete, read_all, start
-from tests.live.test_cancellation import eventually
 from tests.processes import LIVE, GatewayProcess, StartGateway, running_gateway
+from tests.waiting import PATIENCE_S, eventually
 
 REQUESTS = 10_000
 INVALID = b'{"script": 5}'
 """The gateway answers this body with 422, without a call to Triton."""
 COUNTED = {"pipeline": "scripted", "transport": "unary", "outcome": "client_error"}
-WITHIN_S = 20.0
 
 
 def script(**fields: object) -> bytes:
@@ -64,11 +63,11 @@ async def test_clients_metrics_and_log_count_the_same_requests(pair: GatewayProc
     before = pair.metric("requests_total")
     results = await load(pair, "/v1/pipelines/scripted", INVALID, requests=REQUESTS)
     assert (results.statuses, results.broken) == (Counter({422: REQUESTS}), 0)
-    eventually(lambda: pair.metric("requests_total") == before + REQUESTS, WITHIN_S)
+    eventually(lambda: pair.metric("requests_total") == before + REQUESTS)
     assert pair.metric("requests_total", **COUNTED) == REQUESTS
     assert pair.metric("request_duration_seconds_count", **COUNTED) == REQUESTS
     assert pair.metric("request_duration_seconds_bucket", le="+Inf", **COUNTED) == REQUESTS
-    eventually(lambda: sum(lines_by_worker(pair).values()) == REQUESTS, WITHIN_S)
+    eventually(lambda: sum(lines_by_worker(pair).values()) == REQUESTS)
     assert lines_by_worker(pair).keys() == {1, 2}
 
 
@@ -90,8 +89,8 @@ async def test_gauges_are_sums_over_the_workers(pair: GatewayProcess) -> None:
         for each in connections.values():
             for connection in each:
                 connection.post("/v1/pipelines/scripted_patient/stream", script(outputs=3, interval_s=1.0))
-        await asyncio.to_thread(eventually, lambda: pair.metric("active_streams") == 4, WITHIN_S)
-        await asyncio.to_thread(eventually, lambda: pair.metric("active_streams") == 0, WITHIN_S)
+        await asyncio.to_thread(eventually, lambda: pair.metric("active_streams") == 4)
+        await asyncio.to_thread(eventually, lambda: pair.metric("active_streams") == 0)
     assert pair.metric("stream_outputs_total", pipeline="scripted_patient") == 12
     assert pair.metric("triton_up") == 1
     assert pair.metric("build_info") == 1
@@ -129,15 +128,15 @@ def test_each_worker_reloads_the_file(pair: GatewayProcess, config: Path) -> Non
     """A worker that starts while the file is invalid serves the same pipelines as the others."""
     deaths, valid = pair.metric("worker_deaths_total"), config.read_text()
     config.write_text("pipelines: [")
-    eventually(lambda: pair.metric("config_reload_failed") == 1, WITHIN_S)
+    eventually(lambda: pair.metric("config_reload_failed") == 1)
     os.kill(workers_of(pair)[0], signal.SIGKILL)
-    eventually(lambda: pair.metric("worker_deaths_total") == deaths + 1 and has_all_workers(pair), WITHIN_S)
+    eventually(lambda: pair.metric("worker_deaths_total") == deaths + 1 and has_all_workers(pair))
     assert statuses(pair, "scripted") == {200}
     config.write_text(valid.replace("pipelines:\n", "pipelines:\n  added: {model: scripted}\n", 1))
-    eventually(lambda: statuses(pair, "added") == {200}, WITHIN_S)
+    eventually(lambda: statuses(pair, "added") == {200})
     config.write_text(valid)
-    eventually(lambda: statuses(pair, "added") == {404}, WITHIN_S)
-    eventually(lambda: pair.metric("config_reload_failed") == 0, WITHIN_S)
+    eventually(lambda: statuses(pair, "added") == {404})
+    eventually(lambda: pair.metric("config_reload_failed") == 0)
 
 
 def statuses(gateway: GatewayProcess, pipeline: str) -> set[int]:
@@ -155,7 +154,7 @@ async def test_a_killed_worker_loses_only_its_current_requests(pair: GatewayProc
             await connection.reader.readuntil(b"id: 2")
         loading = asyncio.create_task(load(pair, "/v1/pipelines/scripted", INVALID, requests=REQUESTS))
         a_fifth = counted + REQUESTS / 5
-        await asyncio.to_thread(eventually, lambda: pair.metric("requests_total", **COUNTED) > a_fifth, WITHIN_S)
+        await asyncio.to_thread(eventually, lambda: pair.metric("requests_total", **COUNTED) > a_fifth)
         os.kill(killed, signal.SIGKILL)
         for connection in connections[killed]:
             received, was_reset = await connection.rest()
@@ -163,11 +162,11 @@ async def test_a_killed_worker_loses_only_its_current_requests(pair: GatewayProc
         results = await loading
         for connection in connections[other]:
             assert b"event: error" not in await connection.reader.readuntil(b"id: 30\n")
-        await asyncio.to_thread(eventually, lambda: has_all_workers(pair), WITHIN_S)
+        await asyncio.to_thread(eventually, lambda: has_all_workers(pair))
     assert set(results.statuses) == {422}
     assert results.answered + results.broken == REQUESTS
     assert 0 < results.broken <= CONNECTIONS
-    await asyncio.to_thread(eventually, lambda: pair.metric("active_streams") == 0, WITHIN_S)
+    await asyncio.to_thread(eventually, lambda: pair.metric("active_streams") == 0)
     for metric in ("requests_total", "request_duration_seconds_count"):
         assert results.answered <= pair.metric(metric, **COUNTED) - counted <= REQUESTS
     assert pair.metric("worker_deaths_total") == deaths + 1
@@ -210,11 +209,11 @@ async def test_connections_of_a_killed_worker_are_accepted(pair: GatewayProcess)
     for connection in waiting:
         connection.post("/v1/pipelines/scripted", INVALID)
     os.kill(stopped, signal.SIGKILL)
-    assert {await asyncio.wait_for(connection.answer(), 10) for connection in waiting} == {422}
+    assert {await asyncio.wait_for(connection.answer(), PATIENCE_S) for connection in waiting} == {422}
     assert {owner_of(pair, connection.port) for connection in waiting} == {other}
     for connection in waiting:
         await connection.close()
-    await asyncio.to_thread(eventually, lambda: has_all_workers(pair), WITHIN_S)
+    await asyncio.to_thread(eventually, lambda: has_all_workers(pair))
 
 
 async def test_drain_ends_the_streams_of_every_worker(settings: dict[str, str], start_gateway: StartGateway) -> None:
@@ -225,7 +224,7 @@ async def test_drain_ends_the_streams_of_every_worker(settings: dict[str, str], 
             connection.post("/v1/pipelines/scripted_patient/stream", script(outputs=1000, interval_s=0.1))
             await connection.reader.readuntil(b"id: 2")
         gateway.process.send_signal(signal.SIGTERM)
-        await asyncio.to_thread(eventually, lambda: readiness(gateway)["status"] == "draining", WITHIN_S)
+        await asyncio.to_thread(eventually, lambda: readiness(gateway)["status"] == "draining")
         await asyncio.sleep(0.3)
         assert gateway.process.poll() is None
         refused = await load(gateway, "/v1/pipelines/scripted", script(), requests=8, connections=8)
@@ -235,7 +234,7 @@ async def test_drain_ends_the_streams_of_every_worker(settings: dict[str, str], 
             received, was_reset = await connection.rest()
             assert b'"code":"draining"' in received
             assert not was_reset
-    assert await asyncio.to_thread(gateway.process.wait, WITHIN_S) == 0
+    assert await asyncio.to_thread(gateway.process.wait, PATIENCE_S) == 0
 
 
 @pytest.mark.full
@@ -265,7 +264,7 @@ def test_workers_exit_when_the_supervisor_is_killed(settings: dict[str, str], st
     workers = workers_of(gateway)
     gateway.process.kill()
     gateway.process.wait()
-    eventually(lambda: not any(map(psutil.pid_exists, workers)), WITHIN_S)
+    eventually(lambda: not any(map(psutil.pid_exists, workers)))
     with pytest.raises(httpx.ConnectError):
         httpx.get(gateway.url)
 

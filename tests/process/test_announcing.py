@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 
 from tests.fakes.triton import FakeTriton, serving
-from tests.live.test_cancellation import eventually
 from tests.processes import GatewayProcess, free_ports, running_gateway
+from tests.waiting import eventually
 
 
 def config(folder: Path) -> str:
@@ -16,7 +16,7 @@ def config(folder: Path) -> str:
 
 
 def wait_for_one(message: str, gateway: GatewayProcess) -> None:
-    eventually(lambda: message in gateway.log, 20.0)
+    eventually(lambda: message in gateway.log)
     assert [json.loads(line)["message"] for line in gateway.log.splitlines()].count(message) == 1
 
 

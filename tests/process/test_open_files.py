@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from app.process.open_files import RESERVED, connections_within
-from tests.live.test_cancellation import eventually
 from tests.processes import GatewayProcess, free_ports
+from tests.waiting import eventually
 
 SERVE = """
 import resource, sys
@@ -22,7 +22,6 @@ from app import cli
 resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
 sys.exit(cli.main(["serve", "--triton", "127.0.0.1:1", "--drain-s", "0", *sys.argv[1:]]))
 """
-WITHIN_S = 60.0
 WARNING = "the limit of open files is"
 
 
@@ -34,7 +33,7 @@ def serving(folder: Path, soft: int, hard: int, *options: str) -> Iterator[Gatew
     with log_path.open("wb") as log, subprocess.Popen([*command, *options], stderr=log, cwd=folder) as process:
         try:
             gateway = GatewayProcess(process, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}", log_path)
-            eventually(lambda: is_live(gateway), WITHIN_S)
+            eventually(lambda: is_live(gateway))
             yield gateway
         finally:
             process.terminate()
@@ -73,9 +72,9 @@ def test_a_process_without_free_descriptors_logs_and_counts_it(tmp_path: Path) -
         process = psutil.Process(gateway.process.pid)
         before = process.rlimit(resource.RLIMIT_NOFILE)
         process.rlimit(resource.RLIMIT_NOFILE, (3, before[1]))
-        eventually(lambda: "no file descriptor is free" in gateway.log, WITHIN_S)
+        eventually(lambda: "no file descriptor is free" in gateway.log)
         process.rlimit(resource.RLIMIT_NOFILE, before)
-        eventually(lambda: "file descriptors are free again" in gateway.log, WITHIN_S)
+        eventually(lambda: "file descriptors are free again" in gateway.log)
         assert gateway.log.count("no file descriptor is free") == 1
         assert gateway.metric("out_of_files_total") >= 1
 

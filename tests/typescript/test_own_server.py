@@ -15,8 +15,8 @@ from tests.docs.pages import blocks_of
 from tests.fakes.keys import entry, key_text, write_keys
 from tests.live.events import checked, parsed
 from tests.live.openapi_document import ROOT
-from tests.live.test_cancellation import eventually
 from tests.processes import GatewayProcess, StartGateway, free_ports
+from tests.waiting import eventually
 
 INPUTS = {"prompt": "The for statement", "max_tokens": 512, "temperature": 0}
 ALICE = {"Cookie": "theme=dark; session=alice"}

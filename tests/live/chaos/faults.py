@@ -20,10 +20,10 @@ from tests.live.chaos.link import BLACKHOLE, CLEAN, DELAY, HALF_OPEN, RESETS, Li
 from tests.live.chaos.stand import Stand
 from tests.live.chaos.traffic import Traffic
 from tests.live.connections import workers_of
-from tests.live.test_cancellation import eventually
 from tests.live.test_dead_process import processes_of
 from tests.live.test_workers import has_all_workers
 from tests.processes import wait_until_ready
+from tests.waiting import eventually
 
 Fault = Callable[[Stand, Traffic, float], Awaitable[None]]
 """The last argument is the duration of the fault, in seconds."""
@@ -168,7 +168,7 @@ def killed(worker: int, port: int) -> Kill:
     """Stops the worker first, so that its connections do not change between the listing and the kill."""
     process, began = psutil.Process(worker), time.monotonic()
     process.suspend()
-    eventually(lambda: process.status() == psutil.STATUS_STOPPED, 10.0)
+    eventually(lambda: process.status() == psutil.STATUS_STOPPED)
     connections = [each for each in process.net_connections("tcp") if each.laddr.port == port and each.raddr]
     process.kill()
     return Kill(began, time.monotonic(), frozenset(each.raddr.port for each in connections))

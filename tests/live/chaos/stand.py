@@ -21,8 +21,8 @@ from tests.live.chaos.ledger import Faults, Ledger, journal_of, lines_of
 from tests.live.chaos.link import Link
 from tests.live.chaos.resumable import StreamClient
 from tests.live.redis import RedisServer
-from tests.live.test_cancellation import eventually
 from tests.processes import GatewayProcess, running_gateway
+from tests.waiting import eventually
 
 HERE = Path(__file__).parent
 MAX_CONNECTIONS = 128
@@ -110,7 +110,7 @@ class Stand:
         path = self.gateway.log_path.parent / "levels.json"
         path.unlink(missing_ok=True)
         os.kill(self.gateway.process.pid, signal.SIGUSR2)
-        eventually(path.exists, 10.0)
+        eventually(path.exists)
         held: dict[str, Any] = json.loads(path.read_text())
         process = self.process
         rss_mib = process.memory_info().rss / 2**20

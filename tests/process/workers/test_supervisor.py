@@ -14,8 +14,8 @@ import pytest
 
 from app.observability.metrics import CPU, numbers_of
 from tests.live.connections import workers_of
-from tests.live.test_cancellation import eventually
 from tests.processes import GatewayProcess, free_ports
+from tests.waiting import PATIENCE_S, eventually
 
 SERVE = """
 import sys
@@ -28,7 +28,6 @@ supervisor.SILENCE_S = 1.0
 sys.exit(cli.main(["serve", "--workers", "2", "--triton", "127.0.0.1:1", "--drain-s", "0", *sys.argv[1:]]))
 """
 CANNOT_START = 'supervisor.COMMAND = (sys.executable, "-c", "raise SystemExit(3)")'
-WITHIN_S = 20.0
 
 
 @contextmanager
@@ -56,7 +55,7 @@ def deaths(gateway: GatewayProcess) -> list[dict[str, object]]:
 
 def test_workers_that_cannot_start_end_the_process_with_status_1(tmp_path: Path) -> None:
     with serving(tmp_path, CANNOT_START) as gateway:
-        assert gateway.process.wait(WITHIN_S) == 1
+        assert gateway.process.wait(PATIENCE_S) == 1
         assert "WorkersCannotStart" in gateway.log
         assert 5 <= len(deaths(gateway)) <= 10
         assert "worker 1 ended with status 3 and is replaced" in gateway.log
@@ -64,19 +63,19 @@ def test_workers_that_cannot_start_end_the_process_with_status_1(tmp_path: Path)
 
 def test_a_missing_program_ends_the_process_with_status_1(tmp_path: Path) -> None:
     with serving(tmp_path, 'supervisor.COMMAND = ("/nowhere",)') as gateway:
-        assert gateway.process.wait(WITHIN_S) == 1
+        assert gateway.process.wait(PATIENCE_S) == 1
         assert gateway.log.count("worker 1 cannot be started: No such file or directory") >= 5
 
 
 def test_the_cpu_time_of_a_killed_worker_stays_counted(tmp_path: Path) -> None:
     """Nobody reads the metrics before it is killed."""
     with serving(tmp_path) as gateway:
-        eventually(lambda: set(states(gateway).values()) == {"not_ready"}, 3 * WITHIN_S)
+        eventually(lambda: set(states(gateway).values()) == {"not_ready"})
         workers = workers_of(gateway)
         time.sleep(0.5)  # two reports
         killed, total_s = workers[0], sum(numbers_of(pid)[CPU] for pid in (*workers, gateway.process.pid))
         os.kill(killed, signal.SIGKILL)
-        eventually(lambda: len(deaths(gateway)) == 1, 3 * WITHIN_S)
+        eventually(lambda: len(deaths(gateway)) == 1)
         page = httpx.get(f"{gateway.admin_url}/metrics").text.splitlines()
         (counted_s,) = (float(line.split()[1]) for line in page if line.startswith("process_cpu_seconds_total "))
         assert counted_s >= total_s - 0.1
@@ -96,7 +95,7 @@ def test_a_worker_that_cannot_start_is_retried(tmp_path: Path) -> None:
         "supervisor.WorkerProcess.start = start_first\n"
     )
     with serving(tmp_path, only_first) as gateway:
-        eventually(lambda: len(deaths(gateway)) > 6 and states(gateway)["1"] == "not_ready", WITHIN_S)
+        eventually(lambda: len(deaths(gateway)) > 6 and states(gateway)["1"] == "not_ready")
         assert states(gateway)["2"] == "starting"
         for _ in range(16):
             assert httpx.get(f"{gateway.url}/health/live").status_code == 200
@@ -105,11 +104,11 @@ def test_a_worker_that_cannot_start_is_retried(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_a_hung_worker_is_killed_and_replaced(tmp_path: Path) -> None:
     with serving(tmp_path) as gateway:
-        eventually(lambda: set(states(gateway).values()) == {"not_ready"}, WITHIN_S)
+        eventually(lambda: set(states(gateway).values()) == {"not_ready"})
         hung, _ = workers_of(gateway)
         os.kill(hung, signal.SIGSTOP)
-        eventually(lambda: "does not respond and is killed" in gateway.log, WITHIN_S)
-        eventually(lambda: set(states(gateway).values()) == {"not_ready"}, WITHIN_S)
+        eventually(lambda: "does not respond and is killed" in gateway.log)
+        eventually(lambda: set(states(gateway).values()) == {"not_ready"})
         assert hung not in workers_of(gateway)
         (line,) = deaths(gateway)
         assert str(line["message"]).endswith("ended with status -9 and is replaced")
@@ -119,8 +118,8 @@ def test_a_hung_worker_is_killed_and_replaced(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_a_stop_during_the_start_ends_all_workers(tmp_path: Path) -> None:
     with serving(tmp_path) as gateway:
-        eventually(lambda: states(gateway) != {}, WITHIN_S)
+        eventually(lambda: states(gateway) != {})
         workers = workers_of(gateway)
         gateway.process.send_signal(signal.SIGTERM)
-        assert gateway.process.wait(WITHIN_S) == 0
+        assert gateway.process.wait(PATIENCE_S) == 0
         assert not any(Path(f"/proc/{worker}").exists() for worker in workers)

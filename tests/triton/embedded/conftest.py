@@ -77,7 +77,7 @@ def traces_of() -> Callable[[int], Traces]:
 
 @pytest.fixture
 def eventually() -> Callable[..., None]:
-    def eventually(holds: Callable[[], bool], within_s: float = 20.0) -> None:
+    def eventually(holds: Callable[[], bool], within_s: float = 60.0) -> None:
         deadline = time.monotonic() + within_s
         while not holds():
             assert time.monotonic() < deadline, f"the condition is not true after {within_s} s"

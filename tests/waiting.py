@@ -1,0 +1,14 @@
+"""Waits for a condition instead of a fixed time. Only a test that fails waits until the end."""
+
+import time
+from collections.abc import Callable
+
+PATIENCE_S = 60.0
+"""How long a test waits for what takes a moment on an idle machine, so that a busy machine makes it slow, not red."""
+
+
+def eventually(condition: Callable[[], bool], within_s: float = PATIENCE_S) -> None:
+    ends = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < ends, f"the condition is still false after {within_s} s"
+        time.sleep(0.01)

@@ -1,8 +1,7 @@
-"""The log on standard error: plain text on a terminal, otherwise one JSON object for each line.
+"""Writes the log to standard error: plain text on a terminal, otherwise one JSON object for each line.
 
-Writes lines to a descriptor in a separate thread, so that a slow reader of the log never blocks a request.
-
-``GATEWAY_LOG_TENSORS=shapes``: logs name, datatype and shape of each output with the request id, but no values.
+``configure_logging`` sets up the log of the process. ``LineWriter`` writes the lines in a separate thread, so that a
+slow reader of the log never blocks a request.
 """
 
 import atexit
@@ -62,7 +61,10 @@ def turns_by(lock: int) -> Turn:
 
 
 class LineWriter:
-    """:meth:`write` may be called from any thread and never blocks."""
+    """Writes lines to a descriptor in a separate thread, so that a slow reader of the log never blocks a request.
+
+    :meth:`write` may be called from any thread and never blocks.
+    """
 
     def __init__(self, descriptor: int, max_waiting_bytes: int = MAX_WAITING_BYTES, turn: Turn = nullcontext) -> None:
         self.dropped = 0
@@ -321,7 +323,10 @@ _log = StructuredLogger("triton_gateway.tensors")
 
 
 class TensorLog:
-    """Observes calls; logs one line for each response."""
+    """Implements ``GATEWAY_LOG_TENSORS=shapes``. Observes calls; logs one line for each response.
+
+    A line has the name, datatype and shape of each output with the request id, but no values.
+    """
 
     def started(self, request: InferenceRequest, method: str) -> ObservedCall:
         return _LoggedCall(request)

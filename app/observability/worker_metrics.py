@@ -1,8 +1,7 @@
 """Stores metrics in memory that a worker shares with its supervisor, so that they survive the worker.
 
-docs/decisions/0028-workers.md explains why prometheus_client's multiprocess mode is not used.
-
-The joined metrics of the supervisor and its workers.
+A worker writes its metrics with ``Writer``; the supervisor reads them with ``MetricsReader`` and joins them with its
+own in ``SummedMetrics``. docs/decisions/0028-workers.md explains why prometheus_client's multiprocess mode is not used.
 """
 
 import mmap

@@ -1,6 +1,4 @@
-"""The connections of one process to Redis, a small fixed number that all streams and readers share.
-
-The keys and entries of a stream in Redis (6.2 or newer), and the scripts that write them.
+"""Connects this process to Redis (6.2 or newer), and defines the keys, entries and scripts of a stream there.
 
 ``<id>:events`` is a Redis Stream; the event with id n is the entry ``n-1``, so that two writers cannot both write it.
 ``<id>:stream`` is a hash: ``owner`` (the process that runs the stream), ``request_id``, ``resume_ms``,
@@ -40,7 +38,10 @@ UNAVAILABLE = "The store of streams is not available; send the request again."
 
 
 class Connections:
-    """Each kind of work has separate connections, so that it cannot block other kinds of work."""
+    """The connections of one process to Redis, a small fixed number that all streams and readers share.
+
+    Each kind of work has separate connections, so that it cannot block other kinds of work.
+    """
 
     def __init__(self, url: str) -> None:
         self.heartbeat = _client(url, 1)

@@ -1,8 +1,8 @@
-"""A reader of a stream in Redis, which any process may run.
+"""Reads streams in Redis. Any process may read every stream.
 
-Reads all streams with readers in this process, with one blocking command on one connection.
-
-A reader that keeps up gets its events from memory. A slower reader reads from Redis itself.
+A reader that keeps up gets its events from memory: ``Tailer`` reads all streams that have readers in this process, with
+one blocking command on one connection (docs/decisions/0015-shared-redis-readers.md). A slower reader reads from Redis
+itself.
 """
 
 import asyncio
@@ -102,6 +102,8 @@ class Tail(ReplayLog):
 
 
 class Tailer:
+    """Reads all streams with readers in this process, with one blocking command on one connection."""
+
     def __init__(self, redis: RedisClient, owner: str, problem_of: ProblemOf) -> None:
         self._redis = redis
         self._problem_of = problem_of
@@ -241,7 +243,10 @@ class Held(NamedTuple):
 
 
 class RedisReader:
-    """Implements :class:`app.streams.store.Reader`."""
+    """A reader of one stream in Redis. Implements :class:`app.streams.store.Reader`.
+
+    A reader that keeps up gets its events from a :class:`Tail`. A slower reader reads from Redis itself.
+    """
 
     def __init__(self, redis: RedisClient, tailer: Tailer, stream: Reference, held: "Held") -> None:
         self._redis = redis

@@ -1,10 +1,8 @@
-"""The Redis store: a stream runs in the process that started it; any process can read and delete it.
+"""Stores streams in Redis: a stream runs in the process that started it; any process can read and delete it.
 
 The process that runs a stream, its owner, publishes the events to a Redis Stream. Each owner sends a heartbeat, which
 also checks which of its streams have readers and which were deleted. If an owner died, a reader writes the terminal
 event of its streams, so that every stream has one.
-
-Writes the events of one stream of this process to Redis.
 """
 
 import asyncio
@@ -52,7 +50,10 @@ class StreamLost(Exception):
 
 
 class Publisher:
-    """``read_at``: time of the last known reader, on the monotonic clock."""
+    """Writes the events of one stream of this process to Redis.
+
+    ``read_at``: time of the last known reader, on the monotonic clock.
+    """
 
     def __init__(
         self,

@@ -1,8 +1,7 @@
-"""The explanation of a request: one clock, milliseconds since the gateway received the request.
+"""Explains a request on one clock: milliseconds since the gateway received the request.
 
-The runs of models in one request, from the tree of Triton's spans. The tree may be deep: nothing here recurses.
-
-Which step failed, or ended a request early. Triton marks neither in its spans: it follows from what ran.
+An explanation has the phases of the request, and the runs of models in it. The runs come from the tree of Triton's
+spans. The tree may be deep, so no function here recurses.
 """
 
 from collections import defaultdict
@@ -149,7 +148,10 @@ _CUT_SHORT = {Outcome.TIMEOUT, Outcome.CANCELLED, Outcome.INTERNAL, Outcome.UNAV
 
 
 def states_of(runs: Sequence[Run], plan: Plan, ended: Ended) -> dict[str, RunState]:
-    """The state of each run, by the id of its span. ``runs``: all of one call, the pipeline's model first."""
+    """The state of each run, by the id of its span. ``runs``: all of one call, the pipeline's model first.
+
+    Triton's spans do not mark the step that failed or that ended the request early: it follows from what ran.
+    """
     outcome = ended.outcome
     if outcome in _CUT_SHORT:
         return {run.span.span_id: RunState.UNKNOWN for run in runs}

@@ -1,8 +1,7 @@
-"""Converts values of a field between JSON and arrays, by ``kind``.
+"""Converts values of a field between JSON and arrays, by ``kind``, and compares their shapes with declared dims.
 
-The functions are selected once, when a pipeline is compiled.
-
-Shapes against declared dims, and the batch dimension that callers do not see.
+The conversions are selected once, when a pipeline is compiled. Callers do not see the batch dimension:
+``without_batch`` removes it.
 """
 
 import base64

@@ -1,16 +1,9 @@
-"""Codecs that decode flat JSON lists of numbers to arrays. A field's codec is selected when its pipeline is compiled.
+"""Decodes JSON lists of numbers, flat or nested, to arrays.
 
-simdjson reads a list into a buffer, without a Python object for each number. If simdjson or the bounds reject the list,
-msgspec decodes it again. Only msgspec's result determines whether the list is rejected, and the message.
-docs/decisions/0026-compiled-codecs.md has the figures. Without simdjson, which has no wheel
-for Python 3.14, msgspec decodes all lists.
-
-The types with which msgspec decodes, checks and describes numbers in JSON.
-
-Decodes large arrays of numbers from JSON without building a Python list.
-
-The shape follows from the brackets and commas, and is checked before any number is decoded. Then the numbers are
-decoded as flat lists, piece by piece, with the codec of the field.
+A field's codec is selected when its pipeline is compiled. simdjson reads a list into a buffer, without a Python object
+for each number. If simdjson or the bounds reject the list, msgspec decodes it again. Only msgspec's result determines
+whether the list is rejected, and the message. Without simdjson, which has no wheel for Python 3.14, msgspec decodes all
+lists. docs/decisions/0026-compiled-codecs.md has the figures.
 """
 
 import math
@@ -45,7 +38,10 @@ ANY_NUMBER = Bounds()
 
 
 def number_type(datatype: str, bounds: Bounds) -> Any:
-    """Returns the type of one number, or of one boolean for BOOL. Raises ValueError."""
+    """Returns the type with which msgspec decodes, checks and describes one number, or one boolean for BOOL.
+
+    Raises ValueError.
+    """
     if datatype == "BOOL":
         return bool
     return integer_type(datatype, bounds) if datatype in INTEGER_DATATYPES else float_type(bounds)
@@ -186,9 +182,11 @@ _INDEX = re.compile(r"\$\[(\d+)\]")
 
 @dataclass(frozen=True, slots=True)
 class NumberLists:
-    """Reads lists of numbers with ``depth`` levels of nesting.
+    """Decodes large arrays of numbers from JSON, with ``depth`` levels of nesting, without building a Python list.
 
-    ``check_shape`` raises ValueError for a wrong shape.
+    The shape follows from the brackets and commas, and is checked before any number is decoded. Then the numbers are
+    decoded as flat lists, piece by piece, with the codec of the field. ``check_shape`` raises ValueError for a wrong
+    shape.
     """
 
     depth: int

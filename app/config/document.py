@@ -1,10 +1,8 @@
-"""Parses a YAML file into its values and the line of each key, with limited cost for any content.
+"""Reads a YAML file into typed values. Every complaint says the line, the key and the nearest valid name.
 
-Translates pydantic's errors about values of files and settings to plain words.
-
-The base class of the sections of ``gateway.yaml``.
-
-A YAML file checked against types; every complaint says the line, the key and the nearest valid name.
+``read_document`` parses the file into its values and the line of each key, with limited cost for any content.
+``read_spec`` also checks the values against a ``Section``. ``words_of`` translates pydantic's errors about values of
+files and settings to plain words.
 """
 
 import os
@@ -77,7 +75,10 @@ def _open_without_waiting(path: str, flags: int) -> int:
 
 
 def parsed(text: str) -> Document:
-    """Raises DocumentError."""
+    """Parses a YAML text into its values and the line of each key, with limited cost for any content.
+
+    Raises DocumentError.
+    """
     try:
         loader = _BoundedLoader(text)
         node = loader.get_single_node()
@@ -217,7 +218,7 @@ _WORDS: dict[str, Callable[[_Context], str]] = {
 
 
 def words_of(error: ErrorDetails) -> str:
-    """The end of a sentence about the value."""
+    """Translates an error of pydantic to plain words: the end of a sentence about the value."""
     kind, context = error["type"], error.get("ctx", {})
     if kind == "literal_error":
         valid = re.findall(r"'([^']*)'", context["expected"])
@@ -242,6 +243,8 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
 
 
 class Section(BaseModel):
+    """The base class of the sections of ``gateway.yaml`` and of the file of API keys."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 

@@ -1,14 +1,6 @@
-"""Background tasks.
+"""Provides classes for asynchronous code: background tasks, retry delays, shared answers, an idle timeout, and rates.
 
-Delays between retries.
-
-An answer that is asked for again only after a while, so that many callers cost as much as one.
-
-An idle timeout that is cheap to renew, for work with frequent events.
-
-How quickly something becomes free: bytes, connections.
-
-A rate limit that delays.
+The classes are independent of each other.
 """
 
 import asyncio
@@ -48,7 +40,10 @@ class BackgroundTasks:
 
 @dataclass(slots=True)
 class Backoff:
-    """The delay is ``first_s`` after the first failure, doubled with each further failure, at most ``longest_s``."""
+    """Delays between retries.
+
+    The delay is ``first_s`` after the first failure, doubled with each further failure, at most ``longest_s``.
+    """
 
     first_s: float = 1.0
     longest_s: float = 60.0
@@ -75,7 +70,10 @@ Answer = TypeVar("Answer")
 
 
 class Fresh(Generic[Answer]):
-    """``fresh_s``: how long an answer is returned without asking again. Callers that wait get the same answer."""
+    """An answer that is asked for again only after ``fresh_s`` seconds, so that many callers cost as much as one.
+
+    Callers that wait get the same answer.
+    """
 
     def __init__(self, ask: Callable[[], Awaitable[Answer]], fresh_s: float) -> None:
         self._ask = ask
@@ -95,7 +93,8 @@ class Fresh(Generic[Answer]):
 class IdleTimeout:
     """Raises TimeoutError from its block if :meth:`renew` is not called for ``idle_s`` seconds.
 
-    Works like ``asyncio.timeout``, but :meth:`renew` only notes the time: one timer serves many renewals.
+    Works like ``asyncio.timeout``, but is cheap to renew, for work with frequent events: :meth:`renew` only notes the
+    time, and one timer serves many renewals.
     """
 
     __slots__ = ("_cancels_before", "_idle_s", "_is_over", "_loop", "_since", "_task", "_timer")
@@ -147,7 +146,7 @@ LONGEST_S = 30
 
 
 class DrainRate:
-    """A rate in which what left lately counts most."""
+    """How quickly something, such as bytes or connections, becomes free. Recent amounts count most."""
 
     def __init__(self) -> None:
         self._recent = 0.0
@@ -169,7 +168,7 @@ class DrainRate:
 
 
 class LeakyBucket:
-    """Spreads events over time. Events within the rate, and up to ``burst`` together, are not delayed."""
+    """A rate limit that delays events. Events within the rate, and up to ``burst`` together, are not delayed."""
 
     def __init__(self, per_s: float, burst: float, longest_s: float = math.inf) -> None:
         """``longest_s``: the longest delay of an event."""

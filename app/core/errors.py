@@ -1,4 +1,6 @@
-"""Every error of the gateway. ``app.api.error_table`` has the HTTP status and the remedy of each.
+"""Defines every error of the gateway, and the parsed form of Triton's errors about the steps of an ensemble.
+
+``app.api.error_table`` has the HTTP status and the remedy of each error.
 
 GatewayError
   ClientError          InvalidJson, InvalidRequest, InvalidInput, Unauthenticated, Forbidden, UnknownPipeline,
@@ -12,13 +14,6 @@ GatewayError
   DeadlineExceeded
   Cancelled            ClientClosedRequest, StreamCancelled, SlowConsumer
   Internal
-
-The parsed form of Triton's errors about the steps of an ensemble.
-
-The names come from a text that a model, or a caller through a model, may have written, so they cannot be trusted. The
-gateway shows only names that the pipeline's graph contains.
-
-The names of the gRPC status codes.
 """
 
 from collections.abc import Sequence
@@ -53,9 +48,13 @@ class FaultKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """``ensemble`` is the innermost ensemble in the text; ``expected`` and ``seen`` are shapes or datatypes.
+    """The parsed form of Triton's errors about the steps of an ensemble.
 
-    For ``ITEMS``, ``expected`` is a number.
+    The names come from a text that a model, or a caller through a model, may have written, so they cannot be trusted.
+    The gateway shows only names that the pipeline's graph contains.
+
+    ``ensemble`` is the innermost ensemble in the text; ``expected`` and ``seen`` are shapes or datatypes. For
+    ``ITEMS``, ``expected`` is a number.
     """
 
     kind: FaultKind
@@ -361,7 +360,7 @@ FailureCode = Literal[
     "DATA_LOSS",
     "UNAUTHENTICATED",
 ]
-"""In the order of their numbers, from 1."""
+"""The names of the gRPC status codes, in the order of their numbers, from 1."""
 
 CODES = ("OK", *get_args(FailureCode))
-"""The name at each number."""
+"""The name of the gRPC status code at each number."""

@@ -1,12 +1,7 @@
-"""One inference: the request to a model and its responses.
+"""Describes one inference: the request to a model and its responses.
 
-Request ids: 128 random bits as 32 hexadecimal digits.
-
-A named, typed array, in the words of the Open Inference Protocol.
-
-A deadline: a value that travels with a request, on the monotonic clock.
-
-Memory that an engine hands out for what will be a tensor.
+Both consist of tensors in the words of the Open Inference Protocol. A request travels with an id and a deadline. Its
+raw tensors may be in memory of the engine (``TensorMemory``).
 """
 
 import os
@@ -28,7 +23,10 @@ _unused: list[str] = []
 
 
 def new_request_id() -> str:
-    """Returns a new id; thread-safe. Requests randomness from the operating system once for many ids."""
+    """Returns a new id, 128 random bits as 32 hexadecimal digits; thread-safe.
+
+    Requests randomness from the operating system once for many ids.
+    """
     try:
         return _unused.pop()
     except IndexError:
@@ -67,7 +65,7 @@ FLOAT_DATATYPES = frozenset({"FP16", "BF16", "FP32", "FP64"})
 
 
 class Tensor(Struct, frozen=True, eq=False):
-    """One tensor of a request or a response; ``array.dtype`` is the dtype of ``datatype``."""
+    """A named, typed array of a request or a response; ``array.dtype`` is the dtype of ``datatype``."""
 
     name: str
     datatype: str
@@ -162,6 +160,8 @@ FLOOR_S = 0.05
 
 
 class Deadline(Struct, frozen=True):
+    """The time by which a request must end, on the monotonic clock. The value travels with the request."""
+
     expires_at: float
     """Seconds on ``time.monotonic``."""
 
@@ -184,7 +184,7 @@ Source: Open Inference Protocol, "Tensor Data"."""
 
 
 class TensorMemory(Protocol):
-    """Provides memory from which a raw tensor reaches the model without a copy."""
+    """Provides memory of an engine, from which a raw tensor reaches the model without a copy."""
 
     def take(self, size: int, tensor_at: int) -> memoryview | None:
         """Returns ``size`` bytes with arbitrary content; None if no memory is available.

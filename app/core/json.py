@@ -1,9 +1,7 @@
-"""Renders values as JSON with orjson: numpy arrays become lists, NaN and infinity become ``null``.
+"""Renders values as JSON with orjson, and builds JSON Schemas.
 
 orjson holds the interpreter's lock for its whole call. Large arrays are written in slices, between which the event loop
 does other work: docs/decisions/0026-compiled-codecs.md.
-
-Parts of JSON Schemas (2020-12) in the form that code generators for OpenAPI understand.
 """
 
 import asyncio
@@ -23,6 +21,7 @@ PART_BYTES = 1024 * 1024
 
 
 def json_of(value: Any) -> bytes:
+    """Renders numpy arrays as lists, NaN and infinity as ``null``."""
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
@@ -76,6 +75,7 @@ def slices_of(array: Array) -> Iterator[bytes | memoryview]:
 
 
 Schema = dict[str, Any]
+"""A part of a JSON Schema (2020-12), in the form that code generators for OpenAPI understand."""
 TEXT: Schema = {"type": "string"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
 

@@ -1,9 +1,7 @@
-"""A Triton model, as described by its configuration.
+"""Describes a Triton model by its configuration, and how many requests it can work on at a time.
 
 Source: Triton's ``model_config.proto``. The gateway uses the configuration because the metadata lacks ``optional``,
 ``decoupled`` and the steps of an ensemble.
-
-How many requests a model can work on at a time, as far as its configuration tells.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -209,7 +207,10 @@ class Capacity:
 
 
 def capacity_of(config: ModelConfig, models: Mapping[str, ModelConfig]) -> Capacity:
-    """``models``: those that a request to ``config`` runs through, by name. Ensembles themselves do not compute."""
+    """Returns how many requests a model can work on at a time, as far as its configuration tells.
+
+    ``models``: those that a request to ``config`` runs through, by name. Ensembles themselves do not compute.
+    """
     steps = [each for each in models.values() if not each.is_ensemble] or [config]
     return Capacity(
         instances=min(each.instance_count for each in steps),

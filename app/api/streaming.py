@@ -1,9 +1,7 @@
-"""Sends a stream's events to one client, as fast as the client reads: decision 0003.
+"""Sends a stream's events to one client as Server-Sent Events, as fast as the client reads.
 
-Formats a stream's events as Server-Sent Events, with sse-starlette.
-
-Source: WHATWG HTML, "Server-sent events". Model output is JSON text on one line, never a dict: sse-starlette turns the
-keys of a dict into the fields of an event.
+Source: WHATWG HTML, "Server-sent events". sse-starlette formats the events;
+docs/decisions/0003-own-event-stream-response.md has the reasons for a response of its own.
 """
 
 import asyncio
@@ -43,6 +41,11 @@ _FRAMES = {name: ServerSentEvent("%b", event=name, id="%d", sep="\n").encode() f
 
 
 def frame_of(event: Event) -> bytes:
+    """Formats an event with sse-starlette.
+
+    Model output is JSON text on one line, never a dict: sse-starlette turns the keys of a dict into the fields of an
+    event.
+    """
     return _FRAMES[event.name] % (event.id, event.data)
 
 
@@ -54,7 +57,7 @@ _NO_CONTENT: AsyncIterator[bytes] = iterate_in_threadpool(())
 _HEADERS = [
     header for header in EventSourceResponse(_NO_CONTENT, headers=HEADERS).raw_headers if header[0] != b"connection"
 ]
-"""There is no ``ClientConnection`` header, because the HTTP protocol decides whether a connection stays open."""
+"""There is no ``Connection`` header, because the HTTP protocol decides whether a connection stays open."""
 
 
 class Events(Protocol):

@@ -1,8 +1,7 @@
-"""Ends connections: the client can read its answer, and every state of the connection has a timeout.
+"""Ends a connection so that the client can read its answer, and gives every state of a connection a timeout.
 
-An event that uses memory only if something waits for it.
-
-A timer that is cheap to start for each request, because it rarely fires.
+``ClosingProtocol`` extends uvicorn's protocol. ``LazyEvent`` and ``LazyTimer`` keep the cost of a connection and of a
+request small.
 """
 
 import asyncio
@@ -20,7 +19,10 @@ from uvicorn.server import ServerState
 
 
 class LazyEvent:
-    """Creates its ``asyncio.Event`` for the first waiter, because most connections never have one."""
+    """An event that uses memory only if something waits for it.
+
+    Creates its ``asyncio.Event`` for the first waiter, because most connections never have one.
+    """
 
     __slots__ = ("_event", "_is_set")
 
@@ -46,7 +48,10 @@ class LazyEvent:
 
 
 class LazyTimer:
-    """Keeps one pending call in the event loop and reschedules it only when it fires too early, so a start is cheap."""
+    """A timer that is cheap to start for each request, because it rarely fires.
+
+    Keeps one pending call in the event loop and reschedules it only when it fires too early.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

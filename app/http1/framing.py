@@ -1,8 +1,7 @@
-"""Finds the end of a request's body (RFC 9112, section 6), without I/O.
+"""Checks a request's head, finds the end of its body (RFC 9112, section 6), and receives the bytes of a connection.
 
-Checks of a request's head that the parser lacks, and the framing of its body, without I/O.
-
-Receives the bytes of a connection. A large body is received directly into its memory, without a copy.
+The checks and the framing (``body_of``, ``LengthBody``, ``ChunkedBody``) do no I/O. ``Receiver`` receives the bytes,
+those of a large body directly into the memory of the body, without a copy.
 """
 
 import asyncio
@@ -148,7 +147,8 @@ def end_of_head(before: bytes, data: bytes) -> int:
 def body_of(version: str, headers: Sequence[tuple[bytes, bytes]]) -> Body:
     """Returns the body to receive, for headers with names in lower case.
 
-    Raises InvalidRequest if two servers could disagree about the request's host or its end.
+    Makes the checks of a head that the parser lacks. Raises InvalidRequest if two servers could disagree about the
+    request's host or its end.
     """
     if version not in VERSIONS:
         raise InvalidRequest("The gateway speaks HTTP/1.1 and HTTP/1.0.")
@@ -227,7 +227,10 @@ class LargeBody:
 
 
 class Receiver(asyncio.BufferedProtocol):
-    """The protocol of a connection's transport, because uvicorn's protocol, ``owner``, cannot choose the memory."""
+    """Receives the bytes of a connection, those of a large body without a copy.
+
+    The protocol of a connection's transport, because uvicorn's protocol, ``owner``, cannot choose the memory.
+    """
 
     __slots__ = ("_owner", "_room", "is_in_body", "large_body")
 

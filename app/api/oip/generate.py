@@ -1,9 +1,7 @@
-"""Converts the body of a generate request to an InferenceRequest.
+"""Converts the body of a generate request to a ParsedRequest, and the model's responses to JSON.
 
-Source: Triton's generate extension. Each member is an input of the model, by its name, or a request parameter. Members
-of ``parameters`` are treated like members of the object.
-
-Renders responses as JSON of the generate extension: an object for each response, a value for each output.
+Each member of a body is an input of the model, by its name, or a request parameter. An answer is an object for each
+response, with a value for each output. Source: Triton's generate extension.
 """
 
 import codecs
@@ -36,7 +34,10 @@ _MAX_BLANK = 1024
 
 
 def generation_of(body: memoryview, signature: Signature, version: str) -> ParsedRequest:
-    """Raises InvalidJson, InvalidRequest or InvalidInput."""
+    """Converts the body of a generate request. Members of ``parameters`` are treated like members of the object.
+
+    Raises InvalidJson, InvalidRequest or InvalidInput.
+    """
     tensors: dict[str, Tensor] = {}
     parameters: dict[str, Parameter] = {}
     own_id = ""

@@ -1,8 +1,7 @@
-"""Converts the body of an inference request, JSON with optional binary tensors after it, to an InferenceRequest.
+"""Converts the body of an inference request to a ParsedRequest, and sends the model's response.
 
+A body is JSON with optional binary tensors after it; in the answer they follow the JSON if the caller requests them.
 Source: Open Inference Protocol, "Inference"; Triton's binary tensor data and classification extensions.
-
-Renders a model's response as JSON, followed by binary tensors if the caller requests them.
 """
 
 import math
@@ -255,6 +254,7 @@ _LARGE_BYTES = 64 * 1024
 
 
 async def send_answer(exchange: Exchange, asked: ParsedRequest, response: InferenceResponse) -> None:
+    """Sends the response as JSON, followed by binary tensors if the caller requests them."""
     raws: list[Buffer] = []
     outputs = [_described(tensor, asked, raws) for tensor in response.outputs.values()]
     frame = _frame_of(asked, response)

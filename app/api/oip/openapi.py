@@ -1,12 +1,8 @@
-"""The part of the OpenAPI document about ``/v2``, for the currently exposed models.
+"""Describes ``/v2`` in the OpenAPI document, for the currently exposed models.
 
-Errors of ``/v2`` by status.
-
-The schemas of the protocol, shared by all models, and the request schemas of one model.
-
-The inference operations of one model. Each operation also exists under ``/versions/{version}``.
-
-The read-only operations for the server and for its models.
+It has the inference operations of each model, with request schemas of its own, and the read-only operations for the
+server and for its models. Each operation of a model also exists under ``/versions/{version}``. All models share the
+other schemas.
 """
 
 import re
@@ -44,6 +40,7 @@ MODEL_STATUSES = (400, 404, 500, 501, 503)
 
 
 def error_answers(*possible: type[GatewayError], of_model: bool = False) -> Schema:
+    """Returns the errors of ``/v2`` by status."""
     kinds = (*possible, *ANYWHERE, errors.UpstreamUnavailable, errors.DeadlineExceeded)
     statuses = {*map(status_of_kind, kinds), *(MODEL_STATUSES if of_model else ())}
     return {str(status): {"$ref": "#/components/responses/OipError"} for status in sorted(statuses)}

@@ -1,10 +1,7 @@
-"""``/v2/models/{model}/infer``.
+"""Serves ``/v2``: inference, Triton's generate extension, and the read-only routes.
 
-Reads a request's body, inflates it if it is compressed, and finds the length of its JSON.
-
-The read-only routes: health, metadata, configurations, statistics and the index of exposed models.
-
-``/v2/models/{model}/generate`` and ``/generate_stream``: Triton's generate extension.
+``infer`` below ``/v2/models/{model}`` is the protocol's inference; ``generate`` and ``generate_stream`` are Triton's
+extension. The read-only routes are health, metadata, configurations, statistics and the index of exposed models.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,7 +50,10 @@ _MAX_DIGITS = 18
 
 
 async def read_asked(exchange: Exchange, signature: Signature, version: str, limits: Limits) -> ParsedRequest:
-    """Raises the client errors of ``app.core.errors``."""
+    """Reads a request's body, inflates it if it is compressed, and finds the length of its JSON.
+
+    Raises the client errors of ``app.core.errors``.
+    """
     body = await read_content(exchange, limits, tensor_at=_declared(exchange))
     json_bytes = _json_bytes_of(exchange, len(body))
     if json_bytes == 0:

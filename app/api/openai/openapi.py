@@ -1,10 +1,7 @@
-"""The part of the OpenAPI document about OpenAI's addresses, typed from the pipelines that declare ``openai:``.
+"""Describes OpenAI's addresses in the OpenAPI document, typed from the pipelines that declare ``openai:``.
 
-The schemas of OpenAI's answers, with the members that this gateway writes.
-
-The schemas of requests, one for each model: each has the fields of its pipeline.
-
-The operations of OpenAI's addresses.
+The schemas of answers are the same for all models. Each model has its own request schema, with the fields of its
+pipeline.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -89,6 +86,7 @@ ANSWERS: Schema = {
         {"object": const_of("list"), "model": TEXT, "usage": _object(_TOKENS), "data": list_of(_EMBEDDING)}, "usage"
     ),
 }
+"""The schemas of OpenAI's answers, with the members that this gateway writes."""
 
 
 _ONE_TEXT: Schema = {"anyOf": [TEXT, {"type": "array", "items": TEXT, "minItems": 1, "maxItems": 1}]}

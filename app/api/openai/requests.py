@@ -1,13 +1,7 @@
 """Converts the body of a completion or chat completion to a request to the pipeline and the answer's options.
 
-Fields that no model has and that do not change the answer: the gateway checks their type and ignores them.
-
-A field that the pipeline declares under the same name is the pipeline's. docs/reference/openai.md lists these fields,
-and docs/decisions/0031-openai-dialect.md has the reasons.
-
-The members of a body in OpenAI's form: the gateway reads some, the others are fields of the pipeline.
-
-The first step of every POST of this dialect: the members of the body, and the named model.
+Every POST of this dialect begins with ``asked_of``, which reads the members of the body and finds the named model. The
+gateway reads some members itself, and checks and ignores others (``Neutral``); the rest are fields of the pipeline.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +39,11 @@ NOT_SUPPORTED = "is not supported by this model"
 
 @dataclass(frozen=True, slots=True)
 class Neutral:
-    """The values of a field that do not change the answer: those of a type, or a few.
+    """A field that does not change the answer, with the accepted values: those of a type, or a few.
+
+    No model has these fields: the gateway checks their type and ignores them. A field that the pipeline declares under
+    the same name is the pipeline's. docs/reference/openai.md lists these fields, and
+    docs/decisions/0031-openai-dialect.md has the reasons.
 
     ``meaning``: for docs/reference/openai.md. ``otherwise``: what is wrong with any other value.
     """
@@ -116,7 +114,10 @@ MAX_ELEMENTS = 64
 
 
 def read_members(body: Body) -> Members:
-    """Raises InvalidJson, InvalidRequest, or InvalidInput for a member that is given twice."""
+    """Reads the members of a body in OpenAI's form.
+
+    Raises InvalidJson, InvalidRequest, or InvalidInput for a member that is given twice.
+    """
     members: Members = {}
     for name, text in members_of(memoryview(body)):
         if name in members:
@@ -332,7 +333,7 @@ Pick = Callable[[OpenAIMapping], Form | None]
 
 
 async def asked_of(exchange: Exchange, inference: Inference, limits: Limits, pick: Pick[Any]) -> NamedRequest:
-    """The request counts as work from here.
+    """Reads the members of the body and finds the named model. The request counts as work from here.
 
     Raises Forbidden, Draining, TooManyRequests, UnknownPipeline or ModelNotReady, and what is wrong with the body.
     """

@@ -1,16 +1,8 @@
-"""Completions and chat completions, whole or as a stream.
+"""Answers completions and chat completions, whole or as a stream.
 
-Counts the tokens of one answer from the tensors that ``usage`` names.
-
-The objects of an answer: a completion or a chat completion, whole or in chunks. One rendering for each answer.
-
-Source: the types of OpenAI's Python client. ``usage`` is omitted if the pipeline does not count tokens.
-
-Ends a text before the caller's first stop text, for any division of the text into pieces.
-
-Collects the responses of one request: the text, its finish reason, and its token count.
-
-The events of a stream in OpenAI's format: chunks, and ``[DONE]`` or an error at the end.
+``TextRoute`` serves both addresses. ``TextCollector`` and ``ChunkCollector`` collect the responses of a request: the
+text up to a stop text, its finish reason and its token count. A ``Rendering`` makes the objects of the answer from
+them.
 """
 
 import time
@@ -52,7 +44,10 @@ Usage = dict[str, int]
 
 
 class TokenCount:
-    """``prompt_tokens`` is the value of its tensor; ``completion_tokens`` is the number of elements of its tensor."""
+    """Counts the tokens of one answer from the tensors that ``usage`` names.
+
+    ``prompt_tokens`` is the value of its tensor; ``completion_tokens`` is the number of elements of its tensor.
+    """
 
     def __init__(self, spec: UsageSpec | None) -> None:
         self._spec = spec
@@ -79,6 +74,11 @@ class TokenCount:
 
 
 class Rendering(ABC):
+    """Renders one answer, a completion or a chat completion, whole or in chunks.
+
+    Source: the types of OpenAI's Python client. ``usage`` is omitted if the pipeline does not count tokens.
+    """
+
     whole_object: ClassVar[str]
     chunk_object: ClassVar[str]
     id_prefix: ClassVar[str]
@@ -142,9 +142,10 @@ class ChatRendering(Rendering):
 
 
 class StopMatcher:
-    """Ends the text at the first complete stop text; if several end at the same place, the longest one counts.
+    """Ends a text before the caller's first stop text, for any division of the text into pieces.
 
-    Keeps text that may be the beginning of a stop text.
+    If several stop texts end at the same place, the longest one counts. Keeps text that may be the beginning of a stop
+    text.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -257,6 +258,8 @@ _DONE = ServerSentEvent("[DONE]", sep="\n").encode()
 
 
 class ChunkResponse(StreamResponse):
+    """The events of a stream in OpenAI's format: chunks, and ``[DONE]`` or an error at the end."""
+
     @staticmethod
     def frame_of(event: Event) -> bytes:
         """Events have no ids and names, because OpenAI's clients use neither. An error has the single key ``error``."""

@@ -1,16 +1,8 @@
-"""The part of the OpenAPI document about the pipelines, typed from their models' live configuration.
+"""Describes the pipelines in the OpenAPI document, typed from their models' live configuration.
 
-The events of a stream.
-
-The explanation of a request, and the header that asks for it.
-
-The operations about all pipelines together: their statistics, and the findings of the linter.
-
-The operations of the catalog: the list of the pipelines, and the description of each pipeline.
-
-The operations of one pipeline, and the schemas of its request, its result and its output events.
-
-The operations of resumable streams.
+Each pipeline has its own operations, with the schemas of its request, its result and its output events. The other
+operations are the catalog, the statistics and findings of all pipelines, the explanation of a request, and resumable
+streams.
 """
 
 from collections.abc import Sequence
@@ -67,6 +59,7 @@ EXPLAIN_HEADER: Schema = {
     "description": "`1`: trace this request, so that it can be explained. Other values have no effect, and neither has "
     "`1` of callers that may not explain.",
 }
+"""The header that asks for the explanation of a request."""
 _ID: Schema = {
     "name": "id",
     "in": "path",

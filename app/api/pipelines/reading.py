@@ -2,11 +2,6 @@
 
 The body is JSON, ``multipart/form-data`` with files as parts, or the raw bytes of the pipeline's only file, with the
 parameters in the query string.
-
-Parses a complete ``multipart/form-data`` body (RFC 7578) in memory.
-
-Starlette's parser is not used, because it inspects each possible start of a boundary in Python, decodes text with any
-charset that the client names, and keeps the last of two parts with the same name.
 """
 
 import re
@@ -39,7 +34,13 @@ _ESCAPED = re.compile(rb'\\(["\\])')
 
 
 def parts_of(content_type: str, body: memoryview) -> dict[str, bytes]:
-    """Returns field -> content. Raises UnsupportedMediaType, InvalidRequest or InvalidInput."""
+    """Parses a complete ``multipart/form-data`` body (RFC 7578) in memory. Returns field -> content.
+
+    Starlette's parser is not used, because it inspects each possible start of a boundary in Python, decodes text with
+    any charset that the client names, and keeps the last of two parts with the same name.
+
+    Raises UnsupportedMediaType, InvalidRequest or InvalidInput.
+    """
     _, options = _parsed(content_type.encode("latin-1"))
     if options.get(b"charset", b"").lower() not in _CHARSETS:
         raise UnsupportedMediaType("The charset of a form can only be UTF-8.", hint="Send the form without a charset.")

@@ -1,10 +1,7 @@
-"""``/v1/pipelines``: the catalog, unary requests and streams.
+"""Serves ``/v1/pipelines``: the catalog, unary requests, streams and examples; also explanations and statistics.
 
-``/v1/requests/{id}/explain``: where the time of a request went.
-
-``GET /v1/pipelines/{pipeline}/examples/{example}``: the declared requests of a pipeline, with their files.
-
-``/v1/statistics`` and ``/v1/findings``: how the pipelines are doing. The console draws both.
+``/v1/requests/{id}/explain`` tells where the time of a request went. ``/v1/statistics`` and ``/v1/findings`` tell how
+the pipelines are doing; the console draws both.
 """
 
 import asyncio
@@ -141,7 +138,10 @@ class PipelineRoutes:
         return InferenceCall(target, inference, answer(pipeline, inference), deadline, exchange.record, exchange.caller)
 
     async def get_example(self, name: str, example: str, request: Request) -> Response:
-        """The answer counts as a body in memory, because it has the size of one."""
+        """Returns a declared request of a pipeline, with its files.
+
+        The answer counts as a body in memory, because it has the size of one.
+        """
         exchange = exchange_of(request)
         check_pipeline(exchange, self._catalog, name)
         body = await asyncio.to_thread(self._example_body, self._catalog.pipeline(name), example)

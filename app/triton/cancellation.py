@@ -1,13 +1,7 @@
-"""Cancels an abandoned stream at a time when Triton can handle it safely.
+"""Cancels abandoned calls at a time and at a rate that Triton can handle safely.
 
-In Triton 2.51 a cancellation that arrives together with a response can overwrite the stream's state, or block all
-streams permanently: the two take the same pair of locks in opposite orders. The final response of a cancelled stream
-frees the stream's state while an earlier response may still be written. So the gateway continues to read and discards
-the responses, until a response was just read and the next response is not due. It does not cancel a stream that ends
-without cancellation. Models delay their final response to prevent the second fault, see ``model_kit.streaming``;
+``cancel_abandoned`` finds the time for one stream, and ``PacedCancels`` limits the rate of all cancellations.
 docs/decisions/0030-when-a-cancellation-is-sent.md has the measurements.
-
-Rate-limits cancellations, because Triton 2.51 crashes under bursts.
 """
 
 import asyncio
@@ -31,7 +25,15 @@ _LONGEST_READ_S = 10.0
 
 
 async def cancel_abandoned(call: StreamCall, due: float) -> None:
-    """Reads on, then cancels the call, not before ``due`` (monotonic seconds). A no-op if the call has ended."""
+    """Reads on, then cancels the call, not before ``due`` (monotonic seconds). A no-op if the call has ended.
+
+    In Triton 2.51 a cancellation that arrives together with a response can overwrite the stream's state, or block all
+    streams permanently: the two take the same pair of locks in opposite orders. The final response of a cancelled
+    stream frees the stream's state while an earlier response may still be written. So the gateway continues to read and
+    discards the responses, until a response was just read and the next response is not due. It does not cancel a stream
+    that ends without cancellation. Models delay their final response to prevent the second fault, see
+    ``model_kit.streaming``.
+    """
     due = max(time.monotonic(), due)
     try:
         while time.monotonic() < due + _LONGEST_READ_S:
@@ -69,7 +71,10 @@ BURST = 50
 
 
 class PacedCancels:
-    """Cancellations within the rate are sent at once, further cancellations wait."""
+    """Rate-limits cancellations, because Triton 2.51 crashes under bursts.
+
+    Cancellations within the rate are sent at once, further cancellations wait.
+    """
 
     def __init__(self, per_s: float = CANCELS_PER_S, burst: float = BURST) -> None:
         self._bucket = LeakyBucket(per_s, burst)

@@ -1,15 +1,7 @@
-"""Pure conversions between the domain's inference and Triton's protobuf messages.
+"""Converts the domain's inference to Triton's protobuf messages and back, and other answers of Triton to JSON; pure.
 
 Tensors travel as raw little-endian bytes (``raw_input_contents``, ``raw_output_contents``), BYTES elements each behind
 a 4-byte length. Source: Open Inference Protocol, "Tensor Data"; Triton's ``grpc_service.proto``.
-
-A request is assembled from parts, because the parts of a protobuf message can be serialized separately and then
-concatenated. The part that all requests to a model share is serialized once. The bytes of the tensors are copied only
-once; protobuf would copy them several times.
-
-Converts Triton's protobuf messages to the JSON of its HTTP endpoint.
-
-The JSON converter of protobuf is not suitable: it writes 64-bit integers as strings and omits default values.
 """
 
 import math
@@ -52,6 +44,10 @@ _MAX_EMPTY_LISTS = 65_536
 
 def request_parts(request: InferenceRequest, lease: Lease | None = None) -> list[Buffer]:
     """Serializes a ModelInferRequest. The caller joins the parts.
+
+    The parts of a protobuf message can be serialized separately and then concatenated. The part that all requests to a
+    model share is serialized once. The bytes of the tensors are copied only once; protobuf would copy them several
+    times.
 
     ``lease``: the shared memory of the large tensors; None: the message contains all tensors.
     """
@@ -238,7 +234,10 @@ def document_request(document: Document, model: str, version: str) -> Any:
 
 
 def document_of(reply: Any) -> dict[str, Any]:
-    """Converts ``reply``, the response to :func:`document_request`."""
+    """Converts ``reply``, the response to :func:`document_request`, to the JSON of Triton's HTTP endpoint.
+
+    The JSON converter of protobuf is not suitable: it writes 64-bit integers as strings and omits default values.
+    """
     return _object_of(reply.config if isinstance(reply, service_pb2.ModelConfigResponse) else reply)
 
 

@@ -1,12 +1,7 @@
-"""The engine over gRPC. It uses the messages of Triton's Python client.
+"""Calls Triton over gRPC, with the messages of Triton's Python client but not with its classes.
 
-It does not use the classes of that client: their asyncio ``stream_infer`` ignores ``enable_empty_final_response``
-(2.73), so the gateway would never see the end of a stream. Each request has a gRPC stream of its own, so that the
-gateway can cancel one request.
-
-Wraps one inference call of the engine: notifies observers and converts errors.
-
-A stream that Triton answers now, which can be ended with an error.
+The asyncio ``stream_infer`` of these classes ignores ``enable_empty_final_response`` (2.73), so the gateway would never
+see the end of a stream. Each request has a gRPC stream of its own, so that the gateway can cancel one request.
 """
 
 import asyncio
@@ -102,7 +97,10 @@ class WatchedCall:
 
 
 class RunningStream:
-    """``model``: the called model. ``began``: in monotonic seconds."""
+    """A stream that Triton answers now, which can be ended with an error.
+
+    ``model``: the called model. ``began``: in monotonic seconds.
+    """
 
     def __init__(self, model: str, call: StreamCall) -> None:
         self.model = model

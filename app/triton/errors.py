@@ -1,15 +1,6 @@
 """Converts errors of Triton and gRPC to domain errors. No other module does this.
 
 The texts are those of Triton 2.51. They are not forwarded to callers. The most specific row of a table comes first.
-
-Parses Triton's messages about faults inside a chain of models.
-
-Sources: Triton 2.51 (each text was observed, or is in its binary), and ``model_kit.contract``, with which a model
-reports faults that Triton does not check. A text may be anywhere in the message: an ensemble adds the prefixes
-``in ensemble 'e', `` and ``[request id: r] ``, and a BLS script may include the error of a child. The first matching
-row wins.
-
-Explains why Triton, or a proxy in front of it, refuses the gateway's connection or token. Logs each cause once.
 """
 
 import logging
@@ -81,6 +72,13 @@ _ENSEMBLE = re.compile(r"in ensemble '([^']*)', ")
 
 
 def fault_in(message: str) -> Fault | None:
+    """Parses Triton's message about a fault inside a chain of models; None for any other message.
+
+    Sources: Triton 2.51 (each text was observed, or is in its binary), and ``model_kit.contract``, with which a model
+    reports faults that Triton does not check. A text may be anywhere in the message: an ensemble adds the prefixes
+    ``in ensemble 'e', `` and ``[request id: r] ``, and a BLS script may include the error of a child. The first
+    matching row wins.
+    """
     message = message[:_LONGEST_MESSAGE]
     for kind, pattern in _PATTERNS:
         if found := pattern.search(message):
@@ -343,7 +341,10 @@ _log = logging.getLogger(__name__)
 
 
 class Refusals:
-    """The refusals of one Triton."""
+    """Explains why Triton, or a proxy in front of it, refuses the gateway's connection or token.
+
+    Tracks the refusals of one Triton, and logs each cause once.
+    """
 
     def __init__(self) -> None:
         self._logged = ""

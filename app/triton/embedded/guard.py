@@ -1,11 +1,8 @@
 """Runs one tritonserver for a gateway, as a separate process: `python -I guard.py ... -- tritonserver ...`.
 
-A killed gateway cannot clean up. A parent-death signal on Triton is not enough, because busy stub processes and their
-shared memory would remain. The standard input of the guard is a pipe from the gateway. When the pipe closes for any
-reason, the guard ends Triton and all processes that Triton started, and removes their files in /dev/shm. It does the
-same when Triton exits, and returns Triton's exit status.
-
-Standard library only. The gateway imports `end_group` and `discard` to clean up after a killed guard.
+A killed gateway cannot clean up, but the standard input of the guard is a pipe from the gateway. When the pipe closes
+for any reason, the guard ends Triton and all processes that Triton started, and removes their files in /dev/shm. It
+does the same when Triton exits, and returns Triton's exit status. This module uses only the standard library.
 """
 
 import argparse
@@ -40,7 +37,10 @@ class Charge:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs Triton until it exits or the gateway is gone. Returns Triton's exit status."""
+    """Runs Triton until it exits or the gateway is gone. Returns Triton's exit status.
+
+    A parent-death signal on Triton is not enough, because busy stub processes and their shared memory would remain.
+    """
     charge = _charge(arguments)
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
@@ -60,13 +60,16 @@ def _run(charge: Charge) -> int:
 
 
 def end_group(group: int) -> None:
-    """Kills every process of Triton's process group."""
+    """Kills every process of Triton's process group. The gateway calls this too, for example after a killed guard."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
 
 
 def discard(shm_prefix: str, folder: Path) -> None:
-    """Removes shared memory whose names begin with `shm_prefix`, and the temporary folder."""
+    """Removes shared memory whose names begin with `shm_prefix`, and the temporary folder.
+
+    The gateway calls this too, to clean up after a killed guard.
+    """
     for region in SHARED_MEMORY.glob(shm_prefix + "*"):
         region.unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,8 +1,7 @@
-"""One start of Triton: its arguments, additions to its environment, and unique names.
+"""Prepares one start of Triton: its arguments, additions to its environment, and unique names.
 
-Options of the embedded Triton.
-
-Determines what a model repository on disk requires of the server.
+The input is `EmbeddedOptions` from the caller, and `ServedRepository`, which determines what the model repository on
+disk requires of the server.
 """
 
 import os
@@ -78,7 +77,7 @@ def _require_free(name: str, host: str, port: int) -> None:
 
 @dataclass(frozen=True)
 class EmbeddedOptions:
-    """The repository, the Python environment of the models, and time limits.
+    """Options of the embedded Triton: the repository, the Python environment of the models, and time limits.
 
     `host` is a loopback address. Without `ports`, free ports are chosen at the first start and reused by restarts.
     Triton and the models inherit `environment`. Triton sends its spans to `traces_url` with OTLP over HTTP, every
@@ -107,7 +106,10 @@ BACKENDS = ("python", ENSEMBLE)
 
 @dataclass(frozen=True)
 class ServedRepository:
-    """The models of a repository, and whether Triton may skip the slow auto-completion of their configurations."""
+    """What a model repository on disk requires of the server.
+
+    The models of the repository, and whether Triton may skip the slow auto-completion of their configurations.
+    """
 
     path: Path
     models: tuple[str, ...]

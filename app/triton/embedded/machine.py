@@ -1,14 +1,13 @@
-"""Checks the requirements of the wheel `nvidia-pytriton` before it is installed.
+"""Checks whether this machine can run the wheel `nvidia-pytriton`, and defines the errors of the embedded Triton.
 
-Standard library only, and compatible with Python 3.9, because the setup imports this file before it installs anything.
-
-Errors of the embedded Triton.
+The setup imports this file before it installs anything, so it uses only the standard library and is compatible with
+Python 3.9.
 
 EmbeddedTritonError
 ├── MachineUnfit
 ├── ModelEnvironmentUnfit
 ├── RepositoryUnservable
-├── PortTaken
+├── TritonPortTaken
 └── StartFailed
     ├── StartCrashed
     └── StartTimedOut

@@ -1,8 +1,7 @@
-"""One running Triton and its guard process.
+"""Runs one Triton below its guard process, and reads its log.
 
-Finds out whether the crash handler of a process runs.
-
-Forwards Triton's log to Python's logging, and keeps the latest lines to explain a failure.
+`GuardedTriton` has the process and `TritonLog` its log. A Triton that announces a crash in its log may hang in its
+crash handler (`is_crashing`); then it is killed.
 """
 
 import asyncio
@@ -72,7 +71,7 @@ _LONGEST_LINE = 16 * 1024
 
 
 class TritonLog:
-    """Parses the bytes of Triton's log."""
+    """Forwards Triton's log to Python's logging, and keeps the latest lines to explain a failure."""
 
     def __init__(self) -> None:
         self.death = ""

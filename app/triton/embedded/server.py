@@ -1,8 +1,7 @@
-"""`EmbeddedTriton`: starts a Triton with this process and stops it with this process.
+"""Starts a Triton with this process, restarts it when it ends, and stops it with this process.
 
-Checks over gRPC whether a newly started Triton is ready.
-
-Reports the progress of model loading on a terminal.
+`EmbeddedTriton` checks over gRPC whether a newly started Triton is ready (`Probe`), and reports the progress of model
+loading (`Loading`), which `shown_on` shows on a terminal.
 """
 
 import asyncio
@@ -39,7 +38,7 @@ _LIVE_TIMEOUT_S = 5.0
 
 
 class Probe:
-    """Queries one server."""
+    """Checks over gRPC whether a newly started Triton is ready, and whether it is live."""
 
     def __init__(self, url: str, transport: Transport) -> None:
         self._address = url.rsplit(":", 1)
@@ -117,7 +116,10 @@ def changes_only(on_progress: OnProgress) -> OnProgress:
 
 @contextmanager
 def shown_on(console: Console, say: Callable[[str], None]) -> Iterator[OnProgress]:
-    """Returns a callback that draws a bar on a terminal, and calls ``say`` with lines otherwise."""
+    """Reports the progress of model loading on a terminal.
+
+    Returns a callback that draws a bar on a terminal, and calls ``say`` with lines otherwise.
+    """
     if not console.is_terminal:
         yield lambda loading: say(f"Triton: {loading}")
         return

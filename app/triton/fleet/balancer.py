@@ -1,10 +1,7 @@
-"""An engine over several Tritons. Each request goes to one server; if that server did not receive it, to another.
+"""Distributes requests over several Tritons. If a server did not receive its request, another server gets it.
 
-Remembers which Triton received a request, so that a ``cancel`` model can be called on the same server.
-
-Decides whether a failed call may be repeated, at the same Triton or at another.
-
-Calls a single Triton without a balancer.
+``Balancer`` is an engine over several engines. ``DirectEngine`` is the engine for a single Triton, without a balancer;
+it repeats failed calls at the same Triton. docs/decisions/0034-several-tritons.md has the reasons.
 """
 
 import asyncio
@@ -29,6 +26,8 @@ MOST = 10_000
 
 
 class RequestAffinity:
+    """Remembers which Triton received a request, so that a ``cancel`` model can be called on the same server."""
+
     def __init__(self) -> None:
         self._servers: OrderedDict[str, TritonServer] = OrderedDict()
 
@@ -42,9 +41,10 @@ class RequestAffinity:
 
 
 def may_repeat(error: Unavailable, request: InferenceRequest) -> bool:
-    """Whether a failed request may be sent again: if Triton did not process it, or if it is idempotent.
+    """Whether a failed request may be sent again, to the same Triton or to another.
 
-    A request that failed because Triton is overloaded is not repeated.
+    That is so if Triton did not process it, or if it is idempotent. A request that failed because Triton is overloaded
+    is not repeated.
     """
     return not error.was_sent or (request.idempotent and not error.was_answered)
 
@@ -279,6 +279,8 @@ def better_of_two(servers: Sequence[TritonServer]) -> TritonServer | None:
 
 
 class DirectEngine(TritonEngine):
+    """Calls a single Triton without a balancer."""
+
     on_repeat: Callable[[], None] | None = None
     """Called before each call that is repeated."""
 

@@ -1,8 +1,6 @@
-"""HTTP/2 frames as bytes. Source: RFC 9113, sections 4 and 6.
+"""Encodes and decodes HTTP/2 frames and their contents as bytes, and defines the events of an HTTP/2 session.
 
-The events of an HTTP/2 session, and the error that ends a connection. Source: RFC 9113, 7.
-
-Encodes and decodes the contents of frames; stateless. Source: RFC 9113, 6.
+Source: RFC 9113, sections 4 and 6 (frames) and 7 (error codes).
 """
 
 import struct
@@ -112,7 +110,10 @@ Headers = tuple[tuple[bytes, bytes], ...]
 
 
 class ConnectionFailed(Exception):
-    """The peer violated the protocol, and the connection cannot be used any more. ``code``: for GOAWAY to the peer."""
+    """The error that ends a connection. ``code``: for GOAWAY to the peer.
+
+    The peer violated the protocol, and the connection cannot be used any more. Source: RFC 9113, 7.
+    """
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)

@@ -1,14 +1,7 @@
-"""Detects a Triton that is live but does not answer inference calls, and restarts it if possible.
+"""Detects a Triton and models that answer nothing although Triton is live, and restarts or reloads them if possible.
 
-Examines a model with a canary, and distinguishes a busy model from a hung one.
-
-Triton executes requests although their callers do not wait any more. So a model that answers nothing in time may be
-busy for minutes. Triton's statistics count the requests that it completes in this time.
-
-Detects a model that does not answer although Triton is live, and makes it not ready.
-
-A model that completes nothing for longer than any request may take is reloaded. If this does not help, Triton is
-restarted if possible. A slow model or a full queue is not a hung model: requests that nobody waits for count too.
+``examine`` distinguishes a busy model from a hung one. ``StuckWatch`` decides about the whole Triton, ``HungModels``
+about each model.
 """
 
 import asyncio
@@ -39,7 +32,11 @@ class Verdict(Enum):
 
 
 async def examine(engine: TritonEngine, progress: Progress, canary: Canary, method: str) -> Verdict:
-    """Sends the canary with the gRPC method ``method``."""
+    """Sends the canary with the gRPC method ``method``, and distinguishes a busy model from a hung one.
+
+    Triton executes requests although their callers do not wait any more. So a model that answers nothing in time may be
+    busy for minutes. Triton's statistics count the requests that it completes in this time.
+    """
     timeout_s = progress.timeout_s(canary.request.model)
     canary = replace(canary, is_decoupled=method == "ModelStreamInfer")
     try:
@@ -124,7 +121,10 @@ Restart = Callable[[], Awaitable[None]]
 
 
 class StuckWatch:
-    """Watches one Triton. ``restart``: None for a Triton that the gateway did not start."""
+    """Detects a Triton that is live but does not answer inference calls, and restarts it if possible.
+
+    ``restart``: None for a Triton that the gateway did not start.
+    """
 
     def __init__(
         self, engine: TritonEngine, progress: Progress, canaries: Canaries, *, restart: Restart | None = None
@@ -204,7 +204,13 @@ LONGEST_RESTART_S = 3600.0
 
 
 class HungModels:
-    """Watches the models of one Triton. ``restart``: None for a Triton that the gateway did not start."""
+    """Detects models of one Triton that do not answer although Triton is live, and makes them not ready.
+
+    A model that completes nothing for longer than any request may take is reloaded. If this does not help, Triton is
+    restarted if possible. A slow model or a full queue is not a hung model: requests that nobody waits for count too.
+
+    ``restart``: None for a Triton that the gateway did not start.
+    """
 
     def __init__(
         self,

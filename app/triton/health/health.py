@@ -1,11 +1,7 @@
-"""Detects faults that Triton does not report.
+"""Detects faults that Triton does not report, from the results of the engine's calls.
 
-Circuit breakers: after several consecutive failures at one Triton, a model is not called until a probe succeeds.
-
-Only failures without an answer count: UNAVAILABLE, and a deadline that passed after the model should have answered.
-An error of the model or of the caller is an answer.
-
-Tracks whether inference calls return. A stuck Triton is live, but does not answer inference calls.
+``TritonHealth`` decides what the engine reports as live and ready. It combines the circuit breakers of the models
+(``Breakers``) with the calls that do not return (``Progress``).
 """
 
 import asyncio
@@ -63,7 +59,12 @@ class Breaker:
 
 
 class Breakers:
-    """The breakers of one Triton, by model."""
+    """The circuit breakers of one Triton, by model.
+
+    After several consecutive failures at one Triton, a model is not called until a probe succeeds. Only failures
+    without an answer count: UNAVAILABLE, and a deadline that passed after the model should have answered. An error of
+    the model or of the caller is an answer.
+    """
 
     def __init__(self, count_open: CountOpen = lambda model, change: None) -> None:
         self._count_open = count_open
@@ -128,9 +129,9 @@ class Seen:
 
 
 class Progress:
-    """Observes calls and counts consecutive calls without an answer.
+    """Tracks whether inference calls return. A stuck Triton is live, but does not answer inference calls.
 
-    Reports the end of each call to ``breakers``.
+    Counts consecutive calls without an answer. Reports the end of each call to ``breakers``.
     """
 
     def __init__(self, breakers: Breakers | None = None) -> None:

@@ -1,14 +1,7 @@
-"""Decides which tensors of a call use shared memory, and their offsets in the call's region.
+"""Decides which tensors of a call use shared memory, and where they are in the call's region.
 
 A tensor uses shared memory only if Triton certainly no longer uses it after the end of the call. The size of an output
 must also be known before the model runs, because Triton fails a call whose output does not fit, after the model ran.
-
-Decides whether Triton no longer uses the tensors of a call after the call has ended.
-
-This is true for a model that is not an ensemble. An ensemble ends as soon as one step fails, while parallel steps
-continue. So each step that reads an input or writes an output of the call must not run in parallel with another step.
-
-The regions of one call, and the locations of its tensors in them.
 """
 
 import math
@@ -24,7 +17,14 @@ from app.triton.transport import MAX_MESSAGE_BYTES, RpcError
 
 
 def ends_with_call(model: ModelKey, tensors: frozenset[str], configs: Mapping[ModelKey, ModelConfig]) -> bool:
-    """Returns False for a model that is not in ``configs``. ``tensors``: inputs and outputs of the model."""
+    """Decides whether Triton no longer uses the tensors of a call after the call has ended.
+
+    This is true for a model that is not an ensemble. An ensemble ends as soon as one step fails, while parallel steps
+    continue. So each step that reads an input or writes an output of the call must not run in parallel with another
+    step.
+
+    ``tensors``: inputs and outputs of the model. Returns False for a model that is not in ``configs``.
+    """
     config = configs.get(model)
     if config is None or not config.is_ensemble:
         return config is not None
@@ -194,7 +194,7 @@ class TensorSlot(NamedTuple):
 
 
 class Lease:
-    """A context manager around a call.
+    """The regions of one call, and the locations of its tensors in them; a context manager around the call.
 
     ``own``: the region taken for the call. ``bodies``: position of an input -> the region of the body that contains it.
     """

@@ -1,8 +1,7 @@
-"""Tracks all regions and their states; no I/O.
+"""Creates and tracks regions of shared memory, and removes those of killed gateways.
 
-One region: a file in ``/dev/shm`` that the gateway creates and both map.
-
-Records which process owns a region, so that the next gateway can remove the regions of a killed gateway.
+A region is a file in ``/dev/shm``. ``RegionPool`` knows the state of every region of this process; an ``Owner`` marks
+the files of a process by a lock, so that the next gateway can remove them.
 """
 
 import errno
@@ -23,7 +22,10 @@ _SMALLEST_STEP = 256 * 1024
 
 
 class Region:
-    """Has a file only from :meth:`allocate` to :meth:`unlink`; the mapping lives as long as this object."""
+    """One region: a file in ``/dev/shm`` that the gateway creates, and that the gateway and Triton map.
+
+    Has a file only from :meth:`allocate` to :meth:`unlink`; the mapping lives as long as this object.
+    """
 
     def __init__(self, name: str, size: int) -> None:
         self.name = name
@@ -73,9 +75,10 @@ PREFIX = "triton_gateway_lane_"
 
 
 class Owner:
-    """Holds the lock of an empty file while the process runs. The kernel releases the lock when the process ends.
+    """Records which process owns a region, so that the next gateway can remove the regions of a killed gateway.
 
-    A process id is not sufficient: gateways in different containers share ``/dev/shm``, but not their process ids.
+    Holds the lock of an empty file while the process runs. The kernel releases the lock when the process ends. A
+    process id is not sufficient: gateways in different containers share ``/dev/shm``, but not their process ids.
     """
 
     def __init__(self) -> None:
@@ -169,10 +172,10 @@ def _token_of(name: str) -> str:
 
 
 class RegionPool:
-    """Every region counts against ``limit`` from :meth:`add` to :meth:`drop`.
+    """Tracks all regions and their states; no I/O.
 
-    A region is in use by one call, free, or retired. A retired region is never used again, because Triton may still
-    read or write it.
+    Every region counts against ``limit`` from :meth:`add` to :meth:`drop`. A region is in use by one call, free, or
+    retired. A retired region is never used again, because Triton may still read or write it.
     """
 
     def __init__(self, limit: int) -> None:

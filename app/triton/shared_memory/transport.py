@@ -3,8 +3,6 @@
 If no free region is large enough, a new region is created, registered with Triton and kept for later calls. After a
 call that Triton answered, the region is free. After any other call Triton may still read or write the region, so it is
 retired: it is never used again, but unregistered, and dropped when Triton no longer maps it.
-
-Triton's list of registered regions, over gRPC. Every method raises RpcError or DecodeError.
 """
 
 import asyncio
@@ -32,6 +30,8 @@ _COUNTS_USES = (2, 50)
 
 
 class Registry:
+    """Triton's list of registered regions, over gRPC. Every method raises RpcError or DecodeError."""
+
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 

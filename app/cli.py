@@ -1,8 +1,6 @@
-"""The command line: ``triton-gateway serve | check | models | key new``.
+"""Runs the command line: ``triton-gateway serve | check | models | init | triton | key new``.
 
-The command-line parser, which suggests the nearest command or option for a mistyped one.
-
-``triton-gateway init``: a small working model repository with its gateway.yaml.
+``main`` parses the arguments, runs one command and returns the exit status; it also runs the hidden command ``worker``.
 """
 
 import argparse
@@ -61,7 +59,7 @@ _INVALID_CHOICE = re.compile(r"argument COMMAND: invalid choice: '([^']*)'")
 
 
 class CommandParser(argparse.ArgumentParser):
-    """The parser of the command line and of each command."""
+    """The parser of the command line and of each command. Suggests the nearest name for a mistyped one."""
 
     def parse_known_args(self, *given: Any, **named: Any) -> Any:
         namespace, unknown = super().parse_known_args(*given, **named)
@@ -94,7 +92,10 @@ class FolderTaken(Exception):
 
 
 def write_starter(folder: Path) -> None:
-    """Copies the starter into a new or empty folder. Raises FolderTaken."""
+    """Copies the starter, a small working model repository with its gateway.yaml, into a new or empty folder.
+
+    Raises FolderTaken.
+    """
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise FolderTaken(f"{folder} already exists and is not empty: name a new folder, nothing was written.")

@@ -1,8 +1,7 @@
 """Decides whether a request to a model runs at once, waits in the queue, or is refused.
 
-The slot of one running request.
-
-Counts running and waiting requests against their limits: per pipeline, per caller, or per caller and pipeline.
+A request enters the queue of its model (``ModelQueue``) with a ``Claim``, which names the accounts to charge
+(``Quota``). It gets a ``Slot`` for the time that it runs, or the queue raises TooManyRequests.
 """
 
 import asyncio
@@ -19,7 +18,10 @@ from app.core.inference import Deadline
 
 
 class Slot:
-    """Released by :meth:`leave` or at the end of a ``with`` block. Releasing it again is a no-op."""
+    """The slot of one running request.
+
+    Released by :meth:`leave` or at the end of a ``with`` block. Releasing it again is a no-op.
+    """
 
     __slots__ = ("_accounts", "_has_output", "_is_left", "_limit", "_model_queue", "since")
 
@@ -69,6 +71,11 @@ UNLIMITED = sys.maxsize
 
 
 class Quota:
+    """Counts running and waiting requests against their limits.
+
+    The limits are per pipeline, per caller, or per caller and pipeline.
+    """
+
     __slots__ = ("max_running", "max_waiting", "model_queues", "of_key", "running", "waiting")
 
     def __init__(self, max_running: int | None = None, max_waiting: int | None = None, *, of_key: bool = False) -> None:

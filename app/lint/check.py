@@ -1,12 +1,7 @@
-"""Every check over a repository's models and gateway.yaml.
+"""Runs every check over a repository's models and gateway.yaml.
 
-Checks of what a model's folder holds: the backend, and the scripts of the Python backend.
-
-Checks of the sizes that a configuration declares: dimensions and batches.
-
-Checks for models that run no request outside of a sequence, although pipelines have no sequences.
-
-Checks that need several Tritons.
+The checks of models' folders, of declared sizes, of models that need a sequence, and of differences between Tritons are
+in this module; the other checks are in the module of their subject.
 """
 
 import math
@@ -56,6 +51,7 @@ PLATFORMS = (
 
 
 def unknown_backends(model: RepositoryModel) -> Iterator[Finding]:
+    """Checks the backend that a model's folder holds or declares."""
     if model.files is None:
         return
     backend = model.files.backend
@@ -68,6 +64,7 @@ def unknown_backends(model: RepositoryModel) -> Iterator[Finding]:
 
 
 def script_faults(model: RepositoryModel) -> Iterator[Finding]:
+    """Checks the scripts of the Python backend in a model's folder."""
     if model.files is None:
         return
     for path in model.files.lacks:
@@ -83,6 +80,7 @@ _FREE = -1
 
 
 def invalid_sizes(models: Models) -> Iterator[Finding]:
+    """Checks the dimensions and batches that a configuration declares."""
     for model, config in models.items():
         if config.max_batch_size < 0:
             text = f"max_batch_size is {config.max_batch_size}, and must be 0 or more"
@@ -109,7 +107,10 @@ def _tensors_of(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def needed_sessions(file: GatewayFile | None, models: Models) -> Iterator[Finding]:
-    """``file`` None: each model is a pipeline."""
+    """Checks for models that run no request outside of a sequence, although pipelines have no sequences.
+
+    ``file`` None: each model is a pipeline.
+    """
     pipelines = {name: name for name in models}
     if file is not None:
         pipelines = {name: spec.model for name, spec in file.spec.pipelines.items() if spec.model in models}
@@ -220,7 +221,10 @@ TEXT = "has other inputs or outputs at {} than on most Tritons, so it is not use
 
 
 def compare(engine: Engine, repository: Iterable[RepositoryModel]) -> Iterator[Finding]:
-    """``repository``: what the engine just said of its models."""
+    """Compares the signatures of models between several Tritons.
+
+    ``repository``: what the engine just said of its models.
+    """
     for model in repository:
         for address, reason in engine.absences(model.config.name).items():
             if reason == "other_signature":

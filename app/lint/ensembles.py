@@ -1,15 +1,7 @@
-"""One ensemble as its configuration wires it, faults included: who writes and who reads each of its tensors.
+"""Checks how each ensemble connects its steps: names, datatypes, shapes, batches, and outputs that may be left out.
 
-Checks of names: missing models, versions and tensors, and tensors without a reader or with zero or two writers.
-
-Checks of what flows along an edge: datatype, shape, batch, and how many responses it comes with.
-
-The rules are those by which Triton 2.51 loads and runs an ensemble, observed on the server: where only one end of an
-edge has a batch dimension, it takes the dimension away or adds one, as long as the batch is of one.
-
-Outputs that are declared to be left out at times, and the inputs that then lack them.
-
-Declared by a model's parameter ``may_omit`` (config.pbtxt) or by a pipeline's early-exit rule ``missing``.
+A ``Wiring`` is one ensemble as its configuration wires it, faults included. The rules are those by which Triton 2.51
+loads and runs an ensemble, observed on the server.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
@@ -54,6 +46,8 @@ class TensorEnd:
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
+    """One ensemble as its configuration wires it, faults included: who writes and who reads each of its tensors."""
+
     config: ModelConfig
     places: tuple[WiredStep, ...]
     writers: dict[str, list[TensorEnd]]
@@ -254,6 +248,11 @@ def routers_needed(wiring: Wiring) -> Iterator[Finding]:
 
 
 def _mismatch(tensor: str, writer: TensorEnd, reader: TensorEnd, largest_batch: int) -> tuple[Code, str] | None:
+    """Returns a mismatch of datatype, shape or batch between the two ends of an edge.
+
+    Where only one end has a batch dimension, Triton takes the dimension away or adds one, as long as the batch is of
+    one.
+    """
     given, wanted = writer.spec, reader.spec
     if given is None or wanted is None:
         return None
@@ -301,6 +300,7 @@ Output = tuple[str, str]
 
 
 def omitted_inputs(wiring: Wiring, omissible: Set[Output]) -> Iterator[Finding]:
+    """Finds inputs of steps that lack their tensor, because an output is declared to be left out at times."""
     for tensor, writer, reader in wiring.edges():
         if writer.place is None or reader.place is None or (writer.place.step.model, writer.name) not in omissible:
             continue
@@ -313,7 +313,11 @@ def omitted_inputs(wiring: Wiring, omissible: Set[Output]) -> Iterator[Finding]:
 
 
 def omissible_outputs(models: Models, wirings: Iterable[Wiring], pipelines: Iterable[PipelineSpec]) -> set[Output]:
-    """Returns the declared omissions, and those that follow through ensembles, from step to ensemble and back."""
+    """Returns the declared omissions, and those that follow through ensembles, from step to ensemble and back.
+
+    Omissions are declared by a model's parameter ``may_omit`` (config.pbtxt) or by a pipeline's early-exit rule
+    ``missing``.
+    """
     found = {(name, output) for name, config in models.items() for output in config.may_omit}
     found |= {(spec.model, name) for spec in pipelines for rule in spec.early_exit for name in rule.missing or ()}
     same = [pair for wiring in wirings for pair in _same_outputs(wiring)]

@@ -1,9 +1,6 @@
-"""One output of a pipeline, compiled for one model signature.
+"""Converts the outputs of a pipeline to the caller's values, and checks the contract of each response's tensors.
 
-Checks the contract for the tensors of each response.
-
-A common fault of language-model ensembles is a step that sends all tokens so far instead of the newest token. Its
-tensor grows with each response, and Triton accepts this if the next step accepts any size.
+``OutputField`` is compiled for one model signature; ``ContractCheck`` is made for one request.
 """
 
 from collections.abc import Mapping
@@ -27,6 +24,8 @@ from app.pipelines.spec import ContractSpec, OutputSpec
 
 @dataclass(frozen=True, slots=True)
 class OutputField:
+    """One output of a pipeline, compiled for one model signature."""
+
     name: str
     spec: OutputSpec
     tensor: TensorSpec
@@ -136,7 +135,11 @@ class Contracts:
 
 
 class ContractCheck:
-    """The contracts of one request, over all its responses."""
+    """Checks the contracts of one request, over all its responses.
+
+    A common fault of language-model ensembles is a step that sends all tokens so far instead of the newest token. Its
+    tensor grows with each response, and Triton accepts this if the next step accepts any size.
+    """
 
     def __init__(self, contracts: Mapping[str, TensorContract]) -> None:
         self._contracts = contracts

@@ -1,10 +1,7 @@
-"""Runs one unary request of a pipeline.
+"""Runs one unary request of a pipeline, and converts the responses of any request to the caller's values.
 
-Converts the responses of one request to the caller's values, and determines how the answer ended.
-
-Cancels a step of an ensemble. Triton does not pass a cancellation on to the steps.
-
-A pipeline's sample, run before the pipeline counts as ready: no caller waits for a model's first-time work.
+A ``Collector`` gets the responses of a stream, a ``WholeAnswer`` those of a unary request. Both determine how the
+answer ended. ``Canceller`` cancels abandoned requests, and ``run_sample`` runs a pipeline's sample.
 """
 
 import asyncio
@@ -171,7 +168,7 @@ async def run(
     answer: Answer,
     responded: Callable[[], None] | None,
 ) -> Ending:
-    """Raises GatewayError; cancelling the task cancels the work in Triton.
+    """Runs one unary request. Raises GatewayError; cancelling the task cancels the work in Triton.
 
     ``responded``: is called for each response; None for a model that is not decoupled.
     """
@@ -196,7 +193,10 @@ _log = logging.getLogger(__name__)
 
 
 class Canceller:
-    """Calls a pipeline's ``cancel`` model with the id of an abandoned request."""
+    """Calls a pipeline's ``cancel`` model with the id of an abandoned request.
+
+    The model cancels a step of an ensemble, because Triton does not pass a cancellation on to the steps.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -221,7 +221,10 @@ class Canceller:
 
 
 async def run_sample(engine: Engine, pipeline: Pipeline, folder: Path) -> None:
-    """``folder``: what the paths of files are relative to. Raises GatewayError, OSError, TypeError or ValueError."""
+    """Runs a pipeline's sample before the pipeline counts as ready: no caller waits for a model's first-time work.
+
+    ``folder``: what the paths of files are relative to. Raises GatewayError, OSError, TypeError or ValueError.
+    """
     body = await asyncio.to_thread(sample_body, pipeline, folder)
     request = replace(pipeline.request_of_json(body), is_probe=True)
     responded = _ignore if pipeline.config.decoupled else None

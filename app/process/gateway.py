@@ -1,12 +1,7 @@
-"""Opens the gateway itself: the Triton that it calls, its catalog, and what follows both.
+"""Opens the gateway: the Triton that it calls, its catalog, and the background work that keeps both up to date.
 
-Reports names in the scopes of API keys that this gateway does not serve: a misspelled name allows nothing.
-
-Reports limits of requests that are smaller than the number of workers: together the workers exceed them.
-
-The background work that keeps the catalog and the gauges about it up to date; no exception ends it.
-
-A gateway.yaml that is made after the start.
+``open_gateway`` connects the parts. The background work follows the files and the models, and logs limits, scopes of
+API keys and models that need the operator's attention.
 """
 
 import asyncio
@@ -47,7 +42,10 @@ _log = logging.getLogger(__name__)
 
 
 class ScopeCheck:
-    """Logs each unknown name once. Without ``gateway.yaml`` nothing is reported, because models come and go."""
+    """Reports names in the scopes of API keys that this gateway does not serve: a misspelled name allows nothing.
+
+    Logs each unknown name once. Without ``gateway.yaml`` nothing is reported, because models come and go.
+    """
 
     def __init__(self, keys: FollowedKeys, catalog: Catalog) -> None:
         self._keys = keys
@@ -67,7 +65,10 @@ class ScopeCheck:
 
 
 class ShareCheck:
-    """Logs each of these limits once. ``workers``: 1 for a process whose supervisor logs them."""
+    """Reports limits of requests that are smaller than the number of workers: together the workers exceed them.
+
+    Logs each of these limits once. ``workers``: 1 for a process whose supervisor logs them.
+    """
 
     def __init__(self, catalog: Catalog, keys: FollowedKeys | None, workers: int) -> None:
         self._catalog = catalog
@@ -120,7 +121,10 @@ async def keep_fresh(
     keys: FollowedKeys | None = None,
     shares: ShareCheck | None = None,
 ) -> None:
-    """Follows the files and the models until it is cancelled: a Triton that does not answer delays no reload."""
+    """Keeps the catalog and the gauges about it up to date until it is cancelled; no exception ends it.
+
+    Follows the files and the models separately: a Triton that does not answer delays no reload.
+    """
 
     def measured() -> None:
         measure(catalog, metrics, keys)
@@ -178,7 +182,10 @@ POLL_S = 1.0
 
 
 async def adopt_when_made(catalog: Catalog, path: Path) -> None:
-    """Waits for the file if the catalog follows none, and then until it is cancelled."""
+    """Adopts a gateway.yaml that is made after the start.
+
+    Waits for the file if the catalog follows none, and then until it is cancelled.
+    """
     problem = ""
     while catalog.path is None:
         if await asyncio.to_thread(path.exists):

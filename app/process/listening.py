@@ -37,7 +37,7 @@ class ListeningPortTaken(Exception):
 
 @contextmanager
 def listening(host: str, port: int, setting: str) -> Iterator[socket.socket]:
-    """A listening socket, closed at the end of the block. Raises PortTaken.
+    """A listening socket, closed at the end of the block. Raises ListeningPortTaken.
 
     It listens at once, because two sockets can be bound to the same port as long as neither listens.
     """
@@ -46,7 +46,10 @@ def listening(host: str, port: int, setting: str) -> Iterator[socket.socket]:
 
 
 def require_free_ports(host: str, ports: Mapping[str, int]) -> None:
-    """``ports``: by the name of the setting. Raises PortTaken, which names all that are taken and ports to use."""
+    """Raises ListeningPortTaken, which names all ports that are taken and ports to use.
+
+    ``ports``: by the name of the setting.
+    """
     taken = []
     for setting, port in ports.items():
         try:
@@ -70,7 +73,10 @@ def _free_port(host: str) -> int:
 
 @contextmanager
 def listening_together(host: str, port: int, setting: str, count: int) -> Iterator[list[socket.socket]]:
-    """Opens listening sockets on one port; the kernel distributes the connections over them. Raises PortTaken."""
+    """Opens listening sockets on one port; the kernel distributes the connections over them.
+
+    Raises ListeningPortTaken.
+    """
     with listening(host, port, setting) as first:  # fails if the port is taken, unlike the next
         port = first.getsockname()[1]
     with ExitStack() as stack:
@@ -78,7 +84,7 @@ def listening_together(host: str, port: int, setting: str, count: int) -> Iterat
 
 
 def _listener(host: str, port: int, setting: str, *, shares_port: bool = False) -> socket.socket:
-    """Raises PortTaken."""
+    """Raises ListeningPortTaken."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

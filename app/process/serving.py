@@ -1,8 +1,7 @@
-"""``triton-gateway serve``: opens everything that the gateway needs, runs it until a signal comes, and drains it.
+"""Runs ``triton-gateway serve``: opens everything that the gateway needs, waits for a signal, and drains the gateway.
 
-Why Triton does not answer at an address, as far as the address itself shows it.
-
-Messages for the user at the terminal.
+``announce`` writes the messages for the user at the terminal, and ``wrong_address`` explains why Triton does not
+answer.
 """
 
 import asyncio
@@ -47,7 +46,10 @@ _REQUEST = b"GET /v2/health/live HTTP/1.1\r\nHost: triton\r\nConnection: close\r
 
 
 async def wrong_address(url: str) -> str | None:
-    """Returns a permanent fault of ``host:port``, for which waiting does not help; None if no fault is known."""
+    """Returns why Triton does not answer at ``host:port``, as far as the address itself shows it.
+
+    The fault is permanent, so waiting does not help; None if no fault is known.
+    """
     host, _, port = url.rpartition(":")
     if not host or host.startswith("unix"):
         return None
@@ -142,8 +144,8 @@ YOUNG_OBJECTS = 10_000
 async def serve(settings: Settings) -> None:
     """Runs until SIGTERM, SIGINT or SIGHUP.
 
-    Raises PortTaken, StoreUnusable, ConfigError, TracingUnavailable or EmbeddedTritonError before anything is served,
-    and BackgroundTaskFailed at the end if a background task ended unexpectedly.
+    Raises ListeningPortTaken, StoreUnusable, ConfigError, TracingUnavailable or EmbeddedTritonError before anything is
+    served, and BackgroundTaskFailed at the end if a background task ended unexpectedly.
     """
     shutdown = Shutdown()
     shutdown.listen_to_signals()

@@ -1,10 +1,7 @@
 """Opens the Tritons that the gateway calls, each with everything that belongs to its address.
 
-The address of Triton, and the embedded Triton, which runs as long as the gateway.
-
-Provides the samples of the catalog's pipelines as canaries.
-
-``triton-gateway triton``: runs only the wheel's Triton, for gateways and clients on this machine.
+``running_triton`` yields the Triton to call, and runs the embedded Triton for the duration of its block. ``Servers``
+opens the calls. ``run_triton`` is the command ``triton-gateway triton``, which runs only the wheel's Triton.
 """
 
 import asyncio
@@ -128,7 +125,10 @@ def _environment(settings: Settings) -> dict[str, str]:
 
 
 class SampleCanaries:
-    """Pipelines without a ``sample``, or with ``warmup: false``, have no canary."""
+    """Provides the samples of the catalog's pipelines as canaries.
+
+    Pipelines without a ``sample``, or with ``warmup: false``, have no canary.
+    """
 
     def __init__(self, catalog: Catalog | None = None) -> None:
         self.catalog = catalog
@@ -310,7 +310,10 @@ PORTS = Ports(grpc=8001, http=8000, metrics=8002)
 
 
 async def run_triton(settings: Settings, ports: Ports = PORTS) -> None:
-    """Runs until SIGTERM, SIGINT or SIGHUP. Raises EmbeddedTritonError."""
+    """Runs only the wheel's Triton, for gateways and clients on this machine, until SIGTERM, SIGINT or SIGHUP.
+
+    Raises EmbeddedTritonError.
+    """
     shutdown = Shutdown()
     shutdown.listen_to_signals()
     triton = EmbeddedTriton(EmbeddedOptions(settings.embedded_repository, settings.models_venv, ports))

@@ -1,10 +1,8 @@
-"""The supervisor of ``triton-gateway serve`` with several workers.
+"""Runs ``triton-gateway serve`` with several workers: starts, guides, replaces and drains their processes.
 
-One worker process, as the supervisor sees it.
-
-Manages all workers of a supervisor: starts, guides, replaces and drains them.
-
-Divides the limits of the gateway among its workers.
+``supervise`` opens what the workers share, ``WorkerPool`` manages the ``WorkerProcess`` of each number, and
+``settings_of_worker`` divides the limits of the gateway among the workers. docs/decisions/0028-workers.md has the
+reasons.
 """
 
 import asyncio
@@ -55,7 +53,7 @@ COMMAND = (sys.executable, "-m", "app.cli", "worker")
 
 
 class WorkerProcess:
-    """Created by :meth:`start`."""
+    """One worker process, as the supervisor sees it. Created by :meth:`start`."""
 
     def __init__(self, process: Process, channel: Channel, numbers: MetricsReader) -> None:
         self.state = "starting"
@@ -157,7 +155,10 @@ class WorkersCannotStart(Exception):
 
 
 class WorkerPool:
-    """Implements :class:`app.api.routes.health.Workers`. ``gateway``: the supervisor's, which monitors Triton."""
+    """Manages all workers of a supervisor: starts, guides, replaces and drains them.
+
+    Implements :class:`app.api.routes.health.Workers`. ``gateway``: the supervisor's, which monitors Triton.
+    """
 
     def __init__(self, workers: int, order_of: OrderOf, gateway: Gateway) -> None:
         self.registry = CollectorRegistry()
@@ -322,7 +323,10 @@ def check_shares(settings: Settings) -> None:
 
 
 def settings_of_worker(settings: Settings, number: int) -> Settings:
-    """``number``: from 1. The shares of all workers add up to the total."""
+    """Returns the settings with a worker's part of the limits of the gateway.
+
+    ``number``: from 1. The shares of all workers add up to the total.
+    """
     shares = {name: _share(getattr(settings, name), number, settings.workers) for name in SHARED_OUT}
     if settings.shared_memory_limit:
         shares["shared_memory_bytes"] = _share(settings.shared_memory_limit, number, settings.workers)

@@ -1,8 +1,7 @@
-"""A worker process, which serves the API and reports to its supervisor.
+"""Runs a worker process, which serves the API and reports to its supervisor.
 
-Explained requests of a worker. The supervisor keeps those of all workers, and receives Triton's spans.
-
-A worker's question to the supervisor for the statistics of all workers.
+``work`` opens the worker, and ``Link`` exchanges its messages with the supervisor. The worker asks the supervisor for
+explained requests and for the statistics of all workers.
 """
 
 import asyncio
@@ -48,7 +47,11 @@ ANSWER_S = 5.0
 
 
 class SupervisorsExplanations:
-    """Implements :class:`app.observability.explain.request.Explanations`."""
+    """Sends explained requests of this worker to the supervisor, and asks the supervisor for explanations.
+
+    The supervisor keeps those of all workers, and receives Triton's spans. Implements
+    :class:`app.observability.explain.request.Explanations`.
+    """
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -81,7 +84,10 @@ class SupervisorsExplanations:
 
 
 class TotalsOfWorkers:
-    """At most one question is on its way; callers that ask meanwhile get the same answer."""
+    """Asks the supervisor for the statistics of all workers.
+
+    At most one question is on its way; callers that ask meanwhile get the same answer.
+    """
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel

@@ -44,7 +44,7 @@ class PipelineAdmission:
         self.limits = NO_LIMITS
         self._admission = admission
         self._by_key: dict[str, Quota] = {}
-        self._applicants: dict[str, tuple[Caller, Claim]] = {}
+        self._claims: dict[str, tuple[Caller, Claim]] = {}
         self._anyone = Claim(self.own, (self.own,))
 
     @property
@@ -53,53 +53,53 @@ class PipelineAdmission:
 
     def check(self, caller: Caller, deadline: Deadline) -> None:
         """Raises TooManyRequests if no slot is free or expected soon. Call it before you read the body."""
-        self.model_queue.check(self._applicant(caller), deadline)
+        self.model_queue.check(self._claim_of(caller), deadline)
 
     def admits(self, caller: Caller, deadline: Deadline) -> bool:
         """Whether :meth:`check` would raise nothing now."""
-        return self.model_queue.admits(self._applicant(caller), deadline)
+        return self.model_queue.admits(self._claim_of(caller), deadline)
 
     async def enter(self, caller: Caller, deadline: Deadline) -> Slot:
         """Returns a slot, which the caller must release. Raises TooManyRequests or DeadlineExceeded."""
-        return await self.model_queue.enter(self._applicant(caller), deadline)
+        return await self.model_queue.enter(self._claim_of(caller), deadline)
 
     def try_enter(self, caller: Caller) -> Slot | None:
         """Returns a slot if one is free and no other request waits for it."""
-        return self.model_queue.try_enter(self._applicant(caller))
+        return self.model_queue.try_enter(self._claim_of(caller))
 
     def set_limits(self, limits: PipelineLimits) -> None:
         self.limits = limits
         queue, share = QUEUE if limits.queue is None else limits.queue, self._admission.share
         self.own.set_limits(share(limits.in_flight), share(queue))
-        self._applicants.clear()
-        for account in self._by_key.values():
-            account.set_limits(share(limits.per_key), None)
+        self._claims.clear()
+        for quota in self._by_key.values():
+            quota.set_limits(share(limits.per_key), None)
 
-    def _applicant(self, caller: Caller) -> Claim:
+    def _claim_of(self, caller: Caller) -> Claim:
         if caller is ANYONE and self.limits.per_key is None:
             return self._anyone
-        known = self._applicants.get(caller.id)
+        known = self._claims.get(caller.id)
         if known is None or known[0] is not caller:
-            known = self._applicants[caller.id] = caller, self._applicant_of(caller)
+            known = self._claims[caller.id] = caller, self._new_claim(caller)
         return known[1]
 
-    def _applicant_of(self, caller: Caller) -> Claim:
-        accounts = [self.own]
+    def _new_claim(self, caller: Caller) -> Claim:
+        quotas = [self.own]
         if caller.limits != NO_OWN_LIMITS:
-            accounts.append(self._admission.account_of(caller))
+            quotas.append(self._admission.quota_of(caller))
         if self.limits.per_key is not None:
-            accounts.append(self._account_of_key(caller.id))
-        return Claim(self.own, tuple(accounts), caller.id, caller.priority)
+            quotas.append(self._quota_of_key(caller.id))
+        return Claim(self.own, tuple(quotas), caller.id, caller.priority)
 
-    def _account_of_key(self, key: str) -> Quota:
-        account = self._by_key.get(key)
-        if account is None:
-            account = self._by_key[key] = Quota(self._admission.share(self.limits.per_key), of_key=True)
-        return account
+    def _quota_of_key(self, key: str) -> Quota:
+        quota = self._by_key.get(key)
+        if quota is None:
+            quota = self._by_key[key] = Quota(self._admission.share(self.limits.per_key), of_key=True)
+        return quota
 
 
 class Admission:
-    """Holds the queues of all models and the accounts of all callers.
+    """Holds the queues of all models and the quotas of all callers.
 
     Args:
         workers: the number of processes that share the limits.
@@ -113,29 +113,29 @@ class Admission:
         self._servers = servers
         self.model_queues: dict[str, ModelQueue] = {}
         """By model: one limit protects a model, however it is called."""
-        self.entrances: dict[tuple[str, str], PipelineAdmission] = {}
+        self.pipelines: dict[tuple[str, str], PipelineAdmission] = {}
         """By pipeline name and model name."""
         self._loads: dict[str, ModelLoad] = {}
         self._callers: dict[str, Quota] = {}
 
-    def entrance(self, name: str, load: ModelLoad, limits: PipelineLimits = NO_LIMITS) -> PipelineAdmission:
-        """Returns the entrance for a name and a model, always the same object, and updates its limits."""
+    def of(self, name: str, load: ModelLoad, limits: PipelineLimits = NO_LIMITS) -> PipelineAdmission:
+        """Returns the admission for a name and a model, always the same object, and updates its limits."""
         model = load.model
-        entrance = self.entrances.get((name, model))
-        if entrance is None:
-            entrance = self.entrances[name, model] = PipelineAdmission(self, name, model)
-        entrance.set_limits(limits)
+        found = self.pipelines.get((name, model))
+        if found is None:
+            found = self.pipelines[name, model] = PipelineAdmission(self, name, model)
+        found.set_limits(limits)
         self._follow(load)
-        return entrance
+        return found
 
-    def account_of(self, caller: Caller) -> Quota:
-        """Returns the account that counts all requests of a caller, in all pipelines."""
-        account = self._callers.get(caller.id)
-        if account is None:
-            account = self._callers[caller.id] = Quota(of_key=True)
+    def quota_of(self, caller: Caller) -> Quota:
+        """Returns the quota that counts all requests of a caller, in all pipelines."""
+        quota = self._callers.get(caller.id)
+        if quota is None:
+            quota = self._callers[caller.id] = Quota(of_key=True)
         limits = caller.limits
-        account.set_limits(self.share(limits.in_flight), self.share(limits.queue))
-        return account
+        quota.set_limits(self.share(limits.in_flight), self.share(limits.queue))
+        return quota
 
     def share(self, total: int | None) -> int | None:
         """Returns this process's share of a limit. The shares add up to ``total``, but none is 0 unless ``total`` is.

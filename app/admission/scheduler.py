@@ -1,6 +1,6 @@
 """Decides whether a request to a model runs at once, waits in the queue, or is refused.
 
-A request enters the queue of its model (``ModelQueue``) with a ``Claim``, which names the accounts to charge
+A request enters the queue of its model (``ModelQueue``) with a ``Claim``, which names the quotas to charge
 (``Quota``). It gets a ``Slot`` for the time that it runs, or the queue raises TooManyRequests.
 """
 
@@ -23,11 +23,11 @@ class Slot:
     Released by :meth:`leave` or at the end of a ``with`` block. Releasing it again is a no-op.
     """
 
-    __slots__ = ("_accounts", "_has_output", "_is_left", "_limit", "_model_queue", "since")
+    __slots__ = ("_has_output", "_is_left", "_limit", "_model_queue", "_quotas", "since")
 
-    def __init__(self, model_queue: "ModelQueue", accounts: "tuple[Quota, ...]") -> None:
+    def __init__(self, model_queue: "ModelQueue", quotas: "tuple[Quota, ...]") -> None:
         self._model_queue = model_queue
-        self._accounts = accounts
+        self._quotas = quotas
         self.since = monotonic()
         self._has_output = False
         self._is_left = False
@@ -56,7 +56,7 @@ class Slot:
         if not self._is_left:
             self._is_left = True
             self._limit.left(self, monotonic())
-            self._model_queue.left(self._accounts, self.since, error)
+            self._model_queue.left(self._quotas, self.since, error)
 
     def __enter__(self) -> "Slot":
         return self
@@ -79,12 +79,12 @@ class Quota:
     __slots__ = ("max_running", "max_waiting", "model_queues", "of_key", "running", "waiting")
 
     def __init__(self, max_running: int | None = None, max_waiting: int | None = None, *, of_key: bool = False) -> None:
-        """``of_key``: whether the account is that of an API key, and not of a pipeline."""
+        """``of_key``: whether the quota is that of an API key, and not of a pipeline."""
         self.of_key = of_key
         self.running = 0
         self.waiting = 0
         self.model_queues: set[ModelQueue] = set()
-        """The queues in which requests of this account wait."""
+        """The queues in which requests of this quota wait."""
         self.set_limits(max_running, max_waiting)
 
     def set_limits(self, max_running: int | None, max_waiting: int | None) -> None:
@@ -94,7 +94,7 @@ class Quota:
 
     @property
     def is_limited(self) -> bool:
-        """Whether requests may have to wait because of this account's limit."""
+        """Whether requests may have to wait because of this quota's limit."""
         return self.max_running != UNLIMITED
 
 
@@ -113,22 +113,22 @@ TICK_S = 0.01
 
 
 class Claim:
-    """A caller that requests a slot: the accounts to charge, and its place in the order of the queue."""
+    """A caller that requests a slot: the quotas to charge, and its place in the order of the queue."""
 
-    __slots__ = ("accounts", "key", "own", "priority")
+    __slots__ = ("key", "own", "priority", "quotas")
 
-    def __init__(self, own: Quota, accounts: tuple[Quota, ...], key: str = "", priority: int = 0) -> None:
+    def __init__(self, own: Quota, quotas: tuple[Quota, ...], key: str = "", priority: int = 0) -> None:
         self.own = own
-        """The account of the pipeline."""
-        self.accounts = accounts
-        """All accounts to charge, including ``own``."""
+        """The quota of the pipeline."""
+        self.quotas = quotas
+        """All quotas to charge, including ``own``."""
         self.key = key
         self.priority = priority
 
     @property
     def may_run(self) -> bool:
-        for account in self.accounts:  # noqa: SIM110 - a third of the time of all()
-            if account.running >= account.max_running:
+        for quota in self.quotas:  # noqa: SIM110 - a third of the time of all()
+            if quota.running >= quota.max_running:
                 return False
         return True
 
@@ -136,12 +136,12 @@ class Claim:
 class Waiter:
     """One request in the queue."""
 
-    __slots__ = ("applicant", "deadline", "key", "priority", "since", "slot")
+    __slots__ = ("claim", "deadline", "key", "priority", "since", "slot")
 
-    def __init__(self, applicant: Claim, deadline: Deadline) -> None:
-        self.applicant = applicant
-        self.key = applicant.key
-        self.priority = applicant.priority
+    def __init__(self, claim: Claim, deadline: Deadline) -> None:
+        self.claim = claim
+        self.key = claim.key
+        self.priority = claim.priority
         self.deadline = deadline
         self.since = monotonic()
         self.slot: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
@@ -154,16 +154,16 @@ class Waiter:
 class Objection(NamedTuple):
     """Why a request may not wait, and for how many seconds this remains so.
 
-    ``account``: of the API key, if its own limit is the reason.
+    ``quota``: of the API key, if its own limit is the reason.
     """
 
     detail: str
     wait_s: float = 0.0
-    account: Quota | None = None
+    quota: Quota | None = None
 
 
-def _because(account: Quota | None) -> str:
-    return "" if account is None else " because of the limit of its API key"
+def _because(quota: Quota | None) -> str:
+    return "" if quota is None else " because of the limit of its API key"
 
 
 class ModelQueue:
@@ -186,46 +186,46 @@ class ModelQueue:
         self._promised: dict[str, float] = {}
         """By key: when the caller that was refused last may expect a slot."""
 
-    def check(self, applicant: Claim, deadline: Deadline) -> None:
+    def check(self, claim: Claim, deadline: Deadline) -> None:
         """Raises TooManyRequests if :meth:`enter` would raise it now. Has no effect on other requests."""
-        if not self._has_slot(applicant):
-            self._require_place(applicant, deadline, self._displaced_by(applicant))
+        if not self._has_slot(claim):
+            self._require_place(claim, deadline, self._displaced_by(claim))
 
-    def admits(self, applicant: Claim, deadline: Deadline) -> bool:
+    def admits(self, claim: Claim, deadline: Deadline) -> bool:
         """Whether :meth:`check` would raise nothing now. Unlike a refusal, it reserves no retry time."""
-        return self._has_slot(applicant) or not self._objection(applicant, deadline, self._displaced_by(applicant))
+        return self._has_slot(claim) or not self._objection(claim, deadline, self._displaced_by(claim))
 
-    def try_enter(self, applicant: Claim) -> Slot | None:
+    def try_enter(self, claim: Claim) -> Slot | None:
         """Returns a slot if one is free and no other request waits for it."""
-        return self._slot_of(applicant) if self._has_slot(applicant) else None
+        return self._slot_of(claim) if self._has_slot(claim) else None
 
-    async def enter(self, applicant: Claim, deadline: Deadline) -> Slot:
+    async def enter(self, claim: Claim, deadline: Deadline) -> Slot:
         """Returns a slot, waiting in the queue if necessary.
 
         Raises:
             TooManyRequests: If the request may not wait, or waited too long to meet its deadline.
             DeadlineExceeded: If the deadline passes during the wait.
         """
-        if self._has_slot(applicant):
-            return self._slot_of(applicant)
-        displaced = self._displaced_by(applicant)
-        self._require_place(applicant, deadline, displaced)
+        if self._has_slot(claim):
+            return self._slot_of(claim)
+        displaced = self._displaced_by(claim)
+        self._require_place(claim, deadline, displaced)
         if displaced is not None:
             self._displace(displaced)
-        return await self._wait(Waiter(applicant, deadline))
+        return await self._wait(Waiter(claim, deadline))
 
-    def left(self, accounts: tuple[Quota, ...], since: float, error: BaseException | None) -> None:
+    def left(self, quotas: tuple[Quota, ...], since: float, error: BaseException | None) -> None:
         """Frees the slot of a request that has ended."""
         now = monotonic()
         self.running -= 1
-        for account in accounts:
-            account.running -= 1
+        for quota in quotas:
+            quota.running -= 1
         if self.running == 0:
             self._first_start = inf
         self.learn(now, now - since, error)
-        for account in accounts:
-            if account.model_queues:
-                for each in tuple(account.model_queues):
+        for quota in quotas:
+            if quota.model_queues:
+                for each in tuple(quota.model_queues):
                     each.serve_queue()
 
     def responded(self, wait_s: float) -> None:
@@ -258,19 +258,19 @@ class ModelQueue:
             if waiter.slot.done():
                 continue  # the request was cancelled in this turn of the event loop
             if waiter.deadline.remaining_s() < self._needed_s:
-                waiter.refuse(self._too_late(waiter.applicant))
+                waiter.refuse(self._too_late(waiter.claim))
             else:
-                waiter.slot.set_result(self._slot_of(waiter.applicant))
+                waiter.slot.set_result(self._slot_of(waiter.claim))
 
-    def _has_slot(self, applicant: Claim) -> bool:
+    def _has_slot(self, claim: Claim) -> bool:
         """Whether a slot is free. The queue need not be checked: :meth:`serve_queue` gives free slots away at once."""
-        return self.running < self.limit.value and applicant.may_run
+        return self.running < self.limit.value and claim.may_run
 
-    def _slot_of(self, applicant: Claim) -> Slot:
+    def _slot_of(self, claim: Claim) -> Slot:
         self.running += 1
-        for account in applicant.accounts:
-            account.running += 1
-        slot = Slot(self, applicant.accounts)
+        for quota in claim.quotas:
+            quota.running += 1
+        slot = Slot(self, claim.quotas)
         self._first_start = min(self._first_start, slot.since)
         return slot
 
@@ -278,9 +278,9 @@ class ModelQueue:
         if not self._queue:
             self._queued_at = waiter.since
         self._queue.add(waiter)
-        for account in waiter.applicant.accounts:
-            account.waiting += 1
-            account.model_queues.add(self)
+        for quota in waiter.claim.quotas:
+            quota.waiting += 1
+            quota.model_queues.add(self)
         expiry = asyncio.get_running_loop().call_later(waiter.deadline.remaining_s(), self._expire, waiter)
         self.serve_queue()
         try:
@@ -304,57 +304,55 @@ class ModelQueue:
         return was_waiting
 
     def _stop_waiting(self, waiter: Waiter) -> None:
-        for account in waiter.applicant.accounts:
-            account.waiting -= 1
-            if account.waiting == 0:
-                account.model_queues.clear()
+        for quota in waiter.claim.quotas:
+            quota.waiting -= 1
+            if quota.waiting == 0:
+                quota.model_queues.clear()
 
-    def _displaced_by(self, applicant: Claim) -> Waiter | None:
+    def _displaced_by(self, claim: Claim) -> Waiter | None:
         """Returns the request of the same pipeline that must leave its full queue for a new request, or None."""
-        if applicant.own.waiting < applicant.own.max_waiting:
+        if claim.own.waiting < claim.own.max_waiting:
             return None
-        return self._queue.displaced_by(
-            applicant.priority, applicant.key, lambda waiter: waiter.applicant.own is applicant.own
-        )
+        return self._queue.displaced_by(claim.priority, claim.key, lambda waiter: waiter.claim.own is claim.own)
 
-    def _require_place(self, applicant: Claim, deadline: Deadline, displaced: Waiter | None) -> None:
+    def _require_place(self, claim: Claim, deadline: Deadline, displaced: Waiter | None) -> None:
         """Raises TooManyRequests if a request may not wait, even in the place of ``displaced``."""
-        objection = self._objection(applicant, deadline, displaced)
+        objection = self._objection(claim, deadline, displaced)
         if objection is not None:
-            raise self._refused(applicant, *objection)
+            raise self._refused(claim, *objection)
 
-    def _objection(self, applicant: Claim, deadline: Deadline, displaced: Waiter | None) -> Objection | None:
+    def _objection(self, claim: Claim, deadline: Deadline, displaced: Waiter | None) -> Objection | None:
         """Returns why a request may not wait; None if it may wait."""
-        full = [each for each in applicant.accounts if each.waiting >= each.max_waiting]
-        if full and (displaced is None or full != [applicant.own]):
+        full = [each for each in claim.quotas if each.waiting >= each.max_waiting]
+        if full and (displaced is None or full != [claim.own]):
             key = next((each for each in full if each.of_key), None)
             return Objection("The queue of this pipeline is full.") if key is None else self._key_is_full(key)
-        (wait_s, account), needed_s = self._wait_of(applicant, displaced), self._needed_s
+        (wait_s, quota), needed_s = self._wait_of(claim, displaced), self._needed_s
         over_s = wait_s * MARGIN + needed_s - deadline.remaining_s()
         if over_s > 0:
-            return Objection(f"The request cannot be answered before its deadline{_because(account)}.", over_s, account)
+            return Objection(f"The request cannot be answered before its deadline{_because(quota)}.", over_s, quota)
         allowed_s = max(LONGEST_WAIT_S, 2 * self._service_s)
         if wait_s > allowed_s:
-            return Objection(f"Too many requests wait for this model{_because(account)}.", wait_s - allowed_s, account)
+            return Objection(f"Too many requests wait for this model{_because(quota)}.", wait_s - allowed_s, quota)
         return None
 
-    def _key_is_full(self, account: Quota) -> Objection:
+    def _key_is_full(self, quota: Quota) -> Objection:
         """A key whose running requests are limited gets a slot after those of its requests that wait already."""
         detail = "This API key has reached its own limit of requests that run or wait at the same time."
-        if not account.is_limited:
+        if not quota.is_limited:
             return Objection(detail)
-        turn_s = self._expected_s / account.max_running
-        return Objection(detail, (account.waiting + 1) * turn_s - turn_s / CALLERS_PER_SLOT, account)
+        turn_s = self._expected_s / quota.max_running
+        return Objection(detail, (quota.waiting + 1) * turn_s - turn_s / CALLERS_PER_SLOT, quota)
 
     def _displace(self, waiter: Waiter) -> None:
         self._drop(waiter)
-        waiter.refuse(self._refused(waiter.applicant, "Requests with a greater right to the queue came.", 0.0))
+        waiter.refuse(self._refused(waiter.claim, "Requests with a greater right to the queue came.", 0.0))
 
-    def _too_late(self, applicant: Claim) -> TooManyRequests:
-        return self._refused(applicant, "The request waited too long to be answered before its deadline.", 0.0)
+    def _too_late(self, claim: Claim) -> TooManyRequests:
+        return self._refused(claim, "The request waited too long to be answered before its deadline.", 0.0)
 
-    def _refused(self, applicant: Claim, detail: str, wait_s: float, account: Quota | None = None) -> TooManyRequests:
-        return TooManyRequests(detail, retry_after_s=self.retry_after_s(applicant.key, wait_s, account))
+    def _refused(self, claim: Claim, detail: str, wait_s: float, quota: Quota | None = None) -> TooManyRequests:
+        return TooManyRequests(detail, retry_after_s=self.retry_after_s(claim.key, wait_s, quota))
 
     @property
     def _needed_s(self) -> float:
@@ -378,34 +376,34 @@ class ModelQueue:
         now = monotonic()
         return self.limit.is_rising(now, self._queued_at if self._queue else now)
 
-    def _wait_of(self, applicant: Claim, displaced: Waiter | None) -> tuple[float, Quota | None]:
+    def _wait_of(self, claim: Claim, displaced: Waiter | None) -> tuple[float, Quota | None]:
         """Expected wait of a new request that takes the place of ``displaced``, in seconds.
 
-        Also returns the key's account if its limit is the reason, and not the model.
+        Also returns the key's quota if its limit is the reason, and not the model.
         """
         if not self._service_s:
             return 0.0, None
-        ahead = 0 if self._is_rising else self._queue.ahead_of(applicant.priority, applicant.key) + 1
+        ahead = 0 if self._is_rising else self._queue.ahead_of(claim.priority, claim.key) + 1
         wait_s, reason = ahead / self._rate_of(self.limit.value), None
-        for account in applicant.accounts:
-            if account.is_limited:
-                place = account.waiting + (displaced is None or account not in displaced.applicant.accounts)
-                if (own_wait_s := place * self._service_s / account.max_running) > wait_s:
-                    wait_s, reason = own_wait_s, account if account.of_key else None
+        for quota in claim.quotas:
+            if quota.is_limited:
+                place = quota.waiting + (displaced is None or quota not in displaced.claim.quotas)
+                if (own_wait_s := place * self._service_s / quota.max_running) > wait_s:
+                    wait_s, reason = own_wait_s, quota if quota.of_key else None
         return wait_s, reason
 
-    def retry_after_s(self, key: str, wait_s: float = 0.0, account: Quota | None = None) -> int:
+    def retry_after_s(self, key: str, wait_s: float = 0.0, quota: Quota | None = None) -> int:
         """Returns the whole seconds until a slot is expected to be free for a caller that is refused now.
 
         Each refusal of a key reserves a later time, so that refused callers do not all retry at once. While the limit
-        rises, the time is not known. ``account``: of the key, if its own limit is the reason.
+        rises, the time is not known. ``quota``: of the key, if its own limit is the reason.
         """
         now = monotonic()
-        if account is not None:
-            rate = CALLERS_PER_SLOT * self._rate_of(account.max_running)
+        if quota is not None:
+            rate = CALLERS_PER_SLOT * self._rate_of(quota.max_running)
         else:
             rate = CALLERS_PER_SLOT * self._rate_of(self.limit.value) / max(self._queue.callers(), 1)
-        if not rate or (account is None and self._is_rising):
+        if not rate or (quota is None and self._is_rising):
             return 1
         if len(self._promised) >= MOST_PROMISES:
             self._promised = {each: due for each, due in self._promised.items() if due > now}
@@ -427,7 +425,7 @@ class ModelQueue:
 
 
 def _may_run(waiter: Waiter) -> bool:
-    return waiter.applicant.may_run
+    return waiter.claim.may_run
 
 
 def _give_back(slot: "asyncio.Future[Slot]") -> None:

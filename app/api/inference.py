@@ -42,11 +42,11 @@ from app.streams.stream import ProblemOf, Stream, StreamPlan
 class Target:
     """What a call runs: a pipeline, or a model by its own name.
 
-    ``entrance``: its admission, with its name in metrics and spans. ``prepared``: completes a request before it is
+    ``admission``: its admission, with its name in metrics and spans. ``prepared``: completes a request before it is
     sent. ``abandon``: makes the model stop a request, if a model for that is declared.
     """
 
-    entrance: PipelineAdmission
+    admission: PipelineAdmission
     decoupled: bool
     stream: StreamSpec
     prepared: Callable[[InferenceRequest, Deadline], InferenceRequest]
@@ -56,7 +56,7 @@ class Target:
 
     @property
     def name(self) -> str:
-        return self.entrance.name
+        return self.admission.name
 
 
 class InferenceCall(Struct, frozen=True, eq=False):
@@ -116,19 +116,19 @@ class Inference:
         spec = pipeline.spec.limits
         limits = PipelineLimits() if spec is None else PipelineLimits(spec.in_flight, spec.queue, spec.per_key)
         return Target(
-            entrance=self.entrance(pipeline.name, pipeline.spec.model, pipeline.capacity, limits),
+            admission=self.admission_of(pipeline.name, pipeline.spec.model, pipeline.capacity, limits),
             decoupled=pipeline.config.decoupled,
             stream=pipeline.spec.stream or STREAM_DEFAULTS,
             prepared=pipeline.with_deadline,
             abandon=partial(self.canceller.cancel, pipeline),
         )
 
-    def entrance(
+    def admission_of(
         self, name: str, model: str, capacity: Capacity, limits: PipelineLimits = NO_LIMITS
     ) -> PipelineAdmission:
         """The admission of calls that count under ``name``. All calls of a model use the same queue."""
         load = ModelLoad(model, capacity, self.catalog.exposed.in_flight.get(model))
-        return self.admission.entrance(name, load, limits)
+        return self.admission.of(name, load, limits)
 
     def check_load_of_any(self, exchange: Exchange, timeout_of: Callable[[Pipeline], float | None]) -> None:
         """Raises TooManyRequests if the request would be refused now, whichever pipeline its body names.
@@ -143,51 +143,51 @@ class Inference:
             if pipeline is None or timeout_s is None:
                 continue
             deadline = deadline_of(exchange, timeout_s)
-            entrance = self.target_of(pipeline).entrance
-            if entrance.admits(exchange.caller, deadline):
+            admission = self.target_of(pipeline).admission
+            if admission.admits(exchange.caller, deadline):
                 return
-            refusing.append((entrance, deadline))
+            refusing.append((admission, deadline))
         if refusing:
-            entrance, deadline = choice(refusing)  # spreads the reserved retry times over the pipelines
-            entrance.check(exchange.caller, deadline)
+            admission, deadline = choice(refusing)  # spreads the reserved retry times over the pipelines
+            admission.check(exchange.caller, deadline)
 
     async def take_slot(self, call: InferenceCall) -> Slot:
         """A slot for the call, maybe after a wait in the queue. Raises TooManyRequests or DeadlineExceeded."""
-        entrance, record = call.target.entrance, call.record
-        slot = entrance.try_enter(call.caller)
+        admission, record = call.target.admission, call.record
+        slot = admission.try_enter(call.caller)
         if slot is None:
             started = time.perf_counter()
             try:
-                slot = await entrance.enter(call.caller, call.deadline)
+                slot = await admission.enter(call.caller, call.deadline)
             finally:
                 record.queue_s = time.perf_counter() - started
-        self.metrics.of_pipeline(entrance.name).queue_time.observe(record.queue_s)
+        self.metrics.of_pipeline(admission.name).queue_time.observe(record.queue_s)
         return slot
 
     def take_free_slot(self, call: InferenceCall) -> Slot | None:
         """Returns a further slot for a call that already has one, if no other request waits for it."""
-        return call.target.entrance.try_enter(call.caller)
+        return call.target.admission.try_enter(call.caller)
 
     def limits_of(self, pipeline: Pipeline) -> dict[str, Any]:
         """For the catalog. ``in_flight`` is the number now; ``adapts``: whether it follows what is measured."""
-        entrance = self.target_of(pipeline).entrance
-        given = entrance.limits
+        admission = self.target_of(pipeline).admission
+        given = admission.limits
         return {
-            "in_flight": entrance.model_queue.limit.value,
+            "in_flight": admission.model_queue.limit.value,
             "adapts": pipeline.spec.model not in self.catalog.exposed.in_flight,
-            "queue": entrance.own.max_waiting,
+            "queue": admission.own.max_waiting,
             "per_key": given.per_key,
         }
 
     def show_load(self) -> None:
         """Brings the gauges of admission up to date."""
-        entrances = self.admission.entrances.values()
+        admissions = self.admission.pipelines.values()
         unary = self.workload.unary_requests()
-        in_flight = {each.name: unary[each.name] for each in entrances}
+        in_flight = {each.name: unary[each.name] for each in admissions}
         load = Counter[str](), Counter[str]()
-        for entrance in entrances:
-            for counted, count in zip(load, (entrance.own.running, entrance.own.waiting), strict=True):
-                counted[entrance.name] += count
+        for admission in admissions:
+            for counted, count in zip(load, (admission.own.running, admission.own.waiting), strict=True):
+                counted[admission.name] += count
         limits = {each.model: each.limit.value for each in self.admission.model_queues.values()}
         self.metrics.show_load(in_flight, *load, limits)
 

@@ -266,7 +266,7 @@ class _DroppedLines(Collector):
         )
 
 
-class LaneMetrics:
+class SharedMemoryMetrics:
     """Observes the shared memory for large tensors."""
 
     def __init__(self, metrics: Metrics) -> None:

@@ -224,7 +224,7 @@ async def open_gateway(
     keys = _keys_of(settings, triton)
     servers = Servers(settings, triton, metrics, tracer, supervisor)
     async with servers.opened() as calls:
-        engine, lane = calls.engine, calls.lane
+        engine, shared_memory = calls.engine, calls.shared_memory
         catalog = await _catalog_of(settings, triton, engine)
         servers.canaries.catalog = catalog
         check = ModelCheck(catalog, engine, is_done=triton.part is not None)
@@ -245,7 +245,7 @@ async def open_gateway(
             ),
             stores.streams,
             limits_of(settings),
-            None if lane is None else lane.bodies,
+            None if shared_memory is None else shared_memory.bodies,
             triton.metrics_url,
             metrics_tls_of(settings),
             servers.health,

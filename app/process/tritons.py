@@ -17,7 +17,7 @@ from app.admission.keys import Keyring
 from app.core.engine import CallObserver, CallObservers, Engine
 from app.core.errors import GatewayError
 from app.observability.log import TensorLog, say
-from app.observability.metrics import CallMetrics, LaneMetrics, Metrics
+from app.observability.metrics import CallMetrics, Metrics, SharedMemoryMetrics
 from app.observability.tracing import CallTracing, Tracer
 from app.pipelines.catalog import Catalog
 from app.pipelines.examples import sample_body
@@ -163,7 +163,7 @@ class Calls:
     """How the gateway calls Triton: at one address or at several."""
 
     engine: Engine
-    lane: SharedMemoryTransport | None = None
+    shared_memory: SharedMemoryTransport | None = None
 
 
 @dataclass(slots=True)
@@ -201,11 +201,13 @@ class Servers:
     async def _direct(self, address: str) -> AsyncIterator[Calls]:
         """The only Triton: without a balancer, and with shared memory where that is on."""
         health = self._new_health()
-        async with self._transport(address) as transport, self._lane(transport) as lane:
-            engine = DirectEngine(transport, self._observer(CallMetrics(self.metrics)), health, self._cancels(), lane)
+        async with self._transport(address) as transport, self._shared_memory(transport) as shared_memory:
+            engine = DirectEngine(
+                transport, self._observer(CallMetrics(self.metrics)), health, self._cancels(), shared_memory
+            )
             engine.on_repeat = self.metrics.triton_repeats.inc
             async with self._care(address, engine, health):
-                yield Calls(engine, lane)
+                yield Calls(engine, shared_memory)
 
     @asynccontextmanager
     async def _balanced(self, address: str) -> AsyncIterator[TritonServer]:
@@ -236,16 +238,16 @@ class Servers:
         return PacedCancels.shared_by(self.triton.part.workers if self.triton.part else 1)
 
     @asynccontextmanager
-    async def _lane(self, transport: Transport) -> AsyncIterator[SharedMemoryTransport | None]:
+    async def _shared_memory(self, transport: Transport) -> AsyncIterator[SharedMemoryTransport | None]:
         """None without shared memory. A supervisor of workers has none: its workers call the models."""
         limit = self.settings.shared_memory_limit if self.triton.part or self.settings.workers == 1 else 0
         if not limit:
             yield None
             return
-        lane = SharedMemoryTransport(transport, limit, LaneMetrics(self.metrics))
-        async with self.supervisor.running("shared memory", lane.run()):
-            yield lane
-        await lane.close()
+        shared_memory = SharedMemoryTransport(transport, limit, SharedMemoryMetrics(self.metrics))
+        async with self.supervisor.running("shared memory", shared_memory.run()):
+            yield shared_memory
+        await shared_memory.close()
 
     @asynccontextmanager
     async def _care(self, address: str, engine: TritonEngine, health: TritonHealth) -> AsyncIterator[None]:

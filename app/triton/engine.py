@@ -158,11 +158,11 @@ class TritonEngine(Engine):
         observer: CallObserver = NO_OBSERVER,
         health: TritonHealth | None = None,
         cancels: PacedCancels | None = None,
-        lane: SharedMemoryTransport | None = None,
+        shared_memory: SharedMemoryTransport | None = None,
     ) -> None:
-        """``lane``: the shared memory for large tensors; None: all tensors are sent over the wire."""
+        """``shared_memory``: the shared memory for large tensors; None: all tensors are sent over the wire."""
         self._transport = transport
-        self._lane = lane
+        self._shared_memory = shared_memory
         self._health = health or TritonHealth()
         self._observer = observer
         self._cancels = cancels or PacedCancels()
@@ -219,8 +219,8 @@ class TritonEngine(Engine):
             raise ModelNotReady(f"Triton has no ready model '{model}'.") from exc
         config = model_config_of(reply.config)
         self._health.stubs.learn(config)
-        if self._lane is not None:
-            self._lane.learn(config, version)
+        if self._shared_memory is not None:
+            self._shared_memory.learn(config, version)
         return config
 
     async def document(self, document: Document, model: str, version: str = "") -> Mapping[str, Any]:
@@ -258,25 +258,25 @@ class TritonEngine(Engine):
     async def _infer(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
         timeout_s = _timeout_s(deadline, request.model)
         with WatchedCall(request, "ModelInfer", self._observer, self._health) as watched:
-            if self._lane is None:
+            if self._shared_memory is None:
                 response = await self._answer(watched.request, timeout_s)
             else:
-                response = await self._answer_by_lane(self._lane, watched.request, deadline)
+                response = await self._answer_by_shared_memory(self._shared_memory, watched.request, deadline)
             watched.response(response)
             return response
 
-    async def _answer_by_lane(
-        self, lane: SharedMemoryTransport, request: InferenceRequest, deadline: Deadline
+    async def _answer_by_shared_memory(
+        self, shared_memory: SharedMemoryTransport, request: InferenceRequest, deadline: Deadline
     ) -> InferenceResponse:
         """Sends large tensors through shared memory; falls back to the wire if that is not possible."""
-        lease = await lane.lease(request)
+        lease = await shared_memory.lease(request)
         if lease is not None:
             try:
                 with lease:
                     lease.fill(request)
                     return await self._answer(request, _timeout_s(deadline, request.model), lease)
             except RpcError as exc:
-                if not lane.is_lost(lease, exc.details):
+                if not shared_memory.is_lost(lease, exc.details):
                     raise
         return await self._answer(request, _timeout_s(deadline, request.model))
 

@@ -124,7 +124,7 @@ class Seen:
 
 
 def entrance(workers: int = 1) -> PipelineAdmission:
-    return Admission(workers).entrance("p", ModelLoad("m", DECOUPLED))
+    return Admission(workers).of("p", ModelLoad("m", DECOUPLED))
 
 
 async def burst(

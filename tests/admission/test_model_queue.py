@@ -20,7 +20,7 @@ def entrance_of(
     admission: Admission, name: str = "p", model: str = "m", *, per_key: int | None = None, queue: int | None = None
 ) -> PipelineAdmission:
     limits = PipelineLimits(in_flight=2, queue=queue, per_key=per_key)
-    return admission.entrance(name, ModelLoad(model, Capacity(), in_flight=2), limits)
+    return admission.of(name, ModelLoad(model, Capacity(), in_flight=2), limits)
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ class TestSlots:
             await entered(entrance)
         waiting = entering(entrance)
         await turn()
-        entrance._admission.entrance("p", ModelLoad("m", Capacity(), in_flight=3), PipelineLimits(in_flight=3))
+        entrance._admission.of("p", ModelLoad("m", Capacity(), in_flight=3), PipelineLimits(in_flight=3))
         await asyncio.wait_for(waiting, 1)
 
 
@@ -109,7 +109,7 @@ class TestWorkers:
         ran = 0
         for number in (1, 2):
             limits = PipelineLimits(in_flight=5, per_key=3)
-            entrance = Admission(2, 1, number).entrance("p", ModelLoad("m", Capacity(), in_flight=5), limits)
+            entrance = Admission(2, 1, number).of("p", ModelLoad("m", Capacity(), in_flight=5), limits)
             while entrance.try_enter(Caller("a")):
                 ran += 1
         assert ran == 3

@@ -232,10 +232,10 @@ class TestTheLimit:
 def test_a_new_configuration_replaces_the_limit_while_streams_run() -> None:
     async def replace() -> tuple[int, int]:
         admission = Admission()
-        at = admission.entrance("p", ModelLoad("m", DECOUPLED))
+        at = admission.of("p", ModelLoad("m", DECOUPLED))
         slot = at.try_enter(ANYONE)
         assert slot is not None
-        admission.entrance("p", ModelLoad("m", DECOUPLED, in_flight=3))
+        admission.of("p", ModelLoad("m", DECOUPLED, in_flight=3))
         slot.output()
         slot.leave()
         return at.model_queue.running, at.model_queue.limit.value

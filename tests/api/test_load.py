@@ -277,7 +277,7 @@ def _entrances(api: Served) -> list:
     inference = api.gateway.inference
     for name in ("read", "write"):
         inference.target_of(inference.catalog.pipeline(name))
-    return list(inference.admission.entrances.values())
+    return list(inference.admission.pipelines.values())
 
 
 async def test_a_deadline_that_passes_in_the_queue_is_504(api: Served) -> None:

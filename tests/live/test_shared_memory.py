@@ -17,7 +17,7 @@ from tritonclient.utils import InferenceServerException
 
 from app.core.errors import ContractViolation, DeadlineExceeded
 from app.core.inference import BYTES, Deadline, InferenceRequest, Tensor, bytes_array
-from app.observability.metrics import LaneMetrics, Metrics
+from app.observability.metrics import Metrics, SharedMemoryMetrics
 from app.triton.embedded.server import EmbeddedTriton
 from app.triton.engine import TritonEngine
 from app.triton.shared_memory.layout import Lease
@@ -188,15 +188,15 @@ class TestSlowModel:
     """A model that continues after its call was abandoned."""
 
     @pytest.fixture
-    async def lane(self, triton: EmbeddedTriton) -> AsyncIterator[tuple[TritonEngine, SharedMemoryTransport]]:
+    async def shared_memory(self, triton: EmbeddedTriton) -> AsyncIterator[tuple[TritonEngine, SharedMemoryTransport]]:
         async with opened(triton) as pair:
             yield pair
 
     async def test_the_region_of_an_abandoned_call_is_not_reused(
-        self, lane: tuple[TritonEngine, SharedMemoryTransport]
+        self, shared_memory: tuple[TritonEngine, SharedMemoryTransport]
     ) -> None:
-        engine, lane_ = lane
-        leases = await leased_by(lane_)
+        engine, transport = shared_memory
+        leases = await leased_by(transport)
         with pytest.raises(DeadlineExceeded):
             await engine.infer(request(b"A", sleep_ms=1200), Deadline.after(0.2))
         abandoned = leases[0].regions[0]
@@ -211,39 +211,39 @@ class TestSlowModel:
         assert len(leases) > 2
         assert all(abandoned not in lease.regions for lease in leases[1:])
         async with asyncio.timeout(PATIENCE_S):
-            while lane_._pool.retired:
+            while transport._pool.retired:
                 await asyncio.sleep(0.02)
 
     async def test_triton_works_after_many_abandoned_calls(
-        self, lane: tuple[TritonEngine, SharedMemoryTransport]
+        self, shared_memory: tuple[TritonEngine, SharedMemoryTransport]
     ) -> None:
-        engine, lane_ = lane
+        engine, transport = shared_memory
         for _ in range(5):
             calls = [engine.infer(request(b"A", sleep_ms=50), Deadline.after(0.06)) for _ in range(8)]
             await asyncio.gather(*calls, return_exceptions=True)
         async with asyncio.timeout(PATIENCE_S):
-            while lane_._pool.retired:
+            while transport._pool.retired:
                 await asyncio.sleep(0.05)
         answer = await engine.infer(request(b"B"), Deadline.after(20))
         assert answer.outputs["FILL"].array[0] == ord("B")
 
     async def test_an_output_that_is_too_large_is_a_contract_violation(
-        self, lane: tuple[TritonEngine, SharedMemoryTransport]
+        self, shared_memory: tuple[TritonEngine, SharedMemoryTransport]
     ) -> None:
         with pytest.raises(ContractViolation, match="'FILL' is larger than declared"):
-            await lane[0].infer(request(b"A", count=200_000), Deadline.after(20))
+            await shared_memory[0].infer(request(b"A", count=200_000), Deadline.after(20))
 
 
 @asynccontextmanager
 async def opened(triton: EmbeddedTriton) -> AsyncIterator[tuple[TritonEngine, SharedMemoryTransport]]:
     async with open_transport(triton.grpc_url) as transport:
-        lane = SharedMemoryTransport(transport, 64 * MIB, LaneMetrics(Metrics("test")))
-        engine = TritonEngine(transport, lane=lane)
+        shared_memory = SharedMemoryTransport(transport, 64 * MIB, SharedMemoryMetrics(Metrics("test")))
+        engine = TritonEngine(transport, shared_memory=shared_memory)
         await engine.model_config("scripted_large")
-        running = asyncio.create_task(lane.run())
-        yield engine, lane
+        running = asyncio.create_task(shared_memory.run())
+        yield engine, shared_memory
         running.cancel()
-        await lane.close()
+        await shared_memory.close()
 
 
 def request(byte: bytes, **parameters: int) -> InferenceRequest:
@@ -251,10 +251,10 @@ def request(byte: bytes, **parameters: int) -> InferenceRequest:
     return InferenceRequest("scripted_large", (file,), parameters=parameters)
 
 
-async def leased_by(lane: SharedMemoryTransport) -> list[Lease]:
+async def leased_by(shared_memory: SharedMemoryTransport) -> list[Lease]:
     """Returns a list that all later leases are added to."""
     leases: list[Lease] = []
-    lease_of = lane.lease
+    lease_of = shared_memory.lease
 
     async def recorded_lease(request: InferenceRequest) -> Lease | None:
         lease = await lease_of(request)
@@ -262,5 +262,5 @@ async def leased_by(lane: SharedMemoryTransport) -> list[Lease]:
             leases.append(lease)
         return lease
 
-    lane.lease = recorded_lease  # type: ignore[method-assign]
+    shared_memory.lease = recorded_lease  # type: ignore[method-assign]
     return leases

@@ -18,7 +18,7 @@ import pytest
 
 from app.core.errors import GatewayError
 from app.core.inference import Deadline, InferenceRequest, InferenceResponse, Tensor, bytes_array
-from app.observability.metrics import LaneMetrics, Metrics
+from app.observability.metrics import Metrics, SharedMemoryMetrics
 from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
 from app.triton.engine import TritonEngine
@@ -78,17 +78,17 @@ async def caller(
 ) -> AsyncIterator[Caller]:
     monkeypatch.setattr("app.triton.engine.FLOOR_S", SHORTEST_S)
     async with open_transport(own_triton.grpc_url, kind=kind) as transport:
-        lane = (
-            SharedMemoryTransport(transport, 256 * MIB, LaneMetrics(Metrics("test")))
+        shared_memory = (
+            SharedMemoryTransport(transport, 256 * MIB, SharedMemoryMetrics(Metrics("test")))
             if request.param == "shared memory"
             else None
         )
-        engine = TritonEngine(transport, lane=lane)
+        engine = TritonEngine(transport, shared_memory=shared_memory)
         cleaning = None
-        if lane is not None:
-            lane.learn(await engine.model_config("ocr_bls"), "")
-            cleaning = asyncio.create_task(lane.run())
-        yield Caller(engine, request.param == "stream", 0 if lane is None else LARGE_BYTES)
+        if shared_memory is not None:
+            shared_memory.learn(await engine.model_config("ocr_bls"), "")
+            cleaning = asyncio.create_task(shared_memory.run())
+        yield Caller(engine, request.param == "stream", 0 if shared_memory is None else LARGE_BYTES)
         await engine.close()
         if cleaning is not None:
             cleaning.cancel()

@@ -5,7 +5,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.core.errors import Outcome
 from app.core.inference import InferenceRequest
-from app.observability.metrics import CallMetrics, LaneMetrics, Metrics
+from app.observability.metrics import CallMetrics, Metrics, SharedMemoryMetrics
 
 LABELS_BY_METRIC = {
     "requests": {"pipeline", "transport", "outcome"},
@@ -63,8 +63,8 @@ def filled() -> Metrics:
     metrics.triton_ejections.labels("a:1", "down").inc()
     metrics.count_open_breakers("m", 1)
     metrics.count_stub_death("m")
-    LaneMetrics(metrics).called("shared_memory")
-    LaneMetrics(metrics).holds(free=1, used=2, quarantined=3)
+    SharedMemoryMetrics(metrics).called("shared_memory")
+    SharedMemoryMetrics(metrics).holds(free=1, used=2, quarantined=3)
     for one in (pipeline.time_to_first_output, pipeline.inter_output):
         one.observe(0.1)
     pipeline.stream_outputs.inc()

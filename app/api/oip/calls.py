@@ -88,7 +88,7 @@ class ModelCalls:
     def _new_target(self, signature: Signature) -> Target:
         model = signature.config.name
         return Target(
-            entrance=self.inference.entrance(NO_PIPELINE, model, self.inference.catalog.exposed.capacity(model)),
+            admission=self.inference.admission_of(NO_PIPELINE, model, self.inference.catalog.exposed.capacity(model)),
             decoupled=signature.config.decoupled,
             stream=STREAM_DEFAULTS,
             prepared=self._prepared,

@@ -155,7 +155,7 @@ class OipRoutes:
         calls = self._calls
         signature, version = calls.admit(exchange, found["model"], "unary"), version_of(found)
         target, deadline = calls.target_of(signature), deadline_of(exchange, calls.timeout_s)
-        target.entrance.check(exchange.caller, deadline)
+        target.admission.check(exchange.caller, deadline)
         asked = await read_asked(exchange, signature, version, self._limits)
         with CancelledOnDisconnect(exchange):
             response = await calls.answer(exchange, target, asked.inference, deadline)
@@ -165,7 +165,7 @@ class OipRoutes:
         calls = self._calls
         signature = calls.admit(exchange, found["model"], "unary")
         target, deadline = calls.target_of(signature), deadline_of(exchange, calls.timeout_s)
-        target.entrance.check(exchange.caller, deadline)
+        target.admission.check(exchange.caller, deadline)
         asked = await self._read(exchange, found, signature)
         with CancelledOnDisconnect(exchange):
             response = await calls.answer(exchange, target, asked.inference, deadline)
@@ -179,7 +179,7 @@ class OipRoutes:
         calls, record = self._calls, exchange.record
         signature = calls.admit(exchange, found["model"], "stream")
         target, deadline = calls.target_of(signature), deadline_of(exchange, STREAM_DEFAULTS.timeout_s)
-        target.entrance.check(exchange.caller, deadline)
+        target.admission.check(exchange.caller, deadline)
         asked = await self._read(exchange, found, signature)
 
         def problem_of(error: GatewayError, _request_id: str) -> Values:

@@ -253,7 +253,7 @@ class ResponseOptions:
     stops: tuple[str, ...]
 
 
-def take_wishes(members: Members, form: TextForm) -> ResponseOptions:
+def take_options(members: Members, form: TextForm) -> ResponseOptions:
     """Takes the members that the gateway itself reads. Raises InvalidInput or InvalidJson."""
     stream = take(members, "stream", bool, False)
     has_options = "stream_options" in members

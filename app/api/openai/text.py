@@ -27,7 +27,7 @@ from app.api.openai.requests import (
     chat_request,
     completion_request,
     form_of,
-    take_wishes,
+    take_options,
 )
 from app.api.responses import send_json
 from app.api.streaming import StreamResponse
@@ -325,12 +325,12 @@ class TextRoute:
 
     def _read_members(self, asked: NamedRequest, form: TextForm, request_id: str) -> "_Read":
         """Raises InvalidInput, InvalidRequest or InvalidJson."""
-        wishes = take_wishes(asked.members, form)
+        options = take_options(asked.members, form)
         inference = self.address.request_of(asked.pipeline, form, asked.members)
-        rendering = self.address.rendering(asked.pipeline.name, request_id, include_usage=wishes.include_usage)
-        kind = ChunkCollector if wishes.stream else TextCollector
-        collector = kind(asked.pipeline, form, inference, rendering, wishes.stops)
-        return _Read(asked.pipeline, inference, collector, wishes.stream)
+        rendering = self.address.rendering(asked.pipeline.name, request_id, include_usage=options.include_usage)
+        kind = ChunkCollector if options.stream else TextCollector
+        collector = kind(asked.pipeline, form, inference, rendering, options.stops)
+        return _Read(asked.pipeline, inference, collector, options.stream)
 
 
 @dataclass(frozen=True, slots=True)

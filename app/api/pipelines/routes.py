@@ -133,7 +133,7 @@ class PipelineRoutes:
     ) -> InferenceCall:
         """Starts the deadline, which includes the time to receive the body."""
         target, deadline = self._inference.target_of(pipeline), deadline_of(exchange, timeout_s)
-        target.entrance.check(exchange.caller, deadline)
+        target.admission.check(exchange.caller, deadline)
         inference = await read_inference(exchange, pipeline, self._limits)
         return InferenceCall(target, inference, answer(pipeline, inference), deadline, exchange.record, exchange.caller)
 

@@ -63,15 +63,21 @@ class WorkerProcess:
         self._process = process
         self._channel = channel
         self._numbers = numbers
-        self._guidance: WorkerUpdate | None = None
+        self._update: WorkerUpdate | None = None
 
     @classmethod
-    async def start(cls, order: WorkerConfig) -> "WorkerProcess":
+    async def start(cls, config: WorkerConfig) -> "WorkerProcess":
         """Starts a worker in a separate session, so that Ctrl-C reaches only the supervisor. Raises OSError."""
-        numbers = MetricsReader(order.metrics)
+        numbers = MetricsReader(config.metrics)
         ours, theirs = socket.socketpair()
         try:
-            inherited = (theirs.fileno(), order.metrics.values, order.metrics.names, order.log_lock, *order.listeners)
+            inherited = (
+                theirs.fileno(),
+                config.metrics.values,
+                config.metrics.names,
+                config.log_lock,
+                *config.listeners,
+            )
             process = await asyncio.create_subprocess_exec(
                 *COMMAND, str(theirs.fileno()), stdin=DEVNULL, pass_fds=inherited, start_new_session=True
             )
@@ -82,7 +88,7 @@ class WorkerProcess:
         finally:
             theirs.close()
         channel = await Channel.open(ours)
-        channel.send(order)
+        channel.send(config)
         return cls(process, channel, numbers)
 
     @property
@@ -111,10 +117,10 @@ class WorkerProcess:
                 on_report(message)
         return await self._process.wait()
 
-    def guide(self, guidance: WorkerUpdate) -> None:
-        if guidance != self._guidance:
-            self._guidance = guidance
-            self._channel.send(guidance)
+    def update(self, update: WorkerUpdate) -> None:
+        if update != self._update:
+            self._update = update
+            self._channel.send(update)
 
     def send_signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
@@ -144,8 +150,8 @@ START_S = 120.0
 END_S = LAST_BYTES_S + GRACE_S + 5.0
 """Time limit for a worker to end after its drain."""
 
-OrderOf = Callable[[int, Descriptors], WorkerConfig]
-"""Creates the order for the worker with this number."""
+ConfigOf = Callable[[int, Descriptors], WorkerConfig]
+"""Creates the configuration of the worker with this number."""
 
 _log = logging.getLogger(__name__)
 
@@ -160,9 +166,9 @@ class WorkerPool:
     Implements :class:`app.api.routes.health.Workers`. ``gateway``: the supervisor's, which monitors Triton.
     """
 
-    def __init__(self, workers: int, order_of: OrderOf, gateway: Gateway) -> None:
+    def __init__(self, workers: int, config_of: ConfigOf, gateway: Gateway) -> None:
         self.registry = CollectorRegistry()
-        self._order_of = order_of
+        self._config_of = config_of
         self._metrics = gateway.inference.metrics
         self._health = gateway.health
         self._explanations = gateway.explain_store
@@ -225,7 +231,7 @@ class WorkerPool:
     async def _live(self, number: int) -> None:
         """Runs one worker process until it ends. Raises WorkersCannotStart."""
         try:
-            worker = await WorkerProcess.start(self._order_of(number, Descriptors.create()))
+            worker = await WorkerProcess.start(self._config_of(number, Descriptors.create()))
         except OSError as exc:
             _log.error("worker %d cannot be started: %s", number, exc.strerror)
             self._count_start(number, has_failed=True)
@@ -237,7 +243,7 @@ class WorkerPool:
         del self._running[number]
         self._summed.keep(worker.numbers())
         worker.close()
-        self._guide()
+        self._update_workers()
         if not self._is_ending:
             self._count_death(number, worker, status)
 
@@ -254,7 +260,7 @@ class WorkerPool:
     def _heard(self, report: Report) -> None:
         self._health.add(report.observed)
         self._was_complete |= set(self.states.values()) == {"ready"}
-        self._guide()
+        self._update_workers()
 
     async def _answer_to(self, message: StatisticsWanted | ExplainedRequest | ExplanationWanted) -> object:
         """Answers a worker's question; None if the message is no question."""
@@ -270,21 +276,21 @@ class WorkerPool:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self._guide()
+            self._update_workers()
             for number, worker in self._running.items():
                 worker.silence_s += TICK_S
                 if worker.silence_s > (SILENCE_S if worker.serves else START_S):
                     _log.error("worker %d does not respond and is killed", number, extra={"pid": worker.pid})
                     worker.send_signal(signal.SIGKILL)
 
-    def _guide(self) -> None:
+    def _update_workers(self) -> None:
         """Sends the workers Triton's state, and assigns the connections of workers that do not serve."""
         serving = [number for number, worker in self._running.items() if worker.serves]
         orphans = [number for number in self._numbers if number not in serving]
         faults = self._health.faults
         for place, number in enumerate(serving):
             listens_on = frozenset([number, *orphans[place :: len(serving)]])
-            self._running[number].guide(WorkerUpdate(listens_on, faults))
+            self._running[number].update(WorkerUpdate(listens_on, faults))
 
     def _signal(self, number: signal.Signals) -> None:
         for worker in self._workers:
@@ -359,24 +365,26 @@ async def supervise(settings: Settings) -> None:
             stores = Stores(None, ExplainStore() if settings.may_explain else None)
             gateway = await stack.enter_async_context(open_gateway(settings, triton, stores, NoTracer(), supervisor))
             catalog = gateway.inference.catalog
-            crew = WorkerPool(settings.workers, _Orders(settings, triton, gateway, main, admin_port, log_lock), gateway)
-            admin_app = create_admin_app(gateway, api_port=port, workers=crew)
+            pool = WorkerPool(
+                settings.workers, _WorkerConfigs(settings, triton, gateway, main, admin_port, log_lock), gateway
+            )
+            admin_app = create_admin_app(gateway, api_port=port, workers=pool)
             limit = ConnectionLimit(ADMIN_CONNECTIONS, gateway.inference.metrics.count_refused_connection)
             freeze_heap()
             await stack.enter_async_context(serving(admin_app, admin, supervisor, limit))
-            await stack.enter_async_context(supervisor.running("workers", crew.run()))
+            await stack.enter_async_context(supervisor.running("workers", pool.run()))
             url = url_of(settings.host, port)
-            announcement = announce(catalog, url, triton.grpc_url, crew, with_key=gateway.keys is not None)
+            announcement = announce(catalog, url, triton.grpc_url, pool, with_key=gateway.keys is not None)
             async with supervisor.running("announcement", announcement):
                 await shutdown.requested.wait()
             gateway.inference.workload.is_delaying = True
-            await crew.drain(shutdown, settings.shutdown_delay_s + settings.drain_s)
+            await pool.drain(shutdown, settings.shutdown_delay_s + settings.drain_s)
     supervisor.raise_if_failed()
 
 
 @dataclass(frozen=True, slots=True)
-class _Orders:
-    """Creates the orders for new workers."""
+class _WorkerConfigs:
+    """Creates the configurations of new workers."""
 
     settings: Settings
     triton: Triton

@@ -118,11 +118,11 @@ async def work(descriptor: int) -> None:
     Raises the errors of :func:`app.process.serving.serve`, and EOFError if the supervisor ends before the start.
     """
     channel = await Channel.open(socket.socket(fileno=descriptor))
-    order: WorkerConfig = await channel.receive()
-    _end_with(order.supervisor)
-    settings, number = order.settings, order.number
-    configure_logging(settings.log_level, settings.log_format, number, turns_by(order.log_lock))
-    values = Writer(order.metrics)
+    config: WorkerConfig = await channel.receive()
+    _end_with(config.supervisor)
+    settings, number = config.settings, config.number
+    configure_logging(settings.log_level, settings.log_format, number, turns_by(config.log_lock))
+    values = Writer(config.metrics)
     values.use()
     own_numbers = OwnNumbers(values)
     shutdown = Shutdown()
@@ -137,18 +137,18 @@ async def work(descriptor: int) -> None:
             await stack.enter_async_context(supervisor.running("store of streams", store.run()))
         explanations = SupervisorsExplanations(channel)
         stores = Stores(store, explanations if settings.may_explain else None)
-        gateway = await stack.enter_async_context(open_gateway(settings, order.triton, stores, tracer, supervisor))
+        gateway = await stack.enter_async_context(open_gateway(settings, config.triton, stores, tracer, supervisor))
         totals = TotalsOfWorkers(channel)
         gateway.statistics_of_workers = totals.statistics
-        app = api_of(gateway, settings, order.admin_port)
+        app = api_of(gateway, settings, config.admin_port)
         connections = connections_within(settings.max_connections, is_quiet=True)
         limit = ConnectionLimit(connections, gateway.inference.metrics.count_refused_connection)
         body_memory.keep()
         freeze_heap()
-        own = _listener(order.listeners[number - 1])
+        own = _listener(config.listeners[number - 1])
         server = await stack.enter_async_context(serving(app, own, supervisor, limit))
         answers: Answers = {Totals: totals.arrived, ExplanationFound: explanations.arrived}
-        link = Link(channel, gateway, ListenerSet(server, number, order.listeners), own_numbers, answers)
+        link = Link(channel, gateway, ListenerSet(server, number, config.listeners), own_numbers, answers)
         await stack.enter_async_context(supervisor.running("link to the supervisor", link.run()))
         await shutdown.requested.wait()
         await delay(gateway.inference.workload, server, shutdown, settings.shutdown_delay_s)
@@ -199,16 +199,16 @@ class ListenerSet:
 
 
 class Link:
-    """Reports this worker's state to the supervisor, and follows its guidance. ``answers``: who asked for each."""
+    """Reports this worker's state to the supervisor, and follows its update. ``answers``: who asked for each."""
 
     def __init__(
-        self, channel: Channel, gateway: Gateway, doors: ListenerSet, own_numbers: OwnNumbers, answers: Answers
+        self, channel: Channel, gateway: Gateway, listeners: ListenerSet, own_numbers: OwnNumbers, answers: Answers
     ) -> None:
         self._channel = channel
         self._gateway = gateway
         self._catalog = gateway.inference.catalog
         self._health = gateway.health
-        self._doors = doors
+        self._listeners = listeners
         self._own_numbers = own_numbers
         self._answers = answers
 
@@ -232,4 +232,4 @@ class Link:
                 self._answers[type(message)](message)
                 continue
             self._health.follow(message.faults)
-            await self._doors.listen_on(message.listens_on)
+            await self._listeners.listen_on(message.listens_on)

@@ -1,7 +1,6 @@
 """Receives request bodies directly into regions, so that their tensors need no copy before the call.
 
-Only free regions are used, and at most half of the lane's limit, because a slow client occupies its region while it
-sends.
+Only free regions are used, and at most half of the limit, because a slow client occupies its region while it sends.
 """
 
 from collections.abc import Callable, Mapping, Sequence

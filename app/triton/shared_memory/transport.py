@@ -69,7 +69,7 @@ _LOST = "Unable to find shared memory region"
 _log = logging.getLogger(__name__)
 
 
-class LaneObserver(Protocol):
+class SharedMemoryObserver(Protocol):
     def called(self, way: Way) -> None:
         """Called when a call with a large tensor starts."""
 
@@ -84,7 +84,7 @@ class SharedMemoryTransport:
         self,
         transport: Transport,
         limit: int,
-        observer: LaneObserver,
+        observer: SharedMemoryObserver,
         large_bytes: int = LARGE_BYTES,
     ) -> None:
         self._registry = Registry(transport)

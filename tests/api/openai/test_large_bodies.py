@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from app.api.openai.embeddings import embeddings_request
-from app.api.openai.requests import chat_request, completion_request, read_members, take_wishes
+from app.api.openai.requests import chat_request, completion_request, read_members, take_options
 from app.core.errors import InvalidInput
 from app.pipelines.openai.mapping import EmbeddingsForm, TextForm
 from tests.api.openai.conftest import EMBEDDER, WRITER, Api
@@ -34,13 +34,13 @@ EMBED = pipeline(
 
 def complete(body: bytes) -> Any:
     members = read_members(body)
-    take_wishes(members, text_form("completions"))
+    take_options(members, text_form("completions"))
     return completion_request(WRITE, text_form("completions"), members)
 
 
 def chat(body: bytes) -> Any:
     members = read_members(body)
-    take_wishes(members, text_form("chat"))
+    take_options(members, text_form("chat"))
     return chat_request(WRITE, text_form("chat"), members)
 
 

@@ -27,11 +27,11 @@ async def stage(own_files: Callable[[], list[Path]]) -> AsyncIterator[Stage]:
     observed = Observed()
     async with serving(FakeTriton()) as triton, open_transport(triton.url) as transport:
         triton.unary = sum_of(triton)
-        lane = SharedMemoryTransport(transport, 4 * MIB, observed)
+        shared_memory = SharedMemoryTransport(transport, 4 * MIB, observed)
         for config in (CONFIG, FIXED):
-            lane.learn(config, "")
-        running = asyncio.create_task(lane.run())
-        yield Stage(triton, lane, TritonEngine(transport, lane=lane), observed)
+            shared_memory.learn(config, "")
+        running = asyncio.create_task(shared_memory.run())
+        yield Stage(triton, shared_memory, TritonEngine(transport, shared_memory=shared_memory), observed)
         running.cancel()
-        await lane.close()
+        await shared_memory.close()
     assert own_files() == []

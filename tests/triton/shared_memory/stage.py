@@ -1,4 +1,4 @@
-"""An engine with a lane, a fake Triton that maps the regions, and the behaviour of its models."""
+"""An engine with shared memory, a fake Triton that maps the regions, and the behaviour of its models."""
 
 import asyncio
 from collections.abc import Callable
@@ -36,12 +36,12 @@ class Observed:
 
 
 class Stage:
-    """An engine with a lane of 4 MiB in front of a fake Triton."""
+    """An engine with shared memory of 4 MiB in front of a fake Triton."""
 
     def __init__(
-        self, triton: FakeTriton, lane: SharedMemoryTransport, engine: TritonEngine, observed: Observed
+        self, triton: FakeTriton, shared_memory: SharedMemoryTransport, engine: TritonEngine, observed: Observed
     ) -> None:
-        self.triton, self.lane, self.engine, self.observed = triton, lane, engine, observed
+        self.triton, self.shared_memory, self.engine, self.observed = triton, shared_memory, engine, observed
 
     async def infer(self, *tensors: Tensor, model: str = "m", seconds: float = LONG_S) -> InferenceResponse:
         return await self.engine.infer(InferenceRequest(model, tensors or (numbers(7),)), Deadline.after(seconds))

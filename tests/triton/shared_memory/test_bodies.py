@@ -22,7 +22,7 @@ def raw(content: bytes) -> bytes:
 
 
 def body_of(stage: Stage, content: bytes) -> memoryview:
-    memory = stage.lane.bodies.take(len(content), ELEMENT)
+    memory = stage.shared_memory.bodies.take(len(content), ELEMENT)
     assert memory is not None
     memory[:] = content
     return memory
@@ -40,7 +40,7 @@ async def test_a_body_is_read_in_place(stage: Stage, seen: list[bytes]) -> None:
         body = body_of(stage, content)
         await stage.infer(file_of(body))
         assert stage.observed.bytes == (0, MIB, 0)
-        stage.lane.bodies.give_back(body)
+        stage.shared_memory.bodies.give_back(body)
         assert stage.observed.bytes == (MIB, 0, 0)
     assert seen == [raw(b"a" * ROOM), raw(b"b" * LARGE_BYTES)]
     assert stage.triton.shared.registered == 1
@@ -68,7 +68,7 @@ async def test_a_part_of_a_body_is_copied(stage: Stage, seen: list[bytes]) -> No
 async def test_aligned_numbers_after_a_header_are_read_in_place(
     stage: Stage, seen: list[bytes], header: int, gap: int, regions: int
 ) -> None:
-    body = stage.lane.bodies.take(header + gap + LARGE_BYTES, header)
+    body = stage.shared_memory.bodies.take(header + gap + LARGE_BYTES, header)
     assert body is not None
     sent = numbers(3).array.tobytes()
     body[header + gap :] = sent
@@ -78,7 +78,7 @@ async def test_aligned_numbers_after_a_header_are_read_in_place(
 
 
 async def test_reordered_and_small_arrays_are_copied(stage: Stage, seen: list[bytes]) -> None:
-    body = stage.lane.bodies.take(ROOM, 0)
+    body = stage.shared_memory.bodies.take(ROOM, 0)
     assert body is not None
     body[:] = bytes(range(256)) * (ROOM // 256)
     square = np.frombuffer(body[:LARGE_BYTES], np.float32).reshape(-1, 4).T
@@ -91,16 +91,16 @@ async def test_reordered_and_small_arrays_are_copied(stage: Stage, seen: list[by
 
 class TestLimits:
     async def test_a_small_body_gets_no_region(self, stage: Stage, seen: list[bytes]) -> None:
-        assert stage.lane.bodies.take(LARGE_BYTES - 1, ELEMENT) is None
+        assert stage.shared_memory.bodies.take(LARGE_BYTES - 1, ELEMENT) is None
 
     async def test_a_body_gets_no_region_if_none_is_large_enough(self, stage: Stage, seen: list[bytes]) -> None:
-        assert stage.lane.bodies.take(MIB, ELEMENT) is None
+        assert stage.shared_memory.bodies.take(MIB, ELEMENT) is None
         body_of(stage, b"a" * ROOM)
-        assert stage.lane.bodies.take(ROOM, ELEMENT) is None
+        assert stage.shared_memory.bodies.take(ROOM, ELEMENT) is None
 
     async def test_bodies_use_at_most_half_of_the_lane(self, stage: Stage) -> None:
         await asyncio.gather(*(stage.infer(numbers(1, MIB // 4)) for _ in range(4)))
-        bodies = [stage.lane.bodies.take(ROOM, ELEMENT) for _ in range(4)]
+        bodies = [stage.shared_memory.bodies.take(ROOM, ELEMENT) for _ in range(4)]
         assert [body is None for body in bodies] == [False, False, True, True]
         await stage.infer(numbers(1, MIB // 4))
         assert stage.observed.ways == ["shared_memory"] * 5
@@ -113,9 +113,9 @@ class TestQuarantine:
         with pytest.raises(DeadlineExceeded):
             await stage.infer(file_of(body), seconds=0.05)
         stage.triton.shared.in_use.update(stage.triton.shared.regions)
-        stage.lane.bodies.give_back(body)
+        stage.shared_memory.bodies.give_back(body)
         assert stage.observed.bytes == (0, 0, MIB)
-        assert stage.lane.bodies.take(ROOM, ELEMENT) is None
+        assert stage.shared_memory.bodies.take(ROOM, ELEMENT) is None
         stage.triton.shared.in_use.clear()
         await stage.until(lambda: stage.observed.bytes == (0, 0, 0))
 
@@ -126,7 +126,7 @@ class TestQuarantine:
         stage.triton.shared.forget()
         stage.triton.unary = not_found_or(stage.triton)
         await stage.infer(file_of(body))
-        stage.lane.bodies.give_back(body)
+        stage.shared_memory.bodies.give_back(body)
         assert list(stage.triton.requests[-1].raw_input_contents) == [raw(content)]
         assert stage.observed.ways == ["shared_memory", "shared_memory", "lost"]
         await stage.until(lambda: stage.observed.bytes == (0, 0, 0))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.observability.metrics import LaneMetrics, Metrics
+from app.observability.metrics import Metrics, SharedMemoryMetrics
 from app.triton.shared_memory.regions import PREFIX, SHARED_MEMORY, Owner, Region, is_abandoned, remove_leftovers
 from app.triton.shared_memory.transport import SharedMemoryTransport
 from app.triton.transports import open_transport
@@ -83,7 +83,7 @@ async def test_the_next_gateway_removes_them_at_its_start(own_files: Callable[[]
     async with serving(FakeTriton()) as triton, open_transport(triton.url) as transport:
         (SHARED_MEMORY / f"{PREFIX}dead.lock").touch()
         (SHARED_MEMORY / f"{PREFIX}dead_1").touch()
-        running = asyncio.create_task(SharedMemoryTransport(transport, MIB, LaneMetrics(Metrics("test"))).run())
+        running = asyncio.create_task(SharedMemoryTransport(transport, MIB, SharedMemoryMetrics(Metrics("test"))).run())
         async with asyncio.timeout(5):
             while own_files():
                 await asyncio.sleep(0.01)

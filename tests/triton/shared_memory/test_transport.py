@@ -1,4 +1,4 @@
-"""The lane with a real gRPC server that maps the regions like Triton."""
+"""The transport with a real gRPC server that maps the regions like Triton."""
 
 import asyncio
 from collections.abc import Callable
@@ -175,7 +175,7 @@ class TestFallback:
         stage.triton.shared.refusal = "Unable to open shared memory region: '/x'"
         await stage.infer()
         stage.triton.shared.refusal = ""
-        monkeypatch.setattr(stage.lane._backoff, "due_at", 0.0)
+        monkeypatch.setattr(stage.shared_memory._backoff, "due_at", 0.0)
         with caplog.at_level("INFO"):
             await stage.infer()
         assert stage.observed.ways == ["unavailable", "shared_memory"]

@@ -107,7 +107,7 @@ class Inference:
 
     def target_of(self, pipeline: Pipeline) -> Target:
         """Returns the same object until the pipeline or a limit of its model changes."""
-        known, in_flight = self._targets.get(pipeline.name), self.catalog.exposed.in_flight
+        known, in_flight = self._targets.get(pipeline.name), self.catalog.oip_models.in_flight
         if known is None or known[0] is not pipeline or known[1] is not in_flight:
             known = self._targets[pipeline.name] = pipeline, in_flight, self._new_target(pipeline)
         return known[2]
@@ -127,7 +127,7 @@ class Inference:
         self, name: str, model: str, capacity: Capacity, limits: PipelineLimits = NO_LIMITS
     ) -> PipelineAdmission:
         """The admission of calls that count under ``name``. All calls of a model use the same queue."""
-        load = ModelLoad(model, capacity, self.catalog.exposed.in_flight.get(model))
+        load = ModelLoad(model, capacity, self.catalog.oip_models.in_flight.get(model))
         return self.admission.of(name, load, limits)
 
     def check_load_of_any(self, exchange: Exchange, timeout_of: Callable[[Pipeline], float | None]) -> None:
@@ -174,7 +174,7 @@ class Inference:
         given = admission.limits
         return {
             "in_flight": admission.model_queue.limit.value,
-            "adapts": pipeline.spec.model not in self.catalog.exposed.in_flight,
+            "adapts": pipeline.spec.model not in self.catalog.oip_models.in_flight,
             "queue": admission.own.max_waiting,
             "per_key": given.per_key,
         }

@@ -15,7 +15,7 @@ from app.core.errors import ModelNotReady, UnknownPipeline
 from app.core.text import nearest
 from app.pipelines.compile import CompileContext, derived_spec
 from app.pipelines.file import GatewayFile, followed_gateway_file
-from app.pipelines.models import ExposedModels, Lookup, look_up, read_index
+from app.pipelines.models import Lookup, OipModels, look_up, read_index
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.run import run_sample
 from app.pipelines.spec import PipelineSpec
@@ -35,8 +35,8 @@ class CatalogEntry:
     coming: PipelineVersion | None = None
 
     @property
-    def forms(self) -> Iterator[PipelineVersion]:
-        return (form for form in (self.served, self.coming) if form is not None)
+    def versions(self) -> Iterator[PipelineVersion]:
+        return (version for version in (self.served, self.coming) if version is not None)
 
     @property
     def spec(self) -> PipelineSpec:
@@ -48,7 +48,7 @@ class CatalogEntry:
 
     @property
     def state_detail(self) -> str | None:
-        """Why the pipeline is not ready, in a form for callers; None if it is ready."""
+        """Why the pipeline is not ready, in words for callers; None if it is ready."""
         return None if self.state is VersionState.READY else self._shown.detail
 
     @property
@@ -65,11 +65,11 @@ class CatalogEntry:
     def change_failed(self) -> bool:
         return self.coming is not None and bool(self.coming.problem)
 
-    def ask_for(self, form: PipelineVersion) -> None:
+    def ask_for(self, version: PipelineVersion) -> None:
         """Sets the version of the newest file. An unchanged version stays, and its sample is retried at once."""
-        for known in self.forms:
-            if known.spec == form.spec:
-                known.file = form.file
+        for known in self.versions:
+            if known.spec == version.spec:
+                known.file = version.file
                 known.retry_now()
                 if known is self.served:
                     self._drop_coming()
@@ -77,15 +77,15 @@ class CatalogEntry:
         self._drop_coming()
         if self.served is not None and self.served.pipeline is None:
             self.served.stop()
-            self.served = form
+            self.served = version
         else:
-            form.replaces = self.served is not None
-            self.coming = form
+            version.replaces = self.served is not None
+            self.coming = version
 
     def settle(self) -> None:
         """Handles the results of samples, and activates the new version if it can be served."""
-        for form in self.forms:
-            form.settle()
+        for version in self.versions:
+            version.settle()
         if self.coming is not None and self.coming.state is VersionState.READY:
             if self.served is not None:
                 self.served.stop()
@@ -94,8 +94,8 @@ class CatalogEntry:
             self.served.replaces = False
 
     def stop(self) -> None:
-        for form in self.forms:
-            form.stop()
+        for version in self.versions:
+            version.stop()
 
     def _drop_coming(self) -> None:
         if self.coming is not None:
@@ -104,9 +104,9 @@ class CatalogEntry:
 
     @property
     def _shown(self) -> PipelineVersion:
-        form = self.served or self.coming
-        assert form is not None
-        return form
+        version = self.served or self.coming
+        assert version is not None
+        return version
 
 
 SAMPLES_WAIT_S = 1.0
@@ -119,7 +119,7 @@ class Catalog:
 
     engine: Engine
     path: Path | None = None
-    surroundings: CompileContext = field(default_factory=CompileContext)
+    context: CompileContext = field(default_factory=CompileContext)
     triton_url: str = ""
     triton_is_up: bool = field(default=False, init=False)
     entries: dict[str, CatalogEntry] = field(default_factory=dict, init=False)
@@ -127,7 +127,7 @@ class Catalog:
     """The last valid version."""
     models: dict[str, bool] = field(default_factory=dict, init=False)
     """The models that are served, and whether Triton has each ready."""
-    exposed: ExposedModels = field(default_factory=ExposedModels, init=False)
+    oip_models: OipModels = field(default_factory=OipModels, init=False)
     """The models that are served under ``/v2``."""
     _followed: FollowedFile[GatewayFile] | None = field(default=None, init=False)
     _was_up: bool = field(default=False, init=False)
@@ -194,7 +194,9 @@ class Catalog:
     def complaints(self) -> list[str]:
         """Returns the mismatches between the file and the available models."""
         served = (entry.served for entry in self.entries.values())
-        return [form.problem for form in served if form is not None and form.state is VersionState.MISCONFIGURED]
+        return [
+            version.problem for version in served if version is not None and version.state is VersionState.MISCONFIGURED
+        ]
 
     async def refresh(self) -> None:
         """Follows the file and the models once."""
@@ -221,16 +223,16 @@ class Catalog:
             entries[name].ask_for(PipelineVersion(name, spec, file))
         self._replace_entries(entries)
         self.file = file
-        self._expose(self.exposed.names)
+        self._expose(self.oip_models.names)
 
     async def follow_models(self) -> None:
         """Compiles what is new or whose models changed. What cannot be followed now is tried again at the next call."""
         self.triton_is_up = await self.engine.is_live()
         self._log_loss_and_return()
         lookup = await self._look_up() if self.triton_is_up else Lookup()
-        for form in self._forms():
-            form.follow(lookup, self.surroundings)
-        self.exposed.follow(lookup)
+        for version in self._versions():
+            version.follow(lookup, self.context)
+        self.oip_models.follow(lookup)
         self._settle()
         self._note_models(lookup)
 
@@ -239,11 +241,11 @@ class Catalog:
 
         Each pipeline is ready as soon as its own sample is answered.
         """
-        for form in self._forms():
-            if form.is_due and form.pipeline is not None:
-                form.warming = asyncio.create_task(run_sample(self.engine, form.pipeline, self.folder))
-                form.warming.add_done_callback(lambda _: self._settle())
-        if running := [form.warming for form in self._forms() if form.warming is not None]:
+        for version in self._versions():
+            if version.is_due and version.pipeline is not None:
+                version.warming = asyncio.create_task(run_sample(self.engine, version.pipeline, self.folder))
+                version.warming.add_done_callback(lambda _: self._settle())
+        if running := [version.warming for version in self._versions() if version.warming is not None]:
             await asyncio.wait(running, timeout=SAMPLES_WAIT_S)
         self._settle()
 
@@ -259,8 +261,8 @@ class Catalog:
             if self.path is None:
                 self._serve_ready_models(ready)
             self._expose(ready)
-        wanted = {(form.spec.model, form.spec.version) for form in self._forms()}
-        return await look_up(self.engine, wanted | {(name, "") for name in self.exposed.names}, index)
+        wanted = {(version.spec.model, version.spec.version) for version in self._versions()}
+        return await look_up(self.engine, wanted | {(name, "") for name in self.oip_models.names}, index)
 
     @property
     def _exposes_all(self) -> bool:
@@ -273,11 +275,11 @@ class Catalog:
             names |= set(ready)
         elif self.file.spec.oip is not None:
             names |= set(self.file.spec.oip.models)
-        self.exposed.expose(sorted(names))
+        self.oip_models.expose(sorted(names))
         specs = [entry.spec for entry in self.entries.values()]
-        self.exposed.in_flight = _in_flight_of(specs)
+        self.oip_models.in_flight = _in_flight_of(specs)
         once = {spec.model for spec in specs if not spec.idempotent}
-        self.exposed.idempotent = frozenset(spec.model for spec in specs) - once
+        self.oip_models.idempotent = frozenset(spec.model for spec in specs) - once
 
     def _serve_ready_models(self, ready: set[str]) -> None:
         self._replace_entries(
@@ -292,8 +294,8 @@ class Catalog:
             self.entries[name].stop()
         self.entries = entries
 
-    def _forms(self) -> Iterator[PipelineVersion]:
-        return (form for entry in list(self.entries.values()) for form in list(entry.forms))
+    def _versions(self) -> Iterator[PipelineVersion]:
+        return (version for entry in list(self.entries.values()) for version in list(entry.versions))
 
     def _settle(self) -> None:
         for entry in self.entries.values():

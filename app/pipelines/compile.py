@@ -33,13 +33,13 @@ class CompileContext:
 
 
 def compile_pipeline(
-    name: str, spec: PipelineSpec, config: ModelConfig, models: Mapping[str, ModelConfig], surroundings: CompileContext
+    name: str, spec: PipelineSpec, config: ModelConfig, models: Mapping[str, ModelConfig], context: CompileContext
 ) -> Pipeline:
     """``models``: the models that a request uses, by name. Raises PipelineMismatch."""
     inputs, parameters, outputs = _inputs(spec, config), _parameters(spec, config), _outputs(spec, config)
     graph = graph_of(config, models, spec.version)
     _check_whole(spec, config, inputs, parameters)
-    _check_rules(spec, config, has_key=surroundings.early_exit_key is not None)
+    _check_rules(spec, config, has_key=context.early_exit_key is not None)
     with mismatch_at("inputs"):
         reader = BodyReader(name, [*inputs, *parameters])
     openai = None if spec.openai is None else compile_openai(spec.openai, config, [*inputs, *parameters], outputs)
@@ -52,7 +52,7 @@ def compile_pipeline(
         parameters=tuple(parameters),
         outputs=tuple(outputs),
         contracts=Contracts(spec.contract, takes_batch=config.max_batch_size > 0 and not spec.batch),
-        rules=EarlyExitRules(tuple(spec.early_exit), graph.ensembles, surroundings.early_exit_key),
+        rules=EarlyExitRules(tuple(spec.early_exit), graph.ensembles, context.early_exit_key),
         reader=reader,
         builder=RequestBuilder(
             spec,
@@ -61,9 +61,9 @@ def compile_pipeline(
             config.max_batch_size,
             takes_traceparent=takes_traceparent(config, models),
         ),
-        timeout_s=spec.timeout_s or surroundings.timeout_s,
+        timeout_s=spec.timeout_s or context.timeout_s,
         openai=openai,
-        exposes_errors=surroundings.exposes_errors,
+        exposes_errors=context.exposes_errors,
         capacity=capacity_of(config, models),
         sequence_ids=sequence_ids_of(config, models),
     )

@@ -134,7 +134,7 @@ class RequestRules:
     takes_traceparent: bool = False
 
 
-class ExposedModels:
+class OipModels:
     """All exposed models and their last known configurations."""
 
     def __init__(self) -> None:

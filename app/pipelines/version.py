@@ -57,14 +57,14 @@ class PipelineVersion:
     _logged: str = ""
     """The last problem in the log, without the model's own message."""
 
-    def follow(self, lookup: Lookup, surroundings: CompileContext) -> None:
+    def follow(self, lookup: Lookup, context: CompileContext) -> None:
         """Compiles the version when its models are first available, and again when a model changes."""
         found = lookup.models_of(self.spec.model, self.spec.version)
         if isinstance(found, Missing):
             self._miss(found)
         elif self.pipeline is None or found != self._models:
             is_known = self.state is VersionState.READY and _counted_once(found) == _counted_once(self._models)
-            self._compile(found, surroundings, is_known=is_known)
+            self._compile(found, context, is_known=is_known)
         elif self.state is VersionState.MODEL_NOT_READY:
             self._begin_warming()
 
@@ -99,13 +99,11 @@ class PipelineVersion:
         if missing.problem:
             self._report(("model",), missing.problem, missing.unexpected)
 
-    def _compile(
-        self, models: Mapping[str, ModelConfig], surroundings: CompileContext, *, is_known: bool = False
-    ) -> None:
+    def _compile(self, models: Mapping[str, ModelConfig], context: CompileContext, *, is_known: bool = False) -> None:
         """``is_known``: the same models in another number of instances, for which no sample has to run again."""
         config = next(iter(models.values()))
         try:
-            self.pipeline = compile_pipeline(self.name, self.spec, config, models, surroundings)
+            self.pipeline = compile_pipeline(self.name, self.spec, config, models, context)
         except PipelineMismatch as exc:
             key = ".".join(map(str, exc.location))
             self._misfit(f"It does not match its model: {key} {exc.text}{'' if exc.text.endswith('?') else '.'}")

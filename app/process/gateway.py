@@ -55,7 +55,7 @@ class ScopeCheck:
     def run(self) -> None:
         if self._catalog.file is None or self._keys.is_quiet:
             return
-        served = [*self._catalog.entries, *self._catalog.exposed.names]
+        served = [*self._catalog.entries, *self._catalog.oip_models.names]
         for key in self._keys.ring.keys:
             for name in sorted((key.pipelines or set()) - set(served)):
                 if (key.caller.id, name) not in self._logged:

@@ -150,7 +150,7 @@ def _of(pipeline: Pipeline, pipelines: Sequence[Pipeline], catalog: Catalog) -> 
         return  # the catalog reports a sample that cannot be used
     models = pipeline.graph.models
     timeouts_s = [each.longest_timeout_s for each in pipelines if not models.isdisjoint(each.graph.models)]
-    deadline_s = max(catalog.surroundings.timeout_s, *timeouts_s)
+    deadline_s = max(catalog.context.timeout_s, *timeouts_s)
     yield Canary(replace(request, is_probe=True), pipeline.config.decoupled, models, deadline_s)
 
 

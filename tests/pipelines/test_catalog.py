@@ -569,7 +569,7 @@ class TestWarmingUp:
         assert catalog.entries["p"].state_detail == "Its sample failed; see the log for the cause."
         assert not catalog.is_ready
         engine.answers = [ANSWER]
-        next(catalog.entries["p"].forms).retry_now()
+        next(catalog.entries["p"].versions).retry_now()
         await turn(catalog)
         assert catalog.is_ready
         assert catalog.entries["p"].state_detail is None
@@ -592,7 +592,7 @@ class TestWarmingUp:
         engine.answers = [refusal("Failed for model 'plain_0_0': no ink")]
         catalog = await loaded(engine, path, WITH_SAMPLE)
         engine.answers = [refusal("Failed for model 'plain_0_1': no ink")]
-        next(catalog.entries["p"].forms).retry_now()
+        next(catalog.entries["p"].versions).retry_now()
         await turn(catalog)
         assert len(engine.requests) == 2
         assert len(caplog.records) == 1

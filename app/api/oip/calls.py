@@ -56,7 +56,7 @@ class ModelCalls:
 
     @property
     def timeout_s(self) -> float:
-        return self.inference.catalog.surroundings.timeout_s
+        return self.inference.catalog.context.timeout_s
 
     def admit(self, exchange: Exchange, model: str, transport: str) -> Signature:
         """The request counts as work until its last byte is sent, under no pipeline's name.
@@ -71,7 +71,7 @@ class ModelCalls:
 
     def _signature_of(self, model: str) -> Signature:
         """Compiled when the configuration is first used."""
-        exposed = self.inference.catalog.exposed
+        exposed = self.inference.catalog.oip_models
         config, rules, known = exposed.config(model), exposed.rules(model), self._signatures.get(model)
         if known is None or known.config is not config or known.rules is not rules:
             known = self._signatures[model] = Signature.compile(config, rules)
@@ -79,7 +79,7 @@ class ModelCalls:
 
     def target_of(self, signature: Signature) -> Target:
         """Returns the same object until the model's configuration or limit changes."""
-        exposed, model = self.inference.catalog.exposed, signature.config.name
+        exposed, model = self.inference.catalog.oip_models, signature.config.name
         parts, known = (signature, exposed.capacity(model), exposed.in_flight), self._targets.get(model)
         if known is None or not all(map(is_, known[0], parts)):
             known = self._targets[model] = parts, self._new_target(signature)
@@ -88,7 +88,9 @@ class ModelCalls:
     def _new_target(self, signature: Signature) -> Target:
         model = signature.config.name
         return Target(
-            admission=self.inference.admission_of(NO_PIPELINE, model, self.inference.catalog.exposed.capacity(model)),
+            admission=self.inference.admission_of(
+                NO_PIPELINE, model, self.inference.catalog.oip_models.capacity(model)
+            ),
             decoupled=signature.config.decoupled,
             stream=STREAM_DEFAULTS,
             prepared=self._prepared,
@@ -120,13 +122,13 @@ class ModelCalls:
         named = f"Model '{model}' failed: "
         if error.upstream is None or not is_of_model(error):
             return
-        if self.inference.catalog.surroundings.exposes_oip_errors:
+        if self.inference.catalog.context.exposes_oip_errors:
             error.detail, error.hint = public_text(error.upstream.message), None
         elif error.fault is not None and not error.detail.startswith(named):
             error.detail = named + error.detail[0].lower() + error.detail[1:]
 
     def _prepared(self, request: InferenceRequest, _deadline: Deadline) -> InferenceRequest:
-        is_idempotent = request.model in self.inference.catalog.exposed.idempotent
+        is_idempotent = request.model in self.inference.catalog.oip_models.idempotent
         return replace(request, idempotent=True) if is_idempotent else request
 
     def stoppable(self, request: InferenceRequest) -> InferenceRequest:

@@ -273,9 +273,9 @@ SERVER_PATHS: Schema = {
 
 
 def described(catalog: Catalog, key: Key | None) -> Described:
-    names = [name for name in catalog.exposed.names if allows_model(key, catalog, name)]
+    names = [name for name in catalog.oip_models.names if allows_model(key, catalog, name)]
     paths, schemas = SERVER_PATHS | HEALTH_PATHS | document_paths(names), dict(SCHEMAS)
-    for config in (each for each in catalog.exposed.configs if each.name in names):
+    for config in (each for each in catalog.oip_models.configs if each.name in names):
         paths |= paths_of(config)
         schemas |= schemas_of(config)
     tags = {TAG: "The Open Inference Protocol"} | {name: f"Model {name}" for name in names}

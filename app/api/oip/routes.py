@@ -221,7 +221,7 @@ class OipRoutes:
         """Triton answers 400 both for models that are not ready and for unknown models."""
         model = request.path_params["model"]
         check_model(exchange_of(request), self._inference.catalog, model)
-        is_exposed = model in self._inference.catalog.exposed
+        is_exposed = model in self._inference.catalog.oip_models
         if is_exposed and await self._is_ready(model, version_of(request.path_params)):
             return JsonResponse({"name": model, "ready": True})
         return JsonResponse({"error": "Model version not ready"}, 400)
@@ -244,7 +244,7 @@ class OipRoutes:
     async def _document(self, request: Request, document: Document) -> Response:
         model = request.path_params["model"]
         check_model(exchange_of(request), self._inference.catalog, model)
-        if model not in self._inference.catalog.exposed:
+        if model not in self._inference.catalog.oip_models:
             raise UnknownModel.named(model)
         version = version_of(request.path_params)
         return JsonResponse(await self._inference.engine.document(document, model, version))
@@ -267,7 +267,7 @@ class OipRoutes:
     def _visible(self, request: Request, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """Those of models that are exposed, and that the key of the request allows."""
         key, catalog = exchange_of(request).key, self._inference.catalog
-        exposed = (row for row in rows if row["name"] in catalog.exposed)
+        exposed = (row for row in rows if row["name"] in catalog.oip_models)
         return [row for row in exposed if allows_model(key, catalog, row["name"])]
 
 

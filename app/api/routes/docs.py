@@ -60,13 +60,13 @@ class KeptDocuments:
 
 
 def _names_in(catalog: Catalog) -> Sequence[str]:
-    return [*catalog.entries, *catalog.exposed.names]
+    return [*catalog.entries, *catalog.oip_models.names]
 
 
 def _objects_in(catalog: Catalog) -> Sequence[object]:
     """What a document describes. A change replaces an object, so comparing the identities is enough, and cheap."""
     pipelines = [part for entry in catalog.entries.values() for part in (entry.spec, entry.pipeline)]
-    return [*pipelines, *catalog.exposed.configs]
+    return [*pipelines, *catalog.oip_models.configs]
 
 
 _files = PageFiles(directory=Path(__file__).parents[1] / "static", packages=[("fastapi_offline", "static")])

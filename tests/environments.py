@@ -1,9 +1,12 @@
 """Separate environments for tools and clients whose pins conflict with the gateway's packages."""
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from deploy.tool_environment import tool_environment
@@ -23,12 +26,31 @@ def npm_environment(name: str, source: Path, require: Require) -> Path:
     """Returns a folder with the files of ``source`` and the installed packages of its ``package-lock.json``."""
     require(shutil.which("node") and shutil.which("npm"), "there is no node with npm")
     folder = ROOT / ".cache" / name
+    with alone_in(folder):
+        _install(source, folder, require)
+    return folder
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Creates the folder, and keeps the other test processes out of such a block for the same folder."""
     folder.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _install(source: Path, folder: Path, require: Require) -> None:
+    """Installs nothing if the folder has the packages of the lock file already, because another process may use it."""
+    done = folder / "installed.json"
+    wanted = (source / "package-lock.json").read_text()
     for path in source.iterdir():
         if path.is_file():
             shutil.copy(path, folder)
+    if done.exists() and done.read_text() == wanted:
+        return
     command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefer-offline", "--loglevel=error"]
     environment = os.environ | {"npm_config_cache": str(folder.parent / "npm")}
     installed = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     require(installed.returncode == 0, f"npm installs nothing here: {installed.stderr[-500:]}")
-    return folder
+    done.write_text(wanted)

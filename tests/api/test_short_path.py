@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.api.body_memory import ByteBudget
-from app.api.dialect import ShortPath
+from app.api.dialect import Services, ShortPath
 from app.api.exchange import EntryPoint
 from app.api.pipelines.routes import PipelineRoutes
 from app.lint.findings import Finding
@@ -36,7 +36,7 @@ async def client_of(api: Served, app: ASGIApp) -> AsyncIterator[httpx.AsyncClien
 def application(api: Served, kind: type[FastAPI]) -> FastAPI:
     app = kind(redirect_slashes=False)
     gateway = api.gateway
-    routes = PipelineRoutes(gateway.inference, gateway.limits, gateway.statistics, no_findings)
+    routes = PipelineRoutes(Services(gateway.inference, gateway.limits, gateway.store, gateway.statistics, no_findings))
     app.router.routes.extend(routes.short_routes())
     return app
 

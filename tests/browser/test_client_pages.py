@@ -1,6 +1,6 @@
 """The how-to pages of clients work as printed: the blocks of a page are one program with the printed output.
 
-The gateway of these tests allows two requests at a time, and the network drops each stream once.
+The gateway of these tests allows one request at a time, and the network drops each stream once.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ def limited(
 ) -> Iterator[tuple[GatewayProcess, DroppingNetwork]]:
     folder = tmp_path_factory.mktemp("limited")
     pipelines = yaml.safe_load((ROOT / "gateway.yaml").read_text())["pipelines"]
-    pipelines["write"]["limits"] = {"in_flight": 2, "queue": 0}
+    pipelines["write"]["limits"] = {"in_flight": 1, "queue": 0}
     (folder / "samples").symlink_to(ROOT / "samples")
     config = folder / "gateway.yaml"
     shown = {name: pipelines[name] for name in ("write", "ocr")}

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from tests.conftest import Require
-from tests.environments import npm_environment
+from tests.environments import alone_in, npm_environment
 from tests.live.openapi_document import CHECKED_IN, ROOT
 
 FILES = Path(__file__).parent / "client"
@@ -26,10 +26,15 @@ def call(folder: Path, *command: str) -> str:
 def built_client(require: Require) -> Path:
     """Returns a folder with ``calls.mjs`` for Node and ``page.js`` for browsers, compiled in strict mode."""
     folder = npm_environment("gateway-client", FILES, require)
+    with alone_in(folder):
+        _compile(folder)
+    return folder
+
+
+def _compile(folder: Path) -> None:
     for path in (CHECKED_IN, ROOT / "samples" / "client.ts", ROOT / "samples" / "useStream.ts"):
         shutil.copy(path, folder)
     call(folder, "openapi-typescript", "openapi.json", "-o", "api.ts")
     call(folder, "tsc", "--project", "tsconfig.json")
     call(folder, "esbuild", "calls.ts", "--bundle", "--platform=node", "--format=esm", "--outfile=calls.mjs")
     call(folder, "esbuild", "page.tsx", "--bundle", "--jsx=automatic", "--outfile=page.js")
-    return folder

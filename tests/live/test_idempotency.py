@@ -60,7 +60,7 @@ def gateways(request: pytest.FixtureRequest, gateway: GatewayProcess) -> Gateway
 
 def body_of(journal: Path) -> bytes:
     script = json.dumps({"outputs": 5, "interval_s": 0.02, "journal": str(journal), "token": "run"})
-    return json.dumps({"pipeline": "scripted_patient", "inputs": {"script": script}}).encode()
+    return json.dumps({"pipeline": "scripted_kept", "inputs": {"script": script}}).encode()
 
 
 def send_and_cut(gateway: GatewayProcess, key: str, body: bytes, cut: tuple[float, float, int]) -> None:

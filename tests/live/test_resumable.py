@@ -144,7 +144,7 @@ def test_a_stream_with_a_reader_is_not_cancelled_after_resume_s(gateway: Gateway
 def test_the_deadline_ends_a_stream(gateway: GatewayProcess) -> None:
     answer = httpx.post(
         f"{gateway.url}/v1/streams",
-        json={"pipeline": "scripted_patient", "inputs": {"script": json.dumps({"outputs": 100, "interval_s": 0.1})}},
+        json={"pipeline": "scripted_kept", "inputs": {"script": json.dumps({"outputs": 100, "interval_s": 0.1})}},
         headers={"X-Request-Timeout": "0.5"},
     )
     last = read_all(gateway, answer.headers["location"])[-1]

@@ -9,7 +9,7 @@ from pathlib import Path
 import orjson
 
 from app.core.engine import Engine
-from app.core.errors import GatewayError
+from app.core.errors import GatewayError, UpstreamUnavailable
 from app.core.model import RepositoryModel
 from app.core.text import printable
 from app.lint.check import check, compare
@@ -72,11 +72,13 @@ async def run_check(options: CheckOptions) -> CheckReport:
         addresses_of(options.triton)
     except ValueError as exc:
         raise CheckImpossible(str(exc)) from exc
-    async with open_engine(options.triton) as engine:
-        try:
+    try:
+        async with open_engine(options.triton) as engine:
             return await _live_report(engine, file)
-        except GatewayError as exc:
-            raise CheckImpossible(f"{options.triton}: {exc.detail}") from exc
+    except UpstreamUnavailable as exc:
+        raise CheckImpossible(exc.detail) from exc
+    except GatewayError as exc:
+        raise CheckImpossible(f"{options.triton}: {exc.detail}") from exc
 
 
 def text_of(report: CheckReport, style: str) -> str:

@@ -118,7 +118,6 @@ class Settings(BaseSettings):
     )
     redis_url: str | None = Field(
         None,
-        pattern=r"^(rediss?|unix)://",
         description="Redis for resumable streams that several processes share",
         repr=False,
     )
@@ -251,6 +250,14 @@ class Settings(BaseSettings):
             if not address.strip().startswith("unix:") and not _HAS_PORT.search(address.strip()):
                 raise ValueError(f"'{address.strip()}' has no port: Triton's gRPC port is usually 8001")
         addresses_of(value)
+        return value
+
+    @field_validator("redis_url")
+    @classmethod
+    def _is_of_redis(cls, value: str | None) -> str | None:
+        """Raises ValueError."""
+        if value is not None and not value.startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError("must begin with redis://, rediss:// or unix://")
         return value
 
     @field_validator("expose_model_errors", mode="before")

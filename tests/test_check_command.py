@@ -79,7 +79,7 @@ def test_the_json_format(checked) -> None:
     [
         (["absent"], "There is no model repository at absent."),
         (["models", "--config", "absent.yaml"], "absent.yaml: cannot be read"),
-        (["--triton", "127.0.0.1:9"], "127.0.0.1:9: Triton cannot be reached."),
+        (["--triton", "127.0.0.1:9"], "Nothing answers at 127.0.0.1:9 (gRPC). Is it Triton's gRPC port, usually 8001?"),
     ],
 )
 def test_a_failed_check_is_status_2(checked, capsys, arguments: list[str], expected: str) -> None:

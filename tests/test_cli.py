@@ -109,7 +109,7 @@ def test_settings_unusable_for_workers_are_status_2(
 
 def test_models_without_a_running_triton_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["models", "--triton", "127.0.0.1:1"]) == 2
-    assert "Triton cannot be reached" in capsys.readouterr().err
+    assert "Nothing answers at 127.0.0.1:1 (gRPC). Is it Triton's gRPC port, usually 8001?" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -49,6 +49,7 @@ def test_a_mistyped_command_or_option_gets_a_suggestion(
         (["--port", "99999"], "GATEWAY_PORT is wrong: must be at most 65535"),
         (["--log-format", "jsno"], "GATEWAY_LOG_FORMAT is wrong: not an allowed value; did you mean 'json'?"),
         (["--drain-s", "-1"], "GATEWAY_DRAIN_S is wrong: must be at least 0"),
+        (["--redis-url", "localhost"], "GATEWAY_REDIS_URL is wrong: must begin with redis://, rediss:// or unix://"),
         (["--models", "mine"], "--models is the repository of the embedded Triton: add --embedded"),
         (["--embedded", "--models", "mine"], "There is no model repository at mine."),
         (["--config", "mine.yaml"], "mine.yaml: cannot be read: [Errno 2] No such file or directory"),
@@ -76,6 +77,8 @@ EXIT = "{reason: none, error: {code: ALREADY_EXIST, message: no}}"
         ("inputs: [a]", "inputs is wrong: must be a mapping of keys to values"),
         ("rejects_input: a", "rejects_input is wrong: must be a list"),
         ("modle: m", "modle is not a known key; did you mean 'model'?"),
+        ("timeout_s: 10s", "timeout_s is wrong: must be a number without a unit"),
+        ("stream: 'yes'", "stream is wrong: must be true, false or a mapping of keys to values"),
     ],
 )
 def test_an_invalid_value_in_the_file_is_explained(
@@ -84,6 +87,23 @@ def test_an_invalid_value_in_the_file_is_explained(
     (tmp_path / "gateway.yaml").write_text(f"pipelines:\n  p:\n    model: m\n    {keys}\n")
     assert cli.main(["serve", "--port=0", "--admin-port=0"]) == 2
     assert f"gateway.yaml:4: pipelines.p.{expected}" in capsys.readouterr().err.replace("inputs.a.kind", "kind")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "gateway.yaml:1: the file is empty: begin it with `pipelines:`"),
+        ("pipelines:\n\tp: {model: m}\n", "gateway.yaml:2: a tab stands where YAML needs spaces"),
+        ("pipelines:\n  p:\n", "gateway.yaml:2: pipelines.p is wrong: it is empty; write its keys below it, indented"),
+        ("pipelines:\n  p: {}\n", "gateway.yaml:2: pipelines.p.model is missing: add `model:`"),
+    ],
+)
+def test_an_unusable_file_is_explained(
+    text: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gateway.yaml").write_text(text)
+    assert cli.main(["serve", "--port=0", "--admin-port=0"]) == 2
+    assert expected in capsys.readouterr().err
 
 
 def test_two_taken_ports_are_reported_together(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,11 @@ from app.pipelines.catalog import Catalog
 _BEARER = b"bearer "
 _HINT = "Send `Authorization: Bearer <key>` or `X-API-Key: <key>`."
 
+
+def _hint_of(scope: str) -> str:
+    return f"Use another key, or ask an operator to add it to the `{scope}` of this key in the file of API keys."
+
+
 Guard = Callable[[Exchange], None]
 """Raises Unauthenticated or Forbidden. Otherwise sets the request's key and caller."""
 
@@ -37,7 +42,7 @@ class AccessCheck:
         if key is None:
             raise Unauthenticated("The request has no API key.", hint=_HINT)
         if self._dialect is not None and not key.speaks(self._dialect):
-            raise Forbidden(f"This API key does not allow the dialect '{self._dialect}'.")
+            raise Forbidden(f"This API key does not allow the dialect '{self._dialect}'.", hint=_hint_of("dialects"))
 
     def accept(self, exchange: Exchange) -> None:
         """For addresses that are secrets themselves: a key is not needed, but must be valid. Raises Unauthenticated."""
@@ -85,12 +90,16 @@ def _sent_key(headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
 
 
 def check_pipeline(exchange: Exchange, catalog: Catalog, name: str) -> None:
-    """Raises Forbidden, whether the pipeline exists or not, and UnknownPipeline without the names of others."""
+    """Raises Forbidden, whether the pipeline exists or not, and UnknownPipeline without the names of others.
+
+    Raises UpstreamUnavailable while the pipelines are not known.
+    """
     key = exchange.key
     if key is None or key.pipelines is None:
         return
     if not key.allows(name):
-        raise Forbidden("This API key does not allow this pipeline.")
+        raise Forbidden("This API key does not allow this pipeline.", hint=_hint_of("pipelines"))
+    catalog.check_known()
     if name not in catalog.entries:
         raise UnknownPipeline("There is no such pipeline.")
 
@@ -98,7 +107,7 @@ def check_pipeline(exchange: Exchange, catalog: Catalog, name: str) -> None:
 def check_model(exchange: Exchange, catalog: Catalog, model: str) -> None:
     """Raises Forbidden, whether the model exists or not."""
     if not allows_model(exchange.key, catalog, model):
-        raise Forbidden("This API key does not allow this model.")
+        raise Forbidden("This API key does not allow this model.", hint=_hint_of("pipelines"))
 
 
 def allows_pipeline(key: Key | None, name: str) -> bool:

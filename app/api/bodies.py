@@ -54,7 +54,7 @@ async def receive_body(exchange: Exchange, limits: Limits, *, tensor_at: int | N
     length = exchange.header(b"content-length") or ""
     size = int(length[:20]) if length.isdecimal() else None
     if size is not None and size > limits.max_body_bytes:
-        raise _too_large(limits)
+        raise _too_large(limits, f"The body has {size} bytes, more")
     content = exchange.tensor_memory(size, tensor_at) if tensor_at is not None and size is not None else None
     try:
         async with asyncio.timeout(limits.body_s):
@@ -135,8 +135,11 @@ class _Growing:
         return memoryview(self._content)[: self._size]
 
 
-def _too_large(limits: Limits) -> PayloadTooLarge:
-    return PayloadTooLarge(f"The body is larger than {limits.max_body_bytes} bytes, the limit of this gateway.")
+def _too_large(limits: Limits, more: str = "The body has more") -> PayloadTooLarge:
+    return PayloadTooLarge(
+        f"{more} than {limits.max_body_bytes} bytes, the limit of this gateway.",
+        hint="An operator can raise GATEWAY_MAX_BODY_BYTES.",
+    )
 
 
 def _check_encoding(exchange: Exchange) -> None:
@@ -178,7 +181,7 @@ async def inflated(exchange: Exchange, body: memoryview, limits: Limits) -> memo
         exchange.hold(len(piece))
         content += piece
         if len(content) > limits.max_body_bytes:
-            raise PayloadTooLarge(f"The body is larger than {limits.max_body_bytes} bytes, the limit of this gateway.")
+            raise _too_large(limits, "The inflated body has more")
         piece = await asyncio.to_thread(next, pieces, b"")
     return memoryview(content)
 

@@ -81,6 +81,8 @@ def bytes_of_base64(text: str, kind: str) -> bytes:
         if not comma or not head.endswith(";base64"):
             raise ValueError("is a data URL without base64 data")
         _check_media_type(head.removeprefix("data:").partition(";")[0].strip().lower(), kind)
+    if text.startswith(("http://", "https://")):
+        raise ValueError("must be base64 or a data: URL; the gateway does not download addresses")
     if "=" in text[:-2]:
         raise ValueError("is not base64")
     try:

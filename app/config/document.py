@@ -153,6 +153,8 @@ class _BoundedLoader(yaml.SafeLoader):
 
 
 def _words_of(exc: yaml.MarkedYAMLError) -> str:
+    if exc.problem is not None and r"'\t'" in exc.problem:
+        return "a tab stands where YAML needs spaces"
     return " ".join(part for part in (exc.context, exc.problem) if part)
 
 
@@ -191,8 +193,8 @@ def _children(node: yaml.Node) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
 
 
 _Context = Mapping[str, Any]
+_WITH_UNIT = re.compile(r"[0-9.]+ ?[a-zA-Z]{1,8}")
 _WORDS: dict[str, Callable[[_Context], str]] = {
-    "missing": lambda _: "a value is required",
     "string_type": lambda _: "must be text",
     "int_type": lambda _: "must be a whole number",
     "int_parsing": lambda _: "must be a whole number",
@@ -223,6 +225,10 @@ def words_of(error: ErrorDetails) -> str:
     if kind == "literal_error":
         valid = re.findall(r"'([^']*)'", context["expected"])
         return f"not an allowed value{nearest(str(error['input']), valid)}"
+    if kind in ("model_type", "dict_type") and error["input"] is None:
+        return "it is empty; write its keys below it, indented"
+    if kind.startswith(("float", "int")) and _WITH_UNIT.fullmatch(str(error["input"])):
+        return "must be a number without a unit"
     words = _WORDS.get(kind)
     return error["msg"].removeprefix("Value error, ") if words is None else words(context)
 
@@ -261,6 +267,8 @@ class ConfigError(Exception):
 def read_spec(path: Path, spec: type[Spec]) -> tuple[Spec, Lines]:
     """The values of a file, and the line of each key. Raises ConfigError."""
     document = _document(path)
+    if document.values is None:
+        raise ConfigError(f"{path}:1: the file is empty: begin it with `{next(iter(spec.model_fields))}:`")
     try:
         return spec.model_validate(document.values), document.lines
     except ValidationError as exc:
@@ -294,10 +302,11 @@ def _complaint_of(path: Path, spec: type[BaseModel], lines: Lines, error: ErrorD
     location = tuple(part for part in error["loc"] if part != "[key]")
     if error["type"] == "extra_forbidden":
         text = "is not a known key" + nearest(str(location[-1])[:LONGEST_NAME], _keys_at(spec, location[:-1]))
+    elif error["type"] == "missing":
+        text = f"is missing: add `{location[-1]}:`"
     else:
         text = f"is wrong: {words_of(error)}"
-        if error["type"] != "missing":
-            location = _known_part(lines, location)
+        location = _known_part(lines, location)
     return complaint_at(path, lines, location, text)
 
 

@@ -13,13 +13,12 @@ import msgspec
 
 from app.codecs.json_scan import check_depth, is_json, malformed, members_of
 from app.core.errors import FieldProblem, InvalidInput, InvalidJson
-from app.core.text import shown
+from app.core.text import nearest, shown
 from app.pipelines.inputs import InputField, ParameterField
 
 LARGE_BYTES = 64 * 1024
 """Bodies of at least this size are read member by member, in a thread, because this would block the event loop."""
 MAX_PROBLEMS = 8
-_NO_FIELD = "is not a field of this pipeline"
 _NO_TEXT = "is not UTF-8 text"
 _NULL = re.compile(rb"[ \t\n\r]*null[ \t\n\r]*")
 _WORDS_BY_TYPE = {
@@ -57,13 +56,15 @@ class BodyReader:
 
     def from_json(self, body: Body) -> dict[str, Any]:
         """Raises InvalidJson, InvalidRequest or InvalidInput."""
+        if not body:
+            raise InvalidJson(f"The body is empty. Send a JSON object{self._with_required}.")
         values = self._decoded_at_once(bytes(body)) if len(body) < LARGE_BYTES else None
         return self._decoded_by_member(memoryview(body)) if values is None else values
 
     def from_form(self, parts: Mapping[str, Part]) -> dict[str, Any]:
         """Form fields or a query string: files are bytes, numbers are text. Raises InvalidInput."""
         values: dict[str, Any] = {}
-        problems = [FieldProblem(shown(name), _NO_FIELD) for name in parts if name not in self._fields]
+        problems = [FieldProblem(shown(name), self._no_field(name)) for name in parts if name not in self._fields]
         problems += self._absent(parts)
         for name in (name for name in self._fields if name in parts):
             try:
@@ -73,6 +74,11 @@ class BodyReader:
         if problems:
             raise refused(problems, self._file_hint(problems))
         return values
+
+    @property
+    def _with_required(self) -> str:
+        names = [f"'{name}'" for name, field in self._fields.items() if field.is_required]
+        return f" with {' and '.join(names)}" if names else ""
 
     def _file_hint(self, problems: Sequence[FieldProblem]) -> str | None:
         """For a form whose file is sent to an input that is declared as text."""
@@ -125,11 +131,14 @@ class BodyReader:
     def _decode_member(self, name: str, text: memoryview, values: dict[str, Any]) -> None:
         """Adds the member's value to ``values``: None for null, UNSET for an invalid value. Raises ValueError."""
         if name not in self._fields:
-            raise ValueError(_NO_FIELD)
+            raise ValueError(self._no_field(name))
         if name in values:
             raise ValueError("is given twice")
         values[name] = msgspec.UNSET
         values[name] = _decoded(self._fields[name], text)
+
+    def _no_field(self, name: str) -> str:
+        return f"is not a field of this pipeline{nearest(name, self._fields)}"
 
     def _absent(self, given: Iterable[str]) -> list[FieldProblem]:
         return [
@@ -183,7 +192,8 @@ def refused(problems: Sequence[FieldProblem], hint: str | None = None) -> Invali
     """Returns the error that names the first problem and lists at most MAX_PROBLEMS."""
     first = problems[0] if problems else FieldProblem("body", "does not fit")
     more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
-    return InvalidInput(f"'{first.field}' {first.problem}{more}.", hint=hint, errors=problems[:MAX_PROBLEMS])
+    text = f"'{first.field}' {first.problem}{more}"
+    return InvalidInput(text if text.endswith("?") else f"{text}.", hint=hint, errors=problems[:MAX_PROBLEMS])
 
 
 def _problem_of(name: str, exc: Exception) -> FieldProblem:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from app.config.watch import FollowedFile
 from app.core.engine import Engine
-from app.core.errors import ModelNotReady, UnknownPipeline
+from app.core.errors import ModelNotReady, UnknownPipeline, UpstreamUnavailable
 from app.core.text import nearest
 from app.pipelines.compile import CompileContext, derived_spec
 from app.pipelines.file import GatewayFile, followed_gateway_file
@@ -143,8 +143,14 @@ class Catalog:
             }
             self._expose(())
 
+    def check_known(self) -> None:
+        """Raises UpstreamUnavailable if only Triton could tell the pipelines, and it has never answered."""
+        if self.file is None and not self.entries and not self.triton_is_up:
+            raise UpstreamUnavailable("Triton cannot be reached, so the pipelines are not known yet.", was_sent=False)
+
     def entry(self, name: str) -> CatalogEntry:
-        """Raises UnknownPipeline."""
+        """Raises UnknownPipeline or UpstreamUnavailable."""
+        self.check_known()
         if name not in self.entries:
             raise UnknownPipeline(f"There is no such pipeline{nearest(name, list(self.entries))[:512]}")
         return self.entries[name]

@@ -131,8 +131,14 @@ def _tensor(tensors: Iterable[TensorSpec], given: InputSpec | OutputSpec, locati
     if tensor.datatype not in DTYPE_BY_DATATYPE:
         raise PipelineMismatch((*location, "tensor"), f"has datatype {tensor.datatype}, which has no JSON form")
     if not kind_fits(given.kind, tensor.datatype):
-        raise PipelineMismatch((*location, "kind"), f"'{given.kind}' does not fit {tensor.datatype}")
+        raise PipelineMismatch((*location, "kind"), _kind_problem(given.kind, tensor.datatype))
     return _single(tensor, (*location, "single")) if given.single else tensor
+
+
+def _kind_problem(kind: str, datatype: str) -> str:
+    if kind == "number":
+        return f"is missing, and {datatype} can be several: write `kind: text`, `image`, `binary` or `json`"
+    return f"'{kind}' does not fit {datatype}: leave `kind` out for a tensor of numbers"
 
 
 def _single(tensor: TensorSpec, location: tuple[str, ...]) -> TensorSpec:

@@ -29,7 +29,7 @@ def explain(error: GatewayError, graph: Graph) -> None:
     if detail is not None and fault.model and fault.tensor:
         error.detail = detail(fault)
     elif fault.kind is FaultKind.RAISED and fault.model:
-        error.detail = f"{_named(fault.model, graph)} raised an exception."
+        error.detail = f"{named_model(fault.model, graph)} raised an exception."
     hint = _hint(fault, edge, graph)
     error.hint = hint[0].upper() + hint[1:]
     if isinstance(error, ContractViolation) and fault.tensor:
@@ -44,7 +44,7 @@ def name_failed_step(error: GatewayError, message: str, graph: Graph) -> None:
     """
     step, separator, _ = message.partition(": ")
     if separator and step in graph.models:
-        error.detail = f"{_named(step, graph)} failed."
+        error.detail = f"{named_model(step, graph)} failed."
         error.failed_step = step
         blame = f"If the input is at fault, let it answer with INVALID_ARG and list '{step}' under `rejects_input`."
     elif graph.ensembles:
@@ -54,7 +54,7 @@ def name_failed_step(error: GatewayError, message: str, graph: Graph) -> None:
     error.hint = f"{blame} The gateway's log has the model's message in the line with this request id."
 
 
-def _named(model: str, graph: Graph) -> str:
+def named_model(model: str, graph: Graph) -> str:
     """A step is a model below the pipeline's own model."""
     is_whole = any(step.model == model and not step.ensemble for step in graph.steps)
     return f"{'Model' if is_whole else 'Step'} '{model}'"

@@ -15,7 +15,7 @@ from app.core.model import Capacity, ModelConfig
 from app.core.sequence import SequenceIds
 from app.pipelines.body import Body, BodyReader, Part
 from app.pipelines.early_exit import EarlyExitRules
-from app.pipelines.error_hints import explain, name_failed_step, public_text
+from app.pipelines.error_hints import explain, name_failed_step, named_model, public_text
 from app.pipelines.graph import Graph
 from app.pipelines.inputs import InputField, ParameterField
 from app.pipelines.openai.mapping import OpenAIMapping
@@ -175,7 +175,8 @@ class Pipeline:
         """Raises InvalidRequest where the pipeline does not stream."""
         if self.spec.stream is None:
             raise InvalidRequest(
-                "This pipeline is not declared to stream.", hint="Declare `stream: true` for it in gateway.yaml."
+                f"This pipeline does not stream: POST /v1/pipelines/{self.name} returns its whole answer.",
+                hint="An operator can declare `stream: true` for it in gateway.yaml.",
             )
         return self.spec.stream
 
@@ -190,7 +191,7 @@ class Pipeline:
         reason = self.rules.reason_of_error(error.upstream, request_id)
         if reason is None:
             self._explain(error, error.upstream, request_id)
-            shown = _refused_by_step(error) if self._blames_caller(error, error.upstream, request_id) else error
+            shown = self._refusal_of(error) if self._blames_caller(error, error.upstream, request_id) else error
             if self.exposes_errors:
                 text = public_text(self.rules.bare(error.upstream.message, request_id))
                 shown.detail += f" The model's message: {text}"
@@ -215,8 +216,15 @@ class Pipeline:
         named = any(message.startswith(f"{step}: ") for step in self.spec.rejects_input)
         return named or (upstream.grpc_code is not None and self.spec.model in self.spec.rejects_input)
 
-
-def _refused_by_step(error: GatewayError) -> InvalidInput:
-    refusal = InvalidInput("A step of the pipeline refused the input.")
-    refusal.upstream, refusal.failed_step = error.upstream, error.failed_step
-    return refusal
+    def _refusal_of(self, error: GatewayError) -> InvalidInput:
+        """A refusal by the pipeline's own model need not name it."""
+        step = error.failed_step or self.spec.model
+        read = self.graph.request_tensors_of(step)
+        fields = [f"'{field.name}'" for field in self.inputs if field.tensor.name in read]
+        reads = f" It reads {' and '.join(fields)}." if fields else ""
+        refusal = InvalidInput(
+            f"{named_model(step, self.graph)} refused the input.{reads}",
+            hint="The gateway's log has the model's message in the line with this request id.",
+        )
+        refusal.upstream, refusal.failed_step = error.upstream, error.failed_step
+        return refusal

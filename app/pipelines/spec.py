@@ -196,6 +196,8 @@ class PipelineSpec(Section):
     @classmethod
     def _stream_with_defaults(cls, value: Any) -> Any:
         """``stream: true`` and ``stream:`` mean the defaults, ``stream: false`` none."""
+        if isinstance(value, str):
+            raise ValueError("must be true, false or a mapping of keys to values")
         return {} if value in (True, None) else None if value is False else value
 
     @field_validator("examples")

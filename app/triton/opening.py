@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from app.core.engine import Engine
+from app.core.errors import UpstreamUnavailable
 from app.triton.credentials import NO_CREDENTIALS, Credentials
 from app.triton.engine import TritonEngine
 from app.triton.fleet.addresses import addresses_of
@@ -16,8 +17,18 @@ from app.triton.transports import open_transport
 async def open_engine(url: str, credentials: Credentials = NO_CREDENTIALS) -> AsyncIterator[Engine]:
     """Opens an engine for the duration of the block. ``url``: see ``GATEWAY_TRITON_URL``.
 
-    If there are several addresses, their models are compared. Raises ValueError or CredentialsUnusable.
+    If there are several addresses, their models are compared. Raises UpstreamUnavailable with
+    the address, ValueError or CredentialsUnusable.
     """
+    try:
+        async with _opened(url, credentials) as engine:
+            yield engine
+    except UpstreamUnavailable as exc:
+        raise UpstreamUnavailable(f"Nothing answers at {url} (gRPC). Is it Triton's gRPC port, usually 8001?") from exc
+
+
+@asynccontextmanager
+async def _opened(url: str, credentials: Credentials) -> AsyncIterator[Engine]:
     async with AsyncExitStack() as stack:
         engines = {
             address: TritonEngine(await stack.enter_async_context(open_transport(address, credentials=credentials)))

@@ -78,7 +78,7 @@ def test_an_empty_list_of_keys_is_allowed(path: Path) -> None:
         (GOOD + "    expires: soon\n", "4: keys.0.expires is wrong: must be a time with its zone, such as 2027-"),
         (GOOD.replace(HASH, "abc"), "3: keys.0.sha256 is wrong: must be the SHA-256 of a key: 64 hexadecimal digits"),
         (GOOD.replace(HASH, "[]"), "3: keys.0.sha256 is wrong: "),
-        (GOOD.replace(f"    sha256: {HASH}\n", ""), "2: keys.0.sha256 is wrong: a value is required"),
+        (GOOD.replace(f"    sha256: {HASH}\n", ""), "2: keys.0.sha256 is missing: add `sha256:`"),
         (GOOD.replace("team-a", "team a"), "2: keys.0.id is wrong: must match the pattern"),
         (
             GOOD + f"  - id: team-a\n    sha256: {hash_of('x')}\n",
@@ -88,7 +88,7 @@ def test_an_empty_list_of_keys_is_allowed(path: Path) -> None:
             GOOD + f"  - id: b\n    sha256: {HASH.upper()}\n",
             "5: keys.1.sha256 is a hash that an earlier entry already has",
         ),
-        ("", "1: the file is wrong: "),
+        ("", "1: the file is empty: begin it with `keys:`"),
         ("- 1\n", "1: the file is wrong: "),
         ("keys: {a: 1}\n", "1: keys is wrong: "),
         ("keys: [\n", "2: while parsing a flow node"),

@@ -32,6 +32,7 @@ def pipeline_with_all_kinds() -> Pipeline:
 P = pipeline_with_all_kinds()
 GOOD = {"x": [1.0], "note": "hi"}
 PNG = b"\x89PNG\r\n\x1a\n"
+ALL_FIELDS = "doc, image, n, note, t, x"
 
 
 def refusal(body: bytes) -> GatewayError:
@@ -114,12 +115,15 @@ class TestMalformedJson:
         assert "byte 9" in error.detail
         assert "secret" not in error.detail
 
+    def test_an_empty_body_names_the_required_fields(self) -> None:
+        assert refusal(b"").detail == "The body is empty. Send a JSON object with 'x' and 'note'."
+
 
 class TestFields:
     def test_the_error_names_unknown_fields(self) -> None:
         error = refusal(body(nota="x"))
         assert type(error) is InvalidInput
-        assert [(found.field, found.problem) for found in error.errors] == [("nota", "is not a field of this pipeline")]
+        assert error.detail == "'nota' is not a field of this pipeline; did you mean 'note'?"
 
     def test_the_error_names_at_most_eight_unknown_fields(self) -> None:
         error = refusal(body(**{f"f{index}": index for index in range(1000)}))
@@ -131,12 +135,12 @@ class TestFields:
 
     @pytest.mark.parametrize("name", ["early_exit", "triton_enable_empty_final_response", "__proto__", ""])
     def test_reserved_names_are_unknown(self, name: str) -> None:
-        assert refusal(body(**{name: 1})).errors[0].problem == "is not a field of this pipeline"
+        assert refusal(body(**{name: 1})).errors[0].problem.startswith("is not a field of this pipeline; ")
 
     def test_all_problems_are_reported_together(self) -> None:
         error = refusal(b'{"x": ["a"], "zzz": 1, "n": 1.5}')
         assert {found.field: found.problem for found in error.errors} == {
-            "zzz": "is not a field of this pipeline",
+            "zzz": f"is not a field of this pipeline; valid here: {ALL_FIELDS}",
             "note": "is required",
             "x[0]": "must be a number, not a string",
             "n": "must be an integer or null, not a decimal number"
@@ -207,7 +211,7 @@ class TestForms:
             ("t", "nan", "must be a finite number"),
             ("t", "Infinity", "must be a finite number"),
             ("t", "1e999", "is out of range"),
-            ("zzz", "1", "is not a field of this pipeline"),
+            ("zzz", "1", f"is not a field of this pipeline; valid here: {ALL_FIELDS}"),
         ],
     )
     def test_problems_are_reported(self, field: str, part: str | bytes, problem: str) -> None:

@@ -55,8 +55,16 @@ def test_rules_know_the_ensembles_of_the_graph() -> None:
     [
         ({"inputs": {"x": {"tensor": "Z"}}}, ("inputs", "x", "tensor"), "'Z' is not a tensor of the model"),
         ({"outputs": {"y": {"tensor": "TEX"}}}, ("outputs", "y", "tensor"), "did you mean 'TEXT'?"),
-        ({"inputs": {"x": {"tensor": "X", "kind": "text"}}}, ("inputs", "x", "kind"), "'text' does not fit FP32"),
-        ({"outputs": {"t": {"tensor": "TEXT"}}}, ("outputs", "t", "kind"), "'number' does not fit BYTES"),
+        (
+            {"inputs": {"x": {"tensor": "X", "kind": "text"}}},
+            ("inputs", "x", "kind"),
+            "'text' does not fit FP32: leave `kind` out for a tensor of numbers",
+        ),
+        (
+            {"outputs": {"t": {"tensor": "TEXT"}}},
+            ("outputs", "t", "kind"),
+            "is missing, and BYTES can be several: write `kind: text`, `image`, `binary` or `json`",
+        ),
         ({"inputs": {}}, ("inputs",), "do not have 'X', which the model requires"),
         ({"inputs": {"a": {"tensor": "X"}, "b": {"tensor": "X"}}}, ("inputs",), "have 'X' twice"),
         (

@@ -66,7 +66,7 @@ class Input:
         """``text``: lists of the elements, flat or nested. Raises InvalidInput or InvalidJson."""
         array = self._elements_of(text, shape)
         if array.size != math.prod(shape):
-            raise self._other_shape()
+            raise self._other_count(array.size, shape)
         return self._tensor(array.reshape(shape))
 
     def of_list(self, text: memoryview) -> Tensor:
@@ -79,7 +79,7 @@ class Input:
         try:
             return self._texts_of(text) if self._numbers is None else self._numbers_of(text, self._numbers, shape)
         except msgspec.ValidationError as exc:
-            raise self._refused("has data of the wrong datatype, or out of range") from exc
+            raise self._refused(f"has data that are not {self.spec.datatype}, or out of its range") from exc
         except ValueError as exc:
             raise self._refused("has data that cannot be read: lists of different lengths, or no lists") from exc
 
@@ -103,7 +103,7 @@ class Input:
     def _check_count(self, sent: tuple[int, ...], shape: tuple[int, ...] | None) -> None:
         """Called before any number is decoded. Raises InvalidInput."""
         if shape is not None and math.prod(sent) != math.prod(shape):
-            raise self._other_shape()
+            raise self._other_count(math.prod(sent), shape)
 
     def _texts_of(self, text: memoryview) -> Array:
         if len(text) >= LARGE_BYTES and has_more_elements(text, MAX_ELEMENTS):
@@ -148,9 +148,10 @@ class Input:
             "to each input shape."
         )
 
-    def _other_shape(self) -> InvalidInput:
+    def _other_count(self, count: int, shape: tuple[int, ...]) -> InvalidInput:
         text = "Unable to parse 'data': Shape does not match true shape of 'data' field"
-        return InvalidInput(f"{text} of input '{self.spec.name}'")
+        expected = f"Expected {math.prod(shape)} elements for shape {list(shape)}, got {count}."
+        return InvalidInput(f"{text} of input '{self.spec.name}'. {expected}")
 
     def _tensor(self, array: Array) -> Tensor:
         return Tensor(self.spec.name, self.spec.datatype, array)

@@ -358,6 +358,7 @@ def models_of(catalog: Catalog, key: Key | None = None) -> list[str]:
 def check_model(exchange: Exchange, catalog: Catalog, name: str) -> None:
     """Raises Forbidden, or UnknownPipeline for a name that no pipeline has."""
     check_pipeline(exchange, catalog, name)
+    catalog.check_known()
     if name not in catalog.entries:
         raise UnknownPipeline(f"There is no model with this id{nearest(name, models_of(catalog))[:512]}")
 

@@ -42,6 +42,7 @@ class OpenAIRoutes:
         return [ShortRoute(path, endpoint, openai_error_response) for path, endpoint in endpoints.items()]
 
     async def list_models(self, request: Request) -> Response:
+        self._catalog.check_known()
         names = models_of(self._catalog, exchange_of(request).key)
         return JsonResponse({"object": "list", "data": [self._model(name) for name in names]})
 

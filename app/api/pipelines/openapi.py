@@ -107,7 +107,7 @@ def describe_operation(pipeline: Pipeline) -> Schema:
     """Each pipeline has its own path, where POST runs it."""
     answers = {
         "200": json_answer("The pipeline", PipelineDescription),
-        **problems(errors.UnknownPipeline),
+        **problems(errors.UnknownPipeline, errors.UpstreamUnavailable),
     }
     summary = "Fields, types, limits, graph and samples"
     description = "What a form or a program needs to call the pipeline, with samples that work as pasted."
@@ -131,7 +131,7 @@ CATALOG_PATHS: Schema = {
             "catalog",
             "The pipelines",
             "The pipelines that the caller may use, with their states, ready or not.",
-            {"200": json_answer("The pipelines", PipelineList), **problems()},
+            {"200": json_answer("The pipelines", PipelineList), **problems(errors.UpstreamUnavailable)},
         )
     }
 }

@@ -116,10 +116,8 @@ def _malformed() -> InvalidRequest:
     )
 
 
-FILE_HINT = (
-    "No input of this pipeline is a file: declare `kind: image` or `kind: binary` for the input in gateway.yaml, or "
-    "send application/json."
-)
+NO_FILE = "Send application/json: no input of this pipeline is a file."
+FILE_HINT = "If an input is a file, declare `kind: image` or `kind: binary` for the input in gateway.yaml."
 
 
 async def read_inference(exchange: Exchange, pipeline: Pipeline, limits: Limits) -> InferenceRequest:
@@ -141,6 +139,8 @@ async def read_inference(exchange: Exchange, pipeline: Pipeline, limits: Limits)
         # A stream would keep the tensor's memory until its end.
         tensor_at = ELEMENT if exchange.record.transport == "unary" else None
         return pipeline.request_of_form({**parameters, file: await read_body(exchange, limits, tensor_at=tensor_at)})
+    if not any(field.is_file for field in pipeline.inputs):
+        raise UnsupportedMediaType(NO_FILE, hint=JSON_HINT)
     raise UnsupportedMediaType(
         "The content type must be application/json, multipart/form-data, image/* or application/octet-stream.",
         hint=JSON_HINT,
@@ -158,9 +158,11 @@ def _query_of(exchange: Exchange, file: str) -> dict[str, str]:
 def _file_field_of(pipeline: Pipeline) -> str:
     files = [field.name for field in pipeline.inputs if field.is_file]
     others = [field.name for field in pipeline.inputs if not field.is_file and field.is_required]
+    if not files:
+        raise UnsupportedMediaType(NO_FILE, hint=FILE_HINT)
     if len(files) != 1 or others:
         raise UnsupportedMediaType(
             "Raw bytes are accepted only by a pipeline whose one required input is a file.",
-            hint=FILE_HINT if not files else "Send application/json or multipart/form-data instead.",
+            hint="Send application/json or multipart/form-data instead.",
         )
     return files[0]

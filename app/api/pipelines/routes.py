@@ -80,6 +80,7 @@ class PipelineRoutes:
 
     async def list_pipelines(self, request: Request) -> Response:
         key, catalog = exchange_of(request).key, self._catalog
+        catalog.check_known()
         listed = [summarize(catalog, name) for name in catalog.entries if allows_pipeline(key, name)]
         return JsonResponse(PipelineList(listed, self._inference.may_explain(key)))
 

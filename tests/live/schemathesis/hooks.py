@@ -104,7 +104,7 @@ def detail_of(response: Any) -> str:
 
 def model_refuses_the_text(case: Any, response: Any) -> bool:
     """Only the model knows which texts it accepts: an empty label is a valid string."""
-    return response.status_code in REFUSED and detail_of(response) == "A step of the pipeline refused the input."
+    return response.status_code in REFUSED and " refused the input." in detail_of(response)
 
 
 def file_is_no_image(case: Any, response: Any) -> bool:

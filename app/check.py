@@ -140,5 +140,5 @@ def _as_json(finding: Finding) -> dict[str, object]:
         "step": finding.step,
         "tensor": _shown(finding.tensor),
         "text": _shown(finding.text),
-        "page": f"docs/reference/checks/{finding.code}.md",
+        "page": f"docs/reference/checks.md#{finding.code}",
     }

@@ -70,7 +70,7 @@ def test_the_json_format(checked) -> None:
         "model": "broken",
         "step": 2,
         "tensor": "mit",
-        "page": "docs/reference/checks/unwritten-tensor.md",
+        "page": "docs/reference/checks.md#unwritten-tensor",
     }
 
 

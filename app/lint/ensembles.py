@@ -236,7 +236,7 @@ def unordered_streams(wiring: Wiring, decoupled: Set[str]) -> Iterator[Finding]:
 
 
 def routers_needed(wiring: Wiring) -> Iterator[Finding]:
-    """A shared tensor that a Python model may read in GPU memory, see docs/reference/checks/router-needed.md."""
+    """A shared tensor that a Python model may read in GPU memory, see docs/reference/checks.md#router-needed."""
     for tensor, readers in wiring.readers.items():
         steps = [end.place for end in readers if end.place is not None]
         for place in steps if len(steps) > 1 else ():

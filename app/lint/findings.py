@@ -1,6 +1,6 @@
-"""The findings of the linter. Each has a stable code, with a page in docs/reference/checks.
+"""The findings of the linter, and the solution of each. A finding has a stable code.
 
-What to do about each finding. The pages in docs/reference/checks have the same sentences.
+docs/reference/checks.md has a section for each code, with the same solution.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,7 @@
 """The linter on a broken repository for each code, on valid repositories, and on the reference models."""
 
 import builtins
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,10 @@ from app.lint.findings import SOLUTION_BY_CODE, Code, Finding
 from app.pipelines.file import read_gateway_file
 from app.triton.repository import PYTHON, read_repository
 from tests.broken_repositories import BROKEN, DECOUPLED, Broken, Repository, sound
+from tests.docs.pages import ROOT
+
+_, *PARTS = re.split(r"^## (.+)$", (ROOT / "docs" / "reference" / "checks.md").read_text(), flags=re.M)
+HEADINGS, SECTIONS = PARTS[::2], dict(zip(PARTS[::2], PARTS[1::2], strict=True))
 
 
 def findings_of(broken: Broken, path: Path) -> list[Finding]:
@@ -30,12 +35,9 @@ def test_a_broken_repository_has_exactly_one_finding(code: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("code", BROKEN)
-def test_the_page_of_a_code_shows_the_output_of_the_linter(
-    code: str, tmp_path: Path, pytestconfig: pytest.Config
-) -> None:
-    page = (pytestconfig.rootpath / "docs" / "reference" / "checks" / f"{code}.md").read_text()
+def test_the_section_of_a_code_shows_the_output_of_the_linter(code: str, tmp_path: Path) -> None:
     line = text_of(CheckReport(0, None, findings_of(BROKEN[code], tmp_path)), "text").splitlines()[1]
-    assert line.replace(f"{tmp_path}/", "").replace(f"as Python {PYTHON}", "as Python 3.11") in page
+    assert line.replace(f"{tmp_path}/", "").replace(f"as Python {PYTHON}", "as Python 3.11") in SECTIONS[code]
 
 
 def test_openai_names_are_checked_against_the_fields(tmp_path: Path) -> None:
@@ -158,14 +160,15 @@ def test_a_step_that_may_fail_must_not_run_in_parallel(
     assert [(each.code, each.step) for each in found] == [(Code.PARALLEL_FAILURE, step) for step in found_steps]
 
 
-def test_every_code_has_a_page(pytestconfig: pytest.Config) -> None:
-    assert {page.stem for page in (pytestconfig.rootpath / "docs" / "reference" / "checks").iterdir()} == set(Code)
+def test_every_code_has_one_section() -> None:
+    assert sorted(HEADINGS) == sorted(Code)
 
 
 @pytest.mark.parametrize("code", Code)
-def test_the_page_of_a_code_has_its_solution(code: Code, pytestconfig: pytest.Config) -> None:
-    page = (pytestconfig.rootpath / "docs" / "reference" / "checks" / f"{code}.md").read_text()
-    assert f"\n\n**Solution**: {SOLUTION_BY_CODE[code]}\n" in page
+def test_the_section_of_a_code_has_its_severity_and_solution(code: Code) -> None:
+    section = SECTIONS[code]
+    assert f"\n```\n{Finding(code, '').severity:7} {code:18} " in section
+    assert f"\n\n**Solution**: {SOLUTION_BY_CODE[code]}\n" in section
 
 
 def test_the_reference_models_have_no_findings(pytestconfig: pytest.Config) -> None:

@@ -27,6 +27,9 @@ from tests.live.test_documented_commands import is_the_same
 from tests.processes import GatewayProcess, running_gateway
 
 HOW_TO = ROOT / "docs" / "how-to"
+JAVASCRIPT = "javascript.md"
+NODE, BROWSER = "Node:", "Browser:"
+"""The starts of the headings of the sections that run only there."""
 PRINTED = "http://127.0.0.1:8080"
 SEPARATOR = "=====\n"
 PAGE = """<!doctype html>
@@ -72,9 +75,9 @@ def limited(
             yield gateway, network
 
 
-def blocks(page: str, language: str) -> list[tuple[str, str]]:
-    """Returns the code and the printed output of each block."""
-    pairs = itertools.pairwise([*blocks_of(HOW_TO / page), ("", "")])
+def blocks(page: str, language: str, skipped: str = "") -> list[tuple[str, str]]:
+    """Returns the code and the printed output of each block outside of the skipped sections."""
+    pairs = itertools.pairwise([*blocks_of(HOW_TO / page, skipped), ("", "")])
     return [
         (text, next_text if following == "text" else "")
         for (own, text), (following, next_text) in pairs
@@ -82,16 +85,16 @@ def blocks(page: str, language: str) -> list[tuple[str, str]]:
     ]
 
 
-def check(page: str, language: str, answered: str) -> None:
+def check(page: str, language: str, answered: str, skipped: str = "") -> None:
     """Compares ``answered``, the output of all blocks with a separator before each, with the page."""
-    printed = [text for _, text in blocks(page, language)] + [ERROR_OF_HTML] * (language == "js")
+    printed = [text for _, text in blocks(page, language, skipped)] + [ERROR_OF_HTML] * (language == "js")
     for wanted, got in zip(printed, answered.split(SEPARATOR)[1:], strict=True):
         assert is_the_same(wanted, got), f"{page} says {wanted}, but: {got}"
 
 
-def program(page: str, network: DroppingNetwork) -> str:
-    """Returns the JavaScript blocks of a page as one program."""
-    parts = [f'console.log("{SEPARATOR.strip()}");\n{text}' for text, _ in blocks(page, "js")]
+def program(skipped: str, network: DroppingNetwork) -> str:
+    """Returns the blocks of javascript.md as one program, without those that only the other kind of program runs."""
+    parts = [f'console.log("{SEPARATOR.strip()}");\n{text}' for text, _ in blocks(JAVASCRIPT, "js", skipped)]
     return "\n".join([*parts, HTML]).replace(PRINTED, network.url)
 
 
@@ -117,33 +120,33 @@ def test_the_python_page_works_as_printed(
     assert gateway.metric("rejected_total") > rejected
 
 
-def test_the_node_page_works_as_printed(
+def test_the_javascript_page_works_as_printed_in_node(
     limited: tuple[GatewayProcess, DroppingNetwork], tmp_path: Path, require: Require
 ) -> None:
     require(shutil.which("node"), "there is no node")
     gateway, network = limited
     dropped, rejected = network.dropped, gateway.metric("rejected_total")
     script = tmp_path / "client.mjs"
-    script.write_text(program("node-client.md", network))
+    script.write_text(program(BROWSER, network))
     done = subprocess.run(["node", script], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    check("node-client.md", "js", done.stdout)
+    check(JAVASCRIPT, "js", done.stdout, BROWSER)
     assert network.dropped == dropped + 1
     assert gateway.metric("rejected_total") > rejected
 
 
-def test_the_browser_page_works_as_printed(
+def test_the_javascript_page_works_as_printed_in_a_browser(
     limited: tuple[GatewayProcess, DroppingNetwork], tmp_path: Path, browser: Chrome
 ) -> None:
     gateway, network = limited
     dropped, rejected = network.dropped, gateway.metric("rejected_total")
     file = tmp_path / "page.html"
-    file.write_text(PAGE % program("browser-client.md", network))
+    file.write_text(PAGE % program(NODE, network))
     page = ConsolePage(browser)
     browser.get(file.as_uri())
     page.one("#photo").send_keys(str(ROOT / "samples" / "blank.png"))
     page.wait_for("#printed", "The end.")
     answered = str(page.one("#printed").get_property("textContent"))
-    check("browser-client.md", "js", answered.removesuffix("The end.\n"))
+    check(JAVASCRIPT, "js", answered.removesuffix("The end.\n"), NODE)
     assert network.dropped >= dropped + 2  # a reader that was cut before its first event reads from the start again
     assert gateway.metric("rejected_total") > rejected

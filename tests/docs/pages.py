@@ -23,6 +23,9 @@ def rows_under(page: str, heading: str) -> list[Row]:
     return [tuple(cell.strip() for cell in line.strip("|").split(" | ")) for line in table[0].splitlines()[2:]]
 
 
-def blocks_of(page: Path) -> list[tuple[str, str]]:
-    """Returns (language, text) of every fenced block."""
-    return re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.M | re.S)
+def blocks_of(page: Path, skipped: str = "") -> list[tuple[str, str]]:
+    """Returns (language, text) of every fenced block. Leaves out the sections whose headings start with ``skipped``."""
+    text = page.read_text()
+    if skipped:
+        text = re.sub(rf"^## {re.escape(skipped)}.*?(?=^## |\Z)", "", text, flags=re.M | re.S)
+    return re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S)

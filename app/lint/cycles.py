@@ -1,6 +1,6 @@
 """Checks for what runs in a circle: tensors of an ensemble, ensembles through each other, BLS calls.
 
-Checks parallel steps that may fail, because Triton 2.51 can crash then (docs/explanation/fan-out.md).
+Checks parallel steps that may fail, because Triton 2.51 can crash then (docs/explanation/triton-crash-fan-out.md).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

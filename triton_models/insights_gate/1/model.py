@@ -1,7 +1,7 @@
 """TEXT, TOPICS and SENTIMENTS -> the same tensors, or an error for invalid input.
 
 This is the first step, because in Triton 2.51 an error of a step can crash the server while another step runs
-(docs/explanation/fan-out.md). The heads of an ensemble must not receive invalid input.
+(docs/explanation/triton-crash-fan-out.md). The heads of an ensemble must not receive invalid input.
 """
 
 from model_kit.serving import answer_each, input_of

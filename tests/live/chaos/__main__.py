@@ -1,5 +1,6 @@
-"""``make chaos``: runs the long tests, prints the results, and writes docs/benchmarks/chaos.md.
+"""``make chaos``: runs the long tests, prints a summary and writes it to docs/benchmarks/chaos.md.
 
+The full ledgers are in artifacts/chaos.
 CHAOS_S, CHAOS_HOSTILE, CHAOS_REQUESTS, CHAOS_KEPT_S and CHAOS_SEED set the duration and the requests.
 """
 
@@ -10,18 +11,18 @@ from pathlib import Path
 import pytest
 
 from benchmarks.surroundings import ROOT, machine, surroundings, versions
-from tests.live.chaos.report import HOSTILE, KEPT_S, LONG_S, PARTS, REQUESTS
+from tests.live.chaos.report import HOSTILE, KEPT_S, LONG_S, PARTS, REQUESTS, SEED, summary
 
 PAGE = ROOT / "docs" / "benchmarks" / "chaos.md"
 
 
 def main() -> int:
-    for part in PARTS.glob("*.md"):
+    for part in PARTS.glob("*.*"):
         part.unlink()
-    head = f"# chaos\n\n{_command()}, {surroundings()}\n\n{machine()}\n\n{versions()}\n\n{_what()}\n"
+    head = f"# chaos\n\n{_command()}, {surroundings()}\n\n{machine()}\n\n{versions()}\n\n{_what()}\n\n"
     status = pytest.main([str(Path(__file__).parent), "-m", "full", "-q", "--show-capture=no"])
-    text = "\n".join([head, *(part.read_text() for part in sorted(PARTS.glob("*.md")))])
-    sys.stdout.write(f"{text}\n")
+    text = head + summary()
+    sys.stdout.write(f"{text}\nThe ledgers are in {PARTS}\n")
     if status == 0:
         PAGE.write_text(text)
     return int(status)
@@ -34,11 +35,16 @@ def _command() -> str:
 
 def _what() -> str:
     return (
-        "The faults, the rules that explain a difference, and the hostile requests are in `tests/live/chaos/`: "
-        "`faults.py`, the docstring of `ledger.py`, and `hostile/`. "
-        f"{LONG_S:g} s of faults for one process, and as long for two workers and Redis; "
+        "Clients send requests of every dialect while faults happen: Triton and workers are killed, connections are "
+        "cut, Redis stops. Then each request is compared: what its client received, what the gateway counted, and what "
+        "the model noted. *Unexplained* is a request with a difference that no rule allows, for example a lost one. "
+        "*Left*: the client disconnected; *lost*: a fault cut its connection. Two numbers are those of the gateway and "
+        "of Redis. `tests/live/chaos/` has the faults (`faults.py`), the rules (`ledger.py`) and the hostile requests "
+        "(`hostile/`). "
+        f"Seed {SEED}; {LONG_S:g} s of faults for one process, and as long for two workers and Redis; "
         f"{HOSTILE:,} hostile requests; memory over {REQUESTS:,} requests; "
-        f"{KEPT_S:g} s of resumable streams that nobody reads, for each store."
+        f"{KEPT_S:g} s of resumable streams that nobody reads, for each store. "
+        "`make chaos` writes the full ledgers to `artifacts/chaos/`."
     )
 
 

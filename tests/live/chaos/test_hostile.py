@@ -121,8 +121,10 @@ def write_hostile(answers: Counter[tuple[str, int]], rss: Counter[int], took_s: 
     statuses = sorted({status for _, status in answers})
     rows = [[kind, *(f"{answers[kind, status]:,}" for status in statuses)] for kind in kinds]
     growth = (max(rss.values()) - rss[WARM]) / 2**20
+    result = "no process ended; no answer was a 500, larger than 4 KiB or an echo; valid requests got 200"
     write_part(
         "2-hostile",
+        [("Hostile requests", f"{answers.total():,}", result, f"at most +{growth:.1f}")],
         f"## {answers.total():,} hostile requests\n\n"
         f"Seed {SEED}, {SENDERS} connections, {took_s:.0f} s. After every {BATCH} requests Triton and its models had "
         "their process ids, and one valid request of each kind got 200. No answer was a 500, larger than 4 KiB "

@@ -179,8 +179,18 @@ def row_of(attack: Attack, found: Found) -> list[str]:
 
 def write_kept(rows: list[list[str]]) -> None:
     columns = ["answers", "s", "store", "statuses", "kept, MiB", "before", "peak", f"{LATER_S:g} s later"]
+    summary = [
+        (
+            f"Unread streams of {answers}, in {store}",
+            f"{statuses}, in {lasts_s} s",
+            f"{kept} of {LONG[0].max_kept_mib} MiB kept",
+            f"{before}; peak {peak}; {later} after {LATER_S:g} s",
+        )
+        for answers, lasts_s, store, statuses, kept, before, peak, later in rows
+    ]
     write_part(
         "4-kept",
+        summary,
         "## Resumable streams that nobody reads\n\n"
         f"{CLIENTS} connections only send `POST /v1/streams`. The limit of kept events is {LONG[0].max_kept_mib} MiB. "
         "The last three columns are the resident memory in MiB of the gateway, and of Redis if it is the store.\n\n"

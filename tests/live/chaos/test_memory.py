@@ -79,9 +79,19 @@ def write_memory(rss_mib: dict[str, list[float]]) -> None:
         [f"{name}, {step:,} a step", *(f"{each:.1f}" for each in rss_mib[name]), growth(rss_mib[name], step)]
         for name, step in (("small", SMALL_STEP), ("mixed", MIXED_STEP))
     ]
+    summary = [
+        (
+            f"Memory, {row[0]}",
+            f"{step * STEPS:,}",
+            f"{row[-1]} MiB for each 10,000 requests",
+            f"{row[WARM_STEPS]} -> {row[STEPS]}",
+        )
+        for row, step in zip(rows, (SMALL_STEP, MIXED_STEP), strict=True)
+    ]
     columns = ["MiB after step", *(str(index + 1) for index in range(STEPS)), "for each 10,000"]
     write_part(
         "3-memory",
+        summary,
         f"## Resident memory over {REQUESTS:,} requests\n\n"
         f"{SENDERS} kept connections. Small: the same unary request repeatedly; then mixed: every dialect and outcome. "
         f"The last column is the slope after the first {WARM_STEPS} steps of the kind.\n\n" + table(columns, rows),

@@ -39,10 +39,11 @@ def test_the_links_are_found() -> None:
     assert len([link for page in ALL_PAGES for link in links_of(page)]) > 300
 
 
-def test_the_index_links_each_page_once() -> None:
-    """benchmarks/README.md links the pages of benchmarks."""
+def test_one_of_two_indices_links_each_page_once() -> None:
+    """README.md is for users, contributors.md for contributors. benchmarks/README.md links the pages of benchmarks."""
     docs = ROOT / "docs"
-    linked = [link for link in links_of(docs / "README.md") if not link.startswith(("#", ".."))]
+    links = links_of(docs / "README.md") + links_of(docs / "contributors.md")
+    linked = [link for link in links if not link.startswith(("#", ".."))]
     indexed = [page for page in docs.rglob("*.md") if page.parent.name != "benchmarks"]
     assert len(linked) == len(set(linked))
     pages = {str(page.relative_to(docs)) for page in indexed} - {"README.md"}

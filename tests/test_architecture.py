@@ -33,6 +33,11 @@ LAYERS = {
 DIALECTS = {path.parent.name for path in (ROOT / "app" / "api").glob("*/routes.py")}
 """The folders of ``app/api``, each of which implements one dialect."""
 
+PAGES_WITH_THE_ORDER = (
+    "CONTRIBUTING.md",
+    "docs/decisions/0001-one-import-order.md",
+    "docs/explanation/architecture.md",
+)
 READ_SETTINGS = {"settings", "main", "cli", "process"}
 MODULES = sorted((ROOT / "app").rglob("*.py"))
 STARTER = ROOT / "app" / "starter"
@@ -66,6 +71,18 @@ def test_imports_follow_the_order_of_layers(path: Path) -> None:
             assert package == "triton", f"only app/triton may import {top}, not {path.name}"
         if name.startswith("app.settings"):
             assert package in READ_SETTINGS, f"{path.name} reads settings"
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_THE_ORDER)
+def test_pages_show_the_order_of_layers(page: str) -> None:
+    """Everything that ``LAYERS`` allows is printed left of the package, or in the last group."""
+    (order,) = re.findall(r"core <- [^`\n]*", (ROOT / page).read_text())
+    groups = [re.findall(r"\w+", group) for group in order.split("<-")]
+    place = {name: number for number, group in enumerate(groups) for name in group}
+    last = len(groups) - 1
+    for package, allowed in LAYERS.items():
+        wrong = {name for name in allowed if place.get(name, last) >= place[package] != last}
+        assert not wrong, f"{page} does not show that {package} may import {wrong}"
 
 
 def test_a_folder_with_routes_is_a_dialect() -> None:

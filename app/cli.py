@@ -148,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0: success. 1: ``check`` found an error, or the gateway failed unexpectedly. 2: a setting, a file, a port or a
     server that the command needs cannot be used.
     """
-    given = vars(_parser().parse_args(arguments))
+    given = vars(command_parser().parse_args(arguments))
     command = given.pop("command")
     try:
         return int(command(given))
@@ -199,7 +199,8 @@ def _settings(given: dict[str, Any]) -> Settings:
     return settings
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_parser() -> argparse.ArgumentParser:
+    """docs/reference/command-line.md is written from it."""
     parser = CommandParser(
         prog="triton-gateway",
         description="A REST and SSE gateway in front of NVIDIA Triton.",
@@ -254,7 +255,14 @@ def _help_of(name: str, field: FieldInfo) -> str:
 def _add_check(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     checking = commands.add_parser("check", help="check a model repository and gateway.yaml before you deploy")
     checking.set_defaults(command=_check)
-    checking.add_argument("repository", nargs="?", type=Path, default=DEFAULT_REPOSITORY, metavar="MODEL_REPOSITORY")
+    checking.add_argument(
+        "repository",
+        nargs="?",
+        type=Path,
+        default=DEFAULT_REPOSITORY,
+        metavar="MODEL_REPOSITORY",
+        help=f"the folder with the models (default: {DEFAULT_REPOSITORY})",
+    )
     checking.add_argument(
         "--config",
         type=Path,
@@ -263,7 +271,9 @@ def _add_check(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     )
     checking.add_argument("--triton", metavar="HOST:PORT", help="check the models of a running Triton instead")
     checking.add_argument("--strict", action="store_true", help="exit with status 1 for warnings too")
-    checking.add_argument("--format", choices=["text", "json"], default="text")
+    checking.add_argument(
+        "--format", choices=["text", "json"], default="text", help="form of the report (default: text)"
+    )
 
 
 def _add_key(commands: "argparse._SubParsersAction[CommandParser]") -> None:

@@ -1,0 +1,45 @@
+"""docs/reference/command-line.md is what ``python -m deploy.command_line`` writes from the parser."""
+
+import argparse
+
+from app.cli import HIDDEN, command_parser
+from deploy.command_line import PAGE, arguments_of, commands_of, page, section_of
+from tests.docs.pages import ROOT
+
+COMMANDS = list(commands_of(command_parser()))
+
+
+def test_the_page_matches_the_parser() -> None:
+    assert PAGE.read_text() == page(), "run .venv/bin/python -m deploy.command_line"
+
+
+def test_every_command_is_on_the_page() -> None:
+    assert {command.prog for command, _ in COMMANDS} == {
+        f"triton-gateway {name}" for name in ("serve", "check", "init", "triton", "models", "key new")
+    }
+    assert [name for name in HIDDEN if f"triton-gateway {name}" in page()] == []
+
+
+def test_every_command_and_argument_has_a_help_text() -> None:
+    arguments = [(command.prog, each) for command, _ in COMMANDS for each in arguments_of(command)]
+    assert len(arguments) > 40
+    assert [(prog, each.dest) for prog, each in arguments if not each.help] == []
+    assert [command.prog for command, text in COMMANDS if not text] == []
+
+
+def test_an_option_is_a_row_with_its_choices() -> None:
+    parser = argparse.ArgumentParser(prog="triton-gateway dance")
+    parser.add_argument("--tempo", choices=["slow", "fast"], help="100 %% | more")
+    assert section_of(parser, "dance alone").splitlines() == [
+        "## triton-gateway dance",
+        "",
+        "Dance alone.",
+        "",
+        "| argument | meaning |",
+        "|---|---|",
+        "| `--tempo` (slow, fast) | 100 % &#124; more |",
+    ]
+
+
+def test_the_readme_of_deploy_names_the_generator() -> None:
+    assert "`command_line.py`" in (ROOT / "deploy" / "README.md").read_text()

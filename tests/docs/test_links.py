@@ -9,6 +9,22 @@ import pytest
 from deploy.documentation import links_of
 from tests.docs.pages import ALL_PAGES, ROOT
 
+PAGE_BY_TOPIC = {
+    "install": "how-to/install.md",
+    "compose": "how-to/install.md",
+    "port": "how-to/install.md",
+    "kubernetes": "how-to/install-kubernetes.md",
+    "release notes": "../CHANGELOG.md",
+    "sizing": "how-to/scaling.md",
+    "alerts": "how-to/alerts.md",
+    "api keys": "how-to/keys.md",
+    "error by its message": "how-to/troubleshooting.md",
+    "react": "how-to/react.md",
+    "vllm": "reference/models.md",
+    "command line": "reference/command-line.md",
+}
+"""What users look for, in lower case, and the page that the index must link in the same line."""
+
 
 def slug_of(heading: str) -> str:
     """Returns the anchor that GitHub gives a heading."""
@@ -37,6 +53,12 @@ def test_every_link_points_to_a_file_and_a_heading(page: Path) -> None:
 
 def test_the_links_are_found() -> None:
     assert len([link for page in ALL_PAGES for link in links_of(page)]) > 300
+
+
+@pytest.mark.parametrize("topic", PAGE_BY_TOPIC)
+def test_the_index_names_a_topic_beside_its_page(topic: str) -> None:
+    lines = (ROOT / "docs" / "README.md").read_text().splitlines()
+    assert [line for line in lines if f"]({PAGE_BY_TOPIC[topic]})" in line and topic in line.lower()]
 
 
 def test_one_of_two_indices_links_each_page_once() -> None:

@@ -16,6 +16,7 @@ from app.lint.check import check, compare
 from app.lint.findings import Finding, Severity
 from app.pipelines.catalog import Catalog
 from app.pipelines.file import GatewayFile, read_gateway_file
+from app.triton.credentials import NO_CREDENTIALS, Credentials
 from app.triton.fleet.addresses import addresses_of
 from app.triton.opening import open_engine
 from app.triton.repository import live_repository, read_repository
@@ -39,6 +40,8 @@ class CheckOptions:
     triton: str | None = None
     strict: bool = False
     format: str = "text"
+    credentials: Credentials = NO_CREDENTIALS
+    """For ``triton``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ async def run_check(options: CheckOptions) -> CheckReport:
     except ValueError as exc:
         raise CheckImpossible(str(exc)) from exc
     try:
-        async with open_engine(options.triton) as engine:
+        async with open_engine(options.triton, options.credentials) as engine:
             return await _live_report(engine, file)
     except UpstreamUnavailable as exc:
         raise CheckImpossible(exc.detail) from exc

@@ -13,6 +13,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
@@ -27,7 +28,9 @@ from app.check import MAX_TEXT, CheckImpossible, CheckOptions, run_check, text_o
 from app.config.document import ConfigError
 from app.core.engine import Engine
 from app.core.errors import GatewayError
+from app.core.model import ModelConfig
 from app.core.text import nearest, nearest_of, printable
+from app.draft import FileTaken, write_draft
 from app.observability.log import configure_logging
 from app.observability.tracing import TracingUnavailable
 from app.process.credentials import check_credentials, credentials_of
@@ -50,7 +53,7 @@ from app.streams.store import StoreUnusable
 from app.triton.embedded import models_venv
 from app.triton.embedded.machine import EmbeddedTritonError
 from app.triton.opening import open_engine
-from app.triton.repository import RepositoryUnreadable
+from app.triton.repository import RepositoryUnreadable, live_repository
 
 HIDDEN = {"worker"}
 """Commands that only the gateway itself calls."""
@@ -118,7 +121,8 @@ _EXAMPLES = """examples:
   triton-gateway init my_models                             write a small working model repository
   triton-gateway check my_models                            check it
   triton-gateway serve --embedded --models my_models        run it with the Triton of the wheel
-  triton-gateway serve --triton 127.0.0.1:8001              serve the models of a running Triton
+  triton-gateway init --triton 127.0.0.1:8001               write a gateway.yaml for the models of a running Triton
+  triton-gateway serve --triton 127.0.0.1:8001              serve them
 """
 _SERVE_EXAMPLES = """examples:
   triton-gateway serve --embedded --models my_models
@@ -135,6 +139,7 @@ _UNUSABLE = (
     StoreUnusable,
     EmbeddedTritonError,
     FolderTaken,
+    FileTaken,
     RepositoryUnreadable,
     CheckImpossible,
     TracingUnavailable,
@@ -293,24 +298,43 @@ def _new_key(given: dict[str, Any]) -> int:
 
 
 def _check(given: dict[str, Any]) -> int:
-    """Prints the report and returns the exit status. Raises CheckImpossible, RepositoryUnreadable or ConfigError."""
+    """Prints the report and returns the exit status.
+
+    Raises CheckImpossible, RepositoryUnreadable, ConfigError or SettingsError.
+    """
     if given["config"] is None:
         beside = config_beside(DEFAULT_REPOSITORY if given["triton"] else given["repository"])
         given["config"] = beside if os.path.lexists(beside) else None
     options = CheckOptions(**given)
+    if options.triton is not None:
+        settings = read_settings(os.environ, {"triton_url": options.triton})
+        check_credentials(settings)
+        options = replace(options, credentials=credentials_of(settings))
     report = asyncio.run(run_check(options))
     print(text_of(report, options.format))  # noqa: T201 - the command's own answer
     return report.status(strict=options.strict)
 
 
 def _add_init(commands: "argparse._SubParsersAction[CommandParser]") -> None:
-    starting = commands.add_parser("init", help="write a small working model repository with its gateway.yaml")
+    starting = commands.add_parser(
+        "init",
+        help="write a small working model repository with its gateway.yaml; with --triton, only a gateway.yaml for the "
+        "models of a running Triton",
+    )
     starting.set_defaults(command=_init)
-    starting.add_argument("folder", type=Path, metavar="DIR", help="a new or empty folder")
+    starting.add_argument("folder", type=Path, nargs="?", metavar="DIR", help="a new or empty folder")
+    starting.add_argument("--triton", dest="triton_url", metavar="HOST:PORT", help="Triton's gRPC address")
 
 
 def _init(given: dict[str, Any]) -> int:
-    """Raises FolderTaken, SettingsError or EmbeddedTritonError."""
+    """Raises FolderTaken, FileTaken, SettingsError, EmbeddedTritonError or GatewayError."""
+    if given["triton_url"] is not None:
+        settings = _settings({"triton_url": given["triton_url"]})
+        path = (given["folder"] or Path()) / "gateway.yaml"
+        print(write_draft(uvloop.run(_ready_models(settings)), settings.triton_url, path))  # noqa: T201 - its answer
+        return 0
+    if given["folder"] is None:
+        raise FolderTaken("Name a new folder for the models, or a running Triton: --triton HOST:8001.")
     settings = read_settings(os.environ, {})
     write_starter(given["folder"])
     print(next_steps(given["folder"]))  # noqa: T201 - the command's own answer
@@ -335,6 +359,13 @@ def _prepare_models(settings: Settings) -> None:
         configure_logging(settings.log_level, settings.log_format)
         logging.getLogger(__name__).info("setting up %s for the models", settings.embedded_venv)
         models_venv.create(settings.embedded_venv)
+
+
+async def _ready_models(settings: Settings) -> dict[str, ModelConfig]:
+    """The configurations by name. Raises SettingsError or GatewayError."""
+    check_credentials(settings)
+    async with open_engine(settings.triton_url, credentials_of(settings)) as engine:
+        return {model.config.name: model.config for model in await live_repository(engine)}
 
 
 async def show_models(settings: Settings) -> None:

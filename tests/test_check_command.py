@@ -86,3 +86,11 @@ def test_a_failed_check_is_status_2(checked, capsys, arguments: list[str], expec
     checked("cycle")
     assert main(["check", *arguments]) == 2
     assert expected in capsys.readouterr().err
+
+
+def test_a_running_triton_is_checked_with_the_settings_of_tls(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GATEWAY_TRITON_CA", str(tmp_path / "no.pem"))
+    assert main(["check", "--triton", "127.0.0.1:9"]) == 2
+    assert "GATEWAY_TRITON_CA" in capsys.readouterr().err

@@ -77,7 +77,7 @@ def test_make_run_serves_the_reference_pipelines(checkout: Path) -> None:
 
 @pytest.mark.usefixtures("models_venv")
 def test_the_starter_is_written_checked_and_served(checkout: Path) -> None:
-    with served_by(checkout, block_with("triton-gateway init")) as url:
+    with served_by(checkout, block_with("triton-gateway init my_models")) as url:
         answer = httpx.post(f"{url}/v1/pipelines/report", json={"text": "two words"}, timeout=30)
     assert answer.json() == {"count": 2, "longest": "words", "early_exit": None}
     assert "no findings" in (checkout / "log").read_text()
@@ -86,9 +86,10 @@ def test_the_starter_is_written_checked_and_served(checkout: Path) -> None:
 def test_the_commands_for_a_running_triton_work(checkout: Path, triton: EmbeddedTriton) -> None:
     printed = run_in(checkout, block_with("triton-gateway models").replace(TRITON, triton.grpc_url))
     assert "ocr_ensemble" in printed
+    assert "mine/gateway.yaml has " in printed
 
 
 def test_every_command_is_run_by_a_test() -> None:
     """tests/live/test_documented_commands.py runs the commands that contain the gateway's address."""
-    here = {MAKE, block_with("triton-gateway init").strip(), block_with("triton-gateway models").strip()}
+    here = {MAKE, block_with("triton-gateway init my_models").strip(), block_with("triton-gateway models").strip()}
     assert [text for text in COMMANDS if "http://127.0.0.1:808" not in text and text.strip() not in here] == []

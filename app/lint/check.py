@@ -149,7 +149,7 @@ def _findings(repository: Sequence[RepositoryModel], file: GatewayFile | None) -
     yield from _omissions(models, wirings, file)
     yield from needed_sessions(file, readable)
     if file is not None:
-        yield from _gateway(file, readable)
+        yield from _gateway(file, readable, models.keys() - readable.keys())
 
 
 def _folders(repository: Sequence[RepositoryModel]) -> Iterator[Finding]:
@@ -212,8 +212,9 @@ def _omissions(models: Models, wirings: Sequence[Wiring], file: GatewayFile | No
         yield from omitted_inputs(wiring, omissible)
 
 
-def _gateway(file: GatewayFile, models: Models) -> Iterator[Finding]:
-    yield from misfits(file, models)
+def _gateway(file: GatewayFile, models: Models, unreadable: Set[str]) -> Iterator[Finding]:
+    """A model whose configuration cannot be read has one finding, not another for each place that names it."""
+    yield from misfits(file, models, unreadable)
     yield from cancel_instances(file, models)
 
 

@@ -3,7 +3,7 @@
 Checks of each pipeline's ``sample`` and ``examples``: their files can be read, and the pipeline accepts them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
 
 from app.config.document import read_regular_file
@@ -72,9 +72,10 @@ def _refusals(pipeline: Pipeline, values: Values, files: Mapping[str, bytes]) ->
 _ANY_KEY = b"only to compile: what it is matters to no check"
 
 
-def misfits(file: GatewayFile, models: Models) -> Iterator[Finding]:
+def misfits(file: GatewayFile, models: Models, unreadable: Set[str]) -> Iterator[Finding]:
+    """``unreadable``: the models that are there, but not in ``models``."""
     for name, spec in file.spec.pipelines.items():
-        for location, text in _misfits_of(name, spec, models):
+        for location, text in _misfits_of(name, spec, models, unreadable):
             complaint = file.complaint(("pipelines", name, *location), text)
             yield Finding(Code.GATEWAY_YAML, complaint, model=spec.model or None, pipeline=name)
         if spec.model in models and not is_auto_completed(models[spec.model]):
@@ -82,7 +83,7 @@ def misfits(file: GatewayFile, models: Models) -> Iterator[Finding]:
                 yield from sample_misfits(file, _compiled(name, spec, models))
     listed = file.spec.oip.models if file.spec.oip is not None and file.spec.oip.models != "all" else []
     for index, model in enumerate(listed):
-        if model not in models:
+        if model not in models and model not in unreadable:
             complaint = file.complaint(("oip", "models", index), _no_model(model, models))
             yield Finding(Code.GATEWAY_YAML, complaint, model=model)
 
@@ -99,13 +100,17 @@ def cancel_instances(file: GatewayFile, models: Models) -> Iterator[Finding]:
             yield Finding(Code.CANCEL_INSTANCES, text, model, pipeline=name)
 
 
-def _misfits_of(name: str, spec: PipelineSpec, models: Models) -> Iterator[tuple[tuple[str | int, ...], str]]:
+def _misfits_of(
+    name: str, spec: PipelineSpec, models: Models, unreadable: Set[str]
+) -> Iterator[tuple[tuple[str | int, ...], str]]:
     if spec.model not in models:
-        yield ("model",), _no_model(spec.model, models)
+        if spec.model not in unreadable:
+            yield ("model",), _no_model(spec.model, models)
         return
-    yield from _cancel_misfits(spec, models)
+    if spec.cancel is not None and spec.cancel.model not in unreadable:
+        yield from _cancel_misfits(spec, models)
     for index, step in enumerate(spec.rejects_input):
-        if step not in models:
+        if step not in models and step not in unreadable:
             yield ("rejects_input", index), _no_model(step, models)
     if not is_auto_completed(models[spec.model]):
         try:

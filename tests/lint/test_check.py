@@ -40,6 +40,14 @@ def test_the_section_of_a_code_shows_the_output_of_the_linter(code: str, tmp_pat
     assert line.replace(f"{tmp_path}/", "").replace(f"as Python {PYTHON}", "as Python 3.11") in SECTIONS[code]
 
 
+def test_pipelines_over_an_unreadable_model_have_no_finding_of_their_own(tmp_path: Path) -> None:
+    """The model has one finding, and no name of another model is suggested for it."""
+    file = "pipelines:\n  p: {model: broken}\n  q: {model: ident, rejects_input: [broken]}\noip: {models: [broken]}\n"
+    repository = Broken(lambda repository: repository.write("broken", "name: {"), refused=True, gateway=file)
+    (finding,) = findings_of(repository, tmp_path)
+    assert (finding.code, finding.model) == (Code.UNREADABLE_CONFIG, "broken")
+
+
 def test_openai_names_are_checked_against_the_fields(tmp_path: Path) -> None:
     openai = "openai: {completions: {prompt: promt}}"
     file = f"pipelines:\n  p:\n    model: ident\n    {openai}\n"

@@ -260,13 +260,13 @@ REFUSALS: Schema = {str(openai_status_of(error)): _failure([error]) for error in
 
 def _list_models() -> Schema:
     schema = object_of({"object": const_of("list"), "data": list_of(ref("OpenAIModel"))})
-    answers = {"200": json_answer("The models", schema), **_failures()}
+    answers = {"200": json_answer("The models", schema), **_failures(errors.UpstreamUnavailable)}
     return operation("list_models", "openai", "The models", "The pipelines that declare `openai:`.", answers)
 
 
 def _get_model() -> Schema:
     ok = json_answer("The model", ref("OpenAIModel"))
-    answers = {"200": ok, **_failures(errors.UnknownPipeline, errors.ModelNotReady)}
+    answers = {"200": ok, **_failures(errors.UnknownPipeline, errors.ModelNotReady, errors.UpstreamUnavailable)}
     return operation("get_model", "openai", "One model", "A pipeline that declares `openai:`.", answers, _NAME)
 
 

@@ -105,8 +105,7 @@ async def announce(
     say(f"triton-gateway is ready: {url}/")
     pipelines = [entry.pipeline for entry in catalog.entries.values() if entry.pipeline]
     if pipelines:
-        declared_first = sorted(pipelines, key=lambda pipeline: pipeline.spec.sample is None)
-        say(f"Try: {_call_of(declared_first[0], url, with_key=with_key)}")
+        say(f"Try: {_call_of(min(pipelines, key=hard_to_try), url, with_key=with_key)}")
     await asyncio.Event().wait()
 
 
@@ -121,6 +120,13 @@ def _missing(catalog: Catalog, triton_url: str) -> str:
         return f"Waiting for Triton at {triton_url}."
     waited_for = [f"{name} ({entry.state.words})" for name, entry in catalog.unready.items()]
     return f"Waiting for {', '.join(waited_for or ['the workers'])}."
+
+
+def hard_to_try(pipeline: Pipeline) -> tuple[bool, bool, bool, bool]:
+    """Is smallest for a declared sample, then small values, an ensemble, and a text or a file as input."""
+    is_large = any(isinstance(value, Filled) for value in example_of(pipeline).values())
+    has_text = any(field.spec.kind != "number" for field in pipeline.inputs)
+    return pipeline.spec.sample is None, is_large, not pipeline.config.is_ensemble, not has_text
 
 
 def _call_of(pipeline: Pipeline, url: str, *, with_key: bool) -> str:

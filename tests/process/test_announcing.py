@@ -4,6 +4,8 @@ import asyncio
 import json
 from pathlib import Path
 
+from app.process.serving import hard_to_try
+from tests.fakes.models import ensemble, model, pipeline
 from tests.fakes.triton import FakeTriton, serving
 from tests.processes import GatewayProcess, free_ports, running_gateway
 from tests.waiting import eventually
@@ -32,3 +34,19 @@ async def test_the_message_names_the_pipelines_that_are_not_ready(tmp_path: Path
         settings = {"triton_url": triton.url, "config": config(tmp_path)}
         with running_gateway(tmp_path / "gateway", ready=False, **settings) as gateway:
             await asyncio.to_thread(wait_for_one, "Waiting for shown (model not ready).", gateway)
+
+
+def test_the_first_call_that_is_shown_is_one_that_a_person_can_read() -> None:
+    """An ensemble over a text comes before one over numbers, a plain model, and values that are too long to list."""
+    text, numbers = model("T BYTES [1]", "Y FP32 [4]"), model("X FP32 [4]", "Y FP32 [4]")
+    best = [
+        pipeline(text, sample={"T": "a"}),
+        pipeline(ensemble("whole", text), text),
+        pipeline(ensemble("whole", numbers), numbers),
+        pipeline(text),
+        pipeline(numbers),
+        pipeline(model("X FP32 [3,640,640]", "Y FP32 [4]")),
+    ]
+    keys = [hard_to_try(each) for each in best]
+    assert keys == sorted(keys)
+    assert len(set(keys)) == len(keys)

@@ -197,7 +197,7 @@ def script(outputs: int, **fields: Any) -> dict[str, str]:
 
 
 async def all_of(exits: GatewayProcess, bodies: list[tuple[str, dict[str, Any]]]) -> list[httpx.Response]:
-    """Sends concurrent requests and returns the answers.
+    """Sends concurrent requests and returns the answers. A busy machine refuses some of them, which are sent again.
 
     Args:
         exits: the gateway.
@@ -205,7 +205,13 @@ async def all_of(exits: GatewayProcess, bodies: list[tuple[str, dict[str, Any]]]
     """
     limits = httpx.Limits(max_connections=len(bodies))
     async with httpx.AsyncClient(base_url=exits.url, timeout=60, limits=limits) as session:
-        return await asyncio.gather(*(session.post(f"/v1/pipelines/{name}", **sent) for name, sent in bodies))
+        return await asyncio.gather(*(answer_of(session, name, sent) for name, sent in bodies))
+
+
+async def answer_of(session: httpx.AsyncClient, pipeline: str, sent: dict[str, Any]) -> httpx.Response:
+    while (answer := await session.post(f"/v1/pipelines/{pipeline}", **sent)).status_code == 429:
+        await asyncio.sleep(float(answer.headers["retry-after"]))
+    return answer
 
 
 def in_batch(**fields: Any) -> tuple[str, dict[str, Any]]:

@@ -12,9 +12,20 @@ from selenium.webdriver.common.keys import Keys
 from tests.browser.page import ConsolePage
 from tests.fakes.proxy import network_to
 from tests.processes import GatewayProcess
+from tests.waiting import eventually
 
 Console = Callable[..., ConsolePage]
 LINES = ["Hello Triton gateway", "Open daily 9 to 18", "Please ring the bell"]
+HANG = """
+const [path] = arguments;
+const send = window.fetch;
+const released = new Promise((resolve) => { window.release = resolve; });
+window.fetch = async (asked, options) => {
+  if (asked === path) await released;
+  return send(asked, options);
+};
+"""
+"""Requests to a path wait until the test calls `release()`."""
 SAMPLES = Path(__file__).parents[2] / "samples"
 
 
@@ -86,6 +97,53 @@ def test_cancel_stops_the_model(console: Console, gateway: GatewayProcess) -> No
     assert gateway.metric("requests_total", **labels) == before + 1
 
 
+def test_another_address_ends_the_stream_at_once(console: Console, gateway: GatewayProcess) -> None:
+    """Even if the description of the next pipeline never arrives."""
+    labels = {"pipeline": "scripted_patient", "transport": "stream", "outcome": "cancelled"}
+    before = gateway.metric("requests_total", **labels)
+    page = console("scripted_patient")
+    page.fill("script", json.dumps({"outputs": 1000, "interval_s": 0.02}))
+    page.click("#stream")
+    page.wait_for_outputs(2)
+    page.browser.execute_script(HANG, "/v1/pipelines/write")
+    page.browser.execute_script("location.hash = '#write'")
+    page.wait_for_state("cancelled")
+    assert gateway.metric("requests_total", **labels) == before + 1
+
+
+def test_a_stream_that_starts_after_the_page_left_is_cancelled(console: Console, gateway: GatewayProcess) -> None:
+    labels = {"pipeline": "scripted_patient", "transport": "stream", "outcome": "cancelled"}
+    before = gateway.metric("requests_total", **labels)
+    page = console("scripted_patient")
+    page.fill("script", json.dumps({"outputs": 1000, "interval_s": 0.02}))
+    page.browser.execute_script(HANG, "/v1/streams")
+    page.click("#stream")
+    page.browser.execute_script("location.hash = '#write'")
+    page.wait_for("main h1", "write")
+    page.browser.execute_script("release()")
+    eventually(lambda: gateway.metric("requests_total", **labels) == before + 1)
+
+
+def test_run_is_first_for_a_model_with_one_response(console: Console) -> None:
+    page = console("scripted")
+    assert page.texts("main form .actions:first-of-type button") == ["Run", "Stream"]
+    assert "streams" not in page.texts(".heading .chip")
+    page = console("write")
+    assert page.texts("main form .actions:first-of-type button") == ["Stream", "Run at once"]
+    assert "streams" in page.texts(".heading .chip")
+    streaming = {text.split()[0] for text in page.texts("#pipelines .title") if "streams" in text}
+    assert streaming == {"write", "scripted_patient", "scripted_stream"}
+
+
+def test_the_list_of_pipelines_has_a_filter(console: Console) -> None:
+    page = console("write")
+    page.one(".filter input").send_keys("ABOUT insights_t")
+    page.wait_for(".filter small", "1 of 14")
+    assert page.texts("#pipelines .title") == ["insights_topic"]
+    page.one(".filter input").send_keys(Keys.ENTER)
+    page.wait_for("main h1", "insights_topic")
+
+
 def streamed(page: ConsolePage, outputs: int) -> str:
     """Starts a stream whose text tells every output from every other, and returns that text."""
     texts = [f"<{index}>" for index in range(outputs)]
@@ -128,13 +186,12 @@ def test_a_lost_connection_resumes_where_it_stopped(console: Console) -> None:
 @pytest.mark.parametrize(
     ("pipeline", "field", "value", "code"),
     [
-        ("write", "max_tokens", "9999", "invalid_input"),
+        ("write", "seed", "99999999999999999999", "invalid_input"),
         ("scripted_stream", "script", '{"outputs": 0, "then": "error"}', "model_error"),
     ],
 )
 def test_an_error_leads_to_its_page(console: Console, pipeline: str, field: str, value: str, code: str) -> None:
     page = console(pipeline)
-    page.browser.execute_script("document.querySelector('main form').noValidate = true")
     page.fill(field, value)
     page.click("#stream")
     page.wait_for(".problem a", code)

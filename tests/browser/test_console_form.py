@@ -24,6 +24,8 @@ FILLED = """
 const [field, fill, done] = arguments;
 import("/console/fields.js").then(({ filled }) => done(JSON.parse(filled(field, fill))));
 """
+BEYOND_INT64 = "99999999999999999999"
+"""A value that only the gateway refuses: JavaScript has no exact bound of INT64."""
 SCORES = """
 const [numbers, done] = arguments;
 Promise.all([import("/console/lib.js"), import("/console/tensor.js")]).then(([{ html, render }, { Tensor }]) => {
@@ -85,16 +87,31 @@ def test_an_error_is_shown_at_its_field_without_a_stale_answer(console: Console)
     page = console("write")
     page.click("#run")
     page.wait_for("[data-output=text]")
-    page.browser.execute_script("document.querySelector('main form').noValidate = true")
-    page.fill("max_tokens", "9999")
+    page.fill("seed", BEYOND_INT64)
     page.wait_for(".meta", "the form has changed")
     page.click("#run")
-    page.wait_for(".field-error", "must be an integer <= 512")
+    page.wait_for(".field-error", "must be an integer <= 9223372036854775807")
     assert page.texts("[data-output]") == []
     assert page.texts(".meta .chip")[0].endswith("422")
-    assert page.browser.switch_to.active_element.get_attribute("name") == "max_tokens"
-    page.fill("max_tokens", "5")
+    assert page.browser.switch_to.active_element.get_attribute("name") == "seed"
+    page.fill("seed", "5")
     assert page.texts(".field-error") == []
+
+
+def test_range_errors_are_shown_before_a_request_is_sent(console: Console) -> None:
+    page = console("write")
+    sent = "return performance.getEntriesByName(location.origin + '/v1/pipelines/write').length"
+    before = page.browser.execute_script(sent)
+    page.fill("max_tokens", "9999")
+    page.wait_for(".field-error", "must be an integer from 1 to 512")
+    page.one("[name=prompt]").send_keys(Keys.CONTROL, "a", Keys.BACKSPACE)
+    page.fill("temperature", "2.5")
+    page.click("#run")
+    page.wait_for(".field-error", "Enter a value.")
+    expected = ["Enter a value.", "an integer from 1 to 512.", "a number from 0 to 2."]
+    assert all(text.endswith(end) for text, end in zip(page.texts(".field-error"), expected, strict=True))
+    assert page.browser.switch_to.active_element.get_attribute("name") == "prompt"
+    assert page.browser.execute_script(sent) == before
 
 
 def test_history_runs_again_and_shows_the_difference(console: Console) -> None:

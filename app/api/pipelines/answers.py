@@ -103,6 +103,7 @@ class _Named(Struct, kw_only=True):
     model: str
     state: VersionState
     state_detail: Annotated[str | None, Meta(description="Why the pipeline is not ready")]
+    decoupled: Annotated[bool | UnsetType, Meta(description="Of a pipeline whose model is known")] = UNSET
     streams: bool
     url: str
 
@@ -161,7 +162,6 @@ class PipelineDescription(_Named, kw_only=True):
     """Until the pipeline's model is known, only the required properties are present."""
 
     version: Annotated[str | UnsetType | None, Meta(description="null: Triton chooses the version")] = UNSET
-    decoupled: bool | UnsetType = UNSET
     inputs: list[PipelineInput] | UnsetType = UNSET
     parameters: list[_Parameter] | UnsetType = UNSET
     outputs: list[PipelineOutput] | UnsetType = UNSET
@@ -189,6 +189,7 @@ def _named(catalog: Catalog, name: str) -> dict[str, Any]:
         "model": entry.spec.model,
         "state": entry.state,
         "state_detail": entry.state_detail,
+        "decoupled": entry.pipeline.config.decoupled if entry.pipeline else UNSET,
         "streams": entry.spec.stream is not None,
         "url": f"/v1/pipelines/{name}",
         "missing_at": catalog.missing_at(entry) or UNSET,
@@ -215,10 +216,9 @@ def describe(
 
 
 def _compiled(pipeline: Pipeline, load_limits: dict[str, Any]) -> dict[str, Any]:
-    spec, config = pipeline.spec, pipeline.config
+    spec = pipeline.spec
     return {
         "version": spec.version or None,
-        "decoupled": config.decoupled,
         "inputs": [_input(field) for field in pipeline.inputs],
         "parameters": [_parameter(field) for field in pipeline.parameters],
         "outputs": [_output(field, pipeline) for field in pipeline.outputs],

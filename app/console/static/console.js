@@ -2,9 +2,10 @@
 
 import { get, problemIn } from "./api.js";
 import { hasKey, KeyForm } from "./key.js";
-import { html, render, useEffect, useRef } from "./lib.js";
+import { html, render } from "./lib.js";
 import { openLink } from "./link.js";
 import { Overview } from "./overview.js";
+import { PipelineList } from "./pipeline-list.js";
 import { ProblemNotice } from "./problem.js";
 import { Workbench } from "./workbench.js";
 
@@ -16,24 +17,7 @@ const health = document.getElementById("health");
 let pipelines = [];
 let mayExplain = false;
 
-function Entry({ pipeline, isOpen }) {
-  const { name, description, state, streams } = pipeline;
-  const link = useRef(null);
-  useEffect(() => {
-    if (isOpen) link.current.scrollIntoView({ block: "nearest", inline: "center" });
-  }, [isOpen]);
-  const note = state === "ready" ? (streams ? "streams" : "") : state;
-  return html`
-    <li>
-      <a ref=${link} href=${`#${encodeURIComponent(name)}`} aria-current=${isOpen ? "page" : null}>
-        <span class="title">${name}${note ? html`<small>${note}</small>` : null}</span>
-        <span>${description || ""}</span>
-      </a>
-    </li>`;
-}
-
-const showList = (open) =>
-  render(pipelines.map((each) => html`<${Entry} key=${each.name} pipeline=${each} isOpen=${each.name === open} />`), list);
+const showList = (open) => render(html`<${PipelineList} pipelines=${pipelines} open=${open} />`, list);
 
 async function show() {
   const { name, inputs } = openLink();
@@ -78,9 +62,7 @@ async function load() {
   await show();
 }
 
-addEventListener("hashchange", () => {
-  if (openLink().name) show().catch(failed);
-});
+addEventListener("hashchange", () => (openLink().name ? show() : load()).catch(failed));
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault();
   work.focus();

@@ -1,15 +1,16 @@
 /** The fields of a pipeline's form, from its JSON Schema, and the values of a draft. A draft has what the controls hold, by field name. */
 
+import { faultIn } from "./checks.js";
 import { base64UrlOf } from "./image.js";
 
 const UNITS = { _s: "seconds", _ms: "milliseconds", _bytes: "bytes" };
 const INTEGERS = /^U?INT/;
 
-/** A draft's text that is no value. `field` is the name of its field. */
-export class InvalidField extends Error {
-  constructor(field, message) {
-    super(message);
-    this.field = field;
+/** A draft with values that cannot be sent. `errors`: texts by field name. */
+export class InvalidDraft extends Error {
+  constructor(errors) {
+    super(Object.entries(errors).map(([name, text]) => `${name}: ${text}`).join(" "));
+    this.errors = errors;
   }
 }
 
@@ -43,10 +44,29 @@ export function linkedDraft(fields, texts) {
   return { ...draftOf(fields), ...Object.fromEntries(held) };
 }
 
-/** Returns the request body. Raises InvalidField. */
+/** Returns the request body. Raises InvalidDraft. */
 export function valuesOf(fields, draft) {
+  const errors = errorsOf(fields, draft);
+  if (Object.keys(errors).length) throw new InvalidDraft(errors);
   const values = fields.map((field) => [field.name, valueOf(field, draft[field.name])]);
   return Object.fromEntries(values.filter(([, value]) => value !== undefined));
+}
+
+/** Returns texts by field name: what is missing, is not JSON, or is outside of its range. */
+export function errorsOf(fields, draft) {
+  const found = fields.map((field) => [field.name, errorOf(field, draft[field.name])]);
+  return Object.fromEntries(found.filter(([, text]) => text));
+}
+
+function errorOf(field, held) {
+  const { control, schema, isRequired } = field;
+  if (isRequired && (held === null || held === "")) return control === "file" ? "Choose a file." : "Enter a value.";
+  try {
+    const fault = control === "file" ? undefined : faultIn(schema, valueOf(field, held));
+    return fault && `The value ${fault}.`;
+  } catch (error) {
+    return `This is not JSON: ${error.message}.`;
+  }
 }
 
 /** Returns JSON text for the tensor of a field: `fill` is zeros, ones, counting or random. A variable dimension has one element. */
@@ -100,19 +120,11 @@ function heldOf(control, value) {
   return control === "text" || control === "number" ? String(value) : JSON.stringify(value);
 }
 
-function valueOf({ name, control, isRequired }, held) {
+function valueOf({ control, isRequired }, held) {
   if (control === "file") return held?.url;
   if (control === "toggle") return held;
   if (control === "text") return isRequired || held ? held : undefined;
   if (!held.trim()) return undefined;
   if (control === "lines") return held.split("\n").filter((line) => line.trim());
-  return control === "number" ? Number(held) : parsed(name, held);
-}
-
-function parsed(name, text) {
-  try {
-    return JSON.parse(text);
-  } catch (error) {
-    throw new InvalidField(name, `This is not JSON: ${error.message}.`);
-  }
+  return control === "number" ? Number(held) : JSON.parse(held);
 }

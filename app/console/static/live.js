@@ -21,8 +21,13 @@ export function LiveStream({ pipeline, url, started, onEnd }) {
   const stream = useRef(null);
   useEffect(() => {
     const on = { shown: (changes) => setShown((before) => ({ ...before, ...changes })), end: onEnd, write: (text) => write(written.current, text) };
-    stream.current = new Stream(pipeline, { url, started }, on);
-    return () => stream.current.leave();
+    const shownStream = (stream.current = new Stream(pipeline, { url, started }, on));
+    const stop = () => shownStream.cancel();
+    addEventListener("hashchange", stop);
+    return () => {
+      removeEventListener("hashchange", stop);
+      shownStream.leave();
+    };
   }, [url]);
   const { state, figures, last, reason, problem, times } = shown;
   return html`

@@ -1,10 +1,10 @@
 /** One pipeline: its description, its form, its answer, and its history. */
 
-import { Problem, post, problemIn } from "./api.js";
+import { Problem, post, problemIn, remove } from "./api.js";
 import { Answer } from "./answer.js";
 import { Gallery, sampleDraft, useExamples, withFiles } from "./examples.js";
 import { EXPLAIN } from "./explain.js";
-import { InvalidField, draftOf, fieldsOf, linkedDraft, valuesOf } from "./fields.js";
+import { InvalidDraft, draftOf, errorsOf, fieldsOf, linkedDraft, valuesOf } from "./fields.js";
 import { Fields } from "./form.js";
 import { Graph } from "./graph.js";
 import { History } from "./history.js";
@@ -40,14 +40,20 @@ export function Workbench({ pipeline, linked, mayExplain }) {
   useEffect(() => {
     if (chosen) submitForm(form.current);
   }, [chosen]);
+  const isLeft = useRef(false);
+  useEffect(() => () => {
+    isLeft.current = true;
+  }, []);
   useEffect(() => {
     kept.set(pipeline.name, { draft, runs });
   }, [draft, runs]);
 
   const change = (name, held) => {
     setDraft((before) => ({ ...before, [name]: held }));
-    setErrors(({ [name]: _, ...others }) => others);
-    if (fields.some((field) => field.name === name && field.control === "file")) setChosen((count) => count + 1);
+    const field = fields.find((each) => each.name === name);
+    const found = field.control === "number" ? errorsOf([field], { [name]: held }) : {}; // others are checked when they are sent
+    setErrors(({ [name]: _, ...others }) => ({ ...others, ...found }));
+    if (field.control === "file") setChosen((count) => count + 1);
   };
   const replace = (found) => {
     setDraft(found);
@@ -61,8 +67,8 @@ export function Workbench({ pipeline, linked, mayExplain }) {
   };
   const failed = (error, request) => {
     const run = { ...request, problem: problemIn(error), answer: error.answer, requestId: error.answer?.requestId };
-    if (!(error instanceof InvalidField)) keep(run);
-    setView(error instanceof InvalidField ? null : { run });
+    if (!(error instanceof InvalidDraft)) keep(run);
+    setView(error instanceof InvalidDraft ? null : { run });
     showAtFields(error);
   };
   const bodyOfForm = () => {
@@ -83,11 +89,12 @@ export function Workbench({ pipeline, linked, mayExplain }) {
         const run = await answered(pipeline, fields, request);
         keep(run);
         setView({ run });
-      } else setView({ stream: await streamed(pipeline, request) });
+      } else show(await streamed(pipeline, request));
     } catch (error) {
       failed(error, request);
     }
   };
+  const show = (stream) => (isLeft.current ? remove(stream.url).catch(() => undefined) : setView({ stream }));
   const ended = (request) => ({ state, outputs, ...answer }) => {
     const run = { ...request, ...answer, ending: `stream · ${state} · ${outputs} outputs` };
     keep(run);
@@ -110,12 +117,12 @@ export function Workbench({ pipeline, linked, mayExplain }) {
       <${Heading} pipeline=${pipeline} />
       <${Graph} pipeline=${pipeline} explain=${explain} />
       <div class="panels">
-        <form class="card" aria-label="Request" ref=${form} onSubmit=${submit} onKeyDown=${submitOnEnter}>
+        <form class="card" aria-label="Request" noValidate ref=${form} onSubmit=${submit} onKeyDown=${submitOnEnter}>
           <h2>Request</h2>
           <${Gallery} pipeline=${pipeline} fields=${fields} loaded=${loaded} draft=${draft} onChoose=${replace} />
           <${Fields} fields=${fields} draft=${draft} errors=${errors} onChange=${change} />
           ${mayExplain && html`<${ExplainOption} isChecked=${isExplained} onChange=${setExplained} />`}
-          <${Buttons} streams=${pipeline.streams} isBusy=${isBusy} />
+          <${Buttons} pipeline=${pipeline} isBusy=${isBusy} />
           <p class="actions">
             <button type="button" class="quiet" onClick=${() => replace(sampleDraft(fields, loaded))}>Reset</button>
             <${Copy} text=${() => linkTo(pipeline.name, fields, draft)} label="Copy a link" isQuiet />
@@ -144,13 +151,16 @@ function View({ pipeline, view, draft, onEnd }) {
 
 function Heading({ pipeline }) {
   const { name, description, model, decoupled, streams, early_exit: exits } = pipeline;
-  const words = [`model ${model}`, decoupled ? "decoupled" : "", streams ? "streams" : ""].filter(Boolean);
+  const words = [`model ${model}`, decoupled ? "decoupled" : "", decoupled && streams ? "streams" : ""].filter(Boolean);
   const chips = [...words, ...exits.map((reason) => `may exit early: ${reason}`)];
   return html`
     <div class="heading">
       <h1>${name}</h1>
       <p>${description || ""}</p>
-      <p class="chips">${chips.map((text) => html`<span class="chip">${text}</span>`)}</p>
+      <p class="chips">
+        ${chips.map((text) => html`<span class="chip">${text}</span>`)}
+        <a class="small" href=${`/docs#/${name}/run_${name}`}>Documentation of ${name}</a>
+      </p>
     </div>`;
 }
 
@@ -162,12 +172,12 @@ function ExplainOption({ isChecked, onChange }) {
     </label>`;
 }
 
-function Buttons({ streams, isBusy }) {
-  return html`
-    <p class="actions">
-      ${streams && html`<button class="primary" id="stream" disabled=${isBusy}>Stream</button>`}
-      <button class=${streams ? "" : "primary"} id="run" disabled=${isBusy}>${streams ? "Run at once" : "Run"}</button>
-    </p>`;
+/** The first button is what Enter does: a stream for a model that sends more than one response. */
+function Buttons({ pipeline: { streams, decoupled }, isBusy }) {
+  const isStream = streams && decoupled;
+  const stream = streams && html`<button key="stream" class=${isStream ? "primary" : ""} id="stream" disabled=${isBusy}>Stream</button>`;
+  const run = html`<button key="run" class=${isStream ? "" : "primary"} id="run" disabled=${isBusy}>${isStream ? "Run at once" : "Run"}</button>`;
+  return html`<p class="actions">${isStream ? [stream, run] : [run, stream]}</p>`;
 }
 
 /** Sends the request. Raises Problem. */
@@ -190,7 +200,7 @@ const explainHeaders = ({ isExplained }) => (isExplained ? EXPLAIN : {});
 
 /** Returns the texts of an error by the field that they are about. */
 function errorsIn(error, fields) {
-  if (error instanceof InvalidField) return { [error.field]: error.message };
+  if (error instanceof InvalidDraft) return error.errors;
   const named = error instanceof Problem ? (error.problem.errors ?? []) : [];
   const found = named.map(({ field, problem }) => [fields.find(({ name }) => isWithin(field, name))?.name, problem]);
   return Object.fromEntries(found.filter(([name]) => name));

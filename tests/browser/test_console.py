@@ -26,6 +26,11 @@ window.fetch = async (asked, options) => {
 };
 """
 """Requests to a path wait until the test calls `release()`."""
+SMALL_TARGETS = """
+const targets = document.querySelectorAll("a:not(.skip), button, input:not([type=checkbox]), select, textarea, summary, .node[role=button]");
+const isSmall = (target) => Math.min(target.getBoundingClientRect().width, target.getBoundingClientRect().height) < 44;
+return [...targets].filter((target) => target.checkVisibility() && isSmall(target)).map((target) => target.outerHTML);
+"""
 SAMPLES = Path(__file__).parents[2] / "samples"
 
 
@@ -208,16 +213,19 @@ def test_the_graph_shows_every_step(console: Console) -> None:
 
 
 @pytest.mark.parametrize("pipeline", ["ocr", "write", "insights"])
-def test_a_phone_needs_no_sideways_scrolling(console: Console, pipeline: str, artifacts: Path) -> None:
+def test_a_phone_shows_the_form_first_with_large_targets(console: Console, pipeline: str, artifacts: Path) -> None:
     page = console(pipeline)
     screen = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
     page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
     try:
+        page.wait_for(".panels + .graph .node")
         width = page.browser.execute_script("return document.documentElement.scrollWidth")
+        small = page.browser.execute_script(SMALL_TARGETS)
         page.keep(artifacts / f"console-phone-{pipeline}.png")
     finally:
         page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     assert width <= 390
+    assert small == []
 
 
 def test_it_is_dark_where_the_user_wants_dark(console: Console, prefer: Callable[[str], None], artifacts: Path) -> None:

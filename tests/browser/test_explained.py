@@ -69,7 +69,7 @@ def test_an_explained_request_shows_its_phases(open_explained: OpenExplained, ex
     page.click("#run")
     sum_ms, explanation = explained(page, explaining.url)
     assert sum_ms == pytest.approx(explanation["total_ms"])
-    assert [row.split()[0] for row in page.texts(".waterfall .phase th")] == ["read", "gateway's", "call", "write"]
+    assert [row.split()[0] for row in page.texts(".waterfall .phase .name")] == ["read", "gateway's", "call", "write"]
     assert explanation["notes"][0] in page.texts(".waterfall p")
 
 
@@ -87,6 +87,20 @@ def test_axe_finds_nothing(
         page.one(selected).send_keys(Keys.ENTER)
         page.wait_for(".details h2", title)
         assert axe() == []
+
+
+def test_the_waterfall_has_a_time_axis_and_details(open_explained: OpenExplained) -> None:
+    page = open_explained("ocr")
+    page.browser.execute_script(EXPLAIN_AS, json.loads((HERE / "explained.json").read_text()))
+    page.click("#run")
+    page.wait_for(".axis", "0 ms")
+    assert page.texts(".axis .track span") == ["0 ms", "10", "20", "30", "40"]
+    page.click("[data-span=text_gate] summary")
+    facts = dict(text.split("\n") for text in page.texts("[data-span=text_gate] .facts div"))
+    assert (facts["model"], facts["start"], facts["end"]) == ("text_gate, version 1", "38.2 ms", "39.7 ms")
+    assert (facts["queue"], facts["compute"], facts["share of the request"]) == ("0.20 ms", "0.90 ms", "4 %")
+    page.click("[data-phase=read] summary")
+    assert page.texts("[data-phase=read] .facts div")[-1].endswith("<1 %")
 
 
 @pytest.mark.full

@@ -2,6 +2,7 @@
 
 import { get } from "./api.js";
 
+const PART_NAMES = { queue: "queue", compute_input: "read input", compute: "compute", compute_output: "write output" };
 const RETRY_MS = 250;
 const TRIES = 12;
 
@@ -40,7 +41,7 @@ function totals(spans) {
 
 /**
  * Returns the spans as lines in the order of a tree, with their depth. Spans of the same name and parent share a line:
- * `count`, `ms` of all, `wholes` (the time of each) and `parts` (queue and compute of each), as `{ kind, start, ms }`.
+ * `runs`, `count`, `ms` of all, `wholes` (the time of each) and `parts` (queue and compute of each), as `{ kind, start, ms }`.
  */
 export function rowsOf(explain) {
   const spans = spansOf(explain);
@@ -53,9 +54,9 @@ export function rowsOf(explain) {
 }
 
 function lineOf(runs, depth) {
-  const [{ id, name, kind }] = runs;
+  const [{ id, name, kind, model, version }] = runs;
   const wholes = runs.map((span) => ({ kind: "whole", start: span.start_ms, ms: span.duration_ms }));
-  return { id, name, kind, depth, ...totals(runs), wholes, parts: runs.flatMap((span) => span.parts) };
+  return { id, name, kind, model, version, depth, runs, ...totals(runs), wholes, parts: runs.flatMap((span) => span.parts) };
 }
 
 /** Returns the spans in the order of their start, with their parts; `parent` is null if the parent is missing. */
@@ -81,14 +82,16 @@ function partsOf(span) {
   return parts;
 }
 
-/** The time of a line's spans in queues or in models; null for an ensemble, whose steps have it. */
-export function timeIn(row, kind) {
-  return row.parts.length ? sum(row.parts.filter((part) => part.kind === kind).map((part) => part.ms)) : null;
-}
-
-/** The time of a line's spans that is neither queue nor compute. */
-export function waitingOf(row) {
-  return row.parts.length ? Math.max(0, row.ms - sum(row.parts.map((part) => part.ms))) : null;
+/** Returns the details of a line of spans as `[name, text]`. An ensemble has no queue and no model of its own. */
+export function factsOf(row) {
+  const { model, version, runs } = row;
+  const start = Math.min(...runs.map((span) => span.start_ms));
+  const end = Math.max(...runs.map((span) => span.start_ms + span.duration_ms));
+  const facts = [["model", version ? `${model}, version ${version}` : model], ["start", msText(start)], ["end", msText(end)]];
+  if (!row.parts.length) return facts;
+  const waiting = Math.max(0, row.ms - sum(row.parts.map((part) => part.ms)));
+  const timed = ["queue", "compute_input", "compute", "compute_output"].map((name) => [PART_NAMES[name], sum(runs.map((span) => span[`${name}_ms`]))]);
+  return [...facts, ...[...timed, ["waiting", waiting]].map(([name, ms]) => [name, msText(ms)])];
 }
 
 /**
@@ -136,10 +139,19 @@ const holds = (start, ms, time) => start <= time && time < start + ms;
 const partAt = (span, time) => span.parts.find((part) => holds(part.start, part.ms, time))?.kind;
 const sum = (values) => values.reduce((total, value) => total + (value ?? 0), 0);
 
-/** Writes a number of milliseconds with at most three digits before the unit; an unknown number is a dash. */
-export function digits(ms) {
-  if (ms === null || ms === undefined) return "–";
-  return ms.toFixed(ms >= 100 ? 0 : ms >= 1 ? 1 : 2);
+/** Writes milliseconds; an unknown number is a dash. */
+export const msText = (ms) => (ms === null || ms === undefined ? "– ms" : `${ms.toFixed(ms >= 100 ? 0 : ms >= 1 ? 1 : 2)} ms`);
+
+/** A share of the total; a share that is not zero is never shown as zero. */
+export function percentText(ms, total) {
+  const share = (100 * ms) / total;
+  return share > 0 && share < 1 ? "<1 %" : `${Math.round(share) || 0} %`;
 }
 
-export const msText = (ms) => `${digits(ms)} ms`;
+/** Returns three to six round times in milliseconds, from zero, for a time axis. */
+export function ticksOf(total) {
+  if (!(total > 0)) return [0, 1];
+  const unit = 10 ** Math.floor(Math.log10(total / 3));
+  const step = unit * [5, 2, 1].find((each) => each * unit <= total / 2.5);
+  return Array.from({ length: Math.floor(total / step) + 1 }, (_, index) => Number((index * step).toPrecision(6)));
+}

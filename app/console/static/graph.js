@@ -6,7 +6,7 @@ import { totalOf } from "./explain.js";
 import { placed } from "./layout.js";
 import { html, useEffect, useMemo, useRef, useState } from "./lib.js";
 
-const SMALLEST_SCALE = 0.78;
+const SMALLEST_SCALE = { horizontal: 0.78, vertical: 0.96 }; // on a phone a step is 44 pixels high
 const LABELLED_SCALE = 0.88;
 const NARROW = 620;
 
@@ -48,7 +48,7 @@ function fitted({ boxes, links }, width) {
   const isVertical = width < NARROW;
   const labelled = placed({ boxes, links }, isVertical);
   const result = labelled.width * LABELLED_SCALE <= width ? labelled : placed({ boxes, links: plain }, isVertical);
-  return { ...result, scale: Math.max(SMALLEST_SCALE, Math.min(1, width / result.width)) };
+  return { ...result, scale: Math.max(SMALLEST_SCALE[isVertical ? "vertical" : "horizontal"], Math.min(1, width / result.width)) };
 }
 
 function Drawing({ width, height, scale, boxes, links, selected, total, onSelect }) {

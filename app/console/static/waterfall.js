@@ -1,7 +1,7 @@
 /** Where the time of a traced request went: shares of the total, and a line for each phase and each span. */
 
 import { problemIn } from "./api.js";
-import { digits, explanationOf, msText, rowsOf, sharesOf, timeIn, totalOf, waitingOf } from "./explain.js";
+import { explanationOf, factsOf, msText, percentText, rowsOf, sharesOf, ticksOf, totalOf } from "./explain.js";
 import { html, useEffect, useState } from "./lib.js";
 import { ProblemNotice } from "./problem.js";
 
@@ -31,29 +31,16 @@ export function Explanation({ requestId, explain, onFound }) {
 /** `explain`: an explanation of a request. */
 export function Waterfall({ explain }) {
   const total = totalOf(explain);
-  const rows = rowsOf(explain);
+  const ticks = ticksOf(total);
   return html`
     <section class="waterfall" aria-label="Where the time went">
       <h3>Where the time went: ${msText(total)}</h3>
       <${Shares} shares=${sharesOf(explain)} total=${total} />
-      <div class="table-view" tabindex="0" role="group" aria-label="Phases and steps">
-        <table>
-          <thead>
-            <tr>
-              <th scope="col">phase or step</th>
-              <th scope="col" class="when">time</th>
-              <th scope="col">total ms</th>
-              <th scope="col">queue</th>
-              <th scope="col">compute</th>
-              <th scope="col">waiting</th>
-            </tr>
-          </thead>
-          <tbody>
-            ${explain.gateway.map((phase) => html`<${Phase} key=${phase.name} phase=${phase} total=${total} />`)}
-            ${rows.map((row) => html`<${Span} key=${row.id} row=${row} total=${total} />`)}
-            ${explain.steps_not_run.map((name) => html`<tr key=${name} class="not-run"><th scope="row">${name}</th><td class="when"></td><td colspan="4">not run</td></tr>`)}
-          </tbody>
-        </table>
+      <div class="lines" style=${{ "--tick": percent(ticks[1], total) }}>
+        <${Axis} ticks=${ticks} total=${total} />
+        ${explain.gateway.map((phase) => html`<${Phase} key=${phase.name} phase=${phase} total=${total} />`)}
+        ${rowsOf(explain).map((row) => html`<${Span} key=${row.id} row=${row} total=${total} />`)}
+        ${explain.steps_not_run.map((name) => html`<p key=${name} class="time-line not-run"><b>${name}</b> not run</p>`)}
       </div>
       ${!explain.is_complete && html`<p class="small">Some of Triton's spans are missing.</p>`}
       ${explain.notes.map((note) => html`<p key=${note} class="small">${note}</p>`)}
@@ -70,49 +57,49 @@ function Shares({ shares, total }) {
     </div>
     <ul class="legend">
       ${shown.map(({ kind, ms }) => html`
-        <li key=${kind} data-kind=${kind} data-ms=${ms}>${SHARE_NAMES[kind]} <b>${msText(ms)}</b> ${Math.round((100 * ms) / total)} %</li>
+        <li key=${kind} data-kind=${kind} data-ms=${ms}>${SHARE_NAMES[kind]} <b>${msText(ms)}</b> ${percentText(ms, total)}</li>
       `)}
     </ul>
   `;
 }
 
-function Phase({ phase, total }) {
+/** The times of the vertical lines. */
+function Axis({ ticks, total }) {
   return html`
-    <tr class="phase" data-phase=${phase.name}>
-      <th scope="row">${PHASE_NAMES[phase.name] ?? phase.name}</th>
-      <${Line} parts=${[{ kind: "gateway", start: phase.start_ms, ms: phase.duration_ms }]} total=${total} />
-      <td>${digits(phase.duration_ms)}</td>
-      <td></td>
-      <td></td>
-      <td></td>
-    </tr>
+    <div class="time-line axis" aria-hidden="true">
+      <span class="track">${ticks.map((ms) => html`<span key=${ms} style=${{ left: percent(ms, total) }}>${ms || "0 ms"}</span>`)}</span>
+    </div>
   `;
+}
+
+function Phase({ phase, total }) {
+  const { name, start_ms: start, duration_ms: ms } = phase;
+  const row = { name: PHASE_NAMES[name] ?? name, ms, facts: [["start", msText(start)], ["end", msText(start + ms)]] };
+  return html`<${Line} row=${row} parts=${[{ kind: "gateway", start, ms }]} total=${total} phase=${name} />`;
 }
 
 function Span({ row, total }) {
   const kind = [KIND_NAMES[row.kind], row.count > 1 ? `× ${row.count}` : ""].filter(Boolean).join(" ");
   const state = row.kind === "ensemble" ? null : STATE_NAMES[row.state];
+  const name = html`${row.name} ${kind && html`<small>${kind}</small>`} ${state && html`<span class="chip">${state}</span>`}`;
+  return html`<${Line} row=${{ ...row, name, facts: factsOf(row) }} parts=${[...row.wholes, ...row.parts]} total=${total} span=${row.name} />`;
+}
+
+/** One line, and its details after a click. `row`: `name`, `ms`, `facts`, and `depth` and `state` of a span. */
+function Line({ row: { name, ms, facts, depth = 0, state }, parts, total, phase, span }) {
+  const shown = [...facts, ["share of the request", percentText(ms, total)]];
   return html`
-    <tr data-state=${row.state} data-span=${row.name}>
-      <th scope="row" style=${{ paddingLeft: `${0.5 + row.depth * 0.9}rem` }}>
-        ${row.name} ${kind && html`<small>${kind}</small>`} ${state && html`<span class="chip">${state}</span>`}
-      </th>
-      <${Line} parts=${[...row.wholes, ...row.parts]} total=${total} />
-      <td>${digits(row.ms)}</td>
-      <td>${digits(timeIn(row, "queue"))}</td>
-      <td>${digits(timeIn(row, "compute"))}</td>
-      <td>${digits(waitingOf(row))}</td>
-    </tr>
+    <details class=${phase ? "phase" : ""} data-phase=${phase} data-span=${span} data-state=${state}>
+      <summary class="time-line">
+        <span class="name" style=${{ paddingLeft: `${depth * 0.9}rem` }}>${name}</span>
+        <span class="track">
+          ${parts.map(({ kind, start, ms: width }, index) => html`<span key=${index} data-kind=${kind} style=${{ left: percent(start, total), width: percent(width, total) }}></span>`)}
+        </span>
+        <span class="ms">${msText(ms)}</span>
+      </summary>
+      <dl class="facts">${shown.map(([label, text]) => html`<div key=${label}><dt>${label}</dt><dd>${text}</dd></div>`)}</dl>
+    </details>
   `;
 }
 
-function Line({ parts, total }) {
-  const percent = (ms) => `${Math.min(100, Math.max(0, (100 * ms) / total))}%`;
-  return html`
-    <td class="when">
-      <div class="track">
-        ${parts.map(({ kind, start, ms }, index) => html`<span key=${index} data-kind=${kind} style=${{ left: percent(start), width: percent(ms) }}></span>`)}
-      </div>
-    </td>
-  `;
-}
+const percent = (ms, total) => `${Math.min(100, Math.max(0, (100 * ms) / total))}%`;

@@ -12,6 +12,7 @@ import { decoded } from "./image.js";
 import { html, useEffect, useMemo, useRef, useState } from "./lib.js";
 import { linkTo } from "./link.js";
 import { LiveStream } from "./live.js";
+import { useNarrow } from "./narrow.js";
 import { ProblemNotice } from "./problem.js";
 import { Copy, Samples } from "./samples.js";
 import { TrySection } from "./try.js";
@@ -111,12 +112,14 @@ export function Workbench({ pipeline, linked, mayExplain }) {
   const explainedId = view?.run?.isExplained ? view.run.requestId : null;
   const explain = explanations[explainedId] ?? null;
   const found = (values) => setExplanations((before) => ({ ...before, [values.request_id]: values }));
+  const isNarrow = useNarrow();
+  const graph = html`<${Graph} key="graph" pipeline=${pipeline} explain=${explain} />`;
   const isBusy = Boolean(view?.isBusy || (view?.stream && !view.run));
   return html`
     <div>
       <${Heading} pipeline=${pipeline} />
-      <${Graph} pipeline=${pipeline} explain=${explain} />
-      <div class="panels">
+      ${!isNarrow && graph}
+      <div class="panels" key="panels">
         <form class="card" aria-label="Request" noValidate ref=${form} onSubmit=${submit} onKeyDown=${submitOnEnter}>
           <h2>Request</h2>
           <${Gallery} pipeline=${pipeline} fields=${fields} loaded=${loaded} draft=${draft} onChoose=${replace} />
@@ -136,6 +139,7 @@ export function Workbench({ pipeline, linked, mayExplain }) {
           <${History} runs=${runs} shown=${view?.run ?? null} onShow=${(run) => setView({ run })} onRerun=${rerun} />
         </section>
       </div>
+      ${isNarrow && graph}
       <${TrySection} url=${pipeline.url} body=${bodyOfForm} />
       <${Samples} pipeline=${pipeline} fields=${fields} draft=${draft} />
     </div>`;

@@ -27,9 +27,11 @@ window.fetch = async (asked, options) => {
 """
 """Requests to a path wait until the test calls `release()`."""
 SMALL_TARGETS = """
-const targets = document.querySelectorAll("a:not(.skip), button, input:not([type=checkbox]), select, textarea, summary, .node[role=button]");
-const isSmall = (target) => Math.min(target.getBoundingClientRect().width, target.getBoundingClientRect().height) < 44;
-return [...targets].filter((target) => target.checkVisibility() && isSmall(target)).map((target) => target.outerHTML);
+const kinds = "a:not(.skip), button, input:not([type=checkbox]), select, textarea, summary, .node[role=button]";
+const isSmall = ({ width, height }) => Math.min(width, height) < 44;
+return [...document.querySelectorAll(kinds)]
+  .filter((target) => target.checkVisibility() && isSmall(target.getBoundingClientRect()))
+  .map((target) => target.outerHTML);
 """
 SAMPLES = Path(__file__).parents[2] / "samples"
 

@@ -16,6 +16,7 @@ from tests.processes import GatewayProcess, running_gateway
 from tests.waiting import eventually
 
 BOUNDS = [0.1, 1, 10]
+FIRST_TAB = ".tabs [role=tab]"
 PIPELINE = {"stream": {"outcomes": {}, "durations": [0] * 4}, "in_flight": 0, "active_streams": 0, "waiting": 0}
 WRONG = {"model": "typo", "outputs": {"text": {"tensor": "TEXT"}}, "readiness": "optional"}
 WITH_JSON = {
@@ -105,8 +106,9 @@ def page(browser: Chrome, development: GatewayProcess) -> ConsolePage:
 
 
 def open_section(page: ConsolePage, name: str) -> str:
-    page.wait_for(f"[data-section={name}] summary")
-    page.click(f"[data-section={name}] summary")
+    """Opens the second tab; returns a selector of one of its sections."""
+    page.click(".tabs [role=tab]:nth-child(2)")
+    page.wait_for(f"[data-section={name}]")
     return f"[data-section={name}]"
 
 
@@ -117,7 +119,7 @@ def severe(browser: Chrome) -> list[str]:
 def test_live_numbers_follow_the_requests(page: ConsolePage, development: GatewayProcess, artifacts: Path) -> None:
     body = {"text": "a match"}
     httpx.post(f"{development.url}/v1/pipelines/insights", json=body).raise_for_status()
-    live = open_section(page, "live")
+    live = open_section(page, "traffic")
     row = f"{live} [data-row='insights unary']"
     page.wait_for(row)
     assert httpx.post(f"{development.url}/v1/pipelines/insights", json={"wrong": 1}).status_code == 422
@@ -128,21 +130,20 @@ def test_live_numbers_follow_the_requests(page: ConsolePage, development: Gatewa
     assert severe(page.browser) == []
 
 
-def test_a_closed_panel_asks_nothing(page: ConsolePage) -> None:
+def test_a_hidden_tab_asks_nothing(page: ConsolePage) -> None:
     script = "return performance.getEntriesByType('resource').filter((e) => e.name.includes('/v1/statistics')).length"
-    page.wait_for("[data-section=live]")
     assert page.browser.execute_script(script) == 0
-    live = open_section(page, "live")
+    live = open_section(page, "traffic")
     page.wait_for(f"{live} p:not(.empty), {live} .empty")
     eventually(lambda: page.browser.execute_script(script) > 0)
 
 
 def test_findings_name_pipeline_and_cause(page: ConsolePage, artifacts: Path) -> None:
-    findings = open_section(page, "findings")
+    findings = open_section(page, "check")
     page.wait_for(f"{findings} li[data-severity=error]", "'typo' is not a model in the repository")
     page.wait_for(f"{findings} li[data-severity=error] .small", "Correct the key in the line")
     page.wait_for(f"{findings} li[data-severity=model_not_ready] strong", "wrong")
-    page.one("#overview").location_once_scrolled_into_view  # noqa: B018 - scrolls
+    page.one(".overviews").location_once_scrolled_into_view  # noqa: B018 - scrolls
     page.browser.save_screenshot(str(artifacts / "console-findings.png"))
     assert severe(page.browser) == []
 
@@ -180,13 +181,16 @@ def test_invalid_json_is_shown_at_its_field_and_no_load_is_sent(page: ConsolePag
     page.open(development.url, "with_json")
     load = open_section(page, "load")
     before = page.browser.execute_script(sent)
+    page.click(FIRST_TAB)
     page.fill("script", '{"outputs": }')
+    open_section(page, "load")
     page.click(f"{load} button")
     page.wait_for(f"{load} [role=alert]", "This is not JSON")
     page.wait_for("form[aria-label=Request] .field-error", "This is not JSON")
-    assert page.browser.switch_to.active_element.get_attribute("name") == "script"
     assert page.browser.execute_script(sent) == before
+    page.click(FIRST_TAB)
     page.fill("script", "{}")
+    open_section(page, "load")
     page.fill("requests", "2")
     page.click(f"{load} button")
     page.wait_for(f"{load} [role=status]", "2 requests ended.")
@@ -195,6 +199,6 @@ def test_invalid_json_is_shown_at_its_field_and_no_load_is_sent(page: ConsolePag
 
 def test_load_is_not_offered_in_production(console: Callable[..., ConsolePage]) -> None:
     page = console("insights")
-    open_section(page, "findings")
-    page.wait_for("[data-section=findings] .findings[aria-busy=false]")
+    open_section(page, "check")
+    page.wait_for("[data-section=check] .findings[aria-busy=false]")
     assert page.texts("[data-section=load]") == []

@@ -4,10 +4,9 @@ import { get, problemIn } from "./api.js";
 import { hasKey, KeyForm } from "./key.js";
 import { html, render } from "./lib.js";
 import { openLink } from "./link.js";
-import { Overview } from "./overview.js";
 import { PipelineList } from "./pipeline-list.js";
 import { ProblemNotice } from "./problem.js";
-import { Workbench } from "./workbench.js";
+import { Tabbed, Workbench } from "./workbench.js";
 
 const HEALTH_MS = 5000;
 
@@ -25,7 +24,7 @@ async function show() {
   const { values } = await get(`/v1/pipelines/${encodeURIComponent(name)}`);
   if (name !== openLink().name) return;
   const isReady = Boolean(values.inputs);
-  const notReady = html`<p class="empty">${name} is not ready. ${values.state_detail}</p>`;
+  const notReady = html`<${Tabbed} key=${name}><p class="empty">${name} is not ready. ${values.state_detail}</p><//>`;
   render(isReady ? html`<${Workbench} key=${location.hash} pipeline=${values} linked=${inputs} mayExplain=${mayExplain} />` : notReady, work);
   document.title = `${name} · triton-gateway`;
 }
@@ -55,7 +54,7 @@ async function load() {
   ({ pipelines, may_explain: mayExplain } = (await get("/v1/pipelines")).values);
   const first = pipelines.find(({ state }) => state === "ready") ?? pipelines[0];
   if (!first) {
-    render(html`<p class="empty">No model is ready yet.</p>`, work);
+    render(html`<${Tabbed}><p class="empty">No model is ready yet.</p><//>`, work);
     return;
   }
   if (!openLink().name) history.replaceState(null, "", `#${encodeURIComponent(first.name)}`);
@@ -73,6 +72,5 @@ addEventListener("pageshow", (event) => {
 });
 const keyForm = new KeyForm(document.getElementById("key"), () => load().catch(failed));
 addEventListener("unauthenticated", () => keyForm.ask());
-render(html`<${Overview} />`, document.getElementById("overview"));
 watchHealth();
 load().catch(failed);

@@ -1,25 +1,42 @@
-/** Two sections that are closed at first and cost nothing then: what the pipelines do now, and what needs attention. */
+/** The second tab: load test, traffic and configuration check. Its sections are loaded with it, and ask only while it is shown. */
 
+import { get } from "./api.js";
 import { html, useEffect, useState } from "./lib.js";
 
-export function Overview() {
+const SECTIONS = {
+  traffic: { title: "Traffic", load: async () => (await import("./live-panel.js")).LivePanel },
+  check: { title: "Configuration check", load: async () => (await import("./findings.js")).Findings },
+};
+
+/** `loadTest`: `{url, body}` of the open pipeline, or null. A load test continues while the tab is hidden. */
+export function Overview({ isShown, loadTest }) {
+  const [hasBeenShown, setHasBeenShown] = useState(false);
+  useEffect(() => {
+    if (isShown) setHasBeenShown(true);
+  }, [isShown]);
+  if (!hasBeenShown && !isShown) return null;
   return html`
-    <${Section} title="Live" load=${async () => (await import("./live-panel.js")).LivePanel} />
-    <${Section} title="Findings" load=${async () => (await import("./findings.js")).Findings} />
-  `;
+    <div class="overviews" hidden=${!isShown}>
+      ${loadTest && html`<${Section} name="load" title="Load test" load=${offeredLoad} ...${loadTest} />`}
+      ${isShown && Object.entries(SECTIONS).map(([name, section]) => html`<${Section} key=${name} name=${name} ...${section} />`)}
+    </div>`;
 }
 
-/** `load` returns the component of the content, which is loaded and shown only while the section is open. */
-function Section({ title, load }) {
-  const [isOpen, setOpen] = useState(false);
+/** `load` returns the component of the content, or null if the gateway does not offer it. */
+function Section({ name, title, load, ...rest }) {
   const [Content, setContent] = useState(null);
   useEffect(() => {
-    if (isOpen && Content === null) load().then((loaded) => setContent(() => loaded));
-  }, [isOpen]);
+    load().then((loaded) => setContent(() => loaded));
+  }, []);
+  if (Content === null) return null;
   return html`
-    <details class="overview" data-section=${title.toLowerCase()} onToggle=${(event) => setOpen(event.currentTarget.open)}>
-      <summary><h2>${title}</h2></summary>
-      ${isOpen && Content !== null ? html`<${Content} />` : null}
-    </details>
-  `;
+    <section class="card" data-section=${name} aria-label=${title}>
+      <h2>${title}</h2>
+      <${Content} ...${rest} />
+    </section>`;
+}
+
+async function offeredLoad() {
+  const { values } = await get("/console/settings").catch(() => ({ values: { may_load: false } }));
+  return values.may_load ? (await import("./load.js")).Load : null;
 }

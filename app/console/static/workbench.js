@@ -13,9 +13,10 @@ import { html, useEffect, useMemo, useRef, useState } from "./lib.js";
 import { linkTo } from "./link.js";
 import { LiveStream } from "./live.js";
 import { useNarrow } from "./narrow.js";
+import { Overview } from "./overview.js";
 import { ProblemNotice } from "./problem.js";
 import { Copy, Samples } from "./samples.js";
-import { TrySection } from "./try.js";
+import { Tabs } from "./tabs.js";
 import { Explanation } from "./waterfall.js";
 
 const MOST_RUNS = 20;
@@ -116,8 +117,7 @@ export function Workbench({ pipeline, linked, mayExplain }) {
   const graph = html`<${Graph} key="graph" pipeline=${pipeline} explain=${explain} />`;
   const isBusy = Boolean(view?.isBusy || (view?.stream && !view.run));
   return html`
-    <div>
-      <${Heading} pipeline=${pipeline} />
+    <${Tabbed} heading=${html`<${Heading} pipeline=${pipeline} />`} loadTest=${{ url: pipeline.url, body: bodyOfForm }}>
       ${!isNarrow && graph}
       <div class="panels" key="panels">
         <form class="card" aria-label="Request" noValidate ref=${form} onSubmit=${submit} onKeyDown=${submitOnEnter}>
@@ -140,8 +140,24 @@ export function Workbench({ pipeline, linked, mayExplain }) {
         </section>
       </div>
       ${isNarrow && graph}
-      <${TrySection} url=${pipeline.url} body=${bodyOfForm} />
       <${Samples} pipeline=${pipeline} fields=${fields} draft=${draft} />
+    <//>`;
+}
+
+const TABS = ["Requests", "Operation"];
+
+/** The first tab has the children; the second has the sections for development and operation. `loadTest`: see Overview. */
+export function Tabbed({ heading = null, loadTest = null, children }) {
+  const [tab, setTab] = useState(TABS[0]);
+  const isFirst = tab === TABS[0];
+  return html`
+    <div>
+      ${heading}
+      <${Tabs} names=${TABS} chosen=${tab} label="Requests or operation" panel="panel" onChoose=${setTab} />
+      <div id="panel" role="tabpanel" aria-label=${tab}>
+        <div hidden=${!isFirst}>${children}</div>
+        <${Overview} isShown=${!isFirst} loadTest=${loadTest} />
+      </div>
     </div>`;
 }
 

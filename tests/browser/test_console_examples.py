@@ -1,8 +1,6 @@
 """The console's form begins with the sample and its file; the gallery fills it with the other examples."""
 
-import json
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +8,6 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 
 from tests.browser.page import ConsolePage
-from tests.conftest import Require
 from tests.processes import GatewayProcess, StartGateway
 
 Console = Callable[..., ConsolePage]
@@ -119,15 +116,6 @@ def test_the_sample_does_not_replace_a_file_of_the_user(console: Console) -> Non
     draft, sample = {"image": {"name": "mine"}, "mask": None}, {"image": {"name": "a"}, "mask": {"name": "b"}}
     found = page.browser.execute_async_script(WITH_FILES, draft, sample)
     assert found == {"image": {"name": "mine"}, "mask": {"name": "b"}}
-
-
-def test_the_call_of_the_sample_works_as_pasted(console: Console, require: Require) -> None:
-    require(shutil.which("curl"), "there is no curl")
-    page = console("ocr")
-    page.wait_for(".drop", "samples/sign.png")
-    code = page.browser.find_element(By.XPATH, "//details[summary='curl']//pre").get_property("textContent")
-    done = subprocess.run(["bash", "-c", str(code)], cwd=ROOT, capture_output=True, timeout=300, check=True)
-    assert json.loads(done.stdout)["texts"] == LINES
 
 
 def test_an_example_that_cannot_be_loaded_says_why(

@@ -24,6 +24,11 @@ FILLED = """
 const [field, fill, done] = arguments;
 import("/console/fields.js").then(({ filled }) => done(JSON.parse(filled(field, fill))));
 """
+PASTE = """
+const clipboardData = new DataTransfer();
+clipboardData.setData("text", document.querySelector(".drop img")?.src ?? "data:image/png;base64,iVBORw0KGgo=");
+document.body.dispatchEvent(new ClipboardEvent("paste", { clipboardData, bubbles: true }));
+"""
 BEYOND_INT64 = "99999999999999999999"
 """A value that only the gateway refuses: JavaScript has no exact bound of INT64."""
 SCORES = """
@@ -149,11 +154,14 @@ def test_calls_of_the_form_work_as_pasted(console: Console, require: Require, tm
     prompt = """It's "quoted" $HOME \\ `x` é"""
     page.fill("prompt", prompt)
     page.fill("max_tokens", "4")
-    code = {title: call_of(page, title) for title in page.texts(".samples summary")}
-    ran = {title: outcome_of(title, text, tmp_path) for title, text in code.items()}
-    assert len(ran) == 6
-    assert all("finish_reason" in text for text in ran.values()), ran
-    assert {title: "early_exit" in text for title, text in ran.items()} == {title: "stream" in title for title in ran}
+    languages = page.texts(".samples [role=tab]")
+    assert languages == ["curl", "Python", "JavaScript", "openai"]
+    whole = {title: outcome_of(title, call_of(page, title), tmp_path) for title in languages}
+    page.click(".samples [type=checkbox]")
+    streamed = {title: outcome_of(title, call_of(page, title), tmp_path) for title in languages}
+    assert whole.pop("openai").strip() == streamed.pop("openai").strip()
+    assert all("finish_reason" in text and "early_exit" not in text for text in whole.values()), whole
+    assert all("finish_reason" in text and "early_exit" in text for text in streamed.values()), streamed
 
 
 def test_a_call_with_a_file_works_as_pasted(console: Console, require: Require) -> None:
@@ -161,22 +169,40 @@ def test_a_call_with_a_file_works_as_pasted(console: Console, require: Require) 
     page = console("ocr")
     page.one("input[type=file]").send_keys(str(ROOT / "samples" / "sign.png"))
     page.wait_for(".took")
-    answer = outcome_of("curl", call_of(page, "curl"), ROOT / "samples")
-    assert json.loads(answer)["texts"][0] == "Hello Triton gateway"
+    assert "samples/" not in call_of(page, "curl")
+    for title in ("curl", "Python"):
+        assert "Hello Triton gateway" in outcome_of(title, call_of(page, title), ROOT / "samples")
+
+
+def test_the_call_of_an_example_needs_no_file(console: Console, require: Require, tmp_path: Path) -> None:
+    require(shutil.which("curl") and shutil.which("node"), "there is no curl or no node")
+    page = console("ocr")
+    page.wait_for(".samples pre", "/examples/sample")
+    for title in page.texts(".samples [role=tab]"):
+        assert "Hello Triton gateway" in outcome_of(title, call_of(page, title), tmp_path)
+
+
+def test_a_pasted_image_can_be_saved_for_the_call(console: Console) -> None:
+    page = console("ocr")
+    page.browser.execute_script(PASTE)
+    page.wait_for(".samples [download=pasted]", "Save pasted")
+    assert "image=@pasted" in call_of(page, "curl")
 
 
 def call_of(page: ConsolePage, title: str) -> str:
-    found = page.browser.find_element(By.XPATH, f"//details[summary='{title}']//pre")
-    return str(found.get_property("textContent"))
+    page.browser.find_element(By.XPATH, f"//*[@role='tab'][.='{title}']").click()
+    page.wait_for(f".samples [role=tabpanel][aria-label={title}] pre")
+    return str(page.one(".samples pre").get_property("textContent"))
 
 
 def outcome_of(title: str, code: str, folder: Path) -> str:
     program = {
         "curl": ["bash", "-c"],
         "Python": [sys.executable, "-c"],
+        "openai": [sys.executable, "-c"],
         "JavaScript": ["node", "--input-type=module", "-e"],
     }
-    command = [*program[title.split(",", maxsplit=1)[0]], code]
+    command = [*program[title], code]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, f"{title}: {done.stderr}"
     return done.stdout

@@ -17,6 +17,7 @@ from app.pipelines.catalog import Catalog
 from app.pipelines.examples import Filled, declared_requests, example_of, paths_in
 from app.pipelines.graph import EdgeEnd, GraphStep
 from app.pipelines.inputs import InputField, ParameterField
+from app.pipelines.openai.mapping import OpenAIMapping
 from app.pipelines.outputs import OutputField
 from app.pipelines.pipeline import Pipeline
 from app.pipelines.schema import event_schema, request_schema, result_schema
@@ -145,6 +146,13 @@ class PipelineExample(Struct):
     files: Annotated[dict[str, str], Meta(description="The paths of its files by field")]
 
 
+class OpenAIForm(Struct):
+    """A pipeline at one of OpenAI's addresses."""
+
+    input: Annotated[str, Meta(description="The pipeline's input that has the text")]
+    parameters: Annotated[Mapping[str, str], Meta(description="OpenAI's name of a parameter -> the pipeline's field")]
+
+
 _Object = Annotated[dict[str, Any], Meta(extra_json_schema={"additionalProperties": True})]
 _Parameter = Annotated[
     _Object,
@@ -167,6 +175,10 @@ class PipelineDescription(_Named, kw_only=True):
     outputs: list[PipelineOutput] | UnsetType = UNSET
     graph: _Object | UnsetType = UNSET
     early_exit: Annotated[list[str] | UnsetType, Meta(description="The possible reasons")] = UNSET
+    openai: Annotated[
+        dict[Literal["chat", "completions", "embeddings"], OpenAIForm] | UnsetType,
+        Meta(description="What the pipeline offers under `/v1/chat/completions`, `/v1/completions`, `/v1/embeddings`"),
+    ] = UNSET
     limits: _Object | UnsetType = UNSET
     schemas: Annotated[_Object | UnsetType, Meta(description="JSON Schemas: `request`, `result`, `output_event`")] = (
         UNSET
@@ -224,6 +236,7 @@ def _compiled(pipeline: Pipeline, load_limits: dict[str, Any]) -> dict[str, Any]
         "outputs": [_output(field, pipeline) for field in pipeline.outputs],
         "graph": graph_described(pipeline),
         "early_exit": list(dict.fromkeys(rule.reason for rule in spec.early_exit)),
+        "openai": _openai(pipeline.openai) or UNSET,
         "limits": {
             "timeout_s": pipeline.timeout_s,
             **load_limits,
@@ -239,6 +252,15 @@ def _compiled(pipeline: Pipeline, load_limits: dict[str, Any]) -> dict[str, Any]
             PipelineExample(name, paths_in(pipeline, values)) for name, values in declared_requests(spec).items()
         ],
     }
+
+
+def _openai(mapping: OpenAIMapping | None) -> dict[str, OpenAIForm]:
+    if mapping is None:
+        return {}
+    texts = {"chat": mapping.chat, "completions": mapping.completions}
+    found = {kind: OpenAIForm(form.prompt, form.field_by_parameter) for kind, form in texts.items() if form}
+    vectors = mapping.embeddings
+    return found | ({"embeddings": OpenAIForm(vectors.input, vectors.field_by_parameter)} if vectors else {})
 
 
 def _sample(pipeline: Pipeline) -> dict[str, Any]:

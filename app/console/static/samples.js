@@ -1,40 +1,56 @@
-/** The request of the form as calls that work when pasted. */
+/** The request of the form as calls that work when pasted, beside the answer. */
 
+import { exampleOf } from "./examples.js";
 import { valuesOf } from "./fields.js";
 import { hasKey } from "./key.js";
 import { html, useState } from "./lib.js";
 import { snippetsOf } from "./snippets.js";
+import { Tabs } from "./tabs.js";
 
-export function Samples({ pipeline, fields, draft }) {
-  const snippets = snippetsOfDraft(pipeline, fields, draft);
+/** `loaded`: see useExamples. */
+export function Samples({ pipeline, fields, draft, loaded }) {
+  const [language, setLanguage] = useState("curl");
+  const [isStream, setStream] = useState(false);
+  const example = exampleOf(loaded, draft);
+  const files = fields.filter(({ name, control }) => control === "file" && draft[name]);
+  const snippets = snippetsOfDraft({ pipeline, fields, draft, example, files, isStream });
+  const title = language in (snippets ?? {}) ? language : "curl";
   return html`
-    <section class="samples" aria-label="Call this pipeline">
+    <section class="card samples" aria-label="Call this pipeline">
       <h2>Call this pipeline</h2>
       ${snippets === null
-        ? html`<p class="empty">The form has a value that cannot be sent.</p>`
-        : Object.entries(snippets).map(([title, code]) => html`<${Sample} key=${title} title=${title} code=${code} />`)}
+        ? html`<p class="empty">The form has a value that is missing or cannot be sent.</p>`
+        : html`
+          <div class="languages">
+            <${Tabs} names=${Object.keys(snippets)} chosen=${title} label="Language" panel="code" onChoose=${setLanguage} />
+            ${pipeline.streams && html`<${StreamOption} isChecked=${isStream} onChange=${setStream} />`}
+          </div>
+          <div class="sample" id="code" role="tabpanel" aria-label=${title}><${Copy} key=${title} text=${snippets[title]} /><pre tabindex="0">${snippets[title]}</pre></div>
+          ${!example && files.map(({ name }) => html`<${FileNote} key=${name} file=${draft[name]} />`)}`}
     </section>`;
 }
 
-/** A file that is not chosen yet has the name of its field. */
-function snippetsOfDraft(pipeline, fields, draft) {
-  const isFile = ({ name, control, isRequired }) => control === "file" && (isRequired || draft[name]);
-  const files = Object.fromEntries(fields.filter(isFile).map(({ name }) => [name, draft[name]?.name ?? name]));
-  const others = fields.filter(({ control }) => control !== "file");
+/** Returns null if the form has a value that cannot be sent. */
+function snippetsOfDraft({ pipeline, fields, draft, example, files, isStream }) {
+  const names = Object.fromEntries(files.map(({ name }) => [name, baseOf(draft[name].name)]));
   try {
-    const values = valuesOf(others, draft);
-    return snippetsOf({ url: location.origin + pipeline.url, values, files, streams: pipeline.streams, withKey: hasKey() });
+    const sent = Object.entries(valuesOf(fields, draft)).filter(([name]) => !(name in names));
+    return snippetsOf({ pipeline, base: location.origin, values: Object.fromEntries(sent), files: names, example, isStream, withKey: hasKey() });
   } catch {
     return null;
   }
 }
 
-function Sample({ title, code }) {
-  return html`
-    <details>
-      <summary>${title}</summary>
-      <div class="sample"><${Copy} text=${code} /><pre>${code}</pre></div>
-    </details>`;
+const baseOf = (path) => path.split("/").at(-1);
+
+function StreamOption({ isChecked, onChange }) {
+  return html`<label class="explain"><input type="checkbox" checked=${isChecked} onChange=${(event) => onChange(event.currentTarget.checked)} />as a stream</label>`;
+}
+
+/** The user has a chosen file. A file of an example or of the clipboard can be saved. */
+function FileNote({ file: { name, url, isOwn } }) {
+  const base = baseOf(name);
+  return html`<p class="small">The call reads ${base} in the current folder. ${!isOwn && html`<a href=${url} download=${base}>Save ${base}</a>`}</p>`;
 }
 
 /** `label`: "Copy" if absent. */

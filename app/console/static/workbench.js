@@ -9,6 +9,7 @@ import { Fields } from "./form.js";
 import { Graph } from "./graph.js";
 import { History } from "./history.js";
 import { decoded } from "./image.js";
+import { lazy } from "./lazy.js";
 import { html, useEffect, useMemo, useRef, useState } from "./lib.js";
 import { linkTo } from "./link.js";
 import { LiveStream } from "./live.js";
@@ -17,9 +18,9 @@ import { Overview } from "./overview.js";
 import { ProblemNotice } from "./problem.js";
 import { Copy, Samples } from "./samples.js";
 import { Tabs } from "./tabs.js";
-import { Explanation } from "./waterfall.js";
 
 const MOST_RUNS = 20;
+const Explanation = lazy(async () => (await import("./waterfall.js")).Explanation);
 
 /** The draft and the runs of each pipeline, for when the user opens the pipeline again. */
 const kept = new Map();
@@ -132,15 +133,17 @@ export function Workbench({ pipeline, linked, mayExplain }) {
             <small class="hint">Ctrl+Enter sends</small>
           </p>
         </form>
-        <section class="card" aria-label="Answer">
-          <h2>Answer</h2>
-          <div class="answer"><${View} pipeline=${pipeline} view=${view} draft=${draft} onEnd=${ended} /></div>
-          ${explainedId && html`<${Explanation} key=${explainedId} requestId=${explainedId} explain=${explain} onFound=${found} />`}
-          <${History} runs=${runs} shown=${view?.run ?? null} onShow=${(run) => setView({ run })} onRerun=${rerun} />
-        </section>
+        <div class="stack">
+          <section class="card" aria-label="Answer">
+            <h2>Answer</h2>
+            <div class="answer"><${View} pipeline=${pipeline} view=${view} draft=${draft} onEnd=${ended} /></div>
+            ${explainedId && html`<${Explanation} key=${explainedId} requestId=${explainedId} explain=${explain} onFound=${found} />`}
+            <${History} runs=${runs} shown=${view?.run ?? null} onShow=${(run) => setView({ run })} onRerun=${rerun} />
+          </section>
+          <${Samples} pipeline=${pipeline} fields=${fields} draft=${draft} loaded=${loaded} />
+        </div>
       </div>
       ${isNarrow && graph}
-      <${Samples} pipeline=${pipeline} fields=${fields} draft=${draft} />
     <//>`;
 }
 

@@ -38,7 +38,8 @@ def form_schema(pipeline: Pipeline) -> Schema:
     request = request_schema(pipeline)
     for field in pipeline.inputs:
         if field.is_file:
-            request["properties"][field.name] = {"type": "string", "format": "binary"}
+            described = {"description": field.spec.description} if field.spec.description else {}
+            request["properties"][field.name] = {"type": "string", "format": "binary", **described}
     return request
 
 
@@ -63,7 +64,9 @@ def _describe_field(field: InputField | ParameterField, schema: Schema) -> None:
     if field.spec.default is not None:
         schema["default"] = field.spec.default
     if isinstance(field, InputField):
-        schema["description"] = f"{field.spec.kind}; tensor {_tensor_text(field.tensor)}"
+        schema["description"] = _description(field)
+    elif field.spec.description:
+        schema["description"] = field.spec.description
 
 
 def _sizes_of(field: InputField | ParameterField, pipeline: Pipeline) -> list[tuple[int, int | None]]:
@@ -99,7 +102,7 @@ def _output_schema(field: OutputField, *, joined: bool) -> Schema:
         schema = {"anyOf": [element, {"type": "null"}]} if element else {}
     else:
         schema = _nested(element, field.depth)
-    return schema | {"description": f"{field.spec.kind}; tensor {_tensor_text(field.tensor)}"}
+    return schema | {"description": _description(field)}
 
 
 def _joined_schema(field: OutputField, element: Schema) -> Schema:
@@ -128,6 +131,12 @@ def _number_schema(datatype: str) -> Schema:
     if datatype in INTEGER_DATATYPES:
         return {"type": "integer"}
     return {"type": ["number", "null"]} if datatype in FLOAT_DATATYPES else {"type": "boolean"}
+
+
+def _description(field: InputField | OutputField) -> str:
+    """The declared description, if there is one, and then the tensor."""
+    tensor = f"{field.spec.kind}; tensor {_tensor_text(field.tensor)}"
+    return f"{field.spec.description}\n\n{tensor}" if field.spec.description else tensor
 
 
 def _tensor_text(tensor: TensorSpec) -> str:

@@ -55,6 +55,7 @@ class InputSpec(Section):
     minimum: Bound | None = None
     maximum: Bound | None = None
     enum: Enum | None = None
+    description: str = ""
 
     @model_validator(mode="after")
     def _constraints_fit(self) -> Self:
@@ -69,6 +70,7 @@ class OutputSpec(Section):
     single: bool = False
     """The tensor has one free dimension, but always one element: a single value."""
     join: Join | None = None
+    description: str = ""
 
     @model_validator(mode="after")
     def _only_text_is_concatenated(self) -> Self:
@@ -85,6 +87,7 @@ class ParameterSpec(Section):
     default: JsonValue = None
     optional: bool = False
     tensor: str | None = None
+    description: str = ""
 
     @model_validator(mode="after")
     def _constraints_fit(self) -> Self:

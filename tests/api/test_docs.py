@@ -41,6 +41,7 @@ class TestDescriptions:
         description = (await api.client.get("/v1/pipelines/read")).json()
         assert description["inputs"][0] == {
             "name": "image",
+            "description": "",
             "kind": "image",
             "tensor": "IMAGE",
             "datatype": "BYTES",
@@ -56,6 +57,7 @@ class TestDescriptions:
             "maximum": 9,
             "default": 3,
             "optional": False,
+            "description": "",
         }
         assert [output["join"] for output in description["outputs"]] == [None, None]
         assert description["early_exit"] == ["no_text"]

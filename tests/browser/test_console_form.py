@@ -26,7 +26,7 @@ import("/console/fields.js").then(({ filled }) => done(JSON.parse(filled(field, 
 """
 PASTE = """
 const clipboardData = new DataTransfer();
-clipboardData.setData("text", document.querySelector(".drop img")?.src ?? "data:image/png;base64,iVBORw0KGgo=");
+clipboardData.setData("text", "data:image/png;base64,iVBORw0KGgo=");
 document.body.dispatchEvent(new ClipboardEvent("paste", { clipboardData, bubbles: true }));
 """
 BEYOND_INT64 = "99999999999999999999"
@@ -69,6 +69,14 @@ def test_values_are_kept_when_one_switches_pipelines(console: Console) -> None:
     assert held(page, "text") == "kept"
     page.browser.find_element(By.XPATH, "//button[.='Reset']").click()
     assert held(page, "text").startswith("The striker")
+
+
+def test_fields_have_their_descriptions(console: Console) -> None:
+    page = console("write")
+    assert page.one("#field-max_tokens-description").text == "The most tokens that an answer has."
+    assert "field-max_tokens-description" in str(page.one("[name=max_tokens]").get_attribute("aria-describedby"))
+    page = console("ocr")
+    assert page.texts("form[aria-label=Request] .field p.small") == ["A photo or scan with printed text."]
 
 
 def test_a_link_carries_the_inputs(browser: Any, gateway: GatewayProcess) -> None:

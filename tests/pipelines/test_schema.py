@@ -84,6 +84,20 @@ def test_defaults_and_tensors_are_described() -> None:
     assert "tensor L FP32 [-1, 2]" in properties["l"]["description"]
 
 
+def test_declared_descriptions_are_in_the_schemas() -> None:
+    means = {"description": "What it means."}
+    described = pipeline(
+        model(["F BYTES [1]"], ["O FP32 [1]"]),
+        inputs={"f": {"tensor": "F", "kind": "binary", **means}},
+        parameters={"p": {"type": "integer", **means}},
+        outputs={"o": {"tensor": "O", **means}},
+    )
+    request, form = request_schema(described)["properties"], form_schema(described)["properties"]
+    assert request["f"]["description"] == "What it means.\n\nbinary; tensor F BYTES [1]"
+    assert form["f"]["description"] == request["p"]["description"] == "What it means."
+    assert result_schema(described)["properties"]["o"]["description"].startswith("What it means.\n\nnumber;")
+
+
 def test_files_of_a_form_are_binary() -> None:
     assert form_schema(P)["properties"]["f"] == {"type": "string", "format": "binary"}
     assert "format" not in request_schema(P)["properties"]["f"]

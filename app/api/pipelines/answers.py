@@ -126,6 +126,7 @@ class PipelineList(Struct):
 
 class PipelineField(Struct, kw_only=True):
     name: str
+    description: str
     kind: str
     tensor: str
     datatype: str
@@ -151,6 +152,7 @@ class OpenAIForm(Struct):
 
     input: Annotated[str, Meta(description="The pipeline's input that has the text")]
     parameters: Annotated[Mapping[str, str], Meta(description="OpenAI's name of a parameter -> the pipeline's field")]
+    counts_tokens: Annotated[bool, Meta(description="Whether answers have `usage`")]
 
 
 _Object = Annotated[dict[str, Any], Meta(extra_json_schema={"additionalProperties": True})]
@@ -160,7 +162,7 @@ _Parameter = Annotated[
         description="With the keys of gateway.yaml, such as `minimum` and `default`",
         extra_json_schema={
             "required": ["name", "required", "type"],
-            "properties": {"name": TEXT, "required": {"type": "boolean"}, "type": TEXT},
+            "properties": {"name": TEXT, "required": {"type": "boolean"}, "type": TEXT, "description": TEXT},
         },
     ),
 ]
@@ -258,9 +260,15 @@ def _openai(mapping: OpenAIMapping | None) -> dict[str, OpenAIForm]:
     if mapping is None:
         return {}
     texts = {"chat": mapping.chat, "completions": mapping.completions}
-    found = {kind: OpenAIForm(form.prompt, form.field_by_parameter) for kind, form in texts.items() if form}
-    vectors = mapping.embeddings
-    return found | ({"embeddings": OpenAIForm(vectors.input, vectors.field_by_parameter)} if vectors else {})
+    found = {
+        kind: OpenAIForm(form.prompt, form.field_by_parameter, form.usage is not None)
+        for kind, form in texts.items()
+        if form
+    }
+    if (vectors := mapping.embeddings) is not None:
+        counts_tokens = vectors.prompt_tokens is not None
+        found["embeddings"] = OpenAIForm(vectors.input, vectors.field_by_parameter, counts_tokens)
+    return found
 
 
 def _sample(pipeline: Pipeline) -> dict[str, Any]:
@@ -285,6 +293,7 @@ def _parameter(field: ParameterField) -> dict[str, Any]:
 def _field(field: InputField | OutputField) -> dict[str, Any]:
     return {
         "name": field.name,
+        "description": field.spec.description,
         "kind": field.spec.kind,
         "tensor": field.tensor.name,
         "datatype": field.tensor.datatype,

@@ -14,13 +14,14 @@ export class InvalidDraft extends Error {
   }
 }
 
-/** Returns fields: `name`, `control`, `schema`, `input` (undefined for a parameter), `isRequired`, `note`, and `initial` for a draft. */
+/** Returns fields: `name`, `control`, `schema`, `input` (undefined for a parameter), `isRequired`, `note`, `description`, and `initial` for a draft. */
 export function fieldsOf(pipeline) {
   const { properties, required = [] } = pipeline.schemas.request;
   const inputs = Object.fromEntries(pipeline.inputs.map((input) => [input.name, input]));
+  const descriptions = Object.fromEntries([...pipeline.inputs, ...pipeline.parameters].map(({ name, description }) => [name, description]));
   return Object.entries(properties).map(([name, described]) => {
     const schema = described.anyOf ? { ...described, ...described.anyOf[0] } : described;
-    const field = { name, schema, input: inputs[name], isRequired: required.includes(name) };
+    const field = { name, schema, input: inputs[name], isRequired: required.includes(name), description: descriptions[name] };
     const control = controlOf(field);
     return { ...field, control, note: noteOf(field, control), initial: heldOf(control, pipeline.sample[name] ?? schema.default) };
   });

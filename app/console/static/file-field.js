@@ -1,7 +1,7 @@
 /** An input for a file to drop, paste, choose or photograph. */
 
 import { html, useEffect, useState } from "./lib.js";
-import { FieldError } from "./problem.js";
+import { Description, FieldError } from "./problem.js";
 
 const IMAGE_URL = /^data:image\/[a-z.+-]+;base64,[A-Za-z0-9+/=]+$/;
 
@@ -35,6 +35,7 @@ export function FileField({ field, held, error, onChange }) {
   return html`
     <div class="field">
       <span class="name">${name}<small id=${`${id}-note`}>${note}</small></span>
+      <${Description} id=${id} text=${field.description} />
       <label class=${isOver ? "drop over" : "drop"} onDragEnter=${over(true)} onDragOver=${over(true)} onDragLeave=${over(false)} onDrop=${drop}>
         <input type="file" id=${id} name=${name} accept=${accept} required=${isRequired && !held} aria-describedby=${`${id}-note`} onChange=${pick} />
         ${held === null

@@ -3,7 +3,7 @@
 import { filled } from "./fields.js";
 import { FileField } from "./file-field.js";
 import { html } from "./lib.js";
-import { FieldError } from "./problem.js";
+import { Description, FieldError } from "./problem.js";
 
 const FILLS = ["zeros", "ones", "counting", "random"];
 
@@ -18,18 +18,19 @@ export function Fields({ fields, draft, errors, onChange }) {
 }
 
 function Field({ field, held, error, onChange }) {
-  const id = `field-${field.name}`;
+  const id = field.id ?? `field-${field.name}`;
   const common = {
     id,
     name: field.name,
     required: field.isRequired && field.control !== "toggle",
-    "aria-describedby": error ? `${id}-note ${id}-error` : `${id}-note`,
+    "aria-describedby": [`${id}-note`, field.description && `${id}-description`, error && `${id}-error`].filter(Boolean).join(" "),
     "aria-invalid": error ? "true" : null,
     onInput: ({ currentTarget }) => onChange(field.control === "toggle" ? currentTarget.checked : currentTarget.value),
   };
   return html`
     <div class="field">
       <span class="name"><label for=${id}>${field.name}</label><small id=${`${id}-note`}>${field.note}</small></span>
+      <${Description} id=${id} text=${field.description} />
       ${controlFor(field, held, common)}
       ${field.control === "tensor" && html`<${Fill} field=${field} onChange=${onChange} />`}
       <${FieldError} id=${id} error=${error} />

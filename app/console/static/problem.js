@@ -1,4 +1,4 @@
-/** What went wrong, and where: an error with its remedy, the error of a field; and the notice of an early exit. */
+/** What went wrong, and where: an error with its remedy, the error of a field; the notice of an early exit; and the description of a field. */
 
 import { html } from "./lib.js";
 
@@ -21,6 +21,10 @@ export function EarlyExit({ reason }) {
       <strong>Early exit: ${reason}</strong>${" "}
       The pipeline decided that there was nothing more to do. This is an answer, not an error: the same fields, empty.
     </p>`;
+}
+
+export function Description({ id, text }) {
+  return text ? html`<p class="small" id=${`${id}-description`}>${text}</p>` : null;
 }
 
 export function FieldError({ id, error }) {

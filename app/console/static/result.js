@@ -2,7 +2,7 @@
 
 import { BoxedImage, imageUrlOf } from "./image.js";
 import { html } from "./lib.js";
-import { EarlyExit } from "./problem.js";
+import { Description, EarlyExit } from "./problem.js";
 import { Scores, Tensor, isNumbers, shortened } from "./tensor.js";
 
 /** `sent`: the values of the request. `image`: the decoded image of the request, if it has one. */
@@ -25,8 +25,8 @@ export function Result({ pipeline, sent, values, image }) {
 }
 
 function Output({ output, value, labels }) {
-  const { name, kind } = output;
-  return html`<section class="output" data-output=${name}><h3>${name}</h3><${Value} name=${name} kind=${kind} value=${value} labels=${labels} /></section>`;
+  const { name, kind, description } = output;
+  return html`<section class="output" data-output=${name}><h3>${name}</h3><${Description} id=${`output-${name}`} text=${description} /><${Value} name=${name} kind=${kind} value=${value} labels=${labels} /></section>`;
 }
 
 function Value({ name, kind, value, labels }) {

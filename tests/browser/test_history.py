@@ -90,3 +90,14 @@ def test_a_cancelled_stream_keeps_its_outputs(console: Console) -> None:
     press(page, "Show")
     page.wait_for(".took", "stream · cancelled")
     assert page.texts("[data-output=text] .text") == [written]
+
+
+def test_a_request_with_an_image_has_a_thumbnail(console: Console) -> None:
+    page = console("ocr")
+    page.wait_for(".drop", "samples/sign.png")
+    page.click("#run")
+    page.wait_for(".took")
+    page.click(".history summary")
+    assert page.texts(".history .summary") == ["image: samples/sign.png"]
+    shown = page.one(".history img").get_attribute("src")
+    assert shown == page.one(".drop img").get_attribute("src")

@@ -106,8 +106,8 @@ def page(browser: Chrome, development: GatewayProcess) -> ConsolePage:
 
 
 def open_section(page: ConsolePage, name: str) -> str:
-    """Opens the second tab; returns a selector of one of its sections."""
-    page.click(".tabs [role=tab]:nth-child(2)")
+    """Opens the last tab; returns a selector of one of its sections."""
+    page.click(".tabs [role=tab]:last-child")
     page.wait_for(f"[data-section={name}]")
     return f"[data-section={name}]"
 

@@ -3,8 +3,8 @@
 import { differences } from "./differences.js";
 import { html, useState } from "./lib.js";
 
-/** `runs`: the newest first; `shown`: one of them, or null. `onShow(run)`, `onRerun(run)`. */
-export function History({ runs, shown, onShow, onRerun }) {
+/** `fields`: those of the pipeline. `runs`: the newest first; `shown`: one of them, or null. `onShow(run)`, `onRerun(run)`. */
+export function History({ fields, runs, shown, onShow, onRerun }) {
   const [compared, setCompared] = useState(null);
   if (!runs.length) return null;
   const other = runs.includes(compared) && compared !== shown ? compared : null;
@@ -15,7 +15,7 @@ export function History({ runs, shown, onShow, onRerun }) {
         ${runs.map((run) => html`
           <li key=${run.id} aria-current=${run === shown ? "true" : null}>
             <span class="small">${run.at.toLocaleTimeString()} · ${labelOf(run)}</span>
-            <span class="code summary">${summaryOf(run.sent)}</span>
+            <span class="code summary"><${Thumbnails} fields=${fields} draft=${run.draft} />${summaryOf(fields, run)}</span>
             <span class="actions">
               <button type="button" class="quiet" onClick=${() => onShow(run)}>Show</button>
               <button type="button" class="quiet" onClick=${() => onRerun(run)}>Run again</button>
@@ -25,6 +25,11 @@ export function History({ runs, shown, onShow, onRerun }) {
       </ol>
       ${other && shown && html`<${Comparison} before=${other} after=${shown} />`}
     </details>`;
+}
+
+function Thumbnails({ fields, draft }) {
+  const images = fields.filter(({ name, input }) => input?.kind === "image" && draft[name]);
+  return images.map(({ name }) => html`<img key=${name} class="thumbnail" src=${draft[name].url} alt="" />`);
 }
 
 function Comparison({ before, after }) {
@@ -45,7 +50,12 @@ const bodyOf = ({ values, problem }) => values ?? problem;
 const time = ({ at }) => at.toLocaleTimeString();
 const labelOf = ({ answer, problem, values, ending }) =>
   ending ?? (answer ? `${answer.status} · ${Math.round(answer.tookMs)} ms${values?.early_exit ? ` · early exit: ${values.early_exit}` : ""}` : problem.title);
-const summaryOf = (sent) => short(Object.entries(sent).map(([name, value]) => `${name}: ${short(value, 40)}`).join(", "), 120);
+
+/** A file is shown by its name. */
+function summaryOf(fields, { sent, draft }) {
+  const names = new Map(fields.filter(({ control }) => control === "file").map(({ name }) => [name, draft[name]?.name]));
+  return short(Object.entries(sent).map(([name, value]) => `${name}: ${short(names.get(name) ?? value, 40)}`).join(", "), 120);
+}
 
 function short(value, longest = 80) {
   const text = typeof value === "string" ? value : value === undefined ? "–" : JSON.stringify(value);

@@ -1,4 +1,4 @@
-/** The second tab: load test, traffic and configuration check. Its sections are loaded with it, and ask only while it is shown. */
+/** The last tab: load test, traffic and configuration check. Its sections are loaded with it, and ask only while it is shown. */
 
 import { get } from "./api.js";
 import { html, useEffect, useState } from "./lib.js";
@@ -10,13 +10,8 @@ const SECTIONS = {
 
 /** `loadTest`: `{url, body}` of the open pipeline, or null. A load test continues while the tab is hidden. */
 export function Overview({ isShown, loadTest }) {
-  const [hasBeenShown, setHasBeenShown] = useState(false);
-  useEffect(() => {
-    if (isShown) setHasBeenShown(true);
-  }, [isShown]);
-  if (!hasBeenShown && !isShown) return null;
   return html`
-    <div class="overviews" hidden=${!isShown}>
+    <div class="overviews">
       ${loadTest && html`<${Section} name="load" title="Load test" load=${offeredLoad} ...${loadTest} />`}
       ${isShown && Object.entries(SECTIONS).map(([name, section]) => html`<${Section} key=${name} name=${name} ...${section} />`)}
     </div>`;

@@ -20,6 +20,7 @@ import { Copy, Samples } from "./samples.js";
 import { Tabs } from "./tabs.js";
 
 const MOST_RUNS = 20;
+const Chat = lazy(async () => (await import("./chat.js")).Chat);
 const Explanation = lazy(async () => (await import("./waterfall.js")).Explanation);
 
 /** The draft and the runs of each pipeline, for when the user opens the pipeline again. */
@@ -118,7 +119,7 @@ export function Workbench({ pipeline, linked, mayExplain }) {
   const graph = html`<${Graph} key="graph" pipeline=${pipeline} explain=${explain} />`;
   const isBusy = Boolean(view?.isBusy || (view?.stream && !view.run));
   return html`
-    <${Tabbed} heading=${html`<${Heading} pipeline=${pipeline} />`} loadTest=${{ url: pipeline.url, body: bodyOfForm }}>
+    <${Tabbed} heading=${html`<${Heading} pipeline=${pipeline} />`} chat=${pipeline.openai?.chat ? pipeline : null} loadTest=${{ url: pipeline.url, body: bodyOfForm }}>
       ${!isNarrow && graph}
       <div class="panels" key="panels">
         <form class="card" aria-label="Request" noValidate ref=${form} onSubmit=${submit} onKeyDown=${submitOnEnter}>
@@ -138,7 +139,7 @@ export function Workbench({ pipeline, linked, mayExplain }) {
             <h2>Answer</h2>
             <div class="answer"><${View} pipeline=${pipeline} view=${view} draft=${draft} onEnd=${ended} /></div>
             ${explainedId && html`<${Explanation} key=${explainedId} requestId=${explainedId} explain=${explain} onFound=${found} />`}
-            <${History} runs=${runs} shown=${view?.run ?? null} onShow=${(run) => setView({ run })} onRerun=${rerun} />
+            <${History} fields=${fields} runs=${runs} shown=${view?.run ?? null} onShow=${(run) => setView({ run })} onRerun=${rerun} />
           </section>
           <${Samples} pipeline=${pipeline} fields=${fields} draft=${draft} loaded=${loaded} />
         </div>
@@ -147,19 +148,28 @@ export function Workbench({ pipeline, linked, mayExplain }) {
     <//>`;
 }
 
-const TABS = ["Requests", "Operation"];
-
-/** The first tab has the children; the second has the sections for development and operation. `loadTest`: see Overview. */
-export function Tabbed({ heading = null, loadTest = null, children }) {
-  const [tab, setTab] = useState(TABS[0]);
-  const isFirst = tab === TABS[0];
+/**
+ * The first tab has the children, the last one the sections for development and operation. `chat`: the pipeline, if it has a
+ * chat, or null. `loadTest`: see Overview. A tab that was shown once is kept while it is hidden.
+ */
+export function Tabbed({ heading = null, chat = null, loadTest = null, children }) {
+  const [tab, setTab] = useState("Requests");
+  const [seen, setSeen] = useState(["Requests"]);
+  const choose = (name) => {
+    setTab(name);
+    setSeen((before) => [...new Set([...before, name])]);
+  };
+  const panels = {
+    Requests: children,
+    ...(chat ? { Chat: html`<${Chat} pipeline=${chat} />` } : {}),
+    Operation: html`<${Overview} isShown=${tab === "Operation"} loadTest=${loadTest} />`,
+  };
   return html`
     <div>
       ${heading}
-      <${Tabs} names=${TABS} chosen=${tab} label="Requests or operation" panel="panel" onChoose=${setTab} />
+      <${Tabs} names=${Object.keys(panels)} chosen=${tab} label="Views" panel="panel" onChoose=${choose} />
       <div id="panel" role="tabpanel" aria-label=${tab}>
-        <div hidden=${!isFirst}>${children}</div>
-        <${Overview} isShown=${!isFirst} loadTest=${loadTest} />
+        ${Object.entries(panels).map(([name, panel]) => seen.includes(name) && html`<div key=${name} hidden=${name !== tab}>${panel}</div>`)}
       </div>
     </div>`;
 }

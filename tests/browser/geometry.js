@@ -74,7 +74,8 @@ function cropped(place, boxes, links) {
 function explained(place) {
   const shares = [...place.querySelectorAll(".legend li")].map((item) => [item.dataset.kind, Number(item.dataset.ms)]);
   const states = [...place.querySelectorAll(".node.step")].map((node) => [node.dataset.id.slice("step ".length), node.dataset.state]);
-  const rows = [...place.querySelectorAll(".waterfall tbody tr")].map((row) => row.innerText.replace(/\s+/g, " ").replaceAll("\u2013", "-").trim());
+  const texts = (row) => [...row.querySelectorAll(".name, .ms, dt, dd")].map((part) => part.textContent.replace(/\s+/g, " ").trim());
+  const rows = [...place.querySelectorAll(".waterfall [data-span]")].map((row) => texts(row).join(" "));
   return { shares: Object.fromEntries(shares), states: Object.fromEntries(states), rows };
 }
 

@@ -44,17 +44,13 @@ class Draft:
     text: str
     names: Sequence[str]
 
-    @property
-    def is_empty(self) -> bool:
-        return not self.names
-
 
 def write_draft(configs: Mapping[str, ModelConfig], url: str, path: Path) -> str:
     """Writes the file for the ready models and returns what to do next. Raises FileTaken."""
     if path.exists():
         raise FileTaken(f"{path} already exists: name another file, nothing was written.")
     draft = draft_of(configs, url, path)
-    if draft.is_empty:
+    if not draft.names:
         raise FileTaken(f"Triton at {url} has no ready model that a pipeline can call: nothing was written.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -30,20 +30,29 @@ async def cancel_abandoned(call: StreamCall, due: float) -> None:
     In Triton 2.51 a cancellation that arrives together with a response can overwrite the stream's state, or block all
     streams permanently: the two take the same pair of locks in opposite orders. The final response of a cancelled
     stream frees the stream's state while an earlier response may still be written. So the gateway continues to read and
-    discards the responses, until a response was just read and the next response is not due. It does not cancel a stream
-    that ends without cancellation. Models delay their final response to prevent the second fault, see
-    ``model_kit.streaming``.
+    discards the responses, until a response was just read and the next response is not due, never in the middle of a
+    response. It does not cancel a stream that ends without cancellation. Models delay their final response to prevent
+    the second fault, see ``model_kit.streaming``.
     """
     due = max(time.monotonic(), due)
     try:
-        while time.monotonic() < due + _LONGEST_READ_S:
-            async with asyncio.timeout_at(_safe_time(call, due)):
-                await anext(call)
-    except (StopAsyncIteration, TimeoutError, RpcError):
+        while time.monotonic() < due + _LONGEST_READ_S and await _has_more(call, _safe_time(call, due)):
+            pass
+    except (StopAsyncIteration, RpcError):
         return
     finally:
         call.cancel()
         call.close()
+
+
+async def _has_more(call: StreamCall, until: float) -> bool:
+    """Discards the next message. Returns False if Triton has written nothing, and is not in the middle of a message."""
+    try:
+        async with asyncio.timeout_at(until):
+            await anext(call)
+    except TimeoutError:
+        return call.is_receiving
+    return True
 
 
 def _safe_time(call: StreamCall, due: float) -> float:
@@ -53,6 +62,8 @@ def _safe_time(call: StreamCall, due: float) -> float:
         return now + QUIET_S
     if call.is_behind:
         return now + _BEHIND_QUIET_S
+    if call.is_receiving:
+        return now + QUIET_S
     gap_s = QUIET_S if call.gap_s is None else call.gap_s
     earliest = call.arrived + _bounded(gap_s / 4)
     latest = call.arrived + _bounded(gap_s / 2)

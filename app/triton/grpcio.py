@@ -43,6 +43,8 @@ FAST_PING_OPTIONS = (
 
 _PREFETCH_BYTES = 16 * 1024
 """Prefetch limit in bytes; always at least one message."""
+_LONGEST_PAUSE_S = 1.0
+"""Longest pause within a message that does not fit the prefetch limit, on a busy machine."""
 _NOT_SENT = re.compile(r"\A(?:Stream removed \()?(?:failed to connect to all addresses|errors resolving )")
 
 
@@ -113,6 +115,8 @@ class GrpcioStreamCall:
         self.gap_s: float | None = None
         self.is_behind = False
         self.waits_since: float | None = None
+        self._has_large = False
+        """Whether a message was larger than the prefetch limit: Triton writes such a message in several steps."""
         self._interruption: Exception | None = None
         self._call = call
         self._prefetched: deque[bytes] = deque()
@@ -146,6 +150,11 @@ class GrpcioStreamCall:
         if interruption is not None and not self._prefetched:
             raise interruption
 
+    @property
+    def is_receiving(self) -> bool:
+        """True for a while after each message, because grpcio does not show that the next message has begun."""
+        return self._has_large and time.monotonic() - (self.arrived or 0.0) < _LONGEST_PAUSE_S
+
     def interrupt(self, error: Exception) -> None:
         if self.waits_since is not None:
             self._interruption = error
@@ -167,6 +176,7 @@ class GrpcioStreamCall:
                 self._note_arrival(asked)
                 self._prefetched.append(message)
                 self._prefetched_bytes += len(message)
+                self._has_large |= len(message) > _PREFETCH_BYTES
                 del message  # frees the memory before the next message arrives
                 self._changed.set()
                 while self._prefetched_bytes >= _PREFETCH_BYTES:

@@ -75,6 +75,10 @@ class StreamCall(Call, Protocol):
     def is_behind(self) -> bool:
         """Whether older messages are still buffered, so that arrival times do not show the model's pace."""
 
+    @property
+    def is_receiving(self) -> bool:
+        """Whether Triton is, or may be, in the middle of a message."""
+
     def __aiter__(self) -> Self: ...
 
     async def __anext__(self) -> bytes:

@@ -8,6 +8,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from app.triton.cancellation import cancel_abandoned
+from app.triton.grpcio import GrpcioStreamCall
 from app.triton.transport import Kind, StreamCall, Transport, path_of
 from app.triton.transports import open_transport
 from tests.fakes.triton import FakeTriton, piece, serving
@@ -103,11 +104,13 @@ async def test_a_reader_within_the_prefetch_limit_is_not_behind(transport: Trans
 class LateCall:
     """A call whose next message takes longer than the previous messages."""
 
-    def __init__(self, *, is_behind: bool) -> None:
+    def __init__(self, *, is_behind: bool = False, is_receiving: bool = False) -> None:
         self.arrived: float | None = time.monotonic()
         self.gap_s: float | None = 0.02
         self.is_behind = is_behind
+        self.is_receiving = is_receiving
         self.has_message = True
+        self._due = time.monotonic() + 0.3
 
     def __aiter__(self) -> "LateCall":
         return self
@@ -115,7 +118,7 @@ class LateCall:
     async def __anext__(self) -> bytes:
         if not self.has_message:
             raise StopAsyncIteration
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(self._due - time.monotonic())
         self.has_message = False
         return b""
 
@@ -132,6 +135,30 @@ async def test_cancelling_a_slow_reader_ignores_the_previous_pace(is_behind: boo
     call = LateCall(is_behind=is_behind)
     await cancel_abandoned(call, due=0.0)
     assert call.has_message is not is_behind
+
+
+async def test_a_call_is_not_cancelled_in_the_middle_of_a_response() -> None:
+    call = LateCall(is_receiving=True)
+    await cancel_abandoned(call, due=0.0)
+    assert not call.has_message
+
+
+async def _half(request: pb.ModelInferRequest, context: object) -> AsyncIterator[pb.ModelStreamInferResponse]:
+    """A large response, and later a small one."""
+    yield large(1)
+    await asyncio.sleep(1.3)
+    yield piece(2)
+
+
+async def test_after_a_large_response_the_next_may_have_begun(transport: Transport, triton: FakeTriton) -> None:
+    """The gateway's own client sees the beginning of a response; grpcio shows only whole responses."""
+    triton.streamed = _half
+    call = await started(transport)
+    await anext(call)
+    assert call.is_receiving == isinstance(call, GrpcioStreamCall)
+    await asyncio.sleep(1.1)
+    assert not call.is_receiving
+    await anext(call)
 
 
 async def test_a_cancelled_call_leaves_no_task(transport: Transport) -> None:

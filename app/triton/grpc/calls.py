@@ -170,6 +170,10 @@ class Http2StreamCall(Http2Call):
             self._connection.flush()
         return message
 
+    @property
+    def is_receiving(self) -> bool:
+        return not self._is_over and not self._reader.is_between_messages
+
     async def _message_or_end(self) -> None:
         """Raises the error of :meth:`interrupt`."""
         self.waits_since = time.monotonic()

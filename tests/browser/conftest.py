@@ -30,7 +30,6 @@ axe.run(options).then(({ violations }) => done(violations.map(named)));
 """
 """Without preload, because axe would copy imported style sheets into inline styles, which the page's policy blocks."""
 FLAGS = [
-    "--headless=new",
     "--no-sandbox",
     "--disable-gpu",
     "--disable-quic",
@@ -46,8 +45,8 @@ FLAGS = [
 
 @pytest.fixture(scope="session")
 def chromium(require: Require, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
-    binary, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    require(binary and driver, "there is no chromium with chromedriver: `make system-packages` installs them")
+    binary, driver = shutil.which("chromium-headless-shell"), shutil.which("chromedriver")
+    require(binary and driver, "there is no Chromium with its driver: `make system-packages` installs them")
     options = ChromeOptions()
     options.binary_location = str(binary)
     for flag in [*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"]:

@@ -91,44 +91,46 @@ def test_the_keyboard_is_enough(console: Console) -> None:
     assert page.figure("tokens") == "24"
 
 
-def test_cancel_stops_the_model(console: Console, gateway: GatewayProcess) -> None:
-    labels = {"pipeline": "scripted_patient", "transport": "stream", "outcome": "cancelled"}
-    before = gateway.metric("requests_total", **labels)
+def with_a_long_stream(console: Console) -> ConsolePage:
+    """Opens a pipeline and fills in the script of a stream of 20 s."""
     page = console("scripted_patient")
     page.fill("script", json.dumps({"outputs": 1000, "interval_s": 0.02}))
+    return page
+
+
+def cancelled(gateway: GatewayProcess) -> float:
+    return gateway.metric("requests_total", pipeline="scripted_patient", transport="stream", outcome="cancelled")
+
+
+def test_cancel_stops_the_model(console: Console, gateway: GatewayProcess) -> None:
+    before, page = cancelled(gateway), with_a_long_stream(console)
     page.click("#stream")
     page.wait_for_outputs(5)
     page.click("#cancel")
     page.wait_for_state("cancelled")
     page.wait_for("#stream:enabled")
-    assert gateway.metric("requests_total", **labels) == before + 1
+    assert cancelled(gateway) == before + 1
 
 
 def test_another_address_ends_the_stream_at_once(console: Console, gateway: GatewayProcess) -> None:
     """Even if the description of the next pipeline never arrives."""
-    labels = {"pipeline": "scripted_patient", "transport": "stream", "outcome": "cancelled"}
-    before = gateway.metric("requests_total", **labels)
-    page = console("scripted_patient")
-    page.fill("script", json.dumps({"outputs": 1000, "interval_s": 0.02}))
+    before, page = cancelled(gateway), with_a_long_stream(console)
     page.click("#stream")
     page.wait_for_outputs(2)
     page.browser.execute_script(HANG, "/v1/pipelines/write")
     page.browser.execute_script("location.hash = '#write'")
     page.wait_for_state("cancelled")
-    assert gateway.metric("requests_total", **labels) == before + 1
+    assert cancelled(gateway) == before + 1
 
 
 def test_a_stream_that_starts_after_the_page_left_is_cancelled(console: Console, gateway: GatewayProcess) -> None:
-    labels = {"pipeline": "scripted_patient", "transport": "stream", "outcome": "cancelled"}
-    before = gateway.metric("requests_total", **labels)
-    page = console("scripted_patient")
-    page.fill("script", json.dumps({"outputs": 1000, "interval_s": 0.02}))
+    before, page = cancelled(gateway), with_a_long_stream(console)
     page.browser.execute_script(HANG, "/v1/streams")
     page.click("#stream")
     page.browser.execute_script("location.hash = '#write'")
     page.wait_for("main h1", "write")
     page.browser.execute_script("release()")
-    eventually(lambda: gateway.metric("requests_total", **labels) == before + 1)
+    eventually(lambda: cancelled(gateway) == before + 1)
 
 
 def test_run_is_first_for_a_model_with_one_response(console: Console) -> None:

@@ -8,6 +8,10 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
 WAIT_S = 60.0
+TEXTS = """
+const visible = (element) => element.checkVisibility() ? element.innerText ?? element.textContent : "";
+return [...document.querySelectorAll(arguments[0])].map((element) => visible(element).trim());
+"""
 
 
 class ConsolePage:
@@ -22,7 +26,8 @@ class ConsolePage:
         return self.browser.find_element(By.CSS_SELECTOR, selector)
 
     def texts(self, selector: str) -> list[str]:
-        return [each.text for each in self.browser.find_elements(By.CSS_SELECTOR, selector)]
+        """The visible texts, by one command: WebDriver's own needs a command for each element."""
+        return [str(text) for text in self.browser.execute_script(TEXTS, selector)]
 
     def fill(self, field: str, text: str) -> None:
         """Empties the field, again if the page fills in its sample only now, and types."""

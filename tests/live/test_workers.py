@@ -22,7 +22,7 @@ from tests.live.resumable import delete, read_all, start
 from tests.processes import LIVE, GatewayProcess, StartGateway, running_gateway
 from tests.waiting import PATIENCE_S, eventually
 
-REQUESTS = 10_000
+REQUESTS = 4_000
 INVALID = b'{"script": 5}'
 """The gateway answers this body with 422, without a call to Triton."""
 COUNTED = {"pipeline": "scripted", "transport": "unary", "outcome": "client_error"}

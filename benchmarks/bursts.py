@@ -1,7 +1,7 @@
 """`python -m benchmarks bursts`: many streams of a continuous batcher start together, on a gateway without history.
 
 The model has a fixed number of places and sends a token each 50 ms, whatever the load. Each client starts one stream of
-five seconds. A client that is refused comes again after ``Retry-After``.
+five seconds. A refused client sends its request again after `Retry-After` seconds.
 """
 
 import asyncio

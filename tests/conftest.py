@@ -3,8 +3,10 @@
 import logging
 import os
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
+import httpx
 import pytest
 from hypothesis import settings
 
@@ -16,6 +18,9 @@ __all__ = ["client", "config_path", "gateway", "repository", "start_gateway", "t
 
 settings.register_profile("any machine", deadline=None)  # a deadline is a timed assertion
 settings.load_profile("any machine")
+
+httpx._transports.default.create_ssl_context = cache(httpx.create_ssl_context)  # type: ignore[attr-defined]
+"""All clients of the tests share one TLS context: loading the system's authorities for each takes 40 to 80 ms."""
 
 Require = Callable[[object, str], None]
 

@@ -5,14 +5,17 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from uuid import uuid4
 
 from deploy.tool_environment import tool_environment
 from tests.conftest import Require
 
 ROOT = Path(__file__).parents[1]
+RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID", uuid4().hex)
+"""The same in all processes of a test run."""
 
 
 def locked_environment(name: str, require: Require) -> Path:
@@ -38,6 +41,16 @@ def alone_in(folder: Path) -> Iterator[None]:
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def once_in(folder: Path, build: Callable[[Path], None]) -> Path:
+    """Returns the folder after ``build`` has filled it, in the first of this run's processes that needs it."""
+    built_by = folder.with_suffix(".run")
+    with alone_in(folder):
+        if not built_by.exists() or built_by.read_text() != RUN:
+            build(folder)
+            built_by.write_text(RUN)
+    return folder
 
 
 def _install(source: Path, folder: Path, require: Require) -> None:

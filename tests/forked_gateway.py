@@ -19,12 +19,15 @@ _forks.set_forkserver_preload(["app.cli"])
 _temporary = os.open(tempfile.gettempdir(), os.O_PATH)
 """Open until the end: multiprocessing has a unix socket there, whose address is short only by this descriptor."""
 
+SERVE = "import sys; from app.cli import main; sys.exit(main(['serve']))"
+
 
 class ForkedGateway:
     """A running ``triton-gateway serve`` with the methods of ``subprocess.Popen`` that the tests use."""
 
-    def __init__(self, environment: Mapping[str, str], folder: Path, log_path: Path) -> None:
-        self._process: ForkServerProcess = _forks.Process(target=_serve, args=(dict(environment), folder, log_path))
+    def __init__(self, environment: Mapping[str, str], folder: Path, log_path: Path, script: str = SERVE) -> None:
+        arguments = dict(environment), folder, log_path, script
+        self._process: ForkServerProcess = _forks.Process(target=_run, args=arguments)
         with patch.object(tempfile, "tempdir", f"/proc/{os.getpid()}/fd/{_temporary}"):
             self._process.start()
         assert self._process.pid is not None
@@ -54,7 +57,7 @@ class ForkedGateway:
         self.send_signal(signal.SIGKILL)
 
 
-def _serve(environment: Mapping[str, str], folder: Path, log_path: Path) -> None:
+def _run(environment: Mapping[str, str], folder: Path, log_path: Path, script: str) -> None:
     """Becomes what a shell would start: a session, an environment, a folder and a log of its own."""
     os.setsid()
     os.environ.clear()
@@ -63,6 +66,4 @@ def _serve(environment: Mapping[str, str], folder: Path, log_path: Path) -> None
     log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(log, sys.stderr.fileno())
     os.close(log)
-    from app.cli import main
-
-    sys.exit(main(["serve"]))
+    exec(script, {"__name__": "__main__"})

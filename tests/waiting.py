@@ -8,7 +8,8 @@ PATIENCE_S = 60.0
 
 
 def eventually(condition: Callable[[], bool], within_s: float = PATIENCE_S) -> None:
-    ends = time.monotonic() + within_s
+    ends, pause_s = time.monotonic() + within_s, 0.01
     while not condition():
         assert time.monotonic() < ends, f"the condition is still false after {within_s} s"
-        time.sleep(0.01)
+        time.sleep(pause_s)
+        pause_s = min(1.5 * pause_s, 0.05)

@@ -77,8 +77,8 @@ def _bounded(pause_s: float) -> float:
 
 
 CANCELS_PER_S = 200.0
+"""docs/decisions/0030-when-a-cancellation-is-sent.md has the measurement."""
 BURST = 50
-"""docs/decisions/0030-when-a-cancellation-is-sent.md has the measurement behind both values."""
 
 
 class PacedCancels:

@@ -95,17 +95,22 @@ def scripted(api: Served, model: str, *, pause_s: float) -> None:
 
 @pytest.mark.parametrize("kind", REQUESTS)
 class TestEveryDialect:
-    async def test_a_request_holds_a_slot_until_its_end(self, api: Served, kind: str) -> None:
+    async def test_a_request_holds_a_slot_until_its_end_and_counts_as_in_flight_if_it_is_unary(
+        self, api: Served, kind: str
+    ) -> None:
         model, path, body = REQUESTS[kind]
-        scripted(api, model, pause_s=0.1)
+        pipeline = "-" if path.startswith("/v2") else {"reader": "read", "writer": "write", "embedder": "embed"}[model]
+        scripted(api, model, pause_s=0.2)
         answering = post(api, path, body)
         await wait_for(lambda: running(api) == {model: 1})
+        assert await metric(api, "in_flight_requests", pipeline=pipeline) == ("stream" not in kind)
         answer = await answering
         if kind == "resumable stream":
             assert running(api) == {model: 1}, "the stream outlives its POST"
             await asyncio.wait_for(api.gateway.inference.workload.idle(), 5)
         assert answer.status_code < 300 or kind == "embeddings"
         assert running(api) == {}
+        assert await metric(api, "in_flight_requests", pipeline=pipeline) == 0
 
     async def test_excess_requests_are_429_and_never_reach_triton(
         self, api: Served, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -122,16 +127,6 @@ class TestEveryDialect:
         assert len(api.engine.requests) == sent
         assert await metric(api, "rejected_total", reason="too_many_requests") == 1
         await asyncio.gather(*first)
-
-    async def test_only_unary_requests_count_as_in_flight(self, api: Served, kind: str) -> None:
-        model, path, body = REQUESTS[kind]
-        scripted(api, model, pause_s=0.1)
-        answering = post(api, path, body)
-        await wait_for(lambda: running(api) == {model: 1})
-        pipeline = "-" if path.startswith("/v2") else {"reader": "read", "writer": "write", "embedder": "embed"}[model]
-        assert await metric(api, "in_flight_requests", pipeline=pipeline) == ("stream" not in kind)
-        await answering
-        assert await metric(api, "in_flight_requests", pipeline=pipeline) == 0
 
     async def test_a_failed_request_releases_its_slot(self, api: Served, kind: str) -> None:
         _, path, body = REQUESTS[kind]
@@ -365,17 +360,17 @@ class Spy(FixedLimit):
         self.calls.append("left")
 
 
-@pytest.mark.parametrize("call", CALLS)
-async def test_every_response_of_a_decoupled_model_reaches_its_limit(call: str, tmp_path: Path) -> None:
+async def test_every_response_of_a_decoupled_model_reaches_its_limit(tmp_path: Path) -> None:
     """The first response has no text, so OpenAI's stream has no chunk for it."""
     (tmp_path / "gateway.yaml").write_text(STREAMED)
-    path, body = CALLS[call]
+    told = {}
     async with served(FakeEngine.of(WRITER), tmp_path / "gateway.yaml") as api:
         api.engine.answers = [word(b"", 1), FINAL]
-        await api.client.post(path, json=body)
+        await api.client.post(CALLS["pipeline"][0], json=WORDS)
+        for call, (path, body) in CALLS.items():
+            await wait_for(lambda: not running(api))
+            api.gateway.inference.admission.model_queues["writer"].limit = spy = Spy()
+            assert (await api.client.post(path, json=body)).status_code in (200, 201)
+            told[call] = spy.calls
         await wait_for(lambda: not running(api))
-        queue, spy = api.gateway.inference.admission.model_queues["writer"], Spy()
-        queue.limit = spy
-        assert (await api.client.post(path, json=body)).status_code in (200, 201)
-        await wait_for(lambda: not running(api))
-    assert spy.calls == ["started", "first_output", "next_output", "left"]
+    assert told == {call: ["started", "first_output", "next_output", "left"] for call in CALLS}

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.support.wait import WebDriverWait
 
 from tests.browser.firefox import Firefox, running_firefox
-from tests.browser.page import ConsolePage
+from tests.browser.page import WAIT_S, ConsolePage
 from tests.browser.tab import ChromiumTab, Tab
 from tests.conftest import Require
 from tests.environments import npm_environment
@@ -29,8 +30,9 @@ const options = { preload: false, ...(rules.length ? { runOnly: rules } : {}) };
 axe.run(options).then(({ violations }) => done(violations.map(named)));
 """
 """Without preload, because axe would copy imported style sheets into inline styles, which the page's policy blocks."""
+RULES_ABOUT_COLOURS = ("color-contrast", "link-in-text-block")
+AT_REST = "return document.getAnimations().every((each) => !(each instanceof CSSTransition))"
 FLAGS = [
-    "--headless=new",
     "--no-sandbox",
     "--disable-gpu",
     "--disable-quic",
@@ -46,10 +48,10 @@ FLAGS = [
 
 @pytest.fixture(scope="session")
 def chromium(require: Require, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
-    binary, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    require(binary and driver, "there is no chromium with chromedriver: `make system-packages` installs them")
+    binary, driver = shutil.which("chromium-headless-shell"), shutil.which("chromedriver")
+    require(binary and driver, "there is no Chromium with its driver: `make system-packages` installs them")
     options = ChromeOptions()
-    options.binary_location = str(binary)
+    options.binary_location = str(with_a_page(str(binary), tmp_path_factory.mktemp("binary")))
     for flag in [*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"]:
         options.add_argument(flag)
     options.accept_insecure_certs = True
@@ -61,6 +63,14 @@ def chromium(require: Require, tmp_path_factory: pytest.TempPathFactory) -> Iter
         browser.quit()
 
 
+def with_a_page(binary: str, folder: Path) -> Path:
+    """A program that starts the browser with a page: its driver waits for one, and the headless shell has none."""
+    program = folder / "chromium"
+    program.write_text(f'#!/bin/sh\nexec {binary} "$@" about:blank\n')
+    program.chmod(0o755)
+    return program
+
+
 @pytest.fixture(scope="session")
 def firefox(require: Require, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Firefox]:
     binary = shutil.which("firefox-esr") or shutil.which("firefox")
@@ -69,13 +79,13 @@ def firefox(require: Require, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield browser
 
 
-@pytest.fixture(params=["chromium", "firefox"])
+@pytest.fixture(scope="module", params=["chromium", "firefox"])
 def tab(request: pytest.FixtureRequest) -> Tab:
-    """A test with this fixture runs in each browser."""
+    """A test with this fixture runs in each browser, in the page that the last test has opened."""
     if request.param == "firefox":
         tab: Tab = request.getfixturevalue("firefox")
         return tab
-    return ChromiumTab(request.getfixturevalue("browser"))
+    return ChromiumTab(request.getfixturevalue("chromium"))
 
 
 @pytest.fixture
@@ -112,21 +122,42 @@ def axe_script(require: Require) -> str:
 
 
 @pytest.fixture
-def axe(browser: Chrome, axe_script: str) -> Callable[..., list[list[str]]]:
+def axe(chromium: Chrome, axe_script: str) -> Callable[..., list[list[str]]]:
     """``axe()`` returns the rules that the open page breaks, each with the markup that breaks it; or names of rules."""
-    return lambda *rules: browser.execute_async_script(AXE, axe_script, rules)
+
+    def axe(*rules: str) -> list[list[str]]:
+        WebDriverWait(chromium, WAIT_S, 0.05).until(lambda _: chromium.execute_script(AT_REST), "colours change")
+        found: list[list[str]] = chromium.execute_async_script(AXE, axe_script, rules)
+        return found
+
+    return axe
 
 
 @pytest.fixture
-def prefer(browser: Chrome) -> Iterator[Callable[[str], None]]:
+def axe_in_both_schemes(
+    axe: Callable[..., list[list[str]]], prefer: Callable[[str], None]
+) -> Callable[[], list[list[str]]]:
+    """The findings of ``axe()`` in the light scheme, and in the dark one those of the rules about colours."""
+
+    def axe_in_both_schemes() -> list[list[str]]:
+        prefer("light")
+        found = axe()
+        prefer("dark")
+        return [*found, *axe(*RULES_ABOUT_COLOURS)]
+
+    return axe_in_both_schemes
+
+
+@pytest.fixture
+def prefer(chromium: Chrome) -> Iterator[Callable[[str], None]]:
     """``prefer("dark")``: the colour scheme that pages see as the user's, until the end of the test."""
 
     def prefer(scheme: str) -> None:
         features = [{"name": "prefers-color-scheme", "value": scheme}]
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
 
     yield prefer
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
 @pytest.fixture(scope="session")

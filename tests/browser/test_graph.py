@@ -1,4 +1,4 @@
-"""The graph, the waterfall and the histogram of the console, drawn in a real Chromium."""
+"""The graph and the waterfall of the console, drawn in a real Chromium."""
 
 import json
 from collections.abc import Callable
@@ -136,15 +136,6 @@ def test_the_waterfalls_shares_add_up(browser: Chrome, gateway: GatewayProcess, 
         "read input 0.10 ms compute 0.90 ms write output 0.10 ms waiting 0.20 ms share of the request 4 %",
     ]
     browser.save_screenshot(str(artifacts / "console-waterfall.png"))
-
-
-def test_a_stream_shows_its_histogram(console: Callable[..., ConsolePage], artifacts: Path) -> None:
-    page = console("write")
-    page.click("#stream")
-    page.wait_for_state("done")
-    page.wait_for(".token-times h3", "median")
-    assert len(page.browser.find_elements("css selector", ".token-times rect")) > 1
-    page.keep(artifacts / "console-histogram.png")
 
 
 def test_only_who_may_explain_is_offered_it(console: Callable[..., ConsolePage]) -> None:

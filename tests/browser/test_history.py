@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 
-import pytest
 from selenium.webdriver.common.by import By
 
 from tests.browser.page import ConsolePage
@@ -54,28 +53,23 @@ def test_a_stream_runs_again_and_is_compared(console: Console) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("then", "state", "shown"),
-    [
-        ({"then": "error"}, "failed", ".notice.problem"),
-        (
-            {"then": "error", "error": {"code": "ALREADY_EXISTS", "message": "EARLY_EXIT[nothing]"}},
-            "exit",
-            ".notice.exit",
-        ),
-    ],
-)
-def test_a_stream_that_failed_or_ended_early_is_shown_again(
-    console: Console, then: dict[str, object], state: str, shown: str
-) -> None:
+EXIT = {"code": "ALREADY_EXISTS", "message": "EARLY_EXIT[nothing]"}
+
+
+def test_streams_that_failed_or_ended_early_are_shown_again(console: Console) -> None:
     page = console("scripted_stream")
-    page.fill("script", json.dumps({"outputs": 1, **then}))
-    page.click("#stream")
-    page.wait_for_state(state)
-    page.click(".history summary")
-    press(page, "Show")
-    page.wait_for(".took", f"stream · {state} · 1 outputs")
-    assert len(page.browser.find_elements(By.CSS_SELECTOR, f".answer {shown}")) == 1
+    for state, shown, then in (
+        ("failed", ".notice.problem", {"then": "error"}),
+        ("exit", ".notice.exit", {"then": "error", "error": EXIT}),
+    ):
+        page.fill("script", json.dumps({"outputs": 1, **then}))
+        page.click("#stream")
+        page.wait_for_state(state)
+        if state == "failed":
+            page.click(".history summary")
+        press(page, "Show")
+        page.wait_for(".took", f"stream · {state} · 1 outputs")
+        assert len(page.browser.find_elements(By.CSS_SELECTOR, f".answer {shown}")) == 1
 
 
 def test_a_cancelled_stream_keeps_its_outputs(console: Console) -> None:

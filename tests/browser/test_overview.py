@@ -13,8 +13,8 @@ from selenium.webdriver import Chrome
 from app.triton.embedded.server import EmbeddedTriton
 from tests.browser.page import ConsolePage
 from tests.processes import GatewayProcess, running_gateway
-from tests.waiting import eventually
 
+ASKED = "return performance.getEntriesByType('resource').filter((e) => e.name.includes('/v1/statistics')).length"
 BOUNDS = [0.1, 1, 10]
 FIRST_TAB = ".tabs [role=tab]"
 PIPELINE = {"stream": {"outcomes": {}, "durations": [0] * 4}, "in_flight": 0, "active_streams": 0, "waiting": 0}
@@ -40,29 +40,28 @@ def answer(time_s: float, outcomes: dict[str, int], durations: list[int]) -> dic
     return {"time_s": time_s, "bounds_s": BOUNDS, "pipelines": {"p": {**PIPELINE, "unary": unary}}}
 
 
+def plus(before: list[int], counts: list[int]) -> list[int]:
+    return [a + b for a, b in zip(before, counts, strict=True)]
+
+
 class TestDifferences:
     @pytest.fixture
     def browser(self, browser: Chrome, gateway: GatewayProcess) -> Chrome:
         browser.get(f"{gateway.url}/docs/errors")
         return browser
 
-    @pytest.mark.parametrize(
-        ("counts", "share", "expected"),
-        [
+    def test_percentiles_lie_within_a_bucket(self, browser: Chrome) -> None:
+        before = [1, 2, 3, 4]
+        cases = [
             ([10, 10, 10, 10], 0.5, 0.05),
             ([0, 10, 10, 10], 0.5, 0.55),
             ([5, 10, 10, 10], 0.95, 0.91),
             ([0, 0, 0, 3], 0.5, 10),
-            ([0, 0, 0, 0], 0.5, None),
-        ],
-    )
-    def test_percentiles_lie_within_a_bucket(
-        self, browser: Chrome, counts: list[int], share: float, expected: float | None
-    ) -> None:
-        before = [1, 2, 3, 4]
-        after = [a + b for a, b in zip(before, counts, strict=True)]
-        found = module(browser, "m.percentile(...v)", BOUNDS, before, after, share)
-        assert found == (None if expected is None else pytest.approx(expected))
+        ]
+        values = [[BOUNDS, before, plus(before, counts), share] for counts, share, _ in cases]
+        found = module(browser, "v.map((each) => m.percentile(...each))", *values)
+        assert found == pytest.approx([expected for *_, expected in cases])
+        assert module(browser, "m.percentile(...v)", BOUNDS, before, before, 0.5) is None
 
     def test_rates_are_differences_by_time(self, browser: Chrome) -> None:
         polls = [
@@ -119,6 +118,7 @@ def severe(browser: Chrome) -> list[str]:
 def test_live_numbers_follow_the_requests(page: ConsolePage, development: GatewayProcess, artifacts: Path) -> None:
     body = {"text": "a match"}
     httpx.post(f"{development.url}/v1/pipelines/insights", json=body).raise_for_status()
+    assert page.browser.execute_script(ASKED) == 0, "a hidden tab asks nothing"
     live = open_section(page, "traffic")
     row = f"{live} [data-row='insights unary']"
     page.wait_for(row)
@@ -126,16 +126,9 @@ def test_live_numbers_follow_the_requests(page: ConsolePage, development: Gatewa
     page.wait_for(f"{row} [data-live=errors]", "1")
     page.wait_for(f"{row} canvas")
     assert page.one(f"{row} [role=img]").get_attribute("aria-label").startswith("Requests a second of insights: now ")
+    assert page.browser.execute_script(ASKED) > 0
     page.keep(artifacts / "console-live.png")
     assert severe(page.browser) == []
-
-
-def test_a_hidden_tab_asks_nothing(page: ConsolePage) -> None:
-    script = "return performance.getEntriesByType('resource').filter((e) => e.name.includes('/v1/statistics')).length"
-    assert page.browser.execute_script(script) == 0
-    live = open_section(page, "traffic")
-    page.wait_for(f"{live} p:not(.empty), {live} .empty")
-    eventually(lambda: page.browser.execute_script(script) > 0)
 
 
 def test_findings_name_pipeline_and_cause(page: ConsolePage, artifacts: Path) -> None:
@@ -148,10 +141,13 @@ def test_findings_name_pipeline_and_cause(page: ConsolePage, artifacts: Path) ->
     assert severe(page.browser) == []
 
 
-def test_load_sends_what_the_form_has(page: ConsolePage, development: GatewayProcess, artifacts: Path) -> None:
+def test_load_sends_what_the_form_has_and_can_be_stopped(
+    page: ConsolePage, development: GatewayProcess, artifacts: Path
+) -> None:
     counted = {"pipeline": "insights", "transport": "unary", "outcome": "ok"}
     before = development.metric("requests_total", **counted)
     load = open_section(page, "load")
+    check_too_much_is_refused(page)
     page.fill("requests", "30")
     page.click(f"{load} button")
     page.wait_for(f"{load} [role=status]", "30 requests ended. 200: 30")
@@ -159,21 +155,19 @@ def test_load_sends_what_the_form_has(page: ConsolePage, development: GatewayPro
     assert development.metric("requests_total", **counted) == before + 30
     page.one(load).location_once_scrolled_into_view  # noqa: B018 - scrolls
     page.browser.save_screenshot(str(artifacts / "console-load.png"))
-
-
-def test_load_can_be_stopped(page: ConsolePage) -> None:
-    load = open_section(page, "load")
     page.fill("requests", "1000")
     page.click(f"{load} button")
     page.click(f"{load} button[type=button]")
     page.wait_for(f"{load} [role=status]", "Stopped after")
 
 
-def test_too_much_load_is_refused_by_the_form(page: ConsolePage) -> None:
-    open_section(page, "load")
+def check_too_much_is_refused(page: ConsolePage) -> None:
+    """By the form itself."""
     for name, much in (("requests", "1001"), ("at-once", "33")):
+        usual = page.one(f"[name={name}]").get_property("value")
         page.fill(name, much)
         assert not page.browser.execute_script(f"return document.querySelector('[name={name}]').checkValidity()")
+        page.fill(name, str(usual))
 
 
 def test_invalid_json_is_shown_at_its_field_and_no_load_is_sent(page: ConsolePage, development: GatewayProcess) -> None:

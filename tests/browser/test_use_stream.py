@@ -11,10 +11,11 @@ import httpx
 import pytest
 from selenium.webdriver import Chrome
 
+from app.triton.embedded.server import EmbeddedTriton
 from tests.browser.page import ConsolePage
 from tests.conftest import Require
 from tests.environments import ROOT
-from tests.processes import GatewayProcess, StartGateway
+from tests.processes import GatewayProcess, running_gateway
 from tests.typescript.building import built_client
 from tests.waiting import eventually
 
@@ -40,9 +41,13 @@ def origin(require: Require, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         server.shutdown()
 
 
-@pytest.fixture
-def gateway_of_app(start_gateway: StartGateway, origin: str) -> GatewayProcess:
-    return start_gateway(config=str(ROOT / "gateway.yaml"), cors_origins=origin)
+@pytest.fixture(scope="module")
+def gateway_of_app(
+    triton: EmbeddedTriton, origin: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayProcess]:
+    settings = {"triton_url": triton.grpc_url, "config": str(ROOT / "gateway.yaml"), "cors_origins": origin}
+    with running_gateway(tmp_path_factory.mktemp("gateway"), **settings) as gateway:
+        yield gateway
 
 
 @pytest.fixture

@@ -53,9 +53,18 @@ def setup(bootstrap: ModuleType, downloads: Path, tmp_path: Path, monkeypatch: p
     python.write_text("#!/bin/sh\necho '[[3, 15], null]'\n")
     python.chmod(0o755)
     monkeypatch.setattr(interpreter, "candidates", lambda *_: [python])
+    make_apt(tmp_path, "", monkeypatch)
     monkeypatch.setattr(bootstrap, "MANAGED_PYTHONS", bootstrap.CACHE / "tmp" / tmp_path.name)
     use(bootstrap, monkeypatch, UV_PYTHON_DOWNLOADS_JSON_URL=str(downloads))
     return bootstrap
+
+
+def make_apt(folder: Path, known: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's own apt takes a second to answer."""
+    apt = folder / "apt-cache"
+    apt.write_text(f"#!/bin/sh\necho '{known}'\n")
+    apt.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
 
 
 def use(bootstrap: ModuleType, monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
@@ -128,10 +137,7 @@ def test_a_changed_archive_is_rejected(setup: ModuleType, downloads: Path) -> No
 def test_the_message_has_the_packages_that_this_system_has(
     known: str, advice: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    apt = tmp_path / "apt-cache"
-    apt.write_text(f"#!/bin/sh\necho '{known}'\n")
-    apt.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    make_apt(tmp_path, known, monkeypatch)
     message = interpreter.refusal(None)
     assert advice in message if advice else "apt-get" not in message
     assert "pyenv install 3.12" in message

@@ -1,12 +1,11 @@
 """Builds the documentation site once for all tests."""
 
-from functools import cache
 from pathlib import Path
 
 from deploy.bootstrap import CACHE
 from deploy.documentation import build
 from tests.conftest import Require
-from tests.environments import locked_environment
+from tests.environments import locked_environment, once_in
 
 
 def built_site(require: Require) -> Path:
@@ -14,11 +13,4 @@ def built_site(require: Require) -> Path:
         locked_environment("docs", require)
     except SystemExit as stopped:
         require(None, f"the generator of the site cannot be installed here: {stopped}")
-    return _build_once()
-
-
-@cache
-def _build_once() -> Path:
-    folder = CACHE / "docs-site"
-    build(folder)
-    return folder
+    return once_in(CACHE / "docs-site", build)

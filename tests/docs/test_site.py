@@ -57,10 +57,15 @@ def pages_of(site: Path) -> list[Path]:
 
 def is_broken(page: Path, link: str) -> bool:
     address = urlsplit(link)
-    target = (page.parent / unquote(address.path)).resolve() if address.path else page
-    if not target.is_file():
-        return True
-    return bool(address.fragment) and unquote(address.fragment) not in page_at(target).ids
+    target = file_at(page.parent, address.path) if address.path else page
+    return target is None or (bool(address.fragment) and unquote(address.fragment) not in page_at(target).ids)
+
+
+@cache
+def file_at(folder: Path, path: str) -> Path | None:
+    """Cached, because every page has the links of the menu."""
+    target = (folder / unquote(path)).resolve()
+    return target if target.is_file() else None
 
 
 def test_no_link_of_the_site_is_broken(site: Path) -> None:

@@ -16,6 +16,9 @@ from tests.conftest import Require
 from tests.helm.rendering import render, triton_container
 from tests.processes import free_ports
 
+POLL_S = 0.02
+"""How long the end of a server takes."""
+
 
 @contextmanager
 def answering(status: int | None) -> Iterator[int]:
@@ -33,7 +36,7 @@ def answering(status: int | None) -> Iterator[int]:
         def log_message(self, *_: object) -> None: ...
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(POLL_S,), daemon=True).start()
         yield server.server_port
         server.shutdown()
 

@@ -1,46 +1,32 @@
 """One value adds a private certificate authority that all TLS clients of the gateway trust."""
 
+import os
 import shutil
 import ssl
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
-from app.settings import read_settings
+from app.observability.otlp import OtlpTracer
+from app.observability.tracing import SpanKind
+from app.process.serving import open_store
+from app.settings import Settings, read_settings
+from app.streams.store import StoreUnusable
 from tests.conftest import Require
 from tests.fakes.certificates import Authority
 from tests.helm.rendering import Document, environment_of, gateway_container, pod_spec, render
-from tests.processes import free_ports
+from tests.processes import free_ports, is_free
+from tests.waiting import eventually
 
 START_S = 60.0
 CA = "/etc/private-ca/ca.crt"
-
-PING = """
-import asyncio, sys
-from app.process.serving import open_store
-from app.settings import Settings
-async def main():
-    async with open_store(Settings(redis_url=sys.argv[1])):
-        pass
-asyncio.run(main())
-"""
-SPAN = """
-import asyncio, sys
-from app.observability.otlp import OtlpTracer
-from app.observability.tracing import SpanKind
-async def main():
-    tracer = OtlpTracer(sys.argv[1], "0")
-    tracer.start("test", SpanKind.SERVER, None).end({})
-    await tracer.close()
-asyncio.run(main())
-"""
 
 
 @pytest.mark.parametrize(
@@ -72,13 +58,14 @@ def variables(values: Document) -> dict[str, str]:
     return environment_of(gateway_container(render(values)))
 
 
-def run(script: str, url: str, authority: Path | None) -> subprocess.CompletedProcess[str]:
-    """Runs the script with or without the container's variables for the authority."""
+@contextmanager
+def only_variables(authority: Path | None) -> Iterator[None]:
+    """This process has the container's variables for the authority, or none. TLS clients read them when they start."""
     said = variables({"privateCa": {"configMapName": "bundle"}})
     named = {name: str(authority) for name, value in said.items() if value == CA}
     assert named.keys() == {"SSL_CERT_FILE", "OTEL_EXPORTER_OTLP_CERTIFICATE"}
-    command = [sys.executable, "-c", script, url]
-    return subprocess.run(command, env=named if authority else {}, check=False, capture_output=True, text=True)
+    with patch.dict(os.environ, named if authority else {}, clear=True):
+        yield
 
 
 @pytest.fixture
@@ -101,17 +88,25 @@ def redis_url(authority: Authority, tmp_path: Path, require: Require) -> Iterato
             ["redis-server", "--port", "0", "--save", "", *options], stdout=log, stderr=log, cwd=tmp_path
         )
     try:
+        eventually(lambda: not is_free(port))
         yield f"rediss://localhost:{port}/0"
     finally:
         process.terminate()
         process.wait(START_S)
 
 
-def test_redis_with_a_certificate_of_the_authority_is_trusted(redis_url: str, authority: Authority) -> None:
-    refused = run(PING, redis_url, None)
-    assert refused.returncode != 0
-    assert "CERTIFICATE_VERIFY_FAILED" in refused.stderr
-    assert run(PING, redis_url, authority.path).returncode == 0
+async def test_redis_with_a_certificate_of_the_authority_is_trusted(redis_url: str, authority: Authority) -> None:
+    settings = Settings(redis_url=redis_url)
+    with only_variables(None), pytest.raises(StoreUnusable) as refused:
+        await opened_and_closed(settings)
+    assert "CERTIFICATE_VERIFY_FAILED" in str(refused.value.__cause__)
+    with only_variables(authority.path):
+        await opened_and_closed(settings)
+
+
+async def opened_and_closed(settings: Settings) -> None:
+    async with open_store(settings):
+        pass
 
 
 @contextmanager
@@ -137,14 +132,25 @@ def collector(authority: Authority) -> Iterator[tuple[str, list[str]]]:
     authority.issue("localhost").configure_cert(context)
     with Server(("127.0.0.1", 0), Handler) as server:
         server.socket = context.wrap_socket(server.socket, server_side=True)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield f"https://localhost:{server.server_port}/v1/traces", paths
         server.shutdown()
 
 
-def test_a_collector_with_a_certificate_of_the_authority_gets_spans(authority: Authority) -> None:
+async def test_a_collector_with_a_certificate_of_the_authority_gets_spans(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
     with collector(authority) as (url, paths):
-        assert "CERTIFICATE_VERIFY_FAILED" in run(SPAN, url, None).stderr
+        with only_variables(None):
+            await send_span(url)
+        assert "CERTIFICATE_VERIFY_FAILED" in caplog.text
         assert paths == []
-        assert run(SPAN, url, authority.path).returncode == 0
+        with only_variables(authority.path):
+            await send_span(url)
         assert paths == ["/v1/traces"]
+
+
+async def send_span(url: str) -> None:
+    tracer = OtlpTracer(url, "0")
+    tracer.start("test", SpanKind.SERVER, None).end({})
+    await tracer.close()

@@ -1,5 +1,6 @@
 """The timeouts at shutdown match: the pod's grace period, the gateway's delay and drain, Triton's exit timeout."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,9 +16,7 @@ seconds = {
 }
 
 
-@settings(max_examples=40, deadline=None)
-@given(shutdown=st.fixed_dictionaries(seconds))
-def test_grace_period_drain_and_exit_timeout_agree(shutdown: dict[str, int]) -> None:
+def check_shutdown(shutdown: dict[str, int]) -> None:
     documents = render({"shutdown": shutdown})
     gateway, triton = gateway_container(documents), triton_container(documents)
     assert pod_spec(documents)["terminationGracePeriodSeconds"] == sum(shutdown.values())
@@ -25,3 +24,15 @@ def test_grace_period_drain_and_exit_timeout_agree(shutdown: dict[str, int]) -> 
     assert (settings.shutdown_delay_s, settings.drain_s) == (shutdown["delaySeconds"], shutdown["longestStreamSeconds"])
     assert f"--exit-timeout-secs={shutdown['tritonExitSeconds']}" in triton["args"]
     assert faults(documents) == {}
+
+
+@pytest.mark.parametrize("values", [(1, 1, 1, 10), (600, 86_400, 3_600, 3_600), (2, 30, 500, 70), (590, 9, 8, 11)])
+def test_grace_period_drain_and_exit_timeout_agree(values: tuple[int, ...]) -> None:
+    check_shutdown(dict(zip(seconds, values, strict=True)))
+
+
+@pytest.mark.full
+@settings(max_examples=40, deadline=None)
+@given(shutdown=st.fixed_dictionaries(seconds))
+def test_any_grace_period_drain_and_exit_timeout_agree(shutdown: dict[str, int]) -> None:
+    check_shutdown(shutdown)

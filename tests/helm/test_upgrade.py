@@ -97,7 +97,7 @@ def cluster() -> Iterator[Cluster]:
         def log_message(self, *_: object) -> None: ...
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         made.url = f"http://127.0.0.1:{server.server_port}"
         yield made
         server.shutdown()

@@ -16,13 +16,19 @@ def embedded(folder: Path, models_venv: Path, models: Iterable[str], pipelines: 
     for name in models:
         source = HERE / "models" / name
         (repository / name).symlink_to(source if source.exists() else ROOT / "triton_models" / name)
-    (folder / "gateway.yaml").write_text(yaml.safe_dump({"pipelines": _without_samples(pipelines)}))
     return {
         "embedded": "true",
         "embedded_repository": str(repository),
         "embedded_venv": str(models_venv),
-        "config": str(folder / "gateway.yaml"),
+        "config": config_with(folder, pipelines),
     }
+
+
+def config_with(folder: Path, pipelines: Iterable[str]) -> str:
+    """Creates a ``gateway.yaml`` without samples: a gateway with a few pipelines starts fast. Returns its path."""
+    path = folder / "gateway.yaml"
+    path.write_text(yaml.safe_dump({"pipelines": _without_samples(pipelines)}))
+    return str(path)
 
 
 def _without_samples(names: Iterable[str]) -> dict[str, dict[str, object]]:

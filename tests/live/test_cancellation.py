@@ -108,7 +108,7 @@ async def settled_executions(triton: EmbeddedTriton) -> float:
             await asyncio.sleep(0.5)
 
 
-@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=[pytest.mark.full, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize("count", [60, pytest.param(10_000, marks=[pytest.mark.full, pytest.mark.timeout(900)])])
 @pytest.mark.parametrize(
     ("pipeline", "body"),
     [

@@ -86,7 +86,7 @@ async def test_triton_starts_with_the_sidecars_arguments(
             states = {state.name: state.ready for state in await TritonEngine(transport).models()}
         assert states == {"valid": True, "broken": False}
     finally:
-        await triton.stop()
+        await triton.kill()
 
 
 def smoke_test(gateway: GatewayProcess, **tests: str) -> subprocess.CompletedProcess[str]:

@@ -41,9 +41,9 @@ def test_the_style_sheet_has_no_external_references(client: httpx.Client) -> Non
 def test_a_browser_without_the_internet_shows_every_pipeline(
     gateway: GatewayProcess, client: httpx.Client, require: Require, tmp_path: Path
 ) -> None:
-    chromium = shutil.which("chromium")
-    require(chromium, "chromium is not installed: `make system-packages` installs it")
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", f"--user-data-dir={tmp_path}"]
+    chromium = shutil.which("chromium-headless-shell")
+    require(chromium, "there is no Chromium: `make system-packages` installs it")
+    options = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", f"--user-data-dir={tmp_path}"]
     offline = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
     with short_path(tmp_path) as temporary:
         page = subprocess.run(

@@ -56,20 +56,16 @@ def executions(triton: EmbeddedTriton, model: str) -> int:
 
 @pytest.mark.parametrize("pipeline", UNARY)
 class TestUnaryModels:
-    @pytest.mark.parametrize("kind", REASONS_BY_ERROR)
     def test_a_matching_error_is_an_empty_result(
-        self, client: httpx.Client, exits: GatewayProcess, triton: EmbeddedTriton, pipeline: str, kind: str
+        self, client: httpx.Client, exits: GatewayProcess, triton: EmbeddedTriton, pipeline: str
     ) -> None:
-        error_fields, reason = REASONS_BY_ERROR[kind]
-        before = (
-            exits.metric("early_exits_total", pipeline=pipeline, reason=reason),
-            executions(triton, "scripted_tail"),
-        )
-        answer = ask(client, pipeline, error=error(**error_fields))
-        assert (answer.status_code, answer.json()) == (200, EMPTY | {"early_exit": reason})
-        assert answer.headers["X-Early-Exit"] == reason
-        after = exits.metric("early_exits_total", pipeline=pipeline, reason=reason), executions(triton, "scripted_tail")
-        assert after == (before[0] + 1, before[1])
+        before, tail_before = exits_by_reason(exits, pipeline), executions(triton, "scripted_tail")
+        for error_fields, reason in REASONS_BY_ERROR.values():
+            answer = ask(client, pipeline, error=error(**error_fields))
+            assert (answer.status_code, answer.json()) == (200, EMPTY | {"early_exit": reason})
+            assert answer.headers["X-Early-Exit"] == reason
+        assert exits_by_reason(exits, pipeline) == {reason: count + 1 for reason, count in before.items()}
+        assert executions(triton, "scripted_tail") == tail_before
 
     def test_a_missing_output_keeps_the_other_outputs(self, client: httpx.Client, pipeline: str) -> None:
         answer = ask(client, pipeline, omit=["TEXT"], numbers=[7])
@@ -102,17 +98,14 @@ class TestUnaryModels:
         assert (answer.status_code, answer.json()["code"]) == (502, "model_error")
         assert "X-Early-Exit" not in answer.headers
 
-    @pytest.mark.parametrize(
-        "text", [MARKER, f"in ensemble 'scripted_chain', {MARKER}", f"{MARKER}\n", "a user's words"]
-    )
-    def test_an_exception_is_a_model_error(
-        self, client: httpx.Client, exits: GatewayProcess, pipeline: str, text: str
-    ) -> None:
+    def test_an_exception_is_a_model_error(self, client: httpx.Client, exits: GatewayProcess, pipeline: str) -> None:
         before = exceptions_and_exits(exits, pipeline)
-        answer = ask(client, pipeline, **{"raise": text})
-        assert (answer.status_code, answer.json()["code"]) == (502, "model_error")
-        assert text.strip() not in answer.text
-        assert exceptions_and_exits(exits, pipeline) == (before[0] + 1, before[1])
+        texts = [MARKER, f"in ensemble 'scripted_chain', {MARKER}", f"{MARKER}\n", "a user's words"]
+        for text in texts:
+            answer = ask(client, pipeline, **{"raise": text})
+            assert (answer.status_code, answer.json()["code"]) == (502, "model_error"), text
+            assert text.strip() not in answer.text
+        assert exceptions_and_exits(exits, pipeline) == (before[0] + len(texts), before[1])
 
     @pytest.mark.parametrize(
         ("fields", "reason", "output"),
@@ -134,6 +127,14 @@ class TestUnaryModels:
         problem = client.post(f"/v1/pipelines/{pipeline}/stream", json=body).json()
         assert problem["code"] == "model_error"
         assert "For streams, use code: any." in problem["hint"]
+
+
+def exits_by_reason(exits: GatewayProcess, pipeline: str) -> dict[str, float]:
+    """Returns the number of early exits for each reason of REASONS_BY_ERROR."""
+    return {
+        reason: exits.metric("early_exits_total", pipeline=pipeline, reason=reason)
+        for _, reason in REASONS_BY_ERROR.values()
+    }
 
 
 def exceptions_and_exits(exits: GatewayProcess, pipeline: str) -> tuple[float, float]:
@@ -182,14 +183,12 @@ class TestDecoupledModels:
         assert [event.data for event in written] == outputs
         assert (last.name, last.data["early_exit"]) == ("done", reason)
 
-    @pytest.mark.parametrize("text", [MARKER, "a user's words"])
-    def test_an_exception_is_a_model_error(
-        self, client: httpx.Client, exits: GatewayProcess, pipeline: str, text: str
-    ) -> None:
-        before = exceptions_and_exits(exits, pipeline)
-        answer = client.post(f"/v1/pipelines/{pipeline}/stream", json={"script": json.dumps({"raise": text})})
-        assert (answer.status_code, answer.json()["code"]) == (502, "model_error")
-        assert exceptions_and_exits(exits, pipeline) == (before[0] + 1, before[1])
+    def test_an_exception_is_a_model_error(self, client: httpx.Client, exits: GatewayProcess, pipeline: str) -> None:
+        before, texts = exceptions_and_exits(exits, pipeline), [MARKER, "a user's words"]
+        for text in texts:
+            answer = client.post(f"/v1/pipelines/{pipeline}/stream", json={"script": json.dumps({"raise": text})})
+            assert (answer.status_code, answer.json()["code"]) == (502, "model_error"), text
+        assert exceptions_and_exits(exits, pipeline) == (before[0] + len(texts), before[1])
 
 
 def script(outputs: int, **fields: Any) -> dict[str, str]:
@@ -275,15 +274,18 @@ def test_boxes_without_texts_are_a_partial_result(client: httpx.Client, pytestco
     assert (len(answer.json()["boxes"]), answer.json()["texts"], answer.json()["scores"]) == (1, [], [])
 
 
+@pytest.mark.parametrize("count", [10, pytest.param(100, marks=pytest.mark.full)])
 @pytest.mark.parametrize("pipeline", ["ocr", "ocr_bls"])
-def test_early_exits_skip_the_later_steps(client: httpx.Client, triton: EmbeddedTriton, pipeline: str) -> None:
+def test_early_exits_skip_the_later_steps(
+    client: httpx.Client, triton: EmbeddedTriton, pipeline: str, count: int
+) -> None:
     client.post(f"/v1/pipelines/{pipeline}", files={"image": picture_of("ANCHOR")})
     before = {model: executions(triton, model) for model in ("text_detect", "text_recognize")}
-    for _ in range(100):
+    for _ in range(count):
         assert client.post(f"/v1/pipelines/{pipeline}", files={"image": BLANK}).json()["early_exit"] == "no_text"
-    after = {model: executions(triton, model) - count for model, count in before.items()}
+    after = {model: executions(triton, model) - earlier for model, earlier in before.items()}
     assert before["text_recognize"] > 0
-    assert after == {"text_detect": 100, "text_recognize": 0}
+    assert after == {"text_detect": count, "text_recognize": 0}
 
 
 @pytest.mark.full

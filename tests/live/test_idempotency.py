@@ -14,6 +14,7 @@ import pytest
 from tests.live.conftest import GatewayProcess, running_gateway, wait_until_ready
 from tests.live.redis import RedisServer
 from tests.live.resumable import read_all
+from tests.processes import LIVE
 from tests.waiting import eventually
 
 CUTS = {
@@ -48,8 +49,8 @@ def over_redis(
 
 
 @pytest.fixture(scope="module")
-def settings(triton: object, config_path: Path) -> dict[str, str]:
-    return {"triton_url": triton.grpc_url, "config": str(config_path), "drain_s": "1"}  # type: ignore[attr-defined]
+def settings(triton: object) -> dict[str, str]:
+    return {"triton_url": triton.grpc_url, "config": str(LIVE / "gateway.yaml"), "drain_s": "1"}  # type: ignore[attr-defined]
 
 
 @pytest.fixture(params=["memory", "redis"])

@@ -5,12 +5,13 @@ import os
 import re
 import signal
 import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 
-import psutil
 import pytest
 
 from app.triton.embedded.server import EmbeddedTriton
+from tests.live.connections import workers_of
 from tests.live.some_models import embedded
 from tests.processes import LIVE, START_S, GatewayProcess, free_ports, running_gateway
 from tests.waiting import eventually
@@ -37,8 +38,8 @@ def test_a_gateway_with_a_remote_triton(triton: EmbeddedTriton, tmp_path: Path, 
     with running_gateway(tmp_path, **settings, shutdown_delay_s="0.2") as gateway:
         eventually(lambda: "Try: " in gateway.log)
         if workers == "2":
-            os.kill(psutil.Process(gateway.process.pid).children()[-1].pid, signal.SIGKILL)
-            eventually(lambda: "worker" in gateway.log)
+            os.kill(workers_of(gateway)[-1], signal.SIGKILL)
+            eventually(lambda: "is replaced" in gateway.log)
         gateway.process.terminate()
         gateway.process.wait(START_S)
         found = messages(gateway)
@@ -47,15 +48,22 @@ def test_a_gateway_with_a_remote_triton(triton: EmbeddedTriton, tmp_path: Path, 
     assert any(each.startswith("draining") for each in found)
 
 
-@pytest.mark.parametrize("settings", [JSON, {}], ids=["json", "auto"])
-def test_a_gateway_that_waits_for_triton(tmp_path: Path, settings: dict[str, str]) -> None:
-    (port,) = free_ports(1)
-    with running_gateway(tmp_path, ready=False, triton_url=f"127.0.0.1:{port}", **settings) as gateway:
-        eventually(lambda: "Waiting for Triton" in gateway.log)
-        assert f"Waiting for Triton at 127.0.0.1:{port}." in messages(gateway)
+def test_a_gateway_that_waits_for_triton(tmp_path: Path) -> None:
+    styles = {"json": JSON, "auto": {}}
+    addresses = {style: f"127.0.0.1:{port}" for style, port in zip(styles, free_ports(2), strict=True)}
+    with ExitStack() as stack:
+        waiting = {
+            style: stack.enter_context(
+                running_gateway(tmp_path / style, ready=False, triton_url=addresses[style], **settings)
+            )
+            for style, settings in styles.items()
+        }
+        eventually(lambda: all("Waiting for Triton" in gateway.log for gateway in waiting.values()))
+        for style, gateway in waiting.items():
+            assert f"Waiting for Triton at {addresses[style]}." in messages(gateway), style
 
 
-@pytest.mark.parametrize("style", ["json", "auto"])
+@pytest.mark.parametrize("style", ["auto", pytest.param("json", marks=pytest.mark.full)])
 def test_a_gateway_with_an_embedded_triton(tmp_path: Path, models_venv: Path, style: str) -> None:
     settings = embedded(tmp_path, models_venv, ["scripted"], ["scripted"])
     with running_gateway(tmp_path / "gateway", **settings, log_format=style) as gateway:

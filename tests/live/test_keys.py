@@ -2,8 +2,6 @@
 
 import json
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +9,9 @@ import httpx
 import openai
 import pytest
 import tritonclient.http
+import yaml
 
+from app.cli import main
 from app.triton.embedded.server import EmbeddedTriton
 from tests.fakes.keys import bearer, entry, key_text, write_keys
 from tests.live.conftest import GatewayProcess, running_gateway
@@ -29,7 +29,10 @@ def protected(
 ) -> Iterator[GatewayProcess]:
     folder = tmp_path_factory.mktemp("protected")
     write_all(folder)
-    settings = {"triton_url": triton.grpc_url, "config": str(config_path), "drain_s": "1", "workers": "2"}
+    known = yaml.safe_load(config_path.read_text())["pipelines"]
+    pipelines = {name: known[name] | {"sample": None} for name in ("embed", "write", "scripted_patient")}
+    (folder / "gateway.yaml").write_text(yaml.safe_dump({"pipelines": pipelines}))
+    settings = {"triton_url": triton.grpc_url, "config": str(folder / "gateway.yaml"), "drain_s": "1", "workers": "2"}
     with running_gateway(folder, **settings, api_keys_file=str(folder / "keys.yaml")) as gateway:
         yield gateway
 
@@ -49,8 +52,9 @@ def write_all(folder: Path, *more: dict[str, object]) -> None:
 
 def statuses(gateway: GatewayProcess, key_id: str) -> set[int]:
     """Sends requests over several connections, which the kernel distributes over the workers."""
-    headers = bearer(key_id)
-    return {httpx.post(gateway.url + EMBED, json=TEXT, headers=headers).status_code for _ in range(8)}
+    one_each = httpx.Limits(max_keepalive_connections=0)
+    with httpx.Client(base_url=gateway.url, headers=bearer(key_id), limits=one_each) as client:
+        return {client.get("/v1/pipelines").status_code for _ in range(8)}
 
 
 def test_calls_with_and_without_a_key(protected: GatewayProcess) -> None:
@@ -144,11 +148,21 @@ def test_an_invalid_file_keeps_the_previous_keys(protected: GatewayProcess, fold
     eventually(lambda: protected.metric("config_reload_failed") == 0)
 
 
-def test_an_expired_key_is_refused(protected: GatewayProcess, folder: Path) -> None:
-    write_all(folder, entry("expired", expires="2020-01-01T00:00:00Z"), entry("valid", expires="2099-01-01T00:00:00Z"))
+def test_a_printed_key_works_and_an_expired_key_is_refused(
+    protected: GatewayProcess, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["key", "new", "printed"]) == 0
+    printed = capsys.readouterr()
+    (new,) = yaml.safe_load(printed.err)
+    write_all(
+        folder, new, entry("expired", expires="2020-01-01T00:00:00Z"), entry("valid", expires="2099-01-01T00:00:00Z")
+    )
     eventually(lambda: statuses(protected, "valid") == {200})
     refused = httpx.get(f"{protected.url}/v1/pipelines", headers=bearer("expired"))
     assert (refused.status_code, refused.json()["detail"]) == (401, "The API key has expired.")
+    headers = {"X-API-Key": printed.out.strip()}
+    assert httpx.post(protected.url + EMBED, json=TEXT, headers=headers).status_code == 200
+    assert printed.out.strip() not in protected.log
 
 
 def test_the_openai_client(protected: GatewayProcess) -> None:
@@ -173,20 +187,14 @@ def test_the_http_client_of_nvidia(protected: GatewayProcess) -> None:
     client.close()
 
 
-def test_the_printed_key_works(protected: GatewayProcess, folder: Path) -> None:
-    command = [sys.executable, "-m", "app.cli", "key", "new", "printed"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
-    (folder / "keys.yaml").write_text(f"keys:\n{done.stderr}")
-    headers = {"X-API-Key": done.stdout.strip()}
-    eventually(lambda: httpx.post(protected.url + EMBED, json=TEXT, headers=headers).status_code == 200)
-    assert done.stdout.strip() not in protected.log
-
-
 def test_log_and_metrics_contain_no_keys_or_hashes(protected: GatewayProcess) -> None:
     statuses(protected, "all")
     statuses(protected, "unknown")
+    httpx.post(protected.url + EMBED, json=TEXT, headers=bearer("all"))
+    eventually(
+        lambda: {line.get("key") for line in protected.json_lines() if line.get("pipeline") == "embed"} >= {"all"}
+    )
     secrets = [text for key_id in ("all", "reads", "unknown") for text in (key_text(key_id), entry(key_id)["sha256"])]
     page = httpx.get(f"{protected.admin_url}/metrics").text
     assert not any(text in protected.log or text in page for text in secrets)
-    assert {line.get("key") for line in protected.json_lines() if line.get("pipeline") == "embed"} >= {"all"}
     assert 'key="' not in page

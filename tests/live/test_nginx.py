@@ -16,6 +16,7 @@ from tests.fakes.certificates import Authority
 from tests.live.conftest import GatewayProcess, free_ports, running_gateway
 from tests.live.events import checked, events_in, lines_of, parsed
 from tests.live.nginx import GZIP, documented_server, plain_server, running_nginx
+from tests.live.some_models import config_with
 from tests.live.test_stream_endings import script
 from tests.waiting import eventually
 
@@ -28,12 +29,12 @@ COMPRESSES_ALL = GZIP.format(types="*")
 
 
 @pytest.fixture(scope="module")
-def pinging(
-    triton: EmbeddedTriton, config_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[GatewayProcess]:
-    settings = {"triton_url": triton.grpc_url, "config": str(config_path), "ping_s": "0.2", "drain_s": "1"}
+def pinging(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    folder = tmp_path_factory.mktemp("pinging")
+    config = config_with(folder, ["scripted_patient", "ocr"])
+    settings = {"triton_url": triton.grpc_url, "config": config, "ping_s": "0.2", "drain_s": "1"}
     settings["cors_origins"] = ORIGIN["Origin"]
-    with running_gateway(tmp_path_factory.mktemp("pinging"), **settings) as gateway:
+    with running_gateway(folder, **settings) as gateway:
         yield gateway
 
 

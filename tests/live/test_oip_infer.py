@@ -16,6 +16,7 @@ from app.core.inference import DTYPE_BY_DATATYPE
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, StartGateway, running_gateway
 from tests.live.side_by_side import Answer, Both, answer_of, both_at, raw_texts, with_binary
+from tests.processes import LIVE
 from tests.waiting import eventually
 
 TYPED = "/v2/models/typed_echo/infer"
@@ -589,11 +590,13 @@ def test_shared_memory_gives_the_answer_of_triton(
 
 
 @pytest.fixture(scope="module")
-def lane_gateway(
-    triton: EmbeddedTriton, config_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[GatewayProcess]:
+def lane_gateway(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     """A gateway with shared memory in front of the session's Triton."""
     folder = tmp_path_factory.mktemp("lane")
-    settings = {"triton_url": triton.grpc_url, "config": str(config_path), "shared_memory_bytes": str(64 * 2**20)}
+    settings = {
+        "triton_url": triton.grpc_url,
+        "config": str(LIVE / "gateway.yaml"),
+        "shared_memory_bytes": str(64 * 2**20),
+    }
     with running_gateway(folder, **settings) as process:
         yield process

@@ -16,6 +16,7 @@ import yaml
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, StartGateway
 from tests.live.side_by_side import triton_text, triton_vectors
+from tests.live.some_models import config_with
 from tests.waiting import eventually
 
 PROMPT = "The for statement"
@@ -26,7 +27,7 @@ AS_PROMPT = "System: Be brief.\nUser: What is a list?\nAssistant:"
 TEXTS = [f"Sentence number {index} is about cats." for index in range(40)]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def sdk(gateway: GatewayProcess) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
         yield client
@@ -188,8 +189,9 @@ class TestStreams:
         with pytest.raises(openai.APIError, match="failed"):
             await anext(stream)
 
-    def test_the_client_ignores_pings_and_raises_draining(self, start_gateway: StartGateway, config_path: Path) -> None:
-        gateway = start_gateway(config=str(config_path), ping_s="0.1", drain_s="0.2")
+    def test_the_client_ignores_pings_and_raises_draining(self, start_gateway: StartGateway, tmp_path: Path) -> None:
+        config = config_with(tmp_path, ["scripted_stream"])
+        gateway = start_gateway(config=config, ping_s="0.1", drain_s="0.2")
         script = json.dumps({"outputs": 9, "interval_s": 0.4})
         with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none") as sdk:
             stream = sdk.completions.create(model="scripted_stream", prompt=script, stream=True)

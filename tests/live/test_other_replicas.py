@@ -42,7 +42,10 @@ PROBE_S = 0.5
 """The period of the readiness probe of the stand-in for a Service."""
 WITHIN_S = 2.0
 """No client sees an error later than this after the probe failed."""
-DOWN_S = 6.0
+AFTER_S = WITHIN_S + 1.0
+"""How long the clients go on after the probe failed."""
+DOWN_S = 60.0
+"""The probe fails within this time."""
 
 
 def openai(script: str, *, stream: bool) -> dict[str, object]:
@@ -107,40 +110,21 @@ class Replica:
     triton: EmbeddedTriton
 
 
-@pytest.fixture
-def replicas(tmp_path: Path, models_venv: Path) -> Iterator[list[Replica]]:
-    """Two gateways, each with a Triton of its own, which is not started again."""
-    config = tmp_path / "gateway.yaml"
+@pytest.fixture(scope="module")
+def replicas(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iterator[list[Replica]]:
+    """Two gateways, each with a Triton of its own, which is not started again: tests kill the first, then the other."""
+    folder = tmp_path_factory.mktemp("replicas")
+    config = folder / "gateway.yaml"
     config.write_text(CONFIG)
-    repository = scripted_models(tmp_path / "models")
+    repository = scripted_models(folder / "models")
     with ExitStack() as stack:
         found = []
         for number in range(2):
             triton = stack.enter_context(running_triton(EmbeddedOptions(repository, models_venv)))
             settings = {"triton_url": triton.grpc_url, "config": str(config)}
-            gateway = stack.enter_context(running_gateway(tmp_path / str(number), **settings))
+            gateway = stack.enter_context(running_gateway(folder / str(number), **settings))
             found.append(Replica(gateway, triton))
         yield found
-
-
-def test_every_dialect_closes_the_connection_with_the_error(replicas: list[Replica]) -> None:
-    gateway, triton = replicas[0].gateway, replicas[0].triton
-    streams = {name: Connection(gateway.url) for name in (*STREAMS, "resumable")}
-    for name, (path, body) in STREAMS.items():
-        streams[name].send(path, body)
-    started = httpx.post(f"{gateway.url}/v1/streams", json={"pipeline": "words", "inputs": {"script": ENDLESS}})
-    streams["resumable"].send(started.headers["location"])
-    for connection in streams.values():
-        assert connection.received(b"word").startswith("HTTP/1.1 200")
-    kill(triton)
-    for name, connection in streams.items():
-        assert "error" in connection.rest(), name
-    for name, (path, body) in {**UNARY, **{f"{name} stream": each for name, each in STREAMS.items()}}.items():
-        connection = Connection(gateway.url)
-        connection.send(path, body)
-        answer = connection.rest().lower()
-        assert answer.startswith("http/1.1 503"), name
-        assert answer.count("\r\nconnection: close\r\n") == 1, name
 
 
 def test_other_errors_keep_the_connection(replicas: list[Replica]) -> None:
@@ -179,6 +163,7 @@ class Service:
                 ]
                 if len(self.ready) < len(self.replicas) and not self.not_ready_at:
                     self.not_ready_at = time.monotonic()
+                    self.ends_at = self.not_ready_at + AFTER_S
                 await asyncio.sleep(PROBE_S)
 
     async def client(self) -> None:
@@ -188,7 +173,7 @@ class Service:
             address = urlsplit(self.ready[self.connections % len(self.ready)].gateway.url)
             reader, writer = await asyncio.open_connection(address.hostname, address.port)
             while time.monotonic() < self.ends_at and await self.is_kept(reader, writer):
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(0.02)
             writer.close()
 
     async def is_kept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
@@ -217,3 +202,24 @@ async def test_kept_connections_leave_a_replica_without_triton(replicas: list[Re
     figures = len(service.errors_at), service.total, len(later), max(later, default=0.0)
     _log.info("%d errors in %d requests; %d after the probe failed, the last %.2f s after it", *figures)
     assert max(later, default=0.0) < WITHIN_S
+
+
+def test_every_dialect_closes_the_connection_with_the_error(replicas: list[Replica]) -> None:
+    """Kills the other Triton, so no later test can use the replicas."""
+    gateway, triton = replicas[1].gateway, replicas[1].triton
+    streams = {name: Connection(gateway.url) for name in (*STREAMS, "resumable")}
+    for name, (path, body) in STREAMS.items():
+        streams[name].send(path, body)
+    started = httpx.post(f"{gateway.url}/v1/streams", json={"pipeline": "words", "inputs": {"script": ENDLESS}})
+    streams["resumable"].send(started.headers["location"])
+    for connection in streams.values():
+        assert connection.received(b"word").startswith("HTTP/1.1 200")
+    kill(triton)
+    for name, connection in streams.items():
+        assert "error" in connection.rest(), name
+    for name, (path, body) in {**UNARY, **{f"{name} stream": each for name, each in STREAMS.items()}}.items():
+        connection = Connection(gateway.url)
+        connection.send(path, body)
+        answer = connection.rest().lower()
+        assert answer.startswith("http/1.1 503"), name
+        assert answer.count("\r\nconnection: close\r\n") == 1, name

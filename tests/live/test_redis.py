@@ -4,12 +4,11 @@ import asyncio
 import json
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,20 +17,25 @@ import pytest
 
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, StartGateway, free_ports, running_gateway, wait_until_ready
+from tests.live.events import Event
 from tests.live.redis import PASSWORD, RedisServer
 from tests.live.resumable import ask, delete, read_all, read_some, reading, start, status
+from tests.processes import LIVE, START_S
 from tests.waiting import eventually
 
 Pair = tuple[GatewayProcess, GatewayProcess]
 
 
 @pytest.fixture(scope="module")
-def settings(redis: RedisServer, triton: EmbeddedTriton, config_path: Path) -> dict[str, str]:
-    """Sets a short interval for pings, because each ping interrupts a read of Redis."""
+def settings(redis: RedisServer, triton: EmbeddedTriton) -> dict[str, str]:
+    """Sets a short interval for pings, because each ping interrupts a read of Redis.
+
+    Has only the scripted pipelines, because a gateway with the reference pipelines starts more slowly.
+    """
     return {
         "redis_url": redis.url,
         "triton_url": triton.grpc_url,
-        "config": str(config_path),
+        "config": str(LIVE / "gateway.yaml"),
         "drain_s": "0.3",
         "ping_s": "0.3",
     }
@@ -94,33 +98,32 @@ def test_a_reader_of_any_gateway_keeps_the_stream_running(pair: Pair, tmp_path: 
     assert read_all(second, path)[-1].data["code"] == "cancelled"
 
 
-def test_a_killed_owner_leaves_exactly_one_terminal_event(pair: Pair, third: GatewayProcess) -> None:
-    _, second = pair
-    path = start(third, outputs=1000, interval_s=0.05)
-    with reading(second, path) as stream:
-        seen = [next(stream)]
+def test_a_lost_owner_leaves_exactly_one_terminal_event(pair: Pair, third: GatewayProcess) -> None:
+    """One owner is killed. The other one is stopped, and writes nothing after the terminal event when it goes on."""
+    stopped, second = pair
+    paths = [start(owner, outputs=1000, interval_s=0.05) for owner in (third, stopped)]
+    with ExitStack() as stack:
+        streams = [stack.enter_context(reading(second, path)) for path in paths]
+        seen = [[next(stream)] for stream in streams]
+        threads = stack.enter_context(ThreadPoolExecutor(4))
         third.process.send_signal(signal.SIGKILL)
-        with ThreadPoolExecutor(2) as threads:
-            others = threads.map(lambda _: read_all(second, path), range(2))
-            seen += list(stream)
-            readers = [seen, *others]
-    assert (seen[-1].name, seen[-1].data["code"]) == ("error", "upstream_unavailable")
-    assert [event.id for event in seen] == list(range(1, len(seen) + 1))
-    assert readers == [seen] * 3
-    assert read_all(second, path) == seen
-    assert ask(second, path, after=seen[-1].id).status_code == 204
+        stopped.process.send_signal(signal.SIGSTOP)
+        stack.callback(stopped.process.send_signal, signal.SIGCONT)
+        others = [[threads.submit(read_all, second, path) for _ in range(2)] for path in paths]
+        for events, stream, found in zip(seen, streams, others, strict=True):
+            events.extend(stream)
+            assert [each.result() for each in found] == [events] * 2
+        check_kept(second, paths[0], seen[0])
+    eventually(lambda: stopped.metric("active_streams") == 0)
+    check_kept(second, paths[1], seen[1])
 
 
-def test_a_resumed_owner_writes_nothing_after_the_terminal_event(pair: Pair) -> None:
-    first, second = pair
-    path = start(first, outputs=1000, interval_s=0.05)
-    read_some(second, path, 1)
-    first.process.send_signal(signal.SIGSTOP)
-    seen = read_all(second, path)
-    first.process.send_signal(signal.SIGCONT)
-    assert seen[-1].data["code"] == "upstream_unavailable"
-    eventually(lambda: first.metric("active_streams") == 0)
-    assert read_all(second, path) == seen
+def check_kept(gateway: GatewayProcess, path: str, events: list[Event]) -> None:
+    """Checks that these are the stream's events, and that the last one is the error of a lost owner."""
+    assert (events[-1].name, events[-1].data["code"]) == ("error", "upstream_unavailable")
+    assert [event.id for event in events] == list(range(1, len(events) + 1))
+    assert read_all(gateway, path) == events
+    assert ask(gateway, path, after=events[-1].id).status_code == 204
 
 
 def test_a_stream_survives_a_restart_of_redis(pair: Pair, redis: RedisServer) -> None:
@@ -272,15 +275,8 @@ def test_the_log_does_not_contain_the_password(pair: Pair, redis: RedisServer) -
 def test_an_unreachable_redis_ends_the_start_with_status_2(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     url = f"redis://:{PASSWORD}@127.0.0.1:{port}"
-    ended = subprocess.run(
-        [sys.executable, "-m", "app.cli", "serve", "--port=0", "--admin-port=0", f"--redis-url={url}"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert ended.returncode == 2
-    assert ended.stderr.splitlines()[-1] == (
+    with running_gateway(tmp_path, ready=False, redis_url=url) as gateway:
+        assert gateway.process.wait(START_S) == 2
+    assert gateway.log.splitlines()[-1] == (
         f"triton-gateway: GATEWAY_REDIS_URL: Redis at 127.0.0.1:{port} does not answer: ConnectionError"
     )

@@ -77,26 +77,31 @@ def test_a_text_is_an_id(client: httpx.Client, model: str, own_id: str) -> None:
     assert outputs(infer(client, model, "b", sequence_id=own_id, sequence_end=True)) == ("ab", own_id)
 
 
-def wrong_ids(model: str) -> list[Any]:
+SOME, ALL = (1, 2, 4, 7, 8, 9, 16, 64, 127, 128), tuple(range(1, 129))
+"""Lengths of texts, and numbers."""
+
+
+def wrong_ids(model: str, sizes: tuple[int, ...]) -> list[Any]:
     texts = ["", "\u00fc" * 65, "x" * 129, "a\0b"]
     numbers = [0, -1, 2**64, 2**200, 1.5, True, None, [1], {"a": 1}]
     if model == "seq_text":
-        return [*numbers, *texts, *range(1, 200, 7), *("x" * size for size in (125, 126, 127))]
+        return [*numbers, *texts, *sizes, *("x" * size for size in (125, 126, 127))]
     if model == "seq_plain":
         return [*numbers, *texts]
     if model in {"seq_iterative", "seq_mixed"}:
-        return [*numbers[1:], *texts[1:], *range(1, 20), "x"]
+        return [*numbers[1:], *texts[1:], *sizes, "x"]
     largest = LARGEST[model]
-    return [*numbers, *texts, *("x" * size for size in range(1, 129, 2)), largest + 1, largest + 8]
+    return [*numbers, *texts, *("x" * size for size in sizes), largest + 1, largest + 8]
 
 
+@pytest.mark.parametrize("sizes", [SOME, pytest.param(ALL, marks=pytest.mark.full)], ids=len)
 @pytest.mark.parametrize("model", [*MODELS, "seq_iterative", "seq_chain", "seq_outer", "seq_mixed"])
 def test_wrong_ids_are_400_and_reach_no_model(
-    client: httpx.Client, gateway: GatewayProcess, triton: EmbeddedTriton, model: str
+    client: httpx.Client, gateway: GatewayProcess, triton: EmbeddedTriton, model: str, sizes: tuple[int, ...]
 ) -> None:
     calls = gateway.metric("triton_calls_total", model=model)
     path = f"/v2/models/{model}"
-    for own_id in wrong_ids(model):
+    for own_id in wrong_ids(model, sizes):
         tensor = {"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": ["q"]}
         parameters = {"sequence_id": own_id, **WHOLE}
         answers = [

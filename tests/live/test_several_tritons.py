@@ -47,7 +47,7 @@ def tritons(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> Iter
     with ExitStack() as stack, ThreadPoolExecutor(2) as pool:
         ports = Ports.free("127.0.0.2")
         options = [
-            EmbeddedOptions(repository, models_venv, host=f"127.0.0.{number}", ports=ports, first_restart_s=1.0)
+            EmbeddedOptions(repository, models_venv, host=f"127.0.0.{number}", ports=ports, first_restart_s=0.5)
             for number in (2, 3)
         ]
         contexts = [running_triton(each, restarts=True) for each in options]

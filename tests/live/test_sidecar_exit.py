@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,9 @@ from tests.waiting import eventually
 _log = logging.getLogger(__name__)
 
 EXIT_S = 6
-"""``shutdown.tritonExitSeconds``."""
+"""``shutdown.tritonExitSeconds``, longer than a stream of these tests."""
+EXITS_S = pytest.mark.parametrize("exit_s", [1, pytest.param(EXIT_S, marks=pytest.mark.full)])
+"""For a Triton that does not exit in this time."""
 KILLED_S = 20.0
 """The container must end within this time: Triton's exit time, and the time until SIGKILL."""
 LOAD_S = 60
@@ -162,16 +165,22 @@ def add_slow(folder: Path) -> None:
     (folder / "1" / "model.py").write_text(SLOW)
 
 
-def sidecar(folder: Path, *, is_slow: bool = False) -> list[str]:
-    """The command line of the rendered chart. Its values say where the models and the Python backend are."""
+def sidecar(folder: Path, *, is_slow: bool = False, exit_s: int = EXIT_S) -> list[str]:
+    """Creates the repository. Returns the command line of the rendered chart."""
     repository(folder / "models", is_slow=is_slow)
+    return list(rendered(exit_s))
+
+
+@cache
+def rendered(exit_s: int) -> tuple[str, ...]:
+    """The command line of the chart. Its values say where the models and the Python backend are."""
     triton: Document = {
         "models": {"path": "/opt/shared/models"},
         "autoCompleteConfig": False,
         "extraArgs": ["--backend-directory=/opt/shared/backends"],
     }
-    container = triton_container(render({"triton": triton, "shutdown": {"tritonExitSeconds": EXIT_S}}))
-    return [*container["command"], *container["args"]]
+    container = triton_container(render({"triton": triton, "shutdown": {"tritonExitSeconds": exit_s}}))
+    return (*container["command"], *container["args"])
 
 
 def loaded(container: Container) -> Container:
@@ -194,15 +203,16 @@ def test_triton_ends_while_it_loads_its_models(start: Start, tmp_path: Path) -> 
     assert container.status_after("during the first loads") == 128 + signal.SIGTERM
 
 
+@pytest.mark.full
 def test_triton_ends_in_order_after_its_loads(start: Start, tmp_path: Path) -> None:
     container = loaded(start(sidecar(tmp_path)))
-    assert "entry point ends" in container.log
     assert container.status_after("after the loads") == 0
 
 
 @pytest.mark.parametrize("signals", [(signal.SIGTERM,), (signal.SIGTERM, signal.SIGTERM)], ids=["one", "two"])
 def test_streams_end_in_order(start: Start, tmp_path: Path, signals: tuple[int, ...]) -> None:
     container = loaded(start(sidecar(tmp_path)))
+    assert "entry point ends" in container.log
     words = container.command("curl", "--silent", "--data", BODY, f"{HTTP}/models/scripted_stream/generate_stream")
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as client:
         assert client.stdout is not None
@@ -212,8 +222,9 @@ def test_streams_end_in_order(start: Start, tmp_path: Path, signals: tuple[int, 
     assert len(events) == OUTPUTS
 
 
-def test_triton_ends_while_it_loads_a_model_again(start: Start, tmp_path: Path) -> None:
-    container = loaded(start(sidecar(tmp_path)))
+@EXITS_S
+def test_triton_ends_while_it_loads_a_model_again(start: Start, tmp_path: Path, exit_s: int) -> None:
+    container = loaded(start(sidecar(tmp_path, exit_s=exit_s)))
     add_slow(tmp_path / "models" / "slow")
     words = container.command("curl", "--silent", "--request", "POST", f"{HTTP}/repository/models/slow/load")
     with subprocess.Popen(words, stdout=subprocess.DEVNULL):
@@ -221,8 +232,9 @@ def test_triton_ends_while_it_loads_a_model_again(start: Start, tmp_path: Path) 
         container.status_after("during a later load")
 
 
-def test_a_triton_that_hangs_is_killed(start: Start, tmp_path: Path) -> None:
-    container = loaded(start(sidecar(tmp_path)))
+@EXITS_S
+def test_a_triton_that_hangs_is_killed(start: Start, tmp_path: Path, exit_s: int) -> None:
+    container = loaded(start(sidecar(tmp_path, exit_s=exit_s)))
     os.kill(container.triton, signal.SIGSTOP)
     assert container.status_after("hung") == 128 + signal.SIGKILL
 
@@ -233,12 +245,12 @@ def test_a_crash_keeps_its_exit_status(start: Start, tmp_path: Path) -> None:
     assert container.process.wait(KILLED_S) == 128 + signal.SIGSEGV
 
 
-@pytest.mark.parametrize("shell", ["sh", "bash"])
-def test_the_entry_point_is_optional(start: Start, shell: str) -> None:
+def test_the_entry_point_is_optional(start: Start) -> None:
     words = triton_container(render({"triton": {"entryPoint": ""}}))["command"]
-    container = start([shell, *words[1:], "sh", "-c", "exit 7"])
-    assert container.process.wait(KILLED_S) == 7
-    assert "entry point" not in container.log
+    for shell in ("sh", "bash"):
+        container = start([shell, *words[1:], "sh", "-c", "exit 7"])
+        assert container.process.wait(KILLED_S) == 7, shell
+        assert "entry point" not in container.log, shell
 
 
 def test_kubernetes_expands_nothing_in_the_script() -> None:

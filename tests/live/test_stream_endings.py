@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
@@ -22,6 +23,7 @@ from tests.live.conftest import (
 )
 from tests.live.events import Event, checked, events_in, lines_of, read_stream
 from tests.processes import LIVE
+from tests.waiting import eventually
 
 SCRIPTED: dict[str, tuple[dict[str, Any], int, str, str]] = {
     "complete, separate final response": ({"outputs": 3}, 3, "done", "complete"),
@@ -42,7 +44,6 @@ SCRIPTED: dict[str, tuple[dict[str, Any], int, str, str]] = {
     "model error after two outputs": ({"outputs": 2, "then": "error"}, 2, "error", "model_error"),
     "contract violation by the third output": ({"outputs": 5, "items": [1, 2, 5]}, 2, "error", "contract_violation"),
     "silence": ({"outputs": 2, "then": "silence"}, 2, "error", "deadline_exceeded"),
-    "total deadline": ({"outputs": 1000, "interval_s": 0.5}, -1, "error", "deadline_exceeded"),
 }
 
 
@@ -54,12 +55,30 @@ def own_triton(models_venv: Path, tmp_path_factory: pytest.TempPathFactory) -> I
         yield triton
 
 
+@pytest.fixture(scope="module")
+def own_gateway(own_triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    """Has frequent pings, and the pipeline ``short`` with a shorter total deadline."""
+    folder = tmp_path_factory.mktemp("own")
+    pipelines = yaml.safe_load(Path(CONFIG).read_text())["pipelines"]
+    plan = pipelines["scripted_stream"]
+    pipelines["short"] = plan | {"stream": plan["stream"] | {"timeout_s": 3.0}}
+    (folder / "gateway.yaml").write_text(json.dumps({"pipelines": pipelines}))
+    settings = {
+        "triton_url": own_triton.grpc_url,
+        "config": str(folder / "gateway.yaml"),
+        "ping_s": "0.2",
+        "drain_s": "1",
+    }
+    with running_gateway(folder / "gateway", **settings) as gateway:
+        yield gateway
+
+
 @pytest.fixture
-def killable(own_triton: EmbeddedTriton, tmp_path: Path) -> Iterator[tuple[EmbeddedTriton, GatewayProcess]]:
+def killable(own_triton: EmbeddedTriton, own_gateway: GatewayProcess) -> tuple[EmbeddedTriton, GatewayProcess]:
     """A separate Triton and gateway, for a test that kills models or servers."""
-    settings = {"triton_url": own_triton.grpc_url, "config": CONFIG, "drain_s": "1"}
-    with running_gateway(tmp_path / "gateway", **settings) as gateway:
-        yield own_triton, gateway
+    with httpx.Client(base_url=own_gateway.url, timeout=20) as client:
+        eventually(lambda: client.post("/v1/pipelines/scripted", json=script()).status_code == 200)
+    return own_triton, own_gateway
 
 
 CONFIG = str(LIVE / "gateway.yaml")
@@ -80,11 +99,16 @@ def check_ending(events: list[Event], outputs: int, terminal: str, reason: str) 
     last = events[-1]
     assert last.name == terminal
     assert last.data["reason" if terminal == "done" else "code"] == reason
-    if outputs >= 0:
-        assert len(events) - 1 == outputs
+    assert len(events) - 1 == outputs
     if terminal == "done":
         assert last.data["outputs"] == len(events) - 1
         assert last.data["early_exit"] == ("nothing" if reason == "early_exit" else None)
+
+
+def test_the_total_deadline_ends_a_stream_with_one_terminal_event(own_gateway: GatewayProcess) -> None:
+    with httpx.Client(base_url=own_gateway.url, timeout=20) as client:
+        events = read_stream(client, "short", script(outputs=1000, interval_s=0.5))
+    check_ending(events, len(events) - 1, "error", "deadline_exceeded")
 
 
 def test_an_error_before_the_first_output_has_its_http_status(client: httpx.Client) -> None:
@@ -127,10 +151,9 @@ def test_control_characters_in_text_cannot_end_a_field(client: httpx.Client) -> 
     assert events[0].data["text"] == hostile
 
 
-def test_silence_keeps_the_connection_alive_with_comments(start_gateway: StartGateway) -> None:
-    gateway = start_gateway(config=CONFIG, ping_s="0.2")
+def test_silence_keeps_the_connection_alive_with_comments(own_gateway: GatewayProcess) -> None:
     with httpx.stream(
-        "POST", f"{gateway.url}/v1/pipelines/scripted_stream/stream", json=script(outputs=1, interval_s=0.9)
+        "POST", f"{own_gateway.url}/v1/pipelines/scripted_stream/stream", json=script(outputs=1, interval_s=0.9)
     ) as answer:
         text = answer.read().decode()
     assert text.count(": \n\n") >= 2

@@ -7,21 +7,18 @@ import httpx
 import pytest
 
 from tests.live.conftest import GatewayProcess, running_gateway
+from tests.live.some_models import embedded
 
+MODELS = ("text_generate", "text_tokenize", "tokens_generate", "text_detokenize")
 PROMPT = "four words nobody logs"
 
 
 @pytest.fixture(scope="module")
-def logging(tmp_path_factory: pytest.TempPathFactory, models_venv: Path, pytestconfig: pytest.Config) -> GatewayProcess:
+def logging(tmp_path_factory: pytest.TempPathFactory, models_venv: Path) -> GatewayProcess:
     """A gateway with its own Triton that has streamed ``write`` once and exited, so that its log is complete."""
-    settings = {
-        "embedded": "true",
-        "embedded_repository": str(pytestconfig.rootpath / "triton_models"),
-        "embedded_venv": str(models_venv),
-        "config": str(pytestconfig.rootpath / "gateway.yaml"),
-        "log_tensors": "shapes",
-    }
-    with running_gateway(tmp_path_factory.mktemp("logging"), **settings) as gateway:
+    folder = tmp_path_factory.mktemp("logging")
+    settings = embedded(folder, models_venv, MODELS, ["write"])
+    with running_gateway(folder, **settings, log_tensors="shapes") as gateway:
         body = {"prompt": PROMPT, "max_tokens": 3, "seed": 1}
         url = f"{gateway.url}/v1/pipelines/write/stream"
         httpx.post(url, json=body, headers={"X-Request-ID": "streamed"}, timeout=30).raise_for_status()

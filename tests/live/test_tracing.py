@@ -15,6 +15,7 @@ from tests.fakes.collector import Collector, Span, collecting
 from tests.live.conftest import GatewayProcess, StartGateway, running_gateway
 from tests.live.events import read_stream
 from tests.live.some_models import embedded
+from tests.processes import LIVE
 
 MODELS = (
     "insights",
@@ -32,6 +33,8 @@ MODELS = (
 PIPELINES = ("insights", "write", "scripted", "scripted_exit")
 INSIGHTS = {"text": "The match went to extra time.", "topics": ["sport", "art"], "sentiments": ["good", "bad"]}
 WRITE = {"prompt": "The sea", "max_tokens": 3}
+SCRIPTED = str(LIVE / "gateway.yaml")
+"""Only the scripted pipelines, because a gateway with the reference pipelines starts more slowly."""
 
 
 @pytest.fixture(scope="module")
@@ -218,8 +221,8 @@ def test_spans_contain_no_values_of_tensors(client: httpx.Client, collector: Col
     assert secret not in str(collector.spans)
 
 
-def test_without_a_collector_the_log_has_the_callers_context(start_gateway: StartGateway, config_path: Path) -> None:
-    gateway, caller = start_gateway(config=str(config_path)), Caller("00")
+def test_without_a_collector_the_log_has_the_callers_context(gateway: GatewayProcess) -> None:
+    caller = Caller("00")
     httpx.post(f"{gateway.url}/v1/pipelines/write", json=WRITE, headers=caller.headers, timeout=30).raise_for_status()
     line = line_of(gateway, caller.request_id)
     assert (line["trace_id"], line["span_id"]) == (caller.trace_id, caller.span_id)
@@ -229,15 +232,13 @@ def test_without_a_collector_the_log_has_the_callers_context(start_gateway: Star
     "listens",
     [pytest.param(False, id="refuses connections", marks=pytest.mark.full), pytest.param(True, id="does not answer")],
 )
-def test_an_unreachable_collector_does_not_affect_requests(
-    start_gateway: StartGateway, config_path: Path, listens: bool
-) -> None:
+def test_an_unreachable_collector_does_not_affect_requests(start_gateway: StartGateway, listens: bool) -> None:
     with socket.socket() as unreachable:
         unreachable.bind(("127.0.0.1", 0))
         if listens:
             unreachable.listen()
         endpoint = f"http://127.0.0.1:{unreachable.getsockname()[1]}"
-        gateway = start_gateway(config=str(config_path), otlp_endpoint=endpoint, drain_s="1")
+        gateway = start_gateway(config=SCRIPTED, otlp_endpoint=endpoint, drain_s="1")
         with httpx.Client(base_url=gateway.url, timeout=30) as client:
             for _ in range(20):
                 client.post("/v1/pipelines/scripted", json={"script": "{}"}).raise_for_status()

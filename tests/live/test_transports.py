@@ -14,15 +14,13 @@ from app.triton.embedded.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, StartGateway, running_gateway
 from tests.live.events import read_stream
 from tests.live.test_cancellation import leave_after, request_bytes
-from tests.live.test_drain import LONG, Upload
+from tests.live.test_drain import CONFIG, LONG, Upload
 from tests.waiting import eventually
 
 
 @pytest.fixture(scope="module")
-def gateway(
-    triton: EmbeddedTriton, config_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[GatewayProcess]:
-    settings = {"triton_url": triton.grpc_url, "config": str(config_path), "grpc": "grpcio"}
+def gateway(triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    settings = {"triton_url": triton.grpc_url, "config": CONFIG, "grpc": "grpcio"}
     with running_gateway(tmp_path_factory.mktemp("transports"), **settings) as process:
         yield process
 
@@ -74,8 +72,8 @@ async def test_a_disconnect_cancels_the_call(
     assert float(notice.read_text().split()[0]) >= left - 0.1
 
 
-def test_the_drain_ends_a_stream(start_gateway: StartGateway, config_path: Path) -> None:
-    gateway = start_gateway(config=str(config_path), drain_s="0.2", grpc="grpcio")
+def test_the_drain_ends_a_stream(start_gateway: StartGateway) -> None:
+    gateway = start_gateway(config=CONFIG, drain_s="0.2", grpc="grpcio")
     running = Upload(gateway, "/v1/pipelines/scripted_patient/stream", LONG)
     running.finish()
     eventually(lambda: gateway.metric("active_streams") == 1)

@@ -301,7 +301,7 @@ def check_surrounded(prefix: str, text: str, tail: str) -> None:
         assert reason(SIGNED, message) is None
 
 
-QUICK = settings(max_examples=500, deadline=None)
+QUICK = settings(max_examples=150, deadline=None)
 LONG = settings(max_examples=15_000, deadline=None, suppress_health_check=list(HealthCheck))
 
 

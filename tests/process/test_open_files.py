@@ -1,8 +1,6 @@
 """A low limit of open files is reported at the start, and connections get an answer instead of a reset."""
 
 import resource
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,30 +11,24 @@ import psutil
 import pytest
 
 from app.process.open_files import RESERVED, connections_within
-from tests.processes import GatewayProcess, free_ports
+from tests.process.scripted import scripted_gateway
+from tests.processes import GatewayProcess
 from tests.waiting import eventually
 
 SERVE = """
 import resource, sys
 from app import cli
 resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
-sys.exit(cli.main(["serve", "--triton", "127.0.0.1:1", "--drain-s", "0", *sys.argv[1:]]))
+sys.exit(cli.main(["serve"]))
 """
 WARNING = "the limit of open files is"
 
 
 @contextmanager
-def serving(folder: Path, soft: int, hard: int, *options: str) -> Iterator[GatewayProcess]:
-    port, admin_port = free_ports(2)
-    command = [sys.executable, "-c", SERVE.format(soft=soft, hard=hard), f"--port={port}", f"--admin-port={admin_port}"]
-    log_path = folder / "log"
-    with log_path.open("wb") as log, subprocess.Popen([*command, *options], stderr=log, cwd=folder) as process:
-        try:
-            gateway = GatewayProcess(process, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}", log_path)
-            eventually(lambda: is_live(gateway))
-            yield gateway
-        finally:
-            process.terminate()
+def serving(folder: Path, soft: int, hard: int, **settings: str) -> Iterator[GatewayProcess]:
+    with scripted_gateway(folder, SERVE.format(soft=soft, hard=hard), **settings) as gateway:
+        eventually(lambda: is_live(gateway))
+        yield gateway
 
 
 def is_live(gateway: GatewayProcess) -> bool:
@@ -59,9 +51,9 @@ def test_connections_above_a_low_limit_of_files_get_429(tmp_path: Path) -> None:
         assert gateway.metric("out_of_files_total") == 0
 
 
-@pytest.mark.parametrize(("options", "soft"), [((), 4608), (("--workers", "2"), 2560)])
-def test_the_soft_limit_is_raised(tmp_path: Path, options: tuple[str, ...], soft: int) -> None:
-    with serving(tmp_path, 256, 8192, *options) as gateway:
+@pytest.mark.parametrize(("workers", "soft"), [("1", 4608), ("2", 2560)])
+def test_the_soft_limit_is_raised(tmp_path: Path, workers: str, soft: int) -> None:
+    with serving(tmp_path, 256, 8192, workers=workers) as gateway:
         (process, *_) = [*psutil.Process(gateway.process.pid).children(), psutil.Process(gateway.process.pid)]
         assert process.rlimit(resource.RLIMIT_NOFILE) == (soft, 8192)
         assert WARNING not in gateway.log

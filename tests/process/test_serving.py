@@ -1,7 +1,9 @@
 """The exit status of the process when a background task fails."""
 
-import subprocess
-import sys
+from pathlib import Path
+
+from tests.process.scripted import scripted_gateway
+from tests.waiting import PATIENCE_S
 
 SERVE_WITH_A_FAILING_REFRESH = """
 import sys
@@ -12,14 +14,13 @@ async def failing(*_: object) -> None:
     raise ZeroDivisionError("the cause")
 
 gateway.keep_fresh = failing
-sys.exit(cli.main(["serve", "--port", "0", "--admin-port", "0", "--triton", "127.0.0.1:1", "--drain-s", "0"]))
+sys.exit(cli.main(["serve"]))
 """
 
 
-def test_a_failed_background_task_ends_the_process_with_status_1() -> None:
-    command = [sys.executable, "-c", SERVE_WITH_A_FAILING_REFRESH]
-    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
-    assert ended.returncode == 1
-    (line,) = (line for line in ended.stderr.splitlines() if "ended unexpectedly" in line)
+def test_a_failed_background_task_ends_the_process_with_status_1(tmp_path: Path) -> None:
+    with scripted_gateway(tmp_path, SERVE_WITH_A_FAILING_REFRESH) as gateway:
+        assert gateway.process.wait(PATIENCE_S) == 1
+        (line,) = (line for line in gateway.log.splitlines() if "ended unexpectedly" in line)
     assert "'catalog refresh'" in line
     assert "ZeroDivisionError: the cause" in line

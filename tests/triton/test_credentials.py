@@ -14,6 +14,7 @@ from app.triton import credentials as module
 from app.triton.credentials import Credentials, CredentialsUnusable, TlsFiles, token_in
 from app.triton.engine import TritonEngine
 from app.triton.errors import Refusals
+from app.triton.grpc import connection
 from app.triton.transport import Kind, RpcError
 from app.triton.transports import open_transport
 from tests.fakes.certificates import Authority
@@ -26,6 +27,12 @@ EXPIRED = {"not_before": YESTERDAY - timedelta(days=9), "not_after": YESTERDAY}
 @pytest.fixture(params=["asyncio", "grpcio"])
 def kind(request: pytest.FixtureRequest) -> Kind:
     return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture(autouse=True)
+def short_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The servers of grpcio do not close a TLS connection when their client does: it would wait for a second."""
+    monkeypatch.setattr(connection, "CLOSE_S", 0.05)
 
 
 @pytest.fixture

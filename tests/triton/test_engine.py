@@ -369,8 +369,9 @@ class TestStream:
         assert not triton.cancelled.is_set()
 
     async def test_a_stream_that_ignores_its_cancel_call_is_cancelled(
-        self, engine: TritonEngine, triton: FakeTriton
+        self, engine: TritonEngine, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.setattr("app.triton.engine.SELF_END_S", 0.3)
         triton.streamed = scripted([piece(1)], hangs_s=3600)
         responses = engine.infer_stream(structs.replace(REQUEST, ends_by_hook=True), Deadline.after(LONG_S))
         await anext(responses)

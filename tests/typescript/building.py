@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from tests.conftest import Require
-from tests.environments import alone_in, npm_environment
+from tests.environments import npm_environment, once_in
 from tests.live.openapi_document import CHECKED_IN, ROOT
 
 FILES = Path(__file__).parent / "client"
@@ -25,10 +25,7 @@ def call(folder: Path, *command: str) -> str:
 
 def built_client(require: Require) -> Path:
     """Returns a folder with ``calls.mjs`` for Node and ``page.js`` for browsers, compiled in strict mode."""
-    folder = npm_environment("gateway-client", FILES, require)
-    with alone_in(folder):
-        _compile(folder)
-    return folder
+    return once_in(npm_environment("gateway-client", FILES, require), _compile)
 
 
 def _compile(folder: Path) -> None:

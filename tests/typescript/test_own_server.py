@@ -10,33 +10,41 @@ from pathlib import Path
 import httpx
 import pytest
 
+from app.triton.embedded.server import EmbeddedTriton
 from tests.conftest import Require
 from tests.docs.pages import blocks_of
 from tests.fakes.keys import entry, key_text, write_keys
 from tests.live.events import checked, parsed
 from tests.live.openapi_document import ROOT
-from tests.processes import GatewayProcess, StartGateway, free_ports
+from tests.processes import GatewayProcess, free_ports, running_gateway
 from tests.waiting import eventually
 
 INPUTS = {"prompt": "The for statement", "max_tokens": 512, "temperature": 0}
 ALICE = {"Cookie": "theme=dark; session=alice"}
 
 
-@pytest.fixture
-def guarded(start_gateway: StartGateway, config_path: Path, tmp_path: Path) -> GatewayProcess:
-    keys = write_keys(tmp_path / "keys.yaml", entry("everything"))
-    return start_gateway(config=str(config_path), api_keys_file=str(keys))
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("own-server")
 
 
-@pytest.fixture
-def own_server(guarded: GatewayProcess, tmp_path: Path, require: Require) -> Iterator[httpx.Client]:
+@pytest.fixture(scope="module")
+def guarded(triton: EmbeddedTriton, config_path: Path, folder: Path) -> Iterator[GatewayProcess]:
+    keys = write_keys(folder / "keys.yaml", entry("everything"))
+    settings = {"triton_url": triton.grpc_url, "config": str(config_path), "api_keys_file": str(keys)}
+    with running_gateway(folder / "gateway", **settings) as gateway:
+        yield gateway
+
+
+@pytest.fixture(scope="module")
+def own_server(guarded: GatewayProcess, folder: Path, require: Require) -> Iterator[httpx.Client]:
     require(shutil.which("node"), "there is no node")
     (port,) = free_ports(1)
     (text,) = (text for language, text in blocks_of(ROOT / "docs" / "how-to" / "own-server.md") if language == "js")
-    (tmp_path / "server.mjs").write_text(text)
+    (folder / "server.mjs").write_text(text)
     keys = json.dumps({"alice": key_text("everything")})
     settings = {"GATEWAY": guarded.url, "KEYS": keys, "PORT": str(port)}
-    process = subprocess.Popen(["node", tmp_path / "server.mjs"], env=os.environ | settings)
+    process = subprocess.Popen(["node", folder / "server.mjs"], env=os.environ | settings)
     transport = httpx.HTTPTransport(retries=8)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, transport=transport) as client:

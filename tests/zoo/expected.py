@@ -15,7 +15,10 @@ EARLY_EXIT = "nothing"
 
 def values_of(tensor: Tensor) -> list[Any]:
     """The flat JSON values of a tensor: NaN and infinity are null, bytes that are not UTF-8 are U+FFFD."""
-    return [_value(tensor.datatype, "text", element) for element in wide(tensor).reshape(-1).tolist()]
+    array = wide(tensor).reshape(-1)
+    if tensor.datatype != "BYTES" and np.isfinite(array).all():
+        return array.tolist()
+    return [_value(tensor.datatype, "text", element) for element in array.tolist()]
 
 
 def wide(tensor: Tensor) -> np.ndarray[Any, Any]:

@@ -4,6 +4,7 @@ A dimension ``a..b`` is free (-1 in Triton's configuration) and has a random siz
 optional input. ``of a..b`` is the number of characters of each text, or of bytes with ``raw``, which is rarely UTF-8.
 """
 
+import math
 import re
 from dataclasses import dataclass
 from random import Random
@@ -68,6 +69,10 @@ class Form:
     def dims(self) -> list[int]:
         """The dimensions as in a configuration."""
         return [-1 if free else size.low for free, size in zip(self.is_free, self.sizes, strict=True)]
+
+    @property
+    def most_elements(self) -> int:
+        return math.prod(size.high for size in self.sizes)
 
     def array(self, random: Random, batch: tuple[int, ...] = ()) -> NDArray[np.generic]:
         shape = (*batch, *(size.draw(random) for size in self.sizes))

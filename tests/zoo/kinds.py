@@ -8,6 +8,7 @@ from typing import Any
 from tests.zoo.forms import Form, Range
 
 NO_EXTRAS: Mapping[str, Any] = {}
+MANY_ELEMENTS = 100_000
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,11 @@ class Kind:
     @property
     def is_decoupled(self) -> bool:
         return self.responses is not None
+
+    @property
+    def is_large(self) -> bool:
+        """Whether JSON of many rows takes long."""
+        return max(form.most_elements for form in (self.input_forms | self.output_forms).values()) > MANY_ELEMENTS
 
     @property
     def sizes_of_batches(self) -> Range:

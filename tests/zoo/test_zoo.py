@@ -1,14 +1,15 @@
 """Every kind of model of the table, in every dialect, compared with Triton's own gRPC.
 
-The short form sends a few requests for each kind to three gateways; the long form (`make test-full`) sends many to all
-combinations of client, shared memory and workers. `ZOO_SEED=7 pytest tests/zoo` repeats a run.
+The short form sends a few requests for each kind to two gateways that differ in their client, shared memory and
+workers, and large tensors to a third; the long form (`make test-full`) sends many to all combinations of the three.
+`ZOO_SEED=7 pytest tests/zoo` repeats a run.
 """
 
 import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -48,7 +49,9 @@ class GatewayOptions:
 
 
 ALL = [GatewayOptions(*each) for each in product(("asyncio", "grpcio"), (True, False), (1, 2))]
-SHORT = [GatewayOptions("asyncio", True, 1), GatewayOptions("asyncio", False, 2), GatewayOptions("grpcio", False, 1)]
+SHORT = [GatewayOptions("asyncio", True, 2), GatewayOptions("grpcio", False, 1)]
+WIRE = GatewayOptions("asyncio", False, 1)
+"""Only large tensors take another way through this gateway than through those of the short form."""
 OPTIONS = [pytest.param(each, id=str(each), marks=() if each in SHORT else pytest.mark.full) for each in ALL]
 
 
@@ -74,8 +77,19 @@ def direct(zoo: EmbeddedTriton) -> Iterator[DirectTriton]:
 def gateway(
     request: pytest.FixtureRequest, zoo: EmbeddedTriton, redis: RedisServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[httpx.Client]:
-    options: GatewayOptions = request.param
-    folder = tmp_path_factory.mktemp("gateway")
+    with running(request.param, zoo, redis, tmp_path_factory.mktemp("gateway")) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def wire(zoo: EmbeddedTriton, redis: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    with running(WIRE, zoo, redis, tmp_path_factory.mktemp("wire")) as client:
+        yield client
+
+
+@contextmanager
+def running(options: GatewayOptions, zoo: EmbeddedTriton, redis: RedisServer, folder: Path) -> Iterator[httpx.Client]:
+    """A client of a gateway with these options."""
     write_gateway_yaml(folder / "gateway.yaml")
     settings = {
         "triton_url": zoo.grpc_url,
@@ -87,9 +101,8 @@ def gateway(
         "timeout_s": "60",
         **({"redis_url": redis.url} if options.workers > 1 else {}),
     }
-    with ExitStack() as stack:
-        running = stack.enter_context(running_gateway(folder, **settings))
-        yield stack.enter_context(httpx.Client(base_url=running.url, timeout=60))
+    with running_gateway(folder, **settings) as gateway, httpx.Client(base_url=gateway.url, timeout=60) as client:
+        yield client
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(10, marks=[pytest.mark.full, pytest.mark.timeout(1800)])])
@@ -97,13 +110,25 @@ def gateway(
     "kind", [pytest.param(kind, id=kind.name, marks=[pytest.mark.full] * kind.is_long) for kind in KINDS]
 )
 def test_every_dialect_answers_as_triton(gateway: httpx.Client, direct: DirectTriton, kind: Kind, count: int) -> None:
-    """All calls of a kind run beside each other. JSON of heavy kinds is for the long form."""
+    """JSON of heavy kinds, and of many rows of large ones, is for the long form."""
     is_long = count > 2
     if kind.heavy:
         count = 2 if is_long else AT_ONCE
     if kind.is_long:
         count = 1
-    requests = [(number, *asked(direct, kind, number)) for number in range(count)]
+    compare(gateway, direct, kind, count, is_long=is_long)
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if kind.heavy or kind.name == "blobs"], ids=lambda kind: kind.name
+)
+def test_large_tensors_without_shared_memory(wire: httpx.Client, direct: DirectTriton, kind: Kind) -> None:
+    compare(wire, direct, kind, AT_ONCE if kind.heavy else 2, is_long=False)
+
+
+def compare(gateway: httpx.Client, direct: DirectTriton, kind: Kind, count: int, *, is_long: bool) -> None:
+    """Sends this number of requests in every dialect. All calls of a kind run beside each other."""
+    requests = [(number, *asked(direct, kind, number, is_long=is_long)) for number in range(count)]
     calls = [
         (number, case, truth, dialect)
         for number, case, truth in requests
@@ -123,12 +148,13 @@ def test_every_dialect_answers_as_triton(gateway: httpx.Client, direct: DirectTr
 
 
 @lru_cache(maxsize=1024)
-def asked(direct: DirectTriton, kind: Kind, number: int) -> tuple[Case, Truth]:
+def asked(direct: DirectTriton, kind: Kind, number: int, *, is_long: bool) -> tuple[Case, Truth]:
     """A request of the run, and the answer of Triton, which is asked once for all gateways.
 
     Every second request of a model with batches has a single item.
     """
-    case = random_case(kind, Random(f"{SEED} {kind.name} {number}"), rows=(1, 2 if kind.heavy else None)[number % 2])
+    several = 2 if kind.heavy or (kind.is_large and not is_long) else None
+    case = random_case(kind, Random(f"{SEED} {kind.name} {number}"), rows=(1, several)[number % 2])
     return case, direct.answer(case)
 
 

@@ -21,8 +21,11 @@ from tests.live.redis import RedisServer
 
 CALM = 150
 CLIENTS = 12
+"""For each of the two ways to the gateway, directly and through the link."""
 PAUSE_S = 0.01
 """Between two requests of a client."""
+SHORT_CLIENTS = 6
+"""In the short form: what has to start or to recover gets twice as much of a small processor."""
 WORKER_CLIENTS, WORKER_PAUSE_S = 8, 0.05
 """With several workers: a load that leaves time of the processor for a worker that starts."""
 GROWTH_MIB = 8.0
@@ -44,14 +47,14 @@ WORKER_SHORT = ["Redis is stopped", "Redis and a worker are killed"]
 
 async def test_a_round_of_faults_leaves_nothing_unexplained(mortal_triton: EmbeddedTriton, tmp_path: Path) -> None:
     async with stand_of(mortal_triton, tmp_path / "stand", SEED) as stand:
-        await balanced(stand, [(FAULTS[name], 0.3) for name in SHORT])
+        await balanced(stand, [(FAULTS[name], 0.3) for name in SHORT], SHORT_CLIENTS)
 
 
 async def test_a_killed_worker_and_redis_leave_nothing_unexplained(
     mortal_triton: EmbeddedTriton, redis: RedisServer, tmp_path: Path
 ) -> None:
     async with stand_of(mortal_triton, tmp_path / "stand", SEED, redis) as stand:
-        await balanced(stand, [(WORKER_FAULTS[name], 0.3) for name in WORKER_SHORT])
+        await balanced(stand, [(WORKER_FAULTS[name], 0.3) for name in WORKER_SHORT], SHORT_CLIENTS)
 
 
 @pytest.mark.full
@@ -79,7 +82,9 @@ def in_any_order(faults: Mapping[str, Fault], ends: float) -> Iterator[tuple[Fau
         yield from ((fault, order.uniform(0.2, 3.0)) for fault in order.sample(list(faults.values()), len(faults)))
 
 
-async def balanced(stand: Stand, faults: Iterable[tuple[Fault, float]]) -> tuple[Levels, Levels]:
+async def balanced(
+    stand: Stand, faults: Iterable[tuple[Fault, float]], clients: int = CLIENTS
+) -> tuple[Levels, Levels]:
     """Causes the faults, then drains the gateway under load. Returns its objects before and after the faults.
 
     With several workers no client leaves before its answer: each request that ends without a line was in a killed one.
@@ -88,12 +93,12 @@ async def balanced(stand: Stand, faults: Iterable[tuple[Fault, float]]) -> tuple
     await calm(stand, traffic)
     await stand.quiet()
     before = await asyncio.to_thread(stand.levels)
-    await chaos(stand, traffic, faults)
+    await chaos(stand, traffic, faults, clients)
     await calm(stand, traffic)
     await stand.quiet()
     after = await levels_like(stand, before)
     check_sums(stand)
-    await drain(stand, traffic)
+    await drain(stand, traffic, clients)
     assert stand.ledger().unexplained() == []
     return before, after
 
@@ -106,15 +111,15 @@ async def calm(stand: Stand, traffic: Traffic) -> None:
         assert seen.ask.expected in seen.outcomes, seen
 
 
-async def chaos(stand: Stand, traffic: Traffic, faults: Iterable[tuple[Fault, float]]) -> None:
+async def chaos(stand: Stand, traffic: Traffic, faults: Iterable[tuple[Fault, float]], clients: int) -> None:
     """Causes each fault under load. ``faults``: with their durations in seconds."""
-    async with loading(stand, traffic):
+    async with loading(stand, traffic, clients):
         for fault, lasts_s in faults:
             await fault(stand, traffic, lasts_s)
 
 
 @asynccontextmanager
-async def loading(stand: Stand, traffic: Traffic) -> AsyncIterator[None]:
+async def loading(stand: Stand, traffic: Traffic, count: int) -> AsyncIterator[None]:
     """Clients send requests for the duration of the block, directly and through the link.
 
     With several workers all clients connect directly, so that a worker's connections name its clients.
@@ -126,7 +131,8 @@ async def loading(stand: Stand, traffic: Traffic) -> AsyncIterator[None]:
             await stand.ask(*traffic.ask(), port=port)
             await asyncio.sleep(WORKER_PAUSE_S if stand.redis else PAUSE_S)
 
-    ports = [stand.port] * WORKER_CLIENTS if stand.redis else [stand.port, stand.to_gateway.port] * CLIENTS
+    both = [stand.port, stand.to_gateway.port] * count
+    ports = [stand.port] * min(count, WORKER_CLIENTS) if stand.redis else both
     clients = [asyncio.create_task(client(port)) for port in ports]
     yield
     is_over = True
@@ -162,9 +168,9 @@ def check_sums(stand: Stand) -> None:
     assert gateway.metric("log_lines_dropped_total") == 0
 
 
-async def drain(stand: Stand, traffic: Traffic) -> None:
+async def drain(stand: Stand, traffic: Traffic, clients: int) -> None:
     """SIGTERM under load. The metrics end with the gateway, so only its log is compared."""
-    async with cutting(stand), loading(stand, traffic):
+    async with cutting(stand), loading(stand, traffic, clients):
         await asyncio.sleep(0.3)
         stand.gateway.process.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(stand.gateway.process.wait, 20) == 0

@@ -2,11 +2,8 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import httpx
@@ -14,7 +11,8 @@ import pytest
 
 from app.observability.metrics import CPU, numbers_of
 from tests.live.connections import workers_of
-from tests.processes import GatewayProcess, free_ports
+from tests.process.scripted import scripted_gateway
+from tests.processes import GatewayProcess
 from tests.waiting import PATIENCE_S, eventually
 
 SERVE = """
@@ -25,21 +23,13 @@ from app.process.workers import supervisor
 supervisor.FIRST_DELAY_S = 0.01
 supervisor.SILENCE_S = 1.0
 {changed}
-sys.exit(cli.main(["serve", "--workers", "2", "--triton", "127.0.0.1:1", "--drain-s", "0", *sys.argv[1:]]))
+sys.exit(cli.main(["serve"]))
 """
 CANNOT_START = 'supervisor.COMMAND = (sys.executable, "-c", "raise SystemExit(3)")'
 
 
-@contextmanager
-def serving(folder: Path, changed: str = "") -> Iterator[GatewayProcess]:
-    port, admin_port = free_ports(2)
-    command = [sys.executable, "-c", SERVE.format(changed=changed), f"--port={port}", f"--admin-port={admin_port}"]
-    log_path = folder / "log"
-    with log_path.open("wb") as log, subprocess.Popen(command, stderr=log, cwd=folder) as process:
-        try:
-            yield GatewayProcess(process, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}", log_path)
-        finally:
-            process.terminate()
+def serving(folder: Path, changed: str = "") -> AbstractContextManager[GatewayProcess]:
+    return scripted_gateway(folder, SERVE.format(changed=changed), workers="2")
 
 
 def states(gateway: GatewayProcess) -> dict[str, str]:

@@ -3,7 +3,8 @@
 import asyncio
 import re
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import tritonclient.grpc.aio as client
 
 from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
+from tests.processes import EXIT_S
+from tests.waiting import PATIENCE_S
 
 CONFIG = """
 backend: "python"
@@ -86,21 +89,34 @@ def eventually() -> Callable[..., None]:
     return eventually
 
 
+def write_model(models: Path, name: str = "ident", initialize: str = "pass", config: str = CONFIG) -> None:
+    version = models / name / "1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text(MODEL.format(initialize=initialize))
+    (version.parent / "config.pbtxt").write_text(config.format(dims="1"))
+
+
 @pytest.fixture
 def add_model(tmp_path):
-    def add_model(name="ident", initialize="pass", dims="1", config=CONFIG):
-        version = tmp_path / "models" / name / "1"
-        version.mkdir(parents=True)
-        (version / "model.py").write_text(MODEL.format(initialize=initialize))
-        (version.parent / "config.pbtxt").write_text(config.format(dims=dims))
+    def add_model(name, **written):
+        write_model(tmp_path / "models", name, **written)
 
     return add_model
 
 
 @pytest.fixture
-def options(tmp_path, models_venv, add_model):
-    add_model()
-    return EmbeddedOptions(tmp_path / "models", models_venv, first_restart_s=0.1)
+def options(tmp_path, models_venv):
+    """Of a Triton that waits a second at most for its models when it ends."""
+    write_model(tmp_path / "models")
+    return EmbeddedOptions(tmp_path / "models", models_venv, first_restart_s=0.1, exit_timeout_s=EXIT_S)
+
+
+@pytest.fixture(scope="module")
+def options_of_module(tmp_path_factory, models_venv):
+    """The same for the tests of one file, in which the delays between restarts do not grow."""
+    models = tmp_path_factory.mktemp("embedded") / "models"
+    write_model(models)
+    return EmbeddedOptions(models, models_venv, first_restart_s=0.1, longest_restart_s=0.1, exit_timeout_s=EXIT_S)
 
 
 @pytest.fixture
@@ -131,15 +147,45 @@ def _fp32(value: float):
 
 
 @pytest.fixture
-async def busy(infer):
-    """Keeps the model busy for longer than the test."""
-    calls = []
+def busy(infer):
+    """An asynchronous context manager that keeps the model busy for longer than its block."""
 
-    async def busy(url: str) -> None:
-        calls.append(asyncio.ensure_future(infer(url, 600.0)))
+    @asynccontextmanager
+    async def busy(url: str) -> AsyncIterator[None]:
+        call = asyncio.ensure_future(infer(url, 600.0))
         await asyncio.sleep(0.5)
-
-    yield busy
-    for call in calls:
+        yield
         call.cancel()
-    await asyncio.gather(*calls, return_exceptions=True)
+        await asyncio.gather(call, return_exceptions=True)
+
+    return busy
+
+
+@pytest.fixture
+def until_answered(infer):
+    """Waits until the model answers."""
+
+    async def until_answered(url: str) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                try:
+                    await infer(url)
+                except Exception:
+                    await asyncio.sleep(0.1)
+                else:
+                    return
+
+    return until_answered
+
+
+@pytest.fixture
+def until_restarted(until_answered):
+    """Waits until another Triton than the one with this process id answers."""
+
+    async def until_restarted(triton: EmbeddedTriton, pid: int | None) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while triton.pid == pid:
+                await asyncio.sleep(0.05)
+        await until_answered(triton.grpc_url)
+
+    return until_restarted

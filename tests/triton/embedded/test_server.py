@@ -14,14 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from app.triton.embedded import launch, server
+from app.triton.embedded import launch
 from app.triton.embedded import process as process_module
 from app.triton.embedded.launch import LOOPBACK, PORTS, Ports, bind_to_free_port
 from app.triton.embedded.machine import RepositoryUnservable, StartCrashed, StartFailed, StartTimedOut, TritonPortTaken
 from app.triton.embedded.server import EmbeddedTriton, Loading
-from tests.fakes.arenas import lock_arenas
+from tests.processes import is_free
 
 ROOT = Path(__file__).parents[3]
+ORDERLY_S = 15
+"""Triton 2.51 may crash when its time to exit is over before its models have ended."""
 
 # A minimal gateway: starts Triton, prints its address, and waits to be killed.
 GATEWAY = """
@@ -31,7 +33,7 @@ from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
 
 async def main():
-    triton = EmbeddedTriton(EmbeddedOptions(Path(sys.argv[1]), Path(sys.argv[2]), exit_timeout_s=2))
+    triton = EmbeddedTriton(EmbeddedOptions(Path(sys.argv[1]), Path(sys.argv[2]), exit_timeout_s=1))
     await triton.start()
     print(triton.pid, triton.grpc_url, flush=True)
     await asyncio.sleep(600)
@@ -48,17 +50,21 @@ def gateway(options):
         process.kill()
 
 
-async def test_start_reports_progress_until_all_models_are_ready(options, add_model, infer):
+async def test_start_reports_progress_and_stop_removes_processes_and_files(options, add_model, infer, traces_of):
     add_model("second")
     reported = []
-    triton = EmbeddedTriton(options)
+    triton = EmbeddedTriton(replace(options, exit_timeout_s=ORDERLY_S))
     await triton.start(reported.append)
+    traces = traces_of(triton.pid)
     try:
+        assert reported[0].total == 2
+        assert reported[-1] == Loading(2, 2)
         assert await infer(triton.grpc_url) == 0.0
+        assert len(traces.processes()) == 4
+        assert traces.regions()
     finally:
         await triton.stop()
-    assert reported[0].total == 2
-    assert reported[-1] == Loading(2, 2)
+    assert traces.are_gone()
 
 
 async def test_paths_may_have_spaces(options, infer, tmp_path, monkeypatch):
@@ -75,105 +81,23 @@ async def test_paths_may_have_spaces(options, infer, tmp_path, monkeypatch):
     assert (repository / "ident" / "config.pbtxt").is_file()
 
 
-async def test_stop_removes_processes_and_files(options, traces_of):
+async def test_stopping_a_busy_model_takes_a_limited_time(options, traces_of, busy):
     triton = EmbeddedTriton(options)
     await triton.start()
     traces = traces_of(triton.pid)
-    assert len(traces.processes()) == 3
-    assert traces.regions()
-    await triton.stop()
+    async with busy(triton.grpc_url):
+        before = time.monotonic()
+        await triton.stop()
+        assert time.monotonic() - before < 6
     assert traces.are_gone()
-
-
-async def test_stopping_a_busy_model_takes_a_limited_time(options, traces_of, busy):
-    triton = EmbeddedTriton(replace(options, exit_timeout_s=1))
-    await triton.start()
-    traces = traces_of(triton.pid)
-    await busy(triton.grpc_url)
-    before = time.monotonic()
-    await triton.stop()
-    assert time.monotonic() - before < 6
-    assert traces.are_gone()
-
-
-async def test_triton_and_guard_get_no_terminal_signals(triton, traces_of):
-    ours = os.getsid(0)
-    assert all(os.getsid(each.pid) != ours for each in traces_of(triton.pid).processes())
 
 
 async def test_a_killed_gateway_stops_a_busy_triton(gateway, traces_of, busy, eventually):
     pid, url = gateway.stdout.readline().split()
     traces = traces_of(int(pid))
-    await busy(url)
-    gateway.kill()
-    await asyncio.to_thread(eventually, traces.are_gone)
-
-
-async def test_a_killed_triton_is_restarted_on_the_same_ports(triton, traces_of, infer, busy):
-    watch = asyncio.create_task(triton.watch())
-    traces = traces_of(triton.pid)
-    await busy(triton.grpc_url)
-    killed = triton.pid
-    os.kill(killed, signal.SIGKILL)
-    await until_answered(infer, triton.grpc_url)
-    assert triton.pid != killed
-    assert traces.are_gone()
-    await triton.stop()
-    await watch
-
-
-async def test_restart_replaces_a_stopped_triton(triton, traces_of, infer):
-    watch = asyncio.create_task(triton.watch())
-    traces = traces_of(triton.pid)
-    stopped = triton.pid
-    os.kill(stopped, signal.SIGSTOP)
-    await triton.restart()
-    await until_answered(infer, triton.grpc_url)
-    assert triton.pid != stopped
-    assert traces.are_gone()
-    await triton.stop()
-    await watch
-
-
-async def test_a_crash_is_logged_with_its_signal(triton, infer, caplog):
-    watch = asyncio.create_task(triton.watch())
-    os.kill(triton.pid, signal.SIGSEGV)
-    await until_replaced(triton, triton.pid)
-    await until_answered(infer, triton.grpc_url)
-    assert "triton: Signal (11) received." in caplog.messages
-    assert "ended with status 139 (SIGSEGV): Signal (11) received." in caplog.text
-    await triton.stop()
-    await watch
-
-
-@pytest.mark.parametrize("arenas", [1, None], ids=["one lock", "all locks"])
-async def test_a_triton_that_hangs_in_its_crash_handler_is_restarted(triton, traces_of, infer, caplog, arenas):
-    """The handler of SIGABRT allocates memory, and waits for a lock that the crashed thread holds."""
-    watch = asyncio.create_task(triton.watch())
-    traces = traces_of(triton.pid)
-    hung = triton.pid
-    assert lock_arenas(hung, arenas)
-    os.kill(hung, signal.SIGABRT)
-    await until_replaced(triton, hung)
-    await until_answered(infer, triton.grpc_url)
-    assert "crashed (Signal (6) received.) and has not ended after 5 s: it is killed" in caplog.text
-    assert traces.are_gone()
-    await triton.stop()
-    await watch
-
-
-async def test_a_triton_that_fails_its_liveness_checks_is_restarted(triton, infer, caplog, monkeypatch):
-    monkeypatch.setattr(server, "LIVENESS_POLL_S", 0.1)
-    monkeypatch.setattr(server, "LIVENESS_FAILURES", 2)
-    monkeypatch.setattr(server, "_LIVE_TIMEOUT_S", 1.0)
-    watch = asyncio.create_task(triton.watch())
-    stopped = triton.pid
-    os.kill(stopped, signal.SIGSTOP)
-    await until_replaced(triton, stopped)
-    await until_answered(infer, triton.grpc_url)
-    assert "failed 2 liveness checks in a row: it is killed" in caplog.text
-    await triton.stop()
-    await watch
+    async with busy(url):
+        gateway.kill()
+        await asyncio.to_thread(eventually, traces.are_gone)
 
 
 async def test_a_model_that_writes_the_words_of_a_crash_ends_nothing(options, add_model, infer, monkeypatch):
@@ -218,14 +142,6 @@ async def test_the_first_start_is_repeated_twice_at_most(options, add_model, tmp
     assert (tmp_path / "starts").read_bytes() == b"..."
 
 
-async def test_a_failed_model_is_not_loaded_again(options, add_model, tmp_path):
-    code = f"open({str(tmp_path / 'starts')!r}, 'ab').write(b'.'); raise ValueError"
-    add_model("broken", initialize=code)
-    with pytest.raises(StartFailed, match="broken"):
-        await EmbeddedTriton(options).start()
-    assert (tmp_path / "starts").read_bytes() == b"."
-
-
 async def test_an_unexpected_exception_ends_the_watch(triton, monkeypatch):
     """The supervisor of the process handles the exception."""
 
@@ -238,17 +154,6 @@ async def test_an_unexpected_exception_ends_the_watch(triton, monkeypatch):
         await asyncio.wait_for(triton.watch(), 10.0)
 
 
-async def test_a_killed_guard_and_its_triton_are_restarted(triton, traces_of, infer, busy):
-    watch = asyncio.create_task(triton.watch())
-    traces = traces_of(triton.pid)
-    await busy(triton.grpc_url)
-    traces.named("guard.py").kill()
-    await until_answered(infer, triton.grpc_url)
-    assert traces.are_gone()
-    await triton.stop()
-    await watch
-
-
 async def test_stop_between_two_restarts_ends_the_watch(options):
     triton = EmbeddedTriton(replace(options, first_restart_s=600.0, longest_restart_s=600.0))
     await triton.start()
@@ -259,17 +164,16 @@ async def test_stop_between_two_restarts_ends_the_watch(options):
     await asyncio.wait_for(watch, 1.0)
 
 
-async def test_a_restart_waits_until_its_port_is_free(options, infer, caplog):
+async def test_a_restart_waits_until_its_port_is_free(options, until_answered, caplog, eventually):
     triton = EmbeddedTriton(replace(options, longest_restart_s=0.2))
     await triton.start()
     port = int(triton.grpc_url.rpartition(":")[2])
     os.kill(triton.pid, signal.SIGKILL)
-    await asyncio.sleep(0.5)
+    await asyncio.to_thread(eventually, lambda: is_free(port))
     with listening_on(port):
         watch = asyncio.create_task(triton.watch())
-        await asyncio.sleep(1.0)
-    await until_answered(infer, triton.grpc_url)
-    assert f"Port {port}" in caplog.text
+        await asyncio.to_thread(eventually, lambda: f"Port {port}" in caplog.text)
+    await until_answered(triton.grpc_url)
     await triton.stop()
     await watch
 
@@ -280,10 +184,13 @@ async def test_a_port_of_another_process_is_reported(options):
         await EmbeddedTriton(replace(options, ports=ports)).start()
 
 
-async def test_the_error_has_the_reason_of_a_failed_model(options, add_model, tmp_path):
-    add_model("broken", initialize='raise ValueError("the weights are missing")')
-    with pytest.raises(StartFailed, match=r"(?s)model 'broken'.*ValueError: the weights are missing"):
-        await EmbeddedTriton(options).start()
+async def test_the_error_has_the_reason_of_a_model_that_failed_once(options, add_model, tmp_path):
+    """Another attempt would not help."""
+    starts = tmp_path / "starts"
+    add_model("broken", initialize=f"open({str(starts)!r}, 'ab').write(b'.'); raise ValueError('no weights')")
+    with pytest.raises(StartFailed, match=r"(?s)model 'broken'.*ValueError: no weights"):
+        await EmbeddedTriton(replace(options, exit_timeout_s=ORDERLY_S)).start()
+    assert starts.read_bytes() == b"."
 
 
 async def test_the_error_has_the_reason_of_an_invalid_ensemble(options, add_model):
@@ -297,7 +204,7 @@ async def test_the_error_has_the_reason_of_an_invalid_ensemble(options, add_mode
         f"ensemble_scheduling {{{{ step {{{{ {step.replace('{', '{{').replace('}', '}}')} }}}} }}}}",
     )
     with pytest.raises(StartFailed, match=r"NOPE"):
-        await EmbeddedTriton(options).start()
+        await EmbeddedTriton(replace(options, exit_timeout_s=ORDERLY_S)).start()
 
 
 @pytest.mark.parametrize("create", ["mkdtemp", "gettempdir"])
@@ -331,28 +238,11 @@ async def test_another_backend_is_an_error(options, add_model):
 async def test_a_slow_model_ends_the_start_with_a_timeout(options, add_model):
     add_model("slow", initialize="time.sleep(600)")
     started = []
-    triton = EmbeddedTriton(replace(options, start_timeout_s=2.0, exit_timeout_s=1))
+    triton = EmbeddedTriton(replace(options, start_timeout_s=2.0))
     with pytest.raises(StartTimedOut, match="1 of 2 models ready: ident"):
         await triton.start(lambda loading: started.append(triton.pid))
     with pytest.raises(ProcessLookupError):
         os.kill(started[0], 0)
-
-
-async def until_replaced(triton: EmbeddedTriton, pid: int | None) -> None:
-    async with asyncio.timeout(20):
-        while triton.pid == pid:
-            await asyncio.sleep(0.05)
-
-
-async def until_answered(infer, url: str) -> None:
-    async with asyncio.timeout(20):
-        while True:
-            try:
-                await infer(url)
-            except Exception:
-                await asyncio.sleep(0.1)
-            else:
-                return
 
 
 def test_free_ports_are_below_the_range_for_outgoing_connections() -> None:

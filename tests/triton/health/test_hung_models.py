@@ -84,14 +84,20 @@ def short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hang_module, "POLL_S", 0.01)
 
 
-@pytest.fixture
-async def watched() -> AsyncIterator[Watched]:
+@asynccontextmanager
+async def scripted() -> AsyncIterator[Watched]:
     async with serving(Server()) as server, open_transport(server.url) as channel:
         health = TritonHealth()
         assert isinstance(server, Server)
         watched = Watched(server, TritonEngine(channel, health=health), health)
         await watched.call("a")
         await watched.call("b")
+        yield watched
+
+
+@pytest.fixture
+async def watched() -> AsyncIterator[Watched]:
+    async with scripted() as watched:
         yield watched
 
 
@@ -154,19 +160,26 @@ async def test_another_triton_is_reported_as_in_need_of_a_restart(watched: Watch
         await eventually(lambda: not by_address.needs_restart)
 
 
-@pytest.mark.parametrize(
-    ("samples", "answers", "timeouts"),
-    [(("a", "b"), True, 2), (("b",), False, 5), (("never",), False, 5), (("a", "b"), False, 1)],
-    ids=["it answers again", "no sample", "it never answered", "one timeout"],
-)
-async def test_a_model_that_may_work_is_ready(
-    watched: Watched, samples: tuple[str, ...], answers: bool, timeouts: int
-) -> None:
-    await hang(watched, timeouts)
-    watched.server.silent = set() if answers else {"a", "never"}
-    async with watched.watching(*samples, may_reload=True, restarts=True):
-        await asyncio.sleep(0.5)
-    assert (watched.health.hung_models, watched.server.control, watched.restarts) == (set(), [], 0)
+WORKING = {
+    "it answers again": (("a", "b"), True, 2),
+    "no sample": (("b",), False, 5),
+    "it never answered": (("never",), False, 5),
+    "one timeout": (("a", "b"), False, 1),
+}
+"""The models with samples, whether the model answers again, and how many calls were not answered before."""
+
+
+async def test_a_model_that_may_work_is_ready() -> None:
+    async def judged(samples: tuple[str, ...], answers: bool, timeouts: int) -> object:
+        async with scripted() as watched:
+            await hang(watched, timeouts)
+            watched.server.silent = set() if answers else {"a", "never"}
+            async with watched.watching(*samples, may_reload=True, restarts=True):
+                await asyncio.sleep(0.5)
+            return watched.health.hung_models, watched.server.control, watched.restarts
+
+    found = await asyncio.gather(*(judged(*each) for each in WORKING.values()))
+    assert dict(zip(WORKING, found, strict=True)) == dict.fromkeys(WORKING, (set(), [], 0))
 
 
 @asynccontextmanager
@@ -182,41 +195,52 @@ async def completing(server: Server, model: str, *, every_s: float, taking_s: fl
         yield
 
 
-async def until_judged(watched: Watched, *, hangs: bool) -> None:
+async def is_repaired(watched: Watched, *, hangs: bool) -> bool:
+    """Waits until the model is repaired; if it does not hang, for a while."""
     if hangs:
         await eventually(lambda: watched.server.control != [])
     else:
         await asyncio.sleep(1.0)
-        assert (watched.server.control, watched.restarts) == ([], 0)
+    return bool(watched.server.control or watched.restarts)
 
 
-@pytest.mark.parametrize(
-    ("model", "every_s", "taking_s", "hangs"),
-    [("a", 0.05, 0.001, False), ("decoupled", 0.05, 5.0, False), ("decoupled", 0.01, 0.001, True)],
-    ids=["it executes others", "it executes slow streams", "it executes the canaries and sends nothing"],
-)
-async def test_a_busy_model_does_not_hang(
-    watched: Watched, model: str, every_s: float, taking_s: float, hangs: bool
-) -> None:
-    await watched.call(model)
-    watched.server.silent = {model}
-    await watched.call(model, 0.05, 5)
-    async with (
-        completing(watched.server, model, every_s=every_s, taking_s=taking_s),
-        watched.watching(model, may_reload=True, restarts=True),
-    ):
-        await until_judged(watched, hangs=hangs)
+BUSY = {
+    "it executes others": ("a", 0.05, 0.001, False),
+    "it executes slow streams": ("decoupled", 0.05, 5.0, False),
+    "it executes the canaries and sends nothing": ("decoupled", 0.01, 0.001, True),
+}
+"""The model, how often it completes a request, how long each takes, and whether the model hangs."""
 
 
-@pytest.mark.parametrize("hangs", [False, True])
-async def test_a_busy_step_explains_that_an_ensemble_does_not_answer(watched: Watched, hangs: bool) -> None:
+async def test_a_busy_model_does_not_hang() -> None:
+    async def judged(model: str, every_s: float, taking_s: float, hangs: bool) -> bool:
+        async with scripted() as watched:
+            await watched.call(model)
+            watched.server.silent = {model}
+            await watched.call(model, 0.05, 5)
+            async with (
+                completing(watched.server, model, every_s=every_s, taking_s=taking_s),
+                watched.watching(model, may_reload=True, restarts=True),
+            ):
+                return await is_repaired(watched, hangs=hangs)
+
+    found = await asyncio.gather(*(judged(*each) for each in BUSY.values()))
+    assert dict(zip(BUSY, found, strict=True)) == {case: hangs for case, (*_, hangs) in BUSY.items()}
+
+
+async def test_a_busy_step_explains_that_an_ensemble_does_not_answer() -> None:
     """The canary itself is completed by the first step, in no time."""
-    await hang(watched, 5)
-    async with (
-        completing(watched.server, "step", every_s=0.05, taking_s=0.001 if hangs else 5.0),
-        watched.watching("a", steps={"a": {"step"}}, may_reload=True),
-    ):
-        await until_judged(watched, hangs=hangs)
+
+    async def judged(hangs: bool) -> bool:
+        async with scripted() as watched:
+            await hang(watched, 5)
+            async with (
+                completing(watched.server, "step", every_s=0.05, taking_s=0.001 if hangs else 5.0),
+                watched.watching("a", steps={"a": {"step"}}, may_reload=True),
+            ):
+                return await is_repaired(watched, hangs=hangs)
+
+    assert await asyncio.gather(judged(False), judged(True)) == [False, True]
 
 
 async def test_a_slow_execution_is_not_interrupted(watched: Watched) -> None:

@@ -6,6 +6,9 @@ SCRATCH := TMPDIR='$(CURDIR)/.cache/tmp'
 UV := UV_CACHE_DIR=.cache/uv $(BIN)/uv
 COMPILE := $(UV) pip compile --quiet --universal --generate-hashes --no-header
 
+# Python keeps compiled modules, whatever the caller's environment says: a test run starts hundreds of processes.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help setup run test test-full chaos system-packages lint type bench bench-tritons bench-load openapi docs vendor lock
 

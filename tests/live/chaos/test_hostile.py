@@ -95,7 +95,7 @@ class Attack:
 
 
 @pytest.mark.parametrize(
-    "count", [2000, pytest.param(HOSTILE, id="long", marks=[pytest.mark.full, pytest.mark.timeout(HOSTILE / 50 + 120)])]
+    "count", [1500, pytest.param(HOSTILE, id="long", marks=[pytest.mark.full, pytest.mark.timeout(HOSTILE / 50 + 120)])]
 )
 async def test_hostile_requests_harm_nothing(gateway: GatewayProcess, triton: EmbeddedTriton, count: int) -> None:
     """``hostile(SEED, index)`` is the request of an index that failed."""

@@ -1,7 +1,10 @@
 """The page of the tutorial "An LLM in a browser", opened as a file, with the real `write` pipeline."""
 
+import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -32,10 +35,27 @@ def open_gateway(
     """A gateway that allows calls from pages opened as files, and writes a text of 512 tokens."""
     config = yaml.safe_load(config_path.read_text())
     config["pipelines"]["write"]["parameters"]["seed"] = {"type": "integer", "default": SEED}
-    seeded = config_path.with_name("seeded.yaml")
-    seeded.write_text(yaml.safe_dump(config))
-    settings = {"triton_url": triton.grpc_url, "config": str(seeded), "cors_origins": "null", "drain_s": "1"}
-    with running_gateway(tmp_path_factory.mktemp("open"), **settings) as process:
+    with open_to_files(triton, config, tmp_path_factory.mktemp("open")) as process:
+        yield process
+
+
+@pytest.fixture
+def slow_gateway(triton: EmbeddedTriton, tmp_path: Path) -> Iterator[GatewayProcess]:
+    """A gateway whose `write` is slow enough that a busy browser can stop it: the prompt is a script."""
+    text = {"text": {"tensor": "TEXT", "kind": "text"}}
+    prompt = {"prompt": {"tensor": "SCRIPT", "kind": "text"}}
+    parameters = {"max_tokens": {"type": "integer", "optional": True}}
+    write = {"model": "scripted_stream", "inputs": prompt, "parameters": parameters, "outputs": text, "stream": True}
+    with open_to_files(triton, {"pipelines": {"write": write}}, tmp_path) as process:
+        yield process
+
+
+@contextmanager
+def open_to_files(triton: EmbeddedTriton, config: dict[str, Any], folder: Path) -> Iterator[GatewayProcess]:
+    (folder / "gateway.yaml").write_text(yaml.safe_dump(config))
+    (folder / "samples").symlink_to(FILE.parents[3] / "samples")
+    settings = {"triton_url": triton.grpc_url, "config": str(folder / "gateway.yaml"), "cors_origins": "null"}
+    with running_gateway(folder / "gateway", **settings, drain_s="1") as process:
         yield process
 
 
@@ -83,16 +103,19 @@ def test_the_page_resumes_after_a_lost_connection(
         assert text_of(opened) == stored_text(opened, open_gateway)
 
 
-def test_stop_cancels_the_stream(opened: ConsolePage, open_gateway: GatewayProcess) -> None:
-    before = open_gateway.metric("requests_total", pipeline="write", outcome="cancelled")
-    opened.browser.execute_script(STOP_AT_THE_FIRST_TOKEN)
-    opened.click("#write")
-    opened.wait_for("#state", "Stopped.")
-    text = text_of(opened)
-    opened.browser.refresh()
-    opened.wait_for("#state", "Ready.")
+def test_stop_cancels_the_stream(browser: Chrome, slow_gateway: GatewayProcess) -> None:
+    page = ConsolePage(browser)
+    browser.get(f"{FILE.as_uri()}?gateway={slow_gateway.url}")
+    script = json.dumps({"outputs": 1000, "interval_s": 0.05, "texts": ["61"]})
+    browser.execute_script("document.getElementById('prompt').value = arguments[0]", script)
+    browser.execute_script(STOP_AT_THE_FIRST_TOKEN)
+    page.click("#write")
+    page.wait_for("#state", "Stopped.")
+    text = text_of(page)
+    browser.refresh()
+    page.wait_for("#state", "Ready.")
     assert text
-    eventually(lambda: open_gateway.metric("requests_total", pipeline="write", outcome="cancelled") == before + 1)
+    eventually(lambda: slow_gateway.metric("requests_total", pipeline="write", outcome="cancelled") == 1)
 
 
 def test_the_page_reports_a_gateway_that_does_not_allow_it(browser: Chrome, gateway: GatewayProcess) -> None:

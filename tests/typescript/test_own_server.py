@@ -66,7 +66,10 @@ def test_a_stream_is_started_and_resumed(own_server: httpx.Client) -> None:
     body = {"pipeline": "write", "inputs": {**INPUTS, "max_tokens": 5}}
     started = own_server.post("/v1/streams", json=body, headers=ALICE)
     assert started.status_code == 201, started.text
-    read = own_server.get(started.headers["Location"], headers=ALICE | {"Last-Event-ID": "2"})
+    location = started.headers["Location"]
+    assert [event.id for event in checked(parsed(own_server.get(location, headers=ALICE).text))] == [1, 2, 3, 4, 5, 6]
+    read = own_server.get(location, headers=ALICE | {"Last-Event-ID": "2"})
+    assert read.status_code == 200, read.text
     assert [event.id for event in checked(parsed(read.text), 3)] == [3, 4, 5, 6]
 
 

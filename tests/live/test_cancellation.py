@@ -13,6 +13,7 @@ import pytest
 
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess
+from tests.live.executions import executions
 from tests.waiting import eventually
 
 
@@ -91,21 +92,13 @@ async def test_the_cancel_hook_stops_a_step_inside_an_ensemble(gateway: GatewayP
     assert unread <= 250, f"Triton computed {unread} tokens after the disconnect"
 
 
-async def settled_executions(triton: EmbeddedTriton) -> float:
+async def settled_executions(triton: EmbeddedTriton) -> int:
     """The number of executions of ``text_detokenize``, when it has not changed for half a second."""
-    async with httpx.AsyncClient() as client:
-        last = -1.0
-        while True:
-            page = (await client.get(triton.metrics_url)).text
-            count = next(
-                float(line.rsplit(" ", 1)[1])
-                for line in page.splitlines()
-                if line.startswith('nv_inference_exec_count{model="text_detokenize"')
-            )
-            if count == last:
-                return count
-            last = count
-            await asyncio.sleep(0.5)
+    last = -1
+    while (count := executions(triton, "text_detokenize")) != last:
+        last = count
+        await asyncio.sleep(0.5)
+    return count
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(10_000, marks=[pytest.mark.full, pytest.mark.timeout(900)])])

@@ -14,6 +14,7 @@ import yaml
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, running_gateway
 from tests.live.events import read_stream
+from tests.live.executions import executions
 from tests.waiting import eventually
 
 GROWING = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]
@@ -203,12 +204,6 @@ def answer_and_steps(
 
     eventually(is_idle)
     return answer, executions(triton, "text_detokenize") - before
-
-
-def executions(triton: EmbeddedTriton, model: str) -> int:
-    page = httpx.get(str(triton.metrics_url)).text
-    lines = [line for line in page.splitlines() if line.startswith(f'nv_inference_exec_count{{model="{model}"')]
-    return sum(int(line.rpartition(" ")[2]) for line in lines)
 
 
 @pytest.mark.parametrize("count", [15, pytest.param(40, marks=pytest.mark.full)])

@@ -3,7 +3,6 @@
 import asyncio
 import io
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, running_gateway
 from tests.live.events import read_stream
+from tests.live.executions import executions
 from tests.live.exits import EARLY_EXIT_KEY, MARKER, REASONS_BY_ERROR, STREAMED, UNARY, pipelines
 
 OTHER_ID = "0123456789abcdef0123456789abcdef"
@@ -46,12 +46,6 @@ def ask(client: httpx.Client, pipeline: str, **fields: Any) -> httpx.Response:
 
 def error(**match: str) -> dict[str, str]:
     return {"code": "ALREADY_EXISTS", **match}
-
-
-def executions(triton: EmbeddedTriton, model: str) -> int:
-    """Returns the number of executions of a model."""
-    page = httpx.get(f"{triton.metrics_url}").text
-    return sum(map(int, re.findall(rf'^nv_inference_exec_count{{model="{model}",[^}}]*}} (\d+)', page, re.MULTILINE)))
 
 
 @pytest.mark.parametrize("pipeline", UNARY)

@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from app.triton.embedded.server import EmbeddedTriton
+from tests.live.executions import executions
 
 WITH_BOTH_HEADS = ["insights", "insights_direct", "insights_bls"]
 ALL = [*WITH_BOTH_HEADS, "insights_topic", "insights_sentiment"]
@@ -113,13 +114,6 @@ async def test_a_refused_request_does_not_affect_its_batch(gateway: Any) -> None
         answers = await asyncio.gather(*(many.post("/v1/pipelines/insights_bls", json=body) for body in bodies))
     assert [each.status_code for each in answers] == [200 if n % 3 else 422 for n in range(60)]
     assert {each.json()["topic"] for each in answers if each.status_code == 200} == {"sport"}
-
-
-def executions(triton: EmbeddedTriton, model: str) -> float:
-    """Returns the value of ``nv_inference_exec_count`` for a model."""
-    lines = httpx.get(triton.metrics_url).text.splitlines()
-    (value,) = (line.split()[-1] for line in lines if line.startswith(f'nv_inference_exec_count{{model="{model}"'))
-    return float(value)
 
 
 def test_a_bls_model_rejects_a_parameter_that_it_cannot_forward(client: httpx.Client) -> None:

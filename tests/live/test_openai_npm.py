@@ -13,7 +13,8 @@ from app.triton.embedded.server import EmbeddedTriton
 from tests.conftest import Require
 from tests.environments import npm_environment
 from tests.live.conftest import GatewayProcess
-from tests.live.test_openai_sdk import PROMPT, SAMPLING, executions, pipeline_answer
+from tests.live.executions import executions
+from tests.live.test_openai_sdk import PROMPT, SAMPLING, pipeline_answer
 
 pytestmark = pytest.mark.full
 

@@ -15,6 +15,7 @@ import yaml
 
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, StartGateway
+from tests.live.executions import executions
 from tests.live.side_by_side import triton_text, triton_vectors
 from tests.live.some_models import config_with
 from tests.waiting import eventually
@@ -42,11 +43,6 @@ async def async_sdk(gateway: GatewayProcess) -> AsyncIterator[openai.AsyncOpenAI
 def pipeline_answer(client: httpx.Client, pipeline: str, **body: Any) -> Any:
     """Returns the answer of ``/v1/pipelines/{pipeline}``."""
     return client.post(f"/v1/pipelines/{pipeline}", json=body).raise_for_status().json()
-
-
-def executions(triton: EmbeddedTriton, model: str, metric: str = "nv_inference_exec_count") -> int:
-    lines = httpx.get(triton.metrics_url).text.splitlines()
-    return sum(int(line.split()[-1]) for line in lines if line.startswith(f'{metric}{{model="{model}"'))
 
 
 class TestModels:

@@ -1,8 +1,11 @@
 """Counts of Triton's metrics page."""
 
+import time
+
 import httpx
 
 from app.triton.embedded.server import EmbeddedTriton
+from tests.waiting import eventually
 
 
 def executions(triton: EmbeddedTriton, model: str, metric: str = "nv_inference_exec_count") -> int:
@@ -11,3 +14,16 @@ def executions(triton: EmbeddedTriton, model: str, metric: str = "nv_inference_e
     counts = [int(line.rpartition(" ")[2]) for line in lines if line.startswith(f'{metric}{{model="{model}"')]
     assert counts, f"Triton's page has no {metric} of {model}"
     return sum(counts)
+
+
+def settled_executions(triton: EmbeddedTriton, model: str, metric: str = "nv_inference_exec_count") -> int:
+    """Returns the count when it has not changed for 0.3 s: Triton counts a request a moment after its answer."""
+    counts = [executions(triton, model, metric)]
+
+    def is_settled() -> bool:
+        time.sleep(0.3)
+        counts.append(executions(triton, model, metric))
+        return counts[-1] == counts[-2]
+
+    eventually(is_settled)
+    return counts[-1]

@@ -13,7 +13,7 @@ import pytest
 
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess
-from tests.live.executions import executions
+from tests.live.executions import settled_executions
 from tests.waiting import eventually
 
 
@@ -82,23 +82,15 @@ async def test_the_cancel_hook_stops_a_step_inside_an_ensemble(gateway: GatewayP
     Tokens that the gateway relayed before it noticed the disconnect do not count. How many more are computed until
     the cancellation arrives depends on the speed of the machine, so the bound is half of all tokens.
     """
-    before, relayed_before = await settled_executions(triton), gateway.metric("stream_outputs_total", pipeline="write")
+    before = await asyncio.to_thread(settled_executions, triton, "text_detokenize")
+    relayed_before = gateway.metric("stream_outputs_total", pipeline="write")
     body = {"prompt": "The for statement", "max_tokens": 500, "seed": 3, "temperature": 1.0}
     await leave_after(gateway, request_bytes("/v1/pipelines/write/stream", body), b"id: 5\n")
     await asyncio.to_thread(eventually, lambda: gateway.metric("active_streams") == 0)
-    computed = await settled_executions(triton) - before
+    computed = await asyncio.to_thread(settled_executions, triton, "text_detokenize") - before
     unread = computed - (gateway.metric("stream_outputs_total", pipeline="write") - relayed_before)
     assert 5 <= computed < 500
     assert unread <= 250, f"Triton computed {unread} tokens after the disconnect"
-
-
-async def settled_executions(triton: EmbeddedTriton) -> int:
-    """The number of executions of ``text_detokenize``, when it has not changed for half a second."""
-    last = -1
-    while (count := executions(triton, "text_detokenize")) != last:
-        last = count
-        await asyncio.sleep(0.5)
-    return count
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(10_000, marks=[pytest.mark.full, pytest.mark.timeout(900)])])

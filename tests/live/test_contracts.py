@@ -1,7 +1,6 @@
 """The first response that violates the contract ends the request, for example a list of tokens that grows."""
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import yaml
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, running_gateway
 from tests.live.events import read_stream
-from tests.live.executions import executions
+from tests.live.executions import settled_executions
 from tests.waiting import eventually
 
 GROWING = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]
@@ -194,16 +193,9 @@ def answer_and_steps(
     client: httpx.Client, triton: EmbeddedTriton, path: str, body: dict[str, Any]
 ) -> tuple[httpx.Response, int]:
     """Returns the answer, and the number of executions of the detokenizer until Triton is idle."""
-    before = executions(triton, "text_detokenize")
+    before = settled_executions(triton, "text_detokenize")
     answer = client.post(path, json=body)
-
-    def is_idle() -> bool:
-        seen = executions(triton, "text_detokenize")
-        time.sleep(0.5)
-        return executions(triton, "text_detokenize") == seen
-
-    eventually(is_idle)
-    return answer, executions(triton, "text_detokenize") - before
+    return answer, settled_executions(triton, "text_detokenize") - before
 
 
 @pytest.mark.parametrize("count", [15, pytest.param(40, marks=pytest.mark.full)])

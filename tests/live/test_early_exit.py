@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 from app.triton.embedded.server import EmbeddedTriton
 from tests.live.conftest import GatewayProcess, running_gateway
 from tests.live.events import read_stream
-from tests.live.executions import executions
+from tests.live.executions import settled_executions
 from tests.live.exits import EARLY_EXIT_KEY, MARKER, REASONS_BY_ERROR, STREAMED, UNARY, pipelines
 
 OTHER_ID = "0123456789abcdef0123456789abcdef"
@@ -53,13 +53,13 @@ class TestUnaryModels:
     def test_a_matching_error_is_an_empty_result(
         self, client: httpx.Client, exits: GatewayProcess, triton: EmbeddedTriton, pipeline: str
     ) -> None:
-        before, tail_before = exits_by_reason(exits, pipeline), executions(triton, "scripted_tail")
+        before, tail_before = exits_by_reason(exits, pipeline), settled_executions(triton, "scripted_tail")
         for error_fields, reason in REASONS_BY_ERROR.values():
             answer = ask(client, pipeline, error=error(**error_fields))
             assert (answer.status_code, answer.json()) == (200, EMPTY | {"early_exit": reason})
             assert answer.headers["X-Early-Exit"] == reason
         assert exits_by_reason(exits, pipeline) == {reason: count + 1 for reason, count in before.items()}
-        assert executions(triton, "scripted_tail") == tail_before
+        assert settled_executions(triton, "scripted_tail") == tail_before
 
     def test_a_missing_output_keeps_the_other_outputs(self, client: httpx.Client, pipeline: str) -> None:
         answer = ask(client, pipeline, omit=["TEXT"], numbers=[7])
@@ -274,10 +274,10 @@ def test_early_exits_skip_the_later_steps(
     client: httpx.Client, triton: EmbeddedTriton, pipeline: str, count: int
 ) -> None:
     client.post(f"/v1/pipelines/{pipeline}", files={"image": picture_of("ANCHOR")})
-    before = {model: executions(triton, model) for model in ("text_detect", "text_recognize")}
+    before = {model: settled_executions(triton, model) for model in ("text_detect", "text_recognize")}
     for _ in range(count):
         assert client.post(f"/v1/pipelines/{pipeline}", files={"image": BLANK}).json()["early_exit"] == "no_text"
-    after = {model: executions(triton, model) - earlier for model, earlier in before.items()}
+    after = {model: settled_executions(triton, model) - earlier for model, earlier in before.items()}
     assert before["text_recognize"] > 0
     assert after == {"text_detect": count, "text_recognize": 0}
 

@@ -12,12 +12,17 @@ from tests.waiting import eventually
 
 LONG = json.dumps({"script": json.dumps({"outputs": 1000, "interval_s": 0.2})}).encode()
 SHORT = json.dumps({"script": json.dumps({"outputs": 2})}).encode()
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+"""The gateway sends it before it reads the body, and admits the request before that."""
 CONFIG = str(LIVE / "gateway.yaml")
 """Only the scripted pipelines, because a gateway with the reference pipelines starts more slowly."""
 
 
 class Upload:
-    """A POST over its own socket. The constructor sends the first half of the body, ``finish`` the second half."""
+    """A POST over its own socket, which the gateway has admitted when the constructor returns.
+
+    The constructor sends the first half of the body, ``finish`` the second half.
+    """
 
     def __init__(self, gateway: GatewayProcess, path: str, body: bytes) -> None:
         url = httpx.URL(gateway.url)
@@ -25,9 +30,11 @@ class Upload:
         self._rest = body[len(body) // 2 :]
         head = (
             f"POST {path} HTTP/1.1\r\nHost: {url.host}\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n"
+            f"Content-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n"
         )
-        self._socket.sendall(head.encode() + body[: len(body) // 2])
+        self._socket.sendall(head.encode())
+        assert self._socket.recv(len(CONTINUE), socket.MSG_WAITALL) == CONTINUE
+        self._socket.sendall(body[: len(body) // 2])
 
     def finish(self) -> None:
         self._socket.sendall(self._rest)
@@ -52,7 +59,7 @@ def send_sigterm(gateway: GatewayProcess) -> None:
 
 
 def test_every_upload_and_stream_gets_its_answer(start_gateway: StartGateway) -> None:
-    draining = start_gateway(config=CONFIG, drain_s="1.5")
+    draining = start_gateway(config=CONFIG, drain_s="4")
     running = [Upload(draining, "/v1/pipelines/scripted_patient/stream", LONG) for _ in range(6)]
     for each in running:
         each.finish()

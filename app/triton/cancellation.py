@@ -6,6 +6,9 @@ docs/decisions/0030-when-a-cancellation-is-sent.md has the measurements.
 
 import asyncio
 import time
+from collections import deque
+from math import inf
+from statistics import median
 
 from app.core.aio import LeakyBucket
 from app.triton.transport import Call, RpcError, StreamCall
@@ -15,13 +18,15 @@ QUIET_S = 0.1
 SELF_END_S = 2.0
 """Time for a stream to end without cancellation: after its last response, or because of a ``cancel`` model."""
 _STEADY_S = 0.01
-"""Responses with a smaller gap than this may be the last responses."""
+"""Responses with a smaller gap than this may be the last responses, or come without pauses."""
 _PAUSE_S = 0.002
 """Time for Triton to finish writing a response."""
+_GAPS = 9
+"""Number of gaps that show whether a stream pauses. Single long gaps occur in every stream on a busy machine."""
 _BEHIND_QUIET_S = 1.0
 """Time without a response after which a cancellation is safe, if it is unknown when the next response is due."""
-_LONGEST_READ_S = 10.0
-"""A stream of a model that never pauses is cancelled after this time."""
+_LONGEST_RECEIVING_S = 10.0
+"""After this time, a pause counts even if the next response may have begun: grpcio shows only whole responses."""
 
 
 async def cancel_abandoned(call: StreamCall, due: float) -> None:
@@ -31,12 +36,13 @@ async def cancel_abandoned(call: StreamCall, due: float) -> None:
     streams permanently: the two take the same pair of locks in opposite orders. The final response of a cancelled
     stream frees the stream's state while an earlier response may still be written. So the gateway continues to read and
     discards the responses, until a response was just read and the next response is not due, never in the middle of a
-    response. It does not cancel a stream that ends without cancellation. Models delay their final response to prevent
-    the second fault, see ``model_kit.streaming``.
+    response. It does not cancel a stream that ends without cancellation, or that never pauses: that stream is read
+    until its end or its deadline. Models delay their final response to prevent the second fault, see
+    ``model_kit.streaming``.
     """
-    due = max(time.monotonic(), due)
+    abandoned = _Abandoned(call, due)
     try:
-        while time.monotonic() < due + _LONGEST_READ_S and await _has_more(call, _safe_time(call, due)):
+        while await abandoned.has_more():
             pass
     except (StopAsyncIteration, RpcError):
         return
@@ -45,35 +51,45 @@ async def cancel_abandoned(call: StreamCall, due: float) -> None:
         call.close()
 
 
-async def _has_more(call: StreamCall, until: float) -> bool:
-    """Discards the next message. Returns False if Triton has written nothing, and is not in the middle of a message."""
-    try:
-        async with asyncio.timeout_at(until):
-            await anext(call)
-    except TimeoutError:
-        return call.is_receiving
-    return True
+class _Abandoned:
+    """The search for a safe time. ``due``: the earliest time, in monotonic seconds."""
 
+    def __init__(self, call: StreamCall, due: float) -> None:
+        self._call = call
+        self._due = max(time.monotonic(), due)
+        self._gaps: deque[float] = deque(maxlen=_GAPS)
 
-def _safe_time(call: StreamCall, due: float) -> float:
-    """Returns a time shortly after the last response, and less than halfway to the expected next response."""
-    now = max(time.monotonic(), due)
-    if call.arrived is None:
-        return now + QUIET_S
-    if call.is_behind:
-        return now + _BEHIND_QUIET_S
-    if call.is_receiving:
-        return now + QUIET_S
-    gap_s = QUIET_S if call.gap_s is None else call.gap_s
-    earliest = call.arrived + _bounded(gap_s / 4)
-    latest = call.arrived + _bounded(gap_s / 2)
-    if gap_s < _STEADY_S:
-        earliest = max(earliest, due + QUIET_S)
-    return max(earliest, now) if now <= max(earliest, latest) else now + QUIET_S
+    async def has_more(self) -> bool:
+        """Discards the next message. Returns False at a safe time."""
+        earliest, latest = self._safe_times()
+        try:
+            async with asyncio.timeout_at(earliest):
+                await anext(self._call)
+        except TimeoutError:
+            return self._is_receiving or time.monotonic() > latest
+        return True
 
+    def _safe_times(self) -> tuple[float, float]:
+        """Returns the earliest and the latest time, if no message arrives before."""
+        now, call = max(time.monotonic(), self._due), self._call
+        if call.is_behind and call.arrived is not None:
+            return now + _BEHIND_QUIET_S, inf
+        if call.arrived is None or self._is_receiving:
+            return now + QUIET_S, inf
+        gap_s = QUIET_S if call.gap_s is None else call.gap_s
+        self._gaps.append(gap_s)
+        typical_s = median(self._gaps)
+        if min(gap_s, typical_s) < _STEADY_S:
+            now = max(now, self._due + QUIET_S)
+        earliest = call.arrived + min(max(typical_s / 4, _PAUSE_S), QUIET_S)
+        latest = earliest + max(typical_s / 4, _PAUSE_S / 2)
+        if typical_s < 2 * _PAUSE_S or now > latest:
+            return now + QUIET_S, inf
+        return max(earliest, now), latest
 
-def _bounded(pause_s: float) -> float:
-    return min(max(pause_s, _PAUSE_S), QUIET_S)
+    @property
+    def _is_receiving(self) -> bool:
+        return self._call.is_receiving and time.monotonic() < self._due + _LONGEST_RECEIVING_S
 
 
 CANCELS_PER_S = 200.0

@@ -1,13 +1,9 @@
-"""Simulates clients of a decoupled model, with the real queue and a clock that never waits."""
+"""Simulates clients of a decoupled model, with the real queue, on the simulated clock."""
 
 import asyncio
-import selectors
-from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
-from typing import Any, TypeVar
-from unittest.mock import patch
 
 from app.admission.admission import Admission, ModelLoad, PipelineAdmission
 from app.admission.keys import ANYONE
@@ -18,49 +14,6 @@ from app.core.model import Capacity
 
 DECOUPLED = Capacity(is_decoupled=True)
 TIMEOUT_S = 300.0
-R = TypeVar("R")
-
-
-class _Clock(selectors.SelectSelector):
-    """Passes the time at once that an event loop wants to wait. All loops have the same clock."""
-
-    now = 1000.0
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        assert timeout is not None, "nothing is left that could happen"
-        _Clock.now += timeout
-        return super().select(0)
-
-
-class _Loop(asyncio.SelectorEventLoop):
-    def __init__(self) -> None:
-        self.clock = _Clock()
-        super().__init__(self.clock)
-
-    def time(self) -> float:
-        return self.clock.now
-
-
-def simulated(work: Coroutine[Any, Any, R]) -> R:
-    """Runs a coroutine on the simulated clock."""
-    loop = _Loop()
-    try:
-        with _on(loop):
-            return loop.run_until_complete(work)
-    finally:
-        loop.close()
-
-
-@contextmanager
-def _on(loop: _Loop) -> Iterator[None]:
-    names = (
-        "app.admission.scheduler.monotonic",
-        "app.admission.scheduler.monotonic",
-        "app.core.inference.time.monotonic",
-    )
-    first, second, third = (patch(name, loop.time) for name in names)
-    with first, second, third:
-        yield
 
 
 @dataclass

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
 
 import pytest
 from tritonclient.grpc import service_pb2 as pb
@@ -12,6 +13,7 @@ from app.triton.grpcio import GrpcioStreamCall
 from app.triton.transport import Kind, StreamCall, Transport, path_of
 from app.triton.transports import open_transport
 from tests.fakes.triton import FakeTriton, piece, serving
+from tests.simulated_clock import simulated, stall
 
 FLOOD = 100
 
@@ -141,6 +143,79 @@ async def test_a_call_is_not_cancelled_in_the_middle_of_a_response() -> None:
     call = LateCall(is_receiving=True)
     await cancel_abandoned(call, due=0.0)
     assert not call.has_message
+
+
+@dataclass
+class SteadyCall:
+    """Messages that arrive after the given gaps, in seconds of the simulated clock."""
+
+    gaps: Sequence[float]
+    stall_s: float = 0.0
+    """The event loop stalls for this time when the gateway begins to wait for a message."""
+    arrived: float | None = None
+    gap_s: float | None = None
+    is_behind: bool = False
+    is_receiving: bool = False
+    count: int = 0
+    """Number of messages read."""
+    cancelled_after_s: float | None = None
+    """Time since the last message."""
+    started: float = field(default_factory=lambda: asyncio.get_running_loop().time())
+
+    async def __anext__(self) -> bytes:
+        if self.count == len(self.gaps):
+            raise StopAsyncIteration
+        due = (self.arrived or self.started) + self.gaps[self.count]
+        stall(self.stall_s)
+        await asyncio.sleep(due - time.monotonic())
+        self.gap_s = None if self.arrived is None else due - self.arrived
+        self.arrived = due
+        self.count += 1
+        return b""
+
+    def cancel(self) -> None:
+        if self.count < len(self.gaps):
+            self.cancelled_after_s = time.monotonic() - (self.arrived or 0.0)
+
+    def close(self) -> None: ...
+
+
+def abandoned(gaps: Sequence[float], *, read: int = 2, stall_s: float = 0.0) -> SteadyCall:
+    """Abandons a stream after its first messages."""
+
+    async def run() -> SteadyCall:
+        call = SteadyCall(gaps)
+        for _ in range(read):
+            await anext(call)  # type: ignore[call-overload]
+        call.stall_s = stall_s
+        await cancel_abandoned(call, due=0.0)  # type: ignore[arg-type]
+        return call
+
+    return simulated(run())
+
+
+@pytest.mark.parametrize(("read", "length"), [(1, 3000), (50, 3000), (51, 3000), (500, 3000), (501, 3000), (2, 40_000)])
+def test_a_stream_without_pauses_is_read_to_its_end(read: int, length: int) -> None:
+    """Some responses are late because the machine is busy. Those are no pauses of the model."""
+    gaps = [0.03 if number % 500 == 499 else 0.005 if number % 50 == 49 else 0.0002 for number in range(length)]
+    call = abandoned(gaps, read=read)
+    assert (call.count, call.cancelled_after_s) == (len(gaps), None)
+
+
+@pytest.mark.parametrize(
+    ("gap_s", "within_s"), [(0.005, 0.11), (0.008, 0.11), (0.02, 0.006), (0.2, 0.051), (5.0, 0.101)]
+)
+def test_a_stream_with_pauses_is_cancelled_early_in_a_pause(gap_s: float, within_s: float) -> None:
+    call = abandoned([gap_s] * 100)
+    assert call.cancelled_after_s is not None
+    assert min(gap_s / 4, 0.1) <= call.cancelled_after_s + 1e-6 <= gap_s / 2 + 1e-3
+    assert (call.count - 2) * gap_s + call.cancelled_after_s <= within_s
+
+
+def test_a_stream_is_not_cancelled_late_in_a_pause() -> None:
+    """A busy machine wakes the gateway too late: then it waits for the next pause, or for 100 ms."""
+    call = abandoned([0.02] * 100, stall_s=0.015)
+    assert (call.count, call.cancelled_after_s) == (100, None)
 
 
 async def _half(request: pb.ModelInferRequest, context: object) -> AsyncIterator[pb.ModelStreamInferResponse]:

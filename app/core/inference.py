@@ -156,7 +156,7 @@ class InferenceResponse(Struct, frozen=True, eq=False):
 
 
 FLOOR_S = 0.05
-"""Minimum in seconds: many calls with deadlines below a millisecond crash Triton 2.51."""
+"""The shortest time in seconds for a request."""
 
 
 class Deadline(Struct, frozen=True):

@@ -17,8 +17,10 @@ QUIET_S = 0.1
 """A cancellation is also safe after this time without a response."""
 SELF_END_S = 2.0
 """Time for a stream to end without cancellation: after its last response, or because of a ``cancel`` model."""
-_STEADY_S = 0.01
-"""Responses with a smaller gap than this may be the last responses, or come without pauses."""
+_STEADY_S = 0.05
+"""Triton may see a cancellation so late that responses with a smaller gap than this are not far enough apart."""
+_SETTLE_S = 0.5
+"""Time for streams with such responses to end without cancellation: most of them are short."""
 _PAUSE_S = 0.002
 """Time for Triton to finish writing a response."""
 _GAPS = 9
@@ -74,13 +76,14 @@ class _Abandoned:
         now, call = max(time.monotonic(), self._due), self._call
         if call.is_behind and call.arrived is not None:
             return now + _BEHIND_QUIET_S, inf
-        if call.arrived is None or self._is_receiving:
+        if self._is_receiving:
             return now + QUIET_S, inf
-        gap_s = QUIET_S if call.gap_s is None else call.gap_s
-        self._gaps.append(gap_s)
+        if call.arrived is None or call.gap_s is None:
+            return max(now + QUIET_S, self._due + _SETTLE_S), inf
+        self._gaps.append(call.gap_s)
         typical_s = median(self._gaps)
-        if min(gap_s, typical_s) < _STEADY_S:
-            now = max(now, self._due + QUIET_S)
+        if min(call.gap_s, typical_s) < _STEADY_S:
+            now = max(now, self._due + _SETTLE_S)
         earliest = call.arrived + min(max(typical_s / 4, _PAUSE_S), QUIET_S)
         latest = earliest + max(typical_s / 4, _PAUSE_S / 2)
         if typical_s < 2 * _PAUSE_S or now > latest:
@@ -111,8 +114,15 @@ class PacedCancels:
         """Returns the share of one of several processes that call the same Triton."""
         return cls(CANCELS_PER_S / processes, BURST / processes)
 
-    def cancel(self, call: Call) -> None:
-        """Cancels a call when its turn has come. A no-op for a call that is done."""
+    def cancel(self, call: Call, self_end_s: float) -> None:
+        """Cancels a call when its turn has come. ``self_end_s``: time to end without cancellation.
+
+        Most unary calls end in this time. A cancellation that arrives together with the response can crash Triton 2.51.
+        """
+        asyncio.get_running_loop().call_later(self_end_s, self._cancel_now, call)
+
+    def _cancel_now(self, call: Call) -> None:
+        """A no-op for a call that is done."""
         if call.done():
             return
         wait_s = self.turn() - time.monotonic()

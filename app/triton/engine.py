@@ -25,7 +25,7 @@ from app.core.errors import (
     UpstreamProtocol,
     UpstreamUnavailable,
 )
-from app.core.inference import FLOOR_S, Buffer, Deadline, InferenceRequest, InferenceResponse
+from app.core.inference import Buffer, Deadline, InferenceRequest, InferenceResponse
 from app.core.model import ModelConfig, ModelState
 from app.triton.cancellation import SELF_END_S, PacedCancels, cancel_abandoned
 from app.triton.codec import (
@@ -43,7 +43,7 @@ from app.triton.health.health import TritonHealth
 from app.triton.repeated import RepeatedHeads
 from app.triton.shared_memory.layout import Lease
 from app.triton.shared_memory.transport import SharedMemoryTransport
-from app.triton.transport import MAX_MESSAGE_BYTES, RpcError, StreamCall, Transport, call_control, path_of
+from app.triton.transport import MAX_MESSAGE_BYTES, RpcError, StreamCall, Transport, UnaryCall, call_control, path_of
 
 _CODE_WITHOUT_TRITON: dict[type[GatewayError], str] = dict.fromkeys((ModelNotReady, UpstreamUnavailable), "UNAVAILABLE")
 """The codes of errors with which the gateway itself ended a stream."""
@@ -140,6 +140,12 @@ class RunningStream:
 CONTROL_TIMEOUT_S = 5.0
 """For health, index and configuration calls, which Triton answers within milliseconds."""
 LOAD_TIMEOUT_S = 600.0
+LATER_S = 60.0
+"""Triton's deadline of a call is this much later, because Triton 2.51 can crash when a deadline passes.
+
+The gateway itself ends the call at the deadline, and cancels it at a time that Triton can handle.
+docs/decisions/0030-when-a-cancellation-is-sent.md has the reasons.
+"""
 EARLY_S = 0.1
 """A model may see the deadline this much earlier: it gets whole milliseconds, and has a clock of its own."""
 _INFER = path_of("ModelInfer")
@@ -284,12 +290,17 @@ class TritonEngine(Engine):
         self, request: InferenceRequest, timeout_s: float, lease: Lease | None = None
     ) -> InferenceResponse:
         message = _joined(request_parts(request, lease))
-        call = await self._transport.unary(_INFER, message, timeout_s, trace_metadata(request))
-        del message  # frees the memory before the response arrives
+        call: UnaryCall | None = None
         try:
-            answer = await call.response()
+            async with asyncio.timeout(timeout_s):
+                call = await self._transport.unary(_INFER, message, timeout_s + LATER_S, trace_metadata(request))
+                del message  # frees the memory before the response arrives
+                answer = await call.response()
+        except TimeoutError as exc:
+            raise _deadline_passed() from exc
         finally:
-            self._cancels.cancel(call)
+            if call is not None and not call.done():
+                self._cancels.cancel(call, SELF_END_S)
         if lease is not None:
             lease.settle()
         return self._response_of(request.model, answer) if lease is None else response_of(_decoded(answer), lease)
@@ -309,6 +320,7 @@ class TritonEngine(Engine):
             call = await self._started(structs.replace(watched.request, inputs=inputs), timeout_s)
             del inputs  # frees the memory before the responses arrive
             running = RunningStream(request.model, call)
+            expiry = asyncio.get_running_loop().call_later(deadline.remaining_s(), call.interrupt, _deadline_passed())
             if not request.is_probe:
                 self.streams.add(running)
             is_over = False
@@ -330,9 +342,12 @@ class TritonEngine(Engine):
                     given = [response]
                     del answer, response  # frees the memory while the response is read
                     yield given.pop()
+                    if deadline.has_passed and not is_over:
+                        raise _deadline_passed()
                 if not is_over:
                     raise UpstreamProtocol("Triton closed the stream without marking its end.")
             finally:
+                expiry.cancel()
                 self.streams.discard(running)
                 self._stop(call, SELF_END_S if is_over or request.ends_by_hook else 0.0)
 
@@ -342,7 +357,13 @@ class TritonEngine(Engine):
     async def _started(self, request: InferenceRequest, timeout_s: float) -> StreamCall:
         """Starts the gRPC stream. Raises PayloadTooLarge or RpcError."""
         message = _joined(stream_request_parts(request))
-        return await self._transport.stream(_STREAM_INFER, message, timeout_s, trace_metadata(request))
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._transport.stream(
+                    _STREAM_INFER, message, timeout_s + LATER_S, trace_metadata(request)
+                )
+        except TimeoutError as exc:
+            raise _deadline_passed() from exc
 
     def _stop(self, call: StreamCall, self_end_s: float) -> None:
         """Cancels a call that has not ended, in the background and after at least ``self_end_s`` seconds."""
@@ -382,4 +403,8 @@ def _timeout_s(deadline: Deadline, model: str) -> float:
     """Returns the time that is left. Raises DeadlineExceeded."""
     if deadline.has_passed:
         raise DeadlineExceeded(f"The deadline passed before model '{model}' was called.")
-    return max(deadline.remaining_s(), FLOOR_S)
+    return deadline.remaining_s()
+
+
+def _deadline_passed() -> RpcError:
+    return RpcError("DEADLINE_EXCEEDED", "the deadline passed")

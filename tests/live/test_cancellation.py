@@ -50,8 +50,8 @@ async def leave_after(
     ("path", "fields", "until"),
     [
         ("/v1/pipelines/scripted_stream/stream", {"outputs": 50, "interval_s": 0.05}, b"id: 3"),
-        ("/v1/pipelines/scripted_stream/stream", {"outputs": 1, "interval_s": 0.9}, b""),
-        ("/v1/pipelines/scripted_stream/stream", {"outputs": 1, "interval_s": 0.9}, b"200 OK"),
+        ("/v1/pipelines/scripted_stream/stream", {"outputs": 1, "interval_s": 2.5}, b""),
+        ("/v1/pipelines/scripted_stream/stream", {"outputs": 1, "interval_s": 2.5}, b"200 OK"),
         ("/v1/pipelines/scripted_stream", {"outputs": 50, "interval_s": 0.05}, b""),
         ("/v1/pipelines/scripted", {"sleep_s": 4}, b""),
     ],

@@ -163,7 +163,25 @@ class TestUnary:
         with pytest.raises(DeadlineExceeded):
             await engine.infer(REQUEST, Deadline.after(0.05))
         assert calls == [("m", "DEADLINE_EXCEEDED")]
+        assert not triton.cancelled.is_set()
         await asyncio.wait_for(triton.cancelled.wait(), LONG_S)
+
+    async def test_a_call_that_ends_soon_after_its_deadline_is_not_cancelled(
+        self, engine: TritonEngine, triton: FakeTriton
+    ) -> None:
+        answered = asyncio.Event()
+
+        async def late(request: pb.ModelInferRequest, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:
+            await asyncio.sleep(0.3)
+            answered.set()
+            return pb.ModelInferResponse()
+
+        triton.unary = late
+        with pytest.raises(DeadlineExceeded):
+            await engine.infer(REQUEST, Deadline.after(0.05))
+        await asyncio.wait_for(answered.wait(), LONG_S)
+        await asyncio.sleep(0.1)
+        assert not triton.cancelled.is_set()
 
     async def test_a_cancelled_task_cancels_the_call(
         self, engine: TritonEngine, triton: FakeTriton, calls: Calls

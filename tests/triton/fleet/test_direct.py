@@ -2,16 +2,16 @@
 
 import asyncio
 import struct
-import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from app.core.errors import DeadlineExceeded, GatewayError, ModelError, ModelNotReady, UpstreamUnavailable
+from app.core.errors import GatewayError, ModelNotReady, UpstreamUnavailable
 from app.core.inference import Deadline, InferenceRequest
+from app.triton.engine import LATER_S
 from app.triton.fleet.balancer import DirectEngine
 from app.triton.grpc import frames
 from app.triton.grpc.frames import REFUSED_STREAM, frame_bytes
@@ -257,7 +257,7 @@ class TestBreaker:
             assert (await ask(engine), await ask(engine, probe=True)) == ("UpstreamUnavailable", "ok")
 
 
-async def test_the_deadline_is_passed_to_triton_with_a_minimum() -> None:
+async def test_tritons_deadline_is_later_than_that_of_the_request() -> None:
     seen: list[float] = []
 
     async def unary(request: object, context: grpc.aio.ServicerContext) -> pb.ModelInferResponse:
@@ -266,8 +266,4 @@ async def test_the_deadline_is_passed_to_triton_with_a_minimum() -> None:
 
     async with calling(FakeTriton(unary=unary)) as (engine, _, _):
         await ask(engine, timeout_s=2.0)
-        deadline = Deadline(time.monotonic() + 0.001)
-        with suppress(DeadlineExceeded, ModelError):
-            await engine.infer(InferenceRequest("m", ()), deadline)
-    assert 1.5 < seen[0] <= 2.0
-    assert len(seen) == 1 or seen[1] > 0.02
+    assert LATER_S + 1.5 < seen[0] <= LATER_S + 2.0

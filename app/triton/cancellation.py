@@ -19,8 +19,8 @@ SELF_END_S = 2.0
 """Time for a stream to end without cancellation: after its last response, or because of a ``cancel`` model."""
 _STEADY_S = 0.05
 """Triton may see a cancellation so late that responses with a smaller gap than this are not far enough apart."""
-_SETTLE_S = 0.5
-"""Time for streams with such responses to end without cancellation: most of them are short."""
+SETTLE_S = 0.5
+"""Time for an abandoned call to end without cancellation: most unary calls and streams of this kind are short."""
 _PAUSE_S = 0.002
 """Time for Triton to finish writing a response."""
 _GAPS = 9
@@ -79,11 +79,11 @@ class _Abandoned:
         if self._is_receiving:
             return now + QUIET_S, inf
         if call.arrived is None or call.gap_s is None:
-            return max(now + QUIET_S, self._due + _SETTLE_S), inf
+            return max(now + QUIET_S, self._due + SETTLE_S), inf
         self._gaps.append(call.gap_s)
         typical_s = median(self._gaps)
         if min(call.gap_s, typical_s) < _STEADY_S:
-            now = max(now, self._due + _SETTLE_S)
+            now = max(now, self._due + SETTLE_S)
         earliest = call.arrived + min(max(typical_s / 4, _PAUSE_S), QUIET_S)
         latest = earliest + max(typical_s / 4, _PAUSE_S / 2)
         if typical_s < 2 * _PAUSE_S or now > latest:
@@ -115,9 +115,9 @@ class PacedCancels:
         return cls(CANCELS_PER_S / processes, BURST / processes)
 
     def cancel(self, call: Call, self_end_s: float) -> None:
-        """Cancels a call when its turn has come. ``self_end_s``: time to end without cancellation.
+        """Cancels a unary call when its turn has come. ``self_end_s``: time to end without cancellation.
 
-        Most unary calls end in this time. A cancellation that arrives together with the response can crash Triton 2.51.
+        A cancellation that arrives together with the response can crash Triton 2.51.
         """
         asyncio.get_running_loop().call_later(self_end_s, self._cancel_now, call)
 

@@ -27,7 +27,7 @@ from app.core.errors import (
 )
 from app.core.inference import Buffer, Deadline, InferenceRequest, InferenceResponse
 from app.core.model import ModelConfig, ModelState
-from app.triton.cancellation import SELF_END_S, PacedCancels, cancel_abandoned
+from app.triton.cancellation import SELF_END_S, SETTLE_S, PacedCancels, cancel_abandoned
 from app.triton.codec import (
     document_of,
     document_request,
@@ -55,12 +55,14 @@ class WatchedCall:
     Reports each response, and the end of the call once, to the observer and to the health of Triton.
     """
 
-    def __init__(self, request: InferenceRequest, method: str, observer: CallObserver, health: TritonHealth) -> None:
+    def __init__(
+        self, request: InferenceRequest, method: str, timeout_s: float, observer: CallObserver, health: TritonHealth
+    ) -> None:
         """Raises UpstreamUnavailable or ModelNotReady, and counts no call, if the model must not be called now."""
         if not request.is_probe and (refusal := health.refusal(request.model)) is not None:
             raise refusal
         self._observed = observer.started(request, method)
-        self._timed = health.progress.started(request, method)
+        self._timed = health.progress.started(request, method, timeout_s)
         self._health = health
         self._began = time.monotonic()
         self.request = self._observed.request
@@ -263,7 +265,7 @@ class TritonEngine(Engine):
 
     async def _infer(self, request: InferenceRequest, deadline: Deadline) -> InferenceResponse:
         timeout_s = _timeout_s(deadline, request.model)
-        with WatchedCall(request, "ModelInfer", self._observer, self._health) as watched:
+        with WatchedCall(request, "ModelInfer", timeout_s, self._observer, self._health) as watched:
             if self._shared_memory is None:
                 response = await self._answer(watched.request, timeout_s)
             else:
@@ -300,7 +302,7 @@ class TritonEngine(Engine):
             raise _deadline_passed() from exc
         finally:
             if call is not None and not call.done():
-                self._cancels.cancel(call, SELF_END_S)
+                self._cancels.cancel(call, SETTLE_S)
         if lease is not None:
             lease.settle()
         return self._response_of(request.model, answer) if lease is None else response_of(_decoded(answer), lease)
@@ -316,7 +318,7 @@ class TritonEngine(Engine):
     async def infer_stream(self, request: InferenceRequest, deadline: Deadline) -> AsyncGenerator[InferenceResponse]:
         timeout_s = _timeout_s(deadline, request.model)
         inputs, request = request.inputs, request.without_inputs()
-        with WatchedCall(request, "ModelStreamInfer", self._observer, self._health) as watched:
+        with WatchedCall(request, "ModelStreamInfer", timeout_s, self._observer, self._health) as watched:
             call = await self._started(structs.replace(watched.request, inputs=inputs), timeout_s)
             del inputs  # frees the memory before the responses arrive
             running = RunningStream(request.model, call)

@@ -148,8 +148,9 @@ class Progress:
         self._longest_wait_s: dict[str, float] = {}
         self._heard_at: dict[str, float] = {}
 
-    def started(self, request: InferenceRequest, method: str) -> ObservedCall:
-        return _TimedCall(request, method, self)
+    def started(self, request: InferenceRequest, method: str, timeout_s: float = math.inf) -> ObservedCall:
+        """``timeout_s``: until the deadline of the call."""
+        return _TimedCall(request, method, self, timeout_s)
 
     def answered(self, model: str, method: str, waited_s: float) -> None:
         self.unanswered[method] = 0
@@ -194,10 +195,11 @@ class Progress:
 
 
 class _TimedCall(ObservedCall):
-    def __init__(self, request: InferenceRequest, method: str, progress: Progress) -> None:
+    def __init__(self, request: InferenceRequest, method: str, progress: Progress, timeout_s: float) -> None:
         super().__init__(request)
         self._method = method
         self._progress = progress
+        self._timeout_s = timeout_s
         self._since = time.monotonic()
         self._has_response = False
 
@@ -217,7 +219,8 @@ class _TimedCall(ObservedCall):
             self._progress.unanswered[self._method] += 1
             self._progress.unanswered_by_model[self.request.model] += 1
         if error is not None and not self._has_response:
-            self._progress.breakers.failed(self.request.model, error, time.monotonic() - self._since)
+            waited_s = min(time.monotonic() - self._since, self._timeout_s)  # a busy gateway notices a deadline late
+            self._progress.breakers.failed(self.request.model, error, waited_s)
 
     def _is_unanswered(self, code: str) -> bool:
         if code == "DEADLINE_EXCEEDED" and not self._has_response:

@@ -2,9 +2,10 @@
 
 import pytest
 
+from app.core.errors import DeadlineExceeded
 from app.core.inference import InferenceRequest, InferenceResponse
 from app.triton.health import health as module
-from app.triton.health.health import SILENCE_S, Progress
+from app.triton.health.health import FAILURES, SILENCE_S, Progress
 
 REQUEST = InferenceRequest("m", ())
 METHOD = "ModelInfer"
@@ -91,3 +92,13 @@ def test_observations_of_several_processes_are_added() -> None:
         supervisor.add(first.take())
     assert (supervisor.unanswered[METHOD], supervisor.answers[METHOD]) == (1, 1)
     assert supervisor.timeout_s("m") == 120.0
+
+
+def test_a_deadline_that_a_busy_gateway_noticed_late_does_not_open_the_breaker(monkeypatch: pytest.MonkeyPatch) -> None:
+    progress, now = Progress(), [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    for _ in range(2 * FAILURES):
+        call = progress.started(REQUEST, METHOD, timeout_s=0.1)
+        now[0] += 30.0
+        call.ended("DEADLINE_EXCEEDED", DeadlineExceeded("The deadline passed."))
+    assert not progress.breakers.open

@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 _HEX_IDS = ("traceId", "spanId", "parentSpanId")
 
 

@@ -98,6 +98,7 @@ def running(options: GatewayOptions, zoo: EmbeddedTriton, redis: RedisServer, fo
         "workers": str(options.workers),
         "shared_memory_bytes": str(256 * 2**20 if options.shared_memory else 0),
         "max_body_bytes": str(64 * 2**20),
+        "max_bytes_in_flight": str(1024 * 2**20),
         "timeout_s": "60",
         **({"redis_url": redis.url} if options.workers > 1 else {}),
     }

@@ -32,15 +32,15 @@ class ConsolePage:
         return [str(text) for text in self.browser.execute_script(TEXTS, selector)]
 
     def fill(self, field: str, text: str) -> None:
-        """Empties the field, again if the page fills in its sample only now, and types or pastes the text."""
+        """Replaces the text of the field, again if the page fills in its sample only now."""
         control = self.one(f"[name={field}]")
 
-        def is_empty(_browser: object) -> bool:
+        def is_filled(_browser: object) -> bool:
             control.clear()
-            return not control.get_property("value")
+            self.enter(control, text)
+            return control.get_property("value") == text
 
-        WebDriverWait(self.browser, WAIT_S, 0.05).until(is_empty, f"{field} is never empty")
-        self.enter(control, text)
+        WebDriverWait(self.browser, WAIT_S, 0.05).until(is_filled, f"{field} never has the text")
 
     def enter(self, control: WebElement, text: str) -> None:
         if len(text) < PASTED:

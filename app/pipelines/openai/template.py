@@ -1,7 +1,8 @@
 """Chat templates: the messages of a conversation -> the prompt, by jinja2 in its sandbox and at a bounded cost.
 
-The names that a template sees are those of Hugging Face's chat templates. The operator writes the template, and a
-caller only the messages: what is bounded is how much work a conversation can cause.
+The names that a template sees, and the environment that it runs in, are those of ``apply_chat_template`` of
+transformers 5. The operator chooses the template, and a caller only writes the messages and tools: what is bounded is
+how much work a conversation can cause.
 """
 
 import json
@@ -13,45 +14,75 @@ from typing import Any, NoReturn
 from jinja2 import TemplateSyntaxError, nodes, pass_context
 from jinja2.environment import Template
 from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 from app.core.errors import FieldProblem, InvalidInput
 
 MAX_STEPS = 20_000
 """Turns of loops and calls of functions, for one conversation."""
 MAX_TEMPLATE_CHARACTERS = 65_536
-"""That a template may add to the text of the messages."""
+"""That a template may add to the text of the messages and tools."""
 GROWTH = 4
-"""How many times a template may repeat the text of the messages."""
+"""How many times a template may repeat the text of the messages and tools."""
 _MAX_REPEATED = 4096
 """Characters or items of a sequence that is multiplied."""
 _BUDGET = "the budget of this conversation"
 """Not a name that a template could write."""
 _TRIAL = [{"role": "user", "content": "Hello"}]
+_TRIAL_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "time",
+        "description": "Tells the time.",
+        "parameters": {"type": "object", "properties": {"zone": {"type": "string", "description": "The time zone."}}},
+    },
+}
 
 _log = logging.getLogger(__name__)
 
 Message = Mapping[str, Any]
+Tool = Mapping[str, Any]
+"""A function in OpenAI's form: ``{"type": "function", "function": {"name", "description", "parameters"}}``."""
 
 
 class ChatTemplate:
     """Compiled once. May render in several threads at a time."""
 
-    def __init__(self, text: str, variables: Mapping[str, Any]) -> None:
-        """Raises ValueError if the text is not a template, or does not render a conversation of one message."""
+    def __init__(
+        self,
+        text: str,
+        variables: Mapping[str, Any],
+        *,
+        strips_bos: bool = False,
+        tool_use: "ChatTemplate | None" = None,
+        has_tools: bool = False,
+    ) -> None:
+        """``strips_bos``: remove a leading ``bos_token``, for a model that adds its own to every prompt.
+
+        ``tool_use``: the template for conversations with tools. ``has_tools``: this is such a template.
+
+        Raises ValueError if the text is not a template, or does not render a conversation of one message.
+        """
         try:
             self._template = _compiled(text)
         except TemplateSyntaxError as exc:
             raise ValueError(f"is not a template: line {exc.lineno}: {exc.message}") from exc
         self._text = text
-        self._variables = {"bos_token": "", "eos_token": "", "tools": None, "documents": None, **variables}
-        self._check_trial()
+        self._variables = {"bos_token": "", "eos_token": "", "documents": None, **variables}
+        self._bos = str(self._variables["bos_token"]) if strips_bos else ""
+        self._tool_use = tool_use
+        self._check_trial([_TRIAL_TOOL] if has_tools else None)
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> str:
         """Raises InvalidInput."""
+        if tools is not None and self._tool_use is not None:
+            return self._tool_use.render(messages, tools)
         try:
-            return self._rendered(messages)
+            return self._rendered(messages, tools).removeprefix(self._bos)
         except _Refused as exc:
             raise _invalid(self._words_of(exc)) from exc
         except _TooMuch as exc:
@@ -60,22 +91,27 @@ class ChatTemplate:
             _log.warning("a chat template failed: %s", type(exc).__name__)
             raise _invalid("cannot be rendered by the model's chat template") from exc
 
-    def _rendered(self, messages: Sequence[Message]) -> str:
-        budget = _Budget()
-        most = MAX_TEMPLATE_CHARACTERS + GROWTH * sum(len(message["content"]) for message in messages)
+    def _rendered(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> str:
+        most = MAX_TEMPLATE_CHARACTERS + GROWTH * (_characters_in(messages) + _characters_in(tools))
         pieces: list[str] = []
-        given = {**self._variables, "messages": list(messages), "add_generation_prompt": True, _BUDGET: budget}
-        for piece in self._template.generate(given):
+        for piece in self._template.generate(self._given(messages, tools)):
             pieces.append(piece)
             most -= len(piece)
             if most < 0:
                 raise _TooMuch
         return "".join(pieces)
 
-    def _check_trial(self) -> None:
+    def _given(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> dict[str, Any]:
+        """A variable ``tools`` of the operator counts if the conversation has none."""
+        given = {**self._variables, "messages": list(messages), "add_generation_prompt": True, _BUDGET: _Budget()}
+        if tools is not None or "tools" not in given:
+            given["tools"] = None if tools is None else list(tools)
+        return given
+
+    def _check_trial(self, tools: Sequence[Tool] | None) -> None:
         """A template may refuse the conversation. Raises ValueError if it fails otherwise."""
         try:
-            self._rendered(_TRIAL)
+            self._rendered(_TRIAL, tools)
         except _Refused:
             return
         except Exception as exc:
@@ -138,15 +174,55 @@ def _refuse(words: str) -> NoReturn:
     raise _Refused(str(words))
 
 
-def _tojson(value: Any, indent: int | None = None) -> str:
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     """Unlike jinja2's filter, does not escape HTML."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+class _Namespace(Namespace):
+    """Refuses names that begin with an underscore, which Python gives a meaning."""
+
+    def __init__(*args: Any, **attributes: Any) -> None:
+        """Without ``self``, which a template may use as the name of an attribute."""
+        namespace, *given = args
+        values = dict(*given, **attributes)
+        for name in values:
+            _check_attribute(name)
+        Namespace.__init__(namespace, values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_attribute(name)
+        super().__setitem__(name, value)
+
+
+def _check_attribute(name: str) -> None:
+    """Raises SecurityError."""
+    if name.startswith("_"):
+        raise SecurityError("a namespace cannot have names that begin with an underscore")
+
+
+class _Generation(Extension):
+    """``{% generation %}`` marks the text of the assistant for training. It changes nothing here."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it like this
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
 
 
 def _environment() -> _Sandbox:
-    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"])
     environment.filters |= {"counted": _counted, "tojson": _tojson}
     environment.globals |= {
+        "namespace": _Namespace,
         "raise_exception": _refuse,
         "strftime_now": lambda pattern: datetime.now().strftime(pattern),
     }
@@ -163,6 +239,15 @@ def _compiled(text: str) -> Template:
         loop.iter = nodes.Filter(loop.iter, "counted", [], [], None, None, lineno=loop.lineno)
     tree.set_environment(_ENVIRONMENT)
     return Template.from_code(_ENVIRONMENT, _ENVIRONMENT.compile(tree), _ENVIRONMENT.make_globals(None))
+
+
+def _characters_in(value: Any) -> int:
+    """The length of all texts, keys and other values in messages or tools."""
+    if isinstance(value, Mapping):
+        return sum(len(str(key)) + _characters_in(each) for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return sum(map(_characters_in, value))
+    return len(value) if isinstance(value, str) else len(str(value))
 
 
 def _invalid(words: str) -> InvalidInput:

@@ -125,3 +125,71 @@ def test_a_long_conversation_is_within_the_limits() -> None:
     rendered = ChatTemplate(CHATML, {}).render(conversation(*["word " * 50] * 1000))
     assert rendered.count("<|im_start|>") == 1001
     assert template.MAX_STEPS >= 4 * 1001
+
+
+TOOL = {"type": "function", "function": {"name": "f", "description": "é<&", "parameters": {"b": 1, "a": [2]}}}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("", '{"b": "é<", "a": [1]}'),
+        ("(true)", r'{"b": "\u00e9<", "a": [1]}'),
+        ("(ensure_ascii=True, sort_keys=True)", r'{"a": [1], "b": "\u00e9<"}'),
+        ("(indent=1)", '{\n "b": "é<",\n "a": [\n  1\n ]\n}'),
+        ("(separators=(',', ':'))", '{"b":"é<","a":[1]}'),
+    ],
+)
+def test_tojson_has_the_arguments_of_transformers(arguments: str, expected: str) -> None:
+    text = "{{ {'b': 'é<', 'a': [1]} | tojson" + arguments + " }}"
+    assert ChatTemplate(text, {}).render(conversation("Hi")) == expected
+
+
+def test_a_generation_block_has_its_own_scope() -> None:
+    text = """\
+{% for message in messages %}
+{% set word = 'out' %}
+{% generation %}{% set word = message.content %}[{{ word }}]{% endgeneration %}
+{{ word }}
+{% endfor %}"""
+    assert ChatTemplate(text, {}).render(conversation("a", "b")) == "[a]out\n[b]out\n"
+
+
+def test_an_open_generation_block_is_a_syntax_error() -> None:
+    with pytest.raises(ValueError, match="is not a template: line 1: "):
+        ChatTemplate("{% generation %}", {})
+
+
+def test_a_namespace_has_no_private_names() -> None:
+    assert ChatTemplate("{% set a = namespace(self=1) %}{{ a.self }}", {}).render(conversation("Hi")) == "1"
+    for text in ("{% set a = namespace(__call__=1) %}", "{% set a = namespace() %}{% set a.__call__ = 1 %}"):
+        with pytest.raises(ValueError, match="SecurityError"):
+            ChatTemplate(text, {})
+
+
+def test_conversations_with_tools_use_the_tool_template() -> None:
+    tool_use = ChatTemplate("tools: {{ tools[0].function.name }}", {}, has_tools=True)
+    both = ChatTemplate("{{ tools is none }}", {}, tool_use=tool_use)
+    assert [both.render(conversation("Hi")), both.render(conversation("Hi"), [TOOL])] == ["True", "tools: f"]
+    assert ChatTemplate("{{ tools | length }}", {"tools": [1, 2]}).render(conversation("Hi")) == "2"
+
+
+def test_a_tool_template_that_fails_is_rejected() -> None:
+    with pytest.raises(ValueError, match="does not render one message of a user: "):
+        ChatTemplate("{{ tools[0].missing.name }}", {}, has_tools=True)
+
+
+def test_the_limit_of_the_output_counts_the_text_of_tools() -> None:
+    tools = [{**TOOL, "function": {**TOOL["function"], "description": "word " * 50_000}}]
+    rendered = ChatTemplate("{{ tools | tojson }}" * 3, {}).render(conversation("Hi"), tools)
+    assert len(rendered) > 3 * 250_000
+    with pytest.raises(InvalidInput, match="too many or too long"):
+        ChatTemplate("{{ tools | tojson }}" * 6, {}).render(conversation("Hi"), tools)
+
+
+def test_only_a_leading_bos_token_is_removed_and_only_once() -> None:
+    text = "{{ bos_token }}{{ bos_token }}{{ messages[0].content }}"
+    variables = {"bos_token": "<s>"}
+    assert ChatTemplate(text, variables).render(conversation("<s>a")) == "<s><s><s>a"
+    assert ChatTemplate(text, variables, strips_bos=True).render(conversation("<s>a")) == "<s><s>a"
+    assert ChatTemplate("a{{ bos_token }}", {"bos_token": "<s>"}, strips_bos=True).render(conversation("b")) == "a<s>"

@@ -47,7 +47,7 @@ RUN python3 -m venv tools \
     && tools/bin/pip install --no-cache-dir --require-hashes --only-binary=:all: --requirement requirements/build.txt \
     && python3 -m venv --without-pip /opt/triton-gateway \
     && tools/bin/pip --python /opt/triton-gateway/bin/python3 install \
-        --no-cache-dir --require-hashes --only-binary=:all: --requirement requirements/gateway.txt
+        --no-cache-dir --require-hashes --no-deps --only-binary=:all: --requirement requirements/gateway.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY app app
 RUN tools/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir wheels . \

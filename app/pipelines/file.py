@@ -1,21 +1,24 @@
 """Reads and checks ``gateway.yaml``."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from app.config.document import ConfigError, Lines, Location, complaint_at, read_regular_file, read_spec
 from app.config.watch import FollowedFile, Stamp, stamp_of
+from app.pipelines.openai.spec import ChatSpec
+from app.pipelines.openai.tokenizer import EXTRA, MAX_TEMPLATE_BYTES, files_of, read_folder
 from app.pipelines.spec import GatewaySpec, PipelineSpec
 
-MAX_TEMPLATE_BYTES = 64 * 1024
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayFile:
     """A checked file: its content, the line of each key, and the base folder of its paths.
 
-    ``templates``: the template files that it names, with their stamps before they were read.
+    ``templates``: the template files and the files of tokenizer folders, with their stamps before they were read.
     """
 
     path: Path
@@ -38,31 +41,54 @@ def followed_gateway_file(path: Path, *, is_quiet: bool = False) -> FollowedFile
     return FollowedFile(path, read_gateway_file, "gateway.yaml", is_quiet, lambda file: file.templates)
 
 
+def warn_without_counter(file: GatewayFile) -> None:
+    """Logs once if a tokenizer folder could count tokens, but the package for it is not installed."""
+    specs = (pipeline.openai.chat for pipeline in file.spec.pipelines.values() if pipeline.openai is not None)
+    folders = (chat.folder for chat in specs if chat is not None and chat.folder is not None)
+    if any(folder.tokenizer_json is not None and folder.count_tokens is None for folder in folders):
+        _log.warning("tokens cannot be counted with tokenizer.json: pip install '.[%s]'", EXTRA)
+
+
 def _with_templates(file: GatewayFile) -> GatewayFile:
     """Returns the file with the text of every template. Raises ConfigError."""
-    templates = {name: _template_of(file.path, pipeline) for name, pipeline in file.spec.pipelines.items()}
-    stamps = {path: stamp_of(path) for path in templates.values() if path is not None}
-    pipelines = {name: _with_template(file, name, each, templates[name]) for name, each in file.spec.pipelines.items()}
+    chats = {name: chat for name, each in file.spec.pipelines.items() if (chat := _chat_of(each)) is not None}
+    stamps = {path: stamp_of(path) for chat in chats.values() for path in _paths_of(file.path.parent, chat)}
+    read = {name: _with_template(file, name, chat) for name, chat in chats.items()}
+    pipelines = {name: _with_chat(each, read.get(name)) for name, each in file.spec.pipelines.items()}
     return replace(file, spec=file.spec.model_copy(update={"pipelines": pipelines}), templates=stamps)
 
 
-def _template_of(file: Path, pipeline: PipelineSpec) -> Path | None:
-    """Returns the template file that the pipeline names, or None."""
-    openai = pipeline.openai
-    if openai is None or openai.chat is None or openai.chat.template is None:
-        return None
-    return file.parent / openai.chat.template
+def _chat_of(pipeline: PipelineSpec) -> ChatSpec | None:
+    return pipeline.openai.chat if pipeline.openai is not None else None
 
 
-def _with_template(file: GatewayFile, name: str, pipeline: PipelineSpec, template: Path | None) -> PipelineSpec:
-    """Adds the text to the pipeline's declaration, so that a changed text is a new version of the pipeline."""
-    openai = pipeline.openai
-    if template is None or openai is None or openai.chat is None:
+def _with_chat(pipeline: PipelineSpec, chat: ChatSpec | None) -> PipelineSpec:
+    """Adds what was read to the declaration, so that a changed template is a new version of the pipeline."""
+    if pipeline.openai is None or chat is None:
         return pipeline
+    return pipeline.model_copy(update={"openai": pipeline.openai.model_copy(update={"chat": chat})})
+
+
+def _paths_of(folder: Path, chat: ChatSpec) -> list[Path]:
+    """The files that the declaration names."""
+    if chat.template is not None:
+        return [folder / chat.template]
+    return list(files_of(folder / chat.tokenizer)) if chat.tokenizer is not None else []
+
+
+def _with_template(file: GatewayFile, name: str, chat: ChatSpec) -> ChatSpec:
+    """Raises ConfigError."""
+    key = "template" if chat.template is not None else "tokenizer"
     try:
-        text = read_regular_file(template, MAX_TEMPLATE_BYTES).decode("utf-8")
+        return _read_template(file.path.parent, chat)
     except (OSError, ValueError) as exc:
-        location = ("pipelines", name, "openai", "chat", "template")
+        location = ("pipelines", name, "openai", "chat", key)
         raise ConfigError(file.complaint(location, f"cannot be read: {exc}")) from exc
-    chat = openai.chat.model_copy(update={"template_text": text})
-    return pipeline.model_copy(update={"openai": openai.model_copy(update={"chat": chat})})
+
+
+def _read_template(folder: Path, chat: ChatSpec) -> ChatSpec:
+    """Raises OSError or ValueError."""
+    if chat.template is not None:
+        text = read_regular_file(folder / chat.template, MAX_TEMPLATE_BYTES).decode("utf-8")
+        return chat.model_copy(update={"template_text": text})
+    return chat.with_folder(read_folder(folder / chat.tokenizer)) if chat.tokenizer is not None else chat

@@ -27,7 +27,7 @@ from app.observability.log import say
 from app.observability.tracing import open_tracer
 from app.pipelines.catalog import Catalog
 from app.pipelines.examples import Filled, example_of, file_names_of
-from app.pipelines.file import read_gateway_file
+from app.pipelines.file import read_gateway_file, warn_without_counter
 from app.pipelines.pipeline import Pipeline
 from app.process.credentials import check_credentials
 from app.process.gateway import Stores, open_gateway
@@ -190,7 +190,7 @@ def check_files(settings: Settings) -> None:
     """Raises ConfigError or SettingsError for a file that cannot be used, before anything is started."""
     check_credentials(settings)
     if settings.config_path is not None:
-        read_gateway_file(settings.config_path)
+        warn_without_counter(read_gateway_file(settings.config_path))
     if settings.api_keys_file is not None:
         read_keys(settings.api_keys_file, DIALECTS)
 

@@ -396,6 +396,31 @@ class TestReloading:
         await turn(catalog)
         assert (self.prompt(catalog), catalog.reload_failed) == ("C: Hello", False)
 
+    async def test_a_changed_tokenizer_folder_is_followed(self, path: Path) -> None:
+        folder = path.parent / "llama"
+        folder.mkdir()
+        write(folder / "tokenizer_config.json", '{"chat_template": "A: {{ messages[0].content }}"}')
+        text = "pipelines:\n  p: {model: llm, openai: {chat: {prompt: PROMPT, text: TEXT, tokenizer: llama}}}\n"
+        catalog = await loaded(FakeEngine.of(LLM), path, text)
+        assert self.prompt(catalog) == "A: Hello"
+        write(folder / "chat_template.jinja", "B: {{ messages[0].content }}")
+        await turn(catalog)
+        assert self.prompt(catalog) == "B: Hello"
+        write(folder / "chat_template.jinja", "{{")
+        await turn(catalog)
+        assert (self.prompt(catalog), catalog.reload_failed) == ("B: Hello", True)
+        coming = catalog.entries["p"].coming
+        assert coming is not None
+        assert "chat.tokenizer cannot be used: chat_template.jinja is not a template: line 1: " in coming.problem
+        (folder / "chat_template.jinja").unlink()
+        (folder / "additional_chat_templates").mkdir()
+        write(folder / "additional_chat_templates" / "default.jinja", "C: {{ messages[0].content }}")
+        await turn(catalog)
+        assert (self.prompt(catalog), catalog.reload_failed) == ("C: Hello", False)
+        write(folder / "additional_chat_templates" / "default.jinja", "D: {{ messages[0].content }}")
+        await turn(catalog)
+        assert self.prompt(catalog) == "D: Hello"
+
     @staticmethod
     async def with_template(path: Path, template: str) -> Catalog:
         write(path.parent / "chat.jinja", template)

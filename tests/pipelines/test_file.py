@@ -1,5 +1,6 @@
 """The error about an invalid ``gateway.yaml`` has the line, the key and the nearest valid name."""
 
+import pickle
 import tracemalloc
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from app.config.document import ConfigError
 from app.core.text import nearest
-from app.pipelines.file import read_gateway_file
+from app.pipelines.file import read_gateway_file, warn_without_counter
 
 GOOD = """\
 pipelines:
@@ -191,6 +192,53 @@ def test_an_unreadable_template_is_reported_with_its_line(path: Path, content: b
     if content is not None:
         path.with_name("chat.jinja").write_bytes(content)
     assert error_of(path, CHAT).startswith("7: pipelines.ocr.openai.chat.template cannot be read: ")
+
+
+TOKENIZER = CHAT.replace("template: chat.jinja", "tokenizer: llama")
+
+
+def test_a_tokenizer_folder_is_part_of_the_pipeline(path: Path) -> None:
+    path.write_text(TOKENIZER)
+    folder = path.parent / "llama"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text("{}")
+    files = []
+    for text in ("one", "two", "two"):
+        (folder / "chat_template.jinja").write_text(text)
+        files.append(read_gateway_file(path))
+    specs = [file.spec.pipelines["ocr"] for file in files]
+    assert specs[0] != specs[1] == specs[2]
+    assert {folder / "chat_template.jinja", folder / "tokenizer_config.json"} <= files[0].templates.keys()
+    assert pickle.loads(pickle.dumps(files[0])) == files[0], "the supervisor sends it to the workers"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("chat_template.jinja", b"\xff", "chat_template.jinja cannot be read: 'utf-8' codec"),
+        ("tokenizer_config.json", b'{"chat_template": 1}', "tokenizer_config.json: chat_template must be a text"),
+    ],
+)
+def test_an_unreadable_tokenizer_folder_is_reported(path: Path, name: str, content: bytes, expected: str) -> None:
+    where = "7: pipelines.ocr.openai.chat.tokenizer cannot be read: "
+    assert error_of(path, TOKENIZER).startswith(f"{where}'{path.parent / 'llama'}' is not a folder")
+    (path.parent / "llama").mkdir()
+    (path.parent / "llama" / name).write_bytes(content)
+    assert error_of(path, TOKENIZER).startswith(where + expected)
+
+
+def test_a_missing_tokenizers_package_is_logged_once(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path.write_text(TOKENIZER + TOKENIZER.partition("\n")[2].replace("ocr:", "other:"))
+    (path.parent / "llama").mkdir()
+    for name in ("chat_template.jinja", "tokenizer.json"):
+        (path.parent / "llama" / name).write_text("x")
+    warn_without_counter(read_gateway_file(path))
+    assert caplog.messages == []
+    monkeypatch.setattr("app.pipelines.openai.tokenizer.find_spec", lambda _name: None)
+    warn_without_counter(read_gateway_file(path))
+    assert caplog.messages == ["tokens cannot be counted with tokenizer.json: pip install '.[tokenizers]'"]
 
 
 @pytest.mark.parametrize(

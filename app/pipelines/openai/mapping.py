@@ -1,6 +1,7 @@
 """``openai:`` of a pipeline, compiled against the pipeline's fields."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from app.core.inference import FLOAT_DATATYPES, INTEGER_DATATYPES
@@ -10,6 +11,7 @@ from app.pipelines.inputs import InputField, ParameterField
 from app.pipelines.mismatch import PipelineMismatch, mismatch_at, tensor_named
 from app.pipelines.openai.spec import ChatSpec, CompletionsSpec, EmbeddingsSpec, OpenAISpec, UsageSpec
 from app.pipelines.openai.template import ChatTemplate
+from app.pipelines.openai.tokenizer import TokenizerFolder
 from app.pipelines.outputs import OutputField
 
 FINISH_REASON = "finish_reason"
@@ -28,6 +30,8 @@ class TextForm:
     field_by_parameter: Mapping[str, str]
     """OpenAI's name -> the pipeline's, for every field that a request may set in addition to the prompt."""
     template: ChatTemplate | None = None
+    tokenizer: TokenizerFolder | None = None
+    """Of ``chat``; counts tokens, if it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,7 @@ class _Names:
             usage=self._spec.usage,
             field_by_parameter=self._settable(spec.prompt, key),
             template=_template_of(spec, key) if isinstance(spec, ChatSpec) else None,
+            tokenizer=self._spec.chat.folder if self._spec.chat else None,
         )
 
     def embeddings_form(self, spec: EmbeddingsSpec, config: ModelConfig) -> EmbeddingsForm:
@@ -141,9 +146,32 @@ class _Names:
 
 
 def _template_of(spec: ChatSpec, key: str) -> ChatTemplate:
+    if spec.folder is not None:
+        return _template_in(spec.folder, spec, key)
     name = "template" if spec.template is not None else "template_text"
     with mismatch_at("openai", key, name):
-        return ChatTemplate(spec.template_text or "", spec.variables)
+        return ChatTemplate(spec.template_text or "", spec.variables, strips_bos=spec.strips_bos)
+
+
+def _template_in(folder: TokenizerFolder, spec: ChatSpec, key: str) -> ChatTemplate:
+    """The template ``default``, with ``tool_use`` for conversations with tools. Raises PipelineMismatch."""
+    variables = {**folder.special_tokens, **spec.variables}
+    tool_use = None
+    if "tool_use" in folder.named_templates:
+        text = folder.named_templates["tool_use"]
+        with _mismatch_in(folder, "tool_use", key):
+            tool_use = ChatTemplate(text, variables, strips_bos=spec.strips_bos, has_tools=True)
+    with _mismatch_in(folder, "default", key):
+        return ChatTemplate(folder.template, variables, strips_bos=spec.strips_bos, tool_use=tool_use)
+
+
+@contextmanager
+def _mismatch_in(folder: TokenizerFolder, template: str, key: str) -> Iterator[None]:
+    """Converts a ValueError about a template of the folder to a PipelineMismatch with its file and key."""
+    try:
+        yield
+    except ValueError as exc:
+        raise _mismatch((key, "tokenizer"), f"cannot be used: {folder.sources[template]} {exc}") from exc
 
 
 def _check_usage(usage: UsageSpec | None, config: ModelConfig) -> None:

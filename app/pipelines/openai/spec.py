@@ -2,9 +2,10 @@
 
 from typing import Literal, Self
 
-from pydantic import model_validator
+from pydantic import PrivateAttr, model_validator
 
 from app.config.document import JsonValue, Name, Section
+from app.pipelines.openai.tokenizer import TokenizerFolder
 
 Parameter = Literal["max_tokens", "temperature", "top_p", "seed", "frequency_penalty", "presence_penalty"]
 """OpenAI's parameters that a model can have."""
@@ -18,17 +19,36 @@ class CompletionsSpec(Section):
 
 
 class ChatSpec(CompletionsSpec):
-    """``template_text`` of a file that was read is always the template's text."""
+    """``template_text`` of a template file that was read is the file's text."""
 
     template: str | None = None
     template_text: str | None = None
+    tokenizer: str | None = None
+    """A folder with the tokenizer of the model, as on Hugging Face."""
+    bos: Literal["strip", "keep"] | None = None
+    """Whether a rendered ``bos_token`` at the beginning is removed. Left out: ``strip`` with ``tokenizer``."""
     variables: dict[str, JsonValue] = {}
+    _folder: TokenizerFolder | None = PrivateAttr(None)
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
-        if (self.template is None) == (self.template_text is None):
-            raise ValueError("needs exactly one of template and template_text")
+        if sum(each is not None for each in (self.template, self.template_text, self.tokenizer)) != 1:
+            raise ValueError("needs exactly one of template, template_text and tokenizer")
         return self
+
+    @property
+    def folder(self) -> TokenizerFolder | None:
+        """What ``tokenizer`` contains, once it was read. Counts when two declarations are compared."""
+        return self._folder
+
+    def with_folder(self, folder: TokenizerFolder) -> Self:
+        copy = self.model_copy()
+        copy._folder = folder
+        return copy
+
+    @property
+    def strips_bos(self) -> bool:
+        return self.bos == "strip" or (self.bos is None and self.tokenizer is not None)
 
 
 class EmbeddingsSpec(Section):

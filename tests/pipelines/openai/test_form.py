@@ -122,8 +122,10 @@ def test_a_matrix_is_not_an_embedding() -> None:
     ("openai", "text"),
     [
         ({}, "needs one of completions, chat and embeddings"),
-        ({"chat": {}}, "needs exactly one of template and template_text"),
-        ({"chat": {"template": "a", "template_text": "b"}}, "needs exactly one of template and template_text"),
+        ({"chat": {}}, "needs exactly one of template, template_text and tokenizer"),
+        ({"chat": {"template": "a", "template_text": "b"}}, "needs exactly one of template, template_text and"),
+        ({"chat": {"template": "a", "tokenizer": "b"}}, "needs exactly one of template, template_text and tokenizer"),
+        ({"chat": {"tokenizer": "b", "bos": "add"}}, "Input should be 'strip' or 'keep'"),
         ({"completions": {}, "parameters": {"max_token": "x"}}, "Input should be 'max_tokens', 'temperature'"),
     ],
 )

@@ -1,0 +1,212 @@
+"""A model's tokenizer folder, as on Hugging Face: its chat templates, its special tokens and its token counter.
+
+The order of the files is that of transformers 5: template files, then the template of a processor, then the template
+in the configuration of the tokenizer. Nothing is downloaded.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from app.config.document import read_regular_file
+from app.config.watch import Stamp, stamp_of
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+EXTRA = "tokenizers"
+"""The optional package that counts tokens, and the extra that installs it."""
+MAX_TEMPLATE_BYTES = 64 * 1024
+_MAX_JSON_BYTES = 16 * 1024 * 1024
+_MAX_TOKENIZER_BYTES = 256 * 1024 * 1024
+_MAX_ADDITIONAL = 32
+
+_TEMPLATE = "chat_template.jinja"
+_ADDITIONAL = "additional_chat_templates"
+_PROCESSOR = "chat_template.json"
+_CONFIG = "tokenizer_config.json"
+_SPECIAL_TOKENS = "special_tokens_map.json"
+_TOKENIZER = "tokenizer.json"
+_KEY = "chat_template"
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_EXTRA_TOKENS = "extra_special_tokens"
+
+Templates = Mapping[str, tuple[str, str]]
+"""Name of a template -> its text, and the file and key that have it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCounter:
+    """Counts tokens with a ``tokenizer.json``, which is read at the first call. May be called in several threads."""
+
+    path: Path
+    stamp: Stamp
+    _lock: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
+    _loaded: "list[Tokenizer]" = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def __call__(self, text: str, *, add_special_tokens: bool = False) -> int:
+        """``add_special_tokens``: count those that the tokenizer puts around a prompt. Raises ValueError."""
+        with self._lock:
+            if not self._loaded:
+                self._loaded.append(_tokenizer_of(self.path))
+        return len(self._loaded[0].encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def __reduce__(self) -> tuple[type["TokenCounter"], tuple[Path, Stamp]]:
+        """Each process that gets a copy reads the file itself."""
+        return TokenCounter, (self.path, self.stamp)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFolder:
+    """The content of a folder. Two contents are equal if no file has changed.
+
+    ``sources``: the file, and the key in it, that has each template, by the template's name.
+    ``count_tokens``: None without a ``tokenizer.json`` or without the extra ``tokenizers``.
+    """
+
+    template: str
+    named_templates: Mapping[str, str]
+    """All templates but ``default``."""
+    special_tokens: Mapping[str, str]
+    """As templates see them: ``bos_token`` and the like."""
+    sources: Mapping[str, str]
+    tokenizer_json: Path | None
+    count_tokens: TokenCounter | None
+
+
+def read_folder(path: Path) -> TokenizerFolder:
+    """Raises ValueError with the file, and the key in it, that cannot be used."""
+    if not path.is_dir():
+        raise ValueError(f"'{path}' is not a folder")
+    config = _json_of(path / _CONFIG)
+    templates = dict(_file_templates(path) or _processor_templates(path) or _config_templates(config))
+    if not templates:
+        raise ValueError(f"'{path}' has no chat template: no {_TEMPLATE}, and no key {_KEY} in {_CONFIG}")
+    if "default" not in templates:
+        raise ValueError(f"{next(iter(templates.values()))[1]}: there is no template with the name 'default'")
+    sources = {name: source for name, (_text, source) in templates.items()}
+    tokenizer = path / _TOKENIZER
+    counter = TokenCounter(tokenizer, stamp_of(tokenizer)) if tokenizer.is_file() and find_spec(EXTRA) else None
+    return TokenizerFolder(
+        template=templates.pop("default")[0],
+        named_templates={name: text for name, (text, _source) in templates.items()},
+        special_tokens=_special_tokens(path, config),
+        sources=sources,
+        tokenizer_json=tokenizer if tokenizer.is_file() else None,
+        count_tokens=counter,
+    )
+
+
+def files_of(path: Path) -> Iterator[Path]:
+    """Yields every path that :func:`read_folder` looks at, whether it exists or not."""
+    yield from (path / name for name in (_TEMPLATE, _ADDITIONAL, _PROCESSOR, _CONFIG, _SPECIAL_TOKENS, _TOKENIZER))
+    yield from _additional_files(path)
+
+
+def _additional_files(path: Path) -> list[Path]:
+    return sorted((path / _ADDITIONAL).glob("*.jinja"))[:_MAX_ADDITIONAL]
+
+
+def _file_templates(path: Path) -> Templates:
+    default = {"default": path / _TEMPLATE} if (path / _TEMPLATE).exists() else {}
+    files = default | {file.stem: file for file in _additional_files(path)}
+    return {name: (_text_of(file, path), str(file.relative_to(path))) for name, file in files.items()}
+
+
+def _processor_templates(path: Path) -> Templates:
+    return _templates_in(_json_of(path / _PROCESSOR), _PROCESSOR)
+
+
+def _config_templates(config: Mapping[str, Any]) -> Templates:
+    return _templates_in(config, _CONFIG)
+
+
+def _templates_in(values: Mapping[str, Any], file: str) -> Templates:
+    """The templates under ``chat_template``: one text, or a list of ``{name, template}``. Raises ValueError."""
+    given = values.get(_KEY)
+    if given is None:
+        return {}
+    if isinstance(given, str):
+        return {"default": (given, f"{file}: {_KEY}")}
+    if not isinstance(given, list):
+        raise ValueError(f"{file}: {_KEY} must be a text, or a list of objects with name and template")
+    return dict(_named_template(each, f"{file}: {_KEY}.{index}") for index, each in enumerate(given))
+
+
+def _named_template(given: Any, source: str) -> tuple[str, tuple[str, str]]:
+    """Raises ValueError."""
+    values = given if isinstance(given, dict) else {}
+    name, template = values.get("name"), values.get("template")
+    if not isinstance(name, str) or not isinstance(template, str):
+        raise ValueError(f"{source} must be an object with the texts name and template")
+    return name, (template, source)
+
+
+def _special_tokens(path: Path, config: Mapping[str, Any]) -> Mapping[str, str]:
+    """The older ``special_tokens_map.json`` counts only if the configuration does not list the added tokens itself."""
+    tokens = _tokens_in(config, _CONFIG)
+    if "added_tokens_decoder" not in config:
+        tokens |= _tokens_in(_json_of(path / _SPECIAL_TOKENS), _SPECIAL_TOKENS)
+    return tokens
+
+
+def _tokens_in(values: Mapping[str, Any], file: str) -> dict[str, str]:
+    """Raises ValueError."""
+    named = {key: values[key] for key in _NAMED_TOKENS if values.get(key) is not None}
+    tokens = {key: _token(value, f"{file}: {key}") for key, value in named.items()}
+    further = {key: value for key, value in values.items() if key.endswith("_token") and _content_of(value) is not None}
+    extra = values.get(_EXTRA_TOKENS)
+    further |= extra if isinstance(extra, dict) else {}
+    return {key: _token(value, f"{file}: {key}") for key, value in further.items()} | tokens
+
+
+def _token(value: Any, source: str) -> str:
+    """Raises ValueError."""
+    content = _content_of(value)
+    if content is None:
+        raise ValueError(f"{source} must be a text, or an object with the text content")
+    return content
+
+
+def _content_of(value: Any) -> str | None:
+    content = value.get("content") if isinstance(value, dict) else value
+    return content if isinstance(content, str) else None
+
+
+def _text_of(file: Path, folder: Path) -> str:
+    """Raises ValueError."""
+    try:
+        return read_regular_file(file, MAX_TEMPLATE_BYTES).decode("utf-8")
+    except (OSError, ValueError) as exc:
+        raise ValueError(f"{file.relative_to(folder)} cannot be read: {exc}") from exc
+
+
+def _json_of(file: Path) -> Mapping[str, Any]:
+    """The object in a file; empty if there is no such file. Raises ValueError."""
+    if not file.exists():
+        return {}
+    try:
+        values = orjson.loads(read_regular_file(file, _MAX_JSON_BYTES))
+    except (OSError, ValueError) as exc:
+        raise ValueError(f"{file.name} cannot be read: {exc}") from exc
+    if not isinstance(values, dict):
+        raise ValueError(f"{file.name} must have an object")
+    return values
+
+
+def _tokenizer_of(path: Path) -> "Tokenizer":
+    """Raises ValueError."""
+    from tokenizers import Tokenizer  # noqa: PLC0415 - needs an extra that may not be installed
+
+    try:
+        tokenizer = Tokenizer.from_buffer(read_regular_file(path, _MAX_TOKENIZER_BYTES))
+    except Exception as exc:  # tokenizers raises plain exceptions
+        raise ValueError(f"{path.name} cannot be read: {exc}") from exc
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer

@@ -47,9 +47,12 @@ def ensemble(name: str, config: ModelConfig) -> ModelConfig:
 
 def pipeline(config: ModelConfig, *below: ModelConfig, key: bytes | None = KEY, **spec: Any) -> Pipeline:
     """Compiles a pipeline; ``spec`` has the keys of gateway.yaml without ``model``."""
+    return pipeline_of(config, PipelineSpec.model_validate({"model": config.name, **spec}), *below, key=key)
+
+
+def pipeline_of(config: ModelConfig, spec: PipelineSpec, *below: ModelConfig, key: bytes | None = KEY) -> Pipeline:
     models = {each.name: each for each in (config, *below)}
-    checked = PipelineSpec.model_validate({"model": config.name, **spec})
-    return compile_pipeline("p", checked, config, models, CompileContext(early_exit_key=key))
+    return compile_pipeline("p", spec, config, models, CompileContext(early_exit_key=key))
 
 
 def tensor(name: str, datatype: str, values: Any) -> Tensor:

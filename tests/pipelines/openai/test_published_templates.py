@@ -1,0 +1,153 @@
+"""Tokenizer folders are read, and their templates rendered, as transformers does it."""
+
+import json
+import os
+import subprocess
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.core.errors import InvalidInput
+from app.pipelines.openai import template
+from app.pipelines.openai.spec import ChatSpec, OpenAISpec
+from app.pipelines.openai.template import ChatTemplate
+from app.pipelines.openai.tokenizer import read_folder
+from app.pipelines.spec import PipelineSpec
+from tests.conftest import Require
+from tests.environments import locked_environment
+from tests.fakes.models import model, pipeline_of
+from tests.pipelines.openai import transformers_program
+from tests.pipelines.openai.transformers_program import TODAY, conversations_in
+
+FOLDERS = Path(__file__).parent / "templates"
+EXPECTED: dict[str, dict[str, str | None]] = json.loads((FOLDERS / "expected.json").read_text())
+"""What the program ``transformers_program.py`` prints for these folders."""
+CONVERSATIONS = conversations_in(FOLDERS)
+LLM = model("PROMPT BYTES [1]", "TEXT BYTES [1]")
+
+TWO_TEMPLATES = [
+    {"name": "default", "template": "{{ bos_token }}plain {{ messages[0].content }}{{ image_token }}"},
+    {"name": "tool_use", "template": "{{ bos_token }}tools {{ tools | map(attribute='function.name') | join }}"},
+]
+
+
+def template_in(folder: Path, **keys: Any) -> ChatTemplate:
+    chat = ChatSpec(prompt="PROMPT", text="TEXT", tokenizer="folder", **{"bos": "keep", **keys})
+    openai = OpenAISpec(chat=chat).model_copy(update={"chat": chat.with_folder(read_folder(folder))})
+    form = pipeline_of(LLM, PipelineSpec(model=LLM.name).model_copy(update={"openai": openai})).openai
+    assert form is not None
+    assert form.chat is not None
+    assert form.chat.template is not None
+    return form.chat.template
+
+
+def rendered(folder: Path, name: str, **keys: Any) -> str | None:
+    try:
+        return template_in(folder, **keys).render(CONVERSATIONS[name]["messages"], CONVERSATIONS[name]["tools"])
+    except InvalidInput:
+        return None
+
+
+@pytest.fixture(autouse=True)
+def today(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Today:
+        @staticmethod
+        def now() -> datetime:
+            return TODAY
+
+    monkeypatch.setattr(template, "datetime", Today)
+
+
+@pytest.mark.parametrize("name", CONVERSATIONS)
+@pytest.mark.parametrize("folder", EXPECTED)
+def test_a_published_template_is_rendered_as_by_transformers(folder: str, name: str) -> None:
+    assert rendered(FOLDERS / folder, name) == EXPECTED[folder][name]
+
+
+@pytest.mark.parametrize("folder", EXPECTED)
+def test_the_leading_bos_token_is_removed(folder: str) -> None:
+    tokens = read_folder(FOLDERS / folder).special_tokens
+    kept = EXPECTED[folder]["turns"]
+    assert kept is not None
+    stripped = kept.removeprefix(tokens.get("bos_token", ""))
+    assert rendered(FOLDERS / folder, "turns", bos=None) == rendered(FOLDERS / folder, "turns", bos="strip") == stripped
+
+
+def write_forms(root: Path) -> None:
+    """Writes folders with the same templates in every form, and folders with several of them."""
+    jinja, tool_use = TWO_TEMPLATES[0]["template"], TWO_TEMPLATES[1]["template"]
+    tokens = {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "image_token": "<i>", "add_bos_token": True}
+    config = {**tokens, "bos_token": "<s>"}
+    listed = {**config, "chat_template": TWO_TEMPLATES}
+    forms: dict[str, dict[str, Any]] = {
+        "one text": {"tokenizer_config.json": {**config, "chat_template": jinja}},
+        "list": {"tokenizer_config.json": listed},
+        "file": {"tokenizer_config.json": config, "chat_template.jinja": jinja},
+        "file and list": {"tokenizer_config.json": listed, "chat_template.jinja": "file {{ eos_token }}"},
+        "additional": {
+            "tokenizer_config.json": config,
+            "chat_template.jinja": jinja,
+            "additional_chat_templates/tool_use.jinja": tool_use,
+            "additional_chat_templates/rag.jinja": "{{ documents }}",
+        },
+        "map": {"tokenizer_config.json": listed, "special_tokens_map.json": {"bos_token": {"content": "<map>"}}},
+        "map without an effect": {
+            "tokenizer_config.json": {**listed, "added_tokens_decoder": {}},
+            "special_tokens_map.json": {"bos_token": "<map>"},
+        },
+        "extra": {"tokenizer_config.json": {**listed, "extra_special_tokens": {"image_token": "<extra>"}}},
+        "null": {"tokenizer_config.json": {**listed, "bos_token": None, "eos_token": None}},
+    }
+    for form, files in forms.items():
+        for name, content in files.items():
+            (root / form / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / form / name).write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+FORMS = {
+    "one text": ("<s>plain Hi<i>", "<s>plain Hi<i>"),
+    "list": ("<s>plain Hi<i>", "<s>tools f"),
+    "file": ("<s>plain Hi<i>", "<s>plain Hi<i>"),
+    "file and list": ("file </s>", "file </s>"),
+    "additional": ("<s>plain Hi<i>", "<s>tools f"),
+    "map": ("<map>plain Hi<i>", "<map>tools f"),
+    "map without an effect": ("<s>plain Hi<i>", "<s>tools f"),
+    "extra": ("<s>plain Hi<extra>", "<s>tools f"),
+    "null": ("plain Hi<i>", "tools f"),
+}
+HI = [{"role": "user", "content": "Hi"}]
+FUNCTION = [{"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_a_folder_is_read(tmp_path: Path, form: str) -> None:
+    write_forms(tmp_path)
+    found = template_in(tmp_path / form)
+    assert (found.render(HI), found.render(HI, FUNCTION)) == FORMS[form]
+
+
+@pytest.mark.full
+def test_transformers_renders_the_stored_texts(require: Require) -> None:
+    assert by_transformers(FOLDERS, FOLDERS, require) == EXPECTED
+
+
+@pytest.mark.full
+def test_transformers_reads_every_form_alike(tmp_path: Path, require: Require) -> None:
+    write_forms(tmp_path / "forms")
+    (tmp_path / "conversations.json").write_text(
+        json.dumps({"plain": {"messages": HI}, "tools": {"messages": HI, "tools": ["f"]}})
+    )
+    (tmp_path / "tools.json").write_text(json.dumps({"f": FUNCTION[0]}))
+    expected = {form: {"plain": plain, "tools": tools} for form, (plain, tools) in FORMS.items()}
+    assert by_transformers(tmp_path / "forms", tmp_path, require) == expected
+
+
+def by_transformers(folders: Path, data: Path, require: Require) -> Any:
+    """Runs the program in an environment that cannot download anything."""
+    python = locked_environment("transformers", require) / "python3"
+    command = [python, "-I", transformers_program.__file__, folders, data]
+    done = subprocess.run(command, env=os.environ | {"HF_HUB_OFFLINE": "1"}, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    return json.loads(done.stdout)

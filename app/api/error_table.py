@@ -176,7 +176,7 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
     errors.DeadlineExceeded: ErrorRow(
         504,
         "The model did not answer before the deadline, or a stream was silent for too long.",
-        "Raise the pipeline's timeout_s or progress_s, or X-Request-Timeout up to these.",
+        "Raise the pipeline's timeout_s, first_output_s or progress_s, or X-Request-Timeout up to these.",
     ),
 }
 

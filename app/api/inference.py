@@ -263,6 +263,7 @@ class Inference:
             responses=self.engine.infer_stream(request, call.deadline),
             answer=call.answer,
             deadline=call.deadline,
+            first_s=target.stream.longest_first_s,
             progress_s=target.stream.progress_s,
             lag_s=target.stream.lag_s,
             problem_of=call.problem_of,

@@ -127,6 +127,19 @@ class IdleTimeout:
         if self._timer is None:
             self._timer = self._loop.call_later(self._idle_s, self._check)
 
+    def change(self, idle_s: float) -> None:
+        """Sets another time from the next :meth:`renew` on. A no-op if it is the same."""
+        if idle_s == self._idle_s:
+            return
+        self._idle_s, self._since = idle_s, math.inf
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    @property
+    def idle_s(self) -> float:
+        return self._idle_s
+
     def pause(self) -> None:
         """Stops the timeout until the next :meth:`renew`."""
         self._since = math.inf

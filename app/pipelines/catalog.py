@@ -284,6 +284,7 @@ class Catalog:
         self.oip_models.expose(sorted(names))
         specs = [entry.spec for entry in self.entries.values()]
         self.oip_models.in_flight = _in_flight_of(specs)
+        self.oip_models.first_output_s = _first_output_s_of(specs)
         once = {spec.model for spec in specs if not spec.idempotent}
         self.oip_models.idempotent = frozenset(spec.model for spec in specs) - once
 
@@ -330,4 +331,9 @@ class Catalog:
 
 def _in_flight_of(specs: Iterable[PipelineSpec]) -> dict[str, int]:
     given = [(spec.model, spec.limits.in_flight) for spec in specs if spec.limits and spec.limits.in_flight]
+    return dict(sorted(given, key=lambda each: each[1]))
+
+
+def _first_output_s_of(specs: Iterable[PipelineSpec]) -> dict[str, float]:
+    given = [(spec.model, spec.stream.first_output_s) for spec in specs if spec.stream and spec.stream.first_output_s]
     return dict(sorted(given, key=lambda each: each[1]))

@@ -143,6 +143,8 @@ class OipModels:
         self._rules: dict[str, RequestRules] = {}
         self.in_flight: Mapping[str, int] = {}
         """Model -> the largest ``limits.in_flight`` of its pipelines. A new object if one may have changed."""
+        self.first_output_s: Mapping[str, float] = {}
+        """Model -> the largest ``stream.first_output_s`` of its pipelines. Changes together with ``in_flight``."""
         self.idempotent: frozenset[str] = frozenset()
         """Models that may run a request twice: every pipeline over them says so."""
 

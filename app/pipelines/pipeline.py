@@ -171,6 +171,12 @@ class Pipeline:
         stream = self.spec.stream
         return self.timeout_s if stream is None else max(self.timeout_s, stream.timeout_s)
 
+    @property
+    def sample_timeout_s(self) -> float:
+        """The deadline of the sample, which may wait for its first output behind the requests of callers."""
+        stream = self.spec.stream
+        return self.timeout_s if stream is None else max(self.timeout_s, stream.first_output_s or 0.0)
+
     def stream_spec(self) -> StreamSpec:
         """Raises InvalidRequest where the pipeline does not stream."""
         if self.spec.stream is None:

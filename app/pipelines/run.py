@@ -228,7 +228,8 @@ async def run_sample(engine: Engine, pipeline: Pipeline, folder: Path) -> None:
     body = await asyncio.to_thread(sample_body, pipeline, folder)
     request = replace(pipeline.request_of_json(body), is_probe=True)
     responded = _ignore if pipeline.config.decoupled else None
-    await run(engine, request, Deadline.after(pipeline.timeout_s), WholeAnswer(pipeline, request), responded)
+    deadline = Deadline.after(pipeline.sample_timeout_s)
+    await run(engine, request, deadline, WholeAnswer(pipeline, request), responded)
 
 
 def _ignore() -> None:

@@ -98,7 +98,9 @@ class ParameterSpec(Section):
 
 class StreamSpec(Section):
     progress_s: Seconds = 30.0
-    """The longest silence of the model."""
+    """The longest silence of the model after its first response, and before it too without ``first_output_s``."""
+    first_output_s: Seconds | None = None
+    """The longest time until the model's first response."""
     timeout_s: Seconds = 600.0
     lag_s: Seconds = 30.0
     """The longest time that Triton keeps responses for a slow client."""
@@ -106,6 +108,11 @@ class StreamSpec(Section):
     """How long a resumable stream continues, and is kept, without a reader."""
     commit_s: Annotated[float, Field(ge=0, le=3600)] = 5.0
     """How long a failure before the first output is still an ordinary HTTP error."""
+
+    @property
+    def longest_first_s(self) -> float:
+        """The longest time until the model's first response, also if it is not declared."""
+        return self.progress_s if self.first_output_s is None else self.first_output_s
 
 
 STREAM_DEFAULTS = StreamSpec()

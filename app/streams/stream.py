@@ -56,14 +56,16 @@ class StreamObserver(Protocol):
 class StreamPlan:
     """The parts of a stream.
 
-    ``progress_s``: longest time between two responses of the model, in seconds. ``lag_s``: longest time in seconds for
-    which Triton keeps responses because the reader is slower than the model.
+    ``first_s``: longest time until the model's first response, in seconds. ``progress_s``: longest time between two
+    later responses. ``lag_s``: longest time for which Triton keeps responses because the reader is slower than the
+    model.
     """
 
     request_id: str
     responses: AsyncGenerator[InferenceResponse]
     answer: Answer
     deadline: Deadline
+    first_s: float
     progress_s: float
     lag_s: float
     problem_of: ProblemOf
@@ -126,8 +128,9 @@ class Stream:
 
     async def _relay(self) -> None:
         """Writes every response as an output."""
+        silence = IdleTimeout(self._plan.first_s)
         try:
-            with IdleTimeout(self._plan.progress_s) as silence:
+            with silence:
                 async with aclosing(self._plan.responses) as responses:
                     async for response in responses:
                         self._plan.observer.responded()
@@ -141,9 +144,10 @@ class Stream:
                         if self.log.is_full:
                             silence.pause()
                             await self._wait_for_reader()
+                        silence.change(self._plan.progress_s)
                         silence.renew()
         except TimeoutError as exc:
-            raise DeadlineExceeded(f"The model was silent for {self._plan.progress_s:g} s.") from exc
+            raise DeadlineExceeded(f"The model was silent for {silence.idle_s:g} s.") from exc
 
     def _leave_rest(self, response: InferenceResponse) -> None:
         if not response.is_final:

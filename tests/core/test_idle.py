@@ -50,6 +50,21 @@ async def test_a_pause_does_not_count_as_idle() -> None:
     assert paused
 
 
+@pytest.mark.parametrize(("first_s", "then_s"), [(3600, 0.05), (0.05, 0.1)])
+async def test_another_time_applies_from_the_next_renewal_on(first_s: float, then_s: float) -> None:
+    loop = asyncio.get_running_loop()
+    renewed = loop.time()
+
+    async def change(idle: IdleTimeout) -> None:
+        idle.change(then_s)
+        idle.renew()
+        await asyncio.sleep(20)
+
+    with pytest.raises(TimeoutError):
+        await in_block(first_s, change)
+    assert then_s <= loop.time() - renewed < 10
+
+
 async def test_the_timeout_ends_with_the_block() -> None:
     with IdleTimeout(0.02):
         pass

@@ -108,6 +108,7 @@ def live(
     *answers: Answer,
     answer: FakeAnswer | None = None,
     progress_s: float = 20,
+    first_s: float | None = None,
     log: EventLog | None = None,
     deadline: Deadline | None = None,
     lag_s: float = 60,
@@ -117,7 +118,7 @@ def live(
     seen = SeenByObserver()
     log = log or ReplayLog()
     responses = engine.infer_stream(None, None)  # type: ignore[arg-type]
-    plan = plan_of(responses, answer or FakeAnswer(), progress_s, seen, deadline, lag_s=lag_s)
+    plan = plan_of(responses, answer or FakeAnswer(), progress_s, seen, deadline, first_s=first_s, lag_s=lag_s)
     stream = Stream(plan, log)
     stream.start()
     return Life(stream, log, seen, engine)
@@ -130,10 +131,21 @@ def plan_of(
     observer: StreamObserver | None = None,
     deadline: Deadline | None = None,
     *,
+    first_s: float | None = None,
     lag_s: float = 60,
 ) -> StreamPlan:
-    deadline = deadline or Deadline.after(60)
-    return StreamPlan("rid", responses, answer, deadline, progress_s, lag_s, problem_of, observer or SeenByObserver())
+    """``first_s``: ``progress_s`` if None."""
+    return StreamPlan(
+        request_id="rid",
+        responses=responses,
+        answer=answer,
+        deadline=deadline or Deadline.after(60),
+        first_s=progress_s if first_s is None else first_s,
+        progress_s=progress_s,
+        lag_s=lag_s,
+        problem_of=problem_of,
+        observer=observer or SeenByObserver(),
+    )
 
 
 def problem_of(error: GatewayError, request_id: str) -> dict[str, Any]:

@@ -37,6 +37,11 @@ def test_stream_without_keys_has_the_defaults(value: Any) -> None:
     assert (stream.progress_s, stream.timeout_s, stream.commit_s) == (30, 600, 5)
 
 
+def test_the_longest_time_until_the_first_output_is_progress_s_by_default() -> None:
+    assert StreamSpec(progress_s=7).longest_first_s == 7
+    assert StreamSpec(progress_s=7, first_output_s=300).longest_first_s == 300
+
+
 def test_stream_false_turns_streams_off() -> None:
     assert PipelineSpec.model_validate({"model": "m", "stream": False}).stream is None
 

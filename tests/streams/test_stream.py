@@ -238,6 +238,21 @@ class TestASlowReader:
         life.stream.end(SlowConsumer("slow"))
         assert await life.ending() == "slow_consumer"
 
+    async def test_the_first_output_may_take_longer_than_later_ones(self) -> None:
+        life = live(0.15, token(1), 3600.0, first_s=3600, progress_s=0.05)
+        assert await life.ending() == "deadline_exceeded"
+        assert life.stream.error is not None
+        assert (len(life.outputs), life.stream.error.detail) == (1, "The model was silent for 0.05 s.")
+
+    async def test_later_outputs_may_take_longer_than_the_first_one(self) -> None:
+        assert await live(token(1), 0.15, token(2), FINAL, first_s=0.1, progress_s=3600).ending() == "complete"
+
+    async def test_a_stream_without_its_first_output_in_time_ends(self) -> None:
+        life = live(3600.0, first_s=0.05, progress_s=3600)
+        assert await life.ending() == "deadline_exceeded"
+        assert life.stream.error is not None
+        assert life.stream.error.detail == "The model was silent for 0.05 s."
+
     async def test_the_progress_timeout_restarts_after_the_wait(self) -> None:
         life = live(*[token(value) for value in range(4)], 3600.0, log=LiveLog(max_unread_bytes=30), progress_s=0.05)
         await until(lambda: life.log.is_full)

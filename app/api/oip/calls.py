@@ -15,7 +15,7 @@ from app.core.inference import Deadline, InferenceRequest, InferenceResponse
 from app.observability.metrics import NO_PIPELINE
 from app.pipelines.error_hints import public_text
 from app.pipelines.pipeline import Pipeline
-from app.pipelines.spec import STREAM_DEFAULTS
+from app.pipelines.spec import STREAM_DEFAULTS, StreamSpec
 
 ONE_RESPONSE = (
     "generate expects model to produce exactly 1 response, and so does infer; "
@@ -92,11 +92,16 @@ class ModelCalls:
                 NO_PIPELINE, model, self.inference.catalog.oip_models.capacity(model)
             ),
             decoupled=signature.config.decoupled,
-            stream=STREAM_DEFAULTS,
+            stream=self._stream_of(model),
             prepared=self._prepared,
             abandon=self._abandon,
             commits=False,
         )
+
+    def _stream_of(self, model: str) -> StreamSpec:
+        """The defaults, with the longest ``first_output_s`` that a pipeline over the model declares."""
+        first_output_s = self.inference.catalog.oip_models.first_output_s.get(model)
+        return STREAM_DEFAULTS.model_copy(update={"first_output_s": first_output_s})
 
     async def answer(
         self, exchange: Exchange, target: Target, request: InferenceRequest, deadline: Deadline

@@ -242,7 +242,11 @@ def _compiled(pipeline: Pipeline, load_limits: dict[str, Any]) -> dict[str, Any]
         "limits": {
             "timeout_s": pipeline.timeout_s,
             **load_limits,
-            **({"stream": spec.stream.model_dump()} if spec.stream is not None else {}),
+            **(
+                {"stream": spec.stream.model_dump() | {"first_output_s": spec.stream.longest_first_s}}
+                if spec.stream is not None
+                else {}
+            ),
         },
         "schemas": {
             "request": request_schema(pipeline),

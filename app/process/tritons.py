@@ -134,10 +134,16 @@ class SampleCanaries:
         self.catalog = catalog
         """None until the models are known."""
 
+    @property
+    def pipelines(self) -> Sequence[Pipeline]:
+        """The compiled pipelines."""
+        entries = self.catalog.entries.values() if self.catalog is not None else ()
+        return [entry.pipeline for entry in entries if entry.pipeline is not None]
+
     def all(self) -> Sequence[Canary]:
         if self.catalog is None:
             return []
-        pipelines = [entry.pipeline for entry in self.catalog.entries.values() if entry.pipeline is not None]
+        pipelines = self.pipelines
         sampled = [each for each in pipelines if each.spec.sample is not None and each.spec.warmup]
         found = (canary for pipeline in sampled for canary in _of(pipeline, pipelines, self.catalog))
         return list({canary.request.model: canary for canary in found}.values())
@@ -152,6 +158,17 @@ def _of(pipeline: Pipeline, pipelines: Sequence[Pipeline], catalog: Catalog) -> 
     timeouts_s = [each.longest_timeout_s for each in pipelines if not models.isdisjoint(each.graph.models)]
     deadline_s = max(catalog.context.timeout_s, *timeouts_s)
     yield Canary(replace(request, is_probe=True), pipeline.config.decoupled, models, deadline_s)
+
+
+class CatalogDeclarations:
+    """What the catalog's pipelines declare about models. Implements :class:`app.triton.health.health.Declarations`."""
+
+    def __init__(self, canaries: SampleCanaries) -> None:
+        self._canaries = canaries
+
+    def first_output_s(self, model: str) -> float:
+        streams = [each.spec.stream for each in self._canaries.pipelines if model in each.graph.models]
+        return max((stream.first_output_s or 0.0 for stream in streams if stream is not None), default=0.0)
 
 
 UP = {"up", "slow"}
@@ -231,7 +248,7 @@ class Servers:
 
     def _new_health(self) -> TritonHealth:
         stubs = Stubs(self.metrics.count_stub_death, are_repaired=self.settings.repairs_triton)
-        return TritonHealth(stubs, self.metrics.count_open_breakers)
+        return TritonHealth(stubs, self.metrics.count_open_breakers, CatalogDeclarations(self.canaries))
 
     def _cancels(self) -> PacedCancels:
         """The part of this process in the rate of cancellations that each Triton can handle."""

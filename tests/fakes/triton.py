@@ -112,6 +112,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         model = answer.model_stats.add(name=request.name, version="1", execution_count=len(times_s))
         model.inference_stats.success.count = len(times_s)
         model.inference_stats.success.ns = int(sum(times_s) * 1e9)
+        model.inference_stats.fail.SetInParent()
         return answer
 
     async def RepositoryModelUnload(  # noqa: N802

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from app.pipelines.catalog import Catalog
-from app.process.tritons import SampleCanaries
+from app.process.tritons import CatalogDeclarations, SampleCanaries
 from tests.fakes.engine import FakeEngine
 from tests.fakes.models import ensemble, model
 
@@ -33,3 +33,16 @@ async def test_the_deadline_is_the_longest_of_the_pipelines_that_share_a_model(
     await catalog.refresh()
     (canary,) = SampleCanaries(catalog).all()
     assert (canary.models, canary.deadline_s) == ({"chain", "step"}, deadline_s)
+
+
+@pytest.mark.parametrize(("model", "first_output_s"), [("chain", 300.0), ("step", 300.0), ("unrelated", 0.0)])
+async def test_a_model_has_the_longest_first_output_time_of_its_pipelines(
+    tmp_path: Path, model: str, first_output_s: float
+) -> None:
+    (tmp_path / "gateway.yaml").write_text(
+        "pipelines: {long: {model: chain, stream: {first_output_s: 300}}, short: {model: step, stream: true}}"
+    )
+    catalog = Catalog(FakeEngine.of(ensemble("chain", STEP), STEP), tmp_path / "gateway.yaml")
+    catalog.load_file()
+    await catalog.refresh()
+    assert CatalogDeclarations(SampleCanaries(catalog)).first_output_s(model) == first_output_s

@@ -92,5 +92,5 @@ class BreakerProbes:
         try:
             await answer(self._engine, canary, deadline)
         except DeadlineExceeded:
-            return False
+            return self._breakers.has_answered_since_opened(canary.request.model)
         return True

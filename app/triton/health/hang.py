@@ -239,7 +239,8 @@ class HungModels:
             while True:
                 await asyncio.sleep(POLL_S)
                 for model, count in list(self._progress.unanswered_by_model.items()):
-                    if count >= UNANSWERED and model not in self._examined:
+                    is_due = count >= UNANSWERED and not self._progress.may_be_busy(model)
+                    if is_due and model not in self._examined:
                         self._examined.add(model)
                         group.create_task(self._examine(model))
 

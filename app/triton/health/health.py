@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from app.core.aio import Backoff
 from app.core.engine import ObservedCall
@@ -34,6 +35,18 @@ _log = logging.getLogger(__name__)
 
 CountOpen = Callable[[str, int], None]
 """Called with the model and 1 when a breaker opens, -1 when it closes."""
+
+
+class Declarations(Protocol):
+    """What the pipelines of ``gateway.yaml`` declare about the models that they use."""
+
+    def first_output_s(self, model: str) -> float:
+        """The longest declared time until the first output of a pipeline that uses the model; 0 if none declares it."""
+
+
+class NoDeclarations(Declarations):
+    def first_output_s(self, model: str) -> float:
+        return 0.0
 
 
 class Breaker:
@@ -94,6 +107,10 @@ class Breakers:
             self._count_open(model, 1)
             _log.error("model '%s' failed %d times in a row without an answer: its breaker is open", model, FAILURES)
 
+    def has_answered_since_opened(self, model: str) -> bool:
+        """Whether the model answered a call, perhaps one from before the breaker of the model opened."""
+        return self._failures[model] < FAILURES
+
     def close(self, model: str) -> None:
         """Closes the breaker of a model after a successful probe."""
         self._failures.pop(model, None)
@@ -126,6 +143,23 @@ class Seen:
     longest_wait_s: dict[str, float]
     """By model that answered."""
     unanswered_by_model: dict[str, int] = field(default_factory=dict)
+    silent_s: dict[str, float] = field(default_factory=dict)
+    """By model: the time that its unanswered calls waited. Calls at the same time count once."""
+
+
+class Silence:
+    """How long calls of one model have waited since its last answer. Calls at the same time count once."""
+
+    def __init__(self) -> None:
+        self.waited_s = 0.0
+        self._until = 0.0
+
+    def add(self, began: float, ended: float) -> float:
+        """Adds the wait of an unanswered call, in monotonic seconds. Returns the time that no other call covered."""
+        added_s = max(0.0, ended - max(began, self._until))
+        self.waited_s += added_s
+        self._until = ended
+        return added_s
 
 
 class Progress:
@@ -134,8 +168,9 @@ class Progress:
     Counts consecutive calls without an answer. Reports the end of each call to ``breakers``.
     """
 
-    def __init__(self, breakers: Breakers | None = None) -> None:
+    def __init__(self, breakers: Breakers | None = None, declared: Declarations | None = None) -> None:
         self.breakers = breakers or Breakers()
+        self._declared = declared or NoDeclarations()
         self.heard_at = 0.0
         """When Triton last answered a call, in monotonic seconds."""
         self.is_stuck = False
@@ -147,6 +182,9 @@ class Progress:
         """Model -> consecutive calls without an answer."""
         self._longest_wait_s: dict[str, float] = {}
         self._heard_at: dict[str, float] = {}
+        self._silences: dict[str, Silence] = {}
+        """By model with unanswered calls since its last answer."""
+        self._new_silences_s: dict[str, float] = {}
 
     def started(self, request: InferenceRequest, method: str, timeout_s: float = math.inf) -> ObservedCall:
         """``timeout_s``: until the deadline of the call."""
@@ -156,18 +194,37 @@ class Progress:
         self.unanswered[method] = 0
         self.answers[method] += 1
         self.heard_at = self._heard_at[model] = time.monotonic()
-        if self.unanswered_by_model:
-            self.unanswered_by_model.pop(model, None)
+        if self._silences:
+            self._end_silence(model)
         if waited_s >= self._longest_wait_s.get(model, 0.0):
             self._longest_wait_s[model] = waited_s
         self.breakers.answered(model, waited_s)
 
+    def unanswered_since(self, model: str, method: str, began: float) -> None:
+        """Counts a call that ends now without an answer. ``began``: when its wait began, in monotonic seconds."""
+        self.unanswered[method] += 1
+        self.unanswered_by_model[model] += 1
+        added_s = self._add_silence(model, began)
+        self._new_silences_s[model] = self._new_silences_s.get(model, 0.0) + added_s
+
+    def may_be_busy(self, model: str) -> bool:
+        """Whether the silence of the model is explained by the declared time until a first output."""
+        silence = self._silences.get(model)
+        return silence is not None and silence.waited_s < self._declared.first_output_s(model)
+
+    def _add_silence(self, model: str, began: float) -> float:
+        return self._silences.setdefault(model, Silence()).add(began, time.monotonic())
+
+    def _end_silence(self, model: str) -> None:
+        self._silences.pop(model, None)
+        self.unanswered_by_model.pop(model, None)
+
     def take(self) -> Seen:
         """Returns the observations since the last call, for the process that supervises Triton."""
         unanswered, by_model = dict(self.unanswered), dict(self.unanswered_by_model)
-        seen = Seen(unanswered, dict(self.answers), self._longest_wait_s, by_model)
+        seen = Seen(unanswered, dict(self.answers), self._longest_wait_s, by_model, self._new_silences_s)
         self.unanswered, self.answers, self.unanswered_by_model = Counter(), Counter(), Counter()
-        self._longest_wait_s = {}
+        self._longest_wait_s, self._new_silences_s = {}, {}
         return seen
 
     def add(self, seen: Seen) -> None:
@@ -178,8 +235,10 @@ class Progress:
         self.unanswered.update(seen.unanswered)
         for model, wait_s in seen.longest_wait_s.items():
             self._longest_wait_s[model] = max(self._longest_wait_s.get(model, 0.0), wait_s)
-            self.unanswered_by_model.pop(model, None)
+            self._end_silence(model)
             self._heard_at[model] = time.monotonic()
+        for model, silent_s in seen.silent_s.items():
+            self._add_silence(model, time.monotonic() - silent_s)
         self.unanswered_by_model.update(seen.unanswered_by_model)
 
     def has_answered(self, model: str) -> bool:
@@ -215,12 +274,13 @@ class _TimedCall(ObservedCall):
         if code not in _NO_ANSWER:
             self._answered(time.monotonic())
             return
+        model = self.request.model
         if self._is_unanswered(code):
-            self._progress.unanswered[self._method] += 1
-            self._progress.unanswered_by_model[self.request.model] += 1
-        if error is not None and not self._has_response:
-            waited_s = min(time.monotonic() - self._since, self._timeout_s)  # a busy gateway notices a deadline late
-            self._progress.breakers.failed(self.request.model, error, waited_s)
+            self._progress.unanswered_since(model, self._method, self._since)
+        if error is None or self._has_response:
+            return
+        if not (isinstance(error, DeadlineExceeded) and self._progress.may_be_busy(model)):
+            self._progress.breakers.failed(model, error, time.monotonic() - self._since)
 
     def _is_unanswered(self, code: str) -> bool:
         if code == "DEADLINE_EXCEEDED" and not self._has_response:
@@ -252,10 +312,15 @@ class Faults:
 class TritonHealth:
     """Collects the results of the engine's calls, and decides what the engine reports as live and ready."""
 
-    def __init__(self, stubs: Stubs | None = None, count_open: CountOpen = lambda model, change: None) -> None:
+    def __init__(
+        self,
+        stubs: Stubs | None = None,
+        count_open: CountOpen = lambda model, change: None,
+        declared: Declarations | None = None,
+    ) -> None:
         self.stubs = stubs or Stubs()
         self.breakers = Breakers(count_open)
-        self.progress = Progress(self.breakers)
+        self.progress = Progress(self.breakers, declared)
         self.hung_models: set[str] = set()
         """Models that do not answer although Triton is live."""
         self.restart_wanted_by: set[str] = set()

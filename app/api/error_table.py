@@ -29,6 +29,11 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
         "The request is malformed, and no single field is the cause.",
         "Read `detail` for the cause.",
     ),
+    errors.ContextLengthExceeded: ErrorRow(
+        400,
+        "The prompt, or the prompt and the tokens that the model may write, are longer than the model's context.",
+        "Shorten the prompt or the conversation, or ask for fewer tokens.",
+    ),
     errors.Unauthenticated: ErrorRow(
         401,
         "The gateway asks for an API key, and the request has none, or the key is unknown or has expired.",

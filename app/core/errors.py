@@ -3,10 +3,10 @@
 ``app.api.error_table`` has the HTTP status and the remedy of each error.
 
 GatewayError
-  ClientError          InvalidJson, InvalidRequest, InvalidInput, Unauthenticated, Forbidden, UnknownPipeline,
-                       UnknownExample, UnknownModel, UnknownStream, UnknownRequest, NotFound, MethodNotAllowed,
-                       SlowRequest, StreamEvicted, PayloadTooLarge, UnsupportedMediaType, HeadersTooLarge,
-                       ResumableStreamsOff, IdempotencyKeyReused
+  ClientError          InvalidJson, InvalidRequest, InvalidInput, ContextLengthExceeded, Unauthenticated, Forbidden,
+                       UnknownPipeline, UnknownExample, UnknownModel, UnknownStream, UnknownRequest, NotFound,
+                       MethodNotAllowed, SlowRequest, StreamEvicted, PayloadTooLarge, UnsupportedMediaType,
+                       HeadersTooLarge, ResumableStreamsOff, IdempotencyKeyReused
   Rejected             TooManyRequests, Draining
   ModelError           UpstreamProtocol
   ContractViolation
@@ -153,6 +153,11 @@ class InvalidRequest(ClientError):
 class InvalidInput(ClientError):
     code = "invalid_input"
     title = "The input does not fit the pipeline"
+
+
+class ContextLengthExceeded(ClientError):
+    code = "context_length_exceeded"
+    title = "The request is longer than the model's context"
 
 
 class Unauthenticated(ClientError):

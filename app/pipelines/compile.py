@@ -17,6 +17,7 @@ from app.pipelines.mismatch import PipelineMismatch, mismatch_at, tensor_named
 from app.pipelines.openai.mapping import compile_openai
 from app.pipelines.outputs import Contracts, OutputField
 from app.pipelines.pipeline import Pipeline, RequestBuilder
+from app.pipelines.refusals import check_fields
 from app.pipelines.spec import ContractSpec, InputSpec, OutputSpec, PipelineSpec, StreamSpec
 
 
@@ -40,6 +41,7 @@ def compile_pipeline(
     graph = graph_of(config, models, spec.version)
     _check_whole(spec, config, inputs, parameters)
     _check_rules(spec, config, has_key=context.early_exit_key is not None)
+    check_fields(spec.refusals, [*(each.name for each in inputs), *(each.name for each in parameters)])
     with mismatch_at("inputs"):
         reader = BodyReader(name, [*inputs, *parameters])
     openai = None if spec.openai is None else compile_openai(spec.openai, config, [*inputs, *parameters], outputs)

@@ -20,6 +20,7 @@ from app.pipelines.graph import Graph
 from app.pipelines.inputs import InputField, ParameterField
 from app.pipelines.openai.mapping import OpenAIMapping
 from app.pipelines.outputs import Contracts, OutputField
+from app.pipelines.refusals import refusal_of
 from app.pipelines.spec import PipelineSpec, StreamSpec
 
 _Problems = list[FieldProblem]
@@ -197,7 +198,7 @@ class Pipeline:
         reason = self.rules.reason_of_error(error.upstream, request_id)
         if reason is None:
             self._explain(error, error.upstream, request_id)
-            shown = self._refusal_of(error) if self._blames_caller(error, error.upstream, request_id) else error
+            shown = self._shown(error, error.upstream, request_id)
             if self.exposes_errors:
                 text = public_text(self.rules.bare(error.upstream.message, request_id))
                 shown.detail += f" The model's message: {text}"
@@ -215,6 +216,18 @@ class Pipeline:
                 "of the models it calls and must set the code again in its TritonError. For streams, use code: any."
             )
 
+    def _shown(self, error: GatewayError, upstream: UpstreamError, request_id: str) -> GatewayError:
+        """Returns the error for the caller: a refusal if the caller can correct the request."""
+        refusal: GatewayError | None = None
+        if error.code == "model_error":
+            refusal = refusal_of(self.spec.refusals, self.rules.bare(upstream.message, request_id))
+        if refusal is None and self._blames_caller(error, upstream, request_id):
+            refusal = self._refusal_of(error)
+        if refusal is None:
+            return error
+        refusal.upstream, refusal.failed_step = upstream, error.failed_step
+        return refusal
+
     def _blames_caller(self, error: GatewayError, upstream: UpstreamError, request_id: str) -> bool:
         if error.code != "model_error" or upstream.grpc_code not in ("INVALID_ARGUMENT", None):
             return False
@@ -228,9 +241,7 @@ class Pipeline:
         read = self.graph.request_tensors_of(step)
         fields = [f"'{field.name}'" for field in self.inputs if field.tensor.name in read]
         reads = f" It reads {' and '.join(fields)}." if fields else ""
-        refusal = InvalidInput(
+        return InvalidInput(
             f"{named_model(step, self.graph)} refused the input.{reads}",
             hint="The gateway's log has the model's message in the line with this request id.",
         )
-        refusal.upstream, refusal.failed_step = error.upstream, error.failed_step
-        return refusal

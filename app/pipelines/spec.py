@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from app.config.document import JsonValue, Name, Section
 from app.core.errors import FailureCode
@@ -30,6 +30,19 @@ RESERVED_PARAMETERS = re.compile(
     r"(triton_|sequence_|shared_memory_).*|priority|timeout|headers|binary_data|binary_data_output|classification"
 )
 """Request parameters with a meaning in Triton. Triton also rejects all that begin with ``triton_``."""
+
+
+def _expression(pattern: str) -> str:
+    """Raises ValueError if it is not a regular expression."""
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as exc:
+        raise ValueError(f"is not a regular expression: {exc}") from exc
+    return pattern
+
+
+Expression = Annotated[str, Field(min_length=1, max_length=1024), AfterValidator(_expression)]
+"""A regular expression that is searched anywhere in a model's message."""
 
 
 def _check_constraints(spec: "InputSpec | ParameterSpec", *, ordered: bool, listed: bool, text: bool) -> None:
@@ -135,11 +148,7 @@ class ErrorMatch(Section):
     @field_validator("message_pattern")
     @classmethod
     def _compiles(cls, pattern: str | None) -> str | None:
-        try:
-            re.compile(pattern or "")
-        except (re.error, OverflowError, RecursionError) as exc:
-            raise ValueError(f"is not a regular expression: {exc}") from exc
-        return pattern
+        return pattern and _expression(pattern)
 
 
 class EarlyExitRule(Section):
@@ -153,6 +162,17 @@ class EarlyExitRule(Section):
         if sum(rule is not None for rule in (self.error, self.missing, self.empty)) != 1:
             raise ValueError("needs exactly one of error, missing and empty")
         return self
+
+
+class RefusalRule(Section):
+    """A message of the model that means that the caller can correct the request."""
+
+    message_pattern: Expression
+    code: Literal["context_length_exceeded", "invalid_input"]
+    field: Name | None = None
+    """The pipeline's field that is at fault."""
+    detail: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    """The text for callers, in place of the model's message."""
 
 
 class ContractSpec(Section):
@@ -194,6 +214,7 @@ class PipelineSpec(Section):
     idempotent: bool = False
     readiness: Literal["required", "optional"] = "required"
     rejects_input: list[str] = []
+    refusals: list[RefusalRule] = []
     warmup: bool = True
     batch: bool = False
     sample: dict[str, JsonValue] | None = None

@@ -21,7 +21,7 @@ from app.core.errors import (
 from tests.core.test_errors import concrete
 
 CODES_BY_STATUS = {
-    400: {"invalid_json", "invalid_request"},
+    400: {"invalid_json", "invalid_request", "context_length_exceeded"},
     401: {"unauthenticated"},
     403: {"forbidden"},
     404: {"unknown_pipeline", "unknown_model", "unknown_stream", "unknown_request", "unknown_example", "not_found"},

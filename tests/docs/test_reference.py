@@ -30,6 +30,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "limits": spec.LimitsSpec,
     "early_exit": spec.EarlyExitRule,
     "early_exit: error": spec.ErrorMatch,
+    "refusals": spec.RefusalRule,
     "contract": spec.ContractSpec,
     "cancel": spec.CancelSpec,
     "oip": spec.OipSpec,

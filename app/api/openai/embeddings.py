@@ -24,6 +24,7 @@ from app.api.disconnect import CancelledOnDisconnect
 from app.api.exchange import Exchange
 from app.api.inference import Inference, InferenceCall
 from app.api.limits import Limits
+from app.api.openai.errors import openai_names
 from app.api.openai.requests import (
     NEUTRAL_OF_EMBEDDINGS,
     Members,
@@ -76,7 +77,8 @@ class BatchAnswer:
     def finish(self, error: GatewayError | None = None) -> Ending:
         """Raises the errors of :meth:`WholeAnswer.finish`. An early exit of the batch makes every vector empty."""
         if error is not None:
-            ending = WholeAnswer(self._pipeline, self._request).finish(error)
+            with openai_names({"input": self._form.input, **self._form.field_by_parameter}):
+                ending = WholeAnswer(self._pipeline, self._request).finish(error)
             for _ in range(self._items):
                 self._take(ending)
         return Ending(self._early_exit)

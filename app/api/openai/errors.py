@@ -3,6 +3,8 @@
 Source: OpenAI's clients. Their error classes depend on the status; for retries they first read ``X-Should-Retry``.
 """
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import orjson
@@ -11,12 +13,26 @@ from starlette.responses import Response
 from app.api.error_table import ROW_BY_ERROR, headers_of
 from app.api.problems import problem_of
 from app.core import errors
-from app.core.errors import GatewayError
+from app.core.errors import FieldProblem, GatewayError
 
 _STATUS_BY_ERROR: dict[type[GatewayError], int] = {errors.InvalidInput: 400}
 """The errors for which OpenAI's status differs from the gateway's."""
 _CODE_BY_ERROR: dict[type[GatewayError], str] = {errors.UnknownPipeline: "model_not_found"}
 _TYPE_BY_STATUS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+@contextmanager
+def openai_names(field_by_name: Mapping[str, str]) -> Iterator[None]:
+    """Gives the fields of an error in the block OpenAI's names.
+
+    ``field_by_name``: OpenAI's name -> the pipeline's; the first of several names for a field is used.
+    """
+    try:
+        yield
+    except GatewayError as exc:
+        names = {field: name for name, field in reversed(list(field_by_name.items()))}
+        exc.errors = tuple(FieldProblem(names.get(each.field, each.field), each.problem) for each in exc.errors)
+        raise
 
 
 def openai_status_of(kind: type[GatewayError]) -> int:

@@ -19,7 +19,7 @@ from app.api.disconnect import CancelledOnDisconnect
 from app.api.exchange import Exchange
 from app.api.inference import Inference, InferenceCall
 from app.api.limits import Limits
-from app.api.openai.errors import openai_error_of
+from app.api.openai.errors import openai_error_of, openai_names
 from app.api.openai.requests import (
     Members,
     NamedRequest,
@@ -82,6 +82,7 @@ class Rendering(ABC):
     whole_object: ClassVar[str]
     chunk_object: ClassVar[str]
     id_prefix: ClassVar[str]
+    prompt_name: ClassVar[str] = "prompt"
 
     def __init__(self, model: str, request_id: str, *, include_usage: bool) -> None:
         self._head = {"id": f"{self.id_prefix}-{request_id}", "created": int(time.time()), "model": model}
@@ -126,6 +127,7 @@ class ChatRendering(Rendering):
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
     id_prefix = "chatcmpl"
+    prompt_name = "messages"
     _has_begun = False
 
     def _choice(self, text: str, finish_reason: str) -> Values:
@@ -229,7 +231,8 @@ class ChunkCollector:
         if self._matcher.has_stopped:
             self._finish_reason = "stop"
             return "", None
-        ending = self._collector.finish(error)
+        with openai_names({self._rendering.prompt_name: self._form.prompt, **self._form.field_by_parameter}):
+            ending = self._collector.finish(error)
         pieces = [self._matcher.add(self._read(values)) for values in ending.outputs]
         return "".join([*pieces, self._matcher.rest()]), ending.early_exit
 

@@ -131,6 +131,7 @@ INFERENCE_ERRORS = (
     errors.PayloadTooLarge,
     errors.UnsupportedMediaType,
     errors.InvalidInput,
+    errors.ContextLengthExceeded,
     errors.TooManyRequests,
     errors.ModelError,
     errors.ContractViolation,

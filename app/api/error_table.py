@@ -168,7 +168,7 @@ ROW_BY_ERROR: dict[type[GatewayError], ErrorRow] = {
     ),
     errors.ModelNotReady: ErrorRow(
         503,
-        "The pipeline's model is not loaded, or its first run is not finished.",
+        "The pipeline's model is not loaded, its engine has died, or its first run is not finished.",
         "Retry after the number of seconds in Retry-After. GET /health/ready shows the state of the pipeline.",
         is_of_replica=True,
     ),

@@ -26,6 +26,10 @@ class Engine(Protocol):
         """Where the model is not called, and why not: address -> ``not_ready`` or ``other_signature``."""
         return {}
 
+    def fault(self, model: str) -> str:
+        """Why a model that the server reports as ready is not, as a clause; empty if the engine knows no cause."""
+        return ""
+
     async def is_live(self) -> bool:
         """Whether the server answers. Never raises."""
 

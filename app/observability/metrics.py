@@ -137,6 +137,7 @@ class Metrics:
             "shared_memory_bytes", "Shared memory for large tensors, by its state", "state", mode="livesum"
         )
         self.stub_deaths = self._counter("stub_deaths", "Python processes of models that died", "model")
+        self.engine_deaths = self._counter("engine_deaths", "Engines of models that died", "model")
         self.worker_deaths = self._counter("worker_deaths", "Worker processes that ended unexpectedly")
         self.out_of_files = self._counter("out_of_files", "Seconds in which a process had no free file descriptor")
         self.registry.register(_DroppedLines())
@@ -161,6 +162,9 @@ class Metrics:
 
     def count_stub_death(self, model: str) -> None:
         self.stub_deaths.labels(model).inc()
+
+    def count_engine_death(self, model: str) -> None:
+        self.engine_deaths.labels(model).inc()
 
     def show_load(
         self,

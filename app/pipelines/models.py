@@ -38,6 +38,8 @@ class Lookup:
     is_up: bool = False
     index: Mapping[str, ModelState] = field(default_factory=dict)
     answers: Mapping[ModelKey, Answer] = field(default_factory=dict)
+    faults: Mapping[str, str] = field(default_factory=dict)
+    """Model -> why it is not ready although Triton has loaded it, as a clause."""
 
     def models_of(self, model: str, version: str = "") -> dict[str, ModelConfig] | Missing:
         """The models that a request to ``model`` runs through, ``model`` first.
@@ -80,6 +82,8 @@ class Lookup:
 
     def _unloaded(self, name: str, version: str, step: str) -> Missing:
         state = self.index[name]
+        if fault := self.faults.get(name):
+            return Missing(f"Model '{name}'{step} does not work: {fault}.", f"'{name}'{step} is loaded, but {fault}")
         if state.ready and not version:
             return Missing(f"Model '{name}'{step} does not answer.", f"'{name}'{step} is loaded and does not answer")
         of_version = f"version {version} of " if version else ""
@@ -101,7 +105,9 @@ async def look_up(engine: Engine, wanted: Iterable[ModelKey], index: Mapping[str
         asked = sorted(calls - answers.keys())
     if index is None and any(isinstance(answer, ModelNotReady) for answer in answers.values()):
         index = await read_index(engine)
-    return Lookup(is_up=True, index=index or {}, answers=answers)
+    unready = {name for (name, _), answer in answers.items() if isinstance(answer, ModelNotReady)}
+    faults = {name: fault for name in unready if (fault := engine.fault(name))}
+    return Lookup(is_up=True, index=index or {}, answers=answers, faults=faults)
 
 
 async def read_index(engine: Engine) -> dict[str, ModelState] | None:

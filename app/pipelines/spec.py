@@ -215,6 +215,8 @@ class PipelineSpec(Section):
     readiness: Literal["required", "optional"] = "required"
     rejects_input: list[str] = []
     refusals: list[RefusalRule] = []
+    engine_errors: list[Expression] = []
+    """The model's messages that mean that its engine is dead although Triton says that the model is ready."""
     warmup: bool = True
     batch: bool = False
     sample: dict[str, JsonValue] | None = None

@@ -161,7 +161,10 @@ def _of(pipeline: Pipeline, pipelines: Sequence[Pipeline], catalog: Catalog) -> 
 
 
 class CatalogDeclarations:
-    """What the catalog's pipelines declare about models. Implements :class:`app.triton.health.health.Declarations`."""
+    """What the catalog's pipelines declare about models.
+
+    Implements :class:`app.triton.health.declarations.Declarations`.
+    """
 
     def __init__(self, canaries: SampleCanaries) -> None:
         self._canaries = canaries
@@ -169,6 +172,11 @@ class CatalogDeclarations:
     def first_output_s(self, model: str) -> float:
         streams = [each.spec.stream for each in self._canaries.pipelines if model in each.graph.models]
         return max((stream.first_output_s or 0.0 for stream in streams if stream is not None), default=0.0)
+
+    def engine_errors(self, model: str) -> Iterator[str]:
+        for pipeline in self._canaries.pipelines:
+            if pipeline.spec.model == model:
+                yield from pipeline.spec.engine_errors
 
 
 UP = {"up", "slow"}
@@ -247,8 +255,14 @@ class Servers:
         )
 
     def _new_health(self) -> TritonHealth:
-        stubs = Stubs(self.metrics.count_stub_death, are_repaired=self.settings.repairs_triton)
-        return TritonHealth(stubs, self.metrics.count_open_breakers, CatalogDeclarations(self.canaries))
+        declared = CatalogDeclarations(self.canaries)
+        stubs = Stubs(
+            self.metrics.count_stub_death,
+            are_repaired=self.settings.repairs_triton,
+            count_engine_death=self.metrics.count_engine_death,
+            declared=declared,
+        )
+        return TritonHealth(stubs, self.metrics.count_open_breakers, declared)
 
     def _cancels(self) -> PacedCancels:
         """The part of this process in the rate of cancellations that each Triton can handle."""

@@ -22,6 +22,7 @@ from app.core.errors import (
     ModelNotReady,
     Unavailable,
     UnknownModel,
+    UpstreamError,
     UpstreamProtocol,
     UpstreamUnavailable,
 )
@@ -39,7 +40,7 @@ from app.triton.codec import (
 )
 from app.triton.config import model_config_of
 from app.triton.errors import Refusals, error_of_call, gateway_error_of, request_too_large, triton_errors
-from app.triton.health.health import TritonHealth
+from app.triton.health.health import ENGINE_RETRY_S, TritonHealth
 from app.triton.repeated import RepeatedHeads
 from app.triton.shared_memory.layout import Lease
 from app.triton.shared_memory.transport import SharedMemoryTransport
@@ -77,15 +78,27 @@ class WatchedCall:
     def __exit__(self, _kind: object, exc: BaseException | None, _traceback: object) -> None:
         if exc is None:
             self._ended("OK", None)
+            self._health.stubs.answered(self.request.model)
         elif isinstance(exc, GatewayError):
-            self._failed(exc)
+            error = self._of_engine(exc)
+            self._failed(error)
+            if error is not exc:
+                raise error from exc
         elif isinstance(exc, RpcError | DecodeError):
-            error = error_of_call(exc, self.request.model, is_repaired=self._health.stubs.are_repaired)
+            repaired = self._health.stubs.are_repaired
+            error = self._of_engine(error_of_call(exc, self.request.model, is_repaired=repaired))
             self._failed(error)
             raise error from exc
         else:
             is_cancelled = isinstance(exc, asyncio.CancelledError | GeneratorExit)
             self._ended("CANCELLED" if is_cancelled else "UNKNOWN", None)
+
+    def _of_engine(self, error: GatewayError) -> GatewayError:
+        """Returns the retryable error of a dead engine if the pipeline declares that the message means that."""
+        model, upstream = self.request.model, error.upstream
+        if type(error) is not ModelError or upstream is None:
+            return error
+        return engine_died(model, upstream) if self._health.stubs.is_engine_error(model, upstream.message) else error
 
     def _failed(self, error: GatewayError) -> None:
         if error.upstream is not None:
@@ -195,6 +208,9 @@ class TritonEngine(Engine):
             return False
         self._refusals.clear()
         return bool(reply.live)
+
+    def fault(self, model: str) -> str:
+        return self._health.fault(model)
 
     async def models(self) -> Sequence[ModelState]:
         with triton_errors():
@@ -377,6 +393,13 @@ class TritonEngine(Engine):
     async def close(self) -> None:
         """Waits until every abandoned stream is cancelled."""
         await self._cancelling.close()
+
+
+def engine_died(model: str, upstream: UpstreamError) -> ModelNotReady:
+    """The error of a call that found a dead engine. Only the engine of this Triton, which would say the same again."""
+    error = ModelNotReady(f"The engine of model '{model}' has died.", retry_after_s=ENGINE_RETRY_S)
+    error.upstream, error.was_answered = upstream, True
+    return error
 
 
 def _stopped_at(deadline: Deadline, error: ModelError) -> bool:

@@ -21,6 +21,8 @@ class FakeEngine(Engine):
     is_up: bool = True
     reason: str = ""
     """The reason in the index for a model that is not ready."""
+    faults: dict[str, str] = field(default_factory=dict)
+    """Why a model that Triton reports as ready is not."""
     requests: list[InferenceRequest] = field(default_factory=list)
     closed: int = 0
     """Streams whose generator was closed or ran out."""
@@ -28,6 +30,9 @@ class FakeEngine(Engine):
     @classmethod
     def of(cls, *configs: ModelConfig, answers: Sequence[Answer] = ()) -> "FakeEngine":
         return cls({config.name: config for config in configs}, list(answers))
+
+    def fault(self, model: str) -> str:
+        return self.faults.get(model, "")
 
     async def is_live(self) -> bool:
         return self.is_up

@@ -501,6 +501,15 @@ class TestAskingTriton:
         )
         assert "pipelines.p.model 'plane', which 'whole' runs is not a model" in caplog.text
 
+    async def test_a_fault_that_the_engine_knows_is_the_reason(
+        self, engine: FakeEngine, path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Triton reports the model as ready, so only the gateway knows why it is not."""
+        engine.unready, engine.faults = {"plain"}, {"plain": "its engine has died"}
+        catalog = await loaded(engine, path)
+        assert catalog.entries["p"].state_detail == "Model 'plain' does not work: its engine has died."
+        assert "'plain' is loaded, but its engine has died" in caplog.text
+
     async def test_the_reason_of_triton_is_logged_and_not_shown(
         self, engine: FakeEngine, path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:

@@ -168,3 +168,10 @@ def test_a_pipeline_has_at_most_16_examples() -> None:
     assert "at most 16" in error_of(PipelineSpec, model="m", examples=many)
     many.popitem()
     assert len(PipelineSpec(model="m", examples=many).examples) == 16
+
+
+@pytest.mark.parametrize("pattern", ["(", "", "x" * 1025])
+def test_an_engine_error_is_a_regular_expression(pattern: str) -> None:
+    assert PipelineSpec(model="m", engine_errors=["EngineDeadError"]).engine_errors == ["EngineDeadError"]
+    with pytest.raises(ValidationError, match="engine_errors"):
+        PipelineSpec(model="m", engine_errors=[pattern])

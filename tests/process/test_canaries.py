@@ -46,3 +46,15 @@ async def test_a_model_has_the_longest_first_output_time_of_its_pipelines(
     catalog.load_file()
     await catalog.refresh()
     assert CatalogDeclarations(SampleCanaries(catalog)).first_output_s(model) == first_output_s
+
+
+async def test_the_engine_errors_of_a_model_are_those_of_its_pipelines(tmp_path: Path) -> None:
+    """A pipeline over an ensemble declares the messages of the ensemble, and not those of its steps."""
+    (tmp_path / "gateway.yaml").write_text(
+        "pipelines: {one: {model: chain, engine_errors: [A, B]}, two: {model: chain, engine_errors: [C]}}"
+    )
+    catalog = Catalog(FakeEngine.of(ensemble("chain", STEP), STEP), tmp_path / "gateway.yaml")
+    catalog.load_file()
+    await catalog.refresh()
+    declared = CatalogDeclarations(SampleCanaries(catalog))
+    assert [list(declared.engine_errors(name)) for name in ("chain", "step")] == [["A", "B", "C"], []]

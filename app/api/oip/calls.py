@@ -154,4 +154,6 @@ class ModelCalls:
 
 def _has_no_version(error: ModelNotReady, request: InferenceRequest) -> bool:
     """Whether Triton does not have the version. A model that is being loaded is not such a case."""
-    return bool(request.version) and error.upstream is not None and error.upstream.grpc_code in {"NOT_FOUND", None}
+    if not request.version or error.upstream is None or error.was_answered:
+        return False
+    return error.upstream.grpc_code in {"NOT_FOUND", None}

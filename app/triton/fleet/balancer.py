@@ -85,6 +85,10 @@ class Balancer(Engine):
         key = (model, version)
         return {server.address: server.absences[key] for server in self._staying if key in server.absences}
 
+    def fault(self, model: str) -> str:
+        """The fault at the first Triton that has one."""
+        return next(filter(None, (server.engine.fault(model) for server in self._staying)), "")
+
     async def is_live(self) -> bool:
         """Whether any Triton answers."""
         await asyncio.gather(*(self.look_at(server) for server in self.servers))

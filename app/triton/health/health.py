@@ -11,12 +11,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from app.core.aio import Backoff
 from app.core.engine import ObservedCall
 from app.core.errors import DeadlineExceeded, GatewayError, ModelNotReady, Unavailable, UpstreamUnavailable
 from app.core.inference import InferenceRequest, InferenceResponse
+from app.triton.health.declarations import Declarations, NoDeclarations
 from app.triton.health.python_backend import Stubs
 
 FAILURES = 5
@@ -35,18 +35,6 @@ _log = logging.getLogger(__name__)
 
 CountOpen = Callable[[str, int], None]
 """Called with the model and 1 when a breaker opens, -1 when it closes."""
-
-
-class Declarations(Protocol):
-    """What the pipelines of ``gateway.yaml`` declare about the models that they use."""
-
-    def first_output_s(self, model: str) -> float:
-        """The longest declared time until the first output of a pipeline that uses the model; 0 if none declares it."""
-
-
-class NoDeclarations(Declarations):
-    def first_output_s(self, model: str) -> float:
-        return 0.0
 
 
 class Breaker:
@@ -307,6 +295,12 @@ class Faults:
     dead_models: tuple[str, ...] = ()
     is_stuck: bool = False
     hung_models: tuple[str, ...] = ()
+    dead_engines: tuple[str, ...] = ()
+    """Those of the ``dead_models`` whose engine died."""
+
+
+ENGINE_RETRY_S = 5
+"""``Retry-After`` while the engine of a model is dead. An engine loads for longer, or somebody must load it."""
 
 
 class TritonHealth:
@@ -343,11 +337,20 @@ class TritonHealth:
         if self.breakers.open and (breaker := self.breakers.open.get(model)) is not None:
             text = f"Model '{model}' failed several times in a row; it is not called until it answers a probe."
             return UpstreamUnavailable(text, was_sent=False, retry_after_s=breaker.retry_after_s)
+        if self.stubs.dead_engines and not self.stubs.has_engine(model):
+            text = f"The engine of model '{model}' has died."
+            return ModelNotReady(text, was_sent=False, retry_after_s=ENGINE_RETRY_S)
         if self.stubs.dead_models and not self.stubs.is_alive(model):
             return ModelNotReady(f"A process that model '{model}' needs has died.", was_sent=False)
         if self.progress.is_stuck:
             return UpstreamUnavailable("Triton is stuck: it answers no inference call.", was_sent=False)
         return None
+
+    def fault(self, model: str) -> str:
+        """Why a model that Triton reports as ready is not, as a clause for messages; empty without a known cause."""
+        if not self.stubs.has_engine(model):
+            return "its engine has died"
+        return "" if self.stubs.is_alive(model) else "a process that it needs has died"
 
     def take(self) -> Observed:
         """Returns the observations since the last call."""
@@ -360,11 +363,12 @@ class TritonHealth:
 
     @property
     def faults(self) -> Faults:
-        return Faults(tuple(self.stubs.dead), self.progress.is_stuck, tuple(sorted(self.hung_models)))
+        dead_engines = tuple(sorted(self.stubs.dead_engines))
+        return Faults(tuple(self.stubs.dead), self.progress.is_stuck, tuple(sorted(self.hung_models)), dead_engines)
 
     def follow(self, faults: Faults) -> None:
         """Sets the faults to the :attr:`faults` of the process that supervises this Triton."""
-        self.stubs.follow(faults.dead_models)
+        self.stubs.follow(faults.dead_models, faults.dead_engines)
         self.progress.is_stuck = faults.is_stuck
         self.hung_models = set(faults.hung_models)
 

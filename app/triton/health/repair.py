@@ -1,4 +1,4 @@
-"""Confirms that a model's process died, reloads the model if allowed, and detects when the model works again."""
+"""Confirms that a process or engine died, reloads the model if allowed, and detects when the model works again."""
 
 import asyncio
 import logging
@@ -49,7 +49,7 @@ class StubRepair:
                     await self._repair(model)
 
     async def _confirm(self, called: str) -> None:
-        """Confirms the death of a process by the model's sample; without a sample, by repeated errors."""
+        """Confirms the death of a process or engine by the model's sample; without a sample, by repeated errors."""
         canary = canary_of(self._canaries, called)
         dead = self._stubs.repeated(called) if canary is None else await self._dead_process(called)
         if dead is not None:
@@ -61,11 +61,16 @@ class StubRepair:
         backoff = self._backoff(model)
         backoff.longest_s = LONGEST_DELAY_S if self._may_reload else LONGEST_LOOK_S
         backoff.fail()
-        if self._may_reload and not await self._reload(model):
+        if self._may_reload and not await self._load_again(model):
             return
-        if await self._is_still_dead(model):
-            return
-        self._stubs.revive(model)
+        called = self._sampled(model)
+        if called is None:
+            self._stubs.revive(model, is_proven=False)
+        elif not await self._is_still_dead(model, called):
+            self._stubs.revive(model)
+
+    async def _load_again(self, model: str) -> bool:
+        return all([await self._reload(each) for each in self._stubs.to_load_again(model)])
 
     async def _reload(self, model: str) -> bool:
         try:
@@ -80,13 +85,19 @@ class StubRepair:
         _log.info("model '%s' was unloaded and loaded again", model)
         return True
 
-    async def _is_still_dead(self, model: str) -> bool:
-        """Returns False for a model without a sample, so that the next request decides."""
-        for canary in self._canaries.all():
-            called = canary.request.model
-            if model in self._stubs.run_by(called):
-                return await self._dead_process(called) == model
-        return False
+    def _sampled(self, model: str) -> str | None:
+        """Returns the model itself, or one that runs it, whose sample tells whether it works; None without a sample.
+
+        Then the next request decides.
+        """
+        sampled = [
+            each.request.model for each in self._canaries.all() if model in self._stubs.run_by(each.request.model)
+        ]
+        return model if model in sampled else next(iter(sampled), None)
+
+    async def _is_still_dead(self, model: str, called: str) -> bool:
+        dead = await self._dead_process(called)
+        return dead == model or (dead is not None and model in self._stubs.dead_engines)
 
     async def _dead_process(self, called: str) -> str | None:
         """Returns the model whose process is dead, or None. A canary tests one instance, so several canaries run."""

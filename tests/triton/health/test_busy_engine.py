@@ -16,8 +16,9 @@ from app.triton.health import hang as hang_module
 from app.triton.health import health as health_module
 from app.triton.health import lost_streams as lost_streams_module
 from app.triton.health.canaries import BreakerProbes
+from app.triton.health.declarations import NoDeclarations
 from app.triton.health.hang import HungModels, StuckWatch
-from app.triton.health.health import Declarations, Progress, TritonHealth
+from app.triton.health.health import Progress, TritonHealth
 from app.triton.health.lost_streams import LostStreams
 from app.triton.transports import open_transport
 from tests.fakes.triton import FakeTriton, piece, serving
@@ -48,7 +49,7 @@ class Server(FakeTriton):
         yield piece(final=True)
 
 
-class FirstOutput(Declarations):
+class FirstOutput(NoDeclarations):
     def __init__(self, first_output_s: float) -> None:
         self._first_output_s = first_output_s
 

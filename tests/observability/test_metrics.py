@@ -32,6 +32,7 @@ LABELS_BY_METRIC = {
     "large_calls": {"way"},
     "shared_memory_bytes": {"state"},
     "stub_deaths": {"model"},
+    "engine_deaths": {"model"},
     "worker_deaths": set[str](),
     "out_of_files": set[str](),
     "log_lines_dropped": set[str](),
@@ -63,6 +64,7 @@ def filled() -> Metrics:
     metrics.triton_ejections.labels("a:1", "down").inc()
     metrics.count_open_breakers("m", 1)
     metrics.count_stub_death("m")
+    metrics.count_engine_death("m")
     SharedMemoryMetrics(metrics).called("shared_memory")
     SharedMemoryMetrics(metrics).holds(free=1, used=2, quarantined=3)
     for one in (pipeline.time_to_first_output, pipeline.inter_output):

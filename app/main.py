@@ -2,9 +2,10 @@
 
 import os
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 
 from fastapi import Depends, FastAPI, Request
 from starlette.responses import RedirectResponse, Response
@@ -22,9 +23,6 @@ from app.api.exchange import EntryPoint
 from app.api.failures import ErrorForms, add_failure_handling
 from app.api.inference import Inference
 from app.api.limits import Limits
-from app.api.oip.routes import oip_dialect
-from app.api.openai.routes import openai_dialect
-from app.api.pipelines.routes import pipelines_dialect
 from app.api.routes import docs
 from app.api.routes.admin import MetricsRoutes, TraceRoutes
 from app.api.routes.health import HealthRoutes, Workers
@@ -36,12 +34,8 @@ from app.observability.statistics import Statistics, statistics_of
 from app.streams.store import StreamStore
 from app.triton.health.health import HealthByAddress
 
-DIALECTS: Mapping[str, Callable[[Services], Dialect]] = {
-    "pipelines": pipelines_dialect,
-    "oip": oip_dialect,
-    "openai": openai_dialect,
-}
-"""The name in the ``dialects`` of keys, and the dialect."""
+DIALECTS = ("pipelines", "oip", "openai")
+"""The folders of ``app/api`` with a dialect, in the order of /docs; also the names in the ``dialects`` of keys."""
 
 
 @dataclass(slots=True)
@@ -106,7 +100,7 @@ def create_app(
     inference, keys = gateway.inference, gateway.keys
     findings = partial(live_findings, inference.catalog)
     services = Services(inference, gateway.limits, gateway.store, gateway.statistics, findings)
-    dialects = {name: dialect_of(services) for name, dialect_of in DIALECTS.items()}
+    dialects = {name: _dialect(name, services) for name in DIALECTS}
     forms = ErrorForms([form for dialect in dialects.values() for form in dialect.error_forms])
     app = _bare_app(hint, dict.fromkeys(("/metrics", "/metrics/triton"), elsewhere), forms)
     access = None if keys is None else AccessCheck(keys)
@@ -130,6 +124,11 @@ def create_app(
     if cors_origins:
         short_path = Cors(short_path, cors_origins, cors_headers)
     return _entry_point(short_path, gateway, forms)
+
+
+def _dialect(name: str, services: Services) -> Dialect:
+    dialect: Dialect = import_module(f"app.api.{name}.routes").dialect(services)
+    return dialect
 
 
 def create_admin_app(gateway: Gateway, *, api_port: int, workers: Workers | None = None) -> EntryPoint:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from app import main
+
 ROOT = Path(__file__).parents[1]
 LAYERS = {
     "core": set[str](),
@@ -85,8 +87,8 @@ def test_pages_show_the_order_of_layers(page: str) -> None:
         assert not wrong, f"{page} does not show that {package} may import {wrong}"
 
 
-def test_a_folder_with_routes_is_a_dialect() -> None:
-    assert "pipelines" in DIALECTS
+def test_every_dialect_is_served() -> None:
+    assert sorted(main.DIALECTS) == sorted(DIALECTS)
 
 
 @pytest.mark.parametrize(

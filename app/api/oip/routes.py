@@ -297,7 +297,7 @@ class _Generation(StreamResponse):
         return b"" if event.name == "done" else b"data: %b\n\n" % event.data
 
 
-def oip_dialect(services: Services) -> Dialect:
+def dialect(services: Services) -> Dialect:
     routes = OipRoutes(services.inference, services.limits)
     return Dialect(
         routers=[routes.router()],

@@ -61,7 +61,7 @@ class OpenAIRoutes:
 _BEGINNINGS = ("/v1/models", "/v1/completions", "/v1/chat/", "/v1/embeddings")
 
 
-def openai_dialect(services: Services) -> Dialect:
+def dialect(services: Services) -> Dialect:
     routes = OpenAIRoutes(services.inference, services.limits)
     return Dialect(
         routers=[routes.router()],

@@ -241,7 +241,7 @@ class _View:
         )
 
 
-def pipelines_dialect(services: Services) -> Dialect:
+def dialect(services: Services) -> Dialect:
     pipelines = PipelineRoutes(services)
     streams = StreamRoutes(services.inference, services.store, services.limits)
     return Dialect(

@@ -44,22 +44,22 @@ async def run(rounds: int) -> list[Table]:
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         async with (
             running_triton(Path(folder)) as triton,
-            _engine(triton.grpc_url, with_lane=False) as wire,
-            _engine(triton.grpc_url, with_lane=True) as lane,
+            _engine(triton.grpc_url, uses_shared_memory=False) as wire,
+            _engine(triton.grpc_url, uses_shared_memory=True) as memory,
         ):
-            return [await _table(case, wire, lane, rounds) for case in (_inputs(), _both_ways())]
+            return [await _table(case, wire, memory, rounds) for case in (_inputs(), _both_ways())]
 
 
 @asynccontextmanager
-async def _engine(url: str, *, with_lane: bool) -> AsyncIterator[TritonEngine]:
+async def _engine(url: str, *, uses_shared_memory: bool) -> AsyncIterator[TritonEngine]:
     async with open_transport(url, fast_pings=True) as transport:
-        lane = SharedMemoryTransport(transport, _LIMIT, large_bytes=1) if with_lane else None
-        engine = TritonEngine(transport, lane=lane)
+        memory = SharedMemoryTransport(transport, _LIMIT, large_bytes=1) if uses_shared_memory else None
+        engine = TritonEngine(transport, shared_memory=memory)
         for model in ("bench_head_b", "bench_pixels"):
             await engine.model_config(model)
         yield engine
-        if lane is not None:
-            await lane.close()
+        if memory is not None:
+            await memory.close()
 
 
 def _inputs() -> tuple[str, list[Case]]:
@@ -85,18 +85,23 @@ def _request(model: str, name: str, shape: tuple[int, ...]) -> InferenceRequest:
     return InferenceRequest(model, (Tensor(name, "FP32", array),))
 
 
-async def _table(titled: tuple[str, list[Case]], wire: TritonEngine, lane: TritonEngine, rounds: int) -> Table:
+async def _table(titled: tuple[str, list[Case]], wire: TritonEngine, memory: TritonEngine, rounds: int) -> Table:
     title, cases = titled
-    costs: dict[tuple[str, str], list[Cost]] = {(case.title, way): [] for case in cases for way in ("wire", "lane")}
-    measured = [(case, way, engine) for case in cases for way, engine in (("wire", wire), ("lane", lane))]
+    costs: dict[tuple[str, str], list[Cost]] = {(case.title, way): [] for case in cases for way in ("wire", "memory")}
+    measured = [(case, way, engine) for case in cases for way, engine in (("wire", wire), ("memory", memory))]
     for number in range(rounds + 1):
         for case, way, engine in random.sample(measured, len(measured)):
             cost = await _cost(engine, case.request)
             if number:
                 costs[case.title, way].append(cost)
-    rows = [_row(case.title, costs[case.title, "wire"], costs[case.title, "lane"]) for case in cases]
+    rows = [_row(case.title, costs[case.title, "wire"], costs[case.title, "memory"]) for case in cases]
     note = "Medians for one call: CPU time of the client's process, and elapsed time, in ms."
-    return Table(title, ["tensor", "CPU, wire", "CPU, lane", "ratio", "p50, wire", "p50, lane", "ratio"], rows, note)
+    return Table(
+        title,
+        ["tensor", "CPU, wire", "CPU, shared memory", "ratio", "p50, wire", "p50, shared memory", "ratio"],
+        rows,
+        note,
+    )
 
 
 async def _cost(engine: TritonEngine, request: InferenceRequest) -> Cost:
@@ -107,13 +112,13 @@ async def _cost(engine: TritonEngine, request: InferenceRequest) -> Cost:
     return Cost(1000 * cpu_s / CALLS, 1000 * elapsed_s / CALLS)
 
 
-def _row(title: str, wire: list[Cost], lane: list[Cost]) -> list[str]:
+def _row(title: str, wire: list[Cost], memory: list[Cost]) -> list[str]:
     pairs = [
-        (median(cost.cpu_ms for cost in wire), median(cost.cpu_ms for cost in lane)),
-        (median(cost.elapsed_ms for cost in wire), median(cost.elapsed_ms for cost in lane)),
+        (median(cost.cpu_ms for cost in wire), median(cost.cpu_ms for cost in memory)),
+        (median(cost.elapsed_ms for cost in wire), median(cost.elapsed_ms for cost in memory)),
     ]
     return [title, *(cell for pair in pairs for cell in _cells(*pair))]
 
 
-def _cells(wire_ms: float, lane_ms: float) -> tuple[str, str, str]:
-    return f"{wire_ms:.2f}", f"{lane_ms:.2f}", f"{wire_ms / lane_ms:.1f}x"
+def _cells(wire_ms: float, memory_ms: float) -> tuple[str, str, str]:
+    return f"{wire_ms:.2f}", f"{memory_ms:.2f}", f"{wire_ms / memory_ms:.1f}x"

@@ -79,8 +79,8 @@ class Cors:
             return b"*"
         return origin.encode("latin-1") if origin in self._origins else None
 
-    def _preflight(self, origin: bytes | None, asked: str) -> list[Header]:
-        of_openai = [name.strip() for name in asked.lower().split(",") if _OF_OPENAI.fullmatch(name.strip())]
+    def _preflight(self, origin: bytes | None, requested: str) -> list[Header]:
+        of_openai = [name.strip() for name in requested.lower().split(",") if _OF_OPENAI.fullmatch(name.strip())]
         return [
             *([] if origin is None else [(_ALLOW_ORIGIN, origin)]),
             (b"access-control-allow-methods", _METHODS),

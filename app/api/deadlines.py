@@ -11,11 +11,11 @@ HEADER = b"x-request-timeout"
 
 def deadline_of(exchange: Exchange, timeout_s: float) -> Deadline:
     """Returns the request's deadline. Raises InvalidRequest if ``X-Request-Timeout`` is not a positive number."""
-    asked = exchange.header(HEADER)
-    if asked is None:
+    text = exchange.header(HEADER)
+    if text is None:
         return Deadline.after(timeout_s)
     try:
-        seconds = float(asked)
+        seconds = float(text)
     except ValueError:
         seconds = math.nan
     if not (math.isfinite(seconds) and seconds > 0):

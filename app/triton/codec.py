@@ -32,7 +32,7 @@ from app.triton.shared_memory.layout import Lease, TensorSlot
 FINAL_RESPONSE = "triton_final_response"
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
 TRACEPARENT = "traceparent"
-_Asked = tuple[str, TensorSlot | None, int]
+_RequestedOutput = tuple[str, TensorSlot | None, int]
 """A requested output: its name, its slot in shared memory or None, and the number of classes or 0."""
 
 _RAW_INPUT = service_pb2.ModelInferRequest.DESCRIPTOR.fields_by_name["raw_input_contents"].number << 3 | 2
@@ -122,7 +122,7 @@ def _parts_of(request: InferenceRequest, message: service_pb2.ModelInferRequest,
         message.parameters[TRACEPARENT].string_param = request.trace.traceparent
     inputs = tuple([(tensor.name, tensor.datatype, tensor.array.shape) for tensor in request.inputs])
     slots = () if lease is None else lease.inputs
-    signature = _signature_part(request.model, request.version, inputs, slots, _outputs_asked_for(request, lease))
+    signature = _signature_part(request.model, request.version, inputs, slots, _requested_outputs(request, lease))
     parts: list[Buffer] = [signature, message.SerializeToString()]
     for tensor, slot in zip_longest(request.inputs, slots):
         if slot is None:
@@ -131,7 +131,7 @@ def _parts_of(request: InferenceRequest, message: service_pb2.ModelInferRequest,
     return parts
 
 
-def _outputs_asked_for(request: InferenceRequest, lease: Lease | None) -> tuple[_Asked, ...]:
+def _requested_outputs(request: InferenceRequest, lease: Lease | None) -> tuple[_RequestedOutput, ...]:
     """Returns the requested outputs. Empty: Triton sends all outputs over the wire."""
     if request.outputs:
         slots = {} if lease is None else dict(lease.outputs)
@@ -145,7 +145,7 @@ def _signature_part(
     version: str,
     inputs: tuple[tuple[str, str, tuple[int, ...]], ...],
     slots: tuple[TensorSlot | None, ...],
-    outputs: tuple[_Asked, ...],
+    outputs: tuple[_RequestedOutput, ...],
 ) -> bytes:
     """Serializes the part that all requests to a model share. ``inputs``: name, datatype and shape of each input."""
     message = service_pb2.ModelInferRequest(model_name=model, model_version=version)

@@ -171,9 +171,9 @@ class GrpcioStreamCall:
 
     async def _read(self) -> None:
         try:
-            asked = time.monotonic()
+            reads_since = time.monotonic()
             while (message := await self._call.read()) is not grpc.aio.EOF:
-                self._note_arrival(asked)
+                self._note_arrival(reads_since)
                 self._prefetched.append(message)
                 self._prefetched_bytes += len(message)
                 self._has_large |= len(message) > _PREFETCH_BYTES
@@ -182,8 +182,8 @@ class GrpcioStreamCall:
                 while self._prefetched_bytes >= _PREFETCH_BYTES:
                     self._changed.clear()
                     await self._changed.wait()
-                asked = time.monotonic()
-                self.is_behind |= asked - (self.arrived or asked) > WAITED_S
+                reads_since = time.monotonic()
+                self.is_behind |= reads_since - (self.arrived or reads_since) > WAITED_S
             self._end = StopAsyncIteration()
         except asyncio.CancelledError:
             self._end = RpcError("CANCELLED", "the call was closed")
@@ -193,9 +193,9 @@ class GrpcioStreamCall:
             self._end = exc
         self._changed.set()
 
-    def _note_arrival(self, asked: float) -> None:
+    def _note_arrival(self, reads_since: float) -> None:
         now = time.monotonic()
-        self.is_behind = self.is_behind and now - asked < WAITED_S
+        self.is_behind = self.is_behind and now - reads_since < WAITED_S
         if self.arrived is not None:
             self.gap_s = now - self.arrived
         self.arrived = now

@@ -76,16 +76,16 @@ class Seen:
         return self.first - self.start
 
 
-def entrance(workers: int = 1) -> PipelineAdmission:
+def pipeline(workers: int = 1) -> PipelineAdmission:
     return Admission(workers).of("p", ModelLoad("m", DECOUPLED))
 
 
 async def burst(
-    entrances: Sequence[PipelineAdmission], model: Places, clients: int, within_s: float = 1.3
+    pipelines: Sequence[PipelineAdmission], model: Places, clients: int, within_s: float = 1.3
 ) -> list[Seen]:
     """Each client asks for one stream, and again after a refusal's ``Retry-After``.
 
-    The clients are distributed evenly to the entrances.
+    The clients are distributed evenly to the pipelines.
     """
     time = asyncio.get_running_loop().time
     begin = time()
@@ -104,7 +104,7 @@ async def burst(
             each.start = time()
             each.first = await model.run(slot)
 
-    await asyncio.gather(*(ask(each, entrances[number % len(entrances)]) for number, each in enumerate(seen)))
+    await asyncio.gather(*(ask(each, pipelines[number % len(pipelines)]) for number, each in enumerate(seen)))
     return seen
 
 

@@ -16,7 +16,7 @@ from app.core.model import Capacity
 LONG_S = 60.0
 
 
-def entrance_of(
+def pipeline_of(
     admission: Admission, name: str = "p", model: str = "m", *, per_key: int | None = None, queue: int | None = None
 ) -> PipelineAdmission:
     limits = PipelineLimits(in_flight=2, queue=queue, per_key=per_key)
@@ -24,17 +24,17 @@ def entrance_of(
 
 
 @pytest.fixture
-def entrance() -> PipelineAdmission:
-    """An entrance with two slots."""
-    return entrance_of(Admission())
+def pipeline() -> PipelineAdmission:
+    """A pipeline whose model has two slots."""
+    return pipeline_of(Admission())
 
 
-async def entered(entrance: PipelineAdmission, caller: Caller = ANYONE, deadline_s: float = LONG_S) -> Slot:
-    return await entrance.enter(caller, Deadline.after(deadline_s))
+async def entered(pipeline: PipelineAdmission, caller: Caller = ANYONE, deadline_s: float = LONG_S) -> Slot:
+    return await pipeline.enter(caller, Deadline.after(deadline_s))
 
 
-def entering(entrance: PipelineAdmission, caller: Caller = ANYONE, deadline_s: float = LONG_S) -> asyncio.Task[Slot]:
-    return asyncio.create_task(entered(entrance, caller, deadline_s))
+def entering(pipeline: PipelineAdmission, caller: Caller = ANYONE, deadline_s: float = LONG_S) -> asyncio.Task[Slot]:
+    return asyncio.create_task(entered(pipeline, caller, deadline_s))
 
 
 async def turn() -> None:
@@ -42,42 +42,42 @@ async def turn() -> None:
         await asyncio.sleep(0)
 
 
-async def run_for(entrance: PipelineAdmission, seconds: float) -> None:
+async def run_for(pipeline: PipelineAdmission, seconds: float) -> None:
     """Simulates one request of a given duration."""
-    slot = await entered(entrance)
+    slot = await entered(pipeline)
     slot.since -= seconds
     slot.leave()
 
 
 class TestSlots:
-    async def test_a_request_runs_at_once_if_a_slot_is_free(self, entrance: PipelineAdmission) -> None:
-        assert all(entrance.try_enter(ANYONE) for _ in range(2))
-        assert entrance.model_queue.running == entrance.own.running == 2
+    async def test_a_request_runs_at_once_if_a_slot_is_free(self, pipeline: PipelineAdmission) -> None:
+        assert all(pipeline.try_enter(ANYONE) for _ in range(2))
+        assert pipeline.model_queue.running == pipeline.own.running == 2
 
-    async def test_a_further_request_waits_for_a_slot(self, entrance: PipelineAdmission) -> None:
-        first, _ = [await entered(entrance) for _ in range(2)]
-        waiting = entering(entrance)
+    async def test_a_further_request_waits_for_a_slot(self, pipeline: PipelineAdmission) -> None:
+        first, _ = [await entered(pipeline) for _ in range(2)]
+        waiting = entering(pipeline)
         await turn()
-        assert (entrance.own.running, entrance.own.waiting) == (2, 1)
+        assert (pipeline.own.running, pipeline.own.waiting) == (2, 1)
         assert not waiting.done()
         first.leave()
         assert (await waiting).since > first.since
-        assert (entrance.own.running, entrance.own.waiting) == (2, 0)
+        assert (pipeline.own.running, pipeline.own.waiting) == (2, 0)
 
-    async def test_a_slot_released_twice_is_free_once(self, entrance: PipelineAdmission) -> None:
-        slot = await entered(entrance)
+    async def test_a_slot_released_twice_is_free_once(self, pipeline: PipelineAdmission) -> None:
+        slot = await entered(pipeline)
         slot.leave()
         slot.leave(TimeoutError())
-        assert entrance.model_queue.running == 0
+        assert pipeline.model_queue.running == 0
 
-    async def test_a_failed_block_releases_its_slot(self, entrance: PipelineAdmission) -> None:
-        with pytest.raises(UpstreamUnavailable), await entered(entrance):
+    async def test_a_failed_block_releases_its_slot(self, pipeline: PipelineAdmission) -> None:
+        with pytest.raises(UpstreamUnavailable), await entered(pipeline):
             raise UpstreamUnavailable("away")
-        assert entrance.model_queue.running == 0
+        assert pipeline.model_queue.running == 0
 
     async def test_pipelines_over_one_model_share_its_slots(self) -> None:
         admission = Admission()
-        pipeline, other = entrance_of(admission), entrance_of(admission, "other")
+        pipeline, other = pipeline_of(admission), pipeline_of(admission, "other")
         await entered(pipeline)
         await entered(other)
         waiting = entering(pipeline)
@@ -89,14 +89,14 @@ class TestSlots:
         admission = Admission()
         for model in ("m", "n"):
             for _ in range(2):
-                await asyncio.wait_for(entered(entrance_of(admission, model, model)), 1)
+                await asyncio.wait_for(entered(pipeline_of(admission, model, model)), 1)
 
-    async def test_a_higher_limit_lets_waiting_requests_run_at_once(self, entrance: PipelineAdmission) -> None:
+    async def test_a_higher_limit_lets_waiting_requests_run_at_once(self, pipeline: PipelineAdmission) -> None:
         for _ in range(2):
-            await entered(entrance)
-        waiting = entering(entrance)
+            await entered(pipeline)
+        waiting = entering(pipeline)
         await turn()
-        entrance._admission.of("p", ModelLoad("m", Capacity(), in_flight=3), PipelineLimits(in_flight=3))
+        pipeline._admission.of("p", ModelLoad("m", Capacity(), in_flight=3), PipelineLimits(in_flight=3))
         await asyncio.wait_for(waiting, 1)
 
 
@@ -109,101 +109,101 @@ class TestWorkers:
         ran = 0
         for number in (1, 2):
             limits = PipelineLimits(in_flight=5, per_key=3)
-            entrance = Admission(2, 1, number).of("p", ModelLoad("m", Capacity(), in_flight=5), limits)
-            while entrance.try_enter(Caller("a")):
+            pipeline = Admission(2, 1, number).of("p", ModelLoad("m", Capacity(), in_flight=5), limits)
+            while pipeline.try_enter(Caller("a")):
                 ran += 1
         assert ran == 3
-        assert entrance.model_queue.limit.value == 2
+        assert pipeline.model_queue.limit.value == 2
 
 
 class TestLeaving:
-    async def test_a_cancelled_request_leaves_the_queue(self, entrance: PipelineAdmission) -> None:
-        first, _ = [await entered(entrance) for _ in range(2)]
-        cancelled, next_one = entering(entrance), entering(entrance)
+    async def test_a_cancelled_request_leaves_the_queue(self, pipeline: PipelineAdmission) -> None:
+        first, _ = [await entered(pipeline) for _ in range(2)]
+        cancelled, next_one = entering(pipeline), entering(pipeline)
         await turn()
         cancelled.cancel()
         await turn()
-        assert entrance.own.waiting == 1
+        assert pipeline.own.waiting == 1
         first.leave()
         await asyncio.wait_for(next_one, 1)
-        assert entrance.model_queue.running == 2
+        assert pipeline.model_queue.running == 2
 
     @pytest.mark.parametrize("slot_first", [True, False])
     async def test_a_request_cancelled_in_the_same_turn_releases_its_slot(
-        self, entrance: PipelineAdmission, *, slot_first: bool
+        self, pipeline: PipelineAdmission, *, slot_first: bool
     ) -> None:
-        first, second = [await entered(entrance) for _ in range(2)]
-        cancelled = entering(entrance)
+        first, second = [await entered(pipeline) for _ in range(2)]
+        cancelled = entering(pipeline)
         await turn()
         steps = [first.leave, cancelled.cancel]
         for step in steps if slot_first else reversed(steps):
             step()
         await turn()
         assert cancelled.cancelled()
-        assert entrance.model_queue.running == 1
+        assert pipeline.model_queue.running == 1
         second.leave()
-        assert entrance.model_queue.running == entrance.own.running == entrance.own.waiting == 0
+        assert pipeline.model_queue.running == pipeline.own.running == pipeline.own.waiting == 0
 
-    async def test_a_request_that_times_out_in_the_queue_never_runs(self, entrance: PipelineAdmission) -> None:
-        first, _ = [await entered(entrance) for _ in range(2)]
+    async def test_a_request_that_times_out_in_the_queue_never_runs(self, pipeline: PipelineAdmission) -> None:
+        first, _ = [await entered(pipeline) for _ in range(2)]
         with pytest.raises(DeadlineExceeded):
-            await entered(entrance, deadline_s=0.05)
+            await entered(pipeline, deadline_s=0.05)
         first.leave()
-        assert (entrance.model_queue.running, entrance.own.waiting) == (1, 0)
+        assert (pipeline.model_queue.running, pipeline.own.waiting) == (1, 0)
 
 
 class TestRefusals:
     async def test_a_full_queue_rejects_requests(self) -> None:
-        entrance = entrance_of(Admission(), queue=1)
+        pipeline = pipeline_of(Admission(), queue=1)
         for _ in range(2):
-            await entered(entrance)
-        waiting = entering(entrance)
+            await entered(pipeline)
+        waiting = entering(pipeline)
         await turn()
         with pytest.raises(TooManyRequests) as refused:
-            entrance.check(ANYONE, Deadline.after(LONG_S))
+            pipeline.check(ANYONE, Deadline.after(LONG_S))
         assert refused.value.retry_after_s == 1
         with pytest.raises(TooManyRequests):
-            await entered(entrance)
+            await entered(pipeline)
         waiting.cancel()
 
-    async def test_an_unreachable_deadline_is_rejected_at_once(self, entrance: PipelineAdmission) -> None:
-        await run_for(entrance, 2.0)
+    async def test_an_unreachable_deadline_is_rejected_at_once(self, pipeline: PipelineAdmission) -> None:
+        await run_for(pipeline, 2.0)
         for _ in range(2):
-            await entered(entrance)
+            await entered(pipeline)
         with pytest.raises(TooManyRequests):
-            await entered(entrance, deadline_s=2.5)
-        waiting = entering(entrance, deadline_s=10.0)
+            await entered(pipeline, deadline_s=2.5)
+        waiting = entering(pipeline, deadline_s=10.0)
         await turn()
         assert not waiting.done()
         waiting.cancel()
 
-    async def test_a_free_slot_is_used_for_any_deadline(self, entrance: PipelineAdmission) -> None:
+    async def test_a_free_slot_is_used_for_any_deadline(self, pipeline: PipelineAdmission) -> None:
         """Otherwise the gateway would not detect that the model is fast again."""
-        await run_for(entrance, 30.0)
-        assert await entered(entrance, deadline_s=1.0)
+        await run_for(pipeline, 30.0)
+        assert await entered(pipeline, deadline_s=1.0)
 
-    async def test_a_request_that_waited_too_long_is_rejected(self, entrance: PipelineAdmission) -> None:
-        first, second = [await entered(entrance) for _ in range(2)]
-        waiting = entering(entrance, deadline_s=1.0)
+    async def test_a_request_that_waited_too_long_is_rejected(self, pipeline: PipelineAdmission) -> None:
+        first, second = [await entered(pipeline) for _ in range(2)]
+        waiting = entering(pipeline, deadline_s=1.0)
         await turn()
         first.since -= 5.0
         first.leave()
         with pytest.raises(TooManyRequests):
             await waiting
         second.leave()
-        assert entrance.model_queue.running == 0
+        assert pipeline.model_queue.running == 0
 
-    async def test_retry_times_of_rejected_callers_differ(self, entrance: PipelineAdmission) -> None:
+    async def test_retry_times_of_rejected_callers_differ(self, pipeline: PipelineAdmission) -> None:
         """A slot becomes free every second, and two callers get the same retry time."""
-        await run_for(entrance, 2.0)
+        await run_for(pipeline, 2.0)
         for _ in range(2):
-            await entered(entrance)
-        waiting = [entering(entrance) for _ in range(5)]
+            await entered(pipeline)
+        waiting = [entering(pipeline) for _ in range(5)]
         await turn()
         times = []
         for _ in range(100):
             with pytest.raises(TooManyRequests) as refused:
-                entrance.check(ANYONE, Deadline.after(LONG_S))
+                pipeline.check(ANYONE, Deadline.after(LONG_S))
             times.append(refused.value.retry_after_s)
         assert times == sorted(times)
         assert times[5] >= 3
@@ -211,9 +211,9 @@ class TestRefusals:
         for each in waiting:
             each.cancel()
 
-    async def test_an_error_of_a_full_triton_queue_has_a_retry_time(self, entrance: PipelineAdmission) -> None:
-        await run_for(entrance, 30.0)
-        slot = await entered(entrance)
+    async def test_an_error_of_a_full_triton_queue_has_a_retry_time(self, pipeline: PipelineAdmission) -> None:
+        await run_for(pipeline, 30.0)
+        slot = await entered(pipeline)
         error = TooManyRequests("The model's queue in Triton is full.")
         slot.leave(error)
         assert 7 <= error.retry_after_s <= 8
@@ -222,11 +222,11 @@ class TestRefusals:
 class TestKeys:
     FLOOD, OTHER = Caller("flood"), Caller("other")
 
-    async def test_another_key_runs_before_the_rest_of_a_flood(self, entrance: PipelineAdmission) -> None:
-        first, _ = [await entered(entrance, self.FLOOD) for _ in range(2)]
-        flood = [entering(entrance, self.FLOOD) for _ in range(20)]
+    async def test_another_key_runs_before_the_rest_of_a_flood(self, pipeline: PipelineAdmission) -> None:
+        first, _ = [await entered(pipeline, self.FLOOD) for _ in range(2)]
+        flood = [entering(pipeline, self.FLOOD) for _ in range(20)]
         await turn()
-        other = entering(entrance, self.OTHER)
+        other = entering(pipeline, self.OTHER)
         await turn()
         (await asyncio.wait_for(self.next_after(first, flood[0]), 1)).leave()
         await asyncio.wait_for(other, 1)
@@ -239,12 +239,12 @@ class TestKeys:
         return await waiting
 
     async def test_a_flooding_key_is_displaced_by_another(self) -> None:
-        entrance = entrance_of(Admission(), queue=4)
+        pipeline = pipeline_of(Admission(), queue=4)
         for _ in range(2):
-            await entered(entrance, self.FLOOD)
-        flood = [entering(entrance, self.FLOOD) for _ in range(4)]
+            await entered(pipeline, self.FLOOD)
+        flood = [entering(pipeline, self.FLOOD) for _ in range(4)]
         await turn()
-        other = entering(entrance, self.OTHER)
+        other = entering(pipeline, self.OTHER)
         await turn()
         assert [each.done() for each in flood] == [False, False, False, True]
         assert isinstance(flood[-1].exception(), TooManyRequests)
@@ -254,10 +254,10 @@ class TestKeys:
 
     async def test_a_check_displaces_no_request(self) -> None:
         """The caller of the check has not sent its body, and may never send it."""
-        entrance = entrance_of(Admission(), queue=4)
-        waiting = await self.full_queue(entrance)
+        pipeline = pipeline_of(Admission(), queue=4)
+        waiting = await self.full_queue(pipeline)
         for caller in (self.OTHER, Caller("first", priority=1)):
-            entrance.check(caller, Deadline.after(LONG_S))
+            pipeline.check(caller, Deadline.after(LONG_S))
         await turn()
         assert [each.done() for each in waiting] == [False] * 4
         for each in waiting:
@@ -265,41 +265,41 @@ class TestKeys:
 
     @pytest.mark.parametrize("priority", [0, 1])
     async def test_a_rejected_request_displaces_no_request(self, priority: int) -> None:
-        entrance = entrance_of(Admission(), queue=4)
-        await run_for(entrance, 2.0)
-        waiting = await self.full_queue(entrance)
-        for enter in (entering(entrance, Caller("other", priority), deadline_s=2.5), self.check(entrance, priority)):
+        pipeline = pipeline_of(Admission(), queue=4)
+        await run_for(pipeline, 2.0)
+        waiting = await self.full_queue(pipeline)
+        for enter in (entering(pipeline, Caller("other", priority), deadline_s=2.5), self.check(pipeline, priority)):
             with pytest.raises(TooManyRequests):
                 await enter
         assert [each.done() for each in waiting] == [False] * 4
         for each in waiting:
             each.cancel()
 
-    async def full_queue(self, entrance: PipelineAdmission) -> list[asyncio.Task[Slot]]:
+    async def full_queue(self, pipeline: PipelineAdmission) -> list[asyncio.Task[Slot]]:
         for _ in range(2):
-            await entered(entrance, self.FLOOD)
-        waiting = [entering(entrance, self.FLOOD) for _ in range(4)]
+            await entered(pipeline, self.FLOOD)
+        waiting = [entering(pipeline, self.FLOOD) for _ in range(4)]
         await turn()
         return waiting
 
     @staticmethod
-    async def check(entrance: PipelineAdmission, priority: int) -> None:
-        entrance.check(Caller("other", priority), Deadline.after(2.5))
+    async def check(pipeline: PipelineAdmission, priority: int) -> None:
+        pipeline.check(Caller("other", priority), Deadline.after(2.5))
 
     async def test_a_request_takes_the_place_of_the_one_that_it_displaces(self) -> None:
         """Its expected wait is that of the displaced request, 3 s, not of a further one."""
-        entrance = entrance_of(Admission(), queue=4)
-        await run_for(entrance, 1.5)
-        waiting = await self.full_queue(entrance)
-        first = entering(entrance, Caller("first", priority=1), deadline_s=6.1)
+        pipeline = pipeline_of(Admission(), queue=4)
+        await run_for(pipeline, 1.5)
+        waiting = await self.full_queue(pipeline)
+        first = entering(pipeline, Caller("first", priority=1), deadline_s=6.1)
         await turn()
         assert [each.done() for each in (*waiting, first)] == [False, False, False, True, False]
         for each in (*waiting, first):
             each.cancel()
 
-    async def test_a_higher_priority_runs_first(self, entrance: PipelineAdmission) -> None:
-        first, _ = [await entered(entrance) for _ in range(2)]
-        low, high = entering(entrance, Caller("low")), entering(entrance, Caller("high", priority=1))
+    async def test_a_higher_priority_runs_first(self, pipeline: PipelineAdmission) -> None:
+        first, _ = [await entered(pipeline) for _ in range(2)]
+        low, high = entering(pipeline, Caller("low")), entering(pipeline, Caller("high", priority=1))
         await turn()
         first.leave()
         await asyncio.wait_for(high, 1)
@@ -309,7 +309,7 @@ class TestKeys:
     async def test_the_limit_of_a_key_covers_all_pipelines(self) -> None:
         admission = Admission()
         caller = Caller("a", limits=CallerLimits(in_flight=1, queue=1))
-        here, there = entrance_of(admission), entrance_of(admission, "q", "n")
+        here, there = pipeline_of(admission), pipeline_of(admission, "q", "n")
         slot = await entered(here, caller)
         waiting = entering(there, caller)
         await turn()
@@ -321,47 +321,47 @@ class TestKeys:
 
     @pytest.mark.parametrize("is_rising", [False, True])
     async def test_the_refusal_of_a_full_key_names_it_and_its_time(
-        self, entrance: PipelineAdmission, monkeypatch: pytest.MonkeyPatch, is_rising: bool
+        self, pipeline: PipelineAdmission, monkeypatch: pytest.MonkeyPatch, is_rising: bool
     ) -> None:
         """One stream at a time, of 13.9 s: the next one in 14 s, and further refused ones later."""
-        monkeypatch.setattr(entrance.model_queue.limit, "is_rising", lambda now, since: is_rising)
-        await run_for(entrance, 13.9)
+        monkeypatch.setattr(pipeline.model_queue.limit, "is_rising", lambda now, since: is_rising)
+        await run_for(pipeline, 13.9)
         caller = Caller("a", limits=CallerLimits(in_flight=1, queue=0))
-        await entered(entrance, caller)
+        await entered(pipeline, caller)
         times = []
         for _ in range(3):
             with pytest.raises(TooManyRequests, match="This API key has reached its own limit") as refused:
-                entrance.check(caller, Deadline.after(LONG_S))
+                pipeline.check(caller, Deadline.after(LONG_S))
             times.append(refused.value.retry_after_s)
         assert times == [14, 21, 28]
-        entrance.check(self.OTHER, Deadline.after(LONG_S))
+        pipeline.check(self.OTHER, Deadline.after(LONG_S))
 
-    async def test_a_long_wait_for_the_limit_of_a_key_names_the_key(self, entrance: PipelineAdmission) -> None:
-        await run_for(entrance, 20.0)
+    async def test_a_long_wait_for_the_limit_of_a_key_names_the_key(self, pipeline: PipelineAdmission) -> None:
+        await run_for(pipeline, 20.0)
         caller = Caller("a", limits=CallerLimits(in_flight=1))
-        await entered(entrance, caller)
+        await entered(pipeline, caller)
         with pytest.raises(TooManyRequests, match="limit of its API key"):
-            entrance.check(caller, Deadline.after(10.0))
+            pipeline.check(caller, Deadline.after(10.0))
 
     async def test_requests_that_wait_for_their_key_do_not_block_others(self) -> None:
-        entrance = entrance_of(Admission(), queue=1)
-        await run_for(entrance, 20.0)
+        pipeline = pipeline_of(Admission(), queue=1)
+        await run_for(pipeline, 20.0)
         caller = Caller("a", limits=CallerLimits(in_flight=1))
-        await entered(entrance, caller)
-        waiting = entering(entrance, caller)
+        await entered(pipeline, caller)
+        waiting = entering(pipeline, caller)
         await turn()
-        entrance.check(self.OTHER, Deadline.after(1.0))
-        await asyncio.wait_for(entered(entrance, self.OTHER, deadline_s=1.0), 1)
+        pipeline.check(self.OTHER, Deadline.after(1.0))
+        await asyncio.wait_for(entered(pipeline, self.OTHER, deadline_s=1.0), 1)
         assert not waiting.done()
         waiting.cancel()
 
     async def test_per_key_limits_each_key_of_a_pipeline(self) -> None:
-        entrance = entrance_of(Admission(), per_key=1)
-        await entered(entrance, self.FLOOD)
-        waiting = entering(entrance, self.FLOOD)
+        pipeline = pipeline_of(Admission(), per_key=1)
+        await entered(pipeline, self.FLOOD)
+        waiting = entering(pipeline, self.FLOOD)
         await turn()
         assert not waiting.done()
-        await asyncio.wait_for(entered(entrance, self.OTHER), 1)
+        await asyncio.wait_for(entered(pipeline, self.OTHER), 1)
         waiting.cancel()
 
 
@@ -387,15 +387,15 @@ def test_every_slot_is_released_exactly_once(history: list[tuple]) -> None:
 
 async def _replay(history: list[tuple]) -> None:
     admission = Admission()
-    entrances = [
-        entrance_of(admission, "p", "m", per_key=2, queue=5),
-        entrance_of(admission, "q", "m", queue=5),
-        entrance_of(admission, "r", "n", queue=5),
+    pipelines = [
+        pipeline_of(admission, "p", "m", per_key=2, queue=5),
+        pipeline_of(admission, "q", "m", queue=5),
+        pipeline_of(admission, "r", "n", queue=5),
     ]
     tasks, slots = list[asyncio.Task[Slot]](), list[Slot]()
     for kind, which, more in history:
         if kind == "enter":
-            tasks.append(entering(entrances[more], which))
+            tasks.append(entering(pipelines[more], which))
         elif kind == "cancel" and tasks:
             tasks[which % len(tasks)].cancel()
         elif kind == "leave" and slots:
@@ -415,7 +415,7 @@ async def _replay(history: list[tuple]) -> None:
     for slot in (*slots, *(task.result() for task in tasks if not task.cancelled() and not task.exception())):
         slot.leave()
     await turn()
-    accounts = [entrance.own for entrance in entrances]
+    accounts = [pipeline.own for pipeline in pipelines]
     assert [(each.running, each.waiting) for each in accounts] == [(0, 0)] * 3
     assert [(each.running, len(each._queue)) for each in admission.model_queues.values()] == [(0, 0)] * 2
 

@@ -8,7 +8,7 @@ import pytest
 from app.admission.admission import Admission, ModelLoad, PipelineAdmission
 from app.admission.keys import ANYONE
 from app.admission.stream_limit import COLD_STREAMS, STREAMS, StreamLimit
-from tests.admission.simulated import DECOUPLED, Places, Seen, burst, entrance, percentile
+from tests.admission.simulated import DECOUPLED, Places, Seen, burst, percentile, pipeline
 from tests.simulated_clock import simulated
 
 WAYS = {"one worker": [1], "two workers": [2, 2], "two gateways": [1, 1]}
@@ -16,16 +16,16 @@ WAYS = {"one worker": [1], "two workers": [2, 2], "two gateways": [1, 1]}
 ways = pytest.mark.parametrize("way", WAYS)
 
 
-def entrances_of(way: str) -> list[PipelineAdmission]:
-    return [entrance(workers) for workers in WAYS[way]]
+def pipelines_of(way: str) -> list[PipelineAdmission]:
+    return [pipeline(workers) for workers in WAYS[way]]
 
 
-def seen_in(model: Places, clients: int, entrances: Sequence[PipelineAdmission], within_s: float = 1.3) -> list[Seen]:
-    return simulated(burst(entrances, model, clients, within_s))
+def seen_in(model: Places, clients: int, pipelines: Sequence[PipelineAdmission], within_s: float = 1.3) -> list[Seen]:
+    return simulated(burst(pipelines, model, clients, within_s))
 
 
-def limits_of(entrances: Sequence[PipelineAdmission]) -> int:
-    return sum(each.model_queue.limit.value for each in entrances)
+def limits_of(pipelines: Sequence[PipelineAdmission]) -> int:
+    return sum(each.model_queue.limit.value for each in pipelines)
 
 
 def late(seen: Sequence[Seen], after_s: float = 1.0) -> int:
@@ -36,15 +36,15 @@ class TestAColdGateway:
     @ways
     @pytest.mark.parametrize("first_s", [0.02, 0.05, 0.2, 2.0])
     def test_a_burst_that_fits_into_the_model_runs_at_once(self, way: str, first_s: float) -> None:
-        seen = seen_in(Places(256, first_s), 128, entrances_of(way))
+        seen = seen_in(Places(256, first_s), 128, pipelines_of(way))
         assert not any(each.refusals for each in seen)
         assert percentile([each.first_event_s for each in seen], 0.99) <= first_s + 1
 
     @ways
     def test_of_a_thousand_clients_those_that_run_have_a_first_output_soon(self, way: str) -> None:
-        model, entrances = Places(256), entrances_of(way)
-        seen = seen_in(model, 1000, entrances)
-        assert late(seen) <= STREAMS * len(entrances) * 1.5
+        model, pipelines = Places(256), pipelines_of(way)
+        seen = seen_in(model, 1000, pipelines)
+        assert late(seen) <= STREAMS * len(pipelines) * 1.5
         assert sorted(each.start - each.arrival for each in seen)[240] <= 1.5
         assert max(each.first_event_s for each in seen) <= 1000 / 256 * model.stream_s
         assert max(len(each.refusals) for each in seen) <= 8
@@ -52,31 +52,31 @@ class TestAColdGateway:
     @ways
     @pytest.mark.parametrize("places", [4, 16, 64])
     def test_a_full_model_does_not_hold_many_streams(self, way: str, places: int) -> None:
-        model, entrances = Places(places), entrances_of(way)
-        seen = seen_in(model, 128, entrances)
+        model, pipelines = Places(places), pipelines_of(way)
+        seen = seen_in(model, 128, pipelines)
         assert not any(each.refusals for each in seen)
-        assert model.most <= places + STREAMS * len(set(WAYS[way]) | set(WAYS[way][1:])) * len(entrances)
+        assert model.most <= places + STREAMS * len(set(WAYS[way]) | set(WAYS[way][1:])) * len(pipelines)
         assert max(each.first_event_s for each in seen) <= 128 / places * model.stream_s
-        assert limits_of(entrances) <= places + 4
+        assert limits_of(pipelines) <= places + 4
 
     def test_streams_of_a_minute_start_as_soon_as_short_ones(self) -> None:
-        seen = seen_in(Places(256, stream_s=60.0, interval_s=5.0), 128, [entrance()])
+        seen = seen_in(Places(256, stream_s=60.0, interval_s=5.0), 128, [pipeline()])
         assert percentile([each.first_event_s for each in seen], 0.99) <= 1
 
     def test_a_slow_first_output_of_a_small_model_corrects_the_limit(self) -> None:
         """Nothing distinguishes this model from a large one before the first outputs."""
-        model, at = Places(4, first_s=2.0), entrance()
+        model, at = Places(4, first_s=2.0), pipeline()
         seen_in(model, 128, [at])
         assert model.most <= COLD_STREAMS
         assert at.model_queue.limit.value <= 8
 
     def test_outputs_in_bursts_do_not_stop_the_growth(self) -> None:
         """Measured with vLLM on two cores: gaps of 0.5 to 0.7 s for all streams."""
-        seen = seen_in(Places(64, batch_s=0.7, stream_s=20.0, interval_s=0.1), 64, [entrance()], within_s=0.1)
+        seen = seen_in(Places(64, batch_s=0.7, stream_s=20.0, interval_s=0.1), 64, [pipeline()], within_s=0.1)
         assert max(each.first_event_s for each in seen) <= 3.0
 
     def test_calls_with_a_single_output_also_raise_the_limit(self) -> None:
-        model, at = Places(64, first_s=0.5, stream_s=0.5), entrance()
+        model, at = Places(64, first_s=0.5, stream_s=0.5), pipeline()
         seen_in(model, 2000, [at], within_s=20.0)
         assert at.model_queue.limit.value >= 50
 
@@ -84,7 +84,7 @@ class TestAColdGateway:
 class TestAGatewayInUse:
     def test_a_burst_after_single_streams_is_not_refused(self) -> None:
         """One stream at a time ran before, so the average duration is known and the limit is low."""
-        at = entrance()
+        at = pipeline()
 
         async def bursts() -> list[Seen]:
             for _ in range(5):
@@ -96,13 +96,13 @@ class TestAGatewayInUse:
         assert percentile([each.first_event_s for each in seen], 0.99) <= 1
 
     def test_a_full_model_keeps_its_limit_under_constant_load(self) -> None:
-        model, at = Places(16), entrance()
+        model, at = Places(16), pipeline()
         seen = seen_in(model, 400, [at], within_s=100.0)
         assert 16 <= at.model_queue.limit.value <= 20
         assert late(seen[100:]) <= 0.05 * len(seen)
 
     def test_the_limit_follows_a_model_with_fewer_places(self) -> None:
-        at = entrance()
+        at = pipeline()
 
         async def bursts() -> None:
             await burst([at], Places(64), 200)
@@ -112,7 +112,7 @@ class TestAGatewayInUse:
         assert at.model_queue.limit.value <= 16
 
     def test_the_limit_follows_a_model_with_more_places(self) -> None:
-        at = entrance()
+        at = pipeline()
 
         async def bursts() -> list[Seen]:
             await burst([at], Places(8), 100)

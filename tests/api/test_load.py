@@ -254,21 +254,21 @@ async def unread() -> AsyncIterator[bytes]:
 @pytest.mark.parametrize("start", ["/v1/pipelines/read", "/v1/streams"])
 async def test_a_disconnect_in_the_queue_removes_the_request(api: Served, start: str) -> None:
     model, body = ("reader", NOTE) if "read" in start else ("writer", {"pipeline": "write", "inputs": WORDS})
-    entrance = next(each for each in _entrances(api) if each.model == model)
-    entrance.own.max_waiting = 1
+    admission = next(each for each in _admissions(api) if each.model == model)
+    admission.own.max_waiting = 1
     scripted(api, model, pause_s=0.15)
     first = post(api, start, body)
     await wait_for(lambda: running(api) == {model: 1})
     leaving = post(api, start, body)
-    await wait_for(lambda: entrance.own.waiting == 1)
+    await wait_for(lambda: admission.own.waiting == 1)
     leaving.cancel()
-    await wait_for(lambda: entrance.own.waiting == 0)
+    await wait_for(lambda: admission.own.waiting == 0)
     await first
     await asyncio.wait_for(api.gateway.inference.workload.idle(), 5)
     assert len(api.engine.requests) == 1
 
 
-def _entrances(api: Served) -> list:
+def _admissions(api: Served) -> list:
     inference = api.gateway.inference
     for name in ("read", "write"):
         inference.target_of(inference.catalog.pipeline(name))

@@ -143,9 +143,9 @@ class Generated:
 
     has_enough = False
 
-    def __init__(self, asked: ParsedRequest) -> None:
-        own_id = {"id": asked.id} if asked.id else {}
-        self._frame: Values = own_id | {"model_name": asked.inference.model, "model_version": ""}
+    def __init__(self, parsed: ParsedRequest) -> None:
+        own_id = {"id": parsed.id} if parsed.id else {}
+        self._frame: Values = own_id | {"model_name": parsed.inference.model, "model_version": ""}
         self._texts: dict[str, codecs.IncrementalDecoder] = {}
 
     def add(self, response: InferenceResponse) -> Values | None:
@@ -176,9 +176,9 @@ class Generated:
         return known
 
 
-def values_of(asked: ParsedRequest, response: InferenceResponse) -> Values:
+def values_of(parsed: ParsedRequest, response: InferenceResponse) -> Values:
     """Returns the values of the only response."""
-    generated = Generated(asked)
+    generated = Generated(parsed)
     values = generated.add(response) or {}
     for rests in generated.finish().outputs:
         values |= {name: values[name] + rest for name, rest in rests.items() if name in response.outputs}

@@ -103,7 +103,7 @@ class ParsedRequest(Struct, frozen=True, eq=False):
         return self.binary.get(output, self.all_binary)
 
 
-def asked_of(body: memoryview, json_bytes: int, signature: Signature, version: str) -> ParsedRequest:
+def parse_request(body: memoryview, json_bytes: int, signature: Signature, version: str) -> ParsedRequest:
     """``json_bytes``: length of the JSON, before the binary tensors. Raises InvalidJson or InvalidInput."""
     decoded = _decoded(body[:json_bytes])
     parameters, outputs, own_id = decoded.parameters or {}, decoded.outputs or (), decoded.id or ""
@@ -126,7 +126,7 @@ def asked_of(body: memoryview, json_bytes: int, signature: Signature, version: s
     return ParsedRequest(inference, own_id, all_binary and not outputs, dict(_binary_outputs(outputs)))
 
 
-def asked_of_raw(body: memoryview, signature: Signature, version: str) -> ParsedRequest:
+def parse_raw_request(body: memoryview, signature: Signature, version: str) -> ParsedRequest:
     """Converts a body of raw bytes for the model's only input, which may have at most one free dimension."""
     if len(signature.inputs) != 1:
         raise InvalidInput(
@@ -253,11 +253,11 @@ _LARGE_BYTES = 64 * 1024
 """Answers below this size are sent in one piece."""
 
 
-async def send_answer(exchange: Exchange, asked: ParsedRequest, response: InferenceResponse) -> None:
+async def send_answer(exchange: Exchange, parsed: ParsedRequest, response: InferenceResponse) -> None:
     """Sends the response as JSON, followed by binary tensors if the caller requests them."""
     raws: list[Buffer] = []
-    outputs = [_described(tensor, asked, raws) for tensor in response.outputs.values()]
-    frame = _frame_of(asked, response)
+    outputs = [_described(tensor, parsed, raws) for tensor in response.outputs.values()]
+    frame = _frame_of(parsed, response)
     head = await joined_in_turns(_pieces_of(frame, outputs)) if _is_large(outputs) else [_small(frame, outputs)]
     headers = _headers_of(sum(map(len, head)), raws)
     size = sum(map(len, head)) + sum(map(len, raws))
@@ -281,10 +281,10 @@ def _headers_of(json_bytes: int, raws: list[Buffer]) -> tuple[Header, ...]:
     return _BINARY, (b"inference-header-content-length", b"%d" % json_bytes)
 
 
-def _described(tensor: Tensor, asked: ParsedRequest, raws: list[Buffer]) -> Described:
+def _described(tensor: Tensor, parsed: ParsedRequest, raws: list[Buffer]) -> Described:
     """``raws``: the bytes of binary tensors are added to it."""
     described: Described = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
-    if asked.is_binary(tensor.name):
+    if parsed.is_binary(tensor.name):
         parts = raw_parts(tensor)
         raw = parts[0] if len(parts) == 1 else b"".join(parts)
         raws.append(raw)
@@ -292,9 +292,9 @@ def _described(tensor: Tensor, asked: ParsedRequest, raws: list[Buffer]) -> Desc
     return described | {"data": data_of(tensor)}
 
 
-def _frame_of(asked: ParsedRequest, response: InferenceResponse) -> Described:
-    own_id = {"id": asked.id} if asked.id else {}
-    return own_id | {"model_name": asked.inference.model, "model_version": response.version}
+def _frame_of(parsed: ParsedRequest, response: InferenceResponse) -> Described:
+    own_id = {"id": parsed.id} if parsed.id else {}
+    return own_id | {"model_name": parsed.inference.model, "model_version": response.version}
 
 
 def _is_large(outputs: list[Described]) -> bool:

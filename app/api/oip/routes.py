@@ -31,7 +31,7 @@ from app.api.oip.generate import (
     stream_error_response,
     values_of,
 )
-from app.api.oip.infer import ParsedRequest, asked_of, asked_of_raw, send_answer
+from app.api.oip.infer import ParsedRequest, parse_raw_request, parse_request, send_answer
 from app.api.oip.openapi import described
 from app.api.oip.signature import Signature
 from app.api.responses import JsonResponse, send_json
@@ -49,7 +49,7 @@ _LENGTH = b"inference-header-content-length"
 _MAX_DIGITS = 18
 
 
-async def read_asked(exchange: Exchange, signature: Signature, version: str, limits: Limits) -> ParsedRequest:
+async def read_request(exchange: Exchange, signature: Signature, version: str, limits: Limits) -> ParsedRequest:
     """Reads a request's body, inflates it if it is compressed, and finds the length of its JSON.
 
     Raises the client errors of ``app.core.errors``.
@@ -57,13 +57,13 @@ async def read_asked(exchange: Exchange, signature: Signature, version: str, lim
     body = await read_content(exchange, limits, tensor_at=_declared(exchange))
     json_bytes = _json_bytes_of(exchange, len(body))
     if json_bytes == 0:
-        return asked_of_raw(body, signature, version)
+        return parse_raw_request(body, signature, version)
     if json_bytes < LARGE_BYTES and not signature.takes_bytes:
-        return asked_of(body, json_bytes, signature, version)
-    asked = await off_loop(lambda body: asked_of(body, json_bytes, signature, version), body)
+        return parse_request(body, json_bytes, signature, version)
+    parsed = await off_loop(lambda body: parse_request(body, json_bytes, signature, version), body)
     if json_bytes == len(body):
         exchange.forget_body()  # the tensors were copied, and the answer needs memory too
-    return asked
+    return parsed
 
 
 async def read_content(exchange: Exchange, limits: Limits, *, tensor_at: int | None = None) -> memoryview:
@@ -156,20 +156,20 @@ class OipRoutes:
         signature, version = calls.admit(exchange, found["model"], "unary"), version_of(found)
         target, deadline = calls.target_of(signature), deadline_of(exchange, calls.timeout_s)
         target.admission.check(exchange.caller, deadline)
-        asked = await read_asked(exchange, signature, version, self._limits)
+        parsed = await read_request(exchange, signature, version, self._limits)
         with CancelledOnDisconnect(exchange):
-            response = await calls.answer(exchange, target, asked.inference, deadline)
-        await send_answer(exchange, asked, response)
+            response = await calls.answer(exchange, target, parsed.inference, deadline)
+        await send_answer(exchange, parsed, response)
 
     async def generate(self, exchange: Exchange, found: Mapping[str, str], _send: Send) -> None:
         calls = self._calls
         signature = calls.admit(exchange, found["model"], "unary")
         target, deadline = calls.target_of(signature), deadline_of(exchange, calls.timeout_s)
         target.admission.check(exchange.caller, deadline)
-        asked = await self._read(exchange, found, signature)
+        parsed = await self._read(exchange, found, signature)
         with CancelledOnDisconnect(exchange):
-            response = await calls.answer(exchange, target, asked.inference, deadline)
-        await send_json(exchange, values_of(asked, response))
+            response = await calls.answer(exchange, target, parsed.inference, deadline)
+        await send_json(exchange, values_of(parsed, response))
 
     async def generate_stream(self, exchange: Exchange, found: Mapping[str, str], send: Send) -> None:
         response = await self._opened(exchange, found)
@@ -180,15 +180,15 @@ class OipRoutes:
         signature = calls.admit(exchange, found["model"], "stream")
         target, deadline = calls.target_of(signature), deadline_of(exchange, STREAM_DEFAULTS.timeout_s)
         target.admission.check(exchange.caller, deadline)
-        asked = await self._read(exchange, found, signature)
+        parsed = await self._read(exchange, found, signature)
 
         def problem_of(error: GatewayError, _request_id: str) -> Values:
             calls.complete(error, signature.config.name)
             return error_object(error)
 
-        request = calls.stoppable(asked.inference)
+        request = calls.stoppable(parsed.inference)
         record.triton_request_id = request.request_id  # is logged even if the request gets no slot
-        call = InferenceCall(target, request, Generated(asked), deadline, record, exchange.caller, problem_of)
+        call = InferenceCall(target, request, Generated(parsed), deadline, record, exchange.caller, problem_of)
         with CancelledOnDisconnect(exchange):
             try:
                 stream, opening = await self._inference.open_stream(call)
@@ -200,9 +200,9 @@ class OipRoutes:
     async def _read(self, exchange: Exchange, found: Mapping[str, str], signature: Signature) -> ParsedRequest:
         version = version_of(found)
         body = await read_content(exchange, self._limits)
-        asked = await off_loop(lambda body: generation_of(body, signature, version), body)
+        parsed = await off_loop(lambda body: generation_of(body, signature, version), body)
         exchange.forget_body()
-        return asked
+        return parsed
 
     async def server(self, _request: Request) -> Response:
         return JsonResponse({"name": "triton-gateway", "version": __version__, "extensions": EXTENSIONS})

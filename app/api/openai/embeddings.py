@@ -28,9 +28,9 @@ from app.api.openai.errors import openai_names
 from app.api.openai.requests import (
     NEUTRAL_OF_EMBEDDINGS,
     Members,
-    asked_of,
     body_of_fields,
     form_of,
+    read_named_request,
     renamed,
     required,
     take,
@@ -158,9 +158,9 @@ class EmbeddingsRoute:
 
     async def _read(self, exchange: Exchange) -> EmbeddingsRequest:
         """The result keeps no reference to the body."""
-        asked = await asked_of(exchange, self.inference, self.limits, _form_of)
-        form = form_of(asked.pipeline, _form_of, "embeddings")
-        request = await asked.read(lambda: embeddings_request(asked.pipeline, form, asked.members))
+        named = await read_named_request(exchange, self.inference, self.limits, _form_of)
+        form = form_of(named.pipeline, _form_of, "embeddings")
+        request = await named.read(lambda: embeddings_request(named.pipeline, form, named.members))
         exchange.forget_body()
         return request
 

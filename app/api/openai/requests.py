@@ -1,7 +1,8 @@
 """Converts the body of a completion or chat completion to a request to the pipeline and the answer's options.
 
-Every POST of this dialect begins with ``asked_of``, which reads the members of the body and finds the named model. The
-gateway reads some members itself, and checks and ignores others (``Neutral``); the rest are fields of the pipeline.
+Every POST of this dialect begins with ``read_named_request``, which reads the members of the body and finds the named
+model. The gateway reads some members itself, and checks and ignores others (``Neutral``); the rest are fields of the
+pipeline.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -332,7 +333,7 @@ Pick = Callable[[OpenAIMapping], Form | None]
 """Returns the part of ``openai:`` that one address serves; None if the pipeline does not serve the address."""
 
 
-async def asked_of(exchange: Exchange, inference: Inference, limits: Limits, pick: Pick[Any]) -> NamedRequest:
+async def read_named_request(exchange: Exchange, inference: Inference, limits: Limits, pick: Pick[Any]) -> NamedRequest:
     """Reads the members of the body and finds the named model. The request counts as work from here.
 
     Raises Forbidden, Draining, TooManyRequests, UnknownPipeline or ModelNotReady, and what is wrong with the body.

@@ -23,10 +23,10 @@ from app.api.openai.errors import openai_error_of, openai_names
 from app.api.openai.requests import (
     Members,
     NamedRequest,
-    asked_of,
     chat_request,
     completion_request,
     form_of,
+    read_named_request,
     take_options,
 )
 from app.api.responses import send_json
@@ -320,20 +320,20 @@ class TextRoute:
 
     async def _read(self, exchange: Exchange) -> "_Read":
         """The result keeps no reference to the body."""
-        asked = await asked_of(exchange, self.inference, self.limits, self.address.form_of)
-        form = form_of(asked.pipeline, self.address.form_of, self.address.what)
-        read = await asked.read(lambda: self._read_members(asked, form, exchange.record.request_id))
+        named = await read_named_request(exchange, self.inference, self.limits, self.address.form_of)
+        form = form_of(named.pipeline, self.address.form_of, self.address.what)
+        read = await named.read(lambda: self._read_members(named, form, exchange.record.request_id))
         exchange.forget_body()
         return read
 
-    def _read_members(self, asked: NamedRequest, form: TextForm, request_id: str) -> "_Read":
+    def _read_members(self, named: NamedRequest, form: TextForm, request_id: str) -> "_Read":
         """Raises InvalidInput, InvalidRequest or InvalidJson."""
-        options = take_options(asked.members, form)
-        inference = self.address.request_of(asked.pipeline, form, asked.members)
-        rendering = self.address.rendering(asked.pipeline.name, request_id, include_usage=options.include_usage)
+        options = take_options(named.members, form)
+        inference = self.address.request_of(named.pipeline, form, named.members)
+        rendering = self.address.rendering(named.pipeline.name, request_id, include_usage=options.include_usage)
         kind = ChunkCollector if options.stream else TextCollector
-        collector = kind(asked.pipeline, form, inference, rendering, options.stops)
-        return _Read(asked.pipeline, inference, collector, options.stream)
+        collector = kind(named.pipeline, form, inference, rendering, options.stops)
+        return _Read(named.pipeline, inference, collector, options.stream)
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,9 +127,9 @@ class Lookups:
     async def _ask(self, question: Callable[[TritonServer], Awaitable[T]]) -> list[tuple[TritonServer, T]]:
         """Returns the answers of the servers that answer. If no server answers, raises the error of one of them."""
         staying = [server for server in self._servers if not server.is_leaving]
-        asked = [server for server in staying if server.is_up] or staying
-        results = await asyncio.gather(*(_in_time(question(server)) for server in asked), return_exceptions=True)
-        answers = [(asked[i], result) for i, result in enumerate(results) if not isinstance(result, BaseException)]
+        servers = [server for server in staying if server.is_up] or staying
+        results = await asyncio.gather(*(_in_time(question(server)) for server in servers), return_exceptions=True)
+        answers = [(servers[i], result) for i, result in enumerate(results) if not isinstance(result, BaseException)]
         for result in results:
             if isinstance(result, BaseException) and (not answers or not isinstance(result, GatewayError)):
                 raise result

@@ -64,7 +64,7 @@ def _feeds(first: Step, second: Step) -> bool:
 
 
 LARGE_BYTES = 512 * 1024
-"""Smaller tensors gain little or nothing; docs/decisions/0027-shared-memory-lane.md has the measurement."""
+"""Smaller tensors gain little or nothing; docs/decisions/0027-shared-memory.md has the measurement."""
 ALIGNMENT = 64
 _NOWHERE: Mapping[int, int] = {}
 _MOST_ELEMENTS = 64
@@ -135,7 +135,7 @@ class Layouts:
         sizes = self._outputs.get(key, ())
         if sizes and request.outputs:
             known = dict(sizes)
-            sizes = [(asked.name, 0 if asked.classification else known.get(asked.name, 0)) for asked in request.outputs]
+            sizes = [(each.name, 0 if each.classification else known.get(each.name, 0)) for each in request.outputs]
         if not sizes or not self._configs[key].max_batch_size:
             return sizes
         shape = request.inputs[0].shape if request.inputs else ()

@@ -20,7 +20,11 @@ settings.register_profile("any machine", deadline=None)  # a deadline is a timed
 settings.load_profile("any machine")
 
 httpx._transports.default.create_ssl_context = cache(httpx.create_ssl_context)  # type: ignore[attr-defined]
-"""All clients of the tests share one TLS context: loading the system's authorities for each takes 40 to 80 ms."""
+"""All clients of the tests share one TLS context: loading the authorities for each takes 40 to 80 ms.
+
+httpx has two public ways. ``verify`` would be an argument of each of 160 calls. ``SSL_CERT_FILE`` would also be in the
+environment of the programs that tests start, and uv needs all authorities.
+"""
 
 Require = Callable[[object, str], None]
 

@@ -25,7 +25,7 @@ SERVE = "import sys; from app.cli import main; sys.exit(main(['serve']))"
 class ForkedGateway:
     """A running ``triton-gateway serve`` with the methods of ``subprocess.Popen`` that the tests use."""
 
-    def __init__(self, environment: Mapping[str, str], folder: Path, log_path: Path, script: str = SERVE) -> None:
+    def __init__(self, environment: Mapping[str, str], folder: Path, log_path: Path, script: str) -> None:
         arguments = dict(environment), folder, log_path, script
         self._process: ForkServerProcess = _forks.Process(target=_run, args=arguments)
         with patch.object(tempfile, "tempdir", f"/proc/{os.getpid()}/fd/{_temporary}"):

@@ -23,7 +23,7 @@ import yaml
 
 from app.triton.embedded.launch import EmbeddedOptions
 from app.triton.embedded.server import EmbeddedTriton
-from tests.forked_gateway import ForkedGateway
+from tests.forked_gateway import SERVE, ForkedGateway
 
 LIVE = Path(__file__).parent / "live"
 START_S = 120.0
@@ -32,6 +32,8 @@ WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 PORTS_OF_A_WORKER = 2_000
 FIRST_PORT = 10_000 + WORKER % 5 * PORTS_OF_A_WORKER
 PORTS = iter(random.sample(range(FIRST_PORT, FIRST_PORT + PORTS_OF_A_WORKER), PORTS_OF_A_WORKER))
+WITHOUT_TRITON = {"triton_url": "127.0.0.1:1", "drain_s": "0"}
+"""The settings of a gateway that never becomes ready."""
 EXIT_S = 1
 """Triton always waits this long for its Python models before it exits."""
 
@@ -172,14 +174,16 @@ def running_gateway(
     folder: Path,
     *,
     ready: bool = True,
+    script: str = SERVE,
     program: Sequence[str] | None = None,
     log_to: IO[bytes] | None = None,
     **settings: str,
 ) -> Iterator[GatewayProcess]:
     """Runs a gateway for the duration of the block, on free ports. ``settings`` are names of ``app.settings``.
 
-    ``program``: arguments of Python that replace the gateway. ``log_to`` replaces the log file, if another process
-    writes ``folder / "log"``. Without both, the gateway is a fork (`forked_gateway.py`).
+    Without ``program`` and ``log_to``, the gateway is a fork that runs ``script`` (`forked_gateway.py`). ``program``:
+    arguments of Python that replace the gateway. ``log_to`` replaces the log file, if another process writes
+    ``folder / "log"``.
     """
     folder.mkdir(parents=True, exist_ok=True)
     port, admin_port = free_ports(2)
@@ -190,7 +194,7 @@ def running_gateway(
     process: subprocess.Popen[bytes] | ForkedGateway
     if program is None and log_to is None:
         log_path.touch()
-        process = ForkedGateway(environment, folder, log_path)
+        process = ForkedGateway(environment, folder, log_path, script)
     else:
         command = [sys.executable, *(program or ("-m", "app.cli")), "serve"]
         with log_to or log_path.open("wb") as log:

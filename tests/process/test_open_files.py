@@ -11,8 +11,7 @@ import psutil
 import pytest
 
 from app.process.open_files import RESERVED, connections_within
-from tests.process.scripted import scripted_gateway
-from tests.processes import GatewayProcess
+from tests.processes import WITHOUT_TRITON, GatewayProcess, running_gateway
 from tests.waiting import eventually
 
 SERVE = """
@@ -26,7 +25,8 @@ WARNING = "the limit of open files is"
 
 @contextmanager
 def serving(folder: Path, soft: int, hard: int, **settings: str) -> Iterator[GatewayProcess]:
-    with scripted_gateway(folder, SERVE.format(soft=soft, hard=hard), **settings) as gateway:
+    script = SERVE.format(soft=soft, hard=hard)
+    with running_gateway(folder, ready=False, script=script, **WITHOUT_TRITON, **settings) as gateway:
         eventually(lambda: is_live(gateway))
         yield gateway
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.process.scripted import scripted_gateway
+from tests.processes import WITHOUT_TRITON, running_gateway
 from tests.waiting import PATIENCE_S
 
 SERVE_WITH_A_FAILING_REFRESH = """
@@ -19,7 +19,7 @@ sys.exit(cli.main(["serve"]))
 
 
 def test_a_failed_background_task_ends_the_process_with_status_1(tmp_path: Path) -> None:
-    with scripted_gateway(tmp_path, SERVE_WITH_A_FAILING_REFRESH) as gateway:
+    with running_gateway(tmp_path, ready=False, script=SERVE_WITH_A_FAILING_REFRESH, **WITHOUT_TRITON) as gateway:
         assert gateway.process.wait(PATIENCE_S) == 1
         (line,) = (line for line in gateway.log.splitlines() if "ended unexpectedly" in line)
     assert "'catalog refresh'" in line

@@ -13,8 +13,7 @@ import pytest
 from app.observability.metrics import CPU, numbers_of
 from app.process.workers.supervisor import MAX_STARTS
 from tests.live.connections import workers_of
-from tests.process.scripted import scripted_gateway
-from tests.processes import GatewayProcess
+from tests.processes import WITHOUT_TRITON, GatewayProcess, running_gateway
 from tests.waiting import PATIENCE_S, eventually
 
 SERVE = """
@@ -31,7 +30,7 @@ CANNOT_START = 'supervisor.COMMAND = (sys.executable, "-c", "raise SystemExit(3)
 
 
 def serving(folder: Path, changed: str = "") -> AbstractContextManager[GatewayProcess]:
-    return scripted_gateway(folder, SERVE.format(changed=changed), workers="2")
+    return running_gateway(folder, ready=False, script=SERVE.format(changed=changed), workers="2", **WITHOUT_TRITON)
 
 
 def states(gateway: GatewayProcess) -> dict[str, str]:

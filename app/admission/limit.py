@@ -118,7 +118,7 @@ class ThroughputLimit(FixedLimit):
     def refused(self, now: float) -> None:
         self._set_base(max(self._lowest, int(self._base / STEP)))
 
-    def _begin_window(self, now: float, answers: int = 0) -> None:
+    def _begin_window(self, now: float, answers: int) -> None:
         """``answers``: the number of answers to skip first, because their requests ran under another limit."""
         self._since = now
         self._full = 0

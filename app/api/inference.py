@@ -232,9 +232,7 @@ class Inference:
             raise stream.error
         return stream, opening
 
-    async def start_resumable(
-        self, call: InferenceCall, store: StreamStore, slot: Slot, start: StartKey | None = None
-    ) -> str:
+    async def start_resumable(self, call: InferenceCall, store: StreamStore, slot: Slot, start: StartKey | None) -> str:
         """The id of a new stream that outlives its POST. It is counted and logged when it ends, not with the POST.
 
         ``slot``: its slot, which it gives back when it ends. ``start``: its claimed idempotency key.

@@ -77,7 +77,7 @@ class Graph:
         """Returns the edge into an input of a step; None if no edge, or more than one, matches."""
         return _only(edge for edge in self.edges if _is(edge.target, model, tensor, ensemble))
 
-    def out_of(self, tensor: str, ensemble: str = "") -> Edge | None:
+    def out_of(self, tensor: str, ensemble: str) -> Edge | None:
         """Returns an edge from the only step that has an output of this name."""
         found = [edge for edge in self.edges if edge.source.step and _is(edge.source, "", tensor, ensemble)]
         return found[0] if len({edge.source.step for edge in found}) == 1 else None

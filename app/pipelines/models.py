@@ -94,15 +94,15 @@ class Lookup:
         )
 
 
-async def look_up(engine: Engine, wanted: Iterable[ModelKey], index: Mapping[str, ModelState] | None = None) -> Lookup:
+async def look_up(engine: Engine, wanted: Iterable[ModelKey], index: Mapping[str, ModelState] | None) -> Lookup:
     """Asks a Triton that is up. ``index`` None: the repository index is read only if a model is not ready."""
     answers: dict[ModelKey, Answer] = {}
-    asked = sorted(set(wanted))
-    while asked:
-        found = await asyncio.gather(*(_ask(engine, *key) for key in asked))
-        answers |= zip(asked, found, strict=True)
+    keys = sorted(set(wanted))
+    while keys:
+        found = await asyncio.gather(*(_ask(engine, *key) for key in keys))
+        answers |= zip(keys, found, strict=True)
         calls = {(name, "") for config in found if isinstance(config, ModelConfig) for name in config.calls}
-        asked = sorted(calls - answers.keys())
+        keys = sorted(calls - answers.keys())
     if index is None and any(isinstance(answer, ModelNotReady) for answer in answers.values()):
         index = await read_index(engine)
     unready = {name for (name, _), answer in answers.items() if isinstance(answer, ModelNotReady)}

@@ -99,7 +99,7 @@ class PipelineVersion:
         if missing.problem:
             self._report(("model",), missing.problem, missing.unexpected)
 
-    def _compile(self, models: Mapping[str, ModelConfig], context: CompileContext, *, is_known: bool = False) -> None:
+    def _compile(self, models: Mapping[str, ModelConfig], context: CompileContext, *, is_known: bool) -> None:
         """``is_known``: the same models in another number of instances, for which no sample has to run again."""
         config = next(iter(models.values()))
         try:

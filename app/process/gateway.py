@@ -169,7 +169,7 @@ async def _contained(step: Callable[[], Awaitable[None]]) -> None:
         _log.exception("a part of the refresh failed; it is tried again")
 
 
-def measure(catalog: Catalog, metrics: Metrics, keys: FollowedKeys | None = None) -> None:
+def measure(catalog: Catalog, metrics: Metrics, keys: FollowedKeys | None) -> None:
     if not metrics.has_addresses:
         metrics.triton_up.set(catalog.triton_is_up)
     metrics.config_reload_failed.set(catalog.reload_failed or (keys is not None and keys.reload_failed))

@@ -100,7 +100,7 @@ class MemoryStore:
     def new_log(self) -> EventLog:
         return ReplayLog()
 
-    async def require_room(self, caller: str = "") -> None:
+    async def require_room(self, caller: str) -> None:
         """Evicts ended streams until a further one fits."""
         while self._quota.is_over(caller, streams=1):
             victim = self._quota.victim(caller, streams=1)

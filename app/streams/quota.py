@@ -48,7 +48,7 @@ class Usage:
     evictable: dict[KeptStream, None] = field(default_factory=dict)
     """The oldest first."""
 
-    def is_over(self, streams: int = 0) -> bool:
+    def is_over(self, streams: int) -> bool:
         """Whether both limits leave no room for this number of further streams."""
         too_large = self.size + streams * STREAM_BYTES > self.limits.max_bytes
         return too_large or self.streams + streams > self.limits.max_streams

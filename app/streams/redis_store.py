@@ -182,7 +182,7 @@ class RedisStore:
     def new_log(self) -> EventLog:
         return LiveLog(MAX_UNPUBLISHED_BYTES)
 
-    async def require_room(self, caller: str = "") -> None:
+    async def require_room(self, caller: str) -> None:
         """Also rejects at once while Redis has not answered the last heartbeats, and after KEEP_S without an answer."""
         if time.monotonic() - self._beat_at > HEARTBEAT_S + KEEP_S:
             raise UpstreamUnavailable(UNAVAILABLE)

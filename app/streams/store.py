@@ -78,7 +78,7 @@ class StreamStore(Protocol):
     def new_log(self) -> EventLog:
         """Creates the log of a stream for :meth:`keep`."""
 
-    async def require_room(self, caller: str = "") -> None:
+    async def require_room(self, caller: str) -> None:
         """Checks whether a further stream can be kept. Call it before the stream takes a slot of its model.
 
         Raises TooManyRequests or UpstreamUnavailable.

@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from app.core.engine import Engine
 from app.core.errors import UpstreamUnavailable
-from app.triton.credentials import NO_CREDENTIALS, Credentials
+from app.triton.credentials import Credentials
 from app.triton.engine import TritonEngine
 from app.triton.fleet.addresses import addresses_of
 from app.triton.fleet.balancer import Balancer
@@ -14,7 +14,7 @@ from app.triton.transports import open_transport
 
 
 @asynccontextmanager
-async def open_engine(url: str, credentials: Credentials = NO_CREDENTIALS) -> AsyncIterator[Engine]:
+async def open_engine(url: str, credentials: Credentials) -> AsyncIterator[Engine]:
     """Opens an engine for the duration of the block. ``url``: see ``GATEWAY_TRITON_URL``.
 
     If there are several addresses, their models are compared. Raises UpstreamUnavailable with

@@ -216,7 +216,7 @@ def describe(
     load_limits: Callable[[Pipeline], dict[str, Any]],
     base_url: str,
     *,
-    with_key: bool = False,
+    with_key: bool,
 ) -> PipelineDescription:
     """For a pipeline that is not compiled yet, returns only the file's content and the reason why it is not ready.
 

@@ -60,7 +60,7 @@ class Ports:
             sockets = [held.enter_context(socket.socket()) for _ in range(3)]
             return cls(*(bind_to_free_port(each, host) for each in sockets))
 
-    def require_free(self, host: str = LOOPBACK) -> None:
+    def require_free(self, host: str) -> None:
         """Raises `TritonPortTaken` for the first port that cannot be bound."""
         for name, port in (("gRPC", self.grpc), ("HTTP", self.http), ("metrics", self.metrics)):
             _require_free(name, host, port)

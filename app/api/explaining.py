@@ -18,7 +18,7 @@ class Explaining:
     """``for_everyone``: whether every caller may explain, not only the keys with ``explain: true``."""
 
     explanations: Explanations
-    for_everyone: bool = False
+    for_everyone: bool
 
     def allows(self, key: Key | None) -> bool:
         return self.for_everyone or (key is not None and key.explain)

@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from app.admission.admission import NO_LIMITS, Admission, ModelLoad, PipelineAdmission, PipelineLimits
-from app.admission.keys import ANYONE, Caller, Key
+from app.admission.keys import Caller, Key
 from app.admission.scheduler import Slot
 from app.api.access import allows_pipeline, check_pipeline
 from app.api.deadlines import deadline_of
@@ -67,7 +67,7 @@ class InferenceCall(Struct, frozen=True, eq=False):
     answer: Answer
     deadline: Deadline
     record: RequestRecord
-    caller: Caller = ANYONE
+    caller: Caller
     problem_of: ProblemOf = problem_of
 
 

@@ -71,16 +71,16 @@ class ModelCalls:
 
     def _signature_of(self, model: str) -> Signature:
         """Compiled when the configuration is first used."""
-        exposed = self.inference.catalog.oip_models
-        config, rules, known = exposed.config(model), exposed.rules(model), self._signatures.get(model)
+        models = self.inference.catalog.oip_models
+        config, rules, known = models.config(model), models.rules(model), self._signatures.get(model)
         if known is None or known.config is not config or known.rules is not rules:
             known = self._signatures[model] = Signature.compile(config, rules)
         return known
 
     def target_of(self, signature: Signature) -> Target:
         """Returns the same object until the model's configuration or limit changes."""
-        exposed, model = self.inference.catalog.oip_models, signature.config.name
-        parts, known = (signature, exposed.capacity(model), exposed.in_flight), self._targets.get(model)
+        models, model = self.inference.catalog.oip_models, signature.config.name
+        parts, known = (signature, models.capacity(model), models.in_flight), self._targets.get(model)
         if known is None or not all(map(is_, known[0], parts)):
             known = self._targets[model] = parts, self._new_target(signature)
         return known[1]

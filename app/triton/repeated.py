@@ -1,7 +1,8 @@
 """Decodes responses that differ from an earlier response of the same model only in the bytes of their tensors.
 
 Protobuf writes the fields of a message in the order of their numbers, so the names, datatypes and shapes of the outputs
-precede their bytes. This part of a response is its head. A known head is decoded once, and compared afterwards.
+precede their bytes. This part of a response is its head. A known head is decoded once, and compared afterwards. This
+saves a tenth of the CPU of a streamed event (docs/benchmarks/how-it-got-fast.md).
 """
 
 import math

@@ -26,6 +26,22 @@ PAGE_BY_TOPIC = {
 """What users look for, in lower case, and the page that the index must link in the same line."""
 
 
+HEADINGS_IN_TWO_CLICKS = {
+    "how-to/install.md#with-pip": "install",
+    "how-to/install.md#compose": "compose",
+    "reference/command-line.md#command-line": "command line",
+    "reference/models.md#kinds-of-models": "vLLM",
+    "how-to/react.md#react-and-typescript": "React",
+    "../CHANGELOG.md#changelog": "release notes",
+    "how-to/install.md#change-the-port": "changing the port",
+    "how-to/scaling.md#what-limits-a-pod": "sizing",
+    "how-to/alerts.md#alerts": "alerts",
+    "how-to/keys.md#api-keys": "keys",
+    "how-to/troubleshooting.md#in-an-answer": "an error by its message",
+}
+"""Where a reader of the index must arrive with at most two links, and what the reader looks for."""
+
+
 def slug_of(heading: str) -> str:
     """Returns the anchor that GitHub gives a heading."""
     text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
@@ -59,6 +75,30 @@ def test_the_links_are_found() -> None:
 def test_the_index_names_a_topic_beside_its_page(topic: str) -> None:
     lines = (ROOT / "docs" / "README.md").read_text().splitlines()
     assert [line for line in lines if f"]({PAGE_BY_TOPIC[topic]})" in line and topic in line.lower()]
+
+
+@pytest.mark.parametrize("heading", HEADINGS_IN_TWO_CLICKS, ids=HEADINGS_IN_TWO_CLICKS.get)
+def test_a_heading_is_two_clicks_from_the_index(heading: str) -> None:
+    first = targets_of(ROOT / "docs" / "README.md")
+    page, _, anchor = heading.partition("#")
+    target = ((ROOT / "docs" / page).resolve(), anchor)
+    assert target in first.union(*(targets_of(page) for page, _ in first if page.suffix == ".md"))
+
+
+def targets_of(page: Path) -> set[tuple[Path, str]]:
+    """Returns the file and the heading of each link; without an anchor, the first heading of the file."""
+    found = set()
+    for link in links_of(page):
+        address, _, anchor = link.partition("#")
+        target = (page.parent / address).resolve() if address else page
+        if "://" not in link and target.suffix == ".md":
+            found.add((target, anchor or first_heading_of(target)))
+    return found
+
+
+@cache
+def first_heading_of(page: Path) -> str:
+    return slug_of(page.read_text().partition("\n")[0].lstrip("# "))
 
 
 def test_one_of_two_indices_links_each_page_once() -> None:

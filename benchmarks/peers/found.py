@@ -33,7 +33,8 @@ class Spread:
         return percentile(self.values, 90)
 
     def text(self, digits: int = 0) -> str:
-        return f"{self.median:,.{digits}f} ({self.low:,.{digits}f} to {self.high:,.{digits}f})"
+        to = "-" if self.low >= 0 else " to "
+        return f"{self.median:,.{digits}f} ({self.low:,.{digits}f}{to}{self.high:,.{digits}f})"
 
 
 @dataclass

@@ -15,8 +15,7 @@ def workload_table(workload: Workload, found: Found) -> Table:
     latency = [] if workload.is_stream else ["p50, ms", "p99, ms"]
     cpu = [f"CPU µs, {process}" for process in ("peer", "Triton", "load")]
     rows = [_row(workload, name, found.samples[workload][name]) for name in PEERS if found.has(workload, name)]
-    note = f"CPU: microseconds of the peer, of Triton with its models, and of the load process for one {unit}."
-    return Table(workload.title, ["peer", f"{unit}s/s", *latency, *cpu, "memory, MiB"], rows, note)
+    return Table(workload.title, ["peer", f"{unit}s/s", *latency, *cpu, "memory, MiB"], rows, f"CPU: for one {unit}.")
 
 
 def _row(workload: Workload, peer: str, samples: list[Sample]) -> list[str]:

@@ -43,7 +43,7 @@ def test_a_goal_is_missed_reached_or_exceeded() -> None:
 
 def test_ratios_are_computed_for_each_round() -> None:
     found = found_with()
-    assert "1.00 (1.00 to 1.00)x" in row_of(reach_table(found), "requests/s of large JSON, against KServe")
+    assert "1.00 (1.00-1.00)x" in row_of(reach_table(found), "requests/s of large JSON, against KServe")
 
 
 def test_goals_without_figures_are_left_out() -> None:
@@ -62,7 +62,11 @@ def test_streams_are_counted_in_events_without_latencies() -> None:
 
 
 def test_idle_streams_are_listed_in_kib() -> None:
-    assert "20.0 (20.0 to 20.0)" in row_of(idle_table(found_with()), GATEWAY)
+    assert "20.0 (20.0-20.0)" in row_of(idle_table(found_with()), GATEWAY)
+
+
+def test_a_spread_below_zero_is_not_read_as_a_difference() -> None:
+    assert Spread((-1.0, -1.0)).text(1) == "-1.0 (-1.0 to -1.0)"
 
 
 def test_repeated_measurements_are_listed_if_there_are_any() -> None:

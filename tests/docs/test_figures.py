@@ -11,8 +11,12 @@ from tests.docs.pages import ROOT
 BENCHMARKS = ROOT / "docs" / "benchmarks"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "how-to").glob("*.md"))]
 LINK = re.compile(r"benchmarks/([a-z0-9-]+\.md)")
-NUMBER = r"\d[\d,]*(?:\.\d+)?"
-FIGURE = re.compile(rf"(?<![\w.,-])({NUMBER})(?= ?(?:ms|µs|times|requests/s|KiB|%)\b)")
+NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
+UNIT = r"(?:(?:ms|µs|times|requests/s|KiB)\b|%)"
+FIGURE = re.compile(rf"(?<![\w.,-])({NUMBER})(?=(?:(?: (?:to|and|or|instead of)|,) {NUMBER})? ?{UNIT})")
+"""A number with a unit, and the first of two numbers that share a unit."""
+COLUMN = re.compile(r"requests/s|, ms\b|, µs\b")
+"""The head of a column whose cells are figures without a unit."""
 CALCULATED = re.compile(r"at most|an estimate")
 """A line that says that it calculates its figures."""
 
@@ -26,7 +30,16 @@ def sections_of(page: Path) -> Iterator[tuple[str, str]]:
 
 
 def figures_of(section: str) -> list[str]:
-    return [figure for line in section.splitlines() if not CALCULATED.search(line) for figure in FIGURE.findall(line)]
+    lines = [line for line in section.splitlines() if not CALCULATED.search(line)]
+    return [figure for line in [*lines, *cells_of(section)] for figure in FIGURE.findall(line)]
+
+
+def cells_of(section: str) -> Iterator[str]:
+    """Yields the cells of the columns that have a unit in their head, each number with a unit."""
+    for table in re.findall(r"(?m)^\|.*\n\|[-| ]+\|\n(?:\|.*(?:\n|\Z))+", section):
+        head, _, *rows = [line.strip("|").split("|") for line in table.splitlines()]
+        for place in (place for place, name in enumerate(head) if COLUMN.search(name)):
+            yield from (re.sub(rf"({NUMBER})", r"\1 requests/s", row[place]) for row in rows)
 
 
 def is_measured(figure: str, measured: frozenset[float]) -> bool:
@@ -50,8 +63,27 @@ def test_a_figure_is_on_the_page_that_its_section_links(page: Path) -> None:
         assert missing == [], f"{page.name}, {heading}"
 
 
+def test_the_figures_of_a_disconnect_are_on_the_page_of_cancellation() -> None:
+    (claim,) = re.findall(
+        r"(?ms)^- (?:(?!^- ).)*\(docs/explanation/cancellation\.md\)", (ROOT / "README.md").read_text()
+    )
+    named = set(re.findall(rf"\b{NUMBER}\b", claim))
+    assert len(named) > 3
+    assert named <= set(re.findall(rf"\b{NUMBER}\b", (ROOT / "docs/explanation/cancellation.md").read_text()))
+
+
 def test_the_figures_are_found() -> None:
-    assert len([figure for page in PAGES for _, section in sections_of(page) for figure in figures_of(section)]) > 20
+    assert len([figure for page in PAGES for _, section in sections_of(page) for figure in figures_of(section)]) > 40
+
+
+def test_two_numbers_may_share_a_unit() -> None:
+    assert figures_of("0.38 instead of 0.96 ms, 2,600 and 2,900 requests/s, 1.2, 2.0 ms, 94 %, on 2 cores") == [
+        *("0.38", "0.96", "2,600", "2,900", "1.2", "2.0", "94"),
+    ]
+
+
+def test_a_column_may_have_the_unit() -> None:
+    assert figures_of("| request | requests/s |\n|---|---|\n| of 1 MiB | 455, 281 |\n") == ["455", "281"]
 
 
 @pytest.mark.parametrize(

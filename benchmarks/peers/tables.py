@@ -19,13 +19,18 @@ def workload_table(workload: Workload, found: Found) -> Table:
 
 
 def _row(workload: Workload, peer: str, samples: list[Sample]) -> list[str]:
-    def text(figure: str, digits: int = 0) -> str:
-        return Spread(tuple(getattr(sample, figure) for sample in samples)).text(digits)
+    """The figures of the peer have a spread; those that only explain them are medians, which keeps the table narrow."""
 
-    latency = [] if workload.is_stream else [text("p50_ms", 2), text("p99_ms", 2)]
-    peer_cpu = NONE if peer == triton_http.NAME else text("peer_us")
-    load_cpu = NONE if peer == grpc_client.NAME else text("load_us")
-    return [peer, text("rate"), *latency, peer_cpu, text("triton_us"), load_cpu, text("rss_mib")]
+    def spread(figure: str) -> Spread:
+        return Spread(tuple(getattr(sample, figure) for sample in samples))
+
+    def median(figure: str) -> str:
+        return f"{spread(figure).median:,.0f}"
+
+    latency = [] if workload.is_stream else [spread("p50_ms").text(2), spread("p99_ms").text(2)]
+    peer_cpu = NONE if peer == triton_http.NAME else spread("peer_us").text()
+    load_cpu = NONE if peer == grpc_client.NAME else median("load_us")
+    return [peer, spread("rate").text(), *latency, peer_cpu, median("triton_us"), load_cpu, median("rss_mib")]
 
 
 def idle_table(found: Found) -> Table:

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
@@ -34,6 +35,20 @@ return [...document.querySelectorAll(kinds)]
   .filter((target) => target.checkVisibility() && isSmall(target.getBoundingClientRect()))
   .map((target) => target.outerHTML);
 """
+NARROWED = """
+const [done] = arguments;
+const query = Object.assign(new EventTarget(), { matches: false });
+window.matchMedia = () => query;
+Promise.all([import("/console/lib.js"), import("/console/narrow.js")]).then(([{ html, render }, { useNarrow }]) => {
+  const place = document.createElement("p");
+  const Width = () => html`${useNarrow() ? "narrow" : "wide"}`;
+  render(html`<${Width} />`, place);
+  const first = place.textContent;
+  query.matches = true;
+  setTimeout(() => done([first, place.textContent]), 500);
+});
+"""
+"""The screen becomes narrow between the first render and its effect, so the component hears of no change."""
 SAMPLES = Path(__file__).parents[2] / "samples"
 
 
@@ -237,6 +252,11 @@ def test_a_phone_shows_the_form_first_with_large_targets(console: Console, pipel
         page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     assert width <= 390
     assert small == []
+
+
+def test_a_change_of_width_before_the_first_effect_is_seen(browser: Chrome, gateway: GatewayProcess) -> None:
+    browser.get(f"{gateway.url}/docs/errors")
+    assert browser.execute_async_script(NARROWED) == ["wide", "narrow"]
 
 
 def test_it_is_dark_where_the_user_wants_dark(console: Console, prefer: Callable[[str], None], artifacts: Path) -> None:

@@ -2,6 +2,7 @@
 
 const STORED = "triton-gateway-key"; // shared with the console; kept as long as this tab is open
 const form = document.getElementById("key");
+const MANY_PATHS = 100; // Swagger UI needs half a minute to show the operations of 400 pipelines
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
 /** Swagger UI has dark colours, and leaves it to the page when to use them. */
@@ -31,8 +32,10 @@ async function start() {
   const answer = await fetch("/openapi.json", { headers });
   form.hidden = answer.status !== 401;
   if (!form.hidden) return form.elements.key.focus();
+  const spec = answer.ok ? await answer.json() : null;
   SwaggerUIBundle({
-    ...(answer.ok ? { spec: await answer.json() } : { url: "/openapi.json" }),
+    ...(spec ? { spec } : { url: "/openapi.json" }),
+    docExpansion: spec && Object.keys(spec.paths).length > MANY_PATHS ? "none" : "list",
     dom_id: "#swagger-ui",
     deepLinking: true,
     plugins: [withoutNestedLinks],

@@ -20,7 +20,7 @@ export function LivePanel() {
       ${rows.map((row) => html`<${Row} key=${`${row.name} ${row.transport}`} row=${row} times=${times} />`)}
     </ul>
     <p class="small">
-      The last two minutes, of all callers. Lines: <span class="line accent">requests, p50</span>, <span class="line exit">early exits</span>,
+      Since this section was opened, at most two minutes, of all callers. Lines: <span class="line accent">requests, p50</span>, <span class="line exit">early exits</span>,
       ${" "}<span class="line bad">errors</span>, <span class="line">p95</span>. Percentiles are estimates from the last ten seconds.
     </p>
   `;

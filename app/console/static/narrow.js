@@ -7,9 +7,10 @@ const QUERY = matchMedia("(max-width: 46rem)");
 export function useNarrow() {
   const [isNarrow, setNarrow] = useState(QUERY.matches);
   useEffect(() => {
-    const changed = (event) => setNarrow(event.matches);
-    QUERY.addEventListener("change", changed);
-    return () => QUERY.removeEventListener("change", changed);
+    const update = () => setNarrow(QUERY.matches);
+    update(); // The width may have changed between the first render and this effect.
+    QUERY.addEventListener("change", update);
+    return () => QUERY.removeEventListener("change", update);
   }, []);
   return isNarrow;
 }

@@ -2,7 +2,7 @@
 
 const STORED = "triton-gateway-key"; // shared with the console; kept as long as this tab is open
 const form = document.getElementById("key");
-const MANY_PATHS = 100; // Swagger UI needs half a minute to show the operations of 400 pipelines
+const MANY_PATHS = 500; // Swagger UI needs half a minute to show the operations of 400 pipelines
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
 /** Swagger UI has dark colours, and leaves it to the page when to use them. */
